@@ -1,0 +1,114 @@
+"""Forward: the user's network as a function from a batch to outputs (b, c).
+
+Networks say the same thing in different ways: logits, probabilities, a squeezed
+axis. Here all become the outputs that the likelihood is written for, without a
+change to the network.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# log of the smallest probability that is told apart from zero in float32
+_SMALLEST = torch.finfo(torch.float32).tiny
+
+
+def _identity(outputs: Tensor) -> Tensor:
+    return outputs
+
+
+def _log(probabilities: Tensor) -> Tensor:
+    return probabilities.clamp(min=_SMALLEST).log()
+
+
+def _logit(probabilities: Tensor) -> Tensor:
+    eps = torch.finfo(probabilities.dtype).eps / 2
+    return probabilities.clamp(eps, 1 - eps).logit()
+
+
+OUTPUT_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": _identity,
+    "log": _log,
+    "logit": _logit,
+}
+
+
+class Forward(nn.Module):
+    """Calls a network and returns its outputs as (b, c).
+
+    Parameters
+    ----------
+    module : nn.Module
+        The network; its parameters are the ones that are differentiated.
+    call : callable
+        ``call(x)`` runs ``module`` on a batch, for instance ``net.infer``.
+    output_map : str, default="identity"
+        Key of ``OUTPUT_MAPS``, applied to what the network returns.
+    tap : str or None, default=None
+        Name of the submodule whose output is taken instead, such as the layer
+        before a softmax: it has the logits to full precision.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        call: Callable[[Any], Any],
+        output_map: str = "identity",
+        tap: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.call = call
+        self.output_map = output_map
+        self.tap = tap
+
+    def forward(self, x: Any) -> Tensor:
+        """Outputs (b, c) of a batch."""
+        if self.tap is None:
+            outputs = OUTPUT_MAPS[self.output_map](first_tensor(self.call(x)))
+        else:
+            outputs = self._tapped(x)
+        return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
+
+    def _tapped(self, x: Any) -> Tensor:
+        """Output of the tapped submodule while the network runs."""
+        seen: list[Tensor] = []
+        layer = self.module.get_submodule(str(self.tap))
+        handle = layer.register_forward_hook(lambda _m, _i, out: seen.append(out))
+        try:
+            self.call(x)
+        finally:
+            handle.remove()
+        return seen[-1]
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Evaluation mode without parameter gradients; restored in any case."""
+        training = [(m, m.training) for m in self.module.modules()]
+        gradients = [(p, p.requires_grad) for p in self.module.parameters()]
+        try:
+            self.module.eval().requires_grad_(False)
+            yield
+        finally:
+            for module, flag in training:
+                module.training = flag
+            for parameter, flag in gradients:
+                parameter.requires_grad_(flag)
+
+
+def first_tensor(outputs: Any) -> Tensor:
+    """What skorch takes for the prediction: the first of several outputs."""
+    first: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
+    return first
+
+
+def tree_rows(x: Any, rows: slice) -> Any:
+    """Rows of a batch that is a tensor or a dict, list or tuple of tensors."""
+    if isinstance(x, dict):
+        return {key: tree_rows(value, rows) for key, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return type(x)(tree_rows(value, rows) for value in x)
+    return x[rows]

@@ -1,0 +1,299 @@
+"""LinearHead: the last layer as the linear model that it is.
+
+Where the selected weights enter linearly, ``f(θ) = f* + J (θ - θ*)`` holds
+exactly, training rows are features, and the most probable weights under a prior
+are the minimum of a convex function,
+``Σ w · loss(f(θ), y) + ½ (θ - μ₀)ᵀ diag(ρ) (θ - μ₀)`` with ``ρ = δ/scale``.
+The evidence of a refitted head can be trusted; that of a head which was trained
+under another prior cannot (Antorán et al. 2022, "Adapting the linearised Laplace
+model evidence for modern deep learning").
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+
+from sklaplace import priors
+from sklaplace.curvature import weighted
+from sklaplace.jacobians import CHUNK_ELEMENTS, Block, Jacobian
+from sklaplace.layouts import Layout
+from sklaplace.likelihoods import DataFit, Likelihood
+from sklaplace.posterior import GaussianPosterior
+from sklaplace.structures import Accumulator, Structure
+from sklaplace.structures.full import FullAccumulator
+from sklaplace.structures.kron import KronAccumulator
+
+GRADIENT_TOLERANCE = 1e-7
+MAX_NEWTON = 200
+# Conjugate gradients that need more iterations than this are given up for a
+# Cholesky factor, which does not mind priors that differ by orders of magnitude,
+# where the Hessian is small enough to be written out.
+MAX_CG = 100
+MAX_CHOLESKY = 3000
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """Training rows as the last layer sees them. All float64.
+
+    Attributes
+    ----------
+    layout : Layout
+        Weight and, where there is one, bias of the head.
+    features : Tensor of shape (N, i)
+        Inputs of the head.
+    outputs : Tensor of shape (N, c)
+        Outputs of the network with its own weights.
+    output_map : Tensor of shape (c, o)
+        Gradient of the outputs in what the head puts out, the same for all rows.
+    targets : Tensor
+        As `Likelihood.targets` gives them.
+    sample_weight : Tensor of shape (N,)
+        Weights of the rows.
+    weights : Tensor of shape (P,)
+        The network's own weights.
+    likelihood : Likelihood
+        Of targets given outputs.
+    curvature : callable
+        Entry of ``CURVATURES``.
+    accumulator : type
+        Accumulator of the structure in use.
+    """
+
+    layout: Layout
+    features: Tensor
+    outputs: Tensor
+    output_map: Tensor
+    targets: Tensor
+    sample_weight: Tensor
+    weights: Tensor
+    likelihood: Likelihood
+    curvature: Callable[[Likelihood, Tensor, Tensor], Tensor]
+    accumulator: type[Accumulator]
+
+    def at(self, weights: Tensor) -> Tensor:
+        """Outputs (N, c) with other weights of the head."""
+        return self.outputs + self._forward(weights - self.weights)
+
+    def _forward(self, direction: Tensor) -> Tensor:
+        """``J direction``, (N, c)."""
+        weight, *bias = self.layout.split(direction)
+        hidden = self.features @ weight.reshape(-1, self.features.shape[1]).T
+        if bias:
+            hidden = hidden + bias[0]
+        return hidden @ self.output_map.T
+
+    def _backward(self, cotangent: Tensor) -> Tensor:
+        """``Jᵀ cotangent`` for (N, c), as (P,)."""
+        hidden = cotangent @ self.output_map
+        weight = (hidden.T @ self.features).flatten()
+        has_bias = len(self.layout.blocks) > 1
+        return torch.cat([weight, hidden.sum(0)]) if has_bias else weight
+
+    def jacobian(self, columns: Tensor, rows: slice) -> Jacobian:
+        """Rows ``Sᵀ J`` for columns ``S`` (n, c, k) of some of the rows."""
+        g = (columns.mT @ self.output_map).unsqueeze(2)
+        a = self.features[rows].unsqueeze(1)
+        blocks = [Block(g, a), Block(g)][: len(self.layout.blocks)]
+        return Jacobian(blocks, self.sample_weight[rows])
+
+    def loss(self, f: Tensor) -> Tensor:
+        """Weighted sum of the loss, ()."""
+        return self._weigh(self.likelihood.loss(f, self.targets)).sum()
+
+    def _weigh(self, per_row: Tensor) -> Tensor:
+        return per_row * self.sample_weight.reshape(-1, *[1] * (per_row.ndim - 1))
+
+    def _accumulate(self, accumulator: Accumulator, f: Tensor) -> Structure:
+        n_rows = max(1, CHUNK_ELEMENTS // f.shape[1] ** 2)
+        for start in range(0, len(f), n_rows):
+            rows = slice(start, start + n_rows)
+            factor = self.curvature(self.likelihood, f[rows], self.targets[rows])
+            columns = weighted(factor, self.sample_weight[rows])
+            accumulator.update(self.jacobian(columns, rows))
+        return accumulator.decompose()
+
+    def posterior(
+        self, template: GaussianPosterior, weights: Tensor
+    ) -> GaussianPosterior:
+        """Posterior around other weights of the head: new curvature, new loss."""
+        f = self.at(weights)
+        structure = self._accumulate(self.accumulator(self.layout), f)
+        data_fit = DataFit(self.loss(f), template.data_fit.n_targets)
+        return replace(template, mean=weights, structure=structure, data_fit=data_fit)
+
+    def refit(
+        self, template: GaussianPosterior, start: Tensor | None = None
+    ) -> GaussianPosterior:
+        """Posterior around the most probable head under the template's prior.
+
+        Parameters
+        ----------
+        template : GaussianPosterior
+            Gives prior, noise and temperature.
+        start : Tensor of shape (P,), optional
+            Where the search starts; the template's mean if not given.
+
+        Notes
+        -----
+        Newton's method with conjugate gradients, preconditioned by the Kronecker
+        structure; each inner iteration is two products with the features.
+        """
+        prior = template.prior_precision
+        rho = priors.expand(prior, self.layout) / template.scale
+        mean = template.hyperparameters.prior_mean
+        begin = template.mean if start is None else start
+        found = _newton(self, rho, mean.expand_as(rho), begin)
+        return self.posterior(template, found)
+
+    def objective(
+        self, theta: Tensor, rho: Tensor, prior_mean: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Regularised loss, its gradient (P,), and the outputs (N, c)."""
+        f = self.at(theta)
+        offset = theta - prior_mean
+        value = self.loss(f) + (rho * offset**2).sum() / 2
+        slope = self._weigh(self.likelihood.gradient(f, self.targets))
+        return value, self._backward(slope) + rho * offset, f
+
+    def newton_direction(self, f: Tensor, gradient: Tensor, rho: Tensor) -> Tensor:
+        """``-(H + diag ρ)⁻¹ gradient``, (P,), by conjugate gradients."""
+        kron = self._accumulate(KronAccumulator(self.layout), f)
+        eigenvalues = kron.eigenvalues + rho.mean()
+
+        curvature = self.likelihood.hessian_operator(f)
+
+        def hessian(v: Tensor) -> Tensor:
+            return self._backward(self._weigh(curvature(self._forward(v)))) + rho * v
+
+        def precondition(v: Tensor) -> Tensor:
+            return kron.unrotate(kron.to_basis(v) / eigenvalues)
+
+        step, converged = _conjugate_gradients(hessian, precondition, -gradient)
+        if converged or self.layout.n_parameters > MAX_CHOLESKY:
+            return step
+        full = self._accumulate(FullAccumulator(self.layout), f).dense()
+        root = torch.linalg.cholesky(full + rho.diag())
+        return -torch.cholesky_solve(gradient.unsqueeze(1), root).squeeze(1)
+
+
+class HeadRows:
+    """Collects the rows of a `LinearHead` while the curvature is accumulated.
+
+    Parameters
+    ----------
+    output_map : Tensor of shape (c, o) or None
+        Gradient of the outputs in what the last layer puts out, if it looked
+        like one for all rows. Collecting stops at the first row where it is not.
+    """
+
+    def __init__(self, output_map: Tensor | None) -> None:
+        self._output_map = output_map
+        self._rows: list[tuple[Tensor, ...]] = []
+
+    def add(
+        self,
+        f: Tensor,
+        columns: Tensor,
+        jacobian: Jacobian,
+        targets: Tensor,
+        weights: Tensor | None,
+    ) -> None:
+        """Take one batch; ``jacobian`` has the rows of ``columnsᵀ J``."""
+        if self._output_map is None:
+            return
+        block = jacobian.blocks[0]
+        assert block.a is not None
+        expected = columns.double().mT @ self._output_map
+        if not torch.allclose(block.g.squeeze(2).double(), expected, atol=1e-5):
+            self._output_map, self._rows = None, []
+            return
+        w = torch.ones(len(f), device=f.device) if weights is None else weights
+        targets = targets.double() if targets.is_floating_point() else targets
+        rows = block.a.squeeze(1).double(), f.double(), targets, w.double()
+        self._rows.append(rows)
+
+    def build(
+        self,
+        template: GaussianPosterior,
+        curvature: Callable[[Likelihood, Tensor, Tensor], Tensor],
+        accumulator: type[Accumulator],
+    ) -> LinearHead | None:
+        """The head as a linear model; None where it is not linear."""
+        if self._output_map is None:
+            return None
+        features, outputs, targets, weights = (
+            torch.cat(parts) for parts in zip(*self._rows, strict=True)
+        )
+        return LinearHead(
+            layout=template.layout,
+            features=features,
+            outputs=outputs,
+            output_map=self._output_map,
+            targets=targets,
+            sample_weight=weights,
+            weights=template.weights,
+            likelihood=template.likelihood,
+            curvature=curvature,
+            accumulator=accumulator,
+        )
+
+
+def _newton(head: LinearHead, rho: Tensor, mean: Tensor, start: Tensor) -> Tensor:
+    """Minimum of the regularised loss, (P,)."""
+    theta = start
+    value, gradient, f = head.objective(theta, rho, mean)
+    for _ in range(MAX_NEWTON):
+        if gradient.abs().max() < GRADIENT_TOLERANCE:
+            return theta
+        step = head.newton_direction(f, gradient, rho)
+        slope = gradient @ step
+        size = 1.0
+        while size > 1e-10:
+            trial = head.objective(theta + size * step, rho, mean)
+            # rounding of the value hides decreases close to the minimum
+            noise = 1e-14 * value.abs()
+            if trial[0] <= value + 1e-4 * size * slope + noise:
+                break
+            size /= 2
+        else:
+            break
+        theta = theta + size * step
+        value, gradient, f = trial
+    if gradient.abs().max() > 1e-6 * max(1.0, float(value)):
+        warnings.warn(
+            "The last layer could not be refitted to full precision; gradient "
+            f"{float(gradient.abs().max()):.1e}. A larger prior_precision, or "
+            "features of similar size, would help.",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+    return theta
+
+
+def _conjugate_gradients(
+    product: Callable[[Tensor], Tensor],
+    precondition: Callable[[Tensor], Tensor],
+    b: Tensor,
+) -> tuple[Tensor, bool]:
+    """Solution of ``product(x) = b``, positive definite, and whether it is one."""
+    # looser far from the minimum, superlinear close to it (Dembo and others 1982)
+    target = b.norm() * min(0.1, float(b.norm()) ** 0.5) + 1e-3 * GRADIENT_TOLERANCE
+    x, residual = torch.zeros_like(b), b
+    z = precondition(residual)
+    direction, rz = z, residual @ z
+    for _ in range(MAX_CG):
+        image = product(direction)
+        step = rz / (direction @ image)
+        x = x + step * direction
+        residual = residual - step * image
+        if residual.norm() <= target:
+            return x, True
+        z = precondition(residual)
+        rz, previous = residual @ z, rz
+        direction = z + (rz / previous) * direction
+    return x, False

@@ -1,0 +1,75 @@
+"""Hold-out: set rows aside by what they contain, not by where they stand.
+
+A split by position changes with the order of the rows and puts copies of a row on
+both sides. Here a hash of each row decides, so that the split is the same for
+every order, copies stay together, and a row of weight two is treated as two rows.
+"""
+
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+# fewer distinct rows than this are all needed for training
+MIN_ROWS = 50
+
+
+def split_by_content(
+    X: Any, y: np.ndarray, fraction: float, seed: int, *, stratify: bool
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Indices of rows to train on and of rows to hold out.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, ...) or other rows
+        Rows that are no array are told apart by their position.
+    y : ndarray of shape (n,) or (n, c)
+        Targets; part of the content.
+    fraction : float
+        Share of the distinct rows to hold out.
+    seed : int
+        Other seeds give other splits.
+    stratify : bool
+        Hold out that share of every class.
+
+    Returns
+    -------
+    train, held_out : ndarray of int
+        Or None if there are fewer than ``MIN_ROWS`` distinct rows.
+    """
+    keys = _keys(X, y, seed)
+    unique, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    if len(unique) < MIN_ROWS:
+        return None
+    held = np.zeros(len(unique), dtype=bool)
+    strata = y[first] if stratify else np.zeros(len(unique))
+    for stratum in np.unique(strata):
+        members = np.flatnonzero(strata == stratum)  # in the order of their hash
+        held[members[: round(fraction * len(members))]] = True
+    held_rows = held[inverse]
+    if held_rows.all() or not held_rows.any():
+        return None
+    return np.flatnonzero(~held_rows), np.flatnonzero(held_rows)
+
+
+def _keys(X: Any, y: np.ndarray, seed: int) -> np.ndarray:
+    """One hash per row, (n,), uint64."""
+    salt = seed.to_bytes(8, "little")
+    if isinstance(X, np.ndarray):
+        # adding zero turns -0.0 into 0.0, which are equal but differ in their bytes
+        rows = np.ascontiguousarray(X.reshape(len(X), -1) + 0)
+    else:
+        rows = np.arange(len(y)).reshape(-1, 1)
+    targets = np.ascontiguousarray(np.asarray(y).reshape(len(y), -1) + 0)
+    return np.array(
+        [
+            int.from_bytes(
+                blake2b(
+                    row.tobytes() + target.tobytes(), digest_size=8, key=salt
+                ).digest(),
+                "little",
+            )
+            for row, target in zip(rows, targets, strict=True)
+        ],
+        dtype=np.uint64,
+    )

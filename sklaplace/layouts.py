@@ -1,0 +1,91 @@
+"""Layout: which parameters are treated as random, and how each is reached.
+
+The selected parameters are laid end to end into one vector of length P, in the
+order of ``module.parameters()``, each flattened row-major. ``layerwise``
+quantities have one entry per block, that is, per parameter tensor.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """One parameter tensor of the treated network.
+
+    Attributes
+    ----------
+    name : str
+        As in ``module.named_parameters()``.
+    shape : tuple of int
+        Shape of the parameter.
+    layer : str or None
+        Name of the layer whose inputs and output gradients give the rows of
+        the Jacobian. None: they are taken from ``torch.func`` as they are.
+    is_bias : bool
+        Whether the layer adds the parameter instead of multiplying by it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    layer: str | None = None
+    is_bias: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of parameters p in the block."""
+        return math.prod(self.shape)
+
+    @property
+    def factor_shape(self) -> tuple[int, int]:
+        """``(o, i)``: the block as a matrix; i = 1 where it has no input factor."""
+        if self.layer is None or self.is_bias:
+            return self.size, 1
+        return self.shape[0], self.size // self.shape[0]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The selected parameters, in order.
+
+    Attributes
+    ----------
+    blocks : tuple of BlockSpec
+        One per parameter tensor.
+    """
+
+    blocks: tuple[BlockSpec, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of parameters of each block."""
+        return [block.size for block in self.blocks]
+
+    @property
+    def n_parameters(self) -> int:
+        """P, the number of selected parameters."""
+        return sum(self.sizes)
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the layers to listen to, each once."""
+        names = [block.layer for block in self.blocks if block.layer is not None]
+        return list(dict.fromkeys(names))
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """Cut the last axis, of length P, into one piece per block."""
+        return list(vector.split(self.sizes, dim=-1))
+
+    def read(self, module: nn.Module) -> Tensor:
+        """Current values of the selected parameters, (P,), a float64 copy."""
+        parameters = dict(module.named_parameters())
+        pieces = [parameters[b.name].detach().double().reshape(-1) for b in self.blocks]
+        return torch.cat(pieces)
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """Parameters by name, shaped as the module has them, from (P,)."""
+        pieces = zip(self.blocks, self.split(vector), strict=True)
+        return {block.name: piece.reshape(block.shape) for block, piece in pieces}

@@ -1,0 +1,253 @@
+"""Likelihoods: how outputs of the network and targets make a loss.
+
+Every likelihood has the form
+``log p(y | f) = -scale · loss(f, y) - log_normalizer`` per row, where only
+``scale`` and ``log_normalizer`` depend on the observation noise. The Hessian of
+``loss`` in the outputs, ``Λ = S Sᵀ``, is therefore free of the noise, which
+stays tunable after the curvature has been accumulated.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class Likelihood(Protocol):
+    """What the rest of the package asks of a likelihood.
+
+    ``f`` is (b, c); ``y`` has one row per row of ``f``.
+    """
+
+    has_noise: bool
+
+    def targets(self, y: Tensor, f: Tensor) -> Tensor:
+        """``y`` in the shape and dtype that ``loss`` expects."""
+
+    def loss(self, f: Tensor, y: Tensor) -> Tensor:
+        """Loss per row, (b,), in nats once multiplied by ``scale``."""
+
+    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
+        """Gradient of ``loss`` in the outputs, (b, c)."""
+
+    def hessian_factor(self, f: Tensor) -> Tensor:
+        """``S`` (b, c, k) with ``S Sᵀ`` the Hessian of ``loss`` in the outputs."""
+
+    def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
+        """``u -> Λ u`` for (b, c), without the factor: O(b·c) time and memory."""
+
+    def scale(self, sigma_noise: Tensor) -> Tensor:
+        """Factor from ``loss`` to negative log-likelihood."""
+
+    def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
+        """Part of the negative log-likelihood that ignores outputs, per row."""
+
+    def n_targets(self, n_outputs: int) -> int:
+        """Number of observed values per row."""
+
+    def width(self, n_targets: int) -> int:
+        """Outputs that are needed for so many classes or target columns."""
+
+
+class ClassLikelihood(Likelihood, Protocol):
+    """A likelihood whose targets are classes."""
+
+    def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+        """Gaussian over one logit per class from one over the outputs."""
+
+    def probabilities(self, f: Tensor) -> Tensor:
+        """Class probabilities (..., K) of outputs (..., c)."""
+
+
+@dataclass(frozen=True)
+class DataFit:
+    """How well the network fits the rows that made the curvature.
+
+    Attributes
+    ----------
+    loss : Tensor of shape ()
+        Sum over rows of weight times `Likelihood.loss`.
+    n_targets : Tensor of shape ()
+        Sum of weights times observed values per row.
+    """
+
+    loss: Tensor
+    n_targets: Tensor
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """Softmax over K logits; targets are class indices 0 … K-1."""
+
+    has_noise = False
+
+    def targets(self, y: Tensor, f: Tensor) -> Tensor:
+        """Class indices, (b,), int64."""
+        return y.reshape(len(f)).long()
+
+    def loss(self, f: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy per row, (b,)."""
+        return nn.functional.cross_entropy(f, y, reduction="none")
+
+    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
+        """``softmax(f) - onehot(y)``, (b, c)."""
+        return f.softmax(-1) - nn.functional.one_hot(y, f.shape[-1]).to(f)
+
+    def hessian_factor(self, f: Tensor) -> Tensor:
+        """Exact root of ``diag p - p pᵀ`` with c - 1 columns, (b, c, c - 1).
+
+        With ``q = √p``, ``diag p - p pᵀ = diag(q) (I - q qᵀ) diag(q)``, and the
+        last c - 1 columns of the Householder reflection that sends the first
+        axis to ``-q`` are an orthonormal basis of the complement of ``q``.
+        A single class has no curvature, in one column of zeros.
+        """
+        if f.shape[-1] == 1:
+            return torch.zeros_like(f).unsqueeze(-1)
+        q = f.softmax(-1).sqrt()
+        first = torch.zeros_like(q)
+        first[:, 0] = 1
+        identity = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
+        reflection = identity - torch.einsum(
+            "bk,bj->bkj", (q + first) / (1 + q[:, :1]), q
+        )
+        return (q.unsqueeze(-1) * reflection)[:, :, 1:]
+
+    def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
+        """``u -> p ∘ (u - pᵀu)``."""
+        p = f.softmax(-1)
+        return lambda u: p * (u - (p * u).sum(-1, keepdim=True))
+
+    def scale(self, sigma_noise: Tensor) -> Tensor:
+        """One: there is no noise parameter."""
+        return torch.ones_like(sigma_noise)
+
+    def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
+        """Zero: the softmax is normalised."""
+        return torch.zeros_like(sigma_noise)
+
+    def n_targets(self, n_outputs: int) -> int:
+        """One label per row."""
+        return 1
+
+    def width(self, n_targets: int) -> int:
+        """One logit per class."""
+        return n_targets
+
+    def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+        """Gaussian over one logit per class: the outputs themselves."""
+        return mean, cov
+
+    def probabilities(self, f: Tensor) -> Tensor:
+        """Class probabilities (..., K) of outputs (..., c)."""
+        return f.softmax(-1)
+
+
+@dataclass(frozen=True)
+class Bernoulli:
+    """Two classes from one logit: that of the second class."""
+
+    has_noise = False
+
+    def targets(self, y: Tensor, f: Tensor) -> Tensor:
+        """Zeros and ones, (b, 1), in the dtype of the outputs."""
+        return y.reshape(len(f), 1).to(f)
+
+    def loss(self, f: Tensor, y: Tensor) -> Tensor:
+        """Binary cross-entropy per row, (b,)."""
+        return (nn.functional.softplus(f) - y * f).sum(-1)
+
+    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
+        """``sigmoid(f) - y``, (b, 1)."""
+        return f.sigmoid() - y
+
+    def hessian_factor(self, f: Tensor) -> Tensor:
+        """``√(p (1 - p))``, (b, 1, 1)."""
+        # p (1 - p) as a product of sigmoids keeps digits where p rounds to 1
+        return (f.sigmoid() * (-f).sigmoid()).sqrt().unsqueeze(-1)
+
+    def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
+        """``u -> p (1 - p) u``."""
+        curvature = f.sigmoid() * (-f).sigmoid()
+        return lambda u: curvature * u
+
+    def scale(self, sigma_noise: Tensor) -> Tensor:
+        """One: there is no noise parameter."""
+        return torch.ones_like(sigma_noise)
+
+    def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
+        """Zero: the sigmoid is normalised."""
+        return torch.zeros_like(sigma_noise)
+
+    def n_targets(self, n_outputs: int) -> int:
+        """One label per row."""
+        return 1
+
+    def width(self, n_targets: int) -> int:
+        """One logit, for one or two classes."""
+        return 1 if n_targets <= 2 else n_targets
+
+    def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+        """Gaussian over two logits ``(-f/2, f/2)``, whose softmax is the sigmoid."""
+        sides = mean.new_tensor([-0.5, 0.5])
+        return mean * sides, cov * torch.outer(sides, sides)
+
+    def probabilities(self, f: Tensor) -> Tensor:
+        """Class probabilities (..., 2) of outputs (..., 1)."""
+        return torch.cat([(-f).sigmoid(), f.sigmoid()], -1)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Normal targets around the outputs, one noise level for all of them."""
+
+    has_noise = True
+
+    def targets(self, y: Tensor, f: Tensor) -> Tensor:
+        """Targets, (b, c), in the dtype of the outputs."""
+        return y.reshape(f.shape).to(f)
+
+    def loss(self, f: Tensor, y: Tensor) -> Tensor:
+        """Half the squared error per row, summed over outputs, (b,)."""
+        return ((f - y) ** 2).sum(-1) / 2
+
+    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
+        """``f - y``, (b, c)."""
+        return f - y
+
+    def hessian_factor(self, f: Tensor) -> Tensor:
+        """The identity, (b, c, c)."""
+        identity = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)
+        return identity.expand(len(f), -1, -1)
+
+    def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
+        """``u -> u``."""
+        return lambda u: u
+
+    def scale(self, sigma_noise: Tensor) -> Tensor:
+        """``1/σ²``."""
+        return sigma_noise**-2
+
+    def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
+        """``log(σ √(2π))`` per observed value."""
+        return sigma_noise.log() + math.log(2 * math.pi) / 2
+
+    def n_targets(self, n_outputs: int) -> int:
+        """One observed value per output."""
+        return n_outputs
+
+    def width(self, n_targets: int) -> int:
+        """One output per target column."""
+        return n_targets
+
+
+# criterion of the skorch net -> (likelihood, what the module puts out)
+CRITERIA: dict[type[nn.Module], tuple[Likelihood, str]] = {
+    nn.CrossEntropyLoss: (Categorical(), "logits"),
+    nn.NLLLoss: (Categorical(), "probabilities"),
+    nn.BCEWithLogitsLoss: (Bernoulli(), "logits"),
+    nn.BCELoss: (Bernoulli(), "probabilities"),
+    nn.MSELoss: (Gaussian(), "mean"),
+}

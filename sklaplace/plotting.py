@@ -1,0 +1,495 @@
+"""Displays: pictures of predictive bands and of confidence over a plane.
+
+Made like scikit-learn's: ``from_estimator`` computes and draws, ``plot`` draws again
+what is stored. matplotlib is imported when something is drawn.
+
+A band of coverage ``q`` is ``mean ± z std`` with ``z`` the normal quantile at
+``(1 + q) / 2``; confidence is ``max_k p_k``.
+"""
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+from sklearn.utils import check_array
+
+from sklaplace.options import check_count, check_fraction
+
+# Okabe and Ito's blue, which readers with any colour vision tell from black and grey
+_COLOR = "#0072B2"
+# Opacity of the bands: the widest and the narrowest
+_OPACITY = 0.15, 0.35
+
+
+class PredictiveBandDisplay:
+    """Mean of a regression over one feature, with nested bands of uncertainty.
+
+    For one feature and one target. It is recommended to make it with
+    `from_estimator`. What it is given becomes attributes of the same names.
+
+    Parameters
+    ----------
+    x : ndarray of shape (n,)
+        Values of the feature, ascending.
+    mean : ndarray of shape (n,)
+        Predicted means there.
+    std : ndarray of shape (n,)
+        Predicted standard deviations there, in units of the target.
+    coverage : sequence of float, default=(0.5, 0.9)
+        Probabilities that the bands hold, each in (0, 1).
+    points : tuple of two ndarrays of shape (m,), default=None
+        Feature and target of data points to draw.
+    feature_name : str, default=None
+        Label of the horizontal axis.
+
+    Attributes
+    ----------
+    ax_ : matplotlib Axes
+        Where it is drawn.
+    figure_ : matplotlib Figure
+        The figure of `ax_`.
+    line_ : matplotlib Line2D
+        The mean.
+    bands_ : list of matplotlib PolyCollection
+        The bands, from the widest to the narrowest.
+    points_ : matplotlib PathCollection or None
+        The data points.
+
+    See Also
+    --------
+    ConfidenceDisplay : Confidence of a classifier over a plane.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklaplace import LaplaceRegressor
+    >>> from sklaplace.plotting import PredictiveBandDisplay
+    >>> X = np.linspace(-1, 1, 60).reshape(-1, 1)
+    >>> y = np.sin(3 * X[:, 0]) + 0.1 * np.cos(50 * X[:, 0])
+    >>> reg = LaplaceRegressor(random_state=0).fit(X, y)
+    >>> display = PredictiveBandDisplay.from_estimator(reg, X, y, eps=1.0)
+    >>> len(display.bands_)
+    2
+    """
+
+    def __init__(
+        self,
+        *,
+        x: Any,
+        mean: Any,
+        std: Any,
+        coverage: Any = (0.5, 0.9),
+        points: tuple[Any, Any] | None = None,
+        feature_name: str | None = None,
+    ) -> None:
+        self.x = x
+        self.mean = mean
+        self.std = std
+        self.coverage = coverage
+        self.points = points
+        self.feature_name = feature_name
+
+    @classmethod
+    def from_estimator(
+        cls,
+        regressor: Any,
+        X: Any,
+        y: Any = None,
+        *,
+        coverage: Any = (0.5, 0.9),
+        grid_resolution: int = 200,
+        eps: float = 0.0,
+        ax: Any = None,
+        line_kw: Mapping[str, Any] | None = None,
+        band_kw: Mapping[str, Any] | None = None,
+        points_kw: Mapping[str, Any] | None = None,
+    ) -> "PredictiveBandDisplay":
+        """Predict over the range of one feature and draw the result.
+
+        Parameters
+        ----------
+        regressor : object
+            Fitted, with ``predict(X, return_std=True)``: a `LaplaceRegressor`, a
+            pipeline that ends in one, or one of scikit-learn's Bayesian regressors.
+        X : array-like of shape (m, 1)
+            Rows whose range is covered.
+        y : array-like of shape (m,), default=None
+            Targets of the rows. If given, they are drawn as points.
+        coverage : float or sequence of float, default=(0.5, 0.9)
+            Probabilities that the bands hold, each in (0, 1).
+        grid_resolution : int, default=200
+            Number of values at which to predict.
+        eps : float, default=0.0
+            How far to go beyond the range of `X` on either side, in its units.
+        ax : matplotlib Axes, default=None
+            Where to draw. A new figure by default.
+        line_kw, band_kw, points_kw : dict, default=None
+            Keywords for matplotlib's ``plot``, ``fill_between`` and ``scatter``.
+
+        Returns
+        -------
+        PredictiveBandDisplay
+            What was drawn.
+
+        Raises
+        ------
+        ValueError
+            If `X` has more than one feature, the regressor more than one target,
+            or an option is out of range.
+        TypeError
+            If the regressor cannot predict standard deviations.
+        ImportError
+            If matplotlib is not installed.
+        """
+        _require_matplotlib()
+        coverage = _check_coverage(coverage)
+        values = _check_columns(X, 1)
+        (x,) = _axes_of_grid(values, grid_resolution, eps)
+        mean, std = _mean_and_std(regressor, _like(x.reshape(-1, 1), X))
+        points = None
+        if y is not None:
+            targets = check_array(y, ensure_2d=False, input_name="y").ravel()
+            if len(targets) != len(values):
+                raise ValueError(
+                    f"y has {len(targets)} entries, but X has {len(values)} rows. "
+                    "Pass one target per row, or no y."
+                )
+            points = values[:, 0], targets
+        (name,) = _feature_names(X, 1)
+        display = cls(
+            x=x,
+            mean=mean,
+            std=std,
+            coverage=coverage,
+            points=points,
+            feature_name=name,
+        )
+        return display.plot(ax, line_kw=line_kw, band_kw=band_kw, points_kw=points_kw)
+
+    def plot(
+        self,
+        ax: Any = None,
+        *,
+        line_kw: Mapping[str, Any] | None = None,
+        band_kw: Mapping[str, Any] | None = None,
+        points_kw: Mapping[str, Any] | None = None,
+    ) -> "PredictiveBandDisplay":
+        """Draw the mean, the bands around it, and the points if there are any.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Where to draw. A new figure by default.
+        line_kw, band_kw, points_kw : dict, default=None
+            Keywords for matplotlib's ``plot``, ``fill_between`` and ``scatter``.
+
+        Returns
+        -------
+        PredictiveBandDisplay
+            Itself.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed.
+        """
+        self.figure_, self.ax_ = _axes(ax)
+        levels = sorted(_check_coverage(self.coverage), reverse=True)
+        self.bands_ = []
+        for level, alpha in zip(levels, _opacities(len(levels)), strict=True):
+            half = norm.ppf((1 + level) / 2) * self.std
+            style = {"color": _COLOR, "alpha": alpha, "linewidth": 0}
+            style |= {"label": f"{level:.0%} interval"} | dict(band_kw or {})
+            low, high = self.mean - half, self.mean + half
+            self.bands_.append(self.ax_.fill_between(self.x, low, high, **style))
+        style = {"color": _COLOR, "label": "mean"} | dict(line_kw or {})
+        (self.line_,) = self.ax_.plot(self.x, self.mean, **style)
+        self.points_ = None
+        if self.points is not None:
+            style = {"color": "black", "s": 8, "zorder": 3, "label": "data"}
+            style |= dict(points_kw or {})
+            self.points_ = self.ax_.scatter(*self.points, **style)
+        if self.feature_name is not None:
+            self.ax_.set_xlabel(self.feature_name)
+        return self
+
+
+class ConfidenceDisplay:
+    """Confidence of a classifier over the plane of its two features.
+
+    Filled contours show the largest class probability. Lines show where the predicted
+    class changes; with two classes that is where both have probability one half. It is
+    recommended to make it with `from_estimator`. What it is given becomes attributes
+    of the same names.
+
+    Parameters
+    ----------
+    xx0, xx1 : ndarray of shape (grid_resolution, grid_resolution)
+        First and second feature on the grid.
+    proba : ndarray of shape (grid_resolution, grid_resolution, K)
+        Class probabilities there.
+    feature_names : tuple of two str, default=(None, None)
+        Labels of the axes.
+
+    Attributes
+    ----------
+    confidence : ndarray of shape (grid_resolution, grid_resolution)
+        Largest class probability.
+    ax_ : matplotlib Axes
+        Where it is drawn.
+    figure_ : matplotlib Figure
+        The figure of `ax_`.
+    surface_ : matplotlib QuadContourSet
+        The filled contours; hand it to ``figure.colorbar``.
+    boundaries_ : list of matplotlib QuadContourSet
+        Where the predicted class changes: one for two classes, else one per class.
+
+    See Also
+    --------
+    PredictiveBandDisplay : Mean and bands of a regression.
+    sklearn.inspection.DecisionBoundaryDisplay : The predicted classes themselves.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_moons
+    >>> from sklaplace import LaplaceClassifier
+    >>> from sklaplace.plotting import ConfidenceDisplay
+    >>> X, y = make_moons(100, noise=0.1, random_state=0)
+    >>> clf = LaplaceClassifier(random_state=0).fit(X, y)
+    >>> display = ConfidenceDisplay.from_estimator(clf, X, grid_resolution=20)
+    >>> display.confidence.shape
+    (20, 20)
+    """
+
+    def __init__(
+        self,
+        *,
+        xx0: Any,
+        xx1: Any,
+        proba: Any,
+        feature_names: tuple[str | None, str | None] = (None, None),
+    ) -> None:
+        self.xx0 = xx0
+        self.xx1 = xx1
+        self.proba = proba
+        self.feature_names = feature_names
+
+    @property
+    def confidence(self) -> np.ndarray:
+        """Largest class probability at each point of the grid."""
+        return np.asarray(self.proba).max(axis=-1)
+
+    @classmethod
+    def from_estimator(
+        cls,
+        classifier: Any,
+        X: Any,
+        *,
+        grid_resolution: int = 100,
+        eps: float = 1.0,
+        ax: Any = None,
+        surface_kw: Mapping[str, Any] | None = None,
+        boundary_kw: Mapping[str, Any] | None = None,
+    ) -> "ConfidenceDisplay":
+        """Predict over a plane and draw the confidence.
+
+        Parameters
+        ----------
+        classifier : object
+            Fitted, with ``predict_proba``: a `LaplaceClassifier`, a pipeline, the
+            network alone, or any other classifier to compare with.
+        X : array-like of shape (m, 2)
+            Rows whose range is covered. The grid has their dtype.
+        grid_resolution : int, default=100
+            Number of values per feature; the classifier is asked for the square.
+        eps : float, default=1.0
+            How far to go beyond the range of `X` on each side, in its units.
+        ax : matplotlib Axes, default=None
+            Where to draw. A new figure by default.
+        surface_kw, boundary_kw : dict, default=None
+            Keywords for matplotlib's ``contourf`` and ``contour``.
+
+        Returns
+        -------
+        ConfidenceDisplay
+            What was drawn.
+
+        Raises
+        ------
+        ValueError
+            If `X` does not have two features, or an option is out of range.
+        TypeError
+            If the classifier has no ``predict_proba``.
+        ImportError
+            If matplotlib is not installed.
+        """
+        _require_matplotlib()
+        if not hasattr(classifier, "predict_proba"):
+            raise TypeError(
+                f"{type(classifier).__name__} has no predict_proba. Pass a fitted "
+                "classifier that gives probabilities."
+            )
+        axes = _axes_of_grid(_check_columns(X, 2), grid_resolution, eps)
+        xx0, xx1 = np.meshgrid(*axes)
+        grid = np.stack([xx0.ravel(), xx1.ravel()], axis=1)
+        proba = np.asarray(classifier.predict_proba(_like(grid, X)))
+        proba = proba.reshape(*xx0.shape, -1)
+        names = _feature_names(X, 2)
+        display = cls(xx0=xx0, xx1=xx1, proba=proba, feature_names=names)
+        return display.plot(ax, surface_kw=surface_kw, boundary_kw=boundary_kw)
+
+    def plot(
+        self,
+        ax: Any = None,
+        *,
+        surface_kw: Mapping[str, Any] | None = None,
+        boundary_kw: Mapping[str, Any] | None = None,
+    ) -> "ConfidenceDisplay":
+        """Draw confidence and boundaries.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Where to draw. A new figure by default.
+        surface_kw, boundary_kw : dict, default=None
+            Keywords for matplotlib's ``contourf`` and ``contour``.
+
+        Returns
+        -------
+        ConfidenceDisplay
+            Itself.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed.
+
+        Notes
+        -----
+        The colours always span 1/K to 1, so that pictures of different classifiers can
+        share a colour bar.
+        """
+        self.figure_, self.ax_ = _axes(ax)
+        style: dict[str, Any]
+        proba = np.asarray(self.proba)
+        n_classes = proba.shape[-1]
+        # float32 probabilities leave [1/K, 1] by rounding, and would stay blank
+        confidence = self.confidence.clip(1 / n_classes, 1)
+        levels = np.linspace(1 / max(n_classes, 2), 1, 11)
+        style = {"cmap": "cividis", "levels": levels} | dict(surface_kw or {})
+        self.surface_ = self.ax_.contourf(self.xx0, self.xx1, confidence, **style)
+        style = {"colors": "white", "linewidths": 1.5} | dict(boundary_kw or {})
+        style |= {"levels": [0.0]}
+        self.boundaries_ = [
+            self.ax_.contour(self.xx0, self.xx1, margin, **style)
+            for margin in _margins(proba)
+            if margin.min() < 0 < margin.max()
+        ]
+        for name, label in zip(self.feature_names, "xy", strict=True):
+            if name is not None:
+                self.ax_.set(**{f"{label}label": name})
+        return self
+
+
+# ------------------------------------------------------------------------ parts
+def _require_matplotlib() -> Any:
+    """``matplotlib.pyplot``, or what to do if it is missing."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError(
+            'Plots need matplotlib. Install it with: pip install "sklaplace[plot]"'
+        ) from error
+    return plt
+
+
+def _axes(ax: Any) -> tuple[Any, Any]:
+    """Figure and axes, new ones if none are given."""
+    plt = _require_matplotlib()
+    if ax is None:
+        _, ax = plt.subplots()
+    return ax.figure, ax
+
+
+def _check_columns(X: Any, n_features: int) -> np.ndarray:
+    """The rows as an array with the right number of columns."""
+    values = check_array(X, input_name="X")
+    if values.shape[1] != n_features:
+        raise ValueError(
+            f"X has {values.shape[1]} features, but this picture needs {n_features}. "
+            "Fit and draw an estimator of that many features."
+        )
+    return values
+
+
+def _check_coverage(coverage: Any) -> tuple[float, ...]:
+    """One or several probabilities as a tuple."""
+    levels = np.atleast_1d(np.asarray(coverage, dtype=float)).tolist()
+    if not levels:
+        raise ValueError("coverage is empty. Pass at least one level, such as 0.9.")
+    for level in levels:
+        check_fraction("coverage", level)
+    return tuple(levels)
+
+
+def _axes_of_grid(values: np.ndarray, resolution: int, eps: float) -> list[np.ndarray]:
+    """Evenly spaced values over the range of each column, and eps beyond."""
+    check_count("grid_resolution", resolution)
+    if resolution < 2:
+        raise ValueError("grid_resolution=1 spans no range. Choose 2 or more.")
+    if not isinstance(eps, Real) or not 0 <= eps < np.inf:
+        raise ValueError(f"eps={eps!r} is not a length. Choose a number from 0 up.")
+    kept = values.dtype if values.dtype.kind == "f" else np.float64
+    return [
+        np.linspace(column.min() - eps, column.max() + eps, resolution, dtype=kept)
+        for column in values.T
+    ]
+
+
+def _like(grid: np.ndarray, X: Any) -> Any:
+    """The grid as the kind of table that X is, for estimators that check names."""
+    if not hasattr(X, "columns"):
+        return grid
+    names = "schema" if hasattr(X, "schema") else "columns"  # polars, pandas
+    return type(X)(grid, **{names: list(X.columns)})
+
+
+def _feature_names(X: Any, n_features: int) -> tuple[Any, ...]:
+    """Names of columns, None where there are none."""
+    return tuple(getattr(X, "columns", [None] * n_features))
+
+
+def _mean_and_std(regressor: Any, X: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Means and standard deviations of one target, (n,) each."""
+    try:
+        mean, std = regressor.predict(X, return_std=True)
+    except (AttributeError, TypeError) as error:
+        raise TypeError(
+            f"{type(regressor).__name__} does not predict standard deviations. Pass a "
+            "fitted regressor whose predict takes return_std=True."
+        ) from error
+    mean, std = np.asarray(mean), np.asarray(std)
+    if mean.size != len(mean):
+        raise ValueError(
+            f"The regressor predicts {mean.shape[1]} targets, but one can be drawn. "
+            "Fit one target, or make a display of each from its mean and std."
+        )
+    return mean.ravel(), std.ravel()
+
+
+def _margins(proba: np.ndarray) -> list[np.ndarray]:
+    """Lead of each class over the best other; of the first alone for two classes."""
+    n_classes = proba.shape[-1]
+    if n_classes < 2:
+        return []
+    return [
+        proba[..., k] - np.delete(proba, k, axis=-1).max(axis=-1)
+        for k in range(1 if n_classes == 2 else n_classes)
+    ]
+
+
+def _opacities(n_bands: int) -> np.ndarray:
+    """Opacity of each band, the widest first."""
+    return np.linspace(*_OPACITY, n_bands) if n_bands > 1 else np.array([_OPACITY[0]])

@@ -1,0 +1,275 @@
+"""LaplaceRegressor: predictions with standard deviations, intervals and samples."""
+
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+from sklearn.base import RegressorMixin
+from torch import Tensor
+
+from sklaplace.base import BaseLaplace, TrainingData, plain
+from sklaplace.inspection import raw_outputs
+from sklaplace.likelihoods import Gaussian
+from sklaplace.networks import default_regressor
+from sklaplace.options import check_fraction, check_positive
+from sklaplace.posterior import GaussianPosterior
+from sklaplace.training import first_rows
+from sklaplace.tuning import TUNERS
+
+
+class LaplaceRegressor(RegressorMixin, BaseLaplace):
+    """Laplace approximation around a skorch regressor."""
+
+    _likelihoods = (Gaussian,)
+    _stratify = False
+
+    def __init__(
+        self,
+        estimator: Any = None,
+        *,
+        subset_of_weights: str = "last_layer",
+        hessian_structure: str = "kron",
+        curvature: str = "ggn",
+        prior_precision: Any = "auto",
+        prior_structure: str = "scalar",
+        prior_mean: Any = 0.0,
+        refine: Any = "auto",
+        temperature: float = 1.0,
+        validation_fraction: float = 0.2,
+        pred_type: str = "glm",
+        sigma_noise: Any = "auto",
+        n_samples: int = 100,
+        batch_size: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.estimator = estimator
+        self.subset_of_weights = subset_of_weights
+        self.hessian_structure = hessian_structure
+        self.curvature = curvature
+        self.prior_precision = prior_precision
+        self.prior_structure = prior_structure
+        self.prior_mean = prior_mean
+        self.refine = refine
+        self.temperature = temperature
+        self.validation_fraction = validation_fraction
+        self.pred_type = pred_type
+        self.sigma_noise = sigma_noise
+        self.n_samples = n_samples
+        self.batch_size = batch_size
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # --------------------------------------------------------------------- fit
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        check_positive("sigma_noise", self.sigma_noise, TUNERS)
+        if np.ndim(self.sigma_noise) != 0:
+            raise ValueError(
+                f"sigma_noise has shape {np.shape(self.sigma_noise)}, but one noise "
+                "level is shared by all outputs. Use one number, or standardise the "
+                "columns of y."
+            )
+        named = {name for name in self._tuners() if name != "auto"}
+        if len(named) > 1:
+            raise ValueError(
+                f"prior_precision={self.prior_precision!r} and sigma_noise="
+                f"{self.sigma_noise!r} name two tuners, but both are chosen "
+                "together. Use the same name for both, or sigma_noise='auto'."
+            )
+
+    def _sigma_noise(self) -> Any:
+        return self.sigma_noise
+
+    def _target_options(self) -> dict[str, Any]:
+        return {"multi_output": True, "y_numeric": True}
+
+    def _encode(self, y: Any, *, reset: bool) -> np.ndarray:
+        """Targets as (n, n_outputs), in the dtype of the network."""
+        y = np.asarray(y)
+        columns = y.reshape(len(y), -1)
+        if reset:
+            self._y_ndim, self._n_targets = y.ndim, columns.shape[1]
+        elif columns.shape[1] != self._n_targets:
+            raise ValueError(
+                f"y_val has {columns.shape[1]} columns, but y has {self._n_targets}. "
+                "Pass the same targets in both."
+            )
+        return self._cast_floats(columns)
+
+    def _n_outputs(self) -> int:
+        return int(self._n_targets)
+
+    def _default_net(self, data: TrainingData) -> Any:
+        return default_regressor(data.X, data.y, data.sample_weight)
+
+    def _match_target_shape(self, net: Any, dataset: Any) -> None:
+        """Flatten one target column for a module that squeezes its output.
+
+        The criterion would otherwise broadcast (n,) against (n, 1) to (n, n).
+        """
+        plain_dataset = getattr(dataset, "dataset", dataset)
+        y = getattr(plain_dataset, "y", None)
+        if not isinstance(y, np.ndarray) or y.ndim == 1:
+            return
+        if raw_outputs(net, first_rows(net, dataset)).ndim == 1 and y.shape[1] == 1:
+            plain_dataset.y = y.ravel()
+
+    def _log_proba(self, posterior: GaussianPosterior) -> None:
+        return None
+
+    def _publish(self, fitted: Any, posterior: GaussianPosterior) -> None:
+        super()._publish(fitted, posterior)
+        self.sigma_noise_ = plain(posterior.hyperparameters.sigma_noise)
+
+    # ----------------------------------------------------------------- predict
+    def _shaped(self, values: np.ndarray) -> np.ndarray:
+        """Drop the axis of outputs, the second, where y had none."""
+        return values[:, 0] if self._y_ndim == 1 else values
+
+    def _mean_and_variance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance (n, c) of new targets, noise included."""
+        noise = self._fitted_posterior().hyperparameters.sigma_noise ** 2
+        mean, variance = self._collect(
+            X, lambda m, v: (m, v.diagonal(dim1=1, dim2=2) + noise)
+        )
+        return mean, variance
+
+    def predict(
+        self, X: Any, return_std: bool = False, return_cov: bool = False
+    ) -> Any:
+        """Predictive mean, optionally with standard deviation or covariance.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...)
+            Rows to predict.
+        return_std : bool, default=False
+            Also return standard deviations of new targets, noise included.
+        return_cov : bool, default=False
+            Also return their joint covariance across rows, noise included.
+
+        Returns
+        -------
+        mean : ndarray of shape (n,) or (n, n_outputs)
+        std : ndarray of the same shape
+            Only with ``return_std``.
+        cov : ndarray of shape (n, n) or (n, n, n_outputs)
+            Only with ``return_cov``.
+
+        Raises
+        ------
+        RuntimeError
+            If both are asked for, as in scikit-learn's Gaussian processes.
+        """
+        if return_std and return_cov:
+            raise RuntimeError(
+                "return_std and return_cov cannot both be True. The diagonal of the "
+                "covariance is the squared standard deviation."
+            )
+        if return_cov:
+            mean, cov = self._joint(X)
+            noise = float(self._fitted_posterior().hyperparameters.sigma_noise) ** 2
+            cov = cov + noise * np.eye(len(cov))[:, :, None]
+            return self._shaped(mean), cov[..., 0] if self._y_ndim == 1 else cov
+        mean, variance = self._mean_and_variance(X)
+        if return_std:
+            return self._shaped(mean), np.sqrt(self._shaped(variance))
+        return self._shaped(mean)
+
+    def predict_quantiles(self, X: Any, alpha: Any) -> np.ndarray:
+        """Quantiles of the predictive distribution, noise included.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...)
+            Rows to predict.
+        alpha : float or array-like of shape (n_alpha,)
+            Levels in (0, 1).
+
+        Returns
+        -------
+        ndarray of shape (n,), (n, n_alpha) or with an axis of outputs after n
+            The last axis is there if ``alpha`` has one.
+        """
+        levels = np.atleast_1d(np.asarray(alpha, dtype=float))
+        for level in levels:
+            check_fraction("alpha", float(level))
+        mean, variance = self._mean_and_variance(X)
+        values = mean[..., None] + np.sqrt(variance)[..., None] * norm.ppf(levels)
+        values = self._shaped(values)
+        return values if np.ndim(alpha) else values[..., 0]
+
+    def predict_interval(self, X: Any, coverage: Any = 0.9) -> np.ndarray:
+        """Central intervals that hold new targets with given probability.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...)
+            Rows to predict.
+        coverage : float or array-like of shape (n_levels,), default=0.9
+            Probabilities in (0, 1).
+
+        Returns
+        -------
+        ndarray of shape (n, 2) or (n, 2, n_levels)
+            Lower and upper ends; an axis of outputs follows n where y has one.
+        """
+        levels = np.atleast_1d(np.asarray(coverage, dtype=float))
+        for level in levels:
+            check_fraction("coverage", float(level))
+        tails = np.stack([(1 - levels) / 2, (1 + levels) / 2])  # (2, n_levels)
+        values = self.predict_quantiles(X, tails.ravel())
+        values = values.reshape(*values.shape[:-1], *tails.shape)
+        return values if np.ndim(coverage) else values[..., 0]
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
+        """Joint draws of new targets: each column is one function plus noise.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...)
+            Rows to predict.
+        n_samples : int, default=1
+            Number of draws.
+        random_state : int, RandomState or None, default=0
+            Seeds the draws.
+
+        Returns
+        -------
+        ndarray of shape (n, n_samples) or (n, n_outputs, n_samples)
+        """
+        draws = self._sample_outputs(X, n_samples, random_state)
+        generator = np.random.default_rng(self._sample_seed(random_state))
+        noise = float(self._fitted_posterior().hyperparameters.sigma_noise)
+        return self._shaped(draws + noise * generator.standard_normal(draws.shape))
+
+    def latent_mean_and_variance(
+        self, X: Any, full_cov: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of the noise-free function.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...)
+            Rows to predict.
+        full_cov : bool, default=False
+            Return the covariance between outputs, not their variances alone.
+
+        Returns
+        -------
+        mean : ndarray of shape (n, n_outputs)
+        variance : ndarray of shape (n, n_outputs) or (n, n_outputs, n_outputs)
+        """
+
+        def moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+            return mean, cov if full_cov else cov.diagonal(dim1=1, dim2=2)
+
+        mean, variance = self._collect(X, moments)
+        return mean, variance
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        tags.target_tags.single_output = True
+        return tags

@@ -1,0 +1,15 @@
+"""Structures: which part of the curvature ``H`` is kept. Here is the registry."""
+
+from sklaplace.structures.base import Accumulator, Projection, Structure
+from sklaplace.structures.diag import Diag, DiagAccumulator
+from sklaplace.structures.full import Full, FullAccumulator
+from sklaplace.structures.kron import Kron, KronAccumulator
+
+# name -> (accumulator while fitting, frozen factorisation afterwards)
+STRUCTURES: dict[str, tuple[type[Accumulator], type[Structure]]] = {
+    "diag": (DiagAccumulator, Diag),
+    "full": (FullAccumulator, Full),
+    "kron": (KronAccumulator, Kron),
+}
+
+__all__ = ["STRUCTURES", "Accumulator", "Projection", "Structure"]

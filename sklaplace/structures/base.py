@@ -1,0 +1,137 @@
+"""What every structure offers: questions to ``scale·H + diag(prior_precision)``.
+
+A structure keeps part of ``H`` in an orthonormal basis in which it is diagonal,
+``H = Q diag(e) Qᵀ``. As long as the prior precision is constant where ``Q`` mixes
+coordinates, all questions have the same answer in the eigenvalues:
+
+* log-determinant ``Σ log(scale·e + δ)``
+* functional covariance ``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``
+* samples ``Q diag(scale·e + δ)^(-1/2) ε``
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from sklaplace import priors
+from sklaplace.jacobians import Jacobian
+from sklaplace.layouts import Layout
+
+
+class Accumulator(ABC):
+    """Sums the curvature over batches; normalises nothing until the end."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    @staticmethod
+    @abstractmethod
+    def n_bytes(layout: Layout) -> int:
+        """Peak memory of factorisation, in bytes, known before any allocation."""
+
+    @abstractmethod
+    def update(self, jacobian: Jacobian) -> None:
+        """Add rows ``Sᵀ J`` of one batch."""
+
+    @abstractmethod
+    def merge(self, other: "Accumulator") -> None:
+        """Add what another accumulator has seen; same as joint updates."""
+
+    @abstractmethod
+    def decompose(self) -> "Structure":
+        """The frozen factorisation of what has been seen."""
+
+
+@dataclass(frozen=True)
+class Structure(ABC):
+    """The kept part of ``H``, factorised; never changed by a question.
+
+    Attributes
+    ----------
+    layout : Layout
+        The selected parameters.
+    """
+
+    layout: Layout
+    priors: ClassVar[frozenset[str]]
+
+    @property
+    @abstractmethod
+    def eigenvalues(self) -> Tensor:
+        """Eigenvalues ``e`` of ``H``, (P,), non-negative, in basis order."""
+
+    @abstractmethod
+    def rotate(self, jacobian: Jacobian) -> Jacobian:
+        """Rows in the eigenbasis, float64."""
+
+    @abstractmethod
+    def unrotate(self, weights: Tensor) -> Tensor:
+        """Coordinates (s, P) in the eigenbasis back to parameters."""
+
+    @abstractmethod
+    def to_basis(self, weights: Tensor) -> Tensor:
+        """Parameters (..., P) to coordinates in the eigenbasis."""
+
+    @abstractmethod
+    def squared_basis(self, values: Tensor) -> Tensor:
+        """``Σⱼ Q²ᵢⱼ valuesⱼ``, (P,): the diagonal of ``Q diag(values) Qᵀ``."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """``H`` written out, (P, P); for small models and tests."""
+
+    def _precision(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Eigenvalues of the posterior precision, (P,)."""
+        delta = priors.expand(prior_precision, self.layout)
+        return scale * self.eigenvalues + delta
+
+    def logdet(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """``log det(scale·H + diag δ)``, in nats."""
+        return self._precision(prior_precision, scale).log().sum()
+
+    def effective_parameters(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """``diag((scale·H + diag δ)⁻¹ scale·H)``, (P,): well-determined parts.
+
+        MacKay's γ is the sum (MacKay 1992, "Bayesian interpolation", eq. 4.9).
+        """
+        delta = priors.expand(prior_precision, self.layout)
+        return 1 - delta * self.variance(prior_precision, scale)
+
+    def project(self, jacobian: Jacobian) -> "Projection":
+        """Rows prepared for questions at many prior precisions."""
+        return Projection(self, self.rotate(jacobian))
+
+    def covariance(
+        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """Functional covariance ``J (scale·H + diag δ)⁻¹ Jᵀ``, (b, c, c)."""
+        return self.project(jacobian).covariance(prior_precision, scale)
+
+    def whiten(
+        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """Rows ``R`` (b, c, P) with ``R Rᵀ`` the covariance, also across rows."""
+        rotated = self.rotate(jacobian).dense()
+        return rotated * self._precision(prior_precision, scale).rsqrt()
+
+    def sample(self, noise: Tensor, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Deviations from the mean, (s, P), from standard-normal noise (s, P)."""
+        return self.unrotate(noise * self._precision(prior_precision, scale).rsqrt())
+
+    def variance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Marginal variances of the weights, (P,)."""
+        return self.squared_basis(1 / self._precision(prior_precision, scale))
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A Jacobian in the eigenbasis of a structure: one rotation, many questions."""
+
+    structure: Structure
+    rotated: Jacobian
+
+    def covariance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Functional covariance, (b, c, c), float64."""
+        return self.rotated.gram(1 / self.structure._precision(prior_precision, scale))

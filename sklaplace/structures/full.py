@@ -1,0 +1,181 @@
+"""Full structure: all of ``H``, (P, P); the most faithful and the most expensive."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from sklaplace import priors
+from sklaplace.jacobians import Block, Jacobian
+from sklaplace.layouts import Layout
+from sklaplace.linalg import symmetric_eigh
+from sklaplace.structures.base import Accumulator, Projection, Structure
+
+
+@dataclass(frozen=True)
+class Full(Structure):
+    """Every correlation between the selected weights.
+
+    A scalar prior keeps the eigenvectors of ``H``, so one decomposition answers
+    for every prior precision and scale. Other priors do not commute with ``H``
+    and take a Cholesky factor per question.
+
+    Attributes
+    ----------
+    hessian : Tensor of shape (P, P)
+        ``H`` itself, float64.
+    """
+
+    hessian: Tensor
+    priors = frozenset({"scalar", "layerwise", "diag"})
+
+    @cached_property
+    def _eigh(self) -> tuple[Tensor, Tensor]:
+        return symmetric_eigh(self.hessian)
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        """Eigenvalues of ``H``, (P,), ascending."""
+        return self._eigh[0]
+
+    def rotate(self, jacobian: Jacobian) -> Jacobian:
+        """Rows ``J Q``, dense, float64."""
+        rows = jacobian.double().matmul(self._eigh[1])
+        return Jacobian([Block(rows.unsqueeze(2))])
+
+    def unrotate(self, weights: Tensor) -> Tensor:
+        """Coordinates (s, P) in the eigenbasis back to parameters."""
+        return weights @ self._eigh[1].T
+
+    def to_basis(self, weights: Tensor) -> Tensor:
+        """Parameters (..., P) to coordinates in the eigenbasis."""
+        return weights @ self._eigh[1]
+
+    def squared_basis(self, values: Tensor) -> Tensor:
+        """Diagonal of ``Q diag(values) Qᵀ``, (P,)."""
+        return self._eigh[1] ** 2 @ values
+
+    def dense(self) -> Tensor:
+        """``H`` itself, (P, P)."""
+        return self.hessian
+
+    def _cholesky(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        delta = priors.expand(prior_precision, self.layout)
+        # symmetrised, so that gradients are those of a symmetric matrix
+        precision = scale * self.hessian + delta.diag()
+        root: Tensor = torch.linalg.cholesky((precision + precision.T) / 2)
+        return root
+
+    def logdet(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """``log det(scale·H + diag δ)``, in nats."""
+        if prior_precision.ndim == 0:
+            return super().logdet(prior_precision, scale)
+        return 2 * self._cholesky(prior_precision, scale).diagonal().log().sum()
+
+    def project(self, jacobian: Jacobian) -> Projection:
+        """Rows in the eigenbasis; kept as they are for priors without one."""
+        return _FullProjection(self, self.rotate(jacobian), jacobian)
+
+    def whiten(
+        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """Rows ``R`` (b, c, P) with ``R Rᵀ`` the covariance, also across rows."""
+        if prior_precision.ndim == 0:
+            return super().whiten(jacobian, prior_precision, scale)
+        root = self._cholesky(prior_precision, scale)
+        rows = jacobian.double().dense()
+        flat = rows.flatten(0, 1).T
+        solved: Tensor = torch.linalg.solve_triangular(root, flat, upper=False)
+        return solved.T.reshape(rows.shape)
+
+    def sample(self, noise: Tensor, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Deviations from the mean, (s, P), from standard-normal noise (s, P)."""
+        if prior_precision.ndim == 0:
+            return super().sample(noise, prior_precision, scale)
+        root = self._cholesky(prior_precision, scale)
+        solved: Tensor = torch.linalg.solve_triangular(root.T, noise.T, upper=True)
+        return solved.T
+
+    def variance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Marginal variances of the weights, (P,)."""
+        if prior_precision.ndim == 0:
+            return super().variance(prior_precision, scale)
+        root = self._cholesky(prior_precision, scale)
+        return torch.cholesky_inverse(root).diagonal()
+
+
+@dataclass(frozen=True)
+class _FullProjection(Projection):
+    jacobian: Jacobian
+
+    def covariance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Functional covariance, (b, c, c), float64."""
+        if prior_precision.ndim == 0:
+            return super().covariance(prior_precision, scale)
+        assert isinstance(self.structure, Full)
+        rows = self.structure.whiten(self.jacobian, prior_precision, scale)
+        return rows @ rows.mT
+
+
+class FullAccumulator(Accumulator):
+    """Sums ``rowsᵀ rows``, block pair by block pair, lower triangle only."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
+        self._hessian: Tensor | None = None
+
+    @staticmethod
+    def n_bytes(layout: Layout) -> int:
+        """``H`` in float64; its factorisation takes about as much three times."""
+        return 8 * layout.n_parameters**2
+
+    def update(self, jacobian: Jacobian) -> None:
+        """Add the products of the rows of one batch."""
+        starts = torch.tensor([0, *self.layout.sizes]).cumsum(0).tolist()
+        hessian = self._writable(jacobian.blocks[0].g.device)
+        for i, left in enumerate(jacobian.blocks):
+            for j, right in enumerate(jacobian.blocks[: i + 1]):
+                rows = slice(starts[i], starts[i + 1])
+                columns = slice(starts[j], starts[j + 1])
+                hessian[rows, columns] += _products(left, right)
+
+    def _writable(self, device: torch.device) -> Tensor:
+        if self._hessian is None:
+            p = self.layout.n_parameters
+            self._hessian = torch.zeros(p, p, dtype=torch.float64, device=device)
+        return self._hessian
+
+    def merge(self, other: Accumulator) -> None:
+        """Add what another accumulator has seen."""
+        assert isinstance(other, FullAccumulator)
+        if other._hessian is not None:
+            hessian = self._writable(other._hessian.device)
+            hessian += other._hessian
+
+    def decompose(self) -> Full:
+        """The symmetric matrix; it is factorised when first asked."""
+        assert self._hessian is not None
+        lower = self._hessian.tril()
+        return Full(self.layout, lower + lower.tril(-1).T)
+
+
+def _products(left: Block, right: Block) -> Tensor:
+    """``Σ leftᵀ right`` over rows and columns, (p, p'), float64.
+
+    At one position the k columns are contracted first: ``(Σₖ g gᵀ) ⊗ (a aᵀ)``
+    takes 2·b·p·p' operations instead of 2·b·k·p·p'.
+    """
+    if left.g.shape[2] > 1 or right.g.shape[2] > 1:
+        x, y = left.dense().flatten(0, 1), right.dense().flatten(0, 1)
+        return (x.T @ y).double()
+    outputs = left.g.squeeze(2).mT @ right.g.squeeze(2)  # (b, o, o')
+    inputs = _inputs(left).unsqueeze(2) * _inputs(right).unsqueeze(1)  # (b, i, i')
+    o, o_, i, i_ = *outputs.shape[1:], *inputs.shape[1:]
+    product = outputs.flatten(1).T @ inputs.flatten(1)
+    return product.reshape(o, o_, i, i_).movedim(2, 1).reshape(o * i, o_ * i_).double()
+
+
+def _inputs(block: Block) -> Tensor:
+    """Inputs at the only position, (b, i); ones for a bias."""
+    return block.g.new_ones(len(block.g), 1) if block.a is None else block.a.squeeze(1)

@@ -1,0 +1,197 @@
+"""Subsets: which weights are treated as random, as a `Layout`.
+
+The layout is found by watching the network on a few rows, and each layer form
+is checked there against plain automatic differentiation. A layer that is used
+in an unforeseen way (shared weights, functional calls, reparametrisations)
+falls back to dense rows instead of giving wrong numbers.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sklaplace.forward import Forward, tree_rows
+from sklaplace.jacobians import backpropagate, has_layer_form
+from sklaplace.layouts import BlockSpec, Layout
+
+
+def all_weights(forward: Forward, x: Any) -> Layout:
+    """Every parameter of the network."""
+    return _verified(forward, x, _specs(forward.module, _called_layers(forward, x)))
+
+
+def last_layer(forward: Forward, x: Any) -> Layout:
+    """Weight and bias of the Linear layer that ends the network.
+
+    Raises
+    ------
+    ValueError
+        If the last layer with parameters is not a Linear layer.
+    """
+    called = _called_layers(forward, x)
+    name = called[-1] if called else ""
+    head = forward.module.get_submodule(name)
+    if not isinstance(head, nn.Linear):
+        raise ValueError(
+            "subset_of_weights='last_layer' needs a network whose last layer with "
+            f"parameters is a Linear layer; here it is {type(head).__name__} "
+            f"({name!r}). Use subset_of_weights='all', or end the network with "
+            "torch.nn.Linear."
+        )
+    specs = _specs(forward.module, [name])
+    prefix = f"{name}." if name else ""
+    own = {f"{prefix}{parameter}" for parameter, _ in head.named_parameters()}
+    return _verified(forward, x, [spec for spec in specs if spec.name in own])
+
+
+SUBSETS: dict[str, Callable[[Forward, Any], Layout]] = {
+    "all": all_weights,
+    "last_layer": last_layer,
+}
+
+
+def _called_layers(forward: Forward, x: Any) -> list[str]:
+    """Names of the modules that own parameters, in the order of their last call."""
+    called: dict[str, None] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(*_args: object) -> None:
+            called.pop(name, None)
+            called[name] = None
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(note(name))
+        for name, module in forward.module.named_modules()
+        if any(True for _ in module.parameters(recurse=False))
+    ]
+    try:
+        with torch.no_grad():
+            forward(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(called)
+
+
+def _specs(module: nn.Module, called: list[str]) -> list[BlockSpec]:
+    """A spec per parameter; in layer form where one called layer owns it."""
+    owners: dict[int, list[tuple[str, bool]]] = {}
+    for name, layer in module.named_modules(remove_duplicate=False):
+        for key, parameter in layer.named_parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append((name, key == "bias"))
+    specs = []
+    for name, parameter in module.named_parameters():
+        (layer, is_bias), *others = owners[id(parameter)]
+        fits = has_layer_form(module.get_submodule(layer)) and layer in called
+        fits = fits and not others and name.rpartition(".")[2] in ("weight", "bias")
+        specs.append(
+            BlockSpec(
+                name,
+                tuple(parameter.shape),
+                layer if fits else None,
+                is_bias and fits,
+            )
+        )
+    return specs
+
+
+def _verified(forward: Forward, x: Any, specs: list[BlockSpec]) -> Layout:
+    """A layout whose layer forms agree with plain automatic differentiation."""
+    columns = _test_columns(forward, x)
+    truth = _gradients_by_row(forward, x, specs, columns)
+    try:
+        found = _rows(forward, x, specs, columns)
+    except RuntimeError:  # some layer has no layer form: find out which
+        found = [_rows_or_none(forward, x, spec, columns) for spec in specs]
+    checked = [
+        spec if _agree(rows, true) else BlockSpec(spec.name, spec.shape)
+        for spec, rows, true in zip(specs, found, truth, strict=True)
+    ]
+    return Layout(tuple(checked))
+
+
+def _test_columns(forward: Forward, x: Any) -> Tensor:
+    """One fixed combination of the outputs per row, (b, c, 1).
+
+    Raises
+    ------
+    ValueError
+        If the outputs of a row depend on the rows that come with it.
+    """
+    with torch.no_grad():
+        f = forward(x)
+        alone = torch.cat(
+            [forward(tree_rows(x, slice(n, n + 1))) for n in range(len(f))]
+        )
+    if alone.shape != f.shape or not _agree(alone, f):
+        raise ValueError(
+            "The network's outputs for a row depend on the other rows of its batch, "
+            "also in evaluation mode. Laplace needs one output per row: let the "
+            "network treat rows independently."
+        )
+    signs = torch.arange(f.numel(), dtype=f.dtype, device=f.device).reshape(f.shape)
+    return torch.cos(1 + 2 * signs).unsqueeze(-1)
+
+
+def _rows(
+    forward: Forward, x: Any, specs: list[BlockSpec], columns: Tensor
+) -> list[Tensor | None]:
+    """Rows (b, p) of every block in its declared form."""
+    _, jacobian = backpropagate(forward, x, Layout(tuple(specs)), lambda _f: columns)
+    return [block.dense().squeeze(1) for block in jacobian.blocks]
+
+
+def _rows_or_none(
+    forward: Forward, x: Any, spec: BlockSpec, columns: Tensor
+) -> Tensor | None:
+    try:
+        return _rows(forward, x, [spec], columns)[0]
+    except RuntimeError:
+        return None
+
+
+def _agree(found: Tensor | None, true: Tensor) -> bool:
+    """Equal up to rounding of the dtype, relative to the largest entry."""
+    if found is None or found.shape != true.shape:
+        return False
+    allowed = torch.finfo(true.dtype).eps ** 0.5 * 10
+    largest = true.abs().max() if true.numel() else true.new_zeros(())
+    return bool(((found - true).abs() <= allowed * largest.clamp(min=1e-30)).all())
+
+
+def _gradients_by_row(
+    forward: Forward, x: Any, specs: list[BlockSpec], columns: Tensor
+) -> list[Tensor]:
+    """The same rows (b, p) by one plain backward pass for each row of the batch."""
+    parameters = dict(forward.module.named_parameters())
+    leaves = [parameters[spec.name] for spec in specs]
+    rows = []
+    for n, column in enumerate(columns.squeeze(-1)):
+        with torch.enable_grad(), _requiring_grad(leaves):
+            f = forward(tree_rows(x, slice(n, n + 1)))
+            gradients = torch.autograd.grad(
+                (f[0] * column).sum(), leaves, allow_unused=True
+            )
+        rows.append(gradients)
+    return [
+        torch.stack(
+            [torch.zeros_like(leaf) if g is None else g for g in parts]
+        ).flatten(1)
+        for leaf, parts in zip(leaves, zip(*rows, strict=True), strict=True)
+    ]
+
+
+@contextmanager
+def _requiring_grad(leaves: list[nn.Parameter]) -> Iterator[None]:
+    for leaf in leaves:
+        leaf.requires_grad_()
+    try:
+        yield
+    finally:
+        for leaf in leaves:
+            leaf.requires_grad_(False)

@@ -1,0 +1,275 @@
+"""Training: run a skorch net without leaving a trace, and read data as it does.
+
+What skorch lacks is added for the time of one ``fit`` and removed in any case:
+sample weights, a look at the rows before the first step, the split that was made,
+and a random state of one's own.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from skorch.dataset import Dataset, unpack_data
+from skorch.utils import multi_indexing, to_tensor
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset, default_collate
+
+
+# ----------------------------------------------------------------- randomness
+@contextmanager
+def private_rng(seed: int | None) -> Iterator[None]:
+    """Run with seeded torch and numpy generators; put the global ones back.
+
+    None leaves the state as it is and puts it back too. The generators are
+    global to the process, so this does not isolate threads from each other.
+    """
+    numpy_state = np.random.get_state()  # noqa: NPY002
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            if seed is not None:
+                torch.manual_seed(seed)
+                np.random.seed(seed)  # noqa: NPY002
+            yield
+    finally:
+        np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+# ----------------------------------------------------------------------- data
+class WeightedDataset(torch.utils.data.Dataset):
+    """Rows of another dataset as ``(X, (y, weight))``."""
+
+    def __init__(self, dataset: Any, weights: np.ndarray) -> None:
+        self.dataset, self.weights = dataset, weights
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def __getitem__(self, index: int) -> Any:
+        X, y = self.dataset[index]
+        return X, (y, self.weights[index])
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches ``(x, y, weights)`` of a dataset, as often as asked.
+
+    Attributes
+    ----------
+    net : skorch.NeuralNet
+        Its ``iterator_valid`` and its options are used.
+    dataset : Dataset
+        With or without weights.
+    batch_size : int
+        Rows per batch.
+    """
+
+    net: Any
+    dataset: Any
+    batch_size: int
+
+    def __iter__(self) -> Iterator[tuple[Any, Any, Tensor | None]]:
+        arrays = _plain_arrays(self.net, self.dataset)
+        if arrays is not None:
+            yield from self._slices(*arrays)
+            return
+        options = self.net.get_params_for("iterator_valid")
+        options["batch_size"] = self.batch_size
+        loader = self.net.iterator_valid(self.dataset, **options)
+        weighted = _is_weighted(self.dataset)
+        if weighted:
+            loader.collate_fn = partial(_collate_weighted, loader.collate_fn)
+        for batch in loader:
+            X, y = unpack_data(batch)
+            y, w = y if weighted else (y, None)
+            yield self._on_device(X), self._on_device(y), self._on_device(w)
+
+    def _slices(
+        self, X: Any, y: Any, weights: Any
+    ) -> Iterator[tuple[Any, Any, Tensor | None]]:
+        """Batches cut from arrays: the same rows without a loop over each."""
+        for start in range(0, len(X), self.batch_size):
+            cut = slice(start, start + self.batch_size)
+            # copies, so that no in-place layer can write into the user's array
+            pieces = [
+                None if v is None else torch.tensor(v[cut]) for v in (X, y, weights)
+            ]
+            x, target, w = (self._on_device(piece) for piece in pieces)
+            yield x, target, w
+
+    def _on_device(self, value: Any) -> Any:
+        return None if value is None else to_tensor(value, device=self.net.device)
+
+
+def _is_weighted(dataset: Any) -> bool:
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return isinstance(dataset, WeightedDataset)
+
+
+def _plain_arrays(net: Any, dataset: Any) -> tuple[Any, Any, Any] | None:
+    """``(X, y, weights)`` if the dataset is nothing but arrays; else None."""
+    options = net.get_params_for("iterator_valid")
+    if net.iterator_valid is not DataLoader or not set(options) <= {
+        "batch_size",
+        "num_workers",
+        "pin_memory",
+    }:
+        return None
+    if isinstance(dataset, Subset):
+        inner = _plain_arrays(net, dataset.dataset)
+        if inner is None:
+            return None
+        return tuple(None if v is None else v[dataset.indices] for v in inner)  # type: ignore[return-value]
+    if isinstance(dataset, WeightedDataset):
+        inner = _plain_arrays(net, dataset.dataset)
+        return None if inner is None else (*inner[:2], dataset.weights)
+    plain = type(dataset) is Dataset and isinstance(dataset.X, np.ndarray)
+    if plain and (dataset.y is None or isinstance(dataset.y, np.ndarray)):
+        return dataset.X, dataset.y, None
+    return None
+
+
+def _collate_weighted(collate: Callable[[list[Any]], Any], items: list[Any]) -> Any:
+    """Collate rows as the net's loader would, and their weights beside them."""
+    X, y = unpack_data(collate([(X, y) for X, (y, _) in items]))
+    return X, (y, default_collate([weight for *_, (_, weight) in items]))
+
+
+def first_rows(net: Any, dataset: Any, n: int = 3) -> Any:
+    """Inputs of the first rows of a dataset, as one batch."""
+    few = Subset(dataset, list(range(min(n, len(dataset)))))
+    return next(iter(Batches(net, few, n)))[0]
+
+
+# ------------------------------------------------------------------- training
+class RecordingSplit:
+    """A ``train_split`` that remembers what it did, and looks before it leaps.
+
+    skorch calls it when the net is initialised, all callbacks have had their
+    say and no step has been taken: the last moment to refuse.
+    """
+
+    def __init__(self, split: Any, check: Callable[[Any], None]) -> None:
+        self.split, self.check = split, check
+        self.train: Any = None
+        self.valid: Any = None
+
+    def __call__(self, dataset: Any, y: Any = None, **params: Any) -> tuple[Any, Any]:
+        """Check, split, remember."""
+        with private_rng(None):
+            self.check(dataset)
+        if not self.split:
+            self.train, self.valid = dataset, None
+        elif y is None:
+            self.train, self.valid = self.split(dataset, **params)
+        else:
+            self.train, self.valid = self.split(dataset, y, **params)
+        return self.train, self.valid
+
+
+def train(
+    net: Any, X: Any, y: Any, check: Callable[[Any], None], **fit_params: Any
+) -> tuple[Any, Any]:
+    """Fit a net of one's own; return the rows it learned from and those held out.
+
+    Parameters
+    ----------
+    net : skorch.NeuralNet
+        A clone; it is trained in place.
+    X, y : data
+        As skorch takes them; X may be a `WeightedDataset`.
+    check : callable
+        Called with the dataset before the first step; raises to refuse.
+
+    Returns
+    -------
+    train, valid : Dataset, Dataset or None
+    """
+    original = net.train_split
+    split = RecordingSplit(original, check)
+    net.train_split = split
+    try:
+        with _weighted_loss(net, X, split):
+            net.fit(X, y, **fit_params)
+    finally:
+        net.train_split = original
+    if split.train is None:  # a net with a splitting method of its own
+        return net.get_dataset(X, y), None
+    return split.train, split.valid
+
+
+@contextmanager
+def _weighted_loss(net: Any, dataset: Any, split: RecordingSplit) -> Iterator[None]:
+    """Let a net minimise ``Σ w·loss / Σ w``; only for a `WeightedDataset`.
+
+    The loader yields weights beside the targets; they are taken off before any
+    callback sees the batch and multiply the loss per row. A class for the time
+    of training, since every attribute of a skorch net becomes a parameter.
+    """
+    if not isinstance(dataset, WeightedDataset):
+        yield
+        return
+    original = type(net)
+    current: dict[str, Tensor] = {}
+
+    class Weighted(original):  # type: ignore[valid-type,misc]
+        def get_iterator(self, dataset: Any, training: bool = False) -> Any:
+            loader = super().get_iterator(dataset, training=training)
+            if not _is_weighted(dataset):
+                return loader
+            loader.collate_fn = partial(_collate_weighted, loader.collate_fn)
+            return _Unweighted(loader, current)
+
+        def get_loss(self, y_pred: Any, y_true: Any, *args: Any, **kw: Any) -> Any:
+            reduction = self.criterion_.reduction
+            self.criterion_.reduction = "none"
+            try:
+                loss = super().get_loss(y_pred, y_true, *args, **kw)
+            finally:
+                self.criterion_.reduction = reduction
+            weights = to_tensor(current["weights"], device=self.device).to(loss)
+            per_row = loss.reshape(len(weights), -1).mean(1)
+            return (per_row * weights).mean() / _mean_weight(split.train)
+
+    Weighted.__name__, Weighted.__qualname__ = original.__name__, original.__qualname__
+    net.__class__ = Weighted
+    try:
+        yield
+    finally:
+        net.__class__ = original
+
+
+def _mean_weight(dataset: Any) -> float:
+    indices: Any = slice(None)
+    while isinstance(dataset, Subset):
+        parent, picked = dataset.dataset, np.asarray(dataset.indices)
+        indices = picked if isinstance(indices, slice) else picked[indices]
+        dataset = parent
+    return float(np.mean(dataset.weights[indices]))
+
+
+class _Unweighted:
+    """A loader of ``(X, (y, weight))`` that yields ``(X, y)`` and shelves weights."""
+
+    def __init__(self, loader: Any, shelf: dict[str, Tensor]) -> None:
+        self.loader, self.shelf = loader, shelf
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for X, (y, weights) in self.loader:
+            self.shelf["weights"] = weights
+            yield X, y
+
+
+def take_rows(X: Any, indices: np.ndarray) -> Any:
+    """Rows of whatever skorch indexes, datasets among it."""
+    if isinstance(X, torch.utils.data.Dataset):
+        return Subset(X, indices.tolist())
+    return multi_indexing(X, indices)

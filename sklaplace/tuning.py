@@ -1,0 +1,527 @@
+"""Tuning: choose prior precision and noise, and whether to refit the last layer.
+
+Three ways, all ``(Task) -> GaussianPosterior``:
+
+* ``marglik``: maximise the evidence. At the network's own weights by Newton's
+  method in ``(log δ, log σ)``; at the refitted head by MacKay's fixed point
+  ``δ = γ / ‖θ(δ) - μ₀‖²``, ``σ² = ‖r‖² / (n - γ)`` (MacKay 1992, "Bayesian
+  interpolation", section 4).
+* ``validation``: score the predictive on rows that the network did not see.
+* ``auto``: the second where there are such rows, else the first.
+
+Evidence at weights that are no minimum of the regularised loss prefers far too
+weak a prior, and training residuals of an over-trained network say nothing about
+the noise; hence the order of ``auto``.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+
+from sklaplace import priors
+from sklaplace.heads import LinearHead
+from sklaplace.jacobians import Jacobian
+from sklaplace.posterior import GaussianPosterior, Hyperparameters
+from sklaplace.predictive import linearised_mean
+
+# bounds of log δ and log σ
+LOG_BOUND = 20.0
+# largest number of hyperparameters that Newton's method takes; L-BFGS above
+MAX_NEWTON_SIZE = 32
+MAX_EVALUATIONS = 100
+MAX_FIXED_POINT = 100
+# the path of refitted heads ends after so many worse points
+PATIENCE = 2
+# Prior variances of the outputs that the validation path visits: from
+# one that changes no prediction to one that leaves all to the data.
+PATH = 10.0 ** np.arange(-4, 8.01, 0.5)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One batch of held-out rows: outputs, their Jacobian, targets, weights."""
+
+    f: Tensor
+    jacobian: Jacobian
+    targets: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class Task:
+    """What there is to tune, and with what.
+
+    Attributes
+    ----------
+    posterior : GaussianPosterior
+        At the network's own weights, with initial hyperparameters.
+    head : LinearHead or None
+        Training rows as the last layer sees them; None where it is not linear
+        or not the selected subset.
+    validation : iterable of Rows or None
+        Rows that the network did not see.
+    log_proba : callable or None
+        ``(mean (b, c), cov (b, c, c)) -> (b, K)`` log class probabilities; None
+        for regression.
+    free_prior, free_noise : bool
+        Whether prior precision and noise are to be chosen.
+    refine : bool or "auto"
+        Whether the head is refitted under the prior; "auto" lets the tuner say.
+    """
+
+    posterior: GaussianPosterior
+    head: LinearHead | None
+    validation: Iterable[Rows] | None
+    log_proba: Callable[[Tensor, Tensor], Tensor] | None
+    free_prior: bool
+    free_noise: bool
+    refine: bool | Literal["auto"]
+
+
+# ------------------------------------------------------------------- evidence
+def marglik(
+    posterior: GaussianPosterior, *, free_prior: bool = True, free_noise: bool = True
+) -> GaussianPosterior:
+    """Maximise the evidence at the posterior's own mean (empirical Bayes).
+
+    Parameters
+    ----------
+    posterior : GaussianPosterior
+        Its prior precision fixes the prior structure, its values are the start.
+    free_prior, free_noise : bool, default=True
+        What to choose. Noise counts only where the likelihood has some.
+
+    Returns
+    -------
+    GaussianPosterior
+        The same curvature and mean under the best hyperparameters.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If the maximum was not found.
+
+    Notes
+    -----
+    Newton's method in the logarithms, on eigenvalues that are computed once:
+    O(P) and rarely more than ten evaluations. Not to be trusted at weights that
+    were not trained under this very prior; see `LinearHead`.
+    """
+    free_noise = free_noise and posterior.likelihood.has_noise
+    if not (free_prior or free_noise):
+        return posterior
+    start = (
+        posterior.replace(prior_precision=_first_guess(posterior))
+        if free_prior
+        else posterior
+    )
+
+    def build(v: Tensor) -> Hyperparameters:
+        return _with_logs(start.hyperparameters, v, free_prior, free_noise)
+
+    def objective(v: Tensor) -> Tensor:
+        return -start.log_marginal_likelihood(build(v))
+
+    best = _minimise(objective, _logs(start.hyperparameters, free_prior, free_noise))
+    return replace(start, hyperparameters=build(best))
+
+
+def _first_guess(posterior: GaussianPosterior) -> Tensor:
+    """One step of MacKay's fixed point from the point where γ = P/2."""
+    delta = posterior.prior_precision
+    half = _group_sum(posterior, torch.full_like(posterior.mean, 0.5), delta)
+    return _clamped(half / _group_scatter(posterior, delta))
+
+
+def _logs(h: Hyperparameters, free_prior: bool, free_noise: bool) -> Tensor:
+    parts = [h.prior_precision.log().reshape(-1)] * free_prior
+    return torch.cat(parts + [h.sigma_noise.log().reshape(1)] * free_noise)
+
+
+def _with_logs(
+    h: Hyperparameters, v: Tensor, free_prior: bool, free_noise: bool
+) -> Hyperparameters:
+    n = h.prior_precision.numel() * free_prior
+    if free_prior:
+        h = replace(h, prior_precision=v[:n].reshape(h.prior_precision.shape).exp())
+    return replace(h, sigma_noise=v[n].exp()) if free_noise else h
+
+
+def _minimise(objective: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    method = _newton if len(start) <= MAX_NEWTON_SIZE else _lbfgs
+    best, converged = method(objective, start.clamp(-LOG_BOUND, LOG_BOUND))
+    if not converged:
+        warnings.warn(
+            "The evidence was not maximised to full precision; its value is valid, "
+            "but a better prior_precision may exist. prior_precision='validation' "
+            "needs no maximum of the evidence.",
+            ConvergenceWarning,
+            stacklevel=4,
+        )
+    return best
+
+
+def _derivatives(
+    objective: Callable[[Tensor], Tensor], v: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Value, gradient and Hessian at ``v``."""
+    with torch.enable_grad():
+        v = v.detach().requires_grad_()
+        value = objective(v)
+        (gradient,) = torch.autograd.grad(value, v, create_graph=True)
+        rows = [
+            torch.autograd.grad(entry, v, retain_graph=True)[0] for entry in gradient
+        ]
+    return value.detach(), gradient.detach(), torch.stack(rows)
+
+
+def _newton(objective: Callable[[Tensor], Tensor], v: Tensor) -> tuple[Tensor, bool]:
+    """Newton's method with absolute eigenvalues, short steps and bounds.
+
+    Saddles and regions of negative curvature repel, since the sign of each
+    eigenvalue is dropped; steps that do not descend are halved.
+    """
+    value, gradient, hessian = _derivatives(objective, v)
+    for _ in range(MAX_EVALUATIONS):
+        at_bound = (v.abs() >= LOG_BOUND) & (gradient * v.sign() < 0)
+        gradient = gradient.masked_fill(at_bound, 0)
+        if gradient.abs().max() <= 1e-6 * (1 + value.abs()):
+            return v, True
+        step = _newton_step(gradient, hessian, at_bound)
+        for _ in range(30):
+            trial = (v + step).clamp(-LOG_BOUND, LOG_BOUND)
+            found = _derivatives(objective, trial)
+            if found[0] <= value + 1e-12 * value.abs():
+                break
+            step = step / 2
+        else:
+            return v, False
+        v, (value, gradient, hessian) = trial, found
+    return v, False
+
+
+def _newton_step(gradient: Tensor, hessian: Tensor, at_bound: Tensor) -> Tensor:
+    """Descent step of at most three units in any logarithm, zero at bounds."""
+    hessian = hessian.clone()
+    hessian[at_bound, :] = 0
+    hessian[:, at_bound] = 0
+    values, vectors = torch.linalg.eigh(hessian)
+    floor = 1e-8 * values.abs().max().clamp(min=1e-300)
+    step: Tensor = -vectors @ ((vectors.T @ gradient) / values.abs().clamp(min=floor))
+    return step * (3 / step.abs().max().clamp(min=3))
+
+
+def _lbfgs(objective: Callable[[Tensor], Tensor], v: Tensor) -> tuple[Tensor, bool]:
+    """Bounded L-BFGS for one precision per parameter or many layers."""
+
+    def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
+        with torch.enable_grad():
+            point = torch.as_tensor(x, dtype=v.dtype, device=v.device).requires_grad_()
+            value = objective(point)
+            (gradient,) = torch.autograd.grad(value, point)
+        return float(value.detach()), gradient.cpu().numpy()
+
+    result = minimize(
+        evaluate,
+        v.cpu().numpy(),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(-LOG_BOUND, LOG_BOUND)] * len(v),
+        options={"maxiter": 1000, "maxfun": 2000, "ftol": 1e-13, "gtol": 1e-6},
+    )
+    return torch.as_tensor(result.x, dtype=v.dtype, device=v.device), result.status == 0
+
+
+# ------------------------------------------------------ evidence, refitted head
+def marglik_refitted(task: Task) -> GaussianPosterior:
+    """Maximise the evidence at the head that is most probable under each prior."""
+    head = require_head(task)
+    posterior = task.posterior
+    if task.free_prior:
+        posterior = posterior.replace(prior_precision=_first_guess(posterior))
+    posterior = head.refit(posterior)
+    history: list[Tensor] = []
+    for _ in range(MAX_FIXED_POINT):
+        now = _logs(posterior.hyperparameters, task.free_prior, task.free_noise)
+        if len(now) == 0:
+            return posterior
+        then = _logs(_mackay(posterior, task), task.free_prior, task.free_noise)
+        if (then - now).abs().max() < 1e-4:
+            return posterior
+        history = [*history[-1:], torch.stack([now, then])]
+        v = _accelerated(history)
+        h = _with_logs(posterior.hyperparameters, v, task.free_prior, task.free_noise)
+        posterior = head.refit(replace(posterior, hyperparameters=h))
+    warnings.warn(
+        "The fixed point of the evidence was not reached; prior_precision is close "
+        "to it. prior_precision='validation' needs none.",
+        ConvergenceWarning,
+        stacklevel=2,
+    )
+    return posterior
+
+
+def _mackay(posterior: GaussianPosterior, task: Task) -> Hyperparameters:
+    """MacKay's updates of prior precision and noise."""
+    h = posterior.hyperparameters
+    delta = h.prior_precision
+    gamma = posterior.structure.effective_parameters(delta, posterior.scale)
+    if task.free_prior:
+        scatter = _group_scatter(posterior, delta)
+        per_group = _group_sum(posterior, gamma, delta)
+        h = replace(h, prior_precision=_clamped(per_group / scatter))
+    if task.free_noise:
+        n, residual = posterior.data_fit.n_targets, 2 * posterior.data_fit.loss
+        # γ reaches n only where every target is fitted; keep a tenth of a row
+        variance = residual / (n - gamma.sum()).clamp(min=0.1)
+        h = replace(h, sigma_noise=_clamped(variance.sqrt()))
+    return h
+
+
+def _accelerated(history: list[Tensor]) -> Tensor:
+    """Next point from (point, image) pairs: secant steps, kept within two units."""
+    now, then = history[-1].unbind()
+    if len(history) == 1:
+        return then
+    before, image = history[0].unbind()
+    slope = ((then - image) / (now - before)).nan_to_num(0.0, 0.0, 0.0).clamp(-1, 0.9)
+    step = ((then - now) / (1 - slope)).clamp(-2, 2)
+    return (now + step).clamp(-LOG_BOUND, LOG_BOUND)
+
+
+def _group_sum(posterior: GaussianPosterior, values: Tensor, delta: Tensor) -> Tensor:
+    """Sum of values (P,) over the weights that share a prior precision."""
+    name = priors.structure_of(delta, posterior.layout)
+    if name == "scalar":
+        return values.sum()
+    if name == "diag":
+        return values
+    return torch.stack([piece.sum() for piece in posterior.layout.split(values)])
+
+
+def _group_scatter(posterior: GaussianPosterior, delta: Tensor) -> Tensor:
+    """Squared distance to the prior mean over weights that share a precision."""
+    squares = (posterior.mean - posterior.hyperparameters.prior_mean) ** 2
+    return _group_sum(posterior, squares, delta).clamp(min=math.exp(-2 * LOG_BOUND))
+
+
+def _clamped(value: Tensor) -> Tensor:
+    return value.clamp(math.exp(-LOG_BOUND), math.exp(LOG_BOUND))
+
+
+# ------------------------------------------------------------- validation path
+@dataclass(frozen=True)
+class _Candidate:
+    """A posterior and its mean score on held-out rows, in nats; lower is better."""
+
+    posterior: GaussianPosterior
+    score: float
+
+
+def validation(task: Task) -> GaussianPosterior:
+    """Best score on held-out rows along a path of prior precisions.
+
+    Log loss for classification, Gaussian negative log-likelihood for regression,
+    for the network's own head and, unless ``refine`` is False, for the head that
+    is refitted at each point of the path.
+
+    A layerwise or diagonal prior keeps the proportions that maximise the
+    evidence; the path is over their common factor.
+    """
+    if task.validation is None:
+        raise ValueError(
+            "prior_precision='validation' needs rows that the network did not see, "
+            "and there are none. Pass X_val and y_val to fit, give the network a "
+            "train_split, or use prior_precision='marglik'."
+        )
+    path = _path(task)
+    candidates: list[_Candidate] = []
+    if task.refine is not True:
+        candidates += _scored(task, path)
+    if task.refine is True or (task.refine == "auto" and task.head is not None):
+        candidates += _scored_refitted(task, path)
+    finite = [c for c in candidates if math.isfinite(c.score)]
+    if not finite:
+        raise ValueError(
+            "No prior precision gives a finite score on the held-out rows: the "
+            "network's outputs there are too large or not numbers. Scale the inputs "
+            "or lower the learning rate."
+        )
+    return min(finite, key=lambda candidate: candidate.score).posterior
+
+
+def _path(task: Task) -> list[Tensor]:
+    """Ratios ``ρ = δ/scale`` to visit, from the strongest prior to the weakest."""
+    posterior = task.posterior
+    delta = posterior.prior_precision
+    if task.free_prior and delta.ndim:
+        delta = marglik(posterior, free_noise=task.free_noise).prior_precision
+    if not task.free_prior and not task.free_noise:
+        return [delta / posterior.scale]
+    shape = delta / delta.log().mean().exp()
+    spread = 1 / priors.expand(shape, posterior.layout)
+    total, n = 0.0, 0
+    for rows in _rows(task):
+        prior_variance = rows.jacobian.double().gram(spread).diagonal(dim1=1, dim2=2)
+        total, n = total + float(prior_variance.sum()), n + rows.f.numel()
+    return [shape * max(total / n, 1e-30) / variance for variance in PATH]
+
+
+def _rows(task: Task) -> Iterator[Rows]:
+    assert task.validation is not None
+    return iter(task.validation)
+
+
+def _scored(task: Task, path: list[Tensor]) -> list[_Candidate]:
+    """One candidate per point of the path, the head kept: one pass over the rows."""
+    scorers = [_Scorer(task, ratio) for ratio in path]
+    for rows in _rows(task):
+        mean = linearised_mean(task.posterior, rows.f, rows.jacobian)
+        projection = task.posterior.structure.project(rows.jacobian)
+        for scorer in scorers:
+            one = torch.ones_like(task.posterior.scale)
+            scorer.add(mean, projection.covariance(scorer.ratio, one), rows)
+    return [scorer.candidate(task.posterior) for scorer in scorers]
+
+
+def _scored_refitted(task: Task, path: list[Tensor]) -> list[_Candidate]:
+    """The same with the head refitted at each point, from where the last ended.
+
+    Every other point is visited first, until the score has worsened
+    ``PATIENCE`` times: weaker priors only approach the unregularised fit. Then
+    come the neighbours of the best.
+    """
+    candidates: dict[int, _Candidate] = {}
+    posterior, best = task.posterior, 0
+    for index in range(0, len(path), 2):
+        candidates[index] = _refitted(task, posterior, path[index])
+        posterior = candidates[index].posterior
+        best = min(candidates, key=lambda i: candidates[i].score)
+        if index - best >= 2 * PATIENCE:
+            break
+    for index in (best - 1, best + 1):
+        if 0 <= index < len(path):
+            start = candidates[best].posterior
+            candidates[index] = _refitted(task, start, path[index])
+    return list(candidates.values())
+
+
+def _refitted(task: Task, start: GaussianPosterior, ratio: Tensor) -> _Candidate:
+    """The head refitted under one ratio, from where another refit ended."""
+    template = start.replace(prior_precision=ratio * start.scale)
+    posterior = require_head(task).refit(template)
+    return _scored(replace(task, posterior=posterior), [ratio])[0]
+
+
+class _Scorer:
+    """Score of one ratio ``ρ = δ/scale`` on held-out rows, batch by batch.
+
+    With ``u = J (H + ρ)⁻¹ Jᵀ`` the functional covariance is ``u/scale``. For
+    Gaussian noise ``scale = 1/(σ²T)``, so that the predictive variance
+    ``σ²(1 + T u)`` is proportional to σ², whose best value has a closed form.
+    """
+
+    def __init__(self, task: Task, ratio: Tensor) -> None:
+        self.task, self.ratio = task, ratio
+        self._losses: list[Tensor] = []
+        self._weights: list[Tensor] = []
+        self._spreads: list[Tensor] = []
+
+    def add(self, mean: Tensor, u: Tensor, rows: Rows) -> None:
+        """Take the unscaled predictive of one batch."""
+        h = self.task.posterior.hyperparameters
+        self._weights.append(rows.weights.double())
+        if self.task.log_proba is None:
+            self._losses.append((mean - rows.targets) ** 2)
+            self._spreads.append(1 + h.temperature * u.diagonal(dim1=1, dim2=2))
+            return
+        log_proba = self.task.log_proba(mean, u / self.task.posterior.scale)
+        labels = rows.targets.reshape(-1, 1).long()
+        self._losses.append(-log_proba.gather(1, labels).squeeze(1))
+
+    def candidate(self, posterior: GaussianPosterior) -> _Candidate:
+        """The posterior at this point of the path, with its score."""
+        losses, weights = torch.cat(self._losses), torch.cat(self._weights)
+        weights = weights / weights.sum()
+        if not posterior.likelihood.has_noise:
+            chosen = posterior.replace(prior_precision=self.ratio * posterior.scale)
+            return _Candidate(chosen, float(weights @ losses))
+        spreads = torch.cat(self._spreads)
+        variance = self._noise_variance(posterior, losses / spreads, weights)
+        nll = (
+            losses / spreads / variance + (2 * math.pi * variance * spreads).log()
+        ) / 2
+        noisy = posterior.replace(sigma_noise=_clamped(variance.sqrt()))
+        chosen = noisy.replace(prior_precision=self.ratio * noisy.scale)
+        return _Candidate(chosen, float(weights @ nll.mean(1)))
+
+    def _noise_variance(
+        self, posterior: GaussianPosterior, scaled: Tensor, weights: Tensor
+    ) -> Tensor:
+        """σ² that is fixed, implied by a fixed prior, or best on these rows."""
+        h = posterior.hyperparameters
+        if not self.task.free_noise:
+            return h.sigma_noise**2
+        if not self.task.free_prior:
+            ratio = (self.ratio / h.prior_precision).mean()
+            return ratio / h.temperature
+        return (weights @ scaled.mean(1)).clamp(min=math.exp(-2 * LOG_BOUND))
+
+
+# ------------------------------------------------------------------------ auto
+def evidence(task: Task) -> GaussianPosterior:
+    """Evidence at the refitted head, or as it stands where ``refine`` is False."""
+    if task.refine is False or (task.refine == "auto" and task.head is None):
+        return marglik(
+            task.posterior, free_prior=task.free_prior, free_noise=task.free_noise
+        )
+    return marglik_refitted(task)
+
+
+def auto(task: Task) -> GaussianPosterior:
+    """Held-out rows where there are some, else evidence, saying what it risks."""
+    if task.validation is not None:
+        return validation(task)
+    if task.head is None or task.refine is False:
+        warnings.warn(
+            "prior_precision='auto' found no rows that the network did not see and "
+            "maximises the evidence at the network's own weights, which can make "
+            "predictions worse than the network's. Pass X_val and y_val to fit.",
+            UserWarning,
+            stacklevel=2,
+        )
+    elif task.free_noise:
+        warnings.warn(
+            "sigma_noise comes from the training rows, because there are no rows "
+            "that the network did not see; intervals will be too narrow if the "
+            "network is over-trained. Pass X_val and y_val to fit.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return evidence(task)
+
+
+def require_head(task: Task) -> LinearHead:
+    """The head, or an error that says what ``refine`` needs."""
+    if task.head is None:
+        raise ValueError(
+            "refine=True needs outputs that are linear in the selected weights. Use "
+            "subset_of_weights='last_layer' with a network that ends in a Linear "
+            "layer, or refine=False."
+        )
+    return task.head
+
+
+TUNERS: dict[str, Callable[[Task], GaussianPosterior]] = {
+    "auto": auto,
+    "marglik": evidence,
+    "validation": validation,
+}

@@ -1,0 +1,55 @@
+"""Settings and fixtures that all tests share."""
+
+import os
+
+# Read by scipy when it is first imported; without it scikit-learn skips a check.
+os.environ["SCIPY_ARRAY_API"] = "1"
+
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parent / "benchmarks"
+
+# Tests run side by side, so that more threads would only get in each other's way.
+torch.set_num_threads(1)
+
+hypothesis.settings.register_profile("sklaplace", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("sklaplace")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark the benchmarks, and skip what needs a GPU where there is none."""
+    needs_gpu = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if BENCHMARKS in item.path.parents:
+            item.add_marker("benchmark")
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(needs_gpu)
+
+
+def global_rng_states():
+    """Return the states of numpy's and torch's global generators as bytes."""
+    name, keys, *rest = np.random.get_state()  # noqa: NPY002
+    states = {
+        "numpy": (name, keys.tobytes(), *rest),
+        "torch": torch.get_rng_state().numpy().tobytes(),
+    }
+    if torch.cuda.is_available():
+        cuda = torch.cuda.get_rng_state_all()
+        states["torch.cuda"] = [state.numpy().tobytes() for state in cuda]
+    return states
+
+
+@pytest.fixture
+def rng_untouched():
+    """Fail the test if it leaves a global random state other than it found it."""
+    before = global_rng_states()
+    yield
+    after = global_rng_states()
+    changed = [name for name in before if before[name] != after[name]]
+    assert not changed, f"The global random state of {changed} was changed."

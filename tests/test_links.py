@@ -1,0 +1,344 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sklaplace import dirichlet, links
+from sklaplace.links import LINKS, centre, choose_link, normal_draws
+
+every_link = pytest.mark.parametrize("link", LINKS.values(), ids=LINKS.keys())
+# The Laplace bridge does not tend to the softmax.
+exact_links = pytest.mark.parametrize("name", ["mc", "mean_field", "probit"])
+
+
+@pytest.fixture(autouse=True)
+def _global_random_state_stays():
+    before = torch.get_rng_state()
+    yield
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def gaussian(rows, n_classes, seed=0, sd=1.0, dtype=torch.float64):
+    """Means (b, K) and random full-rank covariances (b, K, K)."""
+    generator = torch.Generator().manual_seed(seed)
+    factors = torch.randn(
+        rows, n_classes, n_classes, generator=generator, dtype=torch.float64
+    )
+    mean = 2 * torch.randn(rows, n_classes, generator=generator, dtype=torch.float64)
+    cov = sd**2 * factors @ factors.mT / n_classes
+    return mean.to(dtype), cov.to(dtype)
+
+
+def plain_mc(mean, cov, n_draws, seed=0):
+    """Average of the softmax over independent draws, and its standard error."""
+    generator = torch.Generator().manual_seed(seed)
+    draws = torch.randn(
+        n_draws, mean.shape[-1], generator=generator, dtype=torch.float64
+    )
+    factor = torch.linalg.cholesky(cov)
+    proba = (mean.unsqueeze(-2) + draws @ factor.mT).softmax(-1)  # (b, s, K)
+    return proba.mean(-2), proba.std(-2) / math.sqrt(n_draws)
+
+
+def error(proba, reference):
+    """Mean over rows of the sum over classes of absolute differences."""
+    return (proba - reference).abs().sum(-1).mean()
+
+
+# Contracts: over the registry
+
+
+@every_link
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n_classes", [1, 2, 3, 20])
+def test_rows_are_probabilities_and_inputs_stay(link, n_classes, dtype):
+    mean, cov = gaussian(7, n_classes, dtype=dtype)
+    draws = normal_draws(10, n_classes, 0)
+    copies = [tensor.clone() for tensor in (mean, cov, draws)]
+    proba = link(mean, cov, draws)
+    assert proba.shape == (7, n_classes)
+    assert proba.dtype == torch.float64
+    assert (proba >= 0).all()
+    torch.testing.assert_close(proba.sum(-1), torch.ones(7, dtype=torch.float64))
+    for tensor, copy in zip((mean, cov, draws), copies, strict=True):
+        assert torch.equal(tensor, copy)
+
+
+@every_link
+def test_one_class_is_certain(link):
+    mean, cov = gaussian(3, 1)
+    ones = torch.ones(3, 1, dtype=torch.float64)
+    torch.testing.assert_close(link(mean, cov, normal_draws(5, 1, 0)), ones)
+
+
+@every_link
+def test_no_rows_give_no_rows(link):
+    mean, cov = gaussian(0, 3)
+    assert link(mean, cov, normal_draws(5, 3, 0)).shape == (0, 3)
+
+
+@every_link
+@pytest.mark.parametrize("n_classes", [2, 3, 10])
+def test_what_the_softmax_ignores_changes_nothing(link, n_classes):
+    mean, cov = gaussian(5, n_classes)
+    draws = normal_draws(20, n_classes, 0)
+    expected = link(mean, cov, draws)
+    for shift in (-30.0, 1e4):
+        shifted = link(mean + shift, cov, draws)
+        torch.testing.assert_close(shifted, expected, rtol=1e-9, atol=1e-9)
+    for common in (1.0, 1e4):
+        wider = link(mean, cov + common, draws)
+        torch.testing.assert_close(wider, expected, rtol=1e-8, atol=1e-8)
+    # A common shift that is correlated with the logits is no more visible.
+    direction = 0.1 * mean
+    tilted = cov + direction.unsqueeze(-1) + direction.unsqueeze(-2)
+    torch.testing.assert_close(link(mean, tilted, draws), expected)
+    torch.testing.assert_close(link(*centre(mean, cov), draws), expected)
+
+
+@every_link
+def test_rows_do_not_depend_on_each_other(link):
+    mean, cov = gaussian(23, 4)
+    draws = normal_draws(50, 4, 0)
+    together = link(mean, cov, draws)
+    singly = [link(mean[[row]], cov[[row]], draws) for row in range(len(mean))]
+    torch.testing.assert_close(together, torch.cat(singly), rtol=1e-12, atol=1e-14)
+
+
+# The draws of mc are not symmetric in the classes.
+@pytest.mark.parametrize("name", sorted(LINKS.keys() - {"mc"}))
+def test_permuting_the_classes_permutes_the_probabilities(name):
+    link = LINKS[name]
+    mean, cov = gaussian(5, 4)
+    order = torch.tensor([2, 0, 3, 1])
+    draws = normal_draws(10, 4, 0)
+    permuted = link(mean[:, order], cov[:, order][:, :, order], draws)
+    torch.testing.assert_close(permuted, link(mean, cov, draws)[:, order])
+
+
+@every_link
+@given(
+    n_classes=st.integers(1, 5),
+    rank=st.integers(0, 5),
+    seed=st.integers(0, 2**31),
+    log_mean=st.integers(-6, 6),
+    log_scale=st.integers(-12, 12),
+    log_common=st.integers(-12, 12),
+)
+def test_finite_over_many_orders_of_magnitude(
+    link, n_classes, rank, seed, log_mean, log_scale, log_common
+):
+    generator = torch.Generator().manual_seed(seed)
+    factor = torch.randn(
+        1, n_classes, min(rank, n_classes), generator=generator, dtype=torch.float64
+    )
+    cov = 10.0**log_scale * factor @ factor.mT + 10.0**log_common
+    mean = 10.0**log_mean * torch.randn(
+        1, n_classes, generator=generator, dtype=torch.float64
+    )
+    proba = link(mean, cov, normal_draws(4, n_classes, 0))
+    assert proba.isfinite().all()
+    assert (proba >= 0).all()
+    assert abs(proba.sum() - 1) < 1e-12
+
+
+@every_link
+@pytest.mark.parametrize("scale", [0.0, 1e-299, 1e299])
+@pytest.mark.parametrize("largest", [0.0, 1e300])
+def test_finite_at_the_limits_of_float64(link, scale, largest):
+    mean = torch.tensor([[largest, -largest, 0]], dtype=torch.float64)
+    cov = scale * torch.eye(3, dtype=torch.float64).expand(1, 3, 3)
+    proba = link(mean, cov, normal_draws(4, 3, 0))
+    assert proba.isfinite().all()
+    assert abs(proba.sum() - 1) < 1e-12
+
+
+# What single links claim
+
+
+@exact_links
+@pytest.mark.parametrize("n_classes", [2, 3, 50])
+def test_zero_covariance_gives_the_softmax(name, n_classes):
+    mean, cov = gaussian(5, n_classes)
+    draws = normal_draws(30, n_classes, 0)
+    for nothing in (0 * cov, torch.full_like(cov, 1e12)):
+        proba = LINKS[name](mean, nothing, draws)
+        torch.testing.assert_close(proba, mean.softmax(-1), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 10])
+def test_mc_agrees_with_plain_sampling(n_classes):
+    mean, cov = gaussian(8, n_classes, sd=1.5)
+    reference, standard_error = plain_mc(mean, cov, 40_000)
+    proba = links.mc(mean, cov, normal_draws(8192, n_classes, 0))
+    # Points that cover space evenly err less than as many random ones, so the
+    # error is at most that of two independent estimates, five deviations wide.
+    bound = 5 * standard_error * (1 + math.sqrt(40_000 / 8192))
+    assert ((proba - reference).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("sd", [1.0, 4.0])
+def test_mean_field_is_near_exact_for_two_classes(sd):
+    mean, cov = gaussian(50, 2, sd=sd)
+    reference = links.mc(mean, cov, normal_draws(8192, 2, 0))
+    # MacKay's approximation of the logistic-Gaussian integral errs by up to .02
+    # per class.
+    proba = links.mean_field(mean, cov, normal_draws(2, 2, 0))
+    assert (proba - reference).abs().max() < 0.02
+    assert error(proba, reference) < 0.01
+
+
+def test_mean_field_of_two_classes_is_the_binary_formula():
+    mean, cov = gaussian(9, 2)
+    gap = mean[:, 0] - mean[:, 1]
+    variance = cov[:, 0, 0] + cov[:, 1, 1] - 2 * cov[:, 0, 1]
+    expected = (gap / (1 + math.pi / 8 * variance).sqrt()).sigmoid()
+    proba = links.mean_field(mean, cov, normal_draws(2, 2, 0))
+    torch.testing.assert_close(proba[:, 0], expected)
+
+
+def test_closed_forms_equal_their_formulas():
+    mean, cov = gaussian(1, 3)
+    m, s = (tensor[0] for tensor in centre(mean, cov))
+    inflation = (1 + math.pi / 8 * s.diagonal()).sqrt()
+    draws = normal_draws(2, 3, 0)
+    torch.testing.assert_close(
+        links.probit(mean, cov, draws)[0], (m / inflation).softmax(-1)
+    )
+
+    odds = torch.zeros(3, dtype=torch.float64)
+    for k in range(3):
+        for j in range(3):
+            spread = s[k, k] + s[j, j] - 2 * s[k, j]
+            odds[k] += torch.exp(-(m[k] - m[j]) / (1 + math.pi / 8 * spread).sqrt())
+    torch.testing.assert_close(
+        links.mean_field(mean, cov, draws)[0], (1 / odds) / (1 / odds).sum()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "norm"), [("bridge", None), ("bridge_norm", "guarded")]
+)
+@pytest.mark.parametrize("sd", [0.1, 5.0])
+def test_bridges_are_means_of_the_dirichlet(name, norm, sd):
+    mean, cov = gaussian(6, 4, sd=sd)
+    alpha = dirichlet.laplace_bridge(*centre(mean, cov), norm=norm)
+    proba = LINKS[name](mean, cov, normal_draws(2, 4, 0))
+    torch.testing.assert_close(proba, dirichlet.mean(alpha))
+
+
+def test_bridge_ignores_the_scale_of_the_covariance():
+    mean, cov = gaussian(6, 4)
+    draws = normal_draws(2, 4, 0)
+    torch.testing.assert_close(
+        links.bridge(mean, 100 * cov, draws), links.bridge(mean, cov, draws)
+    )
+
+
+def test_mc_does_not_depend_on_chunks(monkeypatch):
+    mean, cov = gaussian(17, 5)
+    draws = normal_draws(64, 5, 0)
+    at_once = links.mc(mean, cov, draws)
+    for rows in (1, 4):
+        monkeypatch.setattr(links, "_CHUNK_BYTES", rows * 2 * 8 * draws.numel())
+        torch.testing.assert_close(
+            links.mc(mean, cov, draws), at_once, rtol=1e-12, atol=1e-14
+        )
+
+
+# Centring
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n_classes", [1, 2, 6])
+def test_centre_multiplies_by_the_centring_matrix(n_classes, dtype):
+    mean, cov = gaussian(4, n_classes, dtype=dtype)
+    centring = torch.eye(n_classes, dtype=torch.float64) - 1 / n_classes
+    centred_mean, centred_cov = centre(mean, cov)
+    torch.testing.assert_close(centred_mean, mean.double() @ centring)
+    torch.testing.assert_close(centred_cov, centring @ cov.double() @ centring)
+    again = centre(centred_mean, centred_cov)
+    torch.testing.assert_close(again, (centred_mean, centred_cov))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("common", [0.1, 1e12 / 3])
+def test_centre_leaves_nothing_of_a_common_shift(common, dtype):
+    cov = torch.full((2, 1000, 1000), common, dtype=dtype)
+    assert torch.equal(centre(cov[:, 0], cov)[1], torch.zeros_like(cov).double())
+
+
+# Choice and draws
+
+
+def test_choice_is_a_link_and_follows_the_rule():
+    chosen = {k: choose_link(k) for k in (1, 2, 3, 128, 129, 1000)}
+    assert set(chosen.values()) <= LINKS.keys()
+    assert chosen == {
+        1: "mean_field",
+        2: "mean_field",
+        3: "mc",
+        128: "mc",
+        129: "probit",
+        1000: "probit",
+    }
+
+
+@pytest.mark.parametrize("sd", [1.0, 4.0])
+@pytest.mark.parametrize("n_classes", [2, 3, 10])
+def test_choice_is_accurate_where_cheaper_links_are_not(n_classes, sd):
+    mean, cov = gaussian(100, n_classes, sd=sd)
+    reference = links.mc(mean, cov, normal_draws(8192, n_classes, 1))
+    draws = normal_draws(100, n_classes, 0)
+    errors = {
+        name: error(link(mean, cov, draws), reference) for name, link in LINKS.items()
+    }
+    chosen = choose_link(n_classes)
+    assert errors[chosen] < 0.1
+    for name in LINKS.keys() - {"mc", chosen}:
+        assert errors[chosen] < errors[name] / 3
+
+
+@pytest.mark.parametrize("n_samples", [1, 2, 7, 100])
+@pytest.mark.parametrize("dim", [1, 3, 200])
+def test_draws_are_mirrored_and_reproducible(n_samples, dim):
+    draws = normal_draws(n_samples, dim, 5)
+    assert draws.shape == (n_samples, dim)
+    assert draws.dtype == torch.float64
+    assert draws.isfinite().all()
+    half = (n_samples + 1) // 2
+    assert torch.equal(draws[half:], -draws[: n_samples - half])
+    assert torch.equal(draws, normal_draws(n_samples, dim, 5))
+    assert not torch.equal(draws, normal_draws(n_samples, dim, 6))
+
+
+def test_draws_are_standard_normal():
+    draws = normal_draws(4096, 5, 0)
+    identity = torch.eye(5, dtype=torch.float64)
+    torch.testing.assert_close(draws.mT @ draws / 4096, identity, rtol=0, atol=0.03)
+    kurtosis = (draws**4).mean(0)
+    torch.testing.assert_close(kurtosis, 3 * identity.sum(0), rtol=0.05, atol=0)
+
+
+def test_draws_beyond_the_tabulated_dimensions():
+    draws = normal_draws(3, 21_202, 0)
+    assert draws.shape == (3, 21_202)
+    assert torch.equal(draws, normal_draws(3, 21_202, 0))
+    assert torch.equal(draws[2], -draws[0])
+    assert abs(draws[0].std() - 1) < 5 / math.sqrt(2 * 21_202)
+
+
+@pytest.mark.parametrize("point", [0.0, 1.0])
+def test_draws_are_finite_where_quantiles_are_not(monkeypatch, point):
+    def draw(engine, n, dtype):
+        return torch.full((n, engine.dimension), point, dtype=dtype)
+
+    monkeypatch.setattr(torch.quasirandom.SobolEngine, "draw", draw)
+    assert normal_draws(4, 2, 0).isfinite().all()
+
+
+def test_draws_are_some():
+    with pytest.raises(ValueError, match=r"n_samples=0 gives no draws. Use at least 1"):
+        normal_draws(0, 3, 0)
