@@ -6,9 +6,9 @@ the network batch by batch and ask the posterior. Here is the border between num
 outside and torch inside.
 """
 
-import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -16,72 +16,44 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, clone
-from sklearn.frozen import FrozenEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import (
     _check_sample_weight,
     check_is_fitted,
     validate_data,
 )
-from skorch import NeuralNet
-from skorch.helper import SliceDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from sklaplace import holdout
 from sklaplace.curvature import CURVATURES, accumulate
+from sklaplace.data import InputType, TrainingData, check_length, input_type, is_opaque
 from sklaplace.forward import Forward
 from sklaplace.heads import HeadRows, LinearHead
-from sklaplace.inspection import Inspected, inspect, view
-from sklaplace.jacobians import backpropagate
-from sklaplace.layouts import Layout
-from sklaplace.likelihoods import DataFit
-from sklaplace.memory import free_bytes, readable
-from sklaplace.options import (
-    check_count,
-    check_fraction,
-    check_option,
-    check_positive,
-    listed,
+from sklaplace.inspection import (
+    Inspected,
+    inspect,
+    raw_outputs,
+    view,
+    warn_if_double_softmax,
 )
+from sklaplace.jacobians import backpropagate
+from sklaplace.likelihoods import DataFit
+from sklaplace.memory import move
+from sklaplace.options import check_count, check_positive, check_seed
 from sklaplace.posterior import GaussianPosterior, Hyperparameters
 from sklaplace.predictive import PREDICTIVES, linearised_mean
 from sklaplace.priors import PRIOR_STRUCTURES
-from sklaplace.structures import STRUCTURES, Structure
-from sklaplace.subsets import SUBSETS
-from sklaplace.training import (
-    Batches,
-    WeightedDataset,
-    first_rows,
-    private_rng,
-    take_rows,
-    train,
+from sklaplace.settings import (
+    check_layout,
+    check_prior_shape,
+    check_settings,
+    inner_net,
+    is_frozen,
 )
+from sklaplace.structures import STRUCTURES, Structure
+from sklaplace.training import Batches, copied, first_rows, private_rng, train
 from sklaplace.tuning import TUNERS, Rows, Task, require_head
-
-
-@dataclass(frozen=True)
-class TrainingData:
-    """Checked input of ``fit``: rows, targets as the net takes them, weights."""
-
-    X: Any
-    y: np.ndarray
-    sample_weight: np.ndarray | None
-
-    def take(self, rows: np.ndarray) -> "TrainingData":
-        """Some of the rows."""
-        w = self.sample_weight
-        return TrainingData(
-            take_rows(self.X, rows), self.y[rows], None if w is None else w[rows]
-        )
-
-    def dataset(self, net: Any) -> Any:
-        """The rows as the net's dataset, with weights where there are any."""
-        data = net.get_dataset(self.X, self.y)
-        if self.sample_weight is None:
-            return data
-        return WeightedDataset(data, self.sample_weight)
 
 
 @dataclass(frozen=True)
@@ -163,8 +135,9 @@ class BaseLaplace(BaseEstimator):
         with unchanged_on_error(self):
             self._check_parameters()
             data, validation = self._check_data(X, y, sample_weight, X_val, y_val)
-            self._seed = int(self._fresh_random_state().randint(np.iinfo(np.int32).max))
-            with private_rng(self._seed):
+            random_state = self._fresh_random_state()
+            self._seed = int(random_state.randint(np.iinfo(np.int32).max))
+            with private_rng(self._seed, getattr(self._net(), "device", "cpu")):
                 fitted = self._fit_network(data, validation, fit_params)
                 with fitted.forward().frozen():
                     posterior = self._fit_posterior(fitted)
@@ -184,68 +157,32 @@ class BaseLaplace(BaseEstimator):
         self.n_iter_ = max(1, len(getattr(fitted.net, "history_", None) or []))
         self.prior_precision_ = plain(posterior.prior_precision)
         self.log_marginal_likelihood_value_ = float(posterior.log_marginal_likelihood())
+        if self.verbose:
+            print(f"[{type(self).__name__}] {self._summary()}")  # noqa: T201
 
-    # -------------------------------------------------------- fit: the settings
+    def _summary(self) -> str:
+        """What was fitted, in one line."""
+        posterior = self.posterior_
+        precision = np.atleast_1d(self.prior_precision_)
+        shown = f"{precision[0]:.3g}"
+        if len(precision) > 1:
+            shown = f"{precision.min():.3g} to {precision.max():.3g}"
+        head = "refitted" if posterior.is_refitted else "kept"
+        return (
+            f"{self.hessian_structure} posterior over "
+            f"{posterior.layout.n_parameters:,} weights ({self.subset_of_weights}), "
+            f"prior_precision {shown}, weights {head}, log evidence "
+            f"{self.log_marginal_likelihood_value_:.1f}"
+        )
+
     def _check_parameters(self) -> None:
-        """Refuse values that cannot be right, before anything is done."""
-        self._check_estimator()
-        check_option("subset_of_weights", self.subset_of_weights, SUBSETS)
-        check_option("hessian_structure", self.hessian_structure, STRUCTURES)
-        check_option("curvature", self.curvature, CURVATURES)
-        check_option("prior_structure", self.prior_structure, PRIOR_STRUCTURES)
-        check_option("pred_type", self.pred_type, PREDICTIVES)
-        _, structure = STRUCTURES[self.hessian_structure]
-        if self.prior_structure not in structure.priors:
-            raise ValueError(
-                f"prior_structure={self.prior_structure!r} cannot be used with "
-                f"hessian_structure={self.hessian_structure!r}. Choose one of "
-                f"{listed(structure.priors)}, or another hessian_structure."
-            )
-        check_positive("prior_precision", self.prior_precision, TUNERS)
-        check_positive("temperature", self.temperature)
-        if self.refine not in (True, False, "auto"):
-            raise ValueError(
-                f"refine={self.refine!r} is not known. Choose True, False or 'auto'."
-            )
-        if self.refine is True and self.subset_of_weights != "last_layer":
-            raise ValueError(
-                f"refine=True cannot be used with subset_of_weights="
-                f"{self.subset_of_weights!r}. Use subset_of_weights='last_layer', or "
-                "refine='auto'."
-            )
-        check_fraction("validation_fraction", self.validation_fraction)
-        check_count("n_samples", self.n_samples)
-        if self.batch_size is not None:
-            check_count("batch_size", self.batch_size)
-        if not np.isfinite(np.asarray(self.prior_mean, dtype=float)).all():
-            raise ValueError(
-                "prior_mean has entries that are not finite. Use one number, or one "
-                "per selected weight."
-            )
-
-    def _check_estimator(self) -> None:
-        net = self._net()
-        if net is None:
-            return
-        if not isinstance(net, NeuralNet):
-            given = "a class" if isinstance(net, type) else type(net).__name__
-            raise TypeError(
-                f"estimator must be a skorch net, a FrozenEstimator around one, or "
-                f"None; got {given}. Wrap a torch module as "
-                "skorch.NeuralNetClassifier(Module), and put preprocessing into a "
-                "Pipeline around this estimator."
-            )
-        if self._is_frozen() and not getattr(net, "initialized_", False):
-            raise ValueError(
-                "The frozen network has no weights yet. Fit it, or call "
-                "net.initialize() and load its weights, before freezing it."
-            )
+        check_settings(self)
 
     def _is_frozen(self) -> bool:
-        return isinstance(self.estimator, FrozenEstimator)
+        return is_frozen(self.estimator)
 
     def _net(self) -> Any:
-        return self.estimator.estimator if self._is_frozen() else self.estimator
+        return inner_net(self.estimator)
 
     # ------------------------------------------------------------ fit: the data
     def _check_data(
@@ -262,54 +199,36 @@ class BaseLaplace(BaseEstimator):
                 f"{type(self).__name__} requires y to be passed, but the target y is "
                 "None. For a torch Dataset, pass its targets as an array."
             )
-        self._input_dtype = _input_dtype(self._net())
-        X, y = self._check_inputs(X, y, reset=True)
-        y = self._encode(y, reset=True)
-        data = TrainingData(X, y, None)
+        self._input_type: InputType = input_type(self._net())
+        data = self._checked(X, y, reset=True)
         if sample_weight is not None:
-            data = self._weigh(data, sample_weight)
-        if X_val is None:
-            return data, None
-        X_val, y_val = self._check_inputs(X_val, y_val, reset=False)
-        return data, TrainingData(X_val, self._encode(y_val, reset=False), None)
-
-    def _weigh(self, data: TrainingData, sample_weight: Any) -> TrainingData:
-        """Attach weights; rows of weight zero are left out altogether."""
-        probe = np.empty((len(data.y), 1))
-        weights = _check_sample_weight(
-            sample_weight, probe, dtype=np.float64, ensure_non_negative=True
-        )
-        kept = np.flatnonzero(weights)
-        if len(kept) == 0:
-            raise ValueError(
-                "All entries of sample_weight are zero. At least one row needs a "
-                "positive weight."
+            data = data.weighted(
+                _check_sample_weight(
+                    sample_weight,
+                    np.empty((len(data.y), 1)),
+                    dtype=np.float64,
+                    ensure_non_negative=True,
+                )
             )
-        data = TrainingData(data.X, data.y, weights)
-        return data if len(kept) == len(weights) else data.take(kept)
+        return data, None if X_val is None else self._checked(X_val, y_val, reset=False)
 
-    def _check_inputs(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, np.ndarray]:
-        """Validated arrays; datasets and dicts as they are."""
-        options = self._target_options()
+    def _checked(self, X: Any, y: Any, *, reset: bool) -> TrainingData:
+        """Validated arrays; datasets and dicts as they are; targets encoded."""
         if is_opaque(X):
-            return X, np.asarray(y)
-        X, y = validate_data(
-            self, X, y, reset=reset, dtype=None, allow_nd=True, **options
-        )
-        return self._cast(X), y
-
-    def _cast(self, X: np.ndarray) -> np.ndarray:
-        """The dtype of the weights; integers stay if the network looks them up."""
-        if X.dtype.kind not in "fiub":
-            X = np.asarray(X, dtype=np.float64)
-        dtype, keeps_integers = self._input_dtype
-        if keeps_integers and X.dtype.kind in "iu":
-            return X.astype(np.int64)
-        return X.astype(dtype)
-
-    def _cast_floats(self, y: np.ndarray) -> np.ndarray:
-        """Targets in the dtype of the network's weights."""
-        return y.astype(self._input_dtype[0])
+            y = np.asarray(y)
+            check_length(X, y)
+        else:
+            X, y = validate_data(
+                self,
+                X,
+                y,
+                reset=reset,
+                dtype=None,
+                allow_nd=True,
+                **self._target_options,
+            )
+            X = self._input_type.inputs(X)
+        return TrainingData(X, self._encode(y, reset=reset), None)
 
     # --------------------------------------------------------- fit: the network
     def _fit_network(
@@ -320,39 +239,37 @@ class BaseLaplace(BaseEstimator):
     ) -> FittedNetwork:
         """The trained net, and which rows it has and has not seen."""
         net = self._new_net(data)
-        frozen = self._is_frozen()
-        if not frozen and not net.train_split and validation is None:
+        if validation is None and not self._is_frozen() and not net.train_split:
             data, validation = self._hold_out(data)
-        if frozen:
-            self._inspect(net, data.dataset(net))
+        if validation is None and (self._is_frozen() or not net.train_split):
+            self._require_no_rows()
+        if self._is_frozen():
             seen, held_out = data.dataset(net), None
+            warn_if_double_softmax(net, first_rows(net, seen))
         else:
             seen, held_out = self._train(net, data, fit_params)
         if validation is not None:
             held_out = validation.dataset(net)
-        return FittedNetwork(net, self._inspect(net, seen), seen, held_out)
+        inspected = self._inspect(net, seen, is_trained=True)
+        return FittedNetwork(net, inspected, seen, held_out)
 
     def _new_net(self, data: TrainingData) -> Any:
         if self.estimator is None:
             return self._default_net(data)
         # a copy, so that training the original further cannot outdate the posterior
-        return copy.deepcopy(self._net()) if self._is_frozen() else clone(self._net())
+        return copied(self._net()) if self._is_frozen() else clone(self._net())
 
     def _train(
         self, net: Any, data: TrainingData, fit_params: dict[str, Any]
     ) -> tuple[Any, Any]:
         def check(dataset: Any) -> None:
-            self._match_target_shape(net, dataset)
-            self._inspect(net, dataset)
+            _match_targets(net, dataset)
+            self._inspect(net, dataset, is_trained=False)
+            warn_if_double_softmax(net, first_rows(net, dataset))
 
-        X = data.X
-        if data.sample_weight is not None:
-            X = data.dataset(net)
-        seen, held_out = train(net, X, data.y, check, **fit_params)
+        seen, held_out = train(net, data.inputs(net), data.y, check, **fit_params)
+        _check_history(net)
         return seen, held_out
-
-    def _match_target_shape(self, net: Any, dataset: Any) -> None:
-        """Overridden where the shape of targets depends on the module."""
 
     def _hold_out(self, data: TrainingData) -> tuple[TrainingData, TrainingData | None]:
         """Set rows aside for the tuner, if it wants some and there are enough."""
@@ -370,44 +287,32 @@ class BaseLaplace(BaseEstimator):
         return data.take(parts[0]), data.take(parts[1])
 
     def _tunes_on_rows(self) -> bool:
-        names = {name for name in self._tuners() if isinstance(name, str)}
-        return bool(names & {"auto", "validation"})
+        return bool(self._tuners()) and self._tuners()[0] in ("auto", "validation")
 
-    def _inspect(self, net: Any, dataset: Any) -> Inspected:
+    def _require_no_rows(self) -> None:
+        """Refuse, before training, a tuner whose rows are not there."""
+        if self._tuners()[:1] == ["validation"]:
+            raise ValueError(
+                "'validation' needs rows that the network did not see, and there are "
+                "none: the network is frozen or holds nothing out, and there are "
+                f"fewer than {holdout.MIN_ROWS} distinct rows to share. Pass X_val "
+                "and y_val to fit, or use prior_precision='marglik'."
+            )
+
+    def _inspect(self, net: Any, dataset: Any, *, is_trained: bool) -> Inspected:
         """Read the net's conventions and refuse what does not fit."""
-        x = first_rows(net, dataset)
         inspected = inspect(
-            net, x, self.subset_of_weights, self._likelihoods, self._n_outputs()
+            net,
+            first_rows(net, dataset),
+            self.subset_of_weights,
+            self._likelihoods,
+            self._n_outputs(),
+            is_trained=is_trained,
         )
-        self._check_layout(inspected.layout, device_of(net))
+        check_layout(self, inspected.layout, device_of(net))
+        if self.refine is not False and self.refine != "auto":
+            require_head(inspected.head_map)
         return inspected
-
-    def _check_layout(self, layout: Layout, device: torch.device) -> None:
-        """Refuse sizes that do not fit, before anything is allocated."""
-        accumulator, _ = STRUCTURES[self.hessian_structure]
-        needed, available = accumulator.n_bytes(layout), free_bytes(device)
-        if needed > available:
-            raise ValueError(
-                f"hessian_structure={self.hessian_structure!r} over "
-                f"{layout.n_parameters:,} parameters needs {readable(needed)}, and "
-                f"{readable(available)} are free; use 'kron' or 'diag', or "
-                "subset_of_weights='last_layer'."
-            )
-        expected = PRIOR_STRUCTURES[self.prior_structure](layout)
-        if not isinstance(self.prior_precision, str):
-            shape = np.shape(self.prior_precision)
-            if shape not in ((), expected):
-                raise ValueError(
-                    f"prior_precision has shape {shape}, but prior_structure="
-                    f"{self.prior_structure!r} needs one number or shape {expected} "
-                    f"({len(layout.blocks)} parameter tensors, "
-                    f"{layout.n_parameters:,} weights)."
-                )
-        if np.shape(self.prior_mean) not in ((), (layout.n_parameters,)):
-            raise ValueError(
-                f"prior_mean has shape {np.shape(self.prior_mean)}. Use one number, "
-                f"or one per selected weight: shape ({layout.n_parameters},)."
-            )
 
     # ------------------------------------------------------- fit: the posterior
     def _fit_posterior(self, fitted: FittedNetwork) -> GaussianPosterior:
@@ -478,20 +383,19 @@ class BaseLaplace(BaseEstimator):
             free_prior=isinstance(self.prior_precision, str),
             free_noise=posterior.likelihood.has_noise
             and isinstance(self._sigma_noise(), str),
-            refine=self.refine,
+            refine="auto" if self.refine == "auto" else bool(self.refine),
         )
         if task.free_prior or task.free_noise:
-            return TUNERS[self._tuner()](task)
-        return require_head(task).refit(posterior) if self.refine is True else posterior
+            return TUNERS[self._tuners()[0]](task)
+        if task.refine is True:
+            return require_head(task.head).refit(posterior)
+        return posterior
 
     def _tuners(self) -> list[str]:
         """Names of the tuners asked for, the more specific ones first."""
         values = [self.prior_precision, self._sigma_noise()]
         names = {value for value in values if isinstance(value, str)}
         return sorted(names, key=lambda name: name == "auto")
-
-    def _tuner(self) -> str:
-        return self._tuners()[0]
 
     def _sigma_noise(self) -> Any:
         """Noise setting; one where the likelihood has none."""
@@ -512,9 +416,8 @@ class BaseLaplace(BaseEstimator):
     def _each_batch(self, X: Any, function: Callable[..., Any]) -> list[Any]:
         """``function(forward, x)`` of every batch of X, the network frozen."""
         if not is_opaque(X):
-            X = self._cast(
-                validate_data(self, X, reset=False, dtype=None, allow_nd=True)
-            )
+            X = validate_data(self, X, reset=False, dtype=None, allow_nd=True)
+            X = self._input_type.inputs(X)
         net = self.estimator_
         fitted = FittedNetwork(net, self.inspected_, None, None)
         batches = self._batches(fitted, net.get_dataset(X))
@@ -528,9 +431,17 @@ class BaseLaplace(BaseEstimator):
     ) -> list[np.ndarray]:
         """Functions of each row's Gaussian over outputs, for all rows, as arrays."""
         posterior, predictive = self._fitted_posterior(), PREDICTIVES[self.pred_type]
-        parts = self._each_batch(
-            X, lambda forward, x: function(*predictive(posterior, forward, x))
-        )
+
+        def ask(forward: Forward, x: Any) -> tuple[Tensor, ...]:
+            mean, cov = predictive(posterior, forward, x)
+            if not (mean.isfinite().all() and cov.isfinite().all()):
+                raise ValueError(
+                    "The network's outputs are not finite for some rows of X. Look "
+                    "for values far beyond those it was trained on."
+                )
+            return function(mean, cov)
+
+        parts = self._each_batch(X, ask)
         return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
 
     def _sample_outputs(self, X: Any, n_samples: int, random_state: Any) -> np.ndarray:
@@ -565,6 +476,7 @@ class BaseLaplace(BaseEstimator):
     @staticmethod
     def _sample_seed(random_state: Any) -> int:
         """Seed of draws; None gives fresh ones each time."""
+        check_seed("random_state", random_state)
         if random_state is None:
             return int.from_bytes(os.urandom(4), "little")
         if isinstance(random_state, Integral):
@@ -592,8 +504,7 @@ class BaseLaplace(BaseEstimator):
         posterior = self._fitted_posterior()
         asked = {"prior_precision": prior_precision, "sigma_noise": sigma_noise}
         given = {name: value for name, value in asked.items() if value is not None}
-        for name, value in given.items():
-            check_positive(name, value)
+        self._check_asked(posterior, given)
         h = posterior.hyperparameters
         device = h.prior_precision.device
         tensors = {
@@ -604,18 +515,34 @@ class BaseLaplace(BaseEstimator):
         }
         return float(posterior.log_marginal_likelihood(replace(h, **tensors)))
 
+    def _check_asked(self, posterior: GaussianPosterior, given: dict[str, Any]) -> None:
+        """Refuse hyperparameters that the posterior does not have."""
+        for name, value in given.items():
+            check_positive(name, value, scalar=name == "sigma_noise")
+        if "prior_precision" in given:
+            shape = self.prior_structure
+            check_prior_shape(given["prior_precision"], shape, posterior.layout)
+        if "sigma_noise" in given and not posterior.likelihood.has_noise:
+            raise ValueError(
+                "sigma_noise was given, but a classifier has no observation noise. "
+                "Leave it out."
+            )
+
     # ------------------------------------------------------------------ pickle
     def __getstate__(self) -> dict[str, Any]:
         """The posterior travels on the CPU; skorch sees to the network."""
         state = dict(super().__getstate__())
-        if "posterior_" in state:
-            state["posterior_"] = state["posterior_"].to("cpu")
+        for name in ("posterior_", "inspected_"):
+            if name in state:
+                state[name] = move(state[name], "cpu")
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if hasattr(self, "posterior_"):
-            self.posterior_ = self.posterior_.to(device_of(self.estimator_))
+            device = device_of(self.estimator_)
+            self.posterior_ = move(self.posterior_, device)
+            self.inspected_ = move(self.inspected_, device)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -639,46 +566,45 @@ class _LinearisedRows:
             yield Rows(f, jacobian, inspected.likelihood.targets(y, f), weights)
 
 
-def is_opaque(X: Any) -> bool:
-    """Whether X is for skorch to understand: a dict, a dataset, a tuple of arrays."""
-    if issparse(X):  # one of scipy's formats is a dict
-        return False
-    return isinstance(X, (Mapping, torch.utils.data.Dataset, tuple, SliceDict))
-
-
 def device_of(net: Any) -> torch.device:
     """Where the weights of a net are."""
     return next(net.module_.parameters()).device
 
 
-def _input_dtype(net: Any) -> tuple[np.dtype, bool]:
-    """Dtype of the first weights, and whether integers are indices for a lookup."""
-    if net is None:
-        return np.dtype(np.float64), False  # the default network
-    module = _peek(net)
-    if module is None:
-        return np.dtype(np.float32), False
-    floating = [p.dtype for p in module.parameters() if p.is_floating_point()]
-    name = str(floating[0] if floating else torch.float32).removeprefix("torch.")
-    looks_up = any(
-        isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in module.modules()
-    )
-    # numpy has no bfloat16; torch takes float32 and the module casts it
-    return np.dtype(name if hasattr(np, name) else "float32"), looks_up
+def _match_targets(net: Any, dataset: Any) -> None:
+    """Give real-valued targets the number of axes that the module's outputs have.
+
+    A criterion would broadcast (n,) against (n, 1) to (n, n), or refuse.
+    """
+    y = getattr(dataset, "y", None)
+    if not isinstance(y, np.ndarray) or y.dtype.kind != "f":
+        return
+    with view(net).frozen():
+        n_axes = raw_outputs(net, first_rows(net, dataset)).ndim
+    if n_axes == 1 and y.ndim == 2 and y.shape[1] == 1:
+        dataset.y = y.ravel()
+    elif n_axes == 2 and y.ndim == 1:
+        dataset.y = y.reshape(-1, 1)
 
 
-def _peek(net: Any) -> nn.Module | None:
-    """The module of a net, made for a look if there is none; None if it cannot be."""
-    if getattr(net, "initialized_", False):
-        return net.module_
-    if isinstance(net.module, nn.Module):
-        return net.module
-    scratch = clone(net).set_params(verbose=0, callbacks="disable", device="cpu")
-    with private_rng(0):
-        try:
-            return scratch.initialize().module_
-        except (TypeError, ValueError, RuntimeError):
-            return None  # sized by a callback when training begins
+def _check_history(net: Any) -> None:
+    """Report training that went wrong as such, not as what it leads to."""
+    losses = [row["train_loss"] for row in net.history if "train_loss" in row]
+    if not losses:
+        return
+    if not np.isfinite(losses[-1]):
+        raise ValueError(
+            f"The training of the network has diverged: its loss is {losses[-1]} "
+            "after the last epoch. Lower the learning rate or scale the inputs."
+        )
+    if losses[-1] > 10 * abs(losses[0]) + 1:
+        warnings.warn(
+            f"The training of the network seems to have diverged: its loss rose from "
+            f"{losses[0]:.3g} to {losses[-1]:.3g}. Lower the learning rate or scale "
+            "the inputs.",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def plain(value: Tensor) -> Any:

@@ -1,7 +1,7 @@
 """LaplaceClassifier: class probabilities that know what they do not know."""
 
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -11,7 +11,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
 from sklaplace import dirichlet, links
-from sklaplace.base import BaseLaplace, TrainingData
+from sklaplace.base import BaseLaplace
+from sklaplace.data import TrainingData
 from sklaplace.likelihoods import Bernoulli, Categorical, ClassLikelihood
 from sklaplace.links import LINKS
 from sklaplace.networks import default_classifier
@@ -26,6 +27,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
     _likelihoods = (Categorical, Bernoulli)
     _stratify = True
+    _target_options: ClassVar[dict[str, Any]] = {}
 
     def __init__(
         self,
@@ -68,9 +70,6 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
     def _check_parameters(self) -> None:
         super()._check_parameters()
         check_option("link_approx", self.link_approx, ["auto", *LINKS])
-
-    def _target_options(self) -> dict[str, Any]:
-        return {}
 
     def _encode(self, y: Any, *, reset: bool) -> np.ndarray:
         """Labels as 0 … K-1, in the dtype that the criterion takes."""

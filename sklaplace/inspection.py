@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sklaplace.forward import Forward, first_tensor
 from sklaplace.jacobians import backpropagate
 from sklaplace.layouts import Layout
-from sklaplace.likelihoods import CRITERIA, Likelihood
+from sklaplace.likelihoods import CRITERIA, Bernoulli, Likelihood
 from sklaplace.subsets import SUBSETS
 
 # default of each criterion's argument that would change the likelihood
@@ -75,7 +75,13 @@ def view(net: Any, output_map: str = "identity", tap: str | None = None) -> Forw
 
 
 def inspect(
-    net: Any, x: Any, subset: str, allowed: tuple[type, ...], n_outputs: int | None
+    net: Any,
+    x: Any,
+    subset: str,
+    allowed: tuple[type, ...],
+    n_targets: int,
+    *,
+    is_trained: bool,
 ) -> Inspected:
     """Find out how the outputs of a net are to be read and differentiated.
 
@@ -89,8 +95,14 @@ def inspect(
         Key of ``SUBSETS``.
     allowed : tuple of types
         Likelihoods that the estimator can use.
-    n_outputs : int or None
-        Number of classes or targets.
+    n_targets : int
+        Number of classes or target columns.
+    is_trained : bool
+        Words some messages.
+
+    Returns
+    -------
+    Inspected
 
     Raises
     ------
@@ -100,10 +112,11 @@ def inspect(
     likelihood, convention = _likelihood(net, allowed)
     with view(net).frozen():
         raw = raw_outputs(net, x)
+        _check_finite(raw, is_trained)
         _check_outputs(net, raw, convention)
+        _check_width(raw, likelihood, n_targets)
         output_map, tap = _reading(net, x, raw, convention)
         forward = view(net, output_map, tap)
-        _check_width(raw, likelihood, n_outputs)
         layout = SUBSETS[subset](forward, x)
         f, jacobian = backpropagate(forward, x, layout)
         size = _batch_size(net, forward, x, jacobian)
@@ -111,76 +124,97 @@ def inspect(
     return Inspected(likelihood, layout, output_map, tap, f.shape[1], head_map, size)
 
 
+def warn_if_double_softmax(net: Any, x: Any) -> None:
+    """Warn of a module that returns probabilities to a criterion for logits."""
+    with view(net).frozen():
+        raw = raw_outputs(net, x)
+    _, convention = CRITERIA.get(type(net.criterion_), (None, ""))
+    several = raw.ndim == 2 and raw.shape[1] > 1
+    if convention == "logits" and several and _is_distribution(raw):
+        warnings.warn(
+            f"The module returns probabilities, but criterion="
+            f"{type(net.criterion_).__name__} applies a softmax itself: this is a "
+            "softmax of a softmax. Remove the softmax from the module, or use "
+            "criterion=torch.nn.NLLLoss.",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
 def _likelihood(net: Any, allowed: tuple[type, ...]) -> tuple[Likelihood, str]:
     """Likelihood and output convention that belong to the net's criterion."""
-    if getattr(net, "_trimmed_for_prediction", False):
-        raise ValueError(
-            "The network was trimmed for prediction, so its criterion is gone and "
-            "its outputs cannot be read. Pass the network as it was before "
-            "trim_for_prediction()."
-        )
     criterion = net.criterion_
-    known = {k: v for k, v in CRITERIA.items() if isinstance(v[0], allowed)}
-    if type(criterion) not in known:
-        names = ", ".join(sorted(kind.__name__ for kind in known))
+    name = type(criterion).__name__
+    likelihood, convention = CRITERIA.get(type(criterion), (None, ""))
+    if likelihood is None or not isinstance(likelihood, allowed):
+        fitting = [k.__name__ for k, v in CRITERIA.items() if isinstance(v[0], allowed)]
+        other = "LaplaceRegressor" if likelihood is not None else ""
+        if likelihood is not None and not likelihood.has_noise:
+            other = "LaplaceClassifier"
+        hint = f" For {name} use {other}." if other else ""
         raise ValueError(
-            f"criterion={type(criterion).__name__} has no likelihood here. Choose "
-            f"one of {names} from torch.nn."
+            f"criterion={name} has no likelihood here. Choose one of "
+            f"{', '.join(sorted(fitting))} from torch.nn.{hint}"
         )
-    for name, plain in _PLAIN.items():
-        value = getattr(criterion, name, plain)
+    if getattr(criterion, "reduction", "mean") == "none":
+        raise ValueError(
+            "criterion__reduction='none' gives no loss to train on. Use 'mean', the "
+            "default."
+        )
+    for option, plain in _PLAIN.items():
+        value = getattr(criterion, option, plain)
         if value is not plain and value != plain:
             raise ValueError(
-                f"criterion__{name} is set, which changes the likelihood and is not "
-                "supported. Leave it at its default; to weight rows or classes, "
+                f"criterion__{option} is set, which changes the likelihood and is "
+                "not supported. Leave it at its default; to weight rows or classes, "
                 "pass sample_weight to fit."
             )
-    return known[type(criterion)]
+    return likelihood, convention
 
 
 def raw_outputs(net: Any, x: Any) -> Tensor:
-    """What the module returns for a few rows."""
+    """What the module returns for a few rows, (b,) or (b, c)."""
     with torch.no_grad():
         try:
             return first_tensor(view(net).call(x))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            shape = tuple(x.shape[1:]) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(
-                f"The network cannot be applied to rows of shape {shape}: {error} "
-                "Set the size of its first layer to that of the rows."
+                f"The network cannot be applied to {_described(x)}: "
+                f"{str(error).rstrip('.')}. Compare the size and type of its inputs "
+                "with that of X; layers that look tokens up take integers."
             ) from error
+
+
+def _described(x: Any) -> str:
+    if isinstance(x, Tensor):
+        return f"rows of shape {tuple(x.shape[1:])} and type {x.dtype}"
+    return f"rows given as {type(x).__name__}"
+
+
+def _check_finite(raw: Tensor, is_trained: bool) -> None:
+    if raw.isfinite().all():
+        return
+    if not is_trained:
+        raise ValueError(
+            "The outputs of the untrained network are not finite for the first rows "
+            "of X. Scale the inputs (StandardScaler in a Pipeline)."
+        )
+    raise ValueError(
+        "The network's outputs are not finite: its training has diverged, or its "
+        "weights were not loaded. Lower the learning rate, scale the inputs, and "
+        "look at net.history for the epoch in which it began."
+    )
 
 
 def _check_outputs(net: Any, raw: Tensor, convention: str) -> None:
     """Refuse outputs that contradict the criterion."""
-    name = type(net.criterion_).__name__
-    if not raw.isfinite().all():
+    if convention == "probabilities" and not _is_distribution(raw):
         raise ValueError(
-            "The network's outputs are not finite: its training has diverged, or "
-            "its weights were not loaded. Lower the learning rate, scale the "
-            "inputs, and look at net.history for the epoch in which it began."
-        )
-    is_distribution = _is_distribution(raw)
-    if convention == "probabilities" and not is_distribution:
-        raise ValueError(
-            f"criterion={name} needs a module that returns probabilities (skorch "
-            "takes their logarithm itself), but this one returns logits or "
-            "log-probabilities. End the module with a softmax (or sigmoid), or use "
-            "the criterion for logits: torch.nn.CrossEntropyLoss (or "
-            "torch.nn.BCEWithLogitsLoss)."
-        )
-    if (
-        convention == "logits"
-        and raw.ndim == 2
-        and raw.shape[1] > 1
-        and is_distribution
-    ):
-        warnings.warn(
-            f"The module returns probabilities, but criterion={name} applies a "
-            "softmax itself: this is a softmax of a softmax. Remove the softmax "
-            "from the module, or use criterion=torch.nn.NLLLoss.",
-            UserWarning,
-            stacklevel=2,
+            f"criterion={type(net.criterion_).__name__} needs a module that returns "
+            "probabilities (skorch takes their logarithm itself), but this one "
+            "returns logits or log-probabilities. End the module with a softmax (or "
+            "sigmoid), or use the criterion for logits: torch.nn.CrossEntropyLoss "
+            "(or torch.nn.BCEWithLogitsLoss)."
         )
 
 
@@ -223,20 +257,29 @@ def _reading(net: Any, x: Any, raw: Tensor, convention: str) -> tuple[str, str |
     return ("logit" if binary else "log"), None
 
 
-def _check_width(raw: Tensor, likelihood: Likelihood, n_outputs: int | None) -> None:
-    """Compare the number of outputs with that of classes or targets."""
+def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
+    """Compare the number of outputs with that of classes or target columns."""
     if raw.ndim > 2:
         raise ValueError(
             f"The network gives outputs of shape {tuple(raw.shape[1:])} per row; "
             "one vector per row is supported. Flatten them in the module."
         )
     found = 1 if raw.ndim == 1 else raw.shape[1]
-    if n_outputs is None or found == likelihood.width(n_outputs):
+    needed = likelihood.width(n_targets)
+    if found == needed:
         return
-    noun = "columns" if likelihood.has_noise else "classes"
+    noun = "column" if likelihood.has_noise else "class"
+    plural = {"column": "columns", "class": "classes"}
+    advice = f"Set the size of its last layer to {needed}."
+    if isinstance(likelihood, Bernoulli) and n_targets > 2:
+        advice = (
+            f"One logit tells two classes apart; for {n_targets} use "
+            "skorch.NeuralNetClassifier with criterion=torch.nn.CrossEntropyLoss and "
+            f"a last layer of size {n_targets}."
+        )
     raise ValueError(
-        f"The network gives {found} outputs, but y has {n_outputs} {noun}. Set the "
-        f"size of its last layer to {likelihood.width(n_outputs)}."
+        f"The network gives {found} output{'s' if found != 1 else ''}, but y has "
+        f"{n_targets} {noun if n_targets == 1 else plural[noun]}. {advice}"
     )
 
 

@@ -8,7 +8,9 @@ the dense (b, k, P) Jacobian is not built. Parameters of other layers come from
 ``torch.func`` as dense rows, which have the form of a bias (``a ≡ 1``).
 """
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -237,9 +239,13 @@ class _Recorder:
 
     def _record(
         self, name: str, _layer: nn.Module, inputs: Any, output: Tensor
-    ) -> None:
+    ) -> Tensor:
+        if output._is_view():
+            # an in-place activation would cut a view's edge out of the graph
+            output = output.clone()
         call = _Call(inputs[0].detach(), get_gradient_edge(output), output.shape)
         self.calls[name].append(call)
+        return output
 
     def __enter__(self) -> "_Recorder":
         return self
@@ -340,7 +346,8 @@ def _batched_gradients(f: Tensor, calls: list[_Call], columns: Tensor) -> list[T
     columns = columns.contiguous()
     found: list[Tensor | None]
     try:
-        found = list(backward(columns, is_grads_batched=True))
+        with _quiet_batching():
+            found = list(backward(columns, is_grads_batched=True))
     except RuntimeError:  # an operator without a batching rule: column by column
         each = [backward(column) for column in columns]
         found = [
@@ -351,6 +358,14 @@ def _batched_gradients(f: Tensor, calls: list[_Call], columns: Tensor) -> list[T
         columns.new_zeros(len(columns), *call.shape) if g is None else g
         for g, call in zip(found, calls, strict=True)
     ]
+
+
+@contextmanager
+def _quiet_batching() -> Iterator[None]:
+    """Without torch's hint that some operator is looped over: nobody can help it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*batching rule.*")
+        yield
 
 
 def _dense_rows(
@@ -369,10 +384,14 @@ def _dense_rows(
     p = sum(block.size for block in blocks)
     chunk = max(1, CHUNK_ELEMENTS // max(1, columns.shape[-1] * p))
     try:
-        dense = vmap(rows, chunk_size=chunk)(x, columns)
+        with _quiet_batching():
+            dense = vmap(rows, chunk_size=chunk)(x, columns)
     except RuntimeError:  # an operator without a batching rule: row by row
         dense = _dense_rows_by_loop(forward, x, parameters, columns)
-    return {name: Block(value.flatten(2).unsqueeze(2)) for name, value in dense.items()}
+    return {
+        name: Block(value.reshape(*columns.shape[::2], 1, -1))
+        for name, value in dense.items()
+    }
 
 
 def _dense_rows_by_loop(
@@ -403,9 +422,21 @@ def _dense_rows_by_loop(
 
 
 def _call_with(forward: Forward, parameters: dict[str, Tensor], x: Any) -> Tensor:
-    """Outputs with these values in place of the network's own parameters."""
-    named = {f"module.{name}": value for name, value in parameters.items()}
-    return functional_call(forward, named, (x,))  # type: ignore[no-any-return]
+    """Outputs with these values in place of the network's own parameters.
+
+    A parameter that several modules share is replaced in each of them; a module
+    that has several names is entered once, since torch restores it once.
+    """
+    names = {id(p): name for name, p in forward.module.named_parameters()}
+    replaced = {}
+    for prefix, module in forward.named_modules():
+        for key, parameter in module.named_parameters(recurse=False):
+            name = names[id(parameter)]
+            if name in parameters:
+                replaced[f"{prefix}.{key}"] = parameters[name]
+    return functional_call(  # type: ignore[no-any-return]
+        forward, replaced, (x,), tie_weights=False
+    )
 
 
 def _add_axis(x: Any) -> Any:

@@ -1,20 +1,27 @@
-"""Memory: how much there is, said in units that people read."""
+"""Memory: how much there is, in units that people read, and where things are."""
 
 import os
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def free_bytes(device: torch.device) -> int:
     """Bytes that can be allocated on a device now; an estimate for the CPU."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    names = os.sysconf_names if hasattr(os, "sysconf_names") else {}
-    if "SC_AVPHYS_PAGES" in names:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if "SC_PHYS_PAGES" in names:
+    try:
+        with open("/proc/meminfo") as lines:  # Linux counts reclaimable caches too
+            sizes = dict(line.split(":") for line in lines)
+        return int(sizes["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return 8 * 2**30  # a system that does not say: half of a common laptop
+    except (AttributeError, OSError, ValueError):
+        return 8 * 2**30  # a system that does not say: half of a common laptop
 
 
 def readable(n_bytes: float) -> str:
@@ -25,3 +32,15 @@ def readable(n_bytes: float) -> str:
     return (
         f"{n_bytes:,.0f} {units[0]}" if n_bytes >= 10 else f"{n_bytes:.1f} {units[0]}"
     )
+
+
+def move(value: Any, device: torch.device | str) -> Any:
+    """Copy of nested dataclasses and tuples with tensors on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, tuple) and not isinstance(value, torch.Size):
+        return tuple(move(entry, device) for entry in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in fields(value)]
+        return type(value)(**{k: move(getattr(value, k), device) for k in names})
+    return value

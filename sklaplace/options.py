@@ -25,41 +25,55 @@ def check_option(name: str, value: Any, allowed: Iterable[str]) -> None:
     )
 
 
-def check_positive(name: str, value: Any, tuners: Iterable[str] = ()) -> None:
+def check_positive(
+    name: str, value: Any, tuners: Iterable[str] = (), *, scalar: bool = True
+) -> None:
     """Refuse what is neither positive and finite nor the name of a tuner."""
     tuners = list(tuners)
-    names = f", or one of {listed(tuners)}" if tuners else ""
     if isinstance(value, str) and tuners:
         check_option(name, value, tuners)
         return
-    wanted = f"Choose a positive number{' or array of them' if tuners else ''}{names}."
+    names = f", or one of {listed(tuners)}" if tuners else ""
+    wanted = f"Choose a positive number{'' if scalar else ' or array of them'}{names}."
     if isinstance(value, (str, bool)) or value is None:
         raise ValueError(f"{name}={value!r} is not a positive number. {wanted}")
     try:
         numbers = np.asarray(value, dtype=float)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}={value!r} is not a number. {wanted}") from error
+    if scalar and numbers.ndim:
+        raise ValueError(f"{name} has shape {numbers.shape}. {wanted}")
     if numbers.size == 0 or not (np.isfinite(numbers) & (numbers > 0)).all():
-        shown = value if numbers.ndim == 0 else f"array with minimum {numbers.min()}"
+        shown = value if numbers.ndim == 0 else f"array {value!r}"
         raise ValueError(f"{name}={shown} is not positive and finite. {wanted}")
 
 
-def check_count(name: str, value: Any) -> None:
-    """Refuse what is not a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+def check_count(name: str, value: Any, smallest: int = 1) -> None:
+    """Refuse what is not an integer of at least ``smallest``."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < smallest:
         raise ValueError(
-            f"{name}={value!r} is not a positive integer. Choose 1 or more."
+            f"{name}={value!r} is not an integer of at least {smallest}. "
+            f"Choose {smallest} or more."
         )
 
 
-def check_fraction(name: str, value: Any) -> None:
+def check_fraction(name: str, value: Any, hint: str) -> None:
     """Refuse what is not strictly between zero and one."""
     if (
         isinstance(value, bool)
         or not isinstance(value, Real)
         or not 0 < float(value) < 1
     ):
+        raise ValueError(f"{name}={value!r} is not between 0 and 1. {hint}")
+
+
+def check_seed(name: str, value: Any) -> None:
+    """Refuse what cannot seed a generator."""
+    if value is None or isinstance(value, np.random.RandomState):
+        return
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_integer or not 0 <= int(value) < 2**32:
         raise ValueError(
-            f"{name}={value!r} is not between 0 and 1. Choose a share of the rows, "
-            "such as 0.2."
+            f"{name}={value!r} cannot seed a generator. Choose None, an integer "
+            "from 0 to 2**32 - 1, or a numpy.random.RandomState."
         )

@@ -430,7 +430,7 @@ def _check_coverage(coverage: Any) -> tuple[float, ...]:
     if not levels:
         raise ValueError("coverage is empty. Pass at least one level, such as 0.9.")
     for level in levels:
-        check_fraction("coverage", level)
+        check_fraction("coverage", level, "Choose a probability, such as 0.9.")
     return tuple(levels)
 
 

@@ -6,8 +6,7 @@ framework for backpropagation networks"). One class for all structures, subsets
 and likelihoods; nothing in it changes when it is asked.
 """
 
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from sklaplace import priors
 from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import DataFit, Likelihood
+from sklaplace.memory import move
 from sklaplace.structures import Structure
 
 
@@ -148,20 +148,9 @@ class GaussianPosterior:
 
     def to(self, device: torch.device | str) -> "GaussianPosterior":
         """The same posterior with all tensors on a device."""
-        return _moved(self, device)  # type: ignore[no-any-return]
+        moved: GaussianPosterior = move(self, device)
+        return moved
 
 
 def _scale(likelihood: Likelihood, h: Hyperparameters) -> Tensor:
     return likelihood.scale(h.sigma_noise) / h.temperature
-
-
-def _moved(value: Any, device: torch.device | str) -> Any:
-    """Copy of nested dataclasses and tuples with tensors on a device."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, tuple) and not isinstance(value, torch.Size):
-        return tuple(_moved(entry, device) for entry in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in fields(value)]
-        return type(value)(**{k: _moved(getattr(value, k), device) for k in names})
-    return value

@@ -1,19 +1,18 @@
 """LaplaceRegressor: predictions with standard deviations, intervals and samples."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.stats import norm
 from sklearn.base import RegressorMixin
 from torch import Tensor
 
-from sklaplace.base import BaseLaplace, TrainingData, plain
-from sklaplace.inspection import raw_outputs
+from sklaplace.base import BaseLaplace, plain
+from sklaplace.data import TrainingData
 from sklaplace.likelihoods import Gaussian
 from sklaplace.networks import default_regressor
 from sklaplace.options import check_fraction, check_positive
 from sklaplace.posterior import GaussianPosterior
-from sklaplace.training import first_rows
 from sklaplace.tuning import TUNERS
 
 
@@ -22,6 +21,10 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
 
     _likelihoods = (Gaussian,)
     _stratify = False
+    _target_options: ClassVar[dict[str, Any]] = {
+        "multi_output": True,
+        "y_numeric": True,
+    }
 
     def __init__(
         self,
@@ -64,12 +67,6 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
     def _check_parameters(self) -> None:
         super()._check_parameters()
         check_positive("sigma_noise", self.sigma_noise, TUNERS)
-        if np.ndim(self.sigma_noise) != 0:
-            raise ValueError(
-                f"sigma_noise has shape {np.shape(self.sigma_noise)}, but one noise "
-                "level is shared by all outputs. Use one number, or standardise the "
-                "columns of y."
-            )
         named = {name for name in self._tuners() if name != "auto"}
         if len(named) > 1:
             raise ValueError(
@@ -80,9 +77,6 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
 
     def _sigma_noise(self) -> Any:
         return self.sigma_noise
-
-    def _target_options(self) -> dict[str, Any]:
-        return {"multi_output": True, "y_numeric": True}
 
     def _encode(self, y: Any, *, reset: bool) -> np.ndarray:
         """Targets as (n, n_outputs), in the dtype of the network."""
@@ -95,25 +89,18 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
                 f"y_val has {columns.shape[1]} columns, but y has {self._n_targets}. "
                 "Pass the same targets in both."
             )
-        return self._cast_floats(columns)
+        if columns.dtype.kind not in "fiub":
+            raise ValueError(
+                f"y has entries of type {columns.dtype}; a regressor needs numbers. "
+                "For labels use LaplaceClassifier."
+            )
+        return self._input_type.floats(columns, "y")
 
     def _n_outputs(self) -> int:
         return int(self._n_targets)
 
     def _default_net(self, data: TrainingData) -> Any:
         return default_regressor(data.X, data.y, data.sample_weight)
-
-    def _match_target_shape(self, net: Any, dataset: Any) -> None:
-        """Flatten one target column for a module that squeezes its output.
-
-        The criterion would otherwise broadcast (n,) against (n, 1) to (n, n).
-        """
-        plain_dataset = getattr(dataset, "dataset", dataset)
-        y = getattr(plain_dataset, "y", None)
-        if not isinstance(y, np.ndarray) or y.ndim == 1:
-            return
-        if raw_outputs(net, first_rows(net, dataset)).ndim == 1 and y.shape[1] == 1:
-            plain_dataset.y = y.ravel()
 
     def _log_proba(self, posterior: GaussianPosterior) -> None:
         return None
@@ -194,7 +181,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         """
         levels = np.atleast_1d(np.asarray(alpha, dtype=float))
         for level in levels:
-            check_fraction("alpha", float(level))
+            check_fraction("alpha", float(level), "Choose a level, such as 0.95.")
         mean, variance = self._mean_and_variance(X)
         values = mean[..., None] + np.sqrt(variance)[..., None] * norm.ppf(levels)
         values = self._shaped(values)
@@ -217,7 +204,9 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         """
         levels = np.atleast_1d(np.asarray(coverage, dtype=float))
         for level in levels:
-            check_fraction("coverage", float(level))
+            check_fraction(
+                "coverage", float(level), "Choose a probability, such as 0.9."
+            )
         tails = np.stack([(1 - levels) / 2, (1 + levels) / 2])  # (2, n_levels)
         values = self.predict_quantiles(X, tails.ravel())
         values = values.reshape(*values.shape[:-1], *tails.shape)

@@ -181,7 +181,7 @@ def _gradients_by_row(
     return [
         torch.stack(
             [torch.zeros_like(leaf) if g is None else g for g in parts]
-        ).flatten(1)
+        ).reshape(len(rows), -1)
         for leaf, parts in zip(leaves, zip(*rows, strict=True), strict=True)
     ]
 

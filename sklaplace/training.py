@@ -5,6 +5,7 @@ sample weights, a look at the rows before the first step, the split that was mad
 and a random state of one's own.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,37 +22,57 @@ from torch.utils.data import DataLoader, Subset, default_collate
 
 # ----------------------------------------------------------------- randomness
 @contextmanager
-def private_rng(seed: int | None) -> Iterator[None]:
+def private_rng(seed: int | None, device: Any = "cpu") -> Iterator[None]:
     """Run with seeded torch and numpy generators; put the global ones back.
 
-    None leaves the state as it is and puts it back too. The generators are
-    global to the process, so this does not isolate threads from each other.
+    Parameters
+    ----------
+    seed : int or None
+        None leaves the state as it is, and puts it back too.
+    device : str or torch.device, default="cpu"
+        Where the network is; its generator is treated likewise.
+
+    Notes
+    -----
+    The generators are global to the process, so threads are not isolated from
+    each other.
     """
+    on_gpu = torch.device(device or "cpu").type == "cuda"
+    if on_gpu:
+        torch.cuda.init()
+    devices = list(range(torch.cuda.device_count())) if on_gpu else []
     numpy_state = np.random.get_state()  # noqa: NPY002
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     try:
-        with torch.random.fork_rng(devices=list(devices)):
+        with torch.random.fork_rng(devices=devices):
             if seed is not None:
-                torch.manual_seed(seed)
+                # manual_seed of torch would seed devices that are not forked too
+                torch.default_generator.manual_seed(seed)
                 np.random.seed(seed)  # noqa: NPY002
+                if on_gpu:
+                    torch.cuda.manual_seed_all(seed)
             yield
     finally:
         np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 # ----------------------------------------------------------------------- data
-class WeightedDataset(torch.utils.data.Dataset):
-    """Rows of another dataset as ``(X, (y, weight))``."""
+class RowDataset(torch.utils.data.Dataset):
+    """Inputs of another dataset with targets, and weights, of one's own.
 
-    def __init__(self, dataset: Any, weights: np.ndarray) -> None:
-        self.dataset, self.weights = dataset, weights
+    Rows are ``(X, y)``, or ``(X, (y, weight))`` where there are weights.
+    """
+
+    def __init__(self, dataset: Any, y: np.ndarray, weights: np.ndarray | None) -> None:
+        self.dataset, self.y, self.weights = dataset, y, weights
 
     def __len__(self) -> int:
-        return len(self.weights)
+        return len(self.y)
 
     def __getitem__(self, index: int) -> Any:
-        X, y = self.dataset[index]
-        return X, (y, self.weights[index])
+        X, _ = self.dataset[index]
+        if self.weights is None:
+            return X, self.y[index]
+        return X, (self.y[index], self.weights[index])
 
 
 @dataclass(frozen=True)
@@ -108,7 +129,7 @@ class Batches:
 def _is_weighted(dataset: Any) -> bool:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
-    return isinstance(dataset, WeightedDataset)
+    return isinstance(dataset, RowDataset) and dataset.weights is not None
 
 
 def _plain_arrays(net: Any, dataset: Any) -> tuple[Any, Any, Any] | None:
@@ -125,9 +146,9 @@ def _plain_arrays(net: Any, dataset: Any) -> tuple[Any, Any, Any] | None:
         if inner is None:
             return None
         return tuple(None if v is None else v[dataset.indices] for v in inner)  # type: ignore[return-value]
-    if isinstance(dataset, WeightedDataset):
+    if isinstance(dataset, RowDataset):
         inner = _plain_arrays(net, dataset.dataset)
-        return None if inner is None else (*inner[:2], dataset.weights)
+        return None if inner is None else (inner[0], dataset.y, dataset.weights)
     plain = type(dataset) is Dataset and isinstance(dataset.X, np.ndarray)
     if plain and (dataset.y is None or isinstance(dataset.y, np.ndarray)):
         return dataset.X, dataset.y, None
@@ -171,6 +192,14 @@ class RecordingSplit:
             self.train, self.valid = self.split(dataset, y, **params)
         return self.train, self.valid
 
+    def __reduce__(self) -> Any:
+        """Pickled by a callback, it is the split that it stands for."""
+        return _itself, (self.split,)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
 
 def train(
     net: Any, X: Any, y: Any, check: Callable[[Any], None], **fit_params: Any
@@ -182,7 +211,7 @@ def train(
     net : skorch.NeuralNet
         A clone; it is trained in place.
     X, y : data
-        As skorch takes them; X may be a `WeightedDataset`.
+        As skorch takes them; X may be a `RowDataset` with weights.
     check : callable
         Called with the dataset before the first step; raises to refuse.
 
@@ -205,27 +234,29 @@ def train(
 
 @contextmanager
 def _weighted_loss(net: Any, dataset: Any, split: RecordingSplit) -> Iterator[None]:
-    """Let a net minimise ``Σ w·loss / Σ w``; only for a `WeightedDataset`.
+    """Let a net minimise ``Σ w·loss / Σ w``; only for a dataset with weights.
 
     The loader yields weights beside the targets; they are taken off before any
     callback sees the batch and multiply the loss per row. A class for the time
     of training, since every attribute of a skorch net becomes a parameter.
     """
-    if not isinstance(dataset, WeightedDataset):
+    if not _is_weighted(dataset):
         yield
         return
     original = type(net)
-    current: dict[str, Tensor] = {}
+    current: dict[str, Tensor | None] = {}
 
     class Weighted(original):  # type: ignore[valid-type,misc]
         def get_iterator(self, dataset: Any, training: bool = False) -> Any:
             loader = super().get_iterator(dataset, training=training)
             if not _is_weighted(dataset):
-                return loader
+                return _Unweighted(loader, current)
             loader.collate_fn = partial(_collate_weighted, loader.collate_fn)
             return _Unweighted(loader, current)
 
         def get_loss(self, y_pred: Any, y_true: Any, *args: Any, **kw: Any) -> Any:
+            if current["weights"] is None:
+                return super().get_loss(y_pred, y_true, *args, **kw)
             reduction = self.criterion_.reduction
             self.criterion_.reduction = "none"
             try:
@@ -234,7 +265,13 @@ def _weighted_loss(net: Any, dataset: Any, split: RecordingSplit) -> Iterator[No
                 self.criterion_.reduction = reduction
             weights = to_tensor(current["weights"], device=self.device).to(loss)
             per_row = loss.reshape(len(weights), -1).mean(1)
+            if reduction == "sum":
+                return (per_row * weights).sum() * (loss.numel() / len(weights))
             return (per_row * weights).mean() / _mean_weight(split.train)
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            # callbacks that pickle the net get one of the user's class
+            return original.__new__, (original,), self.__getstate__()
 
     Weighted.__name__, Weighted.__qualname__ = original.__name__, original.__qualname__
     net.__class__ = Weighted
@@ -254,18 +291,35 @@ def _mean_weight(dataset: Any) -> float:
 
 
 class _Unweighted:
-    """A loader of ``(X, (y, weight))`` that yields ``(X, y)`` and shelves weights."""
+    """A loader that yields ``(X, y)`` and shelves the weights, or that none came."""
 
-    def __init__(self, loader: Any, shelf: dict[str, Tensor]) -> None:
+    def __init__(self, loader: Any, shelf: dict[str, Tensor | None]) -> None:
         self.loader, self.shelf = loader, shelf
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        for X, (y, weights) in self.loader:
+        weighted = _is_weighted(getattr(self.loader, "dataset", None))
+        for batch in self.loader:
+            X, y = unpack_data(batch)
+            y, weights = y if weighted else (y, None)
             self.shelf["weights"] = weights
             yield X, y
+
+
+def copied(net: Any) -> Any:
+    """A net of its own weights; everything that does not change is shared.
+
+    ``copy.deepcopy`` of a skorch net goes through pickle, which refuses modules
+    that were defined inside a function.
+    """
+    twin = object.__new__(type(net))
+    twin.__dict__.update(net.__dict__)
+    for name in net.__dict__:
+        if isinstance(net.__dict__[name], torch.nn.Module) and name.endswith("_"):
+            twin.__dict__[name] = copy.deepcopy(net.__dict__[name])
+    return twin
 
 
 def take_rows(X: Any, indices: np.ndarray) -> Any:

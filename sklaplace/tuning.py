@@ -18,7 +18,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from sklaplace.heads import LinearHead
 from sklaplace.jacobians import Jacobian
 from sklaplace.posterior import GaussianPosterior, Hyperparameters
 from sklaplace.predictive import linearised_mean
+
+Found = TypeVar("Found")
 
 # bounds of log δ and log σ
 LOG_BOUND = 20.0
@@ -243,7 +245,7 @@ def _lbfgs(objective: Callable[[Tensor], Tensor], v: Tensor) -> tuple[Tensor, bo
 # ------------------------------------------------------ evidence, refitted head
 def marglik_refitted(task: Task) -> GaussianPosterior:
     """Maximise the evidence at the head that is most probable under each prior."""
-    head = require_head(task)
+    head = require_head(task.head)
     posterior = task.posterior
     if task.free_prior:
         posterior = posterior.replace(prior_precision=_first_guess(posterior))
@@ -417,7 +419,7 @@ def _scored_refitted(task: Task, path: list[Tensor]) -> list[_Candidate]:
 def _refitted(task: Task, start: GaussianPosterior, ratio: Tensor) -> _Candidate:
     """The head refitted under one ratio, from where another refit ended."""
     template = start.replace(prior_precision=ratio * start.scale)
-    posterior = require_head(task).refit(template)
+    posterior = require_head(task.head).refit(template)
     return _scored(replace(task, posterior=posterior), [ratio])[0]
 
 
@@ -509,15 +511,15 @@ def auto(task: Task) -> GaussianPosterior:
     return evidence(task)
 
 
-def require_head(task: Task) -> LinearHead:
+def require_head(head: Found | None) -> Found:
     """The head, or an error that says what ``refine`` needs."""
-    if task.head is None:
+    if head is None:
         raise ValueError(
             "refine=True needs outputs that are linear in the selected weights. Use "
             "subset_of_weights='last_layer' with a network that ends in a Linear "
             "layer, or refine=False."
         )
-    return task.head
+    return head
 
 
 TUNERS: dict[str, Callable[[Task], GaussianPosterior]] = {

@@ -77,6 +77,6 @@ class DiagAccumulator(Accumulator):
 
 
 def _added(sums: list[Tensor], more: list[Tensor]) -> list[Tensor]:
-    if not sums:
-        return more
+    if not (sums and more):
+        return sums or more
     return [total + piece for total, piece in zip(sums, more, strict=True)]

@@ -132,6 +132,8 @@ class KronAccumulator(Accumulator):
     def _add(
         self, outputs: list[Tensor], inputs: list[Tensor], n_positions: list[Tensor]
     ) -> None:
+        if not outputs:
+            return
         if not self._outputs:
             self._outputs, self._inputs = outputs, inputs
             self._n_positions = n_positions

@@ -1,0 +1,171 @@
+"""Settings: constructor values checked against the registries and each other.
+
+All of it happens before any training; what depends on the network's layers is
+checked as soon as these are known, with the network still untrained.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.frozen import FrozenEstimator
+from skorch import NeuralNet
+
+from sklaplace.curvature import CURVATURES
+from sklaplace.layouts import Layout
+from sklaplace.memory import free_bytes, readable
+from sklaplace.options import (
+    check_count,
+    check_fraction,
+    check_option,
+    check_positive,
+    check_seed,
+    listed,
+)
+from sklaplace.predictive import PREDICTIVES
+from sklaplace.priors import PRIOR_STRUCTURES
+from sklaplace.structures import STRUCTURES
+from sklaplace.subsets import SUBSETS
+from sklaplace.tuning import TUNERS
+
+
+def inner_net(estimator: Any) -> Any:
+    """The skorch net, taken out of a `FrozenEstimator`; None for the default."""
+    return estimator.estimator if is_frozen(estimator) else estimator
+
+
+def is_frozen(estimator: Any) -> bool:
+    """Whether the network keeps the weights that it has."""
+    return isinstance(estimator, FrozenEstimator)
+
+
+def check_settings(model: Any) -> None:
+    """Refuse values that cannot be right whatever the data."""
+    _check_estimator(model.estimator)
+    registries: dict[str, Iterable[str]] = {
+        "subset_of_weights": SUBSETS,
+        "hessian_structure": STRUCTURES,
+        "curvature": CURVATURES,
+        "prior_structure": PRIOR_STRUCTURES,
+        "pred_type": PREDICTIVES,
+    }
+    for name, registry in registries.items():
+        check_option(name, getattr(model, name), registry)
+    _check_prior(model)
+    check_positive("temperature", model.temperature)
+    _check_refine(model)
+    check_fraction(
+        "validation_fraction",
+        model.validation_fraction,
+        "Choose a share of the rows, such as 0.2.",
+    )
+    check_count("n_samples", model.n_samples)
+    check_count("verbose", model.verbose, smallest=0)
+    check_seed("random_state", model.random_state)
+    if model.batch_size is not None:
+        check_count("batch_size", model.batch_size)
+
+
+def _check_estimator(estimator: Any) -> None:
+    net = inner_net(estimator)
+    if net is None:
+        return
+    if isinstance(net, type):
+        raise TypeError(
+            f"estimator is the class {net.__name__}; an instance is needed. Use "
+            f"skorch.NeuralNetClassifier({net.__name__}) for a torch module, or "
+            f"{net.__name__}(...) for a skorch net."
+        )
+    if not isinstance(net, NeuralNet):
+        raise TypeError(
+            "estimator must be a skorch net, a FrozenEstimator around one, or None; "
+            f"got {type(net).__name__}. Wrap a torch module as "
+            "skorch.NeuralNetClassifier(Module), and put preprocessing into a "
+            "Pipeline around this estimator."
+        )
+    if getattr(net, "_trimmed_for_prediction", False):
+        raise ValueError(
+            "The network was trimmed for prediction, so its criterion is gone and "
+            "its outputs cannot be read. Pass the network as it was before "
+            "trim_for_prediction()."
+        )
+    if is_frozen(estimator) and not getattr(net, "initialized_", False):
+        raise ValueError(
+            "The frozen network has no weights yet. Fit it, or call "
+            "net.initialize() and load its weights, before freezing it."
+        )
+
+
+def _check_prior(model: Any) -> None:
+    _, structure = STRUCTURES[model.hessian_structure]
+    if model.prior_structure not in structure.priors:
+        raise ValueError(
+            f"prior_structure={model.prior_structure!r} cannot be used with "
+            f"hessian_structure={model.hessian_structure!r}. Choose one of "
+            f"{listed(structure.priors)}, or another hessian_structure."
+        )
+    check_positive("prior_precision", model.prior_precision, TUNERS, scalar=False)
+    try:
+        mean = np.asarray(model.prior_mean, dtype=float)
+    except (TypeError, ValueError):
+        mean = np.array(np.nan)
+    if not np.isfinite(mean).all():
+        raise ValueError(
+            f"prior_mean={model.prior_mean!r} is not finite. Use one number, or one "
+            "per selected weight."
+        )
+
+
+def _check_refine(model: Any) -> None:
+    value = model.refine
+    is_flag = isinstance(value, (bool, np.bool_))
+    if not is_flag and not (isinstance(value, str) and value == "auto"):
+        raise ValueError(
+            f"refine={value!r} is not known. Choose True, False or 'auto'."
+        )
+    if is_flag and value and model.subset_of_weights != "last_layer":
+        raise ValueError(
+            "refine=True cannot be used with subset_of_weights="
+            f"{model.subset_of_weights!r}. Use subset_of_weights='last_layer', or "
+            "refine='auto'."
+        )
+
+
+def check_layout(model: Any, layout: Layout, device: torch.device) -> None:
+    """Refuse sizes that do not fit the layers, before anything is allocated."""
+    check_prior_shape(model.prior_precision, model.prior_structure, layout)
+    n = layout.n_parameters
+    if np.shape(model.prior_mean) not in ((), (n,)):
+        raise ValueError(
+            f"prior_mean has shape {np.shape(model.prior_mean)}. Use one number, or "
+            f"one per selected weight: shape ({n},)."
+        )
+    accumulator, _ = STRUCTURES[model.hessian_structure]
+    needed, available = accumulator.n_bytes(layout), free_bytes(device)
+    if needed <= available:
+        return
+    cheaper = [repr(k) for k in ("kron", "diag") if k != model.hessian_structure]
+    advice = f"use {' or '.join(cheaper)}"
+    if model.subset_of_weights != "last_layer":
+        advice += ", or subset_of_weights='last_layer'"
+    raise ValueError(
+        f"hessian_structure={model.hessian_structure!r} over {n:,} parameters needs "
+        f"{readable(needed)}, and {readable(available)} are free; {advice}."
+    )
+
+
+def check_prior_shape(value: Any, prior_structure: str, layout: Layout) -> None:
+    """Refuse a prior precision whose shape is not that of its structure."""
+    expected = PRIOR_STRUCTURES[prior_structure](layout)
+    shape = np.shape(value)
+    if isinstance(value, str) or shape in ((), expected):
+        return
+    fitting = [k for k, size in PRIOR_STRUCTURES.items() if size(layout) == shape]
+    wanted = f"one number or shape {expected}" if expected else "one number"
+    hint = f" This shape fits prior_structure={fitting[0]!r}." if fitting else ""
+    raise ValueError(
+        f"prior_precision has shape {shape}, but prior_structure={prior_structure!r} "
+        f"needs {wanted}. The selected subset has {len(layout.blocks)} parameter "
+        f"tensors with {layout.n_parameters:,} weights.{hint}"
+    )
