@@ -1,4 +1,19 @@
-"""sklaplace: Bayesian uncertainty for skorch networks as scikit-learn estimators."""
+"""sklaplace: Bayesian uncertainty for skorch networks as scikit-learn estimators.
+
+`LaplaceClassifier` and `LaplaceRegressor` are all that most people need. Below
+them, from the ground up:
+
+* pure maths: ``linalg``, ``dirichlet``, ``links``, ``metrics``
+* the statistical model: ``likelihoods``, ``priors``
+* from a network to its curvature: ``layouts``, ``forward``, ``jacobians``,
+  ``subsets``, ``structures``, ``curvature``
+* inference: ``posterior``, ``predictive``, ``heads``, ``tuning``
+* the estimators: ``networks``, ``holdout``, ``training``, ``data``, ``settings``,
+  ``inspection``, ``base``, ``classifier``, ``regressor``
+* pictures: ``plotting``
+
+A module imports only from modules above it in this list.
+"""
 
 from sklaplace.classifier import LaplaceClassifier
 from sklaplace.regressor import LaplaceRegressor

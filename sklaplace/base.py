@@ -267,7 +267,8 @@ class BaseLaplace(BaseEstimator):
             self._inspect(net, dataset, is_trained=False)
             warn_if_double_softmax(net, first_rows(net, dataset))
 
-        seen, held_out = train(net, data.inputs(net), data.y, check, **fit_params)
+        rows = data.X, data.y, data.sample_weight
+        seen, held_out = train(net, *rows, check, **fit_params)
         _check_history(net)
         return seen, held_out
 

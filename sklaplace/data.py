@@ -53,12 +53,6 @@ class TrainingData:
         data = net.get_dataset(self.X, self.y)
         return RowDataset(data, self.y, self.sample_weight)
 
-    def inputs(self, net: Any) -> Any:
-        """What ``net.fit`` is called with beside ``y``."""
-        if self.sample_weight is None and not _is_dataset(self.X):
-            return self.X
-        return self.dataset(net)
-
 
 def _is_dataset(X: Any) -> bool:
     return isinstance(X, torch.utils.data.Dataset)

@@ -27,7 +27,10 @@ from sklaplace.structures import Accumulator, Structure
 from sklaplace.structures.full import FullAccumulator
 from sklaplace.structures.kron import KronAccumulator
 
-GRADIENT_TOLERANCE = 1e-7
+# Newton's method ends by one more step once the loss can fall by no more than
+# this share of itself: its error is then at the level of rounding.
+DECREMENT_TOLERANCE = 1e-14
+GRADIENT_TOLERANCE = 1e-6
 MAX_NEWTON = 200
 # Conjugate gradients that need more iterations than this are given up for a
 # Cholesky factor, which does not mind priors that differ by orders of magnitude,
@@ -127,7 +130,10 @@ class LinearHead:
         return replace(template, mean=weights, structure=structure, data_fit=data_fit)
 
     def refit(
-        self, template: GaussianPosterior, start: Tensor | None = None
+        self,
+        template: GaussianPosterior,
+        start: Tensor | None = None,
+        tolerance: float = DECREMENT_TOLERANCE,
     ) -> GaussianPosterior:
         """Posterior around the most probable head under the template's prior.
 
@@ -137,6 +143,8 @@ class LinearHead:
             Gives prior, noise and temperature.
         start : Tensor of shape (P,), optional
             Where the search starts; the template's mean if not given.
+        tolerance : float
+            Share of itself that the regularised loss may still lack.
 
         Notes
         -----
@@ -147,7 +155,7 @@ class LinearHead:
         rho = priors.expand(prior, self.layout) / template.scale
         mean = template.hyperparameters.prior_mean
         begin = template.mean if start is None else start
-        found = _newton(self, rho, mean.expand_as(rho), begin)
+        found = _newton(self, rho, mean.expand_as(rho), begin, tolerance)
         return self.posterior(template, found)
 
     def objective(
@@ -243,28 +251,23 @@ class HeadRows:
         )
 
 
-def _newton(head: LinearHead, rho: Tensor, mean: Tensor, start: Tensor) -> Tensor:
+def _newton(
+    head: LinearHead, rho: Tensor, mean: Tensor, start: Tensor, tolerance: float
+) -> Tensor:
     """Minimum of the regularised loss, (P,)."""
     theta = start
     value, gradient, f = head.objective(theta, rho, mean)
     for _ in range(MAX_NEWTON):
-        if gradient.abs().max() < GRADIENT_TOLERANCE:
-            return theta
         step = head.newton_direction(f, gradient, rho)
-        slope = gradient @ step
-        size = 1.0
-        while size > 1e-10:
-            trial = head.objective(theta + size * step, rho, mean)
-            # rounding of the value hides decreases close to the minimum
-            noise = 1e-14 * value.abs()
-            if trial[0] <= value + 1e-4 * size * slope + noise:
-                break
-            size /= 2
-        else:
+        # half of this, the Newton decrement, is what the loss can still fall by
+        decrement = float(-(gradient @ step))
+        if decrement <= tolerance * (1 + float(value)):
+            return theta + step
+        trial = _descend(head, theta, step, (value, gradient), rho, mean)
+        if trial is None:
             break
-        theta = theta + size * step
-        value, gradient, f = trial
-    if gradient.abs().max() > 1e-6 * max(1.0, float(value)):
+        theta, (value, gradient, f) = trial
+    if gradient.abs().max() > GRADIENT_TOLERANCE * max(1.0, float(value)):
         warnings.warn(
             "The last layer could not be refitted to full precision; gradient "
             f"{float(gradient.abs().max()):.1e}. A larger prior_precision, or "
@@ -275,6 +278,26 @@ def _newton(head: LinearHead, rho: Tensor, mean: Tensor, start: Tensor) -> Tenso
     return theta
 
 
+def _descend(
+    head: LinearHead,
+    theta: Tensor,
+    step: Tensor,
+    now: tuple[Tensor, Tensor],
+    rho: Tensor,
+    mean: Tensor,
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]] | None:
+    """The first of ever shorter steps that descends (Armijo); None if none does."""
+    value, gradient = now
+    slope = gradient @ step
+    noise = 1e-14 * value.abs()  # rounding hides decreases close to the minimum
+    for halvings in range(40):
+        size = 0.5**halvings
+        trial = head.objective(theta + size * step, rho, mean)
+        if trial[0] <= value + 1e-4 * size * slope + noise:
+            return theta + size * step, trial
+    return None
+
+
 def _conjugate_gradients(
     product: Callable[[Tensor], Tensor],
     precondition: Callable[[Tensor], Tensor],
@@ -282,8 +305,10 @@ def _conjugate_gradients(
 ) -> tuple[Tensor, bool]:
     """Solution of ``product(x) = b``, positive definite, and whether it is one."""
     # looser far from the minimum, superlinear close to it (Dembo and others 1982)
-    target = b.norm() * min(0.1, float(b.norm()) ** 0.5) + 1e-3 * GRADIENT_TOLERANCE
+    target = b.norm() * min(0.1, float(b.norm()) ** 0.5, float(b.norm()))
     x, residual = torch.zeros_like(b), b
+    if not b.any():
+        return x, True
     z = precondition(residual)
     direction, rz = z, residual @ z
     for _ in range(MAX_CG):

@@ -6,6 +6,7 @@ network still untrained.
 """
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sklaplace.forward import Forward, first_tensor
-from sklaplace.jacobians import backpropagate
+from sklaplace.jacobians import Jacobian, backpropagate
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import CRITERIA, Bernoulli, Likelihood
 from sklaplace.subsets import SUBSETS
@@ -120,7 +121,7 @@ def inspect(
         layout = SUBSETS[subset](forward, x)
         f, jacobian = backpropagate(forward, x, layout)
         size = _batch_size(net, forward, x, jacobian)
-    head_map = _head_map(jacobian) if subset == "last_layer" else None
+    head_map = _head_map(layout, jacobian) if subset == "last_layer" else None
     return Inspected(likelihood, layout, output_map, tap, f.shape[1], head_map, size)
 
 
@@ -228,33 +229,58 @@ def _is_distribution(raw: Tensor) -> bool:
 
 
 def _reading(net: Any, x: Any, raw: Tensor, convention: str) -> tuple[str, str | None]:
-    """Output map and tap: how logits are read from what the module returns."""
+    """Output map and tap: how logits are read from what the module returns.
+
+    A submodule is tapped if its outputs are the logits of the probabilities for
+    the rows given and, where the first layer takes real numbers, for rows shrunk
+    towards zero: rows that are predicted with certainty agree with too much.
+    """
     if convention != "probabilities":
         return "identity", None
     binary = raw.ndim == 1 or raw.shape[1] == 1
-    seen: list[tuple[str, Tensor]] = []
+    batches = [x]
+    if isinstance(x, Tensor) and x.is_floating_point():
+        batches += [0.1 * x, 0 * x]
+    agreeing = [_logit_layers(net, batch, binary) for batch in batches]
+    for name in agreeing[0]:
+        if all(name in names for names in agreeing):
+            return "identity", name
+    return ("logit" if binary else "log"), None
+
+
+def _logit_layers(net: Any, x: Any, binary: bool) -> list[str]:
+    """Submodules, last first, that put out the logits of the net's probabilities."""
+    seen: dict[str, list[Any]] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda _m, _i, out: seen.setdefault(name, []).append(out)
+
     handles = [
-        module.register_forward_hook(
-            lambda _m, _i, out, name=name: seen.append((name, out))
-        )
+        module.register_forward_hook(note(name))
         for name, module in view(net).module.named_modules()
         if not any(module.children())
     ]
     try:
-        with torch.no_grad():
-            view(net).call(x)
+        raw = raw_outputs(net, x)
     finally:
         for handle in handles:
             handle.remove()
-    for name, out in reversed(seen):
-        if not isinstance(out, Tensor) or out.numel() != raw.numel():
-            continue
-        logits = out.reshape(raw.shape)
-        probabilities = logits.sigmoid() if binary else logits.softmax(-1)
-        used_once = sum(other == name for other, _ in seen) == 1
-        if used_once and torch.allclose(probabilities, raw, atol=1e-6):
-            return "identity", name
-    return ("logit" if binary else "log"), None
+    return [
+        name
+        for name, (out, *again) in reversed(seen.items())
+        if isinstance(out, Tensor) and not again and _are_logits(out, raw, binary)
+    ]
+
+
+def _are_logits(out: Tensor, raw: Tensor, binary: bool) -> bool:
+    """Whether softmax or sigmoid of ``out`` is ``raw``, compared in logarithms."""
+    if out.numel() != raw.numel():
+        return False
+    logits = out.reshape(raw.shape)
+    log = nn.functional.logsigmoid(logits) if binary else logits.log_softmax(-1)
+    told_apart = raw > torch.finfo(raw.dtype).tiny * 1e6
+    difference = (log - raw.log())[told_apart].abs()
+    return bool((difference <= 1e-4 * (1 + log[told_apart].abs())).all())
 
 
 def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
@@ -283,10 +309,10 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     )
 
 
-def _head_map(jacobian: Any) -> Tensor | None:
+def _head_map(layout: Layout, jacobian: Jacobian) -> Tensor | None:
     """Gradient (c, o) of the outputs in the last layer's, if one for all rows."""
     block = jacobian.blocks[0]
-    if block.a is None or block.g.shape[2] != 1:
+    if any(spec.layer is None for spec in layout.blocks) or block.g.shape[2] != 1:
         return None
     g = block.g.squeeze(2).double()
     return g[0] if torch.allclose(g, g[:1].expand_as(g)) else None

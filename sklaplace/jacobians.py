@@ -223,27 +223,33 @@ class _Recorder:
             layer = module.get_submodule(name)
             self.calls[name] = []
             self._handles += [
-                layer.register_forward_pre_hook(self._make_differentiable),
-                layer.register_forward_hook(partial(self._record, name)),
+                layer.register_forward_pre_hook(
+                    self._make_differentiable, with_kwargs=True
+                ),
+                layer.register_forward_hook(
+                    partial(self._record, name), with_kwargs=True
+                ),
             ]
 
     @staticmethod
-    def _make_differentiable(_layer: nn.Module, inputs: Any) -> Any:
+    def _make_differentiable(
+        _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Start the graph here if nothing below is selected.
 
         The parameters need no gradient, so without this the output would have
         no edge. The copy-free detach keeps in-place activations legal.
         """
-        x = inputs[0]
-        return inputs if x.requires_grad else (x.detach().requires_grad_(),)
+        x = args[0] if args else kwargs["input"]
+        return (x if x.requires_grad else x.detach().requires_grad_(),), {}
 
     def _record(
-        self, name: str, _layer: nn.Module, inputs: Any, output: Tensor
+        self, name: str, _layer: nn.Module, args: Any, _kwargs: Any, output: Tensor
     ) -> Tensor:
         if output._is_view():
             # an in-place activation would cut a view's edge out of the graph
             output = output.clone()
-        call = _Call(inputs[0].detach(), get_gradient_edge(output), output.shape)
+        call = _Call(args[0].detach(), get_gradient_edge(output), output.shape)
         self.calls[name].append(call)
         return output
 

@@ -157,7 +157,8 @@ class Bernoulli:
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
         """Binary cross-entropy per row, (b,)."""
-        return (nn.functional.softplus(f) - y * f).sum(-1)
+        losses = nn.functional.binary_cross_entropy_with_logits(f, y, reduction="none")
+        return losses.sum(-1)
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
         """``sigmoid(f) - y``, (b, 1)."""

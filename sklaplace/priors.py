@@ -32,5 +32,5 @@ def expand(prior_precision: Tensor, layout: Layout) -> Tensor:
     """
     if structure_of(prior_precision, layout) == "layerwise":
         sizes = torch.tensor(layout.sizes, device=prior_precision.device)
-        return prior_precision.repeat_interleave(sizes)
+        return prior_precision.repeat_interleave(sizes, output_size=layout.n_parameters)
     return prior_precision.expand(layout.n_parameters)

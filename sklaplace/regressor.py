@@ -17,7 +17,104 @@ from sklaplace.tuning import TUNERS
 
 
 class LaplaceRegressor(RegressorMixin, BaseLaplace):
-    """Laplace approximation around a skorch regressor."""
+    """Predictions with standard deviations and intervals, from a skorch net.
+
+    A Laplace approximation: a Gaussian over (some of) the network's weights around
+    their trained values, and Gaussian observation noise. Bands widen away from the
+    training rows.
+
+    Parameters
+    ----------
+    estimator : skorch net, FrozenEstimator or None, default=None
+        The network. A skorch net is cloned and trained in ``fit``; a
+        ``sklearn.frozen.FrozenEstimator`` around a net keeps its weights; None
+        makes a small network that suits tables.
+    subset_of_weights : {"last_layer", "all"}, default="last_layer"
+        Weights that are treated as random.
+    hessian_structure : {"kron", "diag", "full"}, default="kron"
+        Part of the curvature that is kept. ``full`` takes memory quadratic in the
+        number of weights.
+    curvature : {"ggn"}, default="ggn"
+        Approximation of the Hessian: the generalised Gauss-Newton matrix.
+    prior_precision : float, array or {"auto", "validation", "marglik"}, default="auto"
+        One over the prior variance of a weight. ``"marglik"`` maximises the
+        evidence on training rows, ``"validation"`` the score on rows that the
+        network did not see, ``"auto"`` is the second where there are such rows and
+        the first otherwise. Rows are taken from ``X_val``, else from what the
+        net's ``train_split`` holds out, else from ``validation_fraction``.
+    prior_structure : {"scalar", "layerwise", "diag"}, default="scalar"
+        One precision for all weights, one per parameter tensor, or one per weight
+        (not for ``kron``).
+    prior_mean : float or array of shape (P,), default=0.0
+        Prior mean of the weights.
+    refine : bool or "auto", default="auto"
+        Whether the last layer is refitted to its most probable weights under the
+        prior; predictions then use it, the network keeps its own. ``"auto"``
+        leaves that to the tuner; under a fixed ``prior_precision`` it is False.
+    temperature : float, default=1.0
+        Divides the log-likelihood in the posterior; below one sharpens it.
+    validation_fraction : float, default=0.2
+        Share of rows to hold out for tuning, from a net that is trained here and
+        holds nothing out itself, if there are at least 50 distinct rows.
+    pred_type : {"glm"}, default="glm"
+        Predictive: the linearised network.
+    sigma_noise : float or {"auto", "validation", "marglik"}, default="auto"
+        Standard deviation of the observation noise, one for all outputs. A name
+        chooses it together with ``prior_precision``; where both are names other
+        than ``"auto"`` they must be the same.
+    n_samples : int, default=100
+        Draws of the ``"mc"`` link.
+    batch_size : int or None, default=None
+        Rows per batch for curvature and prediction; None fits them into a fixed
+        memory budget. Results do not depend on it.
+    random_state : int, RandomState or None, default=None
+        Seeds training, the rows held out and the draws. None differs every time.
+        The global generators are never touched.
+    verbose : int, default=0
+        Print one line after fitting if positive.
+
+    Attributes
+    ----------
+    estimator_ : skorch net
+        The trained network; a copy where it was frozen.
+    posterior_ : GaussianPosterior
+        Gaussian over the selected weights.
+    sigma_noise_ : float
+        Standard deviation of the observation noise in use.
+    n_features_in_ : int
+        Number of features (of the second axis), for array input.
+    feature_names_in_ : ndarray of str
+        Column names, for data frames with string columns.
+    n_iter_ : int
+        Epochs the network was trained for.
+    prior_precision_ : float or ndarray
+        Prior precision in use.
+    log_marginal_likelihood_value_ : float
+        Laplace evidence of the training rows, in nats.
+
+    See Also
+    --------
+    LaplaceClassifier : The same for classes.
+
+    Notes
+    -----
+    For a network that is linear in the selected weights the posterior is exact.
+    Noise that is chosen on training rows is too small where the network is
+    over-trained, so held-out rows are preferred, and ``fit`` warns without them.
+    References as for `LaplaceClassifier`.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from sklaplace import LaplaceRegressor
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> model = LaplaceRegressor(random_state=0).fit(X, y)
+    >>> mean, std = model.predict(X[:2], return_std=True)
+    >>> mean.shape, std.shape
+    ((2,), (2,))
+    >>> model.predict_interval(X[:2], coverage=0.9).shape
+    (2, 2)
+    """
 
     _likelihoods = (Gaussian,)
     _stratify = False

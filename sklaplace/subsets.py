@@ -31,8 +31,7 @@ def last_layer(forward: Forward, x: Any) -> Layout:
     ValueError
         If the last layer with parameters is not a Linear layer.
     """
-    called = _called_layers(forward, x)
-    name = called[-1] if called else ""
+    name = _last_called(forward, x)
     head = forward.module.get_submodule(name)
     if not isinstance(head, nn.Linear):
         raise ValueError(
@@ -45,6 +44,26 @@ def last_layer(forward: Forward, x: Any) -> Layout:
     prefix = f"{name}." if name else ""
     own = {f"{prefix}{parameter}" for parameter, _ in head.named_parameters()}
     return _verified(forward, x, [spec for spec in specs if spec.name in own])
+
+
+def _last_called(forward: Forward, x: Any) -> str:
+    """The layer called last on which the outputs depend; containers aside."""
+    called = [n for n in _called_layers(forward, x) if ".parametrizations" not in n]
+    layers = [n for n in called if not any(_contains(n, other) for other in called)]
+    for name in reversed(layers):
+        leaves = list(forward.module.get_submodule(name).parameters())
+        with torch.enable_grad(), _requiring_grad(leaves):
+            f = forward(x)
+            if f.requires_grad:
+                return name
+    raise ValueError(
+        "subset_of_weights='last_layer' needs a network with a layer that has "
+        "parameters; there is none. Add a torch.nn.Linear."
+    )
+
+
+def _contains(name: str, other: str) -> bool:
+    return name != other and (name == "" or other.startswith(f"{name}."))
 
 
 SUBSETS: dict[str, Callable[[Forward, Any], Layout]] = {

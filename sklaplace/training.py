@@ -202,7 +202,12 @@ def _itself(value: Any) -> Any:
 
 
 def train(
-    net: Any, X: Any, y: Any, check: Callable[[Any], None], **fit_params: Any
+    net: Any,
+    X: Any,
+    y: np.ndarray,
+    weights: np.ndarray | None,
+    check: Callable[[Any], None],
+    **fit_params: Any,
 ) -> tuple[Any, Any]:
     """Fit a net of one's own; return the rows it learned from and those held out.
 
@@ -211,7 +216,9 @@ def train(
     net : skorch.NeuralNet
         A clone; it is trained in place.
     X, y : data
-        As skorch takes them; X may be a `RowDataset` with weights.
+        As skorch takes them. Where X is a dataset, y replaces its targets.
+    weights : ndarray of shape (n,) or None
+        Sample weights.
     check : callable
         Called with the dataset before the first step; raises to refuse.
 
@@ -222,63 +229,95 @@ def train(
     original = net.train_split
     split = RecordingSplit(original, check)
     net.train_split = split
+    rows = None
+    if weights is not None or isinstance(X, torch.utils.data.Dataset):
+        rows = RowDataset(net.get_dataset(X, y), y, weights)
     try:
-        with _weighted_loss(net, X, split):
+        with _own_rows(net, X, rows, split):
             net.fit(X, y, **fit_params)
     finally:
         net.train_split = original
     if split.train is None:  # a net with a splitting method of its own
-        return net.get_dataset(X, y), None
+        return rows or net.get_dataset(X, y), None
     return split.train, split.valid
 
 
 @contextmanager
-def _weighted_loss(net: Any, dataset: Any, split: RecordingSplit) -> Iterator[None]:
-    """Let a net minimise ``Σ w·loss / Σ w``; only for a dataset with weights.
+def _own_rows(
+    net: Any, X: Any, rows: RowDataset | None, split: RecordingSplit
+) -> Iterator[None]:
+    """Let a net train on ``rows`` where it is given X, and mind their weights.
 
-    The loader yields weights beside the targets; they are taken off before any
-    callback sees the batch and multiply the loss per row. A class for the time
-    of training, since every attribute of a skorch net becomes a parameter.
+    A class for the time of training, since every attribute of a skorch net
+    becomes a parameter.
     """
-    if not _is_weighted(dataset):
+    if rows is None:
         yield
         return
     original = type(net)
-    current: dict[str, Tensor | None] = {}
-
-    class Weighted(original):  # type: ignore[valid-type,misc]
-        def get_iterator(self, dataset: Any, training: bool = False) -> Any:
-            loader = super().get_iterator(dataset, training=training)
-            if not _is_weighted(dataset):
-                return _Unweighted(loader, current)
-            loader.collate_fn = partial(_collate_weighted, loader.collate_fn)
-            return _Unweighted(loader, current)
-
-        def get_loss(self, y_pred: Any, y_true: Any, *args: Any, **kw: Any) -> Any:
-            if current["weights"] is None:
-                return super().get_loss(y_pred, y_true, *args, **kw)
-            reduction = self.criterion_.reduction
-            self.criterion_.reduction = "none"
-            try:
-                loss = super().get_loss(y_pred, y_true, *args, **kw)
-            finally:
-                self.criterion_.reduction = reduction
-            weights = to_tensor(current["weights"], device=self.device).to(loss)
-            per_row = loss.reshape(len(weights), -1).mean(1)
-            if reduction == "sum":
-                return (per_row * weights).sum() * (loss.numel() / len(weights))
-            return (per_row * weights).mean() / _mean_weight(split.train)
-
-        def __reduce_ex__(self, protocol: Any) -> Any:
-            # callbacks that pickle the net get one of the user's class
-            return original.__new__, (original,), self.__getstate__()
-
-    Weighted.__name__, Weighted.__qualname__ = original.__name__, original.__qualname__
-    net.__class__ = Weighted
+    job = _Job(original, X, rows, split)
+    names = {"__qualname__": original.__qualname__, "__module__": original.__module__}
+    bases = (_OnOwnRows, original)
+    net.__class__ = type(original.__name__, bases, {"_job": job, **names})
     try:
         yield
     finally:
         net.__class__ = original
+
+
+@dataclass
+class _Job:
+    """What `_OnOwnRows` works on, and the weights of the batch in hand."""
+
+    original: type
+    X: Any
+    rows: RowDataset
+    split: RecordingSplit
+    weights: Tensor | None = None
+
+
+class _OnOwnRows:
+    """Mixin before a skorch net: rows of a `_Job` for its X, weights in the loss.
+
+    With weights the loss is ``Σ w·loss / Σ w``: the loader yields weights beside
+    the targets; they are taken off before any callback sees the batch.
+    """
+
+    _job: _Job
+    criterion_: Any
+    device: Any
+
+    def get_dataset(self, X: Any, y: Any = None) -> Any:
+        if X is self._job.X:
+            return self._job.rows
+        return super().get_dataset(X, y)  # type: ignore[misc]
+
+    def get_iterator(self, dataset: Any, training: bool = False) -> Any:
+        loader = super().get_iterator(dataset, training=training)  # type: ignore[misc]
+        if _is_weighted(dataset):
+            loader.collate_fn = partial(_collate_weighted, loader.collate_fn)
+        return _Unweighted(loader, self._job)
+
+    def get_loss(self, y_pred: Any, y_true: Any, *args: Any, **kw: Any) -> Any:
+        loss_of = super().get_loss  # type: ignore[misc]
+        if self._job.weights is None:
+            return loss_of(y_pred, y_true, *args, **kw)
+        reduction = self.criterion_.reduction
+        self.criterion_.reduction = "none"
+        try:
+            loss = loss_of(y_pred, y_true, *args, **kw)
+        finally:
+            self.criterion_.reduction = reduction
+        weights = to_tensor(self._job.weights, device=self.device).to(loss)
+        per_row = loss.reshape(len(weights), -1).mean(1)
+        if reduction == "sum":
+            return (per_row * weights).sum() * (loss.numel() / len(weights))
+        return (per_row * weights).mean() / _mean_weight(self._job.split.train)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # callbacks that pickle the net get one of the user's class
+        state: Any = self.__getstate__()
+        return object.__new__, (self._job.original,), state
 
 
 def _mean_weight(dataset: Any) -> float:
@@ -293,8 +332,8 @@ def _mean_weight(dataset: Any) -> float:
 class _Unweighted:
     """A loader that yields ``(X, y)`` and shelves the weights, or that none came."""
 
-    def __init__(self, loader: Any, shelf: dict[str, Tensor | None]) -> None:
-        self.loader, self.shelf = loader, shelf
+    def __init__(self, loader: Any, job: _Job) -> None:
+        self.loader, self.job = loader, job
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -303,8 +342,7 @@ class _Unweighted:
         weighted = _is_weighted(getattr(self.loader, "dataset", None))
         for batch in self.loader:
             X, y = unpack_data(batch)
-            y, weights = y if weighted else (y, None)
-            self.shelf["weights"] = weights
+            y, self.job.weights = y if weighted else (y, None)
             yield X, y
 
 

@@ -39,12 +39,20 @@ LOG_BOUND = 20.0
 # largest number of hyperparameters that Newton's method takes; L-BFGS above
 MAX_NEWTON_SIZE = 32
 MAX_EVALUATIONS = 100
+# length of the last Newton step in log δ and log σ
+STEP_TOLERANCE = 1e-6
 MAX_FIXED_POINT = 100
+FIXED_POINT_TOLERANCE = 3e-4
+# A head is exchanged only for one that raises the log-likelihood of the held-out
+# rows by this many nats in total ("positive" evidence: Kass and Raftery 1995).
+MARGIN = 2.0
+# share of itself that the loss of a refitted head may still lack along the path
+PATH_TOLERANCE = 1e-7
 # the path of refitted heads ends after so many worse points
 PATIENCE = 2
 # Prior variances of the outputs that the validation path visits: from
 # one that changes no prediction to one that leaves all to the data.
-PATH = 10.0 ** np.arange(-4, 8.01, 0.5)
+PATH = 10.0 ** np.arange(-4, 6.01, 0.5)
 
 
 @dataclass(frozen=True)
@@ -194,10 +202,10 @@ def _newton(objective: Callable[[Tensor], Tensor], v: Tensor) -> tuple[Tensor, b
     value, gradient, hessian = _derivatives(objective, v)
     for _ in range(MAX_EVALUATIONS):
         at_bound = (v.abs() >= LOG_BOUND) & (gradient * v.sign() < 0)
-        gradient = gradient.masked_fill(at_bound, 0)
-        if gradient.abs().max() <= 1e-6 * (1 + value.abs()):
+        step = _newton_step(gradient.masked_fill(at_bound, 0), hessian, at_bound)
+        size = float(step.abs().max())
+        if size <= STEP_TOLERANCE:
             return v, True
-        step = _newton_step(gradient, hessian, at_bound)
         for _ in range(30):
             trial = (v + step).clamp(-LOG_BOUND, LOG_BOUND)
             found = _derivatives(objective, trial)
@@ -205,7 +213,8 @@ def _newton(objective: Callable[[Tensor], Tensor], v: Tensor) -> tuple[Tensor, b
                 break
             step = step / 2
         else:
-            return v, False
+            # short steps that only rounding keeps from descending are the end
+            return v, size <= math.sqrt(STEP_TOLERANCE)
         v, (value, gradient, hessian) = trial, found
     return v, False
 
@@ -247,18 +256,18 @@ def marglik_refitted(task: Task) -> GaussianPosterior:
     """Maximise the evidence at the head that is most probable under each prior."""
     head = require_head(task.head)
     posterior = task.posterior
+    if not (task.free_prior or task.free_noise):
+        return head.refit(posterior)
     if task.free_prior:
         posterior = posterior.replace(prior_precision=_first_guess(posterior))
     posterior = head.refit(posterior)
     history: list[Tensor] = []
     for _ in range(MAX_FIXED_POINT):
         now = _logs(posterior.hyperparameters, task.free_prior, task.free_noise)
-        if len(now) == 0:
-            return posterior
         then = _logs(_mackay(posterior, task), task.free_prior, task.free_noise)
-        if (then - now).abs().max() < 1e-4:
+        if (then - now).abs().max() < FIXED_POINT_TOLERANCE:
             return posterior
-        history = [*history[-1:], torch.stack([now, then])]
+        history.append(torch.stack([now, then]))
         v = _accelerated(history)
         h = _with_logs(posterior.hyperparameters, v, task.free_prior, task.free_noise)
         posterior = head.refit(replace(posterior, hyperparameters=h))
@@ -276,6 +285,7 @@ def _mackay(posterior: GaussianPosterior, task: Task) -> Hyperparameters:
     h = posterior.hyperparameters
     delta = h.prior_precision
     gamma = posterior.structure.effective_parameters(delta, posterior.scale)
+    gamma = gamma.masked_fill(gamma < 1e-12, 0)  # nothing but rounding
     if task.free_prior:
         scatter = _group_scatter(posterior, delta)
         per_group = _group_sum(posterior, gamma, delta)
@@ -289,14 +299,26 @@ def _mackay(posterior: GaussianPosterior, task: Task) -> Hyperparameters:
 
 
 def _accelerated(history: list[Tensor]) -> Tensor:
-    """Next point from (point, image) pairs: secant steps, kept within two units."""
+    """Next point from (point, image) pairs, (2, n) each, by secant steps.
+
+    Several hyperparameters influence each other, so theirs are shorter. One alone
+    is bracketed: its image lies above it on one side of the fixed point and below
+    it on the other, and no step leaves the bracket.
+    """
     now, then = history[-1].unbind()
     if len(history) == 1:
         return then
-    before, image = history[0].unbind()
-    slope = ((then - image) / (now - before)).nan_to_num(0.0, 0.0, 0.0).clamp(-1, 0.9)
-    step = ((then - now) / (1 - slope)).clamp(-2, 2)
-    return (now + step).clamp(-LOG_BOUND, LOG_BOUND)
+    before, image = history[-2].unbind()
+    steepest, longest = (0.99, 3.0) if len(now) == 1 else (0.9, 2.0)
+    slope = ((then - image) / (now - before)).nan_to_num(0.0, 0.0, 0.0)
+    step = ((then - now) / (1 - slope.clamp(-1, steepest))).clamp(-longest, longest)
+    target = (now + step).clamp(-LOG_BOUND, LOG_BOUND)
+    if len(now) > 1:
+        return target
+    low = max([float(p) for p, q in history if q > p], default=-LOG_BOUND)
+    high = min([float(p) for p, q in history if q < p], default=LOG_BOUND)
+    inside = low < float(target) < high or low >= high
+    return target if inside else torch.full_like(target, (low + high) / 2)
 
 
 def _group_sum(posterior: GaussianPosterior, values: Tensor, delta: Tensor) -> Tensor:
@@ -326,6 +348,13 @@ class _Candidate:
 
     posterior: GaussianPosterior
     score: float
+    n_rows: float
+    n_outputs: int
+
+    @property
+    def total(self) -> float:
+        """Negative log-likelihood of all held-out rows."""
+        return self.score * self.n_rows
 
 
 def validation(task: Task) -> GaussianPosterior:
@@ -333,7 +362,9 @@ def validation(task: Task) -> GaussianPosterior:
 
     Log loss for classification, Gaussian negative log-likelihood for regression,
     for the network's own head and, unless ``refine`` is False, for the head that
-    is refitted at each point of the path.
+    is refitted at each point of the path. With ``refine="auto"`` the refitted head
+    is taken if it makes the held-out rows ``exp(MARGIN)`` times as probable: fewer
+    rows than a hundred mistake luck for skill otherwise.
 
     A layerwise or diagonal prior keeps the proportions that maximise the
     evidence; the path is over their common factor.
@@ -345,19 +376,55 @@ def validation(task: Task) -> GaussianPosterior:
             "train_split, or use prior_precision='marglik'."
         )
     path = _path(task)
-    candidates: list[_Candidate] = []
+    kept = refitted = None
     if task.refine is not True:
-        candidates += _scored(task, path)
+        kept = _best(_scored(task, path))
     if task.refine is True or (task.refine == "auto" and task.head is not None):
-        candidates += _scored_refitted(task, path)
-    finite = [c for c in candidates if math.isfinite(c.score)]
-    if not finite:
+        refitted = _best(_scored_refitted(task, path))
+    chosen = kept or refitted
+    if kept and refitted and refitted.total < kept.total - MARGIN:
+        chosen = refitted
+    if chosen is None:
         raise ValueError(
             "No prior precision gives a finite score on the held-out rows: the "
             "network's outputs there are too large or not numbers. Scale the inputs "
             "or lower the learning rate."
         )
-    return min(finite, key=lambda candidate: candidate.score).posterior
+    return _widened(_finished(chosen, task), task)
+
+
+def _finished(chosen: "_Candidate", task: Task) -> "_Candidate":
+    """The chosen candidate with its head, if refitted, refitted to full precision."""
+    if not chosen.posterior.is_refitted:
+        return chosen
+    posterior = require_head(task.head).refit(
+        chosen.posterior, start=task.posterior.mean
+    )
+    return replace(chosen, posterior=posterior)
+
+
+def _best(candidates: list["_Candidate"]) -> "_Candidate | None":
+    finite = [c for c in candidates if math.isfinite(c.score)]
+    return min(finite, key=lambda c: c.score, default=None)
+
+
+def _widened(chosen: "_Candidate", task: Task) -> GaussianPosterior:
+    """The chosen posterior, with noise that owns up to its own uncertainty.
+
+    Prior precision and σ were both fitted to the n held-out values. The unbiased
+    variance is ``n/(n - 2)`` times the fitted one, and the Student t that a new
+    value follows has ``ν/(ν - 2)`` times that, ν = n - 2: ``n/(n - 4)`` together.
+    """
+    posterior = chosen.posterior
+    if not (task.free_noise and task.free_prior):
+        return posterior
+    n = chosen.n_rows * posterior.likelihood.n_targets(chosen.n_outputs)
+    widening = math.sqrt(n / max(n - 4, 1.0))
+    ratio = posterior.prior_precision / posterior.scale
+    wider = posterior.replace(
+        sigma_noise=_clamped(posterior.hyperparameters.sigma_noise * widening)
+    )
+    return wider.replace(prior_precision=ratio * wider.scale)
 
 
 def _path(task: Task) -> list[Tensor]:
@@ -418,8 +485,13 @@ def _scored_refitted(task: Task, path: list[Tensor]) -> list[_Candidate]:
 
 def _refitted(task: Task, start: GaussianPosterior, ratio: Tensor) -> _Candidate:
     """The head refitted under one ratio, from where another refit ended."""
-    template = start.replace(prior_precision=ratio * start.scale)
-    posterior = require_head(task.head).refit(template)
+    if task.free_prior:
+        template = start.replace(prior_precision=ratio * start.scale)
+    else:
+        h = start.hyperparameters
+        variance = (ratio / h.prior_precision).mean() / h.temperature
+        template = start.replace(sigma_noise=variance.sqrt())
+    posterior = require_head(task.head).refit(template, tolerance=PATH_TOLERANCE)
     return _scored(replace(task, posterior=posterior), [ratio])[0]
 
 
@@ -452,18 +524,20 @@ class _Scorer:
     def candidate(self, posterior: GaussianPosterior) -> _Candidate:
         """The posterior at this point of the path, with its score."""
         losses, weights = torch.cat(self._losses), torch.cat(self._weights)
-        weights = weights / weights.sum()
+        n_rows = float(weights.sum())
+        weights = weights / n_rows
         if not posterior.likelihood.has_noise:
             chosen = posterior.replace(prior_precision=self.ratio * posterior.scale)
-            return _Candidate(chosen, float(weights @ losses))
+            return _Candidate(chosen, float(weights @ losses), n_rows, 1)
         spreads = torch.cat(self._spreads)
         variance = self._noise_variance(posterior, losses / spreads, weights)
         nll = (
             losses / spreads / variance + (2 * math.pi * variance * spreads).log()
         ) / 2
-        noisy = posterior.replace(sigma_noise=_clamped(variance.sqrt()))
-        chosen = noisy.replace(prior_precision=self.ratio * noisy.scale)
-        return _Candidate(chosen, float(weights @ nll.mean(1)))
+        chosen = posterior.replace(sigma_noise=_clamped(variance.sqrt()))
+        if self.task.free_prior:
+            chosen = chosen.replace(prior_precision=self.ratio * chosen.scale)
+        return _Candidate(chosen, float(weights @ nll.sum(1)), n_rows, nll.shape[1])
 
     def _noise_variance(
         self, posterior: GaussianPosterior, scaled: Tensor, weights: Tensor
@@ -494,9 +568,9 @@ def auto(task: Task) -> GaussianPosterior:
         return validation(task)
     if task.head is None or task.refine is False:
         warnings.warn(
-            "prior_precision='auto' found no rows that the network did not see and "
-            "maximises the evidence at the network's own weights, which can make "
-            "predictions worse than the network's. Pass X_val and y_val to fit.",
+            "There are no rows that the network did not see, so 'auto' maximises the "
+            "evidence at the network's own weights, which can make predictions worse "
+            "than the network's. Pass X_val and y_val to fit.",
             UserWarning,
             stacklevel=2,
         )
