@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import torch
+from docutils import nodes
 
 import sklaplace
 
@@ -25,8 +26,8 @@ extensions = [
     "sphinxcontrib.bibtex",
     "myst_parser",
 ]
-exclude_patterns = ["_build"]
-templates_path = []
+exclude_patterns = ["_build", "_templates"]
+templates_path = ["_templates"]
 default_role = "literal"
 
 # API pages
@@ -47,9 +48,11 @@ sphinx_gallery_conf = {
     "gallery_dirs": "auto_examples",
     "filename_pattern": r"plot_",
     "ignore_pattern": r"__init__\.py",
+    "capture_repr": (),
     "download_all_examples": False,
     "image_scrapers": ("matplotlib",),
     "min_reported_time": 1,
+    "within_subsection_order": "FileNameSortKey",
     "plot_gallery": "True",
     "remove_config_comments": True,
     "reset_modules": ("matplotlib",),
@@ -66,4 +69,28 @@ html_theme_options = {
     "secondary_sidebar_items": ["page-toc"],
     "show_toc_level": 2,
 }
-html_sidebars = {"quickstart": [], "choices": [], "changelog": [], "contributing": []}
+html_sidebars = {
+    page: []
+    for page in (
+        "auto_examples/*",
+        "changelog",
+        "choices",
+        "contributing",
+        "quickstart",
+    )
+}
+
+# Labels of scikit-learn's user guide in docstrings that the estimators inherit
+SKLEARN_METRICS = "https://scikit-learn.org/stable/modules/model_evaluation.html"
+SKLEARN_LABELS = {"accuracy_score": "accuracy-score", "r2_score": "r2-score"}
+
+
+def link_to_sklearn(app, env, node, contnode):
+    anchor = SKLEARN_LABELS.get(node["reftarget"])
+    if anchor is None:
+        return None
+    return nodes.reference("", "", contnode, refuri=f"{SKLEARN_METRICS}#{anchor}")
+
+
+def setup(app):
+    app.connect("missing-reference", link_to_sklearn)

@@ -40,7 +40,7 @@ from sklaplace.inspection import (
 from sklaplace.jacobians import backpropagate
 from sklaplace.likelihoods import DataFit
 from sklaplace.memory import move
-from sklaplace.options import check_count, check_positive, check_seed
+from sklaplace.options import check_count, check_option, check_positive, check_seed
 from sklaplace.posterior import GaussianPosterior, Hyperparameters
 from sklaplace.predictive import PREDICTIVES, linearised_mean
 from sklaplace.priors import PRIOR_STRUCTURES
@@ -329,9 +329,13 @@ class BaseLaplace(BaseEstimator):
             accumulator,
             head_rows.add,
         )
+        self._check_loss(data_fit)
         posterior = self._untuned(fitted, accumulator.decompose(), data_fit)
         head = head_rows.build(posterior, curvature, type(accumulator))
         return self._tuned(fitted, posterior, head)
+
+    def _check_loss(self, data_fit: DataFit) -> None:
+        """Overridden where a loss says by itself that training has failed."""
 
     def _batches(self, fitted: FittedNetwork, dataset: Any) -> Batches:
         size = self.batch_size or fitted.inspected.batch_size
@@ -431,7 +435,9 @@ class BaseLaplace(BaseEstimator):
         self, X: Any, function: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
     ) -> list[np.ndarray]:
         """Functions of each row's Gaussian over outputs, for all rows, as arrays."""
-        posterior, predictive = self._fitted_posterior(), PREDICTIVES[self.pred_type]
+        posterior = self._fitted_posterior()
+        check_option("pred_type", self.pred_type, PREDICTIVES)
+        predictive = PREDICTIVES[self.pred_type]
 
         def ask(forward: Forward, x: Any) -> tuple[Tensor, ...]:
             mean, cov = predictive(posterior, forward, x)

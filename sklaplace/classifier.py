@@ -1,5 +1,6 @@
 """LaplaceClassifier: class probabilities that know what they do not know."""
 
+import warnings
 from functools import lru_cache
 from typing import Any, ClassVar, cast
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from sklaplace import dirichlet, links
 from sklaplace.base import BaseLaplace
 from sklaplace.data import TrainingData
-from sklaplace.likelihoods import Bernoulli, Categorical, ClassLikelihood
+from sklaplace.likelihoods import Bernoulli, Categorical, ClassLikelihood, DataFit
 from sklaplace.links import LINKS
 from sklaplace.networks import default_classifier
 from sklaplace.options import check_option
@@ -177,7 +178,22 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
     # --------------------------------------------------------------------- fit
     def _check_parameters(self) -> None:
         super()._check_parameters()
+        self._check_link()
+
+    def _check_link(self) -> None:
         check_option("link_approx", self.link_approx, ["auto", *LINKS])
+
+    def _check_loss(self, data_fit: DataFit) -> None:
+        loss = float(data_fit.loss / data_fit.n_targets)
+        guessing = np.log(len(self.classes_))
+        if len(self.classes_) > 1 and loss > 2 * guessing:
+            warnings.warn(
+                f"The network's training loss, {loss:.3g} nats per row, is larger than "
+                f"that of guessing, {guessing:.3g}: its training has diverged or not "
+                "begun. Lower the learning rate, scale the inputs or train longer.",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _encode(self, y: Any, *, reset: bool) -> np.ndarray:
         """Labels as 0 … K-1, in the dtype that the criterion takes."""
@@ -232,6 +248,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
     def _link(self) -> Any:
         """The link chosen; its draws are the same for all rows and all calls."""
+        self._check_link()
 
         def link(mean: Tensor, cov: Tensor) -> Tensor:
             n_classes = mean.shape[1]

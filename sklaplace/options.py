@@ -67,6 +67,21 @@ def check_fraction(name: str, value: Any, hint: str) -> None:
         raise ValueError(f"{name}={value!r} is not between 0 and 1. {hint}")
 
 
+def as_levels(name: str, value: Any, hint: str) -> np.ndarray:
+    """One or several fractions as a vector."""
+    try:
+        levels = np.atleast_1d(np.asarray(value, dtype=float))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}={value!r} is not a number. {hint}") from error
+    if levels.size == 0:
+        raise ValueError(f"{name} is empty. {hint}")
+    if levels.ndim != 1:
+        raise ValueError(f"{name} has shape {levels.shape}, not one axis. {hint}")
+    for level in levels:
+        check_fraction(name, float(level), hint)
+    return levels
+
+
 def check_seed(name: str, value: Any) -> None:
     """Refuse what cannot seed a generator."""
     if value is None or isinstance(value, np.random.RandomState):

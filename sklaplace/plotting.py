@@ -15,7 +15,7 @@ import numpy as np
 from scipy.stats import norm
 from sklearn.utils import check_array
 
-from sklaplace.options import check_count, check_fraction
+from sklaplace.options import as_levels, check_count
 
 # Okabe and Ito's blue, which readers with any colour vision tell from black and grey
 _COLOR = "#0072B2"
@@ -426,19 +426,13 @@ def _check_columns(X: Any, n_features: int) -> np.ndarray:
 
 def _check_coverage(coverage: Any) -> tuple[float, ...]:
     """One or several probabilities as a tuple."""
-    levels = np.atleast_1d(np.asarray(coverage, dtype=float)).tolist()
-    if not levels:
-        raise ValueError("coverage is empty. Pass at least one level, such as 0.9.")
-    for level in levels:
-        check_fraction("coverage", level, "Choose a probability, such as 0.9.")
-    return tuple(levels)
+    levels = as_levels("coverage", coverage, "Choose a probability, such as 0.9.")
+    return tuple(levels.tolist())
 
 
 def _axes_of_grid(values: np.ndarray, resolution: int, eps: float) -> list[np.ndarray]:
     """Evenly spaced values over the range of each column, and eps beyond."""
-    check_count("grid_resolution", resolution)
-    if resolution < 2:
-        raise ValueError("grid_resolution=1 spans no range. Choose 2 or more.")
+    check_count("grid_resolution", resolution, smallest=2)
     if not isinstance(eps, Real) or not 0 <= eps < np.inf:
         raise ValueError(f"eps={eps!r} is not a length. Choose a number from 0 up.")
     kept = values.dtype if values.dtype.kind == "f" else np.float64

@@ -11,7 +11,7 @@ from sklaplace.base import BaseLaplace, plain
 from sklaplace.data import TrainingData
 from sklaplace.likelihoods import Gaussian
 from sklaplace.networks import default_regressor
-from sklaplace.options import check_fraction, check_positive
+from sklaplace.options import as_levels, check_positive
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.tuning import TUNERS
 
@@ -276,9 +276,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         ndarray of shape (n,), (n, n_alpha) or with an axis of outputs after n
             The last axis is there if ``alpha`` has one.
         """
-        levels = np.atleast_1d(np.asarray(alpha, dtype=float))
-        for level in levels:
-            check_fraction("alpha", float(level), "Choose a level, such as 0.95.")
+        levels = as_levels("alpha", alpha, "Choose a level, such as 0.95.")
         mean, variance = self._mean_and_variance(X)
         values = mean[..., None] + np.sqrt(variance)[..., None] * norm.ppf(levels)
         values = self._shaped(values)
@@ -299,11 +297,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         ndarray of shape (n, 2) or (n, 2, n_levels)
             Lower and upper ends; an axis of outputs follows n where y has one.
         """
-        levels = np.atleast_1d(np.asarray(coverage, dtype=float))
-        for level in levels:
-            check_fraction(
-                "coverage", float(level), "Choose a probability, such as 0.9."
-            )
+        levels = as_levels("coverage", coverage, "Choose a probability, such as 0.9.")
         tails = np.stack([(1 - levels) / 2, (1 + levels) / 2])  # (2, n_levels)
         values = self.predict_quantiles(X, tails.ravel())
         values = values.reshape(*values.shape[:-1], *tails.shape)

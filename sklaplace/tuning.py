@@ -44,8 +44,9 @@ STEP_TOLERANCE = 1e-6
 MAX_FIXED_POINT = 100
 FIXED_POINT_TOLERANCE = 3e-4
 # A head is exchanged only for one that raises the log-likelihood of the held-out
-# rows by this many nats in total ("positive" evidence: Kass and Raftery 1995).
-MARGIN = 2.0
+# rows by this many nats in total: about the logarithm of the number of candidates,
+# the best of which is lucky ("strong" evidence: Kass and Raftery 1995).
+MARGIN = 3.0
 # share of itself that the loss of a refitted head may still lack along the path
 PATH_TOLERANCE = 1e-7
 # the path of refitted heads ends after so many worse points
@@ -411,15 +412,16 @@ def _best(candidates: list["_Candidate"]) -> "_Candidate | None":
 def _widened(chosen: "_Candidate", task: Task) -> GaussianPosterior:
     """The chosen posterior, with noise that owns up to its own uncertainty.
 
-    Prior precision and σ were both fitted to the n held-out values. The unbiased
-    variance is ``n/(n - 2)`` times the fitted one, and the Student t that a new
-    value follows has ``ν/(ν - 2)`` times that, ν = n - 2: ``n/(n - 4)`` together.
+    Four things were fitted to the n held-out values: the best prior precision of
+    each path, σ, and which of the two. The unbiased variance is ``n/(n - 4)`` times
+    the fitted one, and the Student t that a new value follows has ``ν/(ν - 2)``
+    times that, ν = n - 4: ``n/(n - 6)`` in all.
     """
     posterior = chosen.posterior
     if not (task.free_noise and task.free_prior):
         return posterior
     n = chosen.n_rows * posterior.likelihood.n_targets(chosen.n_outputs)
-    widening = math.sqrt(n / max(n - 4, 1.0))
+    widening = math.sqrt(n / max(n - 6, 1.0))
     ratio = posterior.prior_precision / posterior.scale
     wider = posterior.replace(
         sigma_noise=_clamped(posterior.hyperparameters.sigma_noise * widening)

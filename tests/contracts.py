@@ -1,0 +1,274 @@
+"""What every entry of a registry must hold, against dense references.
+
+The checks take names of entries, so that tests run over the registries and a new
+entry is tested as soon as it is listed (and has a line in ``references``).
+"""
+
+from functools import cache
+from typing import Any
+
+import references
+import torch
+from cases import CASES, Case, positive
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+from sklaplace.curvature import CURVATURES, accumulate
+from sklaplace.forward import Forward, tree_rows
+from sklaplace.jacobians import Jacobian, backpropagate
+from sklaplace.layouts import Layout
+from sklaplace.likelihoods import DataFit, Likelihood
+from sklaplace.posterior import GaussianPosterior, Hyperparameters
+from sklaplace.priors import PRIOR_STRUCTURES
+from sklaplace.structures import STRUCTURES, Accumulator, Structure
+from sklaplace.subsets import SUBSETS
+
+N_ROWS = 6
+
+# structure x prior structure, where the structure supports it
+STRUCTURES_AND_PRIORS = [
+    (structure, prior)
+    for structure, (_, kind) in STRUCTURES.items()
+    for prior in PRIOR_STRUCTURES
+    if prior in kind.priors
+]
+
+
+# -------------------------------------------------------------------- problems
+class Problem:
+    """A network, rows, targets and the selected weights."""
+
+    def __init__(self, case: Case, likelihood: str, subset: str) -> None:
+        self.likelihood: Likelihood = references.LIKELIHOODS[likelihood]
+        known = references.reference(self.likelihood)
+        self.forward: Forward = case.forward(known.n_outputs)
+        self.x, self.y = case.rows(N_ROWS), known.targets(N_ROWS)
+        self.layout: Layout = SUBSETS[subset](self.forward, self.x)
+        self.parts = references.curvature(
+            self.forward, self.x, self.layout, self.likelihood, self.y
+        )
+
+    def batches(self, *sizes: int, weights: Tensor | None = None) -> list[Any]:
+        """Rows in order, cut into batches."""
+        ends = torch.tensor(sizes).cumsum(0).tolist()
+        cuts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        return [self.rows(cut, weights) for cut in cuts]
+
+    def rows(self, rows: Any, weights: Tensor | None = None) -> Any:
+        w = None if weights is None else weights[rows]
+        return tree_rows(self.x, rows), self.y[rows], w
+
+    def accumulator(self, name: str, batches: Any) -> tuple[Accumulator, DataFit]:
+        accumulator = STRUCTURES[name][0](self.layout)
+        data_fit = accumulate(
+            self.forward, batches, self.likelihood, CURVATURES["ggn"], accumulator
+        )
+        return accumulator, data_fit
+
+    def structure(self, name: str, batches: Any = None) -> Structure:
+        batches = self.batches(N_ROWS) if batches is None else batches
+        return self.accumulator(name, batches)[0].decompose()
+
+    def jacobian(self) -> Jacobian:
+        return backpropagate(self.forward, self.x, self.layout)[1]
+
+    def posterior(
+        self, name: str, prior: str = "scalar", batches: Any = None
+    ) -> GaussianPosterior:
+        """With hyperparameters that are neither zero nor one."""
+        batches = self.batches(N_ROWS) if batches is None else batches
+        accumulator, data_fit = self.accumulator(name, batches)
+        weights = self.layout.read(self.forward.module)
+        return GaussianPosterior(
+            mean=weights,
+            weights=weights,
+            structure=accumulator.decompose(),
+            layout=self.layout,
+            likelihood=self.likelihood,
+            data_fit=data_fit,
+            hyperparameters=hyperparameters(self.layout, prior),
+        )
+
+
+@cache
+def problem(case: str, likelihood: str = "Categorical", subset: str = "all") -> Problem:
+    return Problem(CASES[case], likelihood, subset)
+
+
+def prior_precision(layout: Layout, prior: str) -> Tensor:
+    return positive(*PRIOR_STRUCTURES[prior](layout), seed=5)
+
+
+def hyperparameters(layout: Layout, prior: str) -> Hyperparameters:
+    number = torch.tensor
+    return Hyperparameters(
+        prior_precision=prior_precision(layout, prior),
+        prior_mean=number(0.3, dtype=torch.float64),
+        sigma_noise=number(0.7, dtype=torch.float64),
+        temperature=number(1.3, dtype=torch.float64),
+    )
+
+
+def scale() -> Tensor:
+    return torch.tensor(1.7, dtype=torch.float64)
+
+
+# ------------------------------------------------------------------ comparison
+def assert_equal(found: Tensor, expected: Tensor, tolerance: float = 1e-8) -> None:
+    """Equal up to a tolerance relative to the largest entry, or to one."""
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    allowed = tolerance * max(1.0, float(expected.abs().max()))
+    worst = float((found - expected).abs().max())
+    assert worst <= allowed, f"off by {worst:.1e}, {allowed:.1e} is allowed"
+
+
+# ----------------------------------------------------------- checks: structures
+def check_dense(problem: Problem, name: str) -> None:
+    """``H`` is what the reference keeps of it."""
+    expected = references.STRUCTURES[name](problem.parts)
+    assert_equal(problem.structure(name).dense(), expected)
+
+
+def check_questions(problem: Problem, name: str, prior: str) -> None:
+    """Every question has the answer of the written-out posterior precision."""
+    structure, jacobian = problem.structure(name), problem.jacobian()
+    delta, s = prior_precision(problem.layout, prior), scale()
+    P = s * references.STRUCTURES[name](problem.parts)
+    P = P + references.expand(delta, problem.layout).diag()
+    cov, J = torch.linalg.inv(P), problem.parts.J
+    expected = torch.einsum("ncp,pq,ndq->ncd", J, cov, J)
+    assert_equal(structure.logdet(delta, s), torch.logdet(P))
+    assert_equal(structure.covariance(jacobian, delta, s), expected)
+    assert_equal(structure.project(jacobian).covariance(delta, s), expected)
+    assert_equal(structure.variance(delta, s), cov.diagonal())
+    gamma = 1 - references.expand(delta, problem.layout) * cov.diagonal()
+    assert_equal(structure.effective_parameters(delta, s), gamma)
+    # A root F of the covariance: the draws are F ε for noise ε, in rows.
+    identity = torch.eye(len(P), dtype=P.dtype)
+    root = structure.sample(identity, delta, s).T
+    assert_equal(root @ root.T, cov)
+    R = structure.whiten(jacobian, delta, s)
+    across = torch.einsum("ncp,mdp->ncmd", R, R)
+    assert_equal(across, torch.einsum("ncp,pq,mdq->ncmd", J, cov, J))
+
+
+def check_gradients(problem: Problem, name: str, prior: str) -> None:
+    """Differentiable in prior precision and scale, the log-determinant twice."""
+    structure, jacobian = problem.structure(name), problem.jacobian()
+    delta = prior_precision(problem.layout, prior).requires_grad_()
+    inputs = delta, scale().requires_grad_()
+    noise = torch.eye(problem.layout.n_parameters, dtype=torch.float64)[:2]
+    with torch.random.fork_rng(devices=[]):  # gradgradcheck draws cotangents
+        assert gradgradcheck(structure.logdet, inputs)
+    assert gradcheck(structure.logdet, inputs)
+    assert gradcheck(lambda d, s: structure.covariance(jacobian, d, s), inputs)
+    assert gradcheck(structure.variance, inputs)
+    assert gradcheck(lambda d, s: structure.sample(noise, d, s), inputs)
+
+
+# Sums in another order differ by rounding only, some 1e-15 of the largest entry.
+ROUNDING = 1e-10
+
+
+def check_batches(problem: Problem, name: str) -> None:
+    """Batch sizes and the order of rows do not matter."""
+    expected = problem.structure(name).dense()
+    for sizes in ((1,) * N_ROWS, (4, 2), (1, 5)):
+        found = problem.structure(name, problem.batches(*sizes)).dense()
+        assert_equal(found, expected, ROUNDING)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    batches = [problem.rows(order[:4]), problem.rows(order[4:])]
+    assert_equal(problem.structure(name, batches).dense(), expected, ROUNDING)
+
+
+def check_merge(problem: Problem, name: str) -> None:
+    """Merging is the same as joint updates, also with one that has seen nothing."""
+    expected = problem.structure(name).dense()
+    first, second = problem.batches(2, 4)
+    left, _ = problem.accumulator(name, [first])
+    right, _ = problem.accumulator(name, [second])
+    seen = right.decompose().dense()
+    left.merge(right)
+    assert_equal(left.decompose().dense(), expected, ROUNDING)
+    assert_equal(right.decompose().dense(), seen, 0)
+    empty = STRUCTURES[name][0](problem.layout)
+    left.merge(empty)
+    assert_equal(left.decompose().dense(), expected, ROUNDING)
+    empty.merge(left)
+    assert_equal(empty.decompose().dense(), expected, ROUNDING)
+    empty.merge(left)
+    assert_equal(left.decompose().dense(), expected, ROUNDING)
+
+
+def check_weights(problem: Problem, name: str, prior: str) -> None:
+    """Integer weights equal repeated rows; weight zero equals absence."""
+    weights = torch.tensor([1.0, 2.0, 0.0, 3.0, 1.0, 2.0], dtype=torch.float64)
+    repeated = torch.arange(N_ROWS).repeat_interleave(weights.long())
+    weighted = problem.batches(2, 4, weights=weights)
+    with_weights = problem.posterior(name, prior, weighted)
+    with_copies = problem.posterior(name, prior, [problem.rows(repeated)])
+    H = with_copies.structure.dense()
+    assert_equal(with_weights.structure.dense(), H, ROUNDING)
+    assert_equal(
+        with_weights.log_marginal_likelihood(),
+        with_copies.log_marginal_likelihood(),
+        ROUNDING,
+    )
+
+
+def check_pure(problem: Problem, name: str, prior: str) -> None:
+    """No question changes an answer, the structure, the rows or what was asked."""
+    structure, jacobian = problem.structure(name), problem.jacobian()
+    delta, s = prior_precision(problem.layout, prior), scale()
+    before = [t.clone() for t in (structure.dense(), jacobian.dense(), delta, s)]
+    noise = torch.ones(2, problem.layout.n_parameters, dtype=torch.float64)
+
+    def answers() -> list[Tensor]:
+        return [
+            structure.logdet(delta, s),
+            structure.covariance(jacobian, delta, s),
+            structure.sample(noise, delta, s),
+            structure.variance(delta, s),
+            structure.whiten(jacobian, delta, s),
+        ]
+
+    first = answers()
+    structure.logdet(10 * delta, 3 * s)
+    for once, again in zip(first, answers(), strict=True):
+        assert torch.equal(once, again)
+    after = structure.dense(), jacobian.dense(), delta, s
+    for old, new in zip(before, after, strict=True):
+        assert torch.equal(old, new)
+
+
+# ----------------------------------------------------------- checks: likelihoods
+def check_derivatives(name: str, f: Tensor, y: Tensor) -> None:
+    """Gradient and Hessian factor are those of the reference's log-likelihood."""
+    likelihood = references.LIKELIHOODS[name]
+    leaf = f.clone().requires_grad_()
+    one = torch.ones((), dtype=f.dtype)
+    total = -references.log_likelihood(likelihood, leaf, y, one).sum()
+    (gradient,) = torch.autograd.grad(total, leaf)
+    assert_equal(likelihood.gradient(f, y), gradient, 1e-12)
+    S = likelihood.hessian_factor(f)
+    assert S.shape[:2] == f.shape
+    assert_equal(S @ S.mT, references.loss_hessian(likelihood, f, y), 1e-12)
+
+
+# ------------------------------------------------------------ checks: curvatures
+def check_factor(name: str, likelihood: str) -> None:
+    """A finite factor (b, c, k), from its arguments alone, which stay as they are."""
+    known = references.LIKELIHOODS[likelihood]
+    reference = references.reference(known)
+    y = reference.targets(N_ROWS)
+    f = torch.linspace(-3, 3, N_ROWS * reference.n_outputs, dtype=torch.float64)
+    f = f.reshape(N_ROWS, -1)
+    before = f.clone(), y.clone()
+    S = CURVATURES[name](known, f, y)
+    assert S.shape[:2] == f.shape
+    assert S.isfinite().all()
+    assert S.dtype == f.dtype
+    assert torch.equal(CURVATURES[name](known, f, y), S)
+    assert torch.equal(f, before[0])
+    assert torch.equal(y, before[1])

@@ -1,0 +1,263 @@
+"""Slow dense implementations by plain automatic differentiation, in float64.
+
+They share no code with the package: Jacobians come from one backward pass per
+row and output, Hessians of the loss from ``torch.distributions`` by two, and
+posterior and evidence from the formulas with written-out matrices.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from cases import generator, normal
+from torch import Tensor, nn
+
+from sklaplace import likelihoods
+from sklaplace.forward import Forward, tree_rows
+from sklaplace.layouts import Layout
+from sklaplace.likelihoods import CRITERIA, Likelihood
+
+# one instance of each likelihood that a criterion leads to, by name
+LIKELIHOODS: dict[str, Likelihood] = {
+    type(likelihood).__name__: likelihood for likelihood, _ in CRITERIA.values()
+}
+
+
+# ------------------------------------------------------------------ likelihoods
+@dataclass(frozen=True)
+class Reference:
+    """A likelihood written with ``torch.distributions``."""
+
+    n_outputs: int
+    targets: Callable[[int], Tensor]
+    distribution: Callable[[Tensor, Tensor], torch.distributions.Distribution]
+
+
+def _categorical(f: Tensor, sigma: Tensor) -> torch.distributions.Distribution:
+    return torch.distributions.Categorical(logits=f)
+
+
+def _bernoulli(f: Tensor, sigma: Tensor) -> torch.distributions.Distribution:
+    return torch.distributions.Bernoulli(logits=f)
+
+
+def _labels(n_classes: int) -> Callable[[int], Tensor]:
+    return lambda n: torch.randint(n_classes, (n,), generator=generator(3))
+
+
+REFERENCES: dict[type, Reference] = {
+    likelihoods.Categorical: Reference(3, _labels(3), _categorical),
+    likelihoods.Bernoulli: Reference(
+        1, lambda n: _labels(2)(n).double().unsqueeze(1), _bernoulli
+    ),
+    likelihoods.Gaussian: Reference(
+        2, lambda n: normal(n, 2, seed=3), torch.distributions.Normal
+    ),
+}
+
+
+def reference(likelihood: Likelihood) -> Reference:
+    return REFERENCES[type(likelihood)]
+
+
+def log_likelihood(
+    likelihood: Likelihood, f: Tensor, y: Tensor, sigma: Tensor
+) -> Tensor:
+    """Log-likelihood of each row, (b,)."""
+    log_prob = reference(likelihood).distribution(f, sigma).log_prob(y)
+    return log_prob.reshape(len(f), -1).sum(1)
+
+
+def loss_hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
+    """Hessian of the negative log-likelihood, without noise, in ``f``, (b, c, c)."""
+    one = torch.ones((), dtype=f.dtype)
+
+    def loss(row: Tensor, target: Tensor) -> Tensor:
+        return -log_likelihood(likelihood, row[None], target[None], one).sum()
+
+    rows = [
+        torch.autograd.functional.hessian(lambda v, t=target: loss(v, t), row)
+        for row, target in zip(f, y, strict=True)
+    ]
+    return torch.stack(rows)
+
+
+# ------------------------------------------------------------------- Jacobians
+@contextmanager
+def requiring_grad(parameters: list[nn.Parameter]) -> Iterator[None]:
+    for parameter in parameters:
+        parameter.requires_grad_()
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+
+
+def n_rows(x: Any) -> int:
+    return n_rows(next(iter(x.values()))) if isinstance(x, dict) else len(x)
+
+
+def row(x: Any, n: int) -> Any:
+    return tree_rows(x, slice(n, n + 1))
+
+
+def jacobian(forward: Forward, x: Any, layout: Layout) -> Tensor:
+    """Jacobian of every output in every selected parameter, (b, c, P)."""
+    named = dict(forward.module.named_parameters())
+    leaves = [named[block.name] for block in layout.blocks]
+    found = []
+    for n in range(n_rows(x)):
+        with requiring_grad(leaves):
+            f = forward(row(x, n))[0]
+            rows = [
+                torch.autograd.grad(
+                    output, leaves, retain_graph=True, materialize_grads=True
+                )
+                for output in f
+            ]
+        found.append(torch.stack([torch.cat([g.flatten() for g in r]) for r in rows]))
+    return torch.stack(found)
+
+
+# ------------------------------------------------------------------- curvature
+@dataclass(frozen=True)
+class Curvature:
+    """What all structures are made of.
+
+    ``J`` (b, c, P) and ``L`` (b, c, c), the weighted Hessians of the loss in the
+    outputs.
+    """
+
+    forward: Forward
+    x: Any
+    layout: Layout
+    J: Tensor
+    L: Tensor
+    weights: Tensor
+
+
+def curvature(
+    forward: Forward,
+    x: Any,
+    layout: Layout,
+    likelihood: Likelihood,
+    y: Tensor,
+    weights: Tensor | None = None,
+) -> Curvature:
+    """Exact curvature of the likelihood; rows without weights weigh one."""
+    f = forward(x).detach()
+    w = torch.ones(len(f), dtype=f.dtype) if weights is None else weights
+    hessians = loss_hessian(likelihood, f, y) * w.reshape(-1, 1, 1)
+    return Curvature(forward, x, layout, jacobian(forward, x, layout), hessians, w)
+
+
+def full(parts: Curvature) -> Tensor:
+    """Generalised Gauss-Newton matrix, (P, P)."""
+    return torch.einsum("ncp,ncd,ndq->pq", parts.J, parts.L, parts.J)
+
+
+def diag(parts: Curvature) -> Tensor:
+    """Its diagonal."""
+    return full(parts).diagonal().diag()
+
+
+def kron(parts: Curvature) -> Tensor:
+    """KFAC: per weight tensor ``B ⊗ A``, other blocks exact."""
+    exact = full(parts)
+    blocks, start = [], 0
+    for spec in parts.layout.blocks:
+        rows = slice(start, start + spec.size)
+        if spec.layer is None or spec.is_bias:
+            blocks.append(exact[rows, rows])
+        else:
+            blocks.append(_kfac(parts, spec.layer))
+        start += spec.size
+    return torch.block_diag(*blocks)
+
+
+def _kfac(parts: Curvature, name: str) -> Tensor:
+    """``B = Σ Gᵀ L G`` over positions, ``A`` the weighted mean of ``a aᵀ``."""
+    B, A, n_positions = 0.0, 0.0, 0.0
+    for n, (L, w) in enumerate(zip(parts.L, parts.weights, strict=True)):
+        a, G = _layer(parts.forward, row(parts.x, n), name)  # (r, i), (c, r, o)
+        B = B + torch.einsum("cro,cd,drj->oj", G, L, G)
+        A = A + w * a.T @ a
+        n_positions = n_positions + w * len(a)
+    return torch.kron(B, A / n_positions)
+
+
+def _layer(forward: Forward, x: Any, name: str) -> tuple[Tensor, Tensor]:
+    """Inputs (r, i) of a layer and gradients (c, r, o) at its outputs, one row.
+
+    Zeros that are added to the outputs receive the gradients.
+    """
+    layer, inputs, zeros = forward.module.get_submodule(name), [], []
+
+    def perturb(_layer: nn.Module, args: Any, output: Tensor) -> Tensor:
+        inputs.append(_patches(layer, args[0].detach().clone()))
+        zeros.append(torch.zeros_like(output, requires_grad=True))
+        return output + zeros[-1]
+
+    handle = layer.register_forward_hook(perturb)
+    with torch.enable_grad():
+        f = forward(x)[0]
+    handle.remove()
+    gradients = [torch.autograd.grad(out, zeros, retain_graph=True) for out in f]
+    is_linear = isinstance(layer, nn.Linear)
+    G = [
+        torch.cat([_channels_last(g[0], is_linear) for g in of_calls])
+        for of_calls in gradients
+    ]
+    return torch.cat(inputs), torch.stack(G)
+
+
+def _channels_last(g: Tensor, is_linear: bool) -> Tensor:
+    return g.reshape(-1, g.shape[-1]) if is_linear else g.flatten(1).T
+
+
+def _patches(layer: Any, x: Tensor) -> Tensor:
+    """Inputs (r, i) of one row: a convolution with the identity gives its patches."""
+    if isinstance(layer, nn.Linear):
+        return x.reshape(-1, x.shape[-1])
+    size = layer.weight[0].numel()
+    identity = torch.eye(size, dtype=x.dtype).reshape(size, *layer.weight.shape[1:])
+    return layer._conv_forward(x, identity, None)[0].flatten(1).T
+
+
+# structure -> H as it keeps it, (P, P)
+STRUCTURES: dict[str, Callable[[Curvature], Tensor]] = {
+    "diag": diag,
+    "full": full,
+    "kron": kron,
+}
+
+
+# ------------------------------------------------------------------- posterior
+def expand(prior_precision: Tensor, layout: Layout) -> Tensor:
+    """Prior precision of every weight, (P,)."""
+    if prior_precision.ndim == 0:
+        return prior_precision.repeat(layout.n_parameters)
+    if len(prior_precision) == layout.n_parameters:
+        return prior_precision
+    pairs = zip(prior_precision, layout.sizes, strict=True)
+    return torch.cat([delta.expand(size) for delta, size in pairs])
+
+
+def evidence(
+    H: Tensor,
+    mean: Tensor,
+    log_lik: Tensor,
+    delta: Tensor,
+    scale: Tensor,
+    prior_mean: Tensor,
+) -> Tensor:
+    """Laplace's approximation of ``log p(D)``: log joint + P/2 log 2π - ½ log det."""
+    prior = torch.distributions.Normal(prior_mean, delta.rsqrt())
+    log_joint = log_lik + prior.log_prob(mean).sum()
+    logdet = torch.logdet(scale * H + delta.diag())
+    return log_joint + len(mean) / 2 * math.log(2 * math.pi) - logdet / 2

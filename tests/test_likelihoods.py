@@ -1,0 +1,179 @@
+import math
+
+import contracts
+import pytest
+import references
+import torch
+from cases import normal
+from contracts import assert_equal
+from scipy import stats
+from torch import nn
+
+from sklaplace.likelihoods import CRITERIA, Bernoulli, Categorical, Gaussian
+
+every_likelihood = pytest.mark.parametrize("name", references.LIKELIHOODS)
+
+SIGMA = torch.tensor(0.6, dtype=torch.float64)
+
+
+def outputs(name, n=40, size=2.0):
+    c = references.reference(references.LIKELIHOODS[name]).n_outputs
+    return size * normal(n, c, seed=11)
+
+
+def targets(name, n=40):
+    return references.reference(references.LIKELIHOODS[name]).targets(n)
+
+
+def test_every_likelihood_has_a_reference():
+    assert set(references.REFERENCES) == {type(value) for value, _ in CRITERIA.values()}
+
+
+@every_likelihood
+@pytest.mark.parametrize("size", [0.1, 2.0, 30.0, 1e3])
+def test_derivatives(name, size):
+    contracts.check_derivatives(name, outputs(name, size=size), targets(name))
+
+
+@every_likelihood
+@pytest.mark.parametrize("size", [0.1, 2.0, 30.0, 1e3])
+def test_log_likelihood(name, size):
+    """Loss, scale and normaliser make the log-density, also for sure outputs."""
+    likelihood, y = references.LIKELIHOODS[name], targets(name)
+    f = outputs(name, size=size)
+    expected = references.log_likelihood(likelihood, f, y, SIGMA)
+    n = likelihood.n_targets(f.shape[1])
+    found = -likelihood.scale(SIGMA) * likelihood.loss(f, y)
+    found = found - n * likelihood.log_normalizer(SIGMA)
+    assert_equal(found, expected, 1e-13)
+
+
+@every_likelihood
+def test_targets_have_the_shape_that_loss_expects(name):
+    likelihood, f, y = references.LIKELIHOODS[name], outputs(name), targets(name)
+    expected = likelihood.loss(f, y)
+    for given in (y, y.float(), y.reshape(len(y), -1)):
+        made = likelihood.targets(given, f)
+        assert_equal(likelihood.loss(f, made), expected, 1e-6)
+        assert torch.equal(made, likelihood.targets(made, f))
+
+
+@every_likelihood
+def test_dtype_is_kept(name):
+    likelihood, f = references.LIKELIHOODS[name], outputs(name).float()
+    y = likelihood.targets(targets(name), f)
+    assert likelihood.loss(f, y).dtype == torch.float32
+    assert likelihood.gradient(f, y).dtype == torch.float32
+    assert likelihood.hessian_factor(f).dtype == torch.float32
+
+
+@every_likelihood
+def test_arguments_stay_as_they_are(name):
+    likelihood, f, y = references.LIKELIHOODS[name], outputs(name), targets(name)
+    before = f.clone(), y.clone()
+    likelihood.loss(f, y)
+    likelihood.gradient(f, y)
+    likelihood.hessian_factor(f)
+    assert torch.equal(f, before[0])
+    assert torch.equal(y, before[1])
+
+
+@every_likelihood
+def test_scale_and_normaliser_are_differentiable(name):
+    likelihood = references.LIKELIHOODS[name]
+    sigma = SIGMA.clone().requires_grad_()
+    if likelihood.has_noise:
+        assert torch.autograd.gradcheck(likelihood.scale, sigma)
+        assert torch.autograd.gradcheck(likelihood.log_normalizer, sigma)
+    else:
+        assert likelihood.scale(sigma) == 1
+        assert likelihood.log_normalizer(sigma) == 0
+
+
+@every_likelihood
+def test_width_and_number_of_targets(name):
+    likelihood = references.LIKELIHOODS[name]
+    assert likelihood.n_targets(5) == (5 if likelihood.has_noise else 1)
+    assert [likelihood.width(n) for n in (3, 7)] == [3, 7]
+
+
+def test_binary_width():
+    assert [Bernoulli().width(n) for n in (1, 2)] == [1, 1]
+    assert Categorical().width(2) == 2
+
+
+def test_gaussian_against_scipy():
+    f, y = outputs("Gaussian"), targets("Gaussian")
+    expected = stats.norm(f.numpy(), float(SIGMA)).logpdf(y.numpy()).sum(1)
+    likelihood = Gaussian()
+    found = -likelihood.scale(SIGMA) * likelihood.loss(f, y)
+    found = found - 2 * likelihood.log_normalizer(SIGMA)
+    assert_equal(found, torch.as_tensor(expected), 1e-13)
+
+
+def test_bernoulli_against_scipy():
+    f, y = outputs("Bernoulli"), targets("Bernoulli")
+    expected = stats.bernoulli(f.sigmoid().numpy()).logpmf(y.numpy()).sum(1)
+    assert_equal(-Bernoulli().loss(f, y), torch.as_tensor(expected), 1e-12)
+
+
+def test_categorical_against_scipy():
+    f, y = outputs("Categorical"), targets("Categorical")
+    p, onehot = f.softmax(-1).numpy(), nn.functional.one_hot(y, 3).numpy()
+    expected = stats.multinomial(1, p).logpmf(onehot)
+    assert_equal(-Categorical().loss(f, y), torch.as_tensor(expected), 1e-12)
+
+
+@pytest.mark.parametrize("c", [2, 3, 10, 100])
+def test_softmax_factor_has_one_column_less(c):
+    f = 3 * normal(20, c, seed=2)
+    p = f.softmax(-1)
+    S = Categorical().hessian_factor(f)
+    assert S.shape == (20, c, c - 1)
+    assert_equal(S @ S.mT, torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1), 1e-14)
+
+
+def test_softmax_factor_of_sure_outputs_keeps_relative_precision():
+    """Next to a probability of one, the other rows of ``S Sᵀ`` are still exact."""
+    f = torch.tensor([[0.0, -40.0, -90.0], [-50.0, 0.0, -300.0]]).double()
+    p = f.softmax(-1)
+    S = Categorical().hessian_factor(f)
+    found = (S @ S.mT).diagonal(dim1=1, dim2=2)
+    expected = p * torch.stack([p.sum(1) - p[:, k] for k in range(3)], 1)
+    others = torch.tensor([[False, True, True], [True, False, True]])
+    exact = p[others]  # p (1 - p) = p where 1 - p rounds to one
+    assert ((found[others] - exact).abs() <= 1e-12 * exact).all()
+    assert (found - expected).abs().max() <= 1e-15
+
+
+def test_bernoulli_class_logits_give_the_sigmoid():
+    f, cov = normal(5, 1), normal(5, 1, 1) ** 2
+    mean, wide = Bernoulli().class_logits(f, cov)
+    p = torch.cat([1 - f.sigmoid(), f.sigmoid()], 1)
+    assert_equal(mean.softmax(-1), p, 1e-14)
+    difference = torch.tensor([-1.0, 1.0]).double()
+    variance = torch.einsum("i,bij,j->b", difference, wide, difference)
+    assert_equal(variance, cov.flatten(), 1e-14)
+    assert_equal(Bernoulli().probabilities(f), p, 1e-14)
+
+
+def test_categorical_class_logits_are_the_outputs():
+    f, cov = normal(5, 3), normal(5, 3, 3)
+    mean, same = Categorical().class_logits(f, cov)
+    assert mean is f
+    assert same is cov
+    assert_equal(Categorical().probabilities(f), f.softmax(-1), 1e-15)
+
+
+def test_criteria_agree_with_torch():
+    """The mean of the criterion is the mean of the loss, where that is defined."""
+    f, y = outputs("Categorical"), targets("Categorical")
+    loss = CRITERIA[nn.CrossEntropyLoss][0].loss(f, y).mean()
+    assert_equal(nn.CrossEntropyLoss()(f, y), loss, 1e-14)
+    f, y = outputs("Bernoulli"), targets("Bernoulli")
+    loss = CRITERIA[nn.BCEWithLogitsLoss][0].loss(f, y).mean()
+    assert_equal(nn.BCEWithLogitsLoss()(f, y), loss, 1e-14)
+    f, y = outputs("Gaussian"), targets("Gaussian")
+    loss = CRITERIA[nn.MSELoss][0].loss(f, y).mean()
+    assert_equal(nn.MSELoss(reduction="sum")(f, y) / len(f) / 2, loss, 1e-14)
+    assert math.isclose(float(loss), float(((f - y) ** 2).sum(1).mean()) / 2)

@@ -1,0 +1,155 @@
+import math
+import pickle
+from dataclasses import fields, is_dataclass, replace
+
+import pytest
+import references
+import torch
+from cases import generator, normal
+from contracts import STRUCTURES_AND_PRIORS, assert_equal, problem
+
+every_prior = pytest.mark.parametrize(("name", "prior"), STRUCTURES_AND_PRIORS)
+every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+
+def reference_evidence(found, posterior, h):
+    """By the formula, with matrices written out."""
+    f = found.forward(found.x).detach()
+    log_prob = references.log_likelihood(found.likelihood, f, found.y, h.sigma_noise)
+    # The temperature divides the loss, not the normaliser of the noise.
+    n = len(f) * found.likelihood.n_targets(f.shape[1])
+    normalizer = n * found.likelihood.log_normalizer(h.sigma_noise)
+    log_lik = (log_prob.sum() + normalizer) / h.temperature - normalizer
+    scale = found.likelihood.scale(h.sigma_noise) / h.temperature
+    delta = references.expand(h.prior_precision, found.layout)
+    H = posterior.structure.dense()
+    return references.evidence(
+        H, posterior.mean, log_lik, delta, scale, h.prior_mean.expand(len(delta))
+    )
+
+
+@every_prior
+@every_likelihood
+@pytest.mark.parametrize("case", ["mlp", "conv_called_twice", "norms"])
+def test_evidence_is_that_of_the_formula(case, likelihood, name, prior):
+    found = problem(case, likelihood)
+    posterior = found.posterior(name, prior)
+    h = posterior.hyperparameters
+    expected = reference_evidence(found, posterior, h)
+    assert_equal(posterior.log_marginal_likelihood(), expected)
+    other = replace(
+        h,
+        prior_precision=3 * h.prior_precision,
+        prior_mean=normal(found.layout.n_parameters),
+        sigma_noise=2 * h.sigma_noise,
+        temperature=h.temperature / 2,
+    )
+    expected = reference_evidence(found, posterior, other)
+    assert_equal(posterior.log_marginal_likelihood(other), expected)
+
+
+@every_prior
+@every_likelihood
+def test_asking_changes_nothing(likelihood, name, prior):
+    posterior = problem("mlp", likelihood).posterior(name, prior)
+    h = posterior.hyperparameters
+    first = posterior.log_marginal_likelihood()
+    other = replace(h, prior_precision=7 * h.prior_precision)
+    assert posterior.log_marginal_likelihood(other) != first
+    moved = posterior.replace(prior_precision=7 * h.prior_precision)
+    assert torch.equal(
+        moved.log_marginal_likelihood(), posterior.log_marginal_likelihood(other)
+    )
+    assert posterior.hyperparameters is h
+    assert torch.equal(posterior.log_marginal_likelihood(), first)
+
+
+@every_prior
+def test_moments_are_those_of_the_dense_posterior(name, prior):
+    found = problem("cnn", "Gaussian")
+    posterior = found.posterior(name, prior)
+    h = posterior.hyperparameters
+    scale = 1 / (h.sigma_noise**2 * h.temperature)
+    delta = references.expand(h.prior_precision, found.layout)
+    P = scale * references.STRUCTURES[name](found.parts) + delta.diag()
+    cov, J = torch.linalg.inv(P), found.parts.J
+    assert_equal(posterior.scale, scale)
+    assert_equal(posterior.precision_matrix(), P)
+    assert_equal(posterior.variance(), cov.diagonal())
+    functional = torch.einsum("ncp,pq,ndq->ncd", J, cov, J)
+    assert_equal(posterior.functional_covariance(found.jacobian()), functional)
+
+
+@every_prior
+def test_draws_come_from_the_generator_alone(name, prior):
+    posterior = problem("mlp").posterior(name, prior)
+    draws = posterior.sample(5, generator(3))
+    assert draws.shape == (5, posterior.layout.n_parameters)
+    assert torch.equal(posterior.sample(5, generator(3)), draws)
+    assert not torch.equal(posterior.sample(5, generator(4)), draws)
+
+
+@every_prior
+def test_copies_answer_alike(name, prior):
+    found = problem("mlp")
+    posterior = found.posterior(name, prior)
+    asked = found.posterior(name, prior)
+    asked.log_marginal_likelihood()  # fills caches
+    jacobian = found.jacobian()
+    expected = posterior.functional_covariance(jacobian)
+    draws = posterior.sample(3, generator(0))
+    for copy in (
+        pickle.loads(pickle.dumps(posterior)),
+        pickle.loads(pickle.dumps(asked)),
+        posterior.to("cpu"),
+        asked.to(torch.device("cpu")),
+    ):
+        assert copy.layout == posterior.layout
+        assert copy.likelihood == posterior.likelihood
+        assert_equal(copy.functional_covariance(jacobian), expected, 1e-14)
+        assert_equal(copy.sample(3, generator(0)), draws, 1e-14)
+        assert_equal(
+            copy.log_marginal_likelihood(), posterior.log_marginal_likelihood(), 1e-14
+        )
+
+
+def tensors(value):
+    """Every tensor in fields and tuples below."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for entry in value:
+            yield from tensors(entry)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from tensors(getattr(value, field.name))
+
+
+def test_to_moves_every_tensor():
+    """The meta device has no values, so that nothing can be left behind."""
+    for name, prior in STRUCTURES_AND_PRIORS:
+        posterior = problem("mlp").posterior(name, prior)
+        moved = posterior.to("meta")
+        assert all(tensor.is_meta for tensor in tensors(moved))
+        assert len(list(tensors(moved))) == len(list(tensors(posterior)))
+        assert moved.structure.dense().is_meta
+        assert moved.layout == posterior.layout
+
+
+def test_is_refitted():
+    posterior = problem("mlp").posterior("diag")
+    assert not posterior.is_refitted
+    assert replace(posterior, mean=posterior.mean + 1).is_refitted
+
+
+def test_temperature_scales_the_curvature_at_question_time():
+    posterior = problem("mlp", "Gaussian").posterior("full")
+    h = posterior.hyperparameters
+    colder = posterior.replace(temperature=h.temperature / 4)
+    less_noisy = posterior.replace(sigma_noise=h.sigma_noise / 2)
+    assert_equal(colder.precision_matrix(), less_noisy.precision_matrix(), 1e-14)
+    n_targets = posterior.data_fit.n_targets
+    difference = less_noisy.log_likelihood() - colder.log_likelihood()
+    assert_equal(difference, n_targets * math.log(2), 1e-12)

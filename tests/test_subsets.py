@@ -1,0 +1,181 @@
+import pytest
+import torch
+from cases import CASES, Net, call, normal, tied
+from contracts import assert_equal, problem
+from references import jacobian
+from torch import nn
+
+from sklaplace.forward import Forward
+from sklaplace.jacobians import backpropagate
+from sklaplace.subsets import SUBSETS, all_weights, last_layer
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+
+def forward_of(run, **parts):
+    """A network in float64 with other than the default weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        module = Net(run, **{name: part() for name, part in parts.items()})
+    module.double().eval().requires_grad_(False)
+    return Forward(module, lambda x: call(module, x))
+
+
+def assert_right(forward, x, layout):
+    _, found = backpropagate(forward, x, layout)
+    assert_equal(found.dense(), jacobian(forward, x, layout), 1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_lists_every_parameter_in_order(case):
+    found = problem(case)
+    parameters = dict(found.forward.module.named_parameters())
+    assert [block.name for block in found.layout.blocks] == list(parameters)
+    shapes = [tuple(parameter.shape) for parameter in parameters.values()]
+    assert [block.shape for block in found.layout.blocks] == shapes
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_dense_rows_where_they_are_needed_and_only_there(case):
+    layout = problem(case).layout
+    dense = {block.name for block in layout.blocks if block.layer is None}
+    assert dense == CASES[case].dense
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_last_layer_is_the_head(case):
+    found = problem(case, subset="last_layer")
+    names = list(dict(found.forward.module.named_parameters()))
+    head = {name for name in names if name.startswith(("head.", "weight", "bias"))}
+    expected = head or {name for name in names if name[0] == names[-1][0]}
+    assert {block.name for block in found.layout.blocks} == expected
+    assert all(block.layer is not None for block in found.layout.blocks)
+    _, rows = backpropagate(found.forward, found.x, found.layout)
+    assert_equal(rows.dense(), found.parts.J, 1e-12)
+
+
+@pytest.mark.parametrize("name", SUBSETS)
+def test_module_stays_as_it_was(name):
+    for case in ("cnn", "norms", "two_names", "tied", "lstm"):
+        forward, x = CASES[case].forward(), CASES[case].rows(4)
+        parameters = list(forward.module.parameters())
+        values = [parameter.clone() for parameter in parameters]
+        SUBSETS[name](forward, x)
+        now = list(forward.module.parameters())
+        assert all(a is b for a, b in zip(parameters, now, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(values, now, strict=True))
+        assert not any(p.requires_grad or p.grad is not None for p in now)
+        assert not any(m._forward_hooks for m in forward.module.modules())
+
+
+def test_last_layer_must_be_linear():
+    forward = forward_of(
+        lambda net, x: net.norm(net.first(x)),
+        first=lambda: nn.Linear(2, 3),
+        norm=lambda: nn.LayerNorm(3),
+    )
+    with pytest.raises(ValueError, match=r"here it is LayerNorm \('norm'\)"):
+        last_layer(forward, normal(4, 2))
+
+
+def test_network_without_parameters_has_no_last_layer():
+    module = nn.Flatten()
+    with pytest.raises(ValueError, match="subset_of_weights='last_layer' needs"):
+        last_layer(Forward(module, module), normal(4, 2))
+
+
+@pytest.mark.parametrize("subset", SUBSETS.values(), ids=SUBSETS.keys())
+def test_network_that_mixes_rows_is_refused(subset):
+    forward = forward_of(
+        lambda net, x: net.head(x - x.mean(0)), head=lambda: nn.Linear(2, 3)
+    )
+    with pytest.raises(ValueError, match="depend on the other rows of its batch"):
+        subset(forward, normal(4, 2))
+
+
+def test_network_that_gives_one_row_for_all_is_refused():
+    forward = forward_of(
+        lambda net, x: net.head(x).mean(0, keepdim=True), head=lambda: nn.Linear(2, 3)
+    )
+    with pytest.raises(ValueError, match="one output per row"):
+        all_weights(forward, normal(4, 2))
+
+
+def test_subclass_of_a_known_layer_gets_dense_rows():
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    forward = forward_of(lambda net, x: net.head(x), head=lambda: Doubled(2, 3))
+    layout = all_weights(forward, normal(4, 2))
+    assert [block.layer for block in layout.blocks] == [None, None]
+    assert_right(forward, normal(4, 2), layout)
+
+
+def test_weight_that_is_used_beside_its_layer():
+    """The weight is also added to the outputs as it is."""
+    forward = forward_of(
+        lambda net, x: net.head(x) + net.head.weight.sum(1),
+        head=lambda: nn.Linear(2, 3),
+    )
+    layout = all_weights(forward, normal(4, 2))
+    assert [block.layer for block in layout.blocks] == [None, "head"]
+    assert_right(forward, normal(4, 2), layout)
+
+
+def test_layer_called_with_a_keyword():
+    forward = forward_of(lambda net, x: net.head(input=x), head=lambda: nn.Linear(2, 3))
+    assert_right(forward, normal(4, 2), all_weights(forward, normal(4, 2)))
+
+
+def test_layer_below_no_grad():
+    """A part whose weights do not reach the outputs through the graph."""
+
+    def run(net, x):
+        with torch.no_grad():
+            h = net.first(x).tanh()
+        return net.head(h)
+
+    forward = forward_of(
+        run, first=lambda: nn.Linear(2, 3), head=lambda: nn.Linear(3, 2)
+    )
+    layout = all_weights(forward, normal(4, 2))
+    assert_right(forward, normal(4, 2), layout)
+
+
+def test_last_layer_is_one_that_reaches_the_outputs():
+    """skorch takes the first of several outputs; here the last call is another's."""
+
+    def run(net, x):
+        h = net.first(x).tanh()
+        return net.head(h), net.auxiliary(h)
+
+    forward = forward_of(
+        run,
+        first=lambda: nn.Linear(2, 3),
+        head=lambda: nn.Linear(3, 2),
+        auxiliary=lambda: nn.Linear(3, 4),
+    )
+    layout = last_layer(forward, normal(4, 2))
+    assert [block.name for block in layout.blocks] == ["head.weight", "head.bias"]
+
+
+def test_last_layer_with_a_weight_of_another_layer():
+    forward = forward_of(lambda net, x: net.part(x), part=lambda: tied(3)[:3])
+    layout = last_layer(forward, normal(4, 3))
+    assert_right(forward, normal(4, 3), layout)
+
+
+def test_one_row():
+    forward = CASES["sequence"].forward()
+    assert all_weights(forward, CASES["sequence"].rows(1)) == all_weights(
+        forward, CASES["sequence"].rows(4)
+    )
+
+
+def test_single_precision():
+    for case in ("mlp", "cnn", "sequence", "conv_called_twice"):
+        forward = CASES[case].forward()
+        forward.module.float()
+        layout = all_weights(forward, CASES[case].rows(4).float())
+        assert {b.name for b in layout.blocks if b.layer is None} == CASES[case].dense
