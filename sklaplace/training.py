@@ -123,7 +123,12 @@ class Batches:
             yield x, target, w
 
     def _on_device(self, value: Any) -> Any:
-        return None if value is None else to_tensor(value, device=self.net.device)
+        if value is None:
+            return None
+        device = self.net.device
+        if device is None:  # legal, and means: wherever the module is
+            device = next(self.net.module_.parameters()).device
+        return to_tensor(value, device=device)
 
 
 def _is_weighted(dataset: Any) -> bool:

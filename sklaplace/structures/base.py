@@ -6,7 +6,7 @@ coordinates, all questions have the same answer in the eigenvalues:
 
 * log-determinant ``Σ log(scale·e + δ)``
 * functional covariance ``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``
-* samples ``Q diag(scale·e + δ)^(-1/2) ε``
+* samples ``Q diag(scale·e + δ)^(-1/2) Qᵀ ε``
 """
 
 from abc import ABC, abstractmethod
@@ -117,8 +117,13 @@ class Structure(ABC):
         return rotated * self._precision(prior_precision, scale).rsqrt()
 
     def sample(self, noise: Tensor, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Deviations from the mean, (s, P), from standard-normal noise (s, P)."""
-        return self.unrotate(noise * self._precision(prior_precision, scale).rsqrt())
+        """Deviations from the mean, (s, P), from standard-normal noise (s, P).
+
+        By the symmetric root ``Q diag(...) Qᵀ``, which is unique: signs and order
+        of eigenvectors differ between devices and with the last digit of ``H``.
+        """
+        scales = self._precision(prior_precision, scale).rsqrt()
+        return self.unrotate(self.to_basis(noise) * scales)
 
     def variance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """Marginal variances of the weights, (P,)."""
