@@ -334,11 +334,22 @@ def _layer_rows(
     rows = {}
     for name, recorded in calls.items():
         layer: Any = module.get_submodule(name)
+        if not recorded:  # these rows took another way through the network
+            rows[name] = _no_rows(layer, columns)
+            continue
         inputs = LAYER_INPUTS[type(layer)]
         a = torch.cat([inputs(layer, call.x) for call in recorded], dim=1)
         parts = [_output_gradients(layer, next(gradients)) for _ in recorded]
         rows[name] = a, torch.cat(parts, dim=2)
     return rows
+
+
+def _no_rows(layer: Any, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of a layer that was not called: all zero."""
+    b, _, k = columns.shape
+    o = layer.weight.shape[0]
+    a = columns.new_zeros(b, 1, layer.weight.numel() // o)
+    return a, columns.new_zeros(b, k, 1, o)
 
 
 def _batched_gradients(f: Tensor, calls: list[_Call], columns: Tensor) -> list[Tensor]:

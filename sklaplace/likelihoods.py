@@ -78,11 +78,27 @@ class DataFit:
     n_targets: Tensor
 
 
-@dataclass(frozen=True)
-class Categorical:
-    """Softmax over K logits; targets are class indices 0 … K-1."""
+class _Labels:
+    """What likelihoods of class labels share: no noise, and one label per row."""
 
     has_noise = False
+
+    def scale(self, sigma_noise: Tensor) -> Tensor:
+        """One: there is no noise parameter."""
+        return torch.ones_like(sigma_noise)
+
+    def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
+        """Zero: probabilities are normalised already."""
+        return torch.zeros_like(sigma_noise)
+
+    def n_targets(self, n_outputs: int) -> int:
+        """One label per row."""
+        return 1
+
+
+@dataclass(frozen=True)
+class Categorical(_Labels):
+    """Softmax over K logits; targets are class indices 0 … K-1."""
 
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
         """Class indices, (b,), int64."""
@@ -120,18 +136,6 @@ class Categorical:
         p = f.softmax(-1)
         return lambda u: p * (u - (p * u).sum(-1, keepdim=True))
 
-    def scale(self, sigma_noise: Tensor) -> Tensor:
-        """One: there is no noise parameter."""
-        return torch.ones_like(sigma_noise)
-
-    def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
-        """Zero: the softmax is normalised."""
-        return torch.zeros_like(sigma_noise)
-
-    def n_targets(self, n_outputs: int) -> int:
-        """One label per row."""
-        return 1
-
     def width(self, n_targets: int) -> int:
         """One logit per class."""
         return n_targets
@@ -146,10 +150,8 @@ class Categorical:
 
 
 @dataclass(frozen=True)
-class Bernoulli:
+class Bernoulli(_Labels):
     """Two classes from one logit: that of the second class."""
-
-    has_noise = False
 
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
         """Zeros and ones, (b, 1), in the dtype of the outputs."""
@@ -173,18 +175,6 @@ class Bernoulli:
         """``u -> p (1 - p) u``."""
         curvature = f.sigmoid() * (-f).sigmoid()
         return lambda u: curvature * u
-
-    def scale(self, sigma_noise: Tensor) -> Tensor:
-        """One: there is no noise parameter."""
-        return torch.ones_like(sigma_noise)
-
-    def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
-        """Zero: the sigmoid is normalised."""
-        return torch.zeros_like(sigma_noise)
-
-    def n_targets(self, n_outputs: int) -> int:
-        """One label per row."""
-        return 1
 
     def width(self, n_targets: int) -> int:
         """One logit, for one or two classes."""

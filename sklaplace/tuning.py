@@ -269,7 +269,7 @@ def marglik_refitted(task: Task) -> GaussianPosterior:
         if (then - now).abs().max() < FIXED_POINT_TOLERANCE:
             return posterior
         history.append(torch.stack([now, then]))
-        v = _accelerated(history)
+        v = _accelerated(history) if _may_accelerate(history) else then
         h = _with_logs(posterior.hyperparameters, v, task.free_prior, task.free_noise)
         posterior = head.refit(replace(posterior, hyperparameters=h))
     warnings.warn(
@@ -299,20 +299,27 @@ def _mackay(posterior: GaussianPosterior, task: Task) -> Hyperparameters:
     return h
 
 
+def _may_accelerate(history: list[Tensor]) -> bool:
+    """Every step for one hyperparameter; in turn with plain steps for several.
+
+    Secants of coupled hyperparameters can cycle, plain steps do not (Steffensen).
+    """
+    n = len(history)
+    return history[0].shape[1] == 1 or n % (2 if n <= 30 else 4) == 0
+
+
 def _accelerated(history: list[Tensor]) -> Tensor:
     """Next point from (point, image) pairs, (2, n) each, by secant steps.
 
-    Several hyperparameters influence each other, so theirs are shorter. One alone
-    is bracketed: its image lies above it on one side of the fixed point and below
-    it on the other, and no step leaves the bracket.
+    One hyperparameter alone is bracketed: its image lies above it on one side of
+    the fixed point and below it on the other, and no step leaves the bracket.
     """
     now, then = history[-1].unbind()
     if len(history) == 1:
         return then
     before, image = history[-2].unbind()
-    steepest, longest = (0.99, 3.0) if len(now) == 1 else (0.9, 2.0)
     slope = ((then - image) / (now - before)).nan_to_num(0.0, 0.0, 0.0)
-    step = ((then - now) / (1 - slope.clamp(-1, steepest))).clamp(-longest, longest)
+    step = ((then - now) / (1 - slope.clamp(-1, 0.99))).clamp(-3, 3)
     target = (now + step).clamp(-LOG_BOUND, LOG_BOUND)
     if len(now) > 1:
         return target

@@ -11,6 +11,7 @@ coordinates, all questions have the same answer in the eigenvalues:
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from torch import Tensor
@@ -101,7 +102,7 @@ class Structure(ABC):
 
     def project(self, jacobian: Jacobian) -> "Projection":
         """Rows prepared for questions at many prior precisions."""
-        return Projection(self, self.rotate(jacobian))
+        return Projection(self, jacobian)
 
     def covariance(
         self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
@@ -135,8 +136,12 @@ class Projection:
     """A Jacobian in the eigenbasis of a structure: one rotation, many questions."""
 
     structure: Structure
-    rotated: Jacobian
+    jacobian: Jacobian
+
+    @cached_property
+    def _rotated(self) -> Jacobian:
+        return self.structure.rotate(self.jacobian)
 
     def covariance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """Functional covariance, (b, c, c), float64."""
-        return self.rotated.gram(1 / self.structure._precision(prior_precision, scale))
+        return self._rotated.gram(1 / self.structure._precision(prior_precision, scale))

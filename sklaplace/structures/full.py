@@ -75,7 +75,7 @@ class Full(Structure):
 
     def project(self, jacobian: Jacobian) -> Projection:
         """Rows in the eigenbasis; kept as they are for priors without one."""
-        return _FullProjection(self, self.rotate(jacobian), jacobian)
+        return _FullProjection(self, jacobian)
 
     def whiten(
         self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
@@ -107,13 +107,14 @@ class Full(Structure):
 
 @dataclass(frozen=True)
 class _FullProjection(Projection):
-    jacobian: Jacobian
+    """Rows in the eigenbasis for scalar priors, as they are for others."""
+
+    structure: Full
 
     def covariance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """Functional covariance, (b, c, c), float64."""
         if prior_precision.ndim == 0:
             return super().covariance(prior_precision, scale)
-        assert isinstance(self.structure, Full)
         rows = self.structure.whiten(self.jacobian, prior_precision, scale)
         return rows @ rows.mT
 
