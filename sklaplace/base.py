@@ -40,7 +40,13 @@ from sklaplace.inspection import (
 from sklaplace.jacobians import backpropagate
 from sklaplace.likelihoods import DataFit
 from sklaplace.memory import move
-from sklaplace.options import check_count, check_option, check_positive, check_seed
+from sklaplace.options import (
+    check_count,
+    check_option,
+    check_positive,
+    check_seed,
+    listed,
+)
 from sklaplace.posterior import GaussianPosterior, Hyperparameters
 from sklaplace.predictive import PREDICTIVES, linearised_mean
 from sklaplace.priors import PRIOR_STRUCTURES
@@ -113,7 +119,8 @@ class BaseLaplace(BaseEstimator):
             Rows that the network does not see, used by the ``"validation"`` and
             ``"auto"`` tuners only.
         **fit_params : dict
-            Passed to the ``fit`` of the skorch net.
+            Passed to the ``fit`` of the skorch net. They must not change what the
+            module computes: predictions are made without them.
 
         Returns
         -------
@@ -137,7 +144,8 @@ class BaseLaplace(BaseEstimator):
             data, validation = self._check_data(X, y, sample_weight, X_val, y_val)
             random_state = self._fresh_random_state()
             self._seed = int(random_state.randint(np.iinfo(np.int32).max))
-            with private_rng(self._seed, getattr(self._net(), "device", "cpu")):
+            device = getattr(self._net(), "device", "cpu")
+            with private_rng(self._seed, device), torch.inference_mode(False):
                 fitted = self._fit_network(data, validation, fit_params)
                 with fitted.forward().frozen():
                     posterior = self._fit_posterior(fitted)
@@ -244,6 +252,11 @@ class BaseLaplace(BaseEstimator):
         if validation is None and (self._is_frozen() or not net.train_split):
             self._require_no_rows()
         if self._is_frozen():
+            if fit_params:
+                raise TypeError(
+                    f"fit got the unknown arguments {listed(fit_params)}. They would "
+                    "go to the training of the network, but this one is frozen."
+                )
             seen, held_out = data.dataset(net), None
             warn_if_double_softmax(net, first_rows(net, seen))
         else:
@@ -262,7 +275,8 @@ class BaseLaplace(BaseEstimator):
     def _train(
         self, net: Any, data: TrainingData, fit_params: dict[str, Any]
     ) -> tuple[Any, Any]:
-        def check(dataset: Any) -> None:
+        def check(dataset: Any, held_out: Any) -> None:
+            self._check_held_out(dataset, held_out)
             _match_targets(net, dataset)
             self._inspect(net, dataset, is_trained=False)
             warn_if_double_softmax(net, first_rows(net, dataset))
@@ -271,6 +285,9 @@ class BaseLaplace(BaseEstimator):
         seen, held_out = train(net, *rows, check, **fit_params)
         _check_history(net)
         return seen, held_out
+
+    def _check_held_out(self, dataset: Any, held_out: Any) -> None:
+        """Overridden where targets are encoded: a split may bring its own."""
 
     def _hold_out(self, data: TrainingData) -> tuple[TrainingData, TrainingData | None]:
         """Set rows aside for the tuner, if it wants some and there are enough."""
@@ -426,7 +443,7 @@ class BaseLaplace(BaseEstimator):
         net = self.estimator_
         fitted = FittedNetwork(net, self.inspected_, None, None)
         batches = self._batches(fitted, net.get_dataset(X))
-        with private_rng(None):
+        with private_rng(None), torch.inference_mode(False):
             forward = fitted.forward()
             with forward.frozen():
                 return [function(forward, x) for x, _, _ in batches]

@@ -183,6 +183,18 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
     def _check_link(self) -> None:
         check_option("link_approx", self.link_approx, ["auto", *LINKS])
 
+    def _check_held_out(self, dataset: Any, held_out: Any) -> None:
+        """Refuse targets of a split's own that are not numbered as the net's are."""
+        while isinstance(held_out, torch.utils.data.Subset):
+            held_out = held_out.dataset
+        numbered = np.array_equal(self.classes_, np.arange(len(self.classes_)))
+        if held_out is not None and held_out is not dataset and not numbered:
+            raise ValueError(
+                "train_split brings rows with targets of their own, which cannot be "
+                f"matched with the labels {self.classes_[:5].tolist()}. Number the "
+                "classes from 0, or pass X_val and y_val to fit."
+            )
+
     def _check_loss(self, data_fit: DataFit) -> None:
         loss = float(data_fit.loss / data_fit.n_targets)
         guessing = np.log(len(self.classes_))

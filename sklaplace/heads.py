@@ -22,6 +22,7 @@ from sklaplace.curvature import weighted
 from sklaplace.jacobians import CHUNK_ELEMENTS, Block, Jacobian
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import DataFit, Likelihood
+from sklaplace.linalg import symmetric_eigh
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.structures import Accumulator, Structure
 from sklaplace.structures.full import FullAccumulator
@@ -32,11 +33,11 @@ from sklaplace.structures.kron import KronAccumulator
 DECREMENT_TOLERANCE = 1e-14
 GRADIENT_TOLERANCE = 1e-6
 MAX_NEWTON = 200
-# Conjugate gradients that need more iterations than this are given up for a
-# Cholesky factor, which does not mind priors that differ by orders of magnitude,
+# Conjugate gradients that need more iterations than this are given up for
+# eigenvectors, which do not mind priors that differ by orders of magnitude,
 # where the Hessian is small enough to be written out.
 MAX_CG = 100
-MAX_CHOLESKY = 3000
+MAX_DENSE = 3000
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,12 @@ class LinearHead:
         a = self.features[rows].unsqueeze(1)
         blocks = [Block(g, a), Block(g)][: len(self.layout.blocks)]
         return Jacobian(blocks, self.sample_weight[rows])
+
+    def target_variance(self) -> Tensor:
+        """Weighted variance of real-valued targets, the mean over columns, ()."""
+        shares = (self.sample_weight / self.sample_weight.sum()).unsqueeze(-1)
+        mean = (shares * self.targets).sum(0)
+        return (shares * (self.targets - mean) ** 2).sum(0).mean()
 
     def loss(self, f: Tensor) -> Tensor:
         """Weighted sum of the loss, ()."""
@@ -182,11 +189,13 @@ class LinearHead:
             return kron.unrotate(kron.to_basis(v) / eigenvalues)
 
         step, converged = _conjugate_gradients(hessian, precondition, -gradient)
-        if converged or self.layout.n_parameters > MAX_CHOLESKY:
+        if converged or self.layout.n_parameters > MAX_DENSE:
             return step
         full = self._accumulate(FullAccumulator(self.layout), f).dense()
-        root = torch.linalg.cholesky(full + rho.diag())
-        return -torch.cholesky_solve(gradient.unsqueeze(1), root).squeeze(1)
+        values, vectors = symmetric_eigh(full + rho.diag())
+        # what is zero but for rounding is kept from dividing
+        values = values.clamp(min=float(values[-1]) * 1e-15)
+        return -vectors @ ((vectors.T @ gradient) / values)
 
 
 class HeadRows:

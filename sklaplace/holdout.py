@@ -24,7 +24,7 @@ def split_by_content(
     X : ndarray of shape (n, ...) or other rows
         Rows that are no array are told apart by their position.
     y : ndarray of shape (n,) or (n, c)
-        Targets; part of the content.
+        Targets; they decide nothing but the class that a row counts for.
     fraction : float
         Share of the distinct rows to hold out.
     seed : int
@@ -37,7 +37,7 @@ def split_by_content(
     train, held_out : ndarray of int
         Or None if there are fewer than ``MIN_ROWS`` distinct rows.
     """
-    keys = _keys(X, y, seed)
+    keys = _keys(X, len(y), seed)
     unique, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     if len(unique) < MIN_ROWS:
         return None
@@ -52,24 +52,12 @@ def split_by_content(
     return np.flatnonzero(~held_rows), np.flatnonzero(held_rows)
 
 
-def _keys(X: Any, y: np.ndarray, seed: int) -> np.ndarray:
+def _keys(X: Any, n_rows: int, seed: int) -> np.ndarray:
     """One hash per row, (n,), uint64."""
     salt = seed.to_bytes(8, "little")
+    rows = np.arange(n_rows).reshape(-1, 1)
     if isinstance(X, np.ndarray):
         # adding zero turns -0.0 into 0.0, which are equal but differ in their bytes
         rows = np.ascontiguousarray(X.reshape(len(X), -1) + 0)
-    else:
-        rows = np.arange(len(y)).reshape(-1, 1)
-    targets = np.ascontiguousarray(np.asarray(y).reshape(len(y), -1) + 0)
-    return np.array(
-        [
-            int.from_bytes(
-                blake2b(
-                    row.tobytes() + target.tobytes(), digest_size=8, key=salt
-                ).digest(),
-                "little",
-            )
-            for row, target in zip(rows, targets, strict=True)
-        ],
-        dtype=np.uint64,
-    )
+    hashes = [blake2b(row.tobytes(), digest_size=8, key=salt).digest() for row in rows]
+    return np.frombuffer(b"".join(hashes), dtype=np.uint64)

@@ -414,7 +414,8 @@ def _noise_share(
     center, scale = _center_and_scale(Y, weight)
     Y = (Y - center) / scale
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)  # the same features for every order of the rows
+        # the same features for every order of the rows
+        torch.default_generator.manual_seed(0)
         network = TabularNetwork(
             constants["module__center"], constants["module__scale"], n_outputs=1
         )

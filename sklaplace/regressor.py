@@ -1,5 +1,6 @@
 """LaplaceRegressor: predictions with standard deviations, intervals and samples."""
 
+import warnings
 from typing import Any, ClassVar
 
 import numpy as np
@@ -181,6 +182,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         columns = y.reshape(len(y), -1)
         if reset:
             self._y_ndim, self._n_targets = y.ndim, columns.shape[1]
+            _warn_of_unequal_scales(columns)
         elif columns.shape[1] != self._n_targets:
             raise ValueError(
                 f"y_val has {columns.shape[1]} columns, but y has {self._n_targets}. "
@@ -353,3 +355,18 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         tags.target_tags.multi_output = True
         tags.target_tags.single_output = True
         return tags
+
+
+def _warn_of_unequal_scales(y: np.ndarray) -> None:
+    """Warn of target columns whose spreads one noise level cannot serve."""
+    spreads = y.std(axis=0) if y.dtype.kind in "fiub" else np.ones(1)
+    spreads = spreads[spreads > 0]
+    if len(spreads) > 1 and spreads.max() > 10 * spreads.min():
+        warnings.warn(
+            f"The columns of y have standard deviations from {spreads.min():.3g} to "
+            f"{spreads.max():.3g}, but one noise level is shared by all of them. "
+            "Standardise y, for instance by sklearn.compose.TransformedTargetRegressor "
+            "with a StandardScaler.",
+            UserWarning,
+            stacklevel=2,
+        )

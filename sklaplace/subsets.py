@@ -40,10 +40,12 @@ def last_layer(forward: Forward, x: Any) -> Layout:
             f"({name!r}). Use subset_of_weights='all', or end the network with "
             "torch.nn.Linear."
         )
+    # by identity: a weight that is tied to an earlier layer bears that one's name
+    own = {id(parameter) for parameter in head.parameters()}
+    named = dict(forward.module.named_parameters())
     specs = _specs(forward.module, [name])
-    prefix = f"{name}." if name else ""
-    own = {f"{prefix}{parameter}" for parameter, _ in head.named_parameters()}
-    return _verified(forward, x, [spec for spec in specs if spec.name in own])
+    chosen = [spec for spec in specs if id(named[spec.name]) in own]
+    return _verified(forward, x, chosen)
 
 
 def _last_called(forward: Forward, x: Any) -> str:

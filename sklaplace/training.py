@@ -180,22 +180,23 @@ class RecordingSplit:
     say and no step has been taken: the last moment to refuse.
     """
 
-    def __init__(self, split: Any, check: Callable[[Any], None]) -> None:
+    def __init__(self, split: Any, check: Callable[[Any, Any], None]) -> None:
         self.split, self.check = split, check
         self.train: Any = None
         self.valid: Any = None
 
     def __call__(self, dataset: Any, y: Any = None, **params: Any) -> tuple[Any, Any]:
-        """Check, split, remember."""
-        with private_rng(None):
-            self.check(dataset)
+        """Split, check, remember."""
         if not self.split:
-            self.train, self.valid = dataset, None
+            train, valid = dataset, None
         elif y is None:
-            self.train, self.valid = self.split(dataset, **params)
+            train, valid = self.split(dataset, **params)
         else:
-            self.train, self.valid = self.split(dataset, y, **params)
-        return self.train, self.valid
+            train, valid = self.split(dataset, y, **params)
+        with private_rng(None):
+            self.check(dataset, valid)
+        self.train, self.valid = train, valid
+        return train, valid
 
     def __reduce__(self) -> Any:
         """Pickled by a callback, it is the split that it stands for."""
@@ -211,7 +212,8 @@ def train(
     X: Any,
     y: np.ndarray,
     weights: np.ndarray | None,
-    check: Callable[[Any], None],
+    check: Callable[[Any, Any], None],
+    /,
     **fit_params: Any,
 ) -> tuple[Any, Any]:
     """Fit a net of one's own; return the rows it learned from and those held out.
@@ -225,7 +227,8 @@ def train(
     weights : ndarray of shape (n,) or None
         Sample weights.
     check : callable
-        Called with the dataset before the first step; raises to refuse.
+        Called before the first step with the dataset and what was held out of it;
+        raises to refuse.
 
     Returns
     -------

@@ -4,7 +4,7 @@ Three ways, all ``(Task) -> GaussianPosterior``:
 
 * ``marglik``: maximise the evidence. At the network's own weights by Newton's
   method in ``(log δ, log σ)``; at the refitted head by MacKay's fixed point
-  ``δ = γ / ‖θ(δ) - μ₀‖²``, ``σ² = ‖r‖² / (n - γ)`` (MacKay 1992, "Bayesian
+  ``δ = γ / ‖θ(δ) - μ₀‖²``, ``σ² = ‖r‖² / (T (n - γ))`` (MacKay 1992, "Bayesian
   interpolation", section 4).
 * ``validation``: score the predictive on rows that the network did not see.
 * ``auto``: the second where there are such rows, else the first.
@@ -34,26 +34,34 @@ from sklaplace.predictive import linearised_mean
 
 Found = TypeVar("Found")
 
-# bounds of log δ and log σ
+# Bounds of log δ and log σ around the units that the data set, see `_units`.
 LOG_BOUND = 20.0
+# Bounds of δ and σ themselves: their products stay numbers.
+SMALLEST, LARGEST = math.exp(-100), math.exp(100)
 # largest number of hyperparameters that Newton's method takes; L-BFGS above
 MAX_NEWTON_SIZE = 32
 MAX_EVALUATIONS = 100
 # length of the last Newton step in log δ and log σ
 STEP_TOLERANCE = 1e-6
 MAX_FIXED_POINT = 100
-FIXED_POINT_TOLERANCE = 3e-4
+FIXED_POINT_TOLERANCE = 3e-5
 # A head is exchanged only for one that raises the log-likelihood of the held-out
 # rows by this many nats in total: about the logarithm of the number of candidates,
 # the best of which is lucky ("strong" evidence: Kass and Raftery 1995).
 MARGIN = 3.0
 # share of itself that the loss of a refitted head may still lack along the path
 PATH_TOLERANCE = 1e-7
+# σ that training rows can ask for, as a share of the targets' spread: a head that
+# fits all of them would have none.
+SMALLEST_NOISE = 1e-4
 # the path of refitted heads ends after so many worse points
 PATIENCE = 2
 # Prior variances of the outputs that the validation path visits: from
 # one that changes no prediction to one that leaves all to the data.
 PATH = 10.0 ** np.arange(-4, 6.01, 0.5)
+# The path of noise levels under a fixed prior, as multiples of the held-out residual
+# of the network's own head, from the largest to the smallest.
+NOISE_PATH = 2.0 ** np.arange(1, -4.01, -0.125)
 
 
 @dataclass(frozen=True)
@@ -135,13 +143,16 @@ def marglik(
         else posterior
     )
 
+    units = _units(start, free_prior, free_noise)
+
     def build(v: Tensor) -> Hyperparameters:
-        return _with_logs(start.hyperparameters, v, free_prior, free_noise)
+        return _with_logs(start.hyperparameters, v + units, free_prior, free_noise)
 
     def objective(v: Tensor) -> Tensor:
         return -start.log_marginal_likelihood(build(v))
 
-    best = _minimise(objective, _logs(start.hyperparameters, free_prior, free_noise))
+    first = _logs(start.hyperparameters, free_prior, free_noise)
+    best = _minimise(objective, first - units)
     return replace(start, hyperparameters=build(best))
 
 
@@ -149,7 +160,28 @@ def _first_guess(posterior: GaussianPosterior) -> Tensor:
     """One step of MacKay's fixed point from the point where γ = P/2."""
     delta = posterior.prior_precision
     half = _group_sum(posterior, torch.full_like(posterior.mean, 0.5), delta)
-    return _clamped(half / _group_scatter(posterior, delta))
+    usual = _usual_precision(posterior)
+    guess = half / _group_scatter(posterior, delta)
+    return torch.clamp(guess, usual * math.exp(-10), usual * math.exp(10))
+
+
+def _units(posterior: GaussianPosterior, free_prior: bool, free_noise: bool) -> Tensor:
+    """Logarithms of the δ and σ that the scale of weights and residuals suggests.
+
+    Bounds are set around these, so that the unit of the targets changes nothing.
+    """
+    h = posterior.hyperparameters
+    delta = _usual_precision(posterior).expand_as(h.prior_precision)
+    return _logs(replace(h, prior_precision=delta), free_prior, free_noise)
+
+
+def _usual_precision(posterior: GaussianPosterior) -> Tensor:
+    """A scalar precision of the order that the weights have, (), or the curvature."""
+    scatter = ((posterior.mean - posterior.hyperparameters.prior_mean) ** 2).sum()
+    if scatter > SMALLEST:
+        return _clamped(len(posterior.mean) / 2 / scatter)
+    curvature = posterior.scale * posterior.structure.eigenvalues.mean()
+    return _clamped(curvature) if curvature > SMALLEST else torch.ones_like(scatter)
 
 
 def _logs(h: Hyperparameters, free_prior: bool, free_noise: bool) -> Tensor:
@@ -262,15 +294,18 @@ def marglik_refitted(task: Task) -> GaussianPosterior:
     if task.free_prior:
         posterior = posterior.replace(prior_precision=_first_guess(posterior))
     posterior = head.refit(posterior)
+    free = task.free_prior, task.free_noise
+    units = _units(task.posterior, *free)
     history: list[Tensor] = []
     for _ in range(MAX_FIXED_POINT):
-        now = _logs(posterior.hyperparameters, task.free_prior, task.free_noise)
-        then = _logs(_mackay(posterior, task), task.free_prior, task.free_noise)
+        now = _logs(posterior.hyperparameters, *free) - units
+        then = _logs(_mackay(posterior, task), *free) - units
+        then = then.clamp(-LOG_BOUND, LOG_BOUND)
         if (then - now).abs().max() < FIXED_POINT_TOLERANCE:
             return posterior
         history.append(torch.stack([now, then]))
         v = _accelerated(history) if _may_accelerate(history) else then
-        h = _with_logs(posterior.hyperparameters, v, task.free_prior, task.free_noise)
+        h = _with_logs(posterior.hyperparameters, v + units, *free)
         posterior = head.refit(replace(posterior, hyperparameters=h))
     warnings.warn(
         "The fixed point of the evidence was not reached; prior_precision is close "
@@ -294,8 +329,9 @@ def _mackay(posterior: GaussianPosterior, task: Task) -> Hyperparameters:
     if task.free_noise:
         n, residual = posterior.data_fit.n_targets, 2 * posterior.data_fit.loss
         # γ reaches n only where every target is fitted; keep a tenth of a row
-        variance = residual / (n - gamma.sum()).clamp(min=0.1)
-        h = replace(h, sigma_noise=_clamped(variance.sqrt()))
+        variance = residual / h.temperature / (n - gamma.sum()).clamp(min=0.1)
+        floor = SMALLEST_NOISE**2 * require_head(task.head).target_variance()
+        h = replace(h, sigma_noise=_clamped(torch.maximum(variance, floor).sqrt()))
     return h
 
 
@@ -342,11 +378,11 @@ def _group_sum(posterior: GaussianPosterior, values: Tensor, delta: Tensor) -> T
 def _group_scatter(posterior: GaussianPosterior, delta: Tensor) -> Tensor:
     """Squared distance to the prior mean over weights that share a precision."""
     squares = (posterior.mean - posterior.hyperparameters.prior_mean) ** 2
-    return _group_sum(posterior, squares, delta).clamp(min=math.exp(-2 * LOG_BOUND))
+    return _group_sum(posterior, squares, delta).clamp(min=SMALLEST)
 
 
 def _clamped(value: Tensor) -> Tensor:
-    return value.clamp(math.exp(-LOG_BOUND), math.exp(LOG_BOUND))
+    return value.clamp(SMALLEST, LARGEST)
 
 
 # ------------------------------------------------------------- validation path
@@ -442,8 +478,8 @@ def _path(task: Task) -> list[Tensor]:
     delta = posterior.prior_precision
     if task.free_prior and delta.ndim:
         delta = marglik(posterior, free_noise=task.free_noise).prior_precision
-    if not task.free_prior and not task.free_noise:
-        return [delta / posterior.scale]
+    if not task.free_prior:
+        return _noise_path(task)
     shape = delta / delta.log().mean().exp()
     spread = 1 / priors.expand(shape, posterior.layout)
     total, n = 0.0, 0
@@ -451,6 +487,23 @@ def _path(task: Task) -> list[Tensor]:
         prior_variance = rows.jacobian.double().gram(spread).diagonal(dim1=1, dim2=2)
         total, n = total + float(prior_variance.sum()), n + rows.f.numel()
     return [shape * max(total / n, 1e-30) / variance for variance in PATH]
+
+
+def _noise_path(task: Task) -> list[Tensor]:
+    """Ratios under a fixed prior: from noise levels around the held-out residuals."""
+    h = task.posterior.hyperparameters
+    if not task.free_noise:
+        return [h.prior_precision / task.posterior.scale]
+    squares, n = 0.0, 0
+    for rows in _rows(task):
+        mean = linearised_mean(task.posterior, rows.f, rows.jacobian)
+        squares, n = (
+            squares + float(((mean - rows.targets) ** 2).sum()),
+            n + mean.numel(),
+        )
+    residual = max(squares / n, SMALLEST) ** 0.5
+    levels = residual * NOISE_PATH
+    return [h.prior_precision * h.temperature * level**2 for level in levels]
 
 
 def _rows(task: Task) -> Iterator[Rows]:
@@ -558,7 +611,7 @@ class _Scorer:
         if not self.task.free_prior:
             ratio = (self.ratio / h.prior_precision).mean()
             return ratio / h.temperature
-        return (weights @ scaled.mean(1)).clamp(min=math.exp(-2 * LOG_BOUND))
+        return (weights @ scaled.mean(1)).clamp(min=SMALLEST)
 
 
 # ------------------------------------------------------------------------ auto

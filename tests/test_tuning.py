@@ -15,7 +15,14 @@ from tasks import fit, held_out, task
 from sklaplace import tuning
 from sklaplace.jacobians import backpropagate
 from sklaplace.structures import STRUCTURES
-from sklaplace.tuning import TUNERS, marglik, marglik_refitted, validation
+from sklaplace.tuning import (
+    LARGEST,
+    LOG_BOUND,
+    TUNERS,
+    marglik,
+    marglik_refitted,
+    validation,
+)
 
 every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)
 every_structure = pytest.mark.parametrize("structure", STRUCTURES)
@@ -231,11 +238,31 @@ def test_diagonal_prior_of_the_full_structure(likelihood):
 
 
 def test_hyperparameters_stay_within_bounds():
-    """Weights at the prior mean ask for an infinite precision."""
+    """Weights at the prior mean ask for an infinite precision, and get a finite one."""
     posterior = fit("Categorical", "diag").posterior
     at_mean = posterior.replace(prior_mean=posterior.mean)
     found = marglik(at_mean)
-    assert math.isclose(float(found.prior_precision.log()), 20, rel_tol=1e-9)
+    assert 15 < float(found.prior_precision.log()) <= math.log(LARGEST) + LOG_BOUND
+    assert torch.isfinite(found.log_marginal_likelihood())
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e-3, 1e6])
+def test_unit_of_the_targets_changes_nothing(unit):
+    """Weights, outputs and targets times ``unit`` : δ by its square, σ by itself."""
+    posterior = fit("Gaussian", "full").posterior
+    scaled = replace(
+        posterior,
+        mean=posterior.mean * unit,
+        weights=posterior.weights * unit,
+        data_fit=replace(posterior.data_fit, loss=posterior.data_fit.loss * unit**2),
+    ).replace(sigma_noise=posterior.hyperparameters.sigma_noise * unit)
+    found, expected = (
+        marglik(scaled).hyperparameters,
+        marglik(posterior).hyperparameters,
+    )
+    delta, sigma = found.prior_precision * unit**2, found.sigma_noise / unit
+    assert_equal(delta.log(), expected.prior_precision.log(), 1e-6)
+    assert_equal(sigma.log(), expected.sigma_noise.log(), 1e-6)
 
 
 def test_prior_mean_and_temperature_take_part():
@@ -289,13 +316,13 @@ def test_fixed_point_at_the_refitted_head(structure, prior, likelihood):
     gamma = 1 - delta * cov.diagonal()
     scatter = group_sums((found.mean - mean) ** 2, found)
     ratio = group_sums(gamma, found) / scatter / h.prior_precision
-    inside = h.prior_precision.log().abs() < 19.9
+    inside = h.prior_precision.log().abs() < LOG_BOUND - 0.1
     # logarithms are iterated to 1e-4
     assert (ratio.log().abs()[inside] < 1e-3).all()
     if fitted.likelihood.has_noise:
         n = found.data_fit.n_targets
         variance = 2 * found.data_fit.loss / (n - gamma.sum()) / h.temperature
-        error = (variance * h.temperature).log() / 2 - h.sigma_noise.log()
+        error = variance.log() / 2 - h.sigma_noise.log()
         assert abs(float(error)) < 1e-3
 
 
