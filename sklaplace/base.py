@@ -27,7 +27,14 @@ from torch import Tensor
 
 from sklaplace import holdout
 from sklaplace.curvature import CURVATURES, accumulate
-from sklaplace.data import InputType, TrainingData, check_length, input_type, is_opaque
+from sklaplace.data import (
+    InputType,
+    TrainingData,
+    check_length,
+    count_rows,
+    input_type,
+    is_opaque,
+)
 from sklaplace.forward import Forward
 from sklaplace.heads import HeadRows, LinearHead
 from sklaplace.inspection import (
@@ -225,6 +232,9 @@ class BaseLaplace(BaseEstimator):
         if is_opaque(X):
             y = np.asarray(y)
             check_length(X, y)
+            if reset:  # what an earlier fit on arrays has left
+                for name in ("n_features_in_", "feature_names_in_"):
+                    self.__dict__.pop(name, None)
         else:
             X, y = validate_data(
                 self,
@@ -309,12 +319,14 @@ class BaseLaplace(BaseEstimator):
 
     def _require_no_rows(self) -> None:
         """Refuse, before training, a tuner whose rows are not there."""
+        reason = "the network is frozen, so that only you know what it has seen"
+        if not self._is_frozen():
+            reason = f"fewer than {holdout.MIN_ROWS} distinct rows are too few to share"
         if self._tuners()[:1] == ["validation"]:
             raise ValueError(
                 "'validation' needs rows that the network did not see, and there are "
-                "none: the network is frozen or holds nothing out, and there are "
-                f"fewer than {holdout.MIN_ROWS} distinct rows to share. Pass X_val "
-                "and y_val to fit, or use prior_precision='marglik'."
+                f"none: {reason}. Pass X_val and y_val to fit, or use "
+                "prior_precision='marglik'."
             )
 
     def _inspect(self, net: Any, dataset: Any, *, is_trained: bool) -> Inspected:
@@ -337,7 +349,7 @@ class BaseLaplace(BaseEstimator):
         """Curvature over the training rows, then the hyperparameters."""
         inspected, curvature = fitted.inspected, CURVATURES[self.curvature]
         accumulator = STRUCTURES[self.hessian_structure][0](inspected.layout)
-        head_rows = HeadRows(inspected.head_map)
+        head_rows = HeadRows(inspected.head_map if self._may_refit() else None)
         data_fit = accumulate(
             fitted.forward(),
             self._batches(fitted, fitted.train),
@@ -350,6 +362,11 @@ class BaseLaplace(BaseEstimator):
         posterior = self._untuned(fitted, accumulator.decompose(), data_fit)
         head = head_rows.build(posterior, curvature, type(accumulator))
         return self._tuned(fitted, posterior, head)
+
+    def _may_refit(self) -> bool:
+        """Whether anything can ask for another last layer."""
+        wanted = bool(self._tuners()) or self.refine != "auto"
+        return wanted and bool(self.refine)
 
     def _check_loss(self, data_fit: DataFit) -> None:
         """Overridden where a loss says by itself that training has failed."""
@@ -437,7 +454,9 @@ class BaseLaplace(BaseEstimator):
 
     def _each_batch(self, X: Any, function: Callable[..., Any]) -> list[Any]:
         """``function(forward, x)`` of every batch of X, the network frozen."""
-        if not is_opaque(X):
+        if is_opaque(X):
+            count_rows(X)
+        else:
             X = validate_data(self, X, reset=False, dtype=None, allow_nd=True)
             X = self._input_type.inputs(X)
         net = self.estimator_

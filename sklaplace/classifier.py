@@ -267,7 +267,9 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
             name = self.link_approx
             if name == "auto":
                 name = links.choose_link(n_classes)
-            draws = _draws(self.n_samples, n_classes, self._seed).to(mean.device)
+            # scrambling takes time: no points for links that use none
+            n_draws = self.n_samples if name in links.SAMPLED else 1
+            draws = _draws(n_draws, n_classes, self._seed).to(mean.device)
             return LINKS[name](mean, cov, draws)
 
         return link

@@ -65,9 +65,17 @@ def is_opaque(X: Any) -> bool:
     return _is_dataset(X) or isinstance(X, (Mapping, tuple, SliceDict))
 
 
+def count_rows(X: Any) -> int:
+    """Number of rows of whatever skorch takes; refuses none at all."""
+    n = len(X) if _is_dataset(X) else get_len(X)
+    if n == 0:
+        raise ValueError("X has 0 rows. Pass at least one.")
+    return int(n)
+
+
 def check_length(X: Any, y: np.ndarray) -> None:
     """Refuse rows and targets of different number."""
-    n = len(X) if _is_dataset(X) else get_len(X)
+    n = count_rows(X)
     if n != len(y):
         raise ValueError(
             f"X has {n} rows, but y has {len(y)}. Pass one target per row."

@@ -45,7 +45,8 @@ def split_by_content(
     strata = y[first] if stratify else np.zeros(len(unique))
     for stratum in np.unique(strata):
         members = np.flatnonzero(strata == stratum)  # in the order of their hash
-        held[members[: round(fraction * len(members))]] = True
+        n_held = min(round(fraction * len(members)), len(members) - 1)
+        held[members[:n_held]] = True
     held_rows = held[inverse]
     if held_rows.all() or not held_rows.any():
         return None

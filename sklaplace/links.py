@@ -239,6 +239,9 @@ LINKS: dict[str, Link] = {
     "mean_field": mean_field,
     "probit": probit,
 }
+
+# links that use their draws
+SAMPLED = frozenset({"mc"})
 """Links by the name that ``link_approx`` takes."""
 
 

@@ -72,6 +72,17 @@ class GaussianPosterior:
     data_fit: DataFit
     hyperparameters: Hyperparameters
 
+    def __repr__(self) -> str:
+        """One line in place of all tensors."""
+        precision = self.prior_precision
+        shown = f"{precision.min():.3g}"
+        if precision.numel() > 1:
+            shown += f" to {precision.max():.3g}"
+        return (
+            f"GaussianPosterior({type(self.structure).__name__} over "
+            f"{self.layout.n_parameters:,} weights, prior_precision={shown})"
+        )
+
     @property
     def prior_precision(self) -> Tensor:
         """Prior precision, (), (L,) or (P,)."""

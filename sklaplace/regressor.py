@@ -64,7 +64,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         chooses it together with ``prior_precision``; where both are names other
         than ``"auto"`` they must be the same.
     n_samples : int, default=100
-        Draws of the ``"mc"`` link.
+        Draws of predictives that sample; the linearised one needs none.
     batch_size : int or None, default=None
         Rows per batch for curvature and prediction; None fits them into a fixed
         memory budget. Results do not depend on it.

@@ -61,7 +61,8 @@ def check_settings(model: Any) -> None:
         "Choose a share of the rows, such as 0.2.",
     )
     check_count("n_samples", model.n_samples)
-    check_count("verbose", model.verbose, smallest=0)
+    if not isinstance(model.verbose, (bool, np.bool_)):
+        check_count("verbose", model.verbose, smallest=0)
     check_seed("random_state", model.random_state)
     if model.batch_size is not None:
         check_count("batch_size", model.batch_size)

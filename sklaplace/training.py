@@ -8,8 +8,9 @@ and a random state of one's own.
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,10 @@ from skorch.utils import multi_indexing, to_tensor
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, default_collate
 
-
 # ----------------------------------------------------------------- randomness
+_ONE_THREAD = RLock()
+
+
 @contextmanager
 def private_rng(seed: int | None, device: Any = "cpu") -> Iterator[None]:
     """Run with seeded torch and numpy generators; put the global ones back.
@@ -34,36 +37,39 @@ def private_rng(seed: int | None, device: Any = "cpu") -> Iterator[None]:
 
     Notes
     -----
-    The generators are global to the process, so threads are not isolated from
-    each other.
+    The generators, and the mode of a network, are shared by all threads: one at a
+    time goes through here.
     """
     on_gpu = torch.device(device or "cpu").type == "cuda"
     if on_gpu:
         torch.cuda.init()
     devices = list(range(torch.cuda.device_count())) if on_gpu else []
-    numpy_state = np.random.get_state()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng(devices=devices):
-            if seed is not None:
-                # manual_seed of torch would seed devices that are not forked too
-                torch.default_generator.manual_seed(seed)
-                np.random.seed(seed)  # noqa: NPY002
-                if on_gpu:
-                    torch.cuda.manual_seed_all(seed)
-            yield
-    finally:
-        np.random.set_state(numpy_state)  # noqa: NPY002
+    with _ONE_THREAD:
+        numpy_state = np.random.get_state()  # noqa: NPY002
+        try:
+            with torch.random.fork_rng(devices=devices):
+                if seed is not None:
+                    # torch.manual_seed would seed devices that are not forked too
+                    torch.default_generator.manual_seed(seed)
+                    np.random.seed(seed)  # noqa: NPY002
+                    if on_gpu:
+                        torch.cuda.manual_seed_all(seed)
+                yield
+        finally:
+            np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 # ----------------------------------------------------------------------- data
-class RowDataset(torch.utils.data.Dataset):
+class RowDataset(Dataset):
     """Inputs of another dataset with targets, and weights, of one's own.
 
     Rows are ``(X, y)``, or ``(X, (y, weight))`` where there are weights.
     """
 
     def __init__(self, dataset: Any, y: np.ndarray, weights: np.ndarray | None) -> None:
-        self.dataset, self.y, self.weights = dataset, y, weights
+        # skorch's callbacks look for X and y
+        super().__init__(getattr(dataset, "X", dataset), y, length=len(y))
+        self.dataset, self.weights = dataset, weights
 
     def __len__(self) -> int:
         return len(self.y)
@@ -96,7 +102,7 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[Any, Any, Tensor | None]]:
         arrays = _plain_arrays(self.net, self.dataset)
         if arrays is not None:
-            yield from self._slices(*arrays)
+            yield from self._slices(arrays)
             return
         options = self.net.get_params_for("iterator_valid")
         options["batch_size"] = self.batch_size
@@ -109,15 +115,13 @@ class Batches:
             y, w = y if weighted else (y, None)
             yield self._on_device(X), self._on_device(y), self._on_device(w)
 
-    def _slices(
-        self, X: Any, y: Any, weights: Any
-    ) -> Iterator[tuple[Any, Any, Tensor | None]]:
+    def _slices(self, arrays: "_Arrays") -> Iterator[tuple[Any, Any, Tensor | None]]:
         """Batches cut from arrays: the same rows without a loop over each."""
-        for start in range(0, len(X), self.batch_size):
-            cut = slice(start, start + self.batch_size)
-            # copies, so that no in-place layer can write into the user's array
+        for start in range(0, len(arrays.rows), self.batch_size):
+            rows = arrays.rows[start : start + self.batch_size]
             pieces = [
-                None if v is None else torch.tensor(v[cut]) for v in (X, y, weights)
+                None if v is None else torch.tensor(v[rows])
+                for v in (arrays.X, arrays.y, arrays.weights)
             ]
             x, target, w = (self._on_device(piece) for piece in pieces)
             yield x, target, w
@@ -137,8 +141,18 @@ def _is_weighted(dataset: Any) -> bool:
     return isinstance(dataset, RowDataset) and dataset.weights is not None
 
 
-def _plain_arrays(net: Any, dataset: Any) -> tuple[Any, Any, Any] | None:
-    """``(X, y, weights)`` if the dataset is nothing but arrays; else None."""
+@dataclass(frozen=True)
+class _Arrays:
+    """Rows of arrays; indexing by ``rows`` copies, so that no layer writes in them."""
+
+    X: np.ndarray
+    y: np.ndarray | None
+    weights: np.ndarray | None
+    rows: np.ndarray
+
+
+def _plain_arrays(net: Any, dataset: Any) -> _Arrays | None:
+    """The arrays of a dataset that is nothing else; None for any other."""
     options = net.get_params_for("iterator_valid")
     if net.iterator_valid is not DataLoader or not set(options) <= {
         "batch_size",
@@ -150,13 +164,15 @@ def _plain_arrays(net: Any, dataset: Any) -> tuple[Any, Any, Any] | None:
         inner = _plain_arrays(net, dataset.dataset)
         if inner is None:
             return None
-        return tuple(None if v is None else v[dataset.indices] for v in inner)  # type: ignore[return-value]
+        return replace(inner, rows=inner.rows[np.asarray(dataset.indices)])
     if isinstance(dataset, RowDataset):
         inner = _plain_arrays(net, dataset.dataset)
-        return None if inner is None else (inner[0], dataset.y, dataset.weights)
+        if inner is None:
+            return None
+        return replace(inner, y=dataset.y, weights=dataset.weights)
     plain = type(dataset) is Dataset and isinstance(dataset.X, np.ndarray)
     if plain and (dataset.y is None or isinstance(dataset.y, np.ndarray)):
-        return dataset.X, dataset.y, None
+        return _Arrays(dataset.X, dataset.y, None, np.arange(len(dataset.X)))
     return None
 
 
@@ -241,7 +257,7 @@ def train(
     if weights is not None or isinstance(X, torch.utils.data.Dataset):
         rows = RowDataset(net.get_dataset(X, y), y, weights)
     try:
-        with _own_rows(net, X, rows, split):
+        with _own_rows(net, X, rows):
             net.fit(X, y, **fit_params)
     finally:
         net.train_split = original
@@ -251,9 +267,7 @@ def train(
 
 
 @contextmanager
-def _own_rows(
-    net: Any, X: Any, rows: RowDataset | None, split: RecordingSplit
-) -> Iterator[None]:
+def _own_rows(net: Any, X: Any, rows: RowDataset | None) -> Iterator[None]:
     """Let a net train on ``rows`` where it is given X, and mind their weights.
 
     A class for the time of training, since every attribute of a skorch net
@@ -263,7 +277,7 @@ def _own_rows(
         yield
         return
     original = type(net)
-    job = _Job(original, X, rows, split)
+    job = _Job(original, X, rows)
     names = {"__qualname__": original.__qualname__, "__module__": original.__module__}
     bases = (_OnOwnRows, original)
     net.__class__ = type(original.__name__, bases, {"_job": job, **names})
@@ -280,8 +294,8 @@ class _Job:
     original: type
     X: Any
     rows: RowDataset
-    split: RecordingSplit
     weights: Tensor | None = None
+    mean_weight: float = 1.0
 
 
 class _OnOwnRows:
@@ -302,9 +316,10 @@ class _OnOwnRows:
 
     def get_iterator(self, dataset: Any, training: bool = False) -> Any:
         loader = super().get_iterator(dataset, training=training)  # type: ignore[misc]
-        if _is_weighted(dataset):
-            loader.collate_fn = partial(_collate_weighted, loader.collate_fn)
-        return _Unweighted(loader, self._job)
+        if not _is_weighted(dataset):
+            return _Unweighted(loader, self._job, None)
+        loader.collate_fn = partial(_collate_weighted, loader.collate_fn)
+        return _Unweighted(loader, self._job, _mean_weight(dataset))
 
     def get_loss(self, y_pred: Any, y_true: Any, *args: Any, **kw: Any) -> Any:
         loss_of = super().get_loss  # type: ignore[misc]
@@ -320,7 +335,7 @@ class _OnOwnRows:
         per_row = loss.reshape(len(weights), -1).mean(1)
         if reduction == "sum":
             return (per_row * weights).sum() * (loss.numel() / len(weights))
-        return (per_row * weights).mean() / _mean_weight(self._job.split.train)
+        return (per_row * weights).mean() / self._job.mean_weight
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # callbacks that pickle the net get one of the user's class
@@ -340,17 +355,19 @@ def _mean_weight(dataset: Any) -> float:
 class _Unweighted:
     """A loader that yields ``(X, y)`` and shelves the weights, or that none came."""
 
-    def __init__(self, loader: Any, job: _Job) -> None:
-        self.loader, self.job = loader, job
+    def __init__(self, loader: Any, job: _Job, mean_weight: float | None) -> None:
+        self.loader, self.job, self.mean_weight = loader, job, mean_weight
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        weighted = _is_weighted(getattr(self.loader, "dataset", None))
         for batch in self.loader:
             X, y = unpack_data(batch)
-            y, self.job.weights = y if weighted else (y, None)
+            self.job.weights = None
+            if self.mean_weight is not None:
+                y, self.job.weights = y
+                self.job.mean_weight = self.mean_weight
             yield X, y
 
 

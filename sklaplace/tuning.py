@@ -441,9 +441,7 @@ def _finished(chosen: "_Candidate", task: Task) -> "_Candidate":
     """The chosen candidate with its head, if refitted, refitted to full precision."""
     if not chosen.posterior.is_refitted:
         return chosen
-    posterior = require_head(task.head).refit(
-        chosen.posterior, start=task.posterior.mean
-    )
+    posterior = require_head(task.head).refit(chosen.posterior)
     return replace(chosen, posterior=posterior)
 
 

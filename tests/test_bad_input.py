@@ -12,6 +12,7 @@ from nets import (
     SigmoidMLP,
     SoftmaxMLP,
     TanhMLP,
+    TwoInputs,
     binary_classifier,
     blobs,
     classifier,
@@ -28,6 +29,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from skorch import NeuralNetClassifier
 from skorch.dataset import Dataset
+from skorch.helper import predefined_split
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
@@ -626,3 +628,25 @@ class TestEvidence:
     def test_noise_of_a_classifier(self, fitted):
         call = lambda: fitted.log_marginal_likelihood(sigma_noise=1.0)  # noqa: E731
         refused(ValueError, ["sigma_noise"], call, fitted)
+
+
+def test_misspelt_argument_of_a_frozen_net():
+    model = LaplaceClassifier(FrozenEstimator(seeded(classifier(), X, Y)))
+    with pytest.raises(TypeError, match=r"'sample_weigth'.*frozen"):
+        model.fit(X, Y, sample_weigth=np.ones(len(X)))
+
+
+def test_split_with_targets_of_its_own():
+    labels = Y + 1
+    rows = Dataset(X[::2], labels[::2])
+    net = classifier(train_split=predefined_split(rows))
+    refused_fit(LaplaceClassifier(net), "train_split", data=(X, labels))
+
+
+def test_no_rows():
+    both = {"left": np.ones((9, 2), "f4"), "right": np.ones((9, 3), "f4")}
+    net = seeded(classifier(TwoInputs, module__n_out=2), both, np.arange(9) % 2)
+    model = LaplaceClassifier(FrozenEstimator(net), prior_precision=1.0)
+    model.fit(both, np.arange(9) % 2)
+    with pytest.raises(ValueError, match="X has 0 rows"):
+        model.predict({name: rows[:0] for name, rows in both.items()})

@@ -12,6 +12,7 @@ from nets import (
     MLP,
     BatchNormMLP,
     RowsSeen,
+    TwoInputs,
     blobs,
     classifier,
     initialised,
@@ -671,3 +672,38 @@ def test_later_training_of_a_frozen_net_does_not_reach_the_estimator():
     before = model.predict_proba(X)
     seeded(net, X, (y + 1) % 3)
     np.testing.assert_array_equal(model.predict_proba(X), before)
+
+
+def test_names_of_an_earlier_fit_are_forgotten():
+    X, y = blobs()
+    model = LaplaceClassifier(classifier(), random_state=0).fit(X, y)
+    assert model.n_features_in_ == 2
+    both = {"left": X, "right": np.ones((len(X), 3), "f4")}
+    model.set_params(estimator=classifier(TwoInputs, module__n_out=3)).fit(both, y)
+    assert not hasattr(model, "n_features_in_")
+
+
+@pytest.mark.parametrize("verbose", [1, True])
+def test_verbose_prints_one_line(verbose, capsys):
+    X, y = blobs()
+    model = LaplaceClassifier(classifier(), verbose=verbose, random_state=0).fit(X, y)
+    printed = capsys.readouterr().out.strip().splitlines()
+    assert len(printed) == 1
+    assert printed[0].startswith("[LaplaceClassifier] kron posterior over")
+    assert repr(model.posterior_).startswith("GaussianPosterior(Kron over")
+
+
+def test_layerwise_summary_shows_the_range(capsys):
+    X, y = blobs()
+    settings = {"prior_structure": "layerwise", "verbose": 1, "random_state": 0}
+    model = LaplaceClassifier(classifier(), **settings).fit(X, y)
+    assert " to " in capsys.readouterr().out
+    assert " to " in repr(model.posterior_)
+
+
+def test_inference_mode_is_no_obstacle():
+    X, y = blobs()
+    with torch.inference_mode():
+        model = LaplaceClassifier(classifier(), random_state=0).fit(X, y)
+        inside = model.predict_proba(X)
+    np.testing.assert_array_equal(inside, model.predict_proba(X))

@@ -130,3 +130,11 @@ def test_arguments_stay_as_they_are():
     split(X, y)
     np.testing.assert_array_equal(X, before[0])
     np.testing.assert_array_equal(y, before[1])
+
+
+def test_no_class_is_held_out_whole():
+    X, y = data()
+    y[:] = 0
+    y[:3] = 1
+    train, _ = split(X, y, fraction=0.9)
+    assert set(y[train]) == {0, 1}

@@ -1,5 +1,7 @@
 """Regression: closed forms, noise, intervals, joint samples, shapes."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -551,3 +553,45 @@ def test_marglik_reports_no_convergence_as_a_warning(net, rows, monkeypatch):
     model = LaplaceRegressor(FrozenEstimator(net), prior_precision="marglik")
     with pytest.warns(ConvergenceWarning, match="fixed point"):
         model.fit(*rows)
+
+
+def test_noise_under_a_fixed_prior_follows_the_residuals():
+    """A thousandfold prior hardly moves the residuals, so it hardly moves σ."""
+    X, y = waves(200)
+    levels = [
+        LaplaceRegressor(prior_precision=delta, random_state=0).fit(X, y).sigma_noise_
+        for delta in (1e2, 1e3, 1e5)
+    ]
+    # neighbours on the path differ by 2 ** (1 / 8)
+    assert max(levels) / min(levels) < 1.2
+
+
+@pytest.mark.parametrize("n", range(1, 8))
+def test_few_rows(n):
+    X, y = waves(n)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of noise that comes from training rows
+        model = LaplaceRegressor(random_state=0).fit(X, y)
+    mean, std = model.predict(X, return_std=True)
+    assert np.isfinite(mean).all()
+    assert np.isfinite(std).all()
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e-3, 1e9])
+@pytest.mark.parametrize("tuner", ["marglik", "validation"])
+def test_unit_of_y(unit, tuner):
+    X, y = waves(120)
+    scaled, plain = (
+        LaplaceRegressor(prior_precision=tuner, random_state=0).fit(X, y * s)
+        for s in (unit, 1.0)
+    )
+    answers = (model.predict(X, return_std=True) for model in (scaled, plain))
+    for found, expected in zip(*answers, strict=True):
+        # training amplifies the rounding of y * unit
+        np.testing.assert_allclose(found / unit, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_columns_of_unequal_scale_are_warned_of():
+    X, y = waves(60)
+    with pytest.warns(UserWarning, match="one noise level is shared"):
+        LaplaceRegressor(random_state=0).fit(X, np.column_stack([y, 100 * y]))

@@ -179,3 +179,27 @@ def test_single_precision():
         forward.module.float()
         layout = all_weights(forward, CASES[case].rows(4).float())
         assert {b.name for b in layout.blocks if b.layer is None} == CASES[case].dense
+
+
+class TiedHead(nn.Module):
+    """The head shares its weight with the first layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 3, bias=False)
+        self.middle = nn.Linear(3, 4)
+        self.head = nn.Linear(4, 3)
+        self.head.weight = self.first.weight
+
+    def forward(self, x):
+        return self.head(self.middle(self.first(x).tanh()).tanh())
+
+
+def test_tied_head_is_selected_whole_and_dense():
+    with torch.random.fork_rng(devices=[]):
+        module = TiedHead().double()
+    forward = Forward(module, module)
+    with forward.frozen():
+        layout = last_layer(forward, torch.eye(4, dtype=torch.float64)[:3])
+    layers = {block.name: block.layer for block in layout.blocks}
+    assert layers == {"first.weight": None, "head.bias": "head"}

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetClassifier
 from skorch.callbacks import Callback, Checkpoint, EarlyStopping, EpochScoring
-from skorch.dataset import Dataset
+from skorch.dataset import Dataset, ValidSplit
 from torch.utils.data import DataLoader
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
@@ -352,3 +353,28 @@ class TestWeightedLoss:
         )
         LaplaceClassifier(net, random_state=0).fit(X, y, sample_weight=WEIGHTS)
         assert sum(RecordTraining.steps) == 48
+
+
+@pytest.mark.parametrize("on_train", [False, True])
+def test_uncached_scores_see_weighted_rows(on_train):
+    X, y = blobs()
+    scoring = EpochScoring("accuracy", on_train=on_train, use_caching=False, name="s")
+    net = classifier(callbacks=[scoring], train_split=ValidSplit(4))
+    weights = np.linspace(0.5, 2, len(X))
+    model = LaplaceClassifier(net, random_state=0).fit(X, y, sample_weight=weights)
+    assert all(0 <= score <= 1 for score in model.estimator_.history[:, "s"])
+
+
+def test_threads_take_turns():
+    """Another thread must not meet a network in another mode."""
+    X, y = blobs()
+    net = seeded(classifier(BatchNormMLP), X, y)
+    model = LaplaceClassifier(FrozenEstimator(net), prior_precision=1.0).fit(X, y)
+    model.estimator_.module_.train()
+    expected = model.predict_proba(X)
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(model.predict_proba, [X] * 40))
+    for found in answers:
+        np.testing.assert_array_equal(found, expected)
+    assert model.estimator_.module_.training
+    assert all(p.requires_grad for p in model.estimator_.module_.parameters())

@@ -128,8 +128,8 @@ class FullAccumulator(Accumulator):
 
     @staticmethod
     def n_bytes(layout: Layout) -> int:
-        """``H`` in float64; its factorisation takes about as much three times."""
-        return 8 * layout.n_parameters**2
+        """``H`` in float64, and three times as much to factorise it."""
+        return 4 * 8 * layout.n_parameters**2
 
     def update(self, jacobian: Jacobian) -> None:
         """Add the products of the rows of one batch."""
@@ -170,11 +170,35 @@ def _products(left: Block, right: Block) -> Tensor:
     if left.g.shape[2] > 1 or right.g.shape[2] > 1:
         x, y = left.dense().flatten(0, 1), right.dense().flatten(0, 1)
         return (x.T @ y).double()
+    if left is right:
+        return _symmetric_products(left)
     outputs = left.g.squeeze(2).mT @ right.g.squeeze(2)  # (b, o, o')
     inputs = _inputs(left).unsqueeze(2) * _inputs(right).unsqueeze(1)  # (b, i, i')
     o, o_, i, i_ = *outputs.shape[1:], *inputs.shape[1:]
     product = outputs.flatten(1).T @ inputs.flatten(1)
     return product.reshape(o, o_, i, i_).movedim(2, 1).reshape(o * i, o_ * i_).double()
+
+
+def _symmetric_products(block: Block) -> Tensor:
+    """``Σ rowsᵀ rows``, (p, p): each pair of outputs and of inputs once."""
+    g, a = block.g.squeeze(2), _inputs(block)
+    outputs, which_output = _pairs(g.mT @ g)
+    inputs, which_input = _pairs(a.unsqueeze(2) * a.unsqueeze(1))
+    o, i = len(which_output), len(which_input)
+    product = (outputs.T @ inputs).double()
+    full = product[which_output][:, :, which_input]  # (o, o, i, i)
+    return full.movedim(2, 1).reshape(o * i, o * i)
+
+
+def _pairs(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Lower triangles (b, n(n+1)/2), and where each entry (n, n) stands in them."""
+    n = matrices.shape[-1]
+    row, column = torch.tril_indices(n, n, device=matrices.device)
+    where = torch.empty(n, n, dtype=torch.long, device=matrices.device)
+    where[row, column] = where[column, row] = torch.arange(
+        len(row), device=matrices.device
+    )
+    return matrices[:, row, column], where
 
 
 def _inputs(block: Block) -> Tensor:
