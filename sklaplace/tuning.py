@@ -453,16 +453,16 @@ def _best(candidates: list["_Candidate"]) -> "_Candidate | None":
 def _widened(chosen: "_Candidate", task: Task) -> GaussianPosterior:
     """The chosen posterior, with noise that owns up to its own uncertainty.
 
-    Four things were fitted to the n held-out values: the best prior precision of
-    each path, σ, and which of the two. The unbiased variance is ``n/(n - 4)`` times
-    the fitted one, and the Student t that a new value follows has ``ν/(ν - 2)``
-    times that, ν = n - 4: ``n/(n - 6)`` in all.
+    Prior precision, σ and the choice of head were fitted to the n held-out values.
+    The unbiased variance is ``n/(n - 3)`` times the fitted one, and the Student t
+    that a new value follows has ``ν/(ν - 2)`` times that, ν = n - 3: ``n/(n - 5)``
+    in all.
     """
     posterior = chosen.posterior
     if not (task.free_noise and task.free_prior):
         return posterior
     n = chosen.n_rows * posterior.likelihood.n_targets(chosen.n_outputs)
-    widening = math.sqrt(n / max(n - 6, 1.0))
+    widening = math.sqrt(n / max(n - 5, 1.0))
     ratio = posterior.prior_precision / posterior.scale
     wider = posterior.replace(
         sigma_noise=_clamped(posterior.hyperparameters.sigma_noise * widening)

@@ -476,7 +476,7 @@ def test_best_score_with_noise(free, refine, structure, prior):
     if free == "both":
         # δ, σ and the head were fitted, and a new value follows a Student t
         n = 2 * float(held.weights.sum())
-        wider = expected.hyperparameters.sigma_noise * math.sqrt(n / (n - 6))
+        wider = expected.hyperparameters.sigma_noise * math.sqrt(n / (n - 5))
         expected = at_noise(expected, wider)
     elif free == "prior":
         assert math.isclose(h.sigma_noise, 0.6, rel_tol=1e-12)
