@@ -38,7 +38,7 @@ MAX_NEWTON = 200
 # differ by orders of magnitude.
 MAX_DENSE = 1500
 MAX_CG = 500
-MAX_CG_IF_DENSE = 50
+MAX_CG_IF_DENSE = 200
 
 
 @dataclass(frozen=True)
@@ -195,10 +195,18 @@ class LinearHead:
         if converged or not is_small:
             return step
         full = self._accumulate(FullAccumulator(self.layout), f).dense()
-        values, vectors = symmetric_eigh(full + rho.diag())
-        # what is zero but for rounding is kept from dividing
-        values = values.clamp(min=float(values[-1]) * 1e-15)
-        return -vectors @ ((vectors.T @ gradient) / values)
+        return -_solved(full + rho.diag(), gradient)
+
+
+def _solved(matrix: Tensor, b: Tensor) -> Tensor:
+    """``matrix⁻¹ b``; what is zero but for rounding is kept from dividing."""
+    root, failed = torch.linalg.cholesky_ex(matrix)
+    if not failed:
+        return torch.cholesky_solve(b.unsqueeze(1), root).squeeze(1)
+    values, vectors = symmetric_eigh(matrix)
+    values = values.clamp(min=float(values[-1]) * 1e-15)
+    solved: Tensor = vectors @ ((vectors.T @ b) / values)
+    return solved
 
 
 class HeadRows:
