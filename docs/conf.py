@@ -36,6 +36,7 @@ autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 numpydoc_class_members_toctree = False
+toc_object_entries_show_parents = "hide"
 
 # References
 bibtex_bibfiles = ["references.bib"]

@@ -2,10 +2,15 @@
 Can the defaults be trusted?
 ============================
 
-Putting a Laplace approximation around a network should not make its probabilities
-worse. This script measures it on small data sets, with default settings, around an
-ordinary network: two hidden layers of 64 ReLU units, Adam, no weight decay, trained for
-30 epochs, and for 300, which is far too long for most of them.
+Mostly: with held-out rows, the defaults kept or lowered the test loss of the network
+alone, give or take 0.01, in 14 of 15 settings, and the 90 % intervals of regression
+held between 85 % and 95 % of the test rows in all nine. Iris and the smallest
+regression problem broke a bound after 300 epochs. With nothing held out, a good network
+can lose up to 0.05. That is what the full run over four seeds says.
+
+This script measures it on small data sets, with default settings, around an ordinary
+network: two hidden layers of 64 ReLU units, Adam, no weight decay, trained for 30
+epochs, and for 300, which is far too long for most of them.
 
 All scores are on test rows, as means over seeds. Each seed has its own split and its
 own initial weights. Lower is better for the negative log-likelihood (NLL).

@@ -58,7 +58,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
     refine : bool or "auto", default="auto"
         Whether the last layer is refitted to its most probable weights under the
         prior; predictions then use it, the network keeps its own. ``"auto"``
-        leaves that to the tuner; under a fixed ``prior_precision`` it is False.
+        leaves that to the tuner; where nothing is tuned it is False.
     temperature : float, default=1.0
         Divides the log-likelihood in the posterior; below one sharpens it.
     validation_fraction : float, default=0.2
@@ -340,9 +340,10 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
     def predict_dirichlet(self, X: Any) -> np.ndarray:
         """Dirichlet distribution over class probabilities, by the Laplace Bridge.
 
-        A whole distribution in closed form: its sum says how sure the model is.
-        For the probabilities themselves prefer `predict_proba`; the mean of this
-        Dirichlet does not feel the size of the variances.
+        A whole distribution in closed form. Its concentrations grow with the size
+        of the logits as well as with certainty, so their sum does not detect
+        unknown rows, and the mean does not feel the size of the variances: for
+        probabilities prefer `predict_proba`.
 
         Parameters
         ----------

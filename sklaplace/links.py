@@ -232,6 +232,9 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     )
 
 
+# links that use their draws
+SAMPLED = frozenset({"mc"})
+
 LINKS: dict[str, Link] = {
     "bridge": bridge,
     "bridge_norm": bridge_norm,
@@ -239,9 +242,6 @@ LINKS: dict[str, Link] = {
     "mean_field": mean_field,
     "probit": probit,
 }
-
-# links that use their draws
-SAMPLED = frozenset({"mc"})
 """Links by the name that ``link_approx`` takes."""
 
 

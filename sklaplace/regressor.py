@@ -51,7 +51,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
     refine : bool or "auto", default="auto"
         Whether the last layer is refitted to its most probable weights under the
         prior; predictions then use it, the network keeps its own. ``"auto"``
-        leaves that to the tuner; under a fixed ``prior_precision`` it is False.
+        leaves that to the tuner; where nothing is tuned it is False.
     temperature : float, default=1.0
         Divides the log-likelihood in the posterior; below one sharpens it.
     validation_fraction : float, default=0.2
@@ -365,8 +365,8 @@ def _warn_of_unequal_scales(y: np.ndarray) -> None:
         warnings.warn(
             f"The columns of y have standard deviations from {spreads.min():.3g} to "
             f"{spreads.max():.3g}, but one noise level is shared by all of them. "
-            "Standardise y, for instance by sklearn.compose.TransformedTargetRegressor "
-            "with a StandardScaler.",
+            "Divide each column of y by its standard deviation before fit, and "
+            "multiply predictions and their deviations by it.",
             UserWarning,
             stacklevel=2,
         )

@@ -1,0 +1,51 @@
+"""What README and quickstart print as Python runs as it stands, without warnings."""
+
+import io
+import re
+import textwrap
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README, QUICKSTART = ROOT / "README.md", ROOT / "docs" / "quickstart.rst"
+MARKDOWN = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+RST = re.compile(r"^\.\. code-block:: python\n\n((?:   .*\n|\n)+)", re.MULTILINE)
+# the block after the example, which shows what it prints
+PRINTED = re.compile(r"^```python\n.*?^```\n.*?^```\n(.*?)^```", re.DOTALL | re.M)
+
+
+def run(page, pattern):
+    """Run the Python blocks of a page in one namespace; return what they print."""
+    blocks = pattern.findall(page.read_text(encoding="utf-8"))
+    assert blocks, f"{page.name} has no Python block."
+    namespace = {"__name__": page.stem}
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        for block in blocks:
+            code = compile(textwrap.dedent(block), page.name, "exec")
+            exec(code, namespace)
+    return printed.getvalue()
+
+
+@pytest.mark.usefixtures("rng_untouched")
+def test_the_readme_example_prints_what_it_says():
+    promised = PRINTED.search(README.read_text(encoding="utf-8"))[1]
+
+    def numbers(text):
+        return [float(number) for number in re.findall(r"\d+\.\d*", text)]
+
+    assert numbers(run(README, MARKDOWN)) == pytest.approx(numbers(promised), abs=0.03)
+
+
+def test_the_readme_example_is_as_short_as_it_says():
+    (block,) = MARKDOWN.findall(README.read_text(encoding="utf-8"))
+    lines = [line for line in block.splitlines() if line.strip()]
+    assert f"## In {len(lines)} lines" in README.read_text(encoding="utf-8")
+
+
+def test_quickstart_runs_from_top_to_bottom():
+    run(QUICKSTART, RST)
+    blocks = RST.findall(QUICKSTART.read_text(encoding="utf-8"))
+    assert len(blocks) == QUICKSTART.read_text().count("code-block:: python")
