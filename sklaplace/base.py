@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -178,16 +178,12 @@ class BaseLaplace(BaseEstimator):
     def _summary(self) -> str:
         """What was fitted, in one line."""
         posterior = self.posterior_
-        precision = np.atleast_1d(self.prior_precision_)
-        shown = f"{precision[0]:.3g}"
-        if len(precision) > 1:
-            shown = f"{precision.min():.3g} to {precision.max():.3g}"
         head = "refitted" if posterior.is_refitted else "kept"
         return (
             f"{self.hessian_structure} posterior over "
             f"{posterior.layout.n_parameters:,} weights ({self.subset_of_weights}), "
-            f"prior_precision {shown}, weights {head}, log evidence "
-            f"{self.log_marginal_likelihood_value_:.1f}"
+            f"prior_precision {posterior.shown_precision()}, weights {head}, "
+            f"log evidence {self.log_marginal_likelihood_value_:.1f}"
         )
 
     def _check_parameters(self) -> None:
@@ -340,7 +336,7 @@ class BaseLaplace(BaseEstimator):
             is_trained=is_trained,
         )
         check_layout(self, inspected.layout, device_of(net))
-        if self.refine is not False and self.refine != "auto":
+        if self._refine() is True:
             require_head(inspected.head_map)
         return inspected
 
@@ -365,8 +361,12 @@ class BaseLaplace(BaseEstimator):
 
     def _may_refit(self) -> bool:
         """Whether anything can ask for another last layer."""
-        wanted = bool(self._tuners()) or self.refine != "auto"
-        return wanted and bool(self.refine)
+        refine = self._refine()
+        return refine is True or (refine == "auto" and bool(self._tuners()))
+
+    def _refine(self) -> bool | Literal["auto"]:
+        """The setting as it is compared with: numpy's flags are not True or False."""
+        return "auto" if self.refine == "auto" else bool(self.refine)
 
     def _check_loss(self, data_fit: DataFit) -> None:
         """Overridden where a loss says by itself that training has failed."""
@@ -422,7 +422,7 @@ class BaseLaplace(BaseEstimator):
             free_prior=isinstance(self.prior_precision, str),
             free_noise=posterior.likelihood.has_noise
             and isinstance(self._sigma_noise(), str),
-            refine="auto" if self.refine == "auto" else bool(self.refine),
+            refine=self._refine(),
         )
         if task.free_prior or task.free_noise:
             return TUNERS[self._tuners()[0]](task)

@@ -69,15 +69,15 @@ def accumulate(
     """
     losses, counts = [], []
     for x, y, weights in batches:
-        columns: list[Tensor] = []
+        used: list[Tensor] = []  # targets and columns, known once there are outputs
 
         def cotangents(
-            f: Tensor, y: Any = y, w: Any = weights, into: Any = columns
+            f: Tensor, y: Any = y, w: Any = weights, used: Any = used
         ) -> Tensor:
             targets = likelihood.targets(y, f)
-            factor = weighted(curvature(likelihood, f, targets), w)
-            into.append(factor)
-            return factor
+            columns = weighted(curvature(likelihood, f, targets), w)
+            used += [targets, columns]
+            return columns
 
         f, jacobian = backpropagate(forward, x, accumulator.layout, cotangents)
         if not f.isfinite().all():
@@ -85,7 +85,7 @@ def accumulate(
                 "The network's outputs are not finite on some training rows: its "
                 "training has diverged. Lower the learning rate or scale the inputs."
             )
-        targets = likelihood.targets(y, f)
+        targets, columns = used
         accumulator.update(replace(jacobian, weights=weights))
         wide = targets.double() if targets.is_floating_point() else targets
         loss = likelihood.loss(f.double(), wide)
@@ -93,5 +93,5 @@ def accumulate(
         losses.append(row_weights @ loss)
         counts.append(row_weights.sum() * likelihood.n_targets(f.shape[1]))
         if observe is not None:
-            observe(f, columns[0], jacobian, targets, weights)
+            observe(f, columns, jacobian, targets, weights)
     return DataFit(torch.stack(losses).sum(), torch.stack(counts).sum())

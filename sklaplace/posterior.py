@@ -74,14 +74,17 @@ class GaussianPosterior:
 
     def __repr__(self) -> str:
         """One line in place of all tensors."""
-        precision = self.prior_precision
-        shown = f"{precision.min():.3g}"
-        if precision.numel() > 1:
-            shown += f" to {precision.max():.3g}"
         return (
             f"GaussianPosterior({type(self.structure).__name__} over "
-            f"{self.layout.n_parameters:,} weights, prior_precision={shown})"
+            f"{self.layout.n_parameters:,} weights, "
+            f"prior_precision={self.shown_precision()})"
         )
+
+    def shown_precision(self) -> str:
+        """Prior precision for people: a number, or the range of several."""
+        low, high = self.prior_precision.aminmax()
+        several = self.prior_precision.numel() > 1
+        return f"{low:.3g} to {high:.3g}" if several else f"{low:.3g}"
 
     @property
     def prior_precision(self) -> Tensor:

@@ -12,6 +12,7 @@ from nets import (
     MLP,
     BatchNormMLP,
     RowsSeen,
+    TanhMLP,
     TwoInputs,
     blobs,
     classifier,
@@ -708,3 +709,14 @@ def test_inference_mode_is_no_obstacle():
         model = LaplaceClassifier(classifier(), random_state=0).fit(X, y)
         inside = model.predict_proba(X)
     np.testing.assert_array_equal(inside, model.predict_proba(X))
+
+
+def test_numpys_false_is_no_wish_to_refit():
+    """A parameter grid makes numpy's flags; this head is not linear."""
+    X, y = blobs()
+    net = seeded(classifier(TanhMLP), X, y)
+    for refine in (False, np.False_):
+        model = LaplaceClassifier(
+            FrozenEstimator(net), prior_precision=1.0, refine=refine
+        )
+        assert not model.fit(X, y).posterior_.is_refitted
