@@ -44,7 +44,7 @@ from sklaplace.inspection import (
     view,
     warn_if_double_softmax,
 )
-from sklaplace.jacobians import backpropagate
+from sklaplace.jacobians import backpropagate, centring
 from sklaplace.likelihoods import DataFit
 from sklaplace.memory import move
 from sklaplace.options import (
@@ -423,12 +423,17 @@ class BaseLaplace(BaseEstimator):
             free_noise=posterior.likelihood.has_noise
             and isinstance(self._sigma_noise(), str),
             refine=self._refine(),
+            diagonal=self._needs_variances_only(),
         )
         if task.free_prior or task.free_noise:
             return TUNERS[self._tuners()[0]](task)
         if task.refine is True:
             return require_head(task.head).refit(posterior)
         return posterior
+
+    def _needs_variances_only(self) -> bool:
+        """Whether predictions ask for no covariance between outputs."""
+        return True
 
     def _tuners(self) -> list[str]:
         """Names of the tuners asked for, the more specific ones first."""
@@ -468,15 +473,21 @@ class BaseLaplace(BaseEstimator):
                 return [function(forward, x) for x, _, _ in batches]
 
     def _collect(
-        self, X: Any, function: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+        self,
+        X: Any,
+        function: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+        **question: bool,
     ) -> list[np.ndarray]:
-        """Functions of each row's Gaussian over outputs, for all rows, as arrays."""
+        """Functions of each row's Gaussian over outputs, for all rows, as arrays.
+
+        ``question`` says which Gaussian: ``diagonal``, ``centred``; see `glm`.
+        """
         posterior = self._fitted_posterior()
         check_option("pred_type", self.pred_type, PREDICTIVES)
         predictive = PREDICTIVES[self.pred_type]
 
         def ask(forward: Forward, x: Any) -> tuple[Tensor, ...]:
-            mean, cov = predictive(posterior, forward, x)
+            mean, cov = predictive(posterior, forward, x, **question)
             if not (mean.isfinite().all() and cov.isfinite().all()):
                 raise ValueError(
                     "The network's outputs are not finite for some rows of X. Look "
@@ -602,8 +613,9 @@ class _LinearisedRows:
     def __iter__(self) -> Iterator[Rows]:
         forward = self.fitted.forward()
         inspected = self.fitted.inspected
+        columns = centring if inspected.likelihood.is_shift_invariant else None
         for x, y, weights in self.batches:
-            f, jacobian = backpropagate(forward, x, inspected.layout)
+            f, jacobian = backpropagate(forward, x, inspected.layout, columns)
             if weights is None:
                 weights = torch.ones_like(f[:, 0])
             yield Rows(f, jacobian, inspected.likelihood.targets(y, f), weights)

@@ -9,6 +9,7 @@ import torch
 from sklearn.base import ClassifierMixin
 from sklearn.preprocessing import LabelEncoder
 from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sklaplace import dirichlet, links
@@ -258,18 +259,23 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
         return log_proba
 
+    def _link_name(self) -> str:
+        self._check_link()
+        if self.link_approx == "auto":
+            return links.choose_link(len(self.classes_))
+        return str(self.link_approx)
+
+    def _needs_variances_only(self) -> bool:
+        return self._link_name() in links.DIAGONAL
+
     def _link(self) -> Any:
         """The link chosen; its draws are the same for all rows and all calls."""
-        self._check_link()
+        name = self._link_name()
+        # scrambling takes time: no points for links that use none
+        n_draws = self.n_samples if name in links.SAMPLED else 1
 
         def link(mean: Tensor, cov: Tensor) -> Tensor:
-            n_classes = mean.shape[1]
-            name = self.link_approx
-            if name == "auto":
-                name = links.choose_link(n_classes)
-            # scrambling takes time: no points for links that use none
-            n_draws = self.n_samples if name in links.SAMPLED else 1
-            draws = _draws(n_draws, n_classes, self._seed).to(mean.device)
+            draws = _draws(n_draws, mean.shape[1], self._seed).to(mean.device)
             return LINKS[name](mean, cov, draws)
 
         return link
@@ -294,8 +300,14 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         ndarray of shape (n, K)
             Rows sum to one; columns in the order of ``classes_``.
         """
+        check_is_fitted(self)
         link = self._link()
-        (proba,) = self._collect(X, lambda m, v: (link(*self._logits(m, v)),))
+        (proba,) = self._collect(
+            X,
+            lambda m, v: (link(*self._logits(m, v)),),
+            diagonal=self._needs_variances_only(),
+            centred=self._likelihood().is_shift_invariant,
+        )
         # a one-logit network has a column for a class that y did not have
         proba = proba[:, : len(self.classes_)]
         return proba / proba.sum(1, keepdims=True)
@@ -362,11 +374,14 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         classification with Bayesian deep networks".
         """
 
-        def bridge(mean: Tensor, cov: Tensor) -> tuple[Tensor]:
-            centred = links.centre(*self._logits(mean, cov))
-            return (dirichlet.laplace_bridge(*centred),)
+        def bridge(mean: Tensor, variances: Tensor) -> tuple[Tensor]:
+            logits = self._logits(mean, variances)
+            return (dirichlet.laplace_bridge(*logits, project=False),)
 
-        return self._collect(X, bridge)[0][:, : len(self.classes_)]
+        check_is_fitted(self)
+        centred = self._likelihood().is_shift_invariant
+        (alpha,) = self._collect(X, bridge, diagonal=True, centred=centred)
+        return alpha[:, : len(self.classes_)]
 
     def sample_proba(
         self, X: Any, n_samples: int = 1, random_state: Any = 0
@@ -413,10 +428,10 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         """
 
         def moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-            mean, cov = self._logits(mean, cov)
-            return mean, cov if full_cov else cov.diagonal(dim1=1, dim2=2)
+            return self._logits(mean, cov)
 
-        mean, variance = self._collect(X, moments)
+        check_is_fitted(self)
+        mean, variance = self._collect(X, moments, diagonal=not full_cov)
         return mean, variance
 
 

@@ -5,16 +5,19 @@ of likelihood, outputs and targets alone.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sklaplace.forward import Forward
-from sklaplace.jacobians import backpropagate
+from sklaplace.hessians import Factored, OutputHessian
+from sklaplace.jacobians import backpropagate_in_parts
 from sklaplace.likelihoods import DataFit, Likelihood
 from sklaplace.structures import Accumulator
+
+Curvature = Callable[[Likelihood, Tensor, Tensor], Tensor]
 
 
 def ggn(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
@@ -26,21 +29,38 @@ def ggn(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
     return likelihood.hessian_factor(f)
 
 
-CURVATURES: dict[str, Callable[[Likelihood, Tensor, Tensor], Tensor]] = {"ggn": ggn}
+CURVATURES: dict[str, Curvature] = {"ggn": ggn}
 
 
-def weighted(factor: Tensor, weights: Tensor | None) -> Tensor:
-    """``S`` with sample weights: each row times the root of its weight."""
-    if weights is None:
-        return factor
-    return factor * weights.sqrt().to(factor).reshape(-1, 1, 1)
+def _ggn_hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> OutputHessian:
+    return likelihood.hessian(f)
+
+
+# curvatures whose ``S Sᵀ`` is known in closed form
+CLOSED_FORMS: dict[Curvature, Callable[[Likelihood, Tensor, Tensor], OutputHessian]] = {
+    ggn: _ggn_hessian
+}
+
+
+def output_hessian(
+    curvature: Curvature,
+    likelihood: Likelihood,
+    f: Tensor,
+    y: Tensor,
+    weights: Tensor | None,
+) -> OutputHessian:
+    """``w S Sᵀ`` for each row, written out only where there is no closed form."""
+    closed = CLOSED_FORMS.get(curvature)
+    if closed is not None:
+        return closed(likelihood, f, y).weighted(weights)
+    return Factored(curvature(likelihood, f, y)).weighted(weights)
 
 
 def accumulate(
     forward: Forward,
     batches: Iterable[tuple[Any, Any, Tensor | None]],
     likelihood: Likelihood,
-    curvature: Callable[[Likelihood, Tensor, Tensor], Tensor],
+    curvature: Curvature,
     accumulator: Accumulator,
     observe: Callable[..., None] | None = None,
 ) -> DataFit:
@@ -55,7 +75,8 @@ def accumulate(
     likelihood, curvature, accumulator
         What to add up; the accumulator is updated in place.
     observe : callable, optional
-        Called with ``(f, S, jacobian, targets, weights)`` of every batch.
+        Called with ``(f, hessian, jacobian, targets, weights)`` of every batch, or
+        of every part of its columns.
 
     Returns
     -------
@@ -69,29 +90,48 @@ def accumulate(
     """
     losses, counts = [], []
     for x, y, weights in batches:
-        used: list[Tensor] = []  # targets and columns, known once there are outputs
-
-        def cotangents(
-            f: Tensor, y: Any = y, w: Any = weights, used: Any = used
-        ) -> Tensor:
-            targets = likelihood.targets(y, f)
-            columns = weighted(curvature(likelihood, f, targets), w)
-            used += [targets, columns]
-            return columns
-
-        f, jacobian = backpropagate(forward, x, accumulator.layout, cotangents)
-        if not f.isfinite().all():
-            raise ValueError(
-                "The network's outputs are not finite on some training rows: its "
-                "training has diverged. Lower the learning rate or scale the inputs."
-            )
-        targets, columns = used
-        accumulator.update(replace(jacobian, weights=weights))
-        wide = targets.double() if targets.is_floating_point() else targets
-        loss = likelihood.loss(f.double(), wide)
-        row_weights = torch.ones_like(loss) if weights is None else weights.double()
-        losses.append(row_weights @ loss)
-        counts.append(row_weights.sum() * likelihood.n_targets(f.shape[1]))
-        if observe is not None:
-            observe(f, columns, jacobian, targets, weights)
+        batch = _Batch(likelihood, curvature, y, weights)
+        parts = backpropagate_in_parts(forward, x, accumulator.layout, batch.columns)
+        for f, jacobian in parts:
+            if not f.isfinite().all():
+                raise ValueError(
+                    "The network's outputs are not finite on some training rows: its "
+                    "training has diverged. Lower the learning rate or scale the "
+                    "inputs."
+                )
+            accumulator.update(replace(jacobian, weights=weights))
+            if observe is not None:
+                observe(f, batch.hessian, jacobian, batch.targets, weights)
+        losses.append(batch.loss(f))
+        counts.append(batch.row_weights(f).sum() * likelihood.n_targets(f.shape[1]))
     return DataFit(torch.stack(losses).sum(), torch.stack(counts).sum())
+
+
+@dataclass
+class _Batch:
+    """Targets of one batch; how they are read is known once there are outputs."""
+
+    likelihood: Likelihood
+    curvature: Curvature
+    y: Any
+    weights: Tensor | None
+
+    def columns(self, f: Tensor) -> OutputHessian:
+        """``w S Sᵀ`` of each row."""
+        self.targets = self.likelihood.targets(self.y, f)
+        self.hessian = output_hessian(
+            self.curvature, self.likelihood, f, self.targets, self.weights
+        )
+        return self.hessian
+
+    def row_weights(self, f: Tensor) -> Tensor:
+        """Weights (b,), float64."""
+        if self.weights is None:
+            return torch.ones(len(f), dtype=torch.float64, device=f.device)
+        return self.weights.double()
+
+    def loss(self, f: Tensor) -> Tensor:
+        """Weighted sum of the loss, (), float64."""
+        targets = self.targets
+        wide = targets.double() if targets.is_floating_point() else targets
+        return self.row_weights(f) @ self.likelihood.loss(f.double(), wide)

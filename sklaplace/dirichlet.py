@@ -60,8 +60,9 @@ def laplace_bridge(
     ----------
     mean : Tensor or ndarray of shape (..., K)
         Means of the logits.
-    cov : Tensor or ndarray of shape (..., K, K)
-        Covariances of the logits, symmetric positive semidefinite.
+    cov : Tensor or ndarray of shape (..., K, K) or (..., K)
+        Covariances of the logits, symmetric positive semidefinite; variances alone
+        are enough without ``project``.
     project : bool, default=True
         Whether to condition the logits on a sum of zero first, the plane on
         which the bridge is exact. Gaussians that lie on it already (those
@@ -108,13 +109,17 @@ def laplace_bridge(
         known = ", ".join(repr(name) for name in NORMS)
         raise ValueError(f"norm={norm!r} is not known. Choose one of {known}, or None.")
     logits, covariances = _tensor(mean), _tensor(cov)
-    _check_shapes(logits, covariances)
+    is_diagonal = covariances.shape == logits.shape and not project
+    if not is_diagonal:
+        _check_shapes(logits, covariances)
     if logits.shape[-1] == 1:
         return _like(torch.ones_like(logits, dtype=torch.float64), mean)
     rounding = torch.finfo(covariances.dtype).eps
     logits = logits.double().clamp(-_MAX_LOGIT, _MAX_LOGIT)
     covariances = covariances.double()
-    variances = covariances.diagonal(dim1=-2, dim2=-1)  # (..., K)
+    variances = (
+        covariances if is_diagonal else covariances.diagonal(dim1=-2, dim2=-1)
+    )  # (..., K)
     lowest = (8 * rounding * variances.amax(-1, keepdim=True)).clamp(min=_MIN_VARIANCE)
     if project:
         logits, variances = _project(logits, covariances, rounding)

@@ -12,21 +12,24 @@ model evidence for modern deep learning").
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from sklaplace import priors
-from sklaplace.curvature import weighted
-from sklaplace.jacobians import CHUNK_ELEMENTS, Block, Jacobian
+from sklaplace.curvature import Curvature, output_hessian
+from sklaplace.hessians import OutputHessian
+from sklaplace.inputs import second_moment
+from sklaplace.jacobians import Block, HeadBlock, Jacobian
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import DataFit, Likelihood
 from sklaplace.linalg import symmetric_eigh
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.structures import Accumulator, Structure
 from sklaplace.structures.full import FullAccumulator
-from sklaplace.structures.kron import KronAccumulator
+from sklaplace.structures.kron import Factor, Kron, factorised
 
 # Newton's method ends by one more step once the loss can fall by no more than
 # this share of itself: its error is then at the level of rounding.
@@ -77,7 +80,7 @@ class LinearHead:
     sample_weight: Tensor
     weights: Tensor
     likelihood: Likelihood
-    curvature: Callable[[Likelihood, Tensor, Tensor], Tensor]
+    curvature: Curvature
     accumulator: type[Accumulator]
 
     def at(self, weights: Tensor) -> Tensor:
@@ -99,13 +102,6 @@ class LinearHead:
         has_bias = len(self.layout.blocks) > 1
         return torch.cat([weight, hidden.sum(0)]) if has_bias else weight
 
-    def jacobian(self, columns: Tensor, rows: slice) -> Jacobian:
-        """Rows ``Sᵀ J`` for columns ``S`` (n, c, k) of some of the rows."""
-        g = (columns.mT @ self.output_map).unsqueeze(2)
-        a = self.features[rows].unsqueeze(1)
-        blocks = [Block(g, a), Block(g)][: len(self.layout.blocks)]
-        return Jacobian(blocks, self.sample_weight[rows])
-
     def target_variance(self) -> Tensor:
         """Weighted variance of real-valued targets, the mean over columns, ()."""
         shares = (self.sample_weight / self.sample_weight.sum()).unsqueeze(-1)
@@ -120,13 +116,37 @@ class LinearHead:
         return per_row * self.sample_weight.reshape(-1, *[1] * (per_row.ndim - 1))
 
     def _accumulate(self, accumulator: Accumulator, f: Tensor) -> Structure:
-        n_rows = max(1, CHUNK_ELEMENTS // f.shape[1] ** 2)
-        for start in range(0, len(f), n_rows):
-            rows = slice(start, start + n_rows)
-            factor = self.curvature(self.likelihood, f[rows], self.targets[rows])
-            columns = weighted(factor, self.sample_weight[rows])
-            accumulator.update(self.jacobian(columns, rows))
+        hessian = output_hessian(
+            self.curvature, self.likelihood, f, self.targets, self.sample_weight
+        )
+        a = self.features.unsqueeze(1)
+        blocks = [HeadBlock(hessian, self._map, a), HeadBlock(hessian, self._map)]
+        some = blocks[: len(self.layout.blocks)]
+        accumulator.update(Jacobian(some, self.sample_weight))
         return accumulator.decompose()
+
+    @cached_property
+    def _map(self) -> Tensor | None:
+        """``output_map``; None for the identity."""
+        m = self.output_map
+        identity = torch.eye(*m.shape, dtype=m.dtype, device=m.device)
+        return None if torch.equal(m, identity) else m
+
+    @cached_property
+    def _input_factor(self) -> Factor:
+        """The Kronecker factor that no change of the weights changes."""
+        moment = second_moment(self.features.unsqueeze(1), self.sample_weight)
+        return factorised(moment / self.sample_weight.sum())
+
+    def _kron(self, f: Tensor) -> Kron:
+        """Kronecker structure at outputs ``f``."""
+        hessian = output_hessian(
+            self.curvature, self.likelihood, f, self.targets, self.sample_weight
+        )
+        outputs = factorised(hessian.moment(self._map))
+        one = torch.ones(1, 1, dtype=f.dtype, device=f.device)
+        inputs = [self._input_factor, factorised(one)][: len(self.layout.blocks)]
+        return Kron(self.layout, tuple((outputs, a) for a in inputs))
 
     def posterior(
         self, template: GaussianPosterior, weights: Tensor
@@ -178,7 +198,7 @@ class LinearHead:
 
     def newton_direction(self, f: Tensor, gradient: Tensor, rho: Tensor) -> Tensor:
         """``-(H + diag ρ)⁻¹ gradient``, (P,), by conjugate gradients."""
-        kron = self._accumulate(KronAccumulator(self.layout), f)
+        kron = self._kron(f)
         eigenvalues = kron.eigenvalues + rho.mean()
 
         curvature = self.likelihood.hessian_operator(f)
@@ -226,30 +246,43 @@ class HeadRows:
     def add(
         self,
         f: Tensor,
-        columns: Tensor,
+        columns: OutputHessian,
         jacobian: Jacobian,
         targets: Tensor,
         weights: Tensor | None,
     ) -> None:
-        """Take one batch; ``jacobian`` has the rows of ``columnsᵀ J``."""
+        """Take one batch; ``jacobian`` has the rows of ``SᵀJ``, ``columns`` its S."""
         if self._output_map is None:
             return
         block = jacobian.blocks[0]
         assert block.a is not None
-        # one combination of outputs tells two maps apart at a c-th of the cost
-        probe = torch.linspace(1, 2, len(self._output_map[0])).to(self._output_map)
-        expected = columns.double().mT @ (self._output_map @ probe)
-        difference = block.g.squeeze(2).double() @ probe - expected
-        if difference.abs().max() > 1e-4 * expected.abs().max():
+        if isinstance(block, Block) and not self._is_expected(block, columns, jacobian):
             self._output_map, self._rows = None, []
+            return
+        if jacobian.first_column:
             return
         w = torch.ones(len(f), device=f.device) if weights is None else weights
         self._rows.append((block.a.squeeze(1), f, targets, w))
 
+    def _is_expected(
+        self, block: Block, hessian: OutputHessian, jacobian: Jacobian
+    ) -> bool:
+        """Whether output gradients are those of the map; `HeadBlock` has seen to it.
+
+        One combination of outputs tells two maps apart at a c-th of the cost.
+        """
+        m = self._output_map
+        assert m is not None
+        probe = torch.linspace(1, 2, len(m[0])).to(m)
+        columns = hessian.factor().double()[..., jacobian.first_column :]
+        expected = columns[..., : jacobian.n_columns].mT @ (m @ probe)
+        difference = block.g.squeeze(2).double() @ probe - expected
+        return bool(difference.abs().max() <= 1e-4 * expected.abs().max())
+
     def build(
         self,
         template: GaussianPosterior,
-        curvature: Callable[[Likelihood, Tensor, Tensor], Tensor],
+        curvature: Curvature,
         accumulator: type[Accumulator],
     ) -> LinearHead | None:
         """The head as a linear model; None where it is not linear."""

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from sklaplace.forward import Forward, first_tensor
-from sklaplace.jacobians import Jacobian, backpropagate
+from sklaplace.jacobians import backpropagate
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import CRITERIA, Bernoulli, Likelihood
-from sklaplace.subsets import SUBSETS
+from sklaplace.subsets import SUBSETS, common_gradient
 
 # default of each criterion's argument that would change the likelihood
 _PLAIN = {
@@ -121,7 +121,8 @@ def inspect(
         layout = SUBSETS[subset](forward, x)
         f, jacobian = backpropagate(forward, x, layout)
         size = _batch_size(net, forward, x, jacobian)
-    head_map = _head_map(layout, jacobian) if subset == "last_layer" else None
+    is_last = subset == "last_layer"
+    head_map = common_gradient(layout, jacobian) if is_last else None
     return Inspected(likelihood, layout, output_map, tap, f.shape[1], head_map, size)
 
 
@@ -309,15 +310,6 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     )
 
 
-def _head_map(layout: Layout, jacobian: Jacobian) -> Tensor | None:
-    """Gradient (c, o) of the outputs in the last layer's, if one for all rows."""
-    block = jacobian.blocks[0]
-    if any(spec.layer is None for spec in layout.blocks) or block.g.shape[2] != 1:
-        return None
-    g = block.g.squeeze(2).double()
-    return g[0] if torch.allclose(g, g[:1].expand_as(g)) else None
-
-
 def _batch_size(net: Any, forward: Forward, x: Any, jacobian: Any) -> int:
     """Rows per batch: the budget for rows of the Jacobian, and for activations.
 
@@ -335,7 +327,7 @@ def _batch_size(net: Any, forward: Forward, x: Any, jacobian: Any) -> int:
         for handle in handles:
             handle.remove()
     elements = sum(
-        block.g.numel() + (0 if block.a is None else block.a.numel())
+        block.g.numel() + (0 if block.a is None else block.a.shape.numel())
         for block in jacobian.blocks
     )
     own = net.batch_size if net.batch_size > 0 else 1

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -21,10 +21,17 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
 
 from sklaplace.forward import Forward
-from sklaplace.layouts import BlockSpec, Layout
+from sklaplace.hessians import Factored, OutputHessian
+from sklaplace.inputs import LAYER_INPUTS, Inputs, unfolded
+from sklaplace.layouts import BlockSpec, Head, Layout
+from sklaplace.memory import BUDGET
 
 # elements of a temporary array that is allowed without cutting it into rows
 CHUNK_ELEMENTS = 2**23
+# the same where the array is read once more at once: it should stay in the caches
+DENSE_ELEMENTS = 2**19
+# gradients of a column that are alive at once: those kept, and those passed on
+BACKWARD_COPIES = 2
 
 
 @dataclass(frozen=True)
@@ -33,77 +40,205 @@ class Block:
 
     Attributes
     ----------
-    g : Tensor of shape (b, k, r, o)
-        Gradients of the k outputs (or combinations of them) at r positions.
-    a : Tensor of shape (b, r, i) or None
+    g : Tensor of shape (b, k, r, o) or (1, k, 1, o)
+        Gradients of the k outputs (or combinations of them) at r positions; one
+        entry for all rows where they are the same.
+    a : Tensor or Patches of shape (b, r, i), or None
         Layer inputs. None stands for ``a ≡ 1``; then r = 1.
     """
 
     g: Tensor
-    a: Tensor | None = None
+    a: Inputs | None = None
 
     @property
     def n_parameters(self) -> int:
         """Length p of a row."""
         return self.g.shape[-1] * (1 if self.a is None else self.a.shape[-1])
 
+    @cached_property
+    def _inputs(self) -> Tensor:
+        """Layer inputs written out, (b, r, i); ones for a bias."""
+        if self.a is None:
+            return self.g.new_ones(len(self.g), 1, 1)
+        return unfolded(self.a)
+
+    @property
+    def _has_one_position(self) -> bool:
+        return self.a is None or self.a.shape[1] == 1
+
     def dense(self) -> Tensor:
         """Rows written out, (b, k, p)."""
         if self.a is None:
             return self.g.squeeze(2)
-        return torch.einsum("bkro,bri->bkoi", self.g, self.a).flatten(2)
+        # (b, k·o, r) @ (b, r, i)
+        k, o = self.g.shape[1], self.g.shape[-1]
+        outputs = self.g.movedim(2, -1).flatten(1, 2)
+        rows: Tensor = (outputs @ self._inputs).unflatten(1, (k, o)).flatten(2)
+        return rows
 
     def double(self) -> "Block":
         """The same in float64."""
-        return Block(self.g.double(), None if self.a is None else self.a.double())
+        return Block(self.g.double(), None if self.a is None else self._inputs.double())
 
-    def _pieces(self) -> list["Block"]:
-        """Cut into groups of rows whose dense form is small enough."""
+    def _pieces(self) -> Iterator[Tensor]:
+        """Dense rows in groups that are small enough for fast memory."""
         b, k = self.g.shape[:2]
-        rows = max(1, CHUNK_ELEMENTS // max(1, k * self.n_parameters))
-        if rows >= b:
-            return [self]
-        cuts = [slice(start, start + rows) for start in range(0, b, rows)]
-        return [
-            Block(self.g[cut], None if self.a is None else self.a[cut]) for cut in cuts
-        ]
+        n_rows = max(1, DENSE_ELEMENTS // max(1, k * self.n_parameters))
+        for start in range(0, b, n_rows):
+            rows = slice(start, start + n_rows)
+            yield Block(self.g[rows], self._inputs[rows]).dense()
+
+    # -------------------------------------------------------- asked when fitting
+    @property
+    def n_outputs(self) -> int:
+        """Outputs o of the layer, or p where there are no inputs."""
+        return self.g.shape[-1]
+
+    @property
+    def outputs(self) -> Tensor:
+        """What the moment of the outputs is made of: blocks may share it."""
+        return self.g
 
     def squares(self) -> Tensor:
         """Sum of squared rows over b and k, (p,), float64."""
-        if self.a is None:
-            return (self.g.squeeze(2) ** 2).sum((0, 1)).double()
-        if self.a.shape[1] == 1:
-            weights = (self.g.squeeze(2) ** 2).sum(1)  # (b, o)
-            return (weights.T @ self.a.squeeze(1) ** 2).flatten().double()
-        return torch.stack(
-            [(piece.dense() ** 2).sum((0, 1)).double() for piece in self._pieces()]
-        ).sum(0)
+        if not self._has_one_position:
+            return torch.stack(
+                [(piece**2).sum((0, 1)).double() for piece in self._pieces()]
+            ).sum(0)
+        weights = (self.g.squeeze(2) ** 2).sum(1)  # (b, o)
+        return (weights.T @ self._inputs.squeeze(1) ** 2).flatten().double()
 
+    def output_moment(self) -> Tensor:
+        """``Σ g gᵀ`` over rows, columns and positions, (o, o)."""
+        g = self.g.flatten(0, 2)
+        return g.T @ g
+
+    def output_squares(self) -> Tensor:
+        """Its diagonal, (o,)."""
+        return (self.g**2).sum((0, 1, 2))
+
+    def grams(self, other: "Block") -> tuple[Tensor, Tensor] | None:
+        """``Σₖ g gᵀ`` (b, o, o') and ``a aᵀ`` (b, i, i') with another block.
+
+        None where there are several positions, so that rows are no such products.
+        """
+        if not (self._has_one_position and other._has_one_position):
+            return None
+        return self.g.squeeze(2).mT @ other.g.squeeze(2), self._input_grams(other)
+
+    def _input_grams(self, other: "Block") -> Tensor:
+        here, there = self._inputs.squeeze(1), other._inputs.squeeze(1)
+        return here.unsqueeze(2) * there.unsqueeze(1)
+
+    # ------------------------------------------------------ asked when predicting
     def gram(self, v: Tensor) -> Tensor:
         """``rows · diag(v) · rowsᵀ`` for ``v`` (p,), as (b, k, k)."""
-        if self.a is None:
+        if self._has_one_position:
             g = self.g.squeeze(2)
-            return (g * v) @ g.mT
-        if self.a.shape[1] == 1:
-            g, a = self.g.squeeze(2), self.a.squeeze(1)
-            per_output = a**2 @ v.reshape(g.shape[-1], a.shape[-1]).T  # (b, o)
-            return (g * per_output.unsqueeze(1)) @ g.mT
-        rows = [piece.dense() for piece in self._pieces()]
-        return torch.cat([(piece * v) @ piece.mT for piece in rows])
+            return (g * self._weigh_outputs(v).unsqueeze(1)) @ g.mT
+        return torch.cat([(piece * v) @ piece.mT for piece in self._pieces()])
+
+    def variance(self, v: Tensor) -> Tensor:
+        """Diagonal of `gram`, (b, k)."""
+        if not self._has_one_position:
+            return torch.cat([piece**2 @ v for piece in self._pieces()])
+        g, per_output = self.g.squeeze(2), self._weigh_outputs(v)
+        if len(g) == 1:
+            return per_output @ (g[0] ** 2).T
+        return (g**2 @ per_output.unsqueeze(-1)).squeeze(-1)
+
+    def _weigh_outputs(self, v: Tensor) -> Tensor:
+        """``a² v`` for each output of the layer, (b, o)."""
+        matrix = v.reshape(self.g.shape[-1], -1)
+        if self.a is None:
+            return matrix.T
+        return self._inputs.squeeze(1) ** 2 @ matrix.T
 
     def matmul(self, v: Tensor) -> Tensor:
         """``rows @ v`` for ``v`` (p, q), as (b, k, q)."""
+        o = self.g.shape[-1]
         if self.a is None:
             return self.g.squeeze(2) @ v
-        o, i = self.g.shape[-1], self.a.shape[-1]
-        reached = torch.einsum("bri,oiq->broq", self.a, v.reshape(o, i, -1))
+        matrices = v.reshape(o, -1, v.shape[1])
+        reached = torch.einsum("bri,oiq->broq", self._inputs, matrices)
+        if self._has_one_position:
+            return self.g.squeeze(2) @ reached.squeeze(1)
         return torch.einsum("bkro,broq->bkq", self.g, reached)
 
     def rotate(self, outputs: Tensor | None, inputs: Tensor | None) -> "Block":
         """Rows in the basis ``outputs ⊗ inputs``; None leaves a side alone."""
         g = self.g if outputs is None else self.g @ outputs
-        a = self.a if inputs is None or self.a is None else self.a @ inputs
-        return Block(g, a)
+        if inputs is None or self.a is None:
+            return Block(g, self.a)
+        return Block(g, self._inputs @ inputs)
+
+
+@dataclass(frozen=True)
+class HeadBlock:
+    """Rows ``SᵀM ⊗ a`` of a last layer, whose ``S`` is not written out.
+
+    Only the questions of fitting have an answer here; `Block` has the others.
+
+    Attributes
+    ----------
+    hessian : OutputHessian
+        ``Λ = S Sᵀ`` of each row.
+    matrix : Tensor of shape (c, o) or None
+        ``M``, gradient of the outputs in what the layer puts out; None: identity.
+    a : Tensor of shape (b, 1, i) or None
+        Layer inputs. None stands for ``a ≡ 1``.
+    """
+
+    hessian: OutputHessian
+    matrix: Tensor | None
+    a: Tensor | None = None
+
+    @cached_property
+    def g(self) -> Tensor:
+        """``SᵀM`` written out, (b, k, 1, o); for small models and tests."""
+        return self.hessian.rows(self.matrix).unsqueeze(2)
+
+    @property
+    def n_outputs(self) -> int:
+        """Outputs o of the layer."""
+        return self.hessian.n_outputs if self.matrix is None else self.matrix.shape[1]
+
+    @property
+    def outputs(self) -> OutputHessian:
+        """What the moment of the outputs is made of: weight and bias share it."""
+        return self.hessian
+
+    @cached_property
+    def _diagonals(self) -> Tensor:
+        return self.hessian.diagonals(self.matrix)  # (b, o)
+
+    def dense(self) -> Tensor:
+        """Rows written out, (b, k, p)."""
+        return Block(self.g, self.a).dense()
+
+    def squares(self) -> Tensor:
+        """Sum of squared rows over b and k, (p,), float64."""
+        weights = self._diagonals
+        if self.a is None:
+            return weights.double().sum(0)
+        return (weights.T @ self.a.squeeze(1) ** 2).flatten().double()
+
+    def output_moment(self) -> Tensor:
+        """``Σ MᵀΛM`` over rows, (o, o)."""
+        return self.hessian.moment(self.matrix)
+
+    def output_squares(self) -> Tensor:
+        """Its diagonal, (o,)."""
+        return self._diagonals.sum(0)
+
+    def grams(self, other: "HeadBlock") -> tuple[Tensor, Tensor]:
+        """``MᵀΛM`` (b, o, o) and ``a aᵀ`` (b, i, i') with a block of the same layer."""
+        outputs = self.hessian.grams(self.matrix)
+        here, there = (
+            outputs.new_ones(len(outputs), 1) if block.a is None else block.a.squeeze(1)
+            for block in (self, other)
+        )
+        return outputs, here.unsqueeze(2) * there.unsqueeze(1)
 
 
 @dataclass(frozen=True)
@@ -112,18 +247,35 @@ class Jacobian:
 
     Attributes
     ----------
-    blocks : list of Block
+    blocks : list of Block or of HeadBlock
         In the order of the layout.
     weights : Tensor of shape (b,) or None
         Sample weights that the rows carry as their square root already.
+    first_column : int
+        Number of columns of this batch that came before: then its layer inputs
+        have been seen already.
     """
 
-    blocks: list[Block]
+    blocks: list[Any]
     weights: Tensor | None = None
+    first_column: int = 0
+
+    @property
+    def n_columns(self) -> int:
+        """Rows k for each row of the batch."""
+        return int(self.blocks[0].g.shape[1])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the rows."""
+        dtype: torch.dtype = self.blocks[0].g.dtype
+        return dtype
 
     def dense(self) -> Tensor:
         """Rows written out, (b, k, P)."""
-        return torch.cat([block.dense() for block in self.blocks], -1)
+        pieces = [block.dense() for block in self.blocks]
+        b = max(len(piece) for piece in pieces)
+        return torch.cat([piece.expand(b, -1, -1) for piece in pieces], -1)
 
     def double(self) -> "Jacobian":
         """The same in float64."""
@@ -131,64 +283,23 @@ class Jacobian:
 
     def gram(self, v: Tensor) -> Tensor:
         """``rows · diag(v) · rowsᵀ`` for ``v`` (P,), as (b, k, k)."""
-        pieces = zip(self.blocks, v.split(self._sizes()), strict=True)
-        return torch.stack([block.gram(piece) for block, piece in pieces]).sum(0)
+        return self._total("gram", v)
+
+    def variance(self, v: Tensor) -> Tensor:
+        """Diagonal of `gram`, (b, k)."""
+        return self._total("variance", v)
 
     def matmul(self, v: Tensor) -> Tensor:
         """``rows @ v`` for ``v`` (P, q), as (b, k, q)."""
-        pieces = zip(self.blocks, v.split(self._sizes()), strict=True)
-        return torch.stack([block.matmul(piece) for block, piece in pieces]).sum(0)
+        return self._total("matmul", v)
 
-    def _sizes(self) -> list[int]:
-        return [block.n_parameters for block in self.blocks]
-
-
-# --------------------------------------------------------------- layer inputs
-def _linear_inputs(module: nn.Module, x: Tensor) -> Tensor:
-    """Inputs of a Linear layer: every axis between first and last is a position."""
-    return x.reshape(len(x), -1, x.shape[-1])
-
-
-def _conv_padding(module: Any) -> list[int]:
-    """Padding at both ends of each axis, last axis first, as ``pad`` wants it."""
-    both: list[int] = []
-    for axis, kernel in reversed(list(enumerate(module.kernel_size))):
-        reach = module.dilation[axis] * (kernel - 1)
-        if module.padding == "same":
-            both += [reach // 2, reach - reach // 2]
-        elif module.padding == "valid":
-            both += [0, 0]
-        else:
-            both += [module.padding[axis]] * 2
-    return both
-
-
-def _conv_inputs(module: Any, x: Tensor) -> Tensor:
-    """Patches that a convolution sees, (b, positions, channels x kernel)."""
-    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    x = nn.functional.pad(x, _conv_padding(module), mode=mode)
-    n_axes = len(module.kernel_size)
-    for axis in range(n_axes):
-        dilation, kernel = module.dilation[axis], module.kernel_size[axis]
-        reach = dilation * (kernel - 1) + 1
-        x = x.unfold(2 + axis, reach, module.stride[axis])[..., ::dilation]
-    # (b, channels, *positions, *kernel) -> (b, *positions, channels, *kernel)
-    x = x.movedim(1, 1 + n_axes)
-    return x.reshape(len(x), -1, x.shape[1 + n_axes :].numel())
-
-
-# layer kind -> its inputs as (b, r, i)
-LAYER_INPUTS: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
-    nn.Linear: _linear_inputs,
-    nn.Conv1d: _conv_inputs,
-    nn.Conv2d: _conv_inputs,
-    nn.Conv3d: _conv_inputs,
-}
-
-
-def has_layer_form(module: nn.Module) -> bool:
-    """Whether rows of this layer's parameters have the form ``Σᵣ g ⊗ a``."""
-    return type(module) in LAYER_INPUTS and getattr(module, "groups", 1) == 1
+    def _total(self, contraction: str, v: Tensor) -> Tensor:
+        sizes = [block.n_parameters for block in self.blocks]
+        pieces = zip(self.blocks, v.split(sizes), strict=True)
+        parts = [getattr(block, contraction)(piece) for block, piece in pieces]
+        # blocks of a bias have one entry for all rows
+        total: Tensor = sum(parts[1:], parts[0])
+        return total
 
 
 def _output_gradients(module: nn.Module, g: Tensor) -> Tensor:
@@ -261,11 +372,25 @@ class _Recorder:
             handle.remove()
 
 
+# S as combinations of outputs, (b, c, k), or only S Sᵀ
+Columns = Tensor | OutputHessian
+
+
+def centring(f: Tensor) -> Tensor:
+    """``C = I - 11ᵀ/c``, (c, c): outputs less their mean, as softmax sees them."""
+    c = f.shape[-1]
+    return torch.eye(c, dtype=f.dtype, device=f.device) - 1 / c
+
+
+# rules whose S is the same for all rows; None stands for the identity
+SHARED_COLUMNS: tuple[Callable[[Tensor], Tensor] | None, ...] = (None, centring)
+
+
 def backpropagate(
     forward: Forward,
     x: Any,
     layout: Layout,
-    cotangents: Callable[[Tensor], Tensor] | None = None,
+    cotangents: Callable[[Tensor], Columns] | None = None,
 ) -> tuple[Tensor, Jacobian]:
     """Outputs of a batch and the Jacobian of combinations of them.
 
@@ -278,8 +403,9 @@ def backpropagate(
     layout : Layout
         The selected parameters.
     cotangents : callable, optional
-        Maps the outputs (b, c) to ``S`` (b, c, k); the rows of the result are
-        those of ``Sᵀ J``. Without it ``S`` is the identity and k = c.
+        Maps the outputs (b, c) to ``S`` (b, c, k) or an `OutputHessian`; the rows of
+        the result are those of ``Sᵀ J``. Without it ``S`` is the identity and k = c;
+        it is the same for all rows for `centring`, too.
 
     Returns
     -------
@@ -289,34 +415,133 @@ def backpropagate(
 
     Notes
     -----
-    Costs one forward pass and a backward pass of k columns down to the lowest
-    selected layer. Memory is ``b Σ r (i + k·o)`` over the selected layers; rows
-    of other layers take ``b·k·p``.
+    A layout with a `Head` costs one forward pass. Any other costs a backward pass
+    of k columns down to the lowest selected layer as well; memory is ``b Σ r (i +
+    k·o)`` over the selected layers, and ``b·k·p`` for rows of other layers.
     """
+    parts = list(backpropagate_in_parts(forward, x, layout, cotangents))
+    return joined(parts)
+
+
+def backpropagate_in_parts(
+    forward: Forward,
+    x: Any,
+    layout: Layout,
+    cotangents: Callable[[Tensor], Columns] | None = None,
+) -> Iterator[tuple[Tensor, Jacobian]]:
+    """The same, some columns at a time where all of them would take much memory."""
+    if layout.head is not None:
+        known = _through_head(forward, x, layout, layout.head, cotangents)
+        if known is not None:
+            yield known
+            return
     with torch.enable_grad(), _Recorder(forward.module, layout.layers) as recorder:
         f = forward(x)
     outputs = f.detach()
-    if cotangents is None:
-        identity = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)
-        columns = identity.expand(len(f), -1, -1)
-    else:
-        columns = cotangents(outputs)
-    layer_rows = _layer_rows(forward.module, f, recorder.calls, columns)
+    columns = _columns(outputs, cotangents)
     free = [block for block in layout.blocks if block.layer is None]
-    free_rows = _dense_rows(forward, x, free, columns) if free else {}
-    return outputs, Jacobian(
-        [
+    per_part = _columns_per_part(recorder.calls, columns)
+    for start in range(0, columns.shape[-1], per_part):
+        some = columns[..., start : start + per_part]
+        layer_rows = _layer_rows(forward.module, f, recorder.calls, some)
+        free_rows = _dense_rows(forward, x, free, some) if free else {}
+        blocks = [
             free_rows[spec.name]
             if spec.layer is None
             else _block(spec, layer_rows[spec.layer])
             for spec in layout.blocks
         ]
+        yield outputs, Jacobian(blocks, first_column=start)
+
+
+def _columns(outputs: Tensor, cotangents: Callable[[Tensor], Columns] | None) -> Tensor:
+    """``S`` written out, (b, c, k)."""
+    identity = torch.eye(outputs.shape[-1], dtype=outputs.dtype, device=outputs.device)
+    columns = identity if cotangents is None else cotangents(outputs)
+    if isinstance(columns, OutputHessian):
+        return columns.factor()
+    return columns.expand(len(outputs), -1, -1)
+
+
+def _columns_per_part(calls: dict[str, list[_Call]], columns: Tensor) -> int:
+    """Columns whose gradients fit into the budget together, at least one."""
+    elements = sum(
+        call.shape.numel() for recorded in calls.values() for call in recorded
+    )
+    per_column = max(1, elements) * columns.element_size() * BACKWARD_COPIES
+    return max(1, BUDGET // per_column)
+
+
+def joined(parts: list[tuple[Tensor, Jacobian]]) -> tuple[Tensor, Jacobian]:
+    """Columns of all parts side by side."""
+    if len(parts) == 1:
+        return parts[0]
+    together = zip(*(part.blocks for _, part in parts), strict=True)
+    blocks = [Block(torch.cat([b.g for b in same], 1), same[0].a) for same in together]
+    return parts[0][0], Jacobian(blocks, parts[0][1].weights)
+
+
+def _through_head(
+    forward: Forward,
+    x: Any,
+    layout: Layout,
+    head: Head,
+    cotangents: Callable[[Tensor], Columns] | None,
+) -> tuple[Tensor, Jacobian] | None:
+    """Outputs and rows by one forward pass; None if some row took another way."""
+    layer = forward.module.get_submodule(str(layout.blocks[0].layer))
+    calls: list[_Seen] = []
+
+    def look(_layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        x = args[0] if args else kwargs["input"]
+        calls.append(_Seen(x, output, x._version, output._version))
+
+    handle = layer.register_forward_hook(look, with_kwargs=True)
+    try:
+        with torch.no_grad():
+            f = forward(x)
+    finally:
+        handle.remove()
+    if len(calls) != 1 or not calls[0].is_intact:
+        return None
+    (call,) = calls
+    if call.output.ndim != 2 or not head.fits(call.output, f):
+        return None
+    a = call.x.unsqueeze(1)
+    if cotangents in SHARED_COLUMNS:
+        g = head.shared(cotangents, f)
+        return f, Jacobian([Block(g, None if s.is_bias else a) for s in layout.blocks])
+    assert cotangents is not None
+    columns = cotangents(f)
+    hessian = Factored(columns) if isinstance(columns, Tensor) else columns
+    matrix = None if head.is_identity else head.matrix.to(f)
+    return f, Jacobian(
+        [HeadBlock(hessian, matrix, None if s.is_bias else a) for s in layout.blocks]
     )
 
 
-def _block(spec: BlockSpec, layer: tuple[Tensor, Tensor]) -> Block:
+@dataclass(frozen=True)
+class _Seen:
+    """What went through a layer, and versions that tell of writing in place."""
+
+    x: Tensor
+    output: Tensor
+    x_version: int
+    output_version: int
+
+    @property
+    def is_intact(self) -> bool:
+        return (self.x._version, self.output._version) == (
+            self.x_version,
+            self.output_version,
+        )
+
+
+def _block(spec: BlockSpec, layer: tuple[Inputs, Tensor]) -> Block:
     a, g = layer
-    return Block(g.sum(2, keepdim=True)) if spec.is_bias else Block(g, a)
+    if not spec.is_bias:
+        return Block(g, a)
+    return Block(g if g.shape[2] == 1 else g.sum(2, keepdim=True))
 
 
 def _layer_rows(
@@ -324,21 +549,22 @@ def _layer_rows(
     f: Tensor,
     calls: dict[str, list[_Call]],
     columns: Tensor,
-) -> dict[str, tuple[Tensor, Tensor]]:
+) -> dict[str, tuple[Inputs, Tensor]]:
     """Inputs (b, r, i) and output gradients (b, k, r, o) of every layer.
 
     A layer that was called several times contributes all its positions.
     """
     every_call = [call for recorded in calls.values() for call in recorded]
     gradients = iter(_batched_gradients(f, every_call, columns.movedim(-1, 0)))
-    rows = {}
+    rows: dict[str, tuple[Inputs, Tensor]] = {}
     for name, recorded in calls.items():
         layer: Any = module.get_submodule(name)
         if not recorded:  # these rows took another way through the network
             rows[name] = _no_rows(layer, columns)
             continue
         inputs = LAYER_INPUTS[type(layer)]
-        a = torch.cat([inputs(layer, call.x) for call in recorded], dim=1)
+        seen = [inputs(layer, call.x) for call in recorded]
+        a = seen[0] if len(seen) == 1 else torch.cat([*map(unfolded, seen)], dim=1)
         parts = [_output_gradients(layer, next(gradients)) for _ in recorded]
         rows[name] = a, torch.cat(parts, dim=2)
     return rows

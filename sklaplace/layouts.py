@@ -6,7 +6,10 @@ quantities have one entry per block, that is, per parameter tensor.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +51,52 @@ class BlockSpec:
 
 
 @dataclass(frozen=True)
+class Head:
+    """A Linear layer from which the outputs follow by one affine map for all rows.
+
+    Attributes
+    ----------
+    matrix : Tensor of shape (c, o)
+        Gradient of the outputs in what the layer puts out.
+    offset : Tensor of shape (c,)
+        Outputs where the layer puts out zero.
+    """
+
+    matrix: Tensor
+    offset: Tensor
+
+    @cached_property
+    def is_identity(self) -> bool:
+        """Whether the layer's outputs are the network's."""
+        identity = torch.eye(*self.matrix.shape, device=self.matrix.device)
+        return torch.equal(self.matrix, identity.to(self.matrix)) and not bool(
+            self.offset.any()
+        )
+
+    @cached_property
+    def _shared(self) -> dict[Any, Tensor]:
+        return {}
+
+    def shared(self, columns: Callable[[Tensor], Tensor] | None, f: Tensor) -> Tensor:
+        """``SᵀM`` as (1, k, 1, o), made once for a rule ``columns`` and a dtype."""
+        key = columns, f.dtype, f.device
+        if key not in self._shared:
+            matrix = self.matrix.to(f)
+            g = matrix if columns is None else columns(f).T @ matrix
+            self._shared[key] = g.reshape(1, len(g), 1, -1)
+        return self._shared[key]
+
+    def fits(self, hidden: Tensor, f: Tensor) -> bool:
+        """Whether outputs (b, c) are the map of the layer's (b, o), up to rounding."""
+        if self.is_identity:
+            return torch.equal(hidden, f)
+        matrix, offset = self.matrix.to(f), self.offset.to(f)
+        size = hidden.abs() @ matrix.T.abs() + offset.abs()
+        allowed = 32 * torch.finfo(f.dtype).eps * size
+        return bool(((hidden @ matrix.T + offset - f).abs() <= allowed).all())
+
+
+@dataclass(frozen=True)
 class Layout:
     """The selected parameters, in order.
 
@@ -55,9 +104,13 @@ class Layout:
     ----------
     blocks : tuple of BlockSpec
         One per parameter tensor.
+    head : Head or None
+        Where all blocks belong to one such layer: its Jacobian is known without
+        automatic differentiation.
     """
 
     blocks: tuple[BlockSpec, ...]
+    head: Head | None = None
 
     @property
     def sizes(self) -> list[int]:

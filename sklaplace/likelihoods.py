@@ -15,6 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from sklaplace.hessians import Constant, Factored, OutputHessian, Softmax
+
 
 class Likelihood(Protocol):
     """What the rest of the package asks of a likelihood.
@@ -23,6 +25,8 @@ class Likelihood(Protocol):
     """
 
     has_noise: bool
+    is_shift_invariant: bool
+    """Whether a shift common to all outputs changes nothing."""
 
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
         """``y`` in the shape and dtype that ``loss`` expects."""
@@ -33,8 +37,11 @@ class Likelihood(Protocol):
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
         """Gradient of ``loss`` in the outputs, (b, c)."""
 
+    def hessian(self, f: Tensor) -> OutputHessian:
+        """Hessian ``Λ`` of ``loss`` in the outputs, not written out."""
+
     def hessian_factor(self, f: Tensor) -> Tensor:
-        """``S`` (b, c, k) with ``S Sᵀ`` the Hessian of ``loss`` in the outputs."""
+        """``S`` (b, c, k) with ``S Sᵀ = Λ``."""
 
     def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
         """``u -> Λ u`` for (b, c), without the factor: O(b·c) time and memory."""
@@ -56,7 +63,10 @@ class ClassLikelihood(Likelihood, Protocol):
     """A likelihood whose targets are classes."""
 
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        """Gaussian over one logit per class from one over the outputs."""
+        """Gaussian over one logit per class from one over the outputs.
+
+        ``cov`` is (b, c, c), or (b, c) for variances alone.
+        """
 
     def probabilities(self, f: Tensor) -> Tensor:
         """Class probabilities (..., K) of outputs (..., c)."""
@@ -78,7 +88,18 @@ class DataFit:
     n_targets: Tensor
 
 
-class _Labels:
+class _Curved:
+    """What all likelihoods share: a root of the Hessian that they give."""
+
+    hessian: Callable[[Tensor], OutputHessian]
+    is_shift_invariant = False
+
+    def hessian_factor(self, f: Tensor) -> Tensor:
+        """``S`` (b, c, k) with ``S Sᵀ = Λ``."""
+        return self.hessian(f).factor()
+
+
+class _Labels(_Curved):
     """What likelihoods of class labels share: no noise, and one label per row."""
 
     has_noise = False
@@ -100,6 +121,8 @@ class _Labels:
 class Categorical(_Labels):
     """Softmax over K logits; targets are class indices 0 … K-1."""
 
+    is_shift_invariant = True
+
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
         """Class indices, (b,), int64."""
         return y.reshape(len(f)).long()
@@ -112,24 +135,10 @@ class Categorical(_Labels):
         """``softmax(f) - onehot(y)``, (b, c)."""
         return f.softmax(-1) - nn.functional.one_hot(y, f.shape[-1]).to(f)
 
-    def hessian_factor(self, f: Tensor) -> Tensor:
-        """Exact root of ``diag p - p pᵀ`` with c - 1 columns, (b, c, c - 1).
-
-        With ``q = √p``, ``diag p - p pᵀ = diag(q) (I - q qᵀ) diag(q)``, and the
-        last c - 1 columns of the Householder reflection that sends the first
-        axis to ``-q`` are an orthonormal basis of the complement of ``q``.
-        A single class has no curvature, in one column of zeros.
-        """
-        if f.shape[-1] == 1:
-            return torch.zeros_like(f).unsqueeze(-1)
-        q = f.softmax(-1).sqrt()
-        first = torch.zeros_like(q)
-        first[:, 0] = 1
-        identity = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
-        reflection = identity - torch.einsum(
-            "bk,bj->bkj", (q + first) / (1 + q[:, :1]), q
-        )
-        return (q.unsqueeze(-1) * reflection)[:, :, 1:]
+    def hessian(self, f: Tensor) -> OutputHessian:
+        """``diag p - p pᵀ``."""
+        p = f.double().softmax(-1)
+        return Softmax(p, p.new_ones(len(p)), f.dtype)
 
     def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
         """``u -> p ∘ (u - pᵀu)``."""
@@ -166,10 +175,10 @@ class Bernoulli(_Labels):
         """``sigmoid(f) - y``, (b, 1)."""
         return f.sigmoid() - y
 
-    def hessian_factor(self, f: Tensor) -> Tensor:
-        """``√(p (1 - p))``, (b, 1, 1)."""
-        # p (1 - p) as a product of sigmoids keeps digits where p rounds to 1
-        return (f.sigmoid() * (-f).sigmoid()).sqrt().unsqueeze(-1)
+    def hessian(self, f: Tensor) -> OutputHessian:
+        """``p (1 - p)``."""
+        # as a product of sigmoids it keeps digits where p rounds to 1
+        return Factored((f.sigmoid() * (-f).sigmoid()).sqrt().unsqueeze(-1))
 
     def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
         """``u -> p (1 - p) u``."""
@@ -183,7 +192,8 @@ class Bernoulli(_Labels):
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """Gaussian over two logits ``(-f/2, f/2)``, whose softmax is the sigmoid."""
         sides = mean.new_tensor([-0.5, 0.5])
-        return mean * sides, cov * torch.outer(sides, sides)
+        products = sides**2 if cov.ndim == mean.ndim else torch.outer(sides, sides)
+        return mean * sides, cov * products
 
     def probabilities(self, f: Tensor) -> Tensor:
         """Class probabilities (..., 2) of outputs (..., 1)."""
@@ -191,7 +201,7 @@ class Bernoulli(_Labels):
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(_Curved):
     """Normal targets around the outputs, one noise level for all of them."""
 
     has_noise = True
@@ -208,10 +218,9 @@ class Gaussian:
         """``f - y``, (b, c)."""
         return f - y
 
-    def hessian_factor(self, f: Tensor) -> Tensor:
-        """The identity, (b, c, c)."""
-        identity = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)
-        return identity.expand(len(f), -1, -1)
+    def hessian(self, f: Tensor) -> OutputHessian:
+        """The identity."""
+        return Constant(f.new_ones(len(f)), f.shape[-1])
 
     def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
         """``u -> u``."""

@@ -105,8 +105,8 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     ----------
     mean : Tensor of shape (b, K)
         Means of the logits.
-    cov : Tensor of shape (b, K, K)
-        Covariances of the logits.
+    cov : Tensor of shape (b, K, K) or (b, K)
+        Covariances of the logits, or variances alone of centred ones.
     draws : Tensor of shape (s, K)
         Ignored.
 
@@ -117,8 +117,8 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     Notes
     -----
-    ``softmax(m_k / √(1 + π S_kk / 8))`` with the centred ``m`` and ``S``. O(K²)
-    time per row, to sum the covariances; O(K) memory.
+    ``softmax(m_k / √(1 + π S_kk / 8))`` with the centred ``m`` and ``S``. O(K)
+    per row for variances, O(K²) time to centre covariances.
 
     References
     ----------
@@ -127,8 +127,8 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Gibbs (1997), "Bayesian Gaussian processes for regression and
     classification", PhD thesis, University of Cambridge (more classes).
     """
-    variances = _centred_variances(cov)
-    return (_centre_mean(mean) / _inflation(variances)).softmax(-1)
+    mean, variances = _centred_moments(mean, cov)
+    return (mean / _inflation(variances)).softmax(-1)
 
 
 def mc(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
@@ -173,8 +173,8 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     ----------
     mean : Tensor of shape (b, K)
         Means of the logits.
-    cov : Tensor of shape (b, K, K)
-        Covariances of the logits.
+    cov : Tensor of shape (b, K, K) or (b, K)
+        Covariances of the logits, or variances alone of centred ones.
     draws : Tensor of shape (s, K)
         Ignored.
 
@@ -185,7 +185,7 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     Notes
     -----
-    O(K²) per row for centring, O(K) for the rest.
+    O(K) per row for variances, O(K²) to centre covariances.
 
     References
     ----------
@@ -193,8 +193,8 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Hobbhahn, Kristiadi, Hennig (2022), "Fast predictive uncertainty for
     classification with Bayesian deep networks", UAI.
     """
-    alpha = dirichlet.laplace_bridge(*centre(mean, cov), project=False)
-    return dirichlet.mean(alpha)
+    centred = _centred_moments(mean, cov)
+    return dirichlet.mean(dirichlet.laplace_bridge(*centred, project=False))
 
 
 def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
@@ -207,8 +207,8 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     ----------
     mean : Tensor of shape (b, K)
         Means of the logits.
-    cov : Tensor of shape (b, K, K)
-        Covariances of the logits.
+    cov : Tensor of shape (b, K, K) or (b, K)
+        Covariances of the logits, or variances alone of centred ones.
     draws : Tensor of shape (s, K)
         Ignored.
 
@@ -219,14 +219,14 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     Notes
     -----
-    O(K²) per row for centring, O(K) for the rest.
+    O(K) per row for variances, O(K²) to centre covariances.
 
     References
     ----------
     Hobbhahn, Kristiadi, Hennig (2022), "Fast predictive uncertainty for
     classification with Bayesian deep networks", UAI.
     """
-    centred = centre(mean, cov)
+    centred = _centred_moments(mean, cov)
     return dirichlet.mean(
         dirichlet.laplace_bridge(*centred, project=False, norm="guarded")
     )
@@ -234,6 +234,8 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
 # links that use their draws
 SAMPLED = frozenset({"mc"})
+# links for which the variances of the centred logits say enough
+DIAGONAL = frozenset({"bridge", "bridge_norm", "probit"})
 
 LINKS: dict[str, Link] = {
     "bridge": bridge,
@@ -354,6 +356,13 @@ def _centre_mean(mean: Tensor) -> Tensor:
     """``Cμ`` in float64."""
     mean = mean.double().clamp(-_MAX_LOGIT, _MAX_LOGIT)
     return mean - mean.mean(-1, keepdim=True)
+
+
+def _centred_moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+    """Centred means and variances, (b, K), from covariances or such variances."""
+    if cov.ndim == mean.ndim:
+        return _centre_mean(mean), cov.double()
+    return _centre_mean(mean), _centred_variances(cov)
 
 
 def _centred_variances(cov: Tensor) -> Tensor:

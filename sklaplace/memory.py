@@ -7,6 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Bytes that the work on one batch may take beside the network and the factors of
+# the posterior. Larger batches gain nothing any more.
+BUDGET = 64 * 2**20
+
 
 def free_bytes(device: torch.device) -> int:
     """Bytes that can be allocated on a device now; an estimate for the CPU."""

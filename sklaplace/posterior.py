@@ -111,6 +111,12 @@ class GaussianPosterior:
         """Covariance of the outputs of each row, (b, c, c), float64."""
         return self.structure.covariance(jacobian, self.prior_precision, self.scale)
 
+    def functional_variance(self, jacobian: Jacobian) -> Tensor:
+        """Variances of the outputs of each row, (b, c), float64."""
+        return self.structure.functional_variance(
+            jacobian, self.prior_precision, self.scale
+        )
+
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """``n`` draws of the weights, (n, P)."""
         noise = torch.randn(

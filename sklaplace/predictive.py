@@ -5,13 +5,13 @@ The linearised predictive (``glm``) is exact for the linearised network:
 "Improving predictions of Bayesian neural nets via local linearization").
 """
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from sklaplace.forward import Forward
-from sklaplace.jacobians import Jacobian, backpropagate
+from sklaplace.jacobians import Jacobian, backpropagate_in_parts, centring, joined
 from sklaplace.posterior import GaussianPosterior
 
 
@@ -25,21 +25,69 @@ def linearised_mean(
     if not posterior.is_refitted:
         return f.double()
     shift = (posterior.mean - posterior.weights).unsqueeze(-1)
-    return f.double() + jacobian.double().matmul(shift).squeeze(-1)
+    return f.double() + jacobian.matmul(shift.to(jacobian.dtype)).squeeze(-1)
 
 
 def glm(
-    posterior: GaussianPosterior, forward: Forward, x: Any
+    posterior: GaussianPosterior,
+    forward: Forward,
+    x: Any,
+    *,
+    diagonal: bool = False,
+    centred: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Mean (b, c) and covariance (b, c, c) of the linearised outputs, float64.
 
-    Costs one forward pass and c backward columns down to the selected weights.
+    Parameters
+    ----------
+    posterior : GaussianPosterior
+        Over the weights of the network.
+    forward : Forward
+        The network, inside ``forward.frozen()``.
+    x : Tensor, or dict, list or tuple of tensors
+        One batch of b rows.
+    diagonal : bool, default=False
+        Return variances (b, c) in place of covariances, which then never exist.
+    centred : bool, default=False
+        Take the mean over outputs off each output, which a softmax does not see.
+        It can be uncertain by orders of magnitude more than the rest.
+
+    Notes
+    -----
+    Costs one forward pass and, unless only the last layer is random, c backward
+    columns down to the selected weights.
     """
-    f, jacobian = backpropagate(forward, x, posterior.layout)
-    mean = linearised_mean(posterior, f, jacobian)
-    return mean, posterior.functional_covariance(jacobian)
+    cotangents = centring if centred else None
+    parts = backpropagate_in_parts(forward, x, posterior.layout, cotangents)
+    if not diagonal:
+        parts = iter([joined(list(parts))])
+    means, spreads = [], []
+    for f, jacobian in parts:
+        columns = f - f.mean(1, keepdim=True) if centred else f
+        columns = columns[:, jacobian.first_column :][:, : jacobian.n_columns]
+        means.append(linearised_mean(posterior, columns, jacobian))
+        ask = (
+            posterior.functional_variance
+            if diagonal
+            else posterior.functional_covariance
+        )
+        spreads.append(ask(jacobian))
+    return torch.cat(means, 1), torch.cat(spreads, 1)
 
 
-PREDICTIVES: dict[
-    str, Callable[[GaussianPosterior, Forward, Any], tuple[Tensor, Tensor]]
-] = {"glm": glm}
+class Predictive(Protocol):
+    """From posterior, network and rows to a Gaussian over outputs, as `glm`."""
+
+    def __call__(
+        self,
+        posterior: GaussianPosterior,
+        forward: Forward,
+        x: Any,
+        *,
+        diagonal: bool = False,
+        centred: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Mean, and covariance or variance."""
+
+
+PREDICTIVES: dict[str, Predictive] = {"glm": glm}

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy.stats import norm
 from sklearn.base import RegressorMixin
-from torch import Tensor
 
 from sklaplace.base import BaseLaplace, plain
 from sklaplace.data import TrainingData
@@ -216,9 +215,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
     def _mean_and_variance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance (n, c) of new targets, noise included."""
         noise = self._fitted_posterior().hyperparameters.sigma_noise ** 2
-        mean, variance = self._collect(
-            X, lambda m, v: (m, v.diagonal(dim1=1, dim2=2) + noise)
-        )
+        mean, variance = self._collect(X, lambda m, v: (m, v + noise), diagonal=True)
         return mean, variance
 
     def predict(
@@ -343,11 +340,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         mean : ndarray of shape (n, n_outputs)
         variance : ndarray of shape (n, n_outputs) or (n, n_outputs, n_outputs)
         """
-
-        def moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-            return mean, cov if full_cov else cov.diagonal(dim1=1, dim2=2)
-
-        mean, variance = self._collect(X, moments)
+        mean, variance = self._collect(X, lambda m, v: (m, v), diagonal=not full_cov)
         return mean, variance
 
     def __sklearn_tags__(self) -> Any:

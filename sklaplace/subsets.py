@@ -8,14 +8,16 @@ falls back to dense rows instead of giving wrong numbers.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sklaplace.forward import Forward, tree_rows
-from sklaplace.jacobians import backpropagate, has_layer_form
-from sklaplace.layouts import BlockSpec, Layout
+from sklaplace.inputs import has_layer_form
+from sklaplace.jacobians import Jacobian, backpropagate
+from sklaplace.layouts import BlockSpec, Head, Layout
 
 
 def all_weights(forward: Forward, x: Any) -> Layout:
@@ -45,7 +47,47 @@ def last_layer(forward: Forward, x: Any) -> Layout:
     named = dict(forward.module.named_parameters())
     specs = _specs(forward.module, [name])
     chosen = [spec for spec in specs if id(named[spec.name]) in own]
-    return _verified(forward, x, chosen)
+    layout = _verified(forward, x, chosen)
+    return replace(layout, head=_affine_head(forward, x, layout))
+
+
+def _affine_head(forward: Forward, x: Any, layout: Layout) -> Head | None:
+    """The map from the last layer to the outputs, where it is one for these rows.
+
+    Other rows are compared with it whenever they pass.
+    """
+    f, jacobian = backpropagate(forward, x, layout)
+    matrix = common_gradient(layout, jacobian)
+    if matrix is None:
+        return None
+    hidden: list[Tensor] = []
+    layer = forward.module.get_submodule(str(layout.blocks[0].layer))
+    handle = layer.register_forward_hook(
+        lambda _m, _i, out: hidden.append(out.detach().double())
+    )
+    try:
+        with torch.no_grad():
+            forward(x)
+    finally:
+        handle.remove()
+    if len(hidden) != 1 or hidden[0].ndim != 2:
+        return None
+    offset = (f.double() - hidden[0] @ matrix.T).mean(0)
+    rounding = hidden[0].abs().amax(0) @ matrix.T.abs() + f.double().abs().amax(0)
+    offset = offset.masked_fill(
+        offset.abs() <= 16 * torch.finfo(f.dtype).eps * rounding, 0
+    )
+    head = Head(matrix, offset)
+    return head if head.fits(hidden[0].to(f), f) else None
+
+
+def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
+    """Gradient (c, o) of the outputs in the last layer's, if one for all rows."""
+    block = jacobian.blocks[0]
+    if any(spec.layer is None for spec in layout.blocks) or block.g.shape[2] != 1:
+        return None
+    g = block.g.squeeze(2).double()
+    return g[0] if torch.allclose(g, g[:1].expand_as(g)) else None
 
 
 def _last_called(forward: Forward, x: Any) -> str:

@@ -31,6 +31,7 @@ from sklaplace.heads import LinearHead
 from sklaplace.jacobians import Jacobian
 from sklaplace.posterior import GaussianPosterior, Hyperparameters
 from sklaplace.predictive import linearised_mean
+from sklaplace.structures import Projection
 
 Found = TypeVar("Found")
 
@@ -90,6 +91,8 @@ class Task:
     log_proba : callable or None
         ``(mean (b, c), cov (b, c, c)) -> (b, K)`` log class probabilities; None
         for regression.
+    diagonal : bool
+        Whether ``log_proba`` takes variances (b, c) in place of covariances.
     free_prior, free_noise : bool
         Whether prior precision and noise are to be chosen.
     refine : bool or "auto"
@@ -103,6 +106,14 @@ class Task:
     free_prior: bool
     free_noise: bool
     refine: bool | Literal["auto"]
+    diagonal: bool = False
+
+    def spread(self, projection: Projection, ratio: Tensor) -> Tensor:
+        """Covariance of held-out outputs under ``H + ratio``, or its diagonal."""
+        one = torch.ones_like(self.posterior.scale)
+        if self.diagonal or self.log_proba is None:
+            return projection.variance(ratio, one)
+        return projection.covariance(ratio, one)
 
 
 # ------------------------------------------------------------------- evidence
@@ -482,7 +493,7 @@ def _path(task: Task) -> list[Tensor]:
     spread = 1 / priors.expand(shape, posterior.layout)
     total, n = 0.0, 0
     for rows in _rows(task):
-        prior_variance = rows.jacobian.double().gram(spread).diagonal(dim1=1, dim2=2)
+        prior_variance = rows.jacobian.double().variance(spread)
         total, n = total + float(prior_variance.sum()), n + rows.f.numel()
     return [shape * max(total / n, 1e-30) / variance for variance in PATH]
 
@@ -516,8 +527,7 @@ def _scored(task: Task, path: list[Tensor]) -> list[_Candidate]:
         mean = linearised_mean(task.posterior, rows.f, rows.jacobian)
         projection = task.posterior.structure.project(rows.jacobian)
         for scorer in scorers:
-            one = torch.ones_like(task.posterior.scale)
-            scorer.add(mean, projection.covariance(scorer.ratio, one), rows)
+            scorer.add(mean, task.spread(projection, scorer.ratio), rows)
     return [scorer.candidate(task.posterior) for scorer in scorers]
 
 
@@ -575,7 +585,7 @@ class _Scorer:
         self._weights.append(rows.weights.double())
         if self.task.log_proba is None:
             self._losses.append((mean - rows.targets) ** 2)
-            self._spreads.append(1 + h.temperature * u.diagonal(dim1=1, dim2=2))
+            self._spreads.append(1 + h.temperature * u)
             return
         log_proba = self.task.log_proba(mean, u / self.task.posterior.scale)
         labels = rows.targets.reshape(-1, 1).long()

@@ -12,14 +12,13 @@ from torch import Tensor
 from sklaplace.curvature import CURVATURES, accumulate
 from sklaplace.forward import Forward, tree_rows
 from sklaplace.heads import HeadRows, LinearHead
-from sklaplace.inspection import _head_map
 from sklaplace.jacobians import backpropagate
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import Likelihood
 from sklaplace.posterior import GaussianPosterior, Hyperparameters
 from sklaplace.priors import PRIOR_STRUCTURES
 from sklaplace.structures import STRUCTURES
-from sklaplace.subsets import SUBSETS
+from sklaplace.subsets import SUBSETS, common_gradient
 from sklaplace.tuning import Rows, Task
 
 N_ROWS = 60
@@ -103,7 +102,7 @@ def fit(
 def head_map(forward: Forward, x: Any, layout: Layout) -> Tensor | None:
     """What inspection finds on a few rows."""
     _, jacobian = backpropagate(forward, tree_rows(x, slice(4)), layout)
-    return _head_map(layout, jacobian)
+    return common_gradient(layout, jacobian)
 
 
 @dataclass(frozen=True)

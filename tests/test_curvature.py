@@ -5,7 +5,8 @@ import torch
 from cases import normal, positive
 from contracts import N_ROWS, assert_equal, problem
 
-from sklaplace.curvature import CURVATURES, accumulate, ggn, weighted
+from sklaplace.curvature import CURVATURES, accumulate, ggn
+from sklaplace.hessians import Factored
 from sklaplace.structures import STRUCTURES
 
 every_curvature = pytest.mark.parametrize("name", CURVATURES)
@@ -31,10 +32,10 @@ def test_ggn_is_the_hessian_of_the_loss(likelihood):
 
 def test_weights_multiply_the_hessian():
     S, w = normal(4, 3, 2), positive(4)
-    found = weighted(S, w)
+    found = Factored(S).weighted(w).factor()
     assert_equal(found @ found.mT, w.reshape(-1, 1, 1) * (S @ S.mT), 1e-14)
-    assert weighted(S, None) is S
-    assert weighted(S.float(), w).dtype == torch.float32
+    assert Factored(S).weighted(None).factor() is S
+    assert Factored(S.float()).weighted(w).factor().dtype == torch.float32
 
 
 @every_likelihood
@@ -69,7 +70,7 @@ def test_observer_sees_every_batch():
     )
     f = torch.cat([batch[0] for batch in seen])
     assert_equal(f, found.forward(found.x).detach(), 1e-14)
-    S = torch.cat([batch[1] for batch in seen])
+    S = torch.cat([batch[1].factor() for batch in seen])
     assert_equal(S @ S.mT, w.reshape(-1, 1, 1) * found.parts.L, 1e-12)
     rows = torch.cat([batch[2].dense() for batch in seen])
     assert_equal(rows, torch.einsum("nck,ncp->nkp", S, found.parts.J), 1e-12)

@@ -111,6 +111,7 @@ def test_rows_of_other_layers_without_vmap(case, monkeypatch):
 
 def test_rows_in_several_chunks(monkeypatch):
     monkeypatch.setattr(jacobians, "CHUNK_ELEMENTS", 100)
+    monkeypatch.setattr(jacobians, "DENSE_ELEMENTS", 100)
     for case in ("cnn", "norms", "called_twice"):
         found, v = problem(case), positive(problem(case).layout.n_parameters)
         _, jacobian = backpropagate(found.forward, found.x, found.layout)

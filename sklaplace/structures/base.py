@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from sklaplace import priors
@@ -65,7 +66,7 @@ class Structure(ABC):
 
     @abstractmethod
     def rotate(self, jacobian: Jacobian) -> Jacobian:
-        """Rows in the eigenbasis, float64."""
+        """Rows in the eigenbasis, in their dtype."""
 
     @abstractmethod
     def unrotate(self, weights: Tensor) -> Tensor:
@@ -110,11 +111,17 @@ class Structure(ABC):
         """Functional covariance ``J (scale·H + diag δ)⁻¹ Jᵀ``, (b, c, c)."""
         return self.project(jacobian).covariance(prior_precision, scale)
 
+    def functional_variance(
+        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """Its diagonal, (b, c), at a c-th of the cost."""
+        return self.project(jacobian).variance(prior_precision, scale)
+
     def whiten(
         self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
     ) -> Tensor:
         """Rows ``R`` (b, c, P) with ``R Rᵀ`` the covariance, also across rows."""
-        rotated = self.rotate(jacobian).dense()
+        rotated = self.rotate(jacobian.double()).dense()
         return rotated * self._precision(prior_precision, scale).rsqrt()
 
     def sample(self, noise: Tensor, prior_precision: Tensor, scale: Tensor) -> Tensor:
@@ -133,7 +140,11 @@ class Structure(ABC):
 
 @dataclass(frozen=True)
 class Projection:
-    """A Jacobian in the eigenbasis of a structure: one rotation, many questions."""
+    """A Jacobian in the eigenbasis of a structure: one rotation, many questions.
+
+    Products are taken in the dtype of the network. Its features are rounded to
+    that precision already, and the sums have no terms of opposite sign.
+    """
 
     structure: Structure
     jacobian: Jacobian
@@ -144,4 +155,20 @@ class Projection:
 
     def covariance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """Functional covariance, (b, c, c), float64."""
-        return self._rotated.gram(1 / self.structure._precision(prior_precision, scale))
+        return self._ask("gram", prior_precision, scale)
+
+    def variance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Its diagonal, (b, c), float64."""
+        return self._ask("variance", prior_precision, scale)
+
+    def _ask(self, contraction: str, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        v = 1 / self.structure._precision(prior_precision, scale)
+        size = v.detach().amax()  # single precision ends at 1e38, δ does not
+        narrow = (v / size).to(self._rotated.dtype)
+        found: Tensor = getattr(self._rotated, contraction)(narrow).double() * size
+        if found.isfinite().all() or self.jacobian.dtype == torch.float64:
+            return found
+        # squares of rows that a float32 network still bears
+        return Projection(self.structure, self.jacobian.double())._ask(
+            contraction, prior_precision, scale
+        )

@@ -29,8 +29,8 @@ class Diag(Structure):
         return self.diagonal
 
     def rotate(self, jacobian: Jacobian) -> Jacobian:
-        """Rows as they are, float64."""
-        return jacobian.double()
+        """Rows as they are."""
+        return jacobian
 
     def unrotate(self, weights: Tensor) -> Tensor:
         """Coordinates as they are."""

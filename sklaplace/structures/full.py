@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,8 +41,8 @@ class Full(Structure):
         return self._eigh[0]
 
     def rotate(self, jacobian: Jacobian) -> Jacobian:
-        """Rows ``J Q``, dense, float64."""
-        rows = jacobian.double().matmul(self._eigh[1])
+        """Rows ``J Q``, dense."""
+        rows = jacobian.matmul(self._eigh[1].to(jacobian.dtype))
         return Jacobian([Block(rows.unsqueeze(2))])
 
     def unrotate(self, weights: Tensor) -> Tensor:
@@ -118,6 +119,13 @@ class _FullProjection(Projection):
         rows = self.structure.whiten(self.jacobian, prior_precision, scale)
         return rows @ rows.mT
 
+    def variance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Its diagonal, (b, c), float64."""
+        if prior_precision.ndim == 0:
+            return super().variance(prior_precision, scale)
+        rows = self.structure.whiten(self.jacobian, prior_precision, scale)
+        return (rows**2).sum(-1)
+
 
 class FullAccumulator(Accumulator):
     """Sums ``rowsᵀ rows``, block pair by block pair, lower triangle only."""
@@ -134,12 +142,12 @@ class FullAccumulator(Accumulator):
     def update(self, jacobian: Jacobian) -> None:
         """Add the products of the rows of one batch."""
         starts = torch.tensor([0, *self.layout.sizes]).cumsum(0).tolist()
-        hessian = self._writable(jacobian.blocks[0].g.device)
         for i, left in enumerate(jacobian.blocks):
             for j, right in enumerate(jacobian.blocks[: i + 1]):
                 rows = slice(starts[i], starts[i + 1])
                 columns = slice(starts[j], starts[j + 1])
-                hessian[rows, columns] += _products(left, right)
+                products = _products(left, right)
+                self._writable(products.device)[rows, columns] += products
 
     def _writable(self, device: torch.device) -> Tensor:
         if self._hessian is None:
@@ -161,30 +169,26 @@ class FullAccumulator(Accumulator):
         return Full(self.layout, lower + lower.tril(-1).T)
 
 
-def _products(left: Block, right: Block) -> Tensor:
+def _products(left: Any, right: Any) -> Tensor:
     """``Σ leftᵀ right`` over rows and columns, (p, p'), float64.
 
     At one position the k columns are contracted first: ``(Σₖ g gᵀ) ⊗ (a aᵀ)``
     takes 2·b·p·p' operations instead of 2·b·k·p·p'.
     """
-    if left.g.shape[2] > 1 or right.g.shape[2] > 1:
+    grams: tuple[Tensor, Tensor] | None = left.grams(right)
+    if grams is None:
         x, y = left.dense().flatten(0, 1), right.dense().flatten(0, 1)
-        return (x.T @ y).double()
-    if left is right:
-        return _symmetric_products(left)
-    outputs = left.g.squeeze(2).mT @ right.g.squeeze(2)  # (b, o, o')
-    inputs = _inputs(left).unsqueeze(2) * _inputs(right).unsqueeze(1)  # (b, i, i')
-    o, o_, i, i_ = *outputs.shape[1:], *inputs.shape[1:]
-    product = outputs.flatten(1).T @ inputs.flatten(1)
-    return product.reshape(o, o_, i, i_).movedim(2, 1).reshape(o * i, o_ * i_).double()
-
-
-def _symmetric_products(block: Block) -> Tensor:
-    """``Σ rowsᵀ rows``, (p, p): each pair of outputs and of inputs once."""
-    g, a = block.g.squeeze(2), _inputs(block)
-    outputs, which_output = _pairs(g.mT @ g)
-    inputs, which_input = _pairs(a.unsqueeze(2) * a.unsqueeze(1))
-    o, i = len(which_output), len(which_input)
+        rows: Tensor = x.T @ y
+        return rows.double()
+    outputs, inputs = grams
+    o, o_ = outputs.shape[1:]
+    i, i_ = inputs.shape[1:]
+    if left is not right:
+        product = (outputs.flatten(1).T @ inputs.flatten(1)).double()
+        return product.reshape(o, o_, i, i_).movedim(2, 1).reshape(o * i, o_ * i_)
+    # of symmetric matrices, each pair of outputs and of inputs once
+    outputs, which_output = _pairs(outputs)
+    inputs, which_input = _pairs(inputs)
     product = (outputs.T @ inputs).double()
     full = product[which_output][:, :, which_input]  # (o, o, i, i)
     return full.movedim(2, 1).reshape(o * i, o * i)
@@ -199,8 +203,3 @@ def _pairs(matrices: Tensor) -> tuple[Tensor, Tensor]:
         len(row), device=matrices.device
     )
     return matrices[:, row, column], where
-
-
-def _inputs(block: Block) -> Tensor:
-    """Inputs at the only position, (b, i); ones for a bias."""
-    return block.g.new_ones(len(block.g), 1) if block.a is None else block.a.squeeze(1)

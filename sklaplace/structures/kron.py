@@ -8,11 +8,15 @@ diagonalised once, so that the prior precision is added to the products of their
 eigenvalues exactly (Ritter, Botev and Barber 2018).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from sklaplace.inputs import Inputs, second_diagonal, second_moment
 from sklaplace.jacobians import Block, Jacobian
 from sklaplace.layouts import Layout
 from sklaplace.linalg import symmetric_eigh
@@ -21,14 +25,47 @@ from sklaplace.structures.base import Accumulator, Structure
 # A factor wider than this keeps its diagonal only: the eigenvectors of a denser
 # one take 8 n² bytes and about 10 n³ operations.
 MAX_FACTOR = 8192
+# output gradients shared by all rows whose rotation is kept: of the identity and of
+# the centred outputs, for the weight and where a bias has none of its own
+MAX_REMEMBERED = 4
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class _Factor:
+class Factor:
     """Eigenvalues (n,) and eigenvectors (n, n) of a factor; None: the identity."""
 
     values: Tensor
     vectors: Tensor | None
+
+    @cached_property
+    def _narrow(self) -> dict[torch.dtype, Tensor | None]:
+        return {}
+
+    def vectors_as(self, dtype: torch.dtype) -> Tensor | None:
+        """Eigenvectors in a dtype, converted once."""
+        if dtype not in self._narrow:
+            vectors = self.vectors
+            self._narrow[dtype] = None if vectors is None else vectors.to(dtype)
+        return self._narrow[dtype]
+
+    @cached_property
+    def _rotated(self) -> dict[int, tuple[Tensor, Tensor]]:
+        return {}
+
+    def rotate_outputs(self, g: Tensor) -> Tensor:
+        """Output gradients in the eigenbasis; once for those that all rows share."""
+        vectors = self.vectors_as(g.dtype)
+        if vectors is None:
+            return g
+        if len(g) > 1:
+            return g @ vectors
+        if id(g) not in self._rotated:
+            if len(self._rotated) >= MAX_REMEMBERED:
+                self._rotated.clear()
+            self._rotated[id(g)] = g, g @ vectors  # g itself, so that its id stays
+        return self._rotated[id(g)][1]
 
     def apply(self, x: Tensor) -> Tensor:
         """Coordinates on the last axis back to the original basis."""
@@ -59,7 +96,7 @@ class Kron(Structure):
         One pair per block.
     """
 
-    factors: tuple[tuple[_Factor, _Factor], ...]
+    factors: tuple[tuple[Factor, Factor], ...]
     priors = frozenset({"scalar", "layerwise"})
 
     @property
@@ -70,9 +107,18 @@ class Kron(Structure):
         )
 
     def rotate(self, jacobian: Jacobian) -> Jacobian:
-        """``a`` and ``g`` in the eigenbases of their factors, float64."""
-        pairs = zip(jacobian.double().blocks, self.factors, strict=True)
-        return Jacobian([block.rotate(b.vectors, a.vectors) for block, (b, a) in pairs])
+        """``a`` and ``g`` in the eigenbases of their factors."""
+        pairs = zip(jacobian.blocks, self.factors, strict=True)
+        sides = [(b, block.g) for block, (b, _) in pairs]
+        outputs = once(Factor.rotate_outputs, sides)
+        return Jacobian(
+            [
+                Block(g, block.a).rotate(None, a.vectors_as(g.dtype))
+                for g, block, (_, a) in zip(
+                    outputs, jacobian.blocks, self.factors, strict=True
+                )
+            ]
+        )
 
     def unrotate(self, weights: Tensor) -> Tensor:
         """Coordinates (s, P) in the eigenbasis back to parameters."""
@@ -119,10 +165,16 @@ class KronAccumulator(Accumulator):
 
     def update(self, jacobian: Jacobian) -> None:
         """Add the factors of one batch."""
-        weights = jacobian.weights
-        found = [_factors(block, weights) for block in jacobian.blocks]
-        outputs, inputs, n_positions = map(list, zip(*found, strict=True))
-        self._add(outputs, inputs, n_positions)
+        blocks = jacobian.blocks
+        sides = [(block.outputs,) for block in blocks]
+        outputs = once(_output_moment, [(block,) for block in blocks], sides)
+        if jacobian.first_column:  # of a batch whose inputs have been seen
+            self._outputs = _sums(self._outputs, outputs)
+            return
+        device = outputs[0].device
+        inputs = [_input_moment(block.a, jacobian.weights, device) for block in blocks]
+        counts = [_n_positions(block.a, jacobian.weights, device) for block in blocks]
+        self._add(outputs, inputs, counts)
 
     def merge(self, other: Accumulator) -> None:
         """Add what another accumulator has seen."""
@@ -138,44 +190,75 @@ class KronAccumulator(Accumulator):
             self._outputs, self._inputs = outputs, inputs
             self._n_positions = n_positions
             return
-        self._outputs = [x + y for x, y in zip(self._outputs, outputs, strict=True)]
-        self._inputs = [x + y for x, y in zip(self._inputs, inputs, strict=True)]
-        counts = zip(self._n_positions, n_positions, strict=True)
-        self._n_positions = [x + y for x, y in counts]
+        self._outputs = _sums(self._outputs, outputs)
+        self._inputs = _sums(self._inputs, inputs)
+        self._n_positions = _sums(self._n_positions, n_positions)
 
     def decompose(self) -> Kron:
         """The frozen eigendecompositions."""
-        sums = zip(self._outputs, self._inputs, self._n_positions, strict=True)
-        factors = tuple(
-            (_decompose(b), _decompose(a / n.clamp(min=torch.finfo(n.dtype).tiny)))
-            for b, a, n in sums
+        tiny = torch.finfo(torch.float64).tiny
+        means = [
+            a / n.clamp(min=tiny)
+            for a, n in zip(self._inputs, self._n_positions, strict=True)
+        ]
+        outputs = once(factorised, [(b,) for b in self._outputs])
+        return Kron(
+            self.layout,
+            tuple(zip(outputs, map(factorised, means), strict=True)),
         )
-        return Kron(self.layout, factors)
 
 
-def _factors(block: Block, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of ``g gᵀ`` and ``a aᵀ`` and the weighted number of positions."""
-    g = block.g.flatten(0, 2)
-    outputs = _second_moment(g)
-    if block.a is None:
-        one = torch.ones(1, 1, dtype=torch.float64, device=g.device)
-        return outputs, one, one[0, 0]
-    a = block.a
-    row_weights = torch.ones(len(a), device=a.device) if weights is None else weights
-    n_positions = row_weights.double().sum() * a.shape[1]
-    if weights is not None:
-        a = a * weights.sqrt().to(a).reshape(-1, 1, 1)
-    return outputs, _second_moment(a.flatten(0, 1)), n_positions
+def once(
+    function: Callable[..., T],
+    arguments: list[tuple[Any, ...]],
+    identities: list[tuple[Any, ...]] | None = None,
+) -> list[T]:
+    """``function`` of each, evaluated once where arguments are the same objects.
+
+    Weight and bias of a Linear layer share output gradients, and so one factor.
+    """
+    found: dict[tuple[int, ...], T] = {}
+    keys = [tuple(map(id, same)) for same in identities or arguments]
+    for key, args in zip(keys, arguments, strict=True):
+        if key not in found:
+            found[key] = function(*args)
+    return [found[key] for key in keys]
 
 
-def _second_moment(x: Tensor) -> Tensor:
-    """``xᵀ x`` (n, n), or its diagonal (n,) where that would be too wide."""
-    if x.shape[-1] > MAX_FACTOR:
-        return (x**2).sum(0).double()
-    return (x.T @ x).double()
+def _sums(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+    return once(torch.add, list(zip(left, right, strict=True)))
 
 
-def _decompose(moment: Tensor) -> _Factor:
+def _output_moment(block: Any) -> Tensor:
+    """``Σ g gᵀ``, or its diagonal where that would be too wide."""
+    is_wide = block.n_outputs > MAX_FACTOR
+    moment: Tensor = block.output_squares() if is_wide else block.output_moment()
+    return moment.double()
+
+
+def _input_moment(
+    a: Inputs | None, weights: Tensor | None, device: torch.device
+) -> Tensor:
+    """``Σ w a aᵀ`` over rows and positions, or its diagonal; one for a bias."""
+    if a is None:
+        return torch.ones(1, 1, dtype=torch.float64, device=device)
+    if a.shape[-1] > MAX_FACTOR:
+        return second_diagonal(a, weights).double()
+    return second_moment(a, weights).double()
+
+
+def _n_positions(
+    a: Inputs | None, weights: Tensor | None, device: torch.device
+) -> Tensor:
+    """Weighted number of rows, times positions, that an input moment sums."""
+    if a is None:
+        return torch.ones((), dtype=torch.float64, device=device)
+    n_rows = a.shape[0] if weights is None else weights.double().sum()
+    return torch.as_tensor(n_rows * a.shape[1], dtype=torch.float64, device=device)
+
+
+def factorised(moment: Tensor) -> Factor:
+    """Eigendecomposition of a moment (n, n), or of its diagonal (n,)."""
     if moment.ndim == 1:
-        return _Factor(moment, None)
-    return _Factor(*symmetric_eigh(moment))
+        return Factor(moment, None)
+    return Factor(*symmetric_eigh(moment))

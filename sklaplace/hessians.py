@@ -1,0 +1,197 @@
+"""Hessians ``Λ`` (b, c, c) of the loss in the outputs, without writing them out.
+
+For a thousand classes one row of ``Λ`` takes 8 MB. Where the outputs are the same
+linear map ``M`` (c, o) of a layer for all rows, its curvature is made of
+``MᵀΛM`` alone, and of that a structure needs a sum over rows or the diagonals.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+# M, or None for the identity
+Map = Tensor | None
+
+
+class OutputHessian(ABC):
+    """One matrix ``Λ``, times a weight, for each of b rows."""
+
+    n_outputs: int
+
+    @abstractmethod
+    def weighted(self, weights: Tensor | None) -> "OutputHessian":
+        """The same with each row times its weight (b,)."""
+
+    @abstractmethod
+    def factor(self) -> Tensor:
+        """``S`` (b, c, k) with ``S Sᵀ = Λ``."""
+
+    @abstractmethod
+    def total(self) -> Tensor:
+        """Sum over rows, (c, c)."""
+
+    @abstractmethod
+    def diagonals(self, m: Map) -> Tensor:
+        """Diagonal of ``MᵀΛM`` for each row, (b, o)."""
+
+    def moment(self, m: Map) -> Tensor:
+        """``Σ MᵀΛM`` over rows, (o, o)."""
+        total = self.total()
+        return total if m is None else m.T @ total @ m
+
+    def grams(self, m: Map) -> Tensor:
+        """``MᵀΛM`` for each row, (b, o, o)."""
+        g = self.rows(m)
+        return g.mT @ g
+
+    def rows(self, m: Map) -> Tensor:
+        """``SᵀM``, (b, k, o)."""
+        factor = self.factor().mT
+        return factor if m is None else factor @ m
+
+
+@dataclass(frozen=True)
+class Factored(OutputHessian):
+    """Given by its root ``S`` (b, c, k)."""
+
+    root: Tensor
+
+    @property
+    def n_outputs(self) -> int:  # type: ignore[override]
+        """Number c of outputs."""
+        return self.root.shape[1]
+
+    def weighted(self, weights: Tensor | None) -> "Factored":
+        """The same with each row times its weight (b,)."""
+        if weights is None:
+            return self
+        return Factored(self.root * weights.sqrt().to(self.root).reshape(-1, 1, 1))
+
+    def factor(self) -> Tensor:
+        """``S`` itself."""
+        return self.root
+
+    def total(self) -> Tensor:
+        """Sum over rows, (c, c)."""
+        flat = self.root.mT.flatten(0, 1)
+        return flat.T @ flat
+
+    def diagonals(self, m: Map) -> Tensor:
+        """Diagonal of ``MᵀΛM`` for each row, (b, o)."""
+        return (self.rows(m) ** 2).sum(1)
+
+
+@dataclass(frozen=True)
+class Constant(OutputHessian):
+    """The identity for every row, times its weight.
+
+    Attributes
+    ----------
+    roots : Tensor of shape (b,)
+        Square roots of the weights.
+    n_outputs : int
+        Number c of outputs.
+    """
+
+    roots: Tensor
+    n_outputs: int
+
+    def weighted(self, weights: Tensor | None) -> "Constant":
+        """The same with each row times its weight (b,)."""
+        if weights is None:
+            return self
+        return replace(self, roots=self.roots * weights.sqrt().to(self.roots))
+
+    def _identity(self) -> Tensor:
+        roots = self.roots
+        return torch.eye(self.n_outputs, dtype=roots.dtype, device=roots.device)
+
+    def factor(self) -> Tensor:
+        """``√w I``, (b, c, c)."""
+        return self.roots.reshape(-1, 1, 1) * self._identity()
+
+    def total(self) -> Tensor:
+        """``Σw I``, (c, c)."""
+        return self._identity() * (self.roots**2).sum()
+
+    def diagonals(self, m: Map) -> Tensor:
+        """Diagonal of ``w MᵀM`` for each row, (b, o)."""
+        squares = (self._identity() if m is None else m) ** 2
+        return torch.outer(self.roots**2, squares.sum(0))
+
+
+@dataclass(frozen=True)
+class Softmax(OutputHessian):
+    """``w (diag p - p pᵀ)`` of class probabilities.
+
+    Attributes
+    ----------
+    p : Tensor of shape (b, c)
+        Probabilities, float64: ``1 - p`` is what is left of a row of which the
+        network is certain.
+    weights : Tensor of shape (b,)
+    dtype : torch.dtype
+        Of the outputs, in which large products are taken.
+    """
+
+    p: Tensor
+    weights: Tensor
+    dtype: torch.dtype
+
+    @property
+    def n_outputs(self) -> int:  # type: ignore[override]
+        """Number c of classes."""
+        return self.p.shape[1]
+
+    def weighted(self, weights: Tensor | None) -> "Softmax":
+        """The same with each row times its weight (b,)."""
+        if weights is None:
+            return self
+        return replace(self, weights=self.weights * weights.to(self.weights))
+
+    def factor(self) -> Tensor:
+        """Exact root with c - 1 columns, (b, c, c - 1).
+
+        With ``q = √p``, ``diag p - p pᵀ = diag(q) (I - q qᵀ) diag(q)``, and the
+        last c - 1 columns of the Householder reflection that sends the first
+        axis to ``-q`` are an orthonormal basis of the complement of ``q``.
+        A single class has no curvature, in one column of zeros.
+        """
+        if self.p.shape[-1] == 1:
+            return torch.zeros_like(self.p, dtype=self.dtype).unsqueeze(-1)
+        q = self.p.sqrt().to(self.dtype)
+        first = torch.zeros_like(q)
+        first[:, 0] = 1
+        identity = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
+        reflection = identity - torch.einsum(
+            "bk,bj->bkj", (q + first) / (1 + q[:, :1]), q
+        )
+        roots = self.weights.sqrt().to(q).reshape(-1, 1, 1)
+        return (roots * q.unsqueeze(-1) * reflection)[:, :, 1:]
+
+    def total(self) -> Tensor:
+        """``diag(Σ w p) - Pᵀ diag(w) P``, (c, c), float64.
+
+        The diagonal is summed as ``w p (1 - p)``: taken as the difference it would
+        be rounding alone where the network is certain.
+        """
+        p = self.p.to(self.dtype)
+        total = -(p.T @ (p * self.weights.to(p).unsqueeze(1))).double()
+        total.diagonal().copy_((self.p * (1 - self.p)).T @ self.weights)
+        return total
+
+    def moment(self, m: Map) -> Tensor:
+        """``Σ MᵀΛM`` over rows, (o, o), float64."""
+        total = self.total()
+        return total if m is None else m.double().T @ total @ m.double()
+
+    def diagonals(self, m: Map) -> Tensor:
+        """Variance of ``M`` under ``p``, times ``w``, for each row, (b, o)."""
+        if m is None:
+            variances = self.p * (1 - self.p)
+        else:
+            m = m.double()
+            variances = (self.p @ m**2 - (self.p @ m) ** 2).clamp(min=0)
+        return (variances * self.weights.unsqueeze(1)).to(self.dtype)
