@@ -46,6 +46,7 @@ from sklaplace.inspection import (
 )
 from sklaplace.jacobians import backpropagate, centring
 from sklaplace.likelihoods import DataFit
+from sklaplace.linalg import all_finite
 from sklaplace.memory import move
 from sklaplace.options import (
     check_count,
@@ -171,9 +172,13 @@ class BaseLaplace(BaseEstimator):
         self.posterior_ = posterior
         self.n_iter_ = max(1, len(getattr(fitted.net, "history_", None) or []))
         self.prior_precision_ = plain(posterior.prior_precision)
-        self.log_marginal_likelihood_value_ = float(posterior.log_marginal_likelihood())
         if self.verbose:
             print(f"[{type(self).__name__}] {self._summary()}")  # noqa: T201
+
+    @property
+    def log_marginal_likelihood_value_(self) -> float:
+        """Laplace evidence of the training rows, in nats; factorises when asked."""
+        return float(self._fitted_posterior().log_marginal_likelihood())
 
     def _summary(self) -> str:
         """What was fitted, in one line."""
@@ -371,9 +376,11 @@ class BaseLaplace(BaseEstimator):
     def _check_loss(self, data_fit: DataFit) -> None:
         """Overridden where a loss says by itself that training has failed."""
 
-    def _batches(self, fitted: FittedNetwork, dataset: Any) -> Batches:
-        size = self.batch_size or fitted.inspected.batch_size
-        return Batches(fitted.net, dataset, size)
+    def _batches(
+        self, fitted: FittedNetwork, dataset: Any, *, with_covariance: bool = False
+    ) -> Batches:
+        fitting = fitted.inspected.batch_size(with_covariance=with_covariance)
+        return Batches(fitted.net, dataset, self.batch_size or fitting)
 
     def _untuned(
         self, fitted: FittedNetwork, structure: Structure, data_fit: DataFit
@@ -449,7 +456,11 @@ class BaseLaplace(BaseEstimator):
         """Held-out rows, linearised; kept in memory for the last layer only."""
         if fitted.held_out is None or not self._tunes_on_rows():
             return None
-        rows = _LinearisedRows(fitted, self._batches(fitted, fitted.held_out))
+        needs_covariance = not self._needs_variances_only()
+        batches = self._batches(
+            fitted, fitted.held_out, with_covariance=needs_covariance
+        )
+        rows = _LinearisedRows(fitted, batches)
         return list(rows) if self.subset_of_weights == "last_layer" else rows
 
     # ----------------------------------------------------------------- predict
@@ -457,7 +468,9 @@ class BaseLaplace(BaseEstimator):
         check_is_fitted(self)
         return self.posterior_
 
-    def _each_batch(self, X: Any, function: Callable[..., Any]) -> list[Any]:
+    def _each_batch(
+        self, X: Any, function: Callable[..., Any], *, with_covariance: bool = False
+    ) -> list[Any]:
         """``function(forward, x)`` of every batch of X, the network frozen."""
         if is_opaque(X):
             count_rows(X)
@@ -466,7 +479,9 @@ class BaseLaplace(BaseEstimator):
             X = self._input_type.inputs(X)
         net = self.estimator_
         fitted = FittedNetwork(net, self.inspected_, None, None)
-        batches = self._batches(fitted, net.get_dataset(X))
+        batches = self._batches(
+            fitted, net.get_dataset(X), with_covariance=with_covariance
+        )
         with private_rng(None), torch.inference_mode(False):
             forward = fitted.forward()
             with forward.frozen():
@@ -488,14 +503,15 @@ class BaseLaplace(BaseEstimator):
 
         def ask(forward: Forward, x: Any) -> tuple[Tensor, ...]:
             mean, cov = predictive(posterior, forward, x, **question)
-            if not (mean.isfinite().all() and cov.isfinite().all()):
+            if not (all_finite(mean) and all_finite(cov)):
                 raise ValueError(
                     "The network's outputs are not finite for some rows of X. Look "
                     "for values far beyond those it was trained on."
                 )
             return function(mean, cov)
 
-        parts = self._each_batch(X, ask)
+        with_covariance = not question.get("diagonal", False)
+        parts = self._each_batch(X, ask, with_covariance=with_covariance)
         return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
 
     def _sample_outputs(self, X: Any, n_samples: int, random_state: Any) -> np.ndarray:

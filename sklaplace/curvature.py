@@ -15,6 +15,7 @@ from sklaplace.forward import Forward
 from sklaplace.hessians import Factored, OutputHessian
 from sklaplace.jacobians import backpropagate_in_parts
 from sklaplace.likelihoods import DataFit, Likelihood
+from sklaplace.linalg import all_finite
 from sklaplace.structures import Accumulator
 
 Curvature = Callable[[Likelihood, Tensor, Tensor], Tensor]
@@ -93,7 +94,7 @@ def accumulate(
         batch = _Batch(likelihood, curvature, y, weights)
         parts = backpropagate_in_parts(forward, x, accumulator.layout, batch.columns)
         for f, jacobian in parts:
-            if not f.isfinite().all():
+            if not all_finite(f):
                 raise ValueError(
                     "The network's outputs are not finite on some training rows: its "
                     "training has diverged. Lower the learning rate or scale the "

@@ -29,7 +29,7 @@ from sklaplace.linalg import symmetric_eigh
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.structures import Accumulator, Structure
 from sklaplace.structures.full import FullAccumulator
-from sklaplace.structures.kron import Factor, Kron, factorised
+from sklaplace.structures.kron import Factor, Kron
 
 # Newton's method ends by one more step once the loss can fall by no more than
 # this share of itself: its error is then at the level of rounding.
@@ -136,16 +136,16 @@ class LinearHead:
     def _input_factor(self) -> Factor:
         """The Kronecker factor that no change of the weights changes."""
         moment = second_moment(self.features.unsqueeze(1), self.sample_weight)
-        return factorised(moment / self.sample_weight.sum())
+        return Factor(moment / self.sample_weight.sum())
 
     def _kron(self, f: Tensor) -> Kron:
         """Kronecker structure at outputs ``f``."""
         hessian = output_hessian(
             self.curvature, self.likelihood, f, self.targets, self.sample_weight
         )
-        outputs = factorised(hessian.moment(self._map))
+        outputs = Factor(hessian.moment(self._map))
         one = torch.ones(1, 1, dtype=f.dtype, device=f.device)
-        inputs = [self._input_factor, factorised(one)][: len(self.layout.blocks)]
+        inputs = [self._input_factor, Factor(one)][: len(self.layout.blocks)]
         return Kron(self.layout, tuple((outputs, a) for a in inputs))
 
     def posterior(

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from sklaplace.forward import Forward, first_tensor
-from sklaplace.jacobians import backpropagate
+from sklaplace.jacobians import Jacobian, backpropagate
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import CRITERIA, Bernoulli, Likelihood
+from sklaplace.memory import BUDGET
 from sklaplace.subsets import SUBSETS, common_gradient
 
 # default of each criterion's argument that would change the likelihood
@@ -26,8 +27,10 @@ _PLAIN = {
     "label_smoothing": 0.0,
     "ignore_index": -100,
 }
-# elements of Jacobian rows, or of one layer's outputs, that one batch may take
-BATCH_ELEMENTS = 2**23
+# Copies that are alive at once, of a layer's inputs: as they are and rotated; of its
+# gradients: kept, passed on and rotated; of a head's outputs: about as many as the
+# means, variances and probabilities in float64 that a link makes of them.
+INPUT_COPIES, GRADIENT_COPIES, OUTPUT_COPIES = 2, 3, 14
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,8 @@ class Inspected:
     head_map : Tensor of shape (c, o) or None
         Gradient of the outputs in what the last layer puts out, where that is
         the same for all rows; None otherwise.
-    batch_size : int
-        Rows whose Jacobian fits into the memory budget.
+    row_bytes : int
+        Memory that one row of a batch takes.
     """
 
     likelihood: Likelihood
@@ -57,7 +60,19 @@ class Inspected:
     tap: str | None
     n_outputs: int
     head_map: Tensor | None
-    batch_size: int
+    row_bytes: int
+
+    def batch_size(self, *, with_covariance: bool = False) -> int:
+        """Rows that fit into the memory budget, at least one.
+
+        Parameters
+        ----------
+        with_covariance : bool, default=False
+            Whether covariances between the outputs are made: a (c, c) matrix in
+            float64, centred, and its root.
+        """
+        more = 3 * 8 * self.n_outputs**2 if with_covariance else 0
+        return max(1, BUDGET // (self.row_bytes + more))
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -120,10 +135,14 @@ def inspect(
         forward = view(net, output_map, tap)
         layout = SUBSETS[subset](forward, x)
         f, jacobian = backpropagate(forward, x, layout)
-        size = _batch_size(net, forward, x, jacobian)
-    is_last = subset == "last_layer"
-    head_map = common_gradient(layout, jacobian) if is_last else None
-    return Inspected(likelihood, layout, output_map, tap, f.shape[1], head_map, size)
+        row_bytes = _row_bytes(forward, x, layout, jacobian)
+    head_map = None if layout.head is None else layout.head.matrix
+    if subset == "last_layer" and head_map is None:
+        head_map = common_gradient(layout, jacobian)
+    n_outputs = f.shape[1]
+    return Inspected(
+        likelihood, layout, output_map, tap, n_outputs, head_map, row_bytes
+    )
 
 
 def warn_if_double_softmax(net: Any, x: Any) -> None:
@@ -310,29 +329,29 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     )
 
 
-def _batch_size(net: Any, forward: Forward, x: Any, jacobian: Any) -> int:
-    """Rows per batch: the budget for rows of the Jacobian, and for activations.
-
-    Activations of the net's own batch size are known to fit.
-    """
-    widest = [1]
+def _row_bytes(forward: Forward, x: Any, layout: Layout, jacobian: Jacobian) -> int:
+    """Bytes that a row takes while its Jacobian is made and used."""
+    sizes: list[int] = []  # what modules without children put out
     handles = [
-        module.register_forward_hook(lambda _m, _i, out: widest.append(_numel(out)))
+        module.register_forward_hook(lambda _m, _i, out: sizes.append(_numel(out)))
         for module in forward.module.modules()
+        if not any(module.children())
     ]
     try:
         with torch.no_grad():
-            n_rows = len(forward(x))
+            f = forward(x)
     finally:
         for handle in handles:
             handle.remove()
-    elements = sum(
-        block.g.numel() + (0 if block.a is None else block.a.shape.numel())
-        for block in jacobian.blocks
-    )
-    own = net.batch_size if net.batch_size > 0 else 1
-    activations = max(own, BATCH_ELEMENTS * n_rows // max(widest))
-    return max(1, min(BATCH_ELEMENTS * n_rows // max(1, elements), activations))
+    n_rows, c = f.shape
+    inputs = sum(b.a.shape.numel() for b in jacobian.blocks if b.a is not None)
+    elements = INPUT_COPIES * inputs // n_rows + OUTPUT_COPIES * c
+    if layout.head is not None:  # nothing is kept but what a layer takes and gives
+        elements += 2 * max(sizes, default=0) // n_rows
+    else:
+        gradients = sum(block.g.numel() for block in jacobian.blocks)
+        elements += (sum(sizes) + GRADIENT_COPIES * gradients) // n_rows
+    return int(elements) * f.element_size()
 
 
 def _numel(out: Any) -> int:

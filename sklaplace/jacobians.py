@@ -145,7 +145,7 @@ class Block:
         g, per_output = self.g.squeeze(2), self._weigh_outputs(v)
         if len(g) == 1:
             return per_output @ (g[0] ** 2).T
-        return (g**2 @ per_output.unsqueeze(-1)).squeeze(-1)
+        return (g * (g * per_output.unsqueeze(1))).sum(-1)
 
     def _weigh_outputs(self, v: Tensor) -> Tensor:
         """``a² v`` for each output of the layer, (b, o)."""
@@ -270,6 +270,20 @@ class Jacobian:
         """That of the rows."""
         dtype: torch.dtype = self.blocks[0].g.dtype
         return dtype
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the output gradients are one and the same for all rows."""
+        first = self.blocks[0]
+        return first.a is not None and all(
+            block.g is first.g and block.g.shape[0] == 1 for block in self.blocks
+        )
+
+    def features(self) -> Tensor:
+        """What shared output gradients are multiplied by, (b, i), with a one if due."""
+        a: Tensor = self.blocks[0].a.squeeze(1)
+        ones = [a.new_ones(len(a), 1) for _ in self.blocks[1:]]
+        return torch.cat([a, *ones], 1)
 
     def dense(self) -> Tensor:
         """Rows written out, (b, k, P)."""

@@ -7,7 +7,7 @@ quantities have one entry per block, that is, per parameter tensor.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -62,8 +62,8 @@ class Head:
         Outputs where the layer puts out zero.
     """
 
-    matrix: Tensor
-    offset: Tensor
+    matrix: Tensor = field(repr=False)
+    offset: Tensor = field(repr=False)
 
     @cached_property
     def is_identity(self) -> bool:

@@ -33,6 +33,11 @@ def symmetric_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return eigenvalues.clamp(min=0), eigenvectors
 
 
+def all_finite(values: Tensor) -> bool:
+    """Whether no entry is infinite or not a number, by one sum where that is so."""
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
+
+
 def psd_factor(matrix: Tensor) -> Tensor:
     """A factor ``F`` with ``F Fᵀ = matrix``, also where ``matrix`` is singular.
 

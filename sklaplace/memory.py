@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 # Bytes that the work on one batch may take beside the network and the factors of
-# the posterior. Larger batches gain nothing any more.
-BUDGET = 64 * 2**20
+# the posterior. Larger batches leave the caches and gain nothing any more.
+BUDGET = 32 * 2**20
 
 
 def free_bytes(device: torch.device) -> int:
@@ -39,12 +39,16 @@ def readable(n_bytes: float) -> str:
 
 
 def move(value: Any, device: torch.device | str) -> Any:
-    """Copy of nested dataclasses and tuples with tensors on a device."""
+    """Nested dataclasses and tuples with tensors on a device; copied if need be."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, tuple) and not isinstance(value, torch.Size):
-        return tuple(move(entry, device) for entry in value)
+        moved = tuple(move(entry, device) for entry in value)
+        same = all(new is old for new, old in zip(moved, value, strict=True))
+        return value if same else moved
     if is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in fields(value)]
-        return type(value)(**{k: move(getattr(value, k), device) for k in names})
+        old = {field.name: getattr(value, field.name) for field in fields(value)}
+        new = {name: move(entry, device) for name, entry in old.items()}
+        # what an object has remembered is kept where it can stay
+        return value if all(new[k] is old[k] for k in old) else type(value)(**new)
     return value

@@ -7,6 +7,7 @@ and likelihoods; nothing in it changes when it is asked.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -91,7 +92,7 @@ class GaussianPosterior:
         """Prior precision, (), (L,) or (P,)."""
         return self.hyperparameters.prior_precision
 
-    @property
+    @cached_property
     def scale(self) -> Tensor:
         """Factor of ``H`` in the posterior precision, ()."""
         return _scale(self.likelihood, self.hyperparameters)

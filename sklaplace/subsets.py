@@ -86,8 +86,11 @@ def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
     block = jacobian.blocks[0]
     if any(spec.layer is None for spec in layout.blocks) or block.g.shape[2] != 1:
         return None
-    g = block.g.squeeze(2).double()
-    return g[0] if torch.allclose(g, g[:1].expand_as(g)) else None
+    g = block.g.squeeze(2)
+    same = torch.equal(g[1:], g[:1].expand_as(g[1:])) or torch.allclose(
+        g, g[:1].expand_as(g)
+    )
+    return g[0].double() if same else None
 
 
 def _last_called(forward: Forward, x: Any) -> str:

@@ -331,12 +331,10 @@ def _mackay(posterior: GaussianPosterior, task: Task) -> Hyperparameters:
     """MacKay's updates of prior precision and noise."""
     h = posterior.hyperparameters
     delta = h.prior_precision
-    gamma = posterior.structure.effective_parameters(delta, posterior.scale)
-    gamma = gamma.masked_fill(gamma < 1e-12, 0)  # nothing but rounding
+    gamma = _determined(posterior)
     if task.free_prior:
         scatter = _group_scatter(posterior, delta)
-        per_group = _group_sum(posterior, gamma, delta)
-        h = replace(h, prior_precision=_clamped(per_group / scatter))
+        h = replace(h, prior_precision=_clamped(gamma / scatter))
     if task.free_noise:
         n, residual = posterior.data_fit.n_targets, 2 * posterior.data_fit.loss
         # γ reaches n only where every target is fitted; keep a tenth of a row
@@ -344,6 +342,16 @@ def _mackay(posterior: GaussianPosterior, task: Task) -> Hyperparameters:
         floor = SMALLEST_NOISE**2 * require_head(task.head).target_variance()
         h = replace(h, sigma_noise=_clamped(torch.maximum(variance, floor).sqrt()))
     return h
+
+
+def _determined(posterior: GaussianPosterior) -> Tensor:
+    """MacKay's γ of the weights that share a prior precision, shaped like it."""
+    delta, scale = posterior.prior_precision, posterior.scale
+    if delta.ndim == 0:
+        return posterior.structure.effective_dimension(delta, scale)
+    gamma = posterior.structure.effective_parameters(delta, scale)
+    gamma = gamma.masked_fill(gamma < 1e-12, 0)  # nothing but rounding
+    return _group_sum(posterior, gamma, delta)
 
 
 def _may_accelerate(history: list[Tensor]) -> bool:

@@ -213,13 +213,15 @@ class TestNetworks:
         with pytest.raises(ValueError, match=r"not finite.*diverged"):
             read(net)
 
-    def test_batch_size_is_bounded_by_the_widest_layer(self, monkeypatch):
-        net = initialised(classifier())
-        large = read(net).batch_size
-        monkeypatch.setattr("sklaplace.inspection.BATCH_ELEMENTS", 2**10)
-        small = read(net).batch_size
-        assert 1 <= small < large
-        assert isinstance(large, int)
+    @pytest.mark.parametrize("subset", ["last_layer", "all"])
+    def test_batch_size_follows_the_memory_budget(self, monkeypatch, subset):
+        found = read(initialised(classifier()), subset=subset)
+        large = found.batch_size()
+        assert 1 <= found.batch_size(with_covariance=True) < large
+        monkeypatch.setattr("sklaplace.inspection.BUDGET", 2**12)
+        assert 1 <= found.batch_size() < large
+        monkeypatch.setattr("sklaplace.inspection.BUDGET", 1)
+        assert found.batch_size() == 1
 
     def test_dtype_of_the_net_is_kept(self):
         net = initialised(classifier(module__dtype=torch.float64))

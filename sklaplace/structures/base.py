@@ -10,9 +10,10 @@ coordinates, all questions have the same answer in the eigenvalues:
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,35 @@ from torch import Tensor
 from sklaplace import priors
 from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import Layout
+from sklaplace.linalg import all_finite
+
+T = TypeVar("T")
+
+
+class Remembered:
+    """The last answer to a question that is asked again for every batch."""
+
+    def __init__(self) -> None:
+        # one attribute, so that threads see question and answer of one kind
+        self._last: tuple[tuple[Any, ...], Any] | None = None
+
+    def get(self, asked: tuple[Any, ...], work: Callable[[], T]) -> T:
+        """The last answer where the very same objects were asked for last."""
+        if any(isinstance(v, Tensor) and v.requires_grad for v in asked):
+            return work()
+        last = self._last
+        if last is None or not _are_same(last[0], asked):
+            last = self._last = asked, work()
+        answer: T = last[1]
+        return answer
+
+    def __reduce__(self) -> Any:
+        """Nothing of it is pickled."""
+        return Remembered, ()
+
+
+def _are_same(left: tuple[Any, ...], right: tuple[Any, ...]) -> bool:
+    return all(a is b for a, b in zip(left, right, strict=True))
 
 
 class Accumulator(ABC):
@@ -89,6 +119,25 @@ class Structure(ABC):
         delta = priors.expand(prior_precision, self.layout)
         return scale * self.eigenvalues + delta
 
+    @cached_property
+    def _remembered(self) -> "Remembered":
+        return Remembered()
+
+    def narrow_variances(
+        self, prior_precision: Tensor, scale: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Variances in the eigenbasis, (P,), in a dtype, over the largest of them, ().
+
+        Single precision ends at 1e38; δ does not.
+        """
+
+        def narrow() -> tuple[Tensor, Tensor]:
+            v = 1 / self._precision(prior_precision, scale)
+            size = v.detach().amax()
+            return (v / size).to(dtype), size
+
+        return self._remembered.get((prior_precision, scale, dtype), narrow)
+
     def logdet(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """``log det(scale·H + diag δ)``, in nats."""
         return self._precision(prior_precision, scale).log().sum()
@@ -100,6 +149,11 @@ class Structure(ABC):
         """
         delta = priors.expand(prior_precision, self.layout)
         return 1 - delta * self.variance(prior_precision, scale)
+
+    def effective_dimension(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Their sum for a scalar prior, (): no eigenvector is needed."""
+        known = scale * self.eigenvalues
+        return (known / (known + prior_precision)).sum()
 
     def project(self, jacobian: Jacobian) -> "Projection":
         """Rows prepared for questions at many prior precisions."""
@@ -162,11 +216,10 @@ class Projection:
         return self._ask("variance", prior_precision, scale)
 
     def _ask(self, contraction: str, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        v = 1 / self.structure._precision(prior_precision, scale)
-        size = v.detach().amax()  # single precision ends at 1e38, δ does not
-        narrow = (v / size).to(self._rotated.dtype)
-        found: Tensor = getattr(self._rotated, contraction)(narrow).double() * size
-        if found.isfinite().all() or self.jacobian.dtype == torch.float64:
+        dtype = self._rotated.dtype
+        v, size = self.structure.narrow_variances(prior_precision, scale, dtype)
+        found: Tensor = getattr(self._rotated, contraction)(v).double() * size
+        if dtype == torch.float64 or all_finite(found):
             return found
         # squares of rows that a float32 network still bears
         return Projection(self.structure, self.jacobian.double())._ask(

@@ -10,17 +10,22 @@ from torch import Tensor
 from sklaplace import priors
 from sklaplace.jacobians import Block, Jacobian
 from sklaplace.layouts import Layout
-from sklaplace.linalg import symmetric_eigh
-from sklaplace.structures.base import Accumulator, Projection, Structure
+from sklaplace.linalg import all_finite, symmetric_eigh
+from sklaplace.structures.base import (
+    Accumulator,
+    Projection,
+    Remembered,
+    Structure,
+)
 
 
 @dataclass(frozen=True)
 class Full(Structure):
     """Every correlation between the selected weights.
 
-    A scalar prior keeps the eigenvectors of ``H``, so one decomposition answers
-    for every prior precision and scale. Other priors do not commute with ``H``
-    and take a Cholesky factor per question.
+    A question at one prior precision takes a Cholesky factor. A scalar prior keeps
+    the eigenvectors of ``H``, so that one decomposition answers for many; both are
+    made when first needed.
 
     Attributes
     ----------
@@ -35,10 +40,17 @@ class Full(Structure):
     def _eigh(self) -> tuple[Tensor, Tensor]:
         return symmetric_eigh(self.hessian)
 
-    @property
+    @cached_property
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of ``H``, (P,), ascending."""
-        return self._eigh[0]
+        if "_eigh" in self.__dict__:
+            return self._eigh[0]
+        eigenvalues: Tensor = torch.linalg.eigvalsh(self.hessian)
+        return eigenvalues.clamp(min=0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What can be made again stays behind: it is as large as ``H``."""
+        return {"layout": self.layout, "hessian": self.hessian}
 
     def rotate(self, jacobian: Jacobian) -> Jacobian:
         """Rows ``J Q``, dense."""
@@ -65,12 +77,37 @@ class Full(Structure):
         delta = priors.expand(prior_precision, self.layout)
         # symmetrised, so that gradients are those of a symmetric matrix
         precision = scale * self.hessian + delta.diag()
-        root: Tensor = torch.linalg.cholesky((precision + precision.T) / 2)
+        root: Tensor
+        root, failed = torch.linalg.cholesky_ex((precision + precision.T) / 2)
+        if failed:  # a prior too weak to lift what rounding has pushed below zero
+            values, vectors = symmetric_eigh(precision)
+            values = values.clamp(min=float(values[-1]) * 1e-16)
+            triangle = torch.linalg.qr((vectors * values.sqrt()).T).R.T
+            root = triangle * triangle.diagonal().sign()
         return root
+
+    @cached_property
+    def _roots(self) -> Remembered:
+        return Remembered()
+
+    def _root(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """``R`` (P, P) with ``R Rᵀ`` the posterior covariance, upper triangular."""
+
+        def invert() -> Tensor:
+            lower = self._cholesky(prior_precision, scale)
+            identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
+            inverse: Tensor = torch.linalg.solve_triangular(
+                lower, identity, upper=False
+            )
+            return inverse.T
+
+        return self._roots.get((prior_precision, scale), invert)
 
     def logdet(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """``log det(scale·H + diag δ)``, in nats."""
-        if prior_precision.ndim == 0:
+        # who differentiates asks many times; for others a Cholesky factor is cheaper
+        many = prior_precision.requires_grad or scale.requires_grad
+        if prior_precision.ndim == 0 and many:
             return super().logdet(prior_precision, scale)
         return 2 * self._cholesky(prior_precision, scale).diagonal().log().sum()
 
@@ -78,32 +115,89 @@ class Full(Structure):
         """Rows in the eigenbasis; kept as they are for priors without one."""
         return _FullProjection(self, jacobian)
 
+    def covariance(
+        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """Functional covariance ``J (scale·H + diag δ)⁻¹ Jᵀ``, (b, c, c)."""
+        rows = self._narrow_whiten(jacobian, prior_precision, scale)
+        return (rows @ rows.mT).double()
+
+    def functional_variance(
+        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """Its diagonal, (b, c)."""
+        if jacobian.is_shared:
+            return self._head_variance(jacobian, prior_precision, scale)
+        rows = self._narrow_whiten(jacobian, prior_precision, scale)
+        return (rows * rows).sum(-1).double()
+
+    def _narrow_whiten(
+        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """`whiten` in the dtype of the rows, if it can hold them."""
+        root = self._root(prior_precision, scale)
+        rows = jacobian.matmul(root.to(jacobian.dtype))
+        if rows.dtype == torch.float64 or all_finite(rows):
+            return rows
+        return jacobian.double().matmul(root)
+
+    @cached_property
+    def _head_covariances(self) -> Remembered:
+        return Remembered()
+
+    def _head_variance(
+        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """Variances where all rows share their output gradients, (b, c).
+
+        Then the covariance of an output's weights is one (i, i) matrix for all
+        rows: i² operations a row and output in place of P².
+        """
+        g = jacobian.blocks[0].g
+
+        def contract() -> Tensor:
+            root = self._root(prior_precision, scale)
+            outputs = g.double().reshape(g.shape[1], -1)  # (k, o)
+            pieces = [
+                torch.einsum(
+                    "ko,oip->kip", outputs, piece.unflatten(0, (len(outputs.T), -1))
+                )
+                for piece in root.split(self.layout.sizes)
+            ]
+            rows = torch.cat(pieces, 1)  # (k, i or i + 1, P)
+            covariances: Tensor = rows @ rows.mT
+            return covariances
+
+        key = prior_precision, scale, g
+        covariances = self._head_covariances.get(key, contract)
+        features = jacobian.features()
+        wide = covariances.to(features.dtype)
+        # one product for all outputs: (b, i) @ (i, k·i)
+        reached = features @ wide.transpose(0, 1).flatten(1)
+        found = (reached.unflatten(1, wide.shape[::2]) * features.unsqueeze(1)).sum(-1)
+        return found.double().clamp(min=0)
+
     def whiten(
         self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
     ) -> Tensor:
         """Rows ``R`` (b, c, P) with ``R Rᵀ`` the covariance, also across rows."""
-        if prior_precision.ndim == 0:
-            return super().whiten(jacobian, prior_precision, scale)
-        root = self._cholesky(prior_precision, scale)
-        rows = jacobian.double().dense()
-        flat = rows.flatten(0, 1).T
-        solved: Tensor = torch.linalg.solve_triangular(root, flat, upper=False)
-        return solved.T.reshape(rows.shape)
+        rows: Tensor = jacobian.double().matmul(self._root(prior_precision, scale))
+        return rows
 
     def sample(self, noise: Tensor, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """Deviations from the mean, (s, P), from standard-normal noise (s, P)."""
         if prior_precision.ndim == 0:
             return super().sample(noise, prior_precision, scale)
-        root = self._cholesky(prior_precision, scale)
-        solved: Tensor = torch.linalg.solve_triangular(root.T, noise.T, upper=True)
-        return solved.T
+        return noise @ self._root(prior_precision, scale).T
 
     def variance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """Marginal variances of the weights, (P,)."""
-        if prior_precision.ndim == 0:
-            return super().variance(prior_precision, scale)
-        root = self._cholesky(prior_precision, scale)
-        return torch.cholesky_inverse(root).diagonal()
+        return (self._root(prior_precision, scale) ** 2).sum(1)
+
+    def effective_dimension(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Number of well-determined directions under a scalar prior, ()."""
+        variances = self.variance(prior_precision, scale)
+        return len(variances) - prior_precision * variances.sum()
 
 
 @dataclass(frozen=True)
@@ -116,15 +210,13 @@ class _FullProjection(Projection):
         """Functional covariance, (b, c, c), float64."""
         if prior_precision.ndim == 0:
             return super().covariance(prior_precision, scale)
-        rows = self.structure.whiten(self.jacobian, prior_precision, scale)
-        return rows @ rows.mT
+        return self.structure.covariance(self.jacobian, prior_precision, scale)
 
     def variance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """Its diagonal, (b, c), float64."""
         if prior_precision.ndim == 0:
             return super().variance(prior_precision, scale)
-        rows = self.structure.whiten(self.jacobian, prior_precision, scale)
-        return (rows**2).sum(-1)
+        return self.structure.functional_variance(self.jacobian, prior_precision, scale)
 
 
 class FullAccumulator(Accumulator):

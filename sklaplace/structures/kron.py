@@ -4,8 +4,8 @@
 over rows and positions ("expand" form for convolutions; Martens and Grosse
 2015; Grosse and Martens 2016). A bias, and rows without a layer form, are blocks
 ``B`` of their own, which is exact within the block. Both factors are
-diagonalised once, so that the prior precision is added to the products of their
-eigenvalues exactly (Ritter, Botev and Barber 2018).
+diagonalised once, when a question first needs it, so that the prior precision is
+added to the products of their eigenvalues exactly (Ritter, Botev and Barber 2018).
 """
 
 from collections.abc import Callable
@@ -34,10 +34,36 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Factor:
-    """Eigenvalues (n,) and eigenvectors (n, n) of a factor; None: the identity."""
+    """A factor, factorised when its eigenvectors are first asked for.
 
-    values: Tensor
-    vectors: Tensor | None
+    Attributes
+    ----------
+    moment : Tensor of shape (n, n) or (n,)
+        The factor itself, float64; a vector is the diagonal of one.
+    """
+
+    moment: Tensor
+
+    @cached_property
+    def _eigh(self) -> tuple[Tensor, Tensor | None]:
+        if self.moment.ndim == 1:
+            return self.moment, None
+        return symmetric_eigh(self.moment)
+
+    @property
+    def values(self) -> Tensor:
+        """Eigenvalues, (n,)."""
+        return self._eigh[0]
+
+    @property
+    def vectors(self) -> Tensor | None:
+        """Eigenvectors (n, n); None: the identity."""
+        return self._eigh[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is quick to make again stays behind."""
+        names = "moment", "_eigh"
+        return {k: v for k, v in self.__dict__.items() if k in names}
 
     @cached_property
     def _narrow(self) -> dict[torch.dtype, Tensor | None]:
@@ -80,10 +106,8 @@ class Factor:
         return x if self.vectors is None else x @ (self.vectors**2).T
 
     def dense(self) -> Tensor:
-        """The factor, (n, n)."""
-        if self.vectors is None:
-            return self.values.diag()
-        return (self.vectors * self.values) @ self.vectors.T
+        """The factor written out, (n, n)."""
+        return self.moment.diag() if self.moment.ndim == 1 else self.moment
 
 
 @dataclass(frozen=True)
@@ -201,11 +225,9 @@ class KronAccumulator(Accumulator):
             a / n.clamp(min=tiny)
             for a, n in zip(self._inputs, self._n_positions, strict=True)
         ]
-        outputs = once(factorised, [(b,) for b in self._outputs])
-        return Kron(
-            self.layout,
-            tuple(zip(outputs, map(factorised, means), strict=True)),
-        )
+        outputs = once(_symmetric, [(b,) for b in self._outputs])
+        inputs = map(_symmetric, means)
+        return Kron(self.layout, tuple(zip(outputs, inputs, strict=True)))
 
 
 def once(
@@ -257,8 +279,6 @@ def _n_positions(
     return torch.as_tensor(n_rows * a.shape[1], dtype=torch.float64, device=device)
 
 
-def factorised(moment: Tensor) -> Factor:
-    """Eigendecomposition of a moment (n, n), or of its diagonal (n,)."""
-    if moment.ndim == 1:
-        return Factor(moment, None)
-    return Factor(*symmetric_eigh(moment))
+def _symmetric(moment: Tensor) -> Factor:
+    """A factor without the asymmetry that rounding leaves."""
+    return Factor(moment if moment.ndim == 1 else (moment + moment.T) / 2)
