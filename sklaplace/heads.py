@@ -196,8 +196,13 @@ class LinearHead:
         slope = self._weigh(self.likelihood.gradient(f, self.targets))
         return value, self._backward(slope) + rho * offset, f
 
-    def newton_direction(self, f: Tensor, gradient: Tensor, rho: Tensor) -> Tensor:
-        """``-(H + diag ρ)⁻¹ gradient``, (P,), by conjugate gradients."""
+    def newton_direction(
+        self, f: Tensor, gradient: Tensor, rho: Tensor, precision: float = 0.0
+    ) -> Tensor:
+        """``-(H + diag ρ)⁻¹ gradient``, (P,), by conjugate gradients.
+
+        ``precision`` is the share of the gradient that may be left over.
+        """
         kron = self._kron(f)
         eigenvalues = kron.eigenvalues + rho.mean()
 
@@ -211,7 +216,9 @@ class LinearHead:
 
         is_small = self.layout.n_parameters <= MAX_DENSE
         limit = MAX_CG_IF_DENSE if is_small else MAX_CG
-        step, converged = _conjugate_gradients(hessian, precondition, -gradient, limit)
+        step, converged = _conjugate_gradients(
+            hessian, precondition, -gradient, limit, precision
+        )
         if converged or not is_small:
             return step
         full = self._accumulate(FullAccumulator(self.layout), f).dense()
@@ -312,8 +319,10 @@ def _newton(
     """Minimum of the regularised loss, (P,)."""
     theta = start
     value, gradient, f = head.objective(theta, rho, mean)
+    # a step need not be better than what is asked of the minimum
+    precision = min(0.1, tolerance**0.25) if tolerance > DECREMENT_TOLERANCE else 0.0
     for _ in range(MAX_NEWTON):
-        step = head.newton_direction(f, gradient, rho)
+        step = head.newton_direction(f, gradient, rho, precision)
         # half of this, the Newton decrement, is what the loss can still fall by
         decrement = float(-(gradient @ step))
         if decrement <= tolerance * (1 + float(value)):
@@ -358,10 +367,12 @@ def _conjugate_gradients(
     precondition: Callable[[Tensor], Tensor],
     b: Tensor,
     max_iterations: int,
+    precision: float,
 ) -> tuple[Tensor, bool]:
     """Solution of ``product(x) = b``, positive definite, and whether it is one."""
     # looser far from the minimum, superlinear close to it (Dembo and others 1982)
-    target = b.norm() * min(0.1, float(b.norm()) ** 0.5, float(b.norm()))
+    size = float(b.norm())
+    target = size * max(precision, min(0.1, size**0.5, size))
     x, residual = torch.zeros_like(b), b
     if not b.any():
         return x, True

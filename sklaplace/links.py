@@ -11,12 +11,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sklaplace import dirichlet, linalg
+from sklaplace import dirichlet
 
 Link = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # Logits beyond this are one-hot in any case, and their sums must not overflow.
 _MAX_LOGIT = 1e100
+# Keeps the pivots of a covariance that is zero numbers.
+_MIN_LIFT = 1e-200
 # What the two (rows, s, K) tensors of a chunk of Monte-Carlo rows may take: more
 # does not fit into caches, and takes a fifth longer.
 _CHUNK_BYTES = 4 * 2**20
@@ -254,7 +256,7 @@ def choose_link(n_classes: int) -> str:
 
     * up to 2 classes ``'mean_field'``: in closed form and nearly exact;
     * 3 to 128 classes ``'mc'``: no closed form is accurate any more;
-    * above 128 classes ``'probit'``: decomposing a covariance costs O(K³) per
+    * above 128 classes ``'probit'``: a covariance and its root cost O(K³) per
       row, and for large variances a hundred draws are no longer better.
 
     Parameters
@@ -347,9 +349,26 @@ def normal_draws(n_samples: int, dim: int, seed: int) -> Tensor:
 def _mean_softmax(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Average softmax over the draws: (b, K), (b, K, K), (s, K) -> (b, K)."""
     mean, cov = centre(mean, cov)
-    factor = linalg.psd_factor(cov)
-    logits = draws.to(mean) @ factor.mT + mean.unsqueeze(-2)  # (b, s, K)
-    return logits.softmax(-1).mean(-2)
+    factor = _centred_factor(cov)  # (b, K, K - 1)
+    points = draws[:, : factor.shape[-1]].to(mean)
+    # draws last: a softmax over many short rows is slow
+    logits = factor @ points.T + mean.unsqueeze(-1)  # (b, K, s)
+    return logits.softmax(-2).mean(-1)
+
+
+def _centred_factor(cov: Tensor) -> Tensor:
+    """``F`` (b, K, K - 1) with ``F Fᵀ`` a centred covariance.
+
+    The Cholesky factor of all classes but the last, whose logit is minus the sum
+    of theirs. What is added to the diagonal keeps singular matrices factorisable,
+    and the factor a smooth function of them.
+    """
+    leading = cov[:, :-1, :-1]
+    largest = cov.diagonal(dim1=-2, dim2=-1).amax(-1)
+    lift = 1e-10 * largest.clamp(min=_MIN_LIFT)
+    identity = torch.eye(leading.shape[-1], dtype=cov.dtype, device=cov.device)
+    root, _ = torch.linalg.cholesky_ex(leading + lift[:, None, None] * identity)
+    return torch.cat([root, -root.sum(-2, keepdim=True)], -2)
 
 
 def _centre_mean(mean: Tensor) -> Tensor:

@@ -51,12 +51,14 @@ FIXED_POINT_TOLERANCE = 3e-5
 # the best of which is lucky ("strong" evidence: Kass and Raftery 1995).
 MARGIN = 3.0
 # share of itself that the loss of a refitted head may still lack along the path
-PATH_TOLERANCE = 1e-7
+PATH_TOLERANCE = 1e-5
 # σ that training rows can ask for, as a share of the targets' spread: a head that
 # fits all of them would have none.
 SMALLEST_NOISE = 1e-4
-# the path of refitted heads ends after so many worse points
-PATIENCE = 2
+# points of the path that a first look passes over, and where refitting begins: a
+# prior under which outputs have unit variance, or noise as large as the residuals
+COARSE = 4
+MIDDLE = 8
 # Prior variances of the outputs that the validation path visits: from
 # one that changes no prediction to one that leaves all to the data.
 PATH = 10.0 ** np.arange(-4, 6.01, 0.5)
@@ -441,7 +443,7 @@ def validation(task: Task) -> GaussianPosterior:
     path = _path(task)
     kept = refitted = None
     if task.refine is not True:
-        kept = _best(_scored(task, path))
+        kept = _best(_scored_kept(task, path))
     if task.refine is True or (task.refine == "auto" and task.head is not None):
         refitted = _best(_scored_refitted(task, path))
     chosen = kept or refitted
@@ -539,26 +541,64 @@ def _scored(task: Task, path: list[Tensor]) -> list[_Candidate]:
     return [scorer.candidate(task.posterior) for scorer in scorers]
 
 
+def _scored_kept(task: Task, path: list[Tensor]) -> list[_Candidate]:
+    """The same; where a point is dear, every fourth, then around the best of them.
+
+    That is where covariances are made. Rows that are made anew on each pass are
+    passed once, with all points.
+    """
+    is_cheap = task.log_proba is None or task.diagonal
+    is_stream = not isinstance(task.validation, list)
+    if is_cheap or is_stream or len(path) < 2 * COARSE:
+        return _scored(task, path)
+    candidates: dict[int, _Candidate] = {}
+
+    def visit(indices: Iterable[int]) -> None:
+        new = [i for i in indices if 0 <= i < len(path) and i not in candidates]
+        found = _scored(task, [path[i] for i in new])
+        candidates.update(zip(new, found, strict=True))
+
+    visit(range(0, len(path), COARSE))
+    stride = COARSE // 2
+    while stride:
+        best = _best_index(candidates)
+        visit([best - stride, best + stride])
+        stride //= 2
+    return list(candidates.values())
+
+
 def _scored_refitted(task: Task, path: list[Tensor]) -> list[_Candidate]:
     """The same with the head refitted at each point, from where the last ended.
 
-    Every other point is visited first, until the score has worsened
-    ``PATIENCE`` times: weaker priors only approach the unregularised fit. Then
-    come the neighbours of the best.
+    Uphill by two points at a time from the middle of the path, where prior and data
+    weigh alike, until both sides are worse; then the neighbours of the best.
     """
     candidates: dict[int, _Candidate] = {}
-    posterior, best = task.posterior, 0
-    for index in range(0, len(path), 2):
-        candidates[index] = _refitted(task, posterior, path[index])
-        posterior = candidates[index].posterior
-        best = min(candidates, key=lambda i: candidates[i].score)
-        if index - best >= 2 * PATIENCE:
-            break
-    for index in (best - 1, best + 1):
-        if 0 <= index < len(path):
-            start = candidates[best].posterior
+
+    def visit(index: int, start: GaussianPosterior) -> None:
+        if 0 <= index < len(path) and index not in candidates:
             candidates[index] = _refitted(task, start, path[index])
+
+    best = min(MIDDLE, len(path) - 1)
+    visit(best, task.posterior)
+    for stride in (2, 1):
+        for direction in (stride, -stride):
+            while True:
+                best = _best_index(candidates)
+                visit(best + direction, candidates[best].posterior)
+                if stride == 1 or _best_index(candidates) == best:
+                    break
     return list(candidates.values())
+
+
+def _best_index(candidates: dict[int, _Candidate]) -> int:
+    """Where the score is lowest; what is no number is highest."""
+
+    def score(index: int) -> float:
+        found = candidates[index].score
+        return found if math.isfinite(found) else math.inf
+
+    return min(candidates, key=score)
 
 
 def _refitted(task: Task, start: GaussianPosterior, ratio: Tensor) -> _Candidate:
