@@ -8,34 +8,31 @@ outside and torch inside.
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import clone
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import (
     _check_sample_weight,
-    check_is_fitted,
     validate_data,
 )
 from torch import Tensor
 
 from sklaplace import holdout
+from sklaplace.caching import cached, check_memory, fingerprint
 from sklaplace.curvature import CURVATURES, accumulate
 from sklaplace.data import (
     InputType,
     TrainingData,
     check_length,
-    count_rows,
     input_type,
     is_opaque,
 )
-from sklaplace.forward import Forward
 from sklaplace.heads import HeadRows, LinearHead
 from sklaplace.inspection import (
     Inspected,
@@ -46,21 +43,14 @@ from sklaplace.inspection import (
 )
 from sklaplace.jacobians import backpropagate, centring
 from sklaplace.likelihoods import DataFit
-from sklaplace.linalg import all_finite
-from sklaplace.memory import move
 from sklaplace.options import (
-    check_count,
-    check_option,
-    check_positive,
-    check_seed,
     listed,
 )
 from sklaplace.posterior import GaussianPosterior, Hyperparameters
-from sklaplace.predictive import PREDICTIVES, linearised_mean
+from sklaplace.prediction import FittedNetwork, PosteriorPredictor, device_of
 from sklaplace.priors import PRIOR_STRUCTURES
 from sklaplace.settings import (
     check_layout,
-    check_prior_shape,
     check_settings,
     inner_net,
     is_frozen,
@@ -68,20 +58,6 @@ from sklaplace.settings import (
 from sklaplace.structures import STRUCTURES, Structure
 from sklaplace.training import Batches, copied, first_rows, private_rng, train
 from sklaplace.tuning import TUNERS, Rows, Task, require_head
-
-
-@dataclass(frozen=True)
-class FittedNetwork:
-    """A trained net, how it is read, and the rows it has and has not seen."""
-
-    net: Any
-    inspected: Inspected
-    train: Any
-    held_out: Any
-
-    def forward(self) -> Forward:
-        """The network as a function to differentiate."""
-        return view(self.net, self.inspected.output_map, self.inspected.tap)
 
 
 @contextmanager
@@ -96,10 +72,25 @@ def unchanged_on_error(estimator: Any) -> Iterator[None]:
         raise
 
 
-class BaseLaplace(BaseEstimator):
+@dataclass(frozen=True)
+class Curved:
+    """A trained network and its curvature, before any prior is chosen."""
+
+    network: FittedNetwork
+    structure: Structure
+    data_fit: DataFit
+    head_rows: HeadRows
+
+    def stored(self) -> "Curved":
+        """Without the rows that have done their part."""
+        return replace(self, network=replace(self.network, train=None))
+
+
+class BaseLaplace(PosteriorPredictor):
     """Shared by `LaplaceClassifier` and `LaplaceRegressor`; not for direct use."""
 
     _likelihoods: tuple[type, ...]
+    memory: Any
 
     # --------------------------------------------------------------------- fit
     def fit(
@@ -148,17 +139,68 @@ class BaseLaplace(BaseEstimator):
         structure.
         """
         with unchanged_on_error(self):
-            self._check_parameters()
-            data, validation = self._check_data(X, y, sample_weight, X_val, y_val)
-            random_state = self._fresh_random_state()
-            self._seed = int(random_state.randint(np.iinfo(np.int32).max))
+            curved = self._curve(X, y, sample_weight, X_val, y_val, fit_params)
+            self._publish(curved, self._posterior(curved))
+        return self
+
+    def _curve(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        X_val: Any,
+        y_val: Any,
+        fit_params: dict[str, Any],
+    ) -> Curved:
+        """All that does not depend on prior, noise, temperature and link."""
+        self._check_parameters()
+        memory = check_memory(self.memory)
+        data, validation = self._check_data(X, y, sample_weight, X_val, y_val)
+        random_state = self._fresh_random_state()
+        self._seed = int(random_state.randint(np.iinfo(np.int32).max))
+
+        def work() -> Curved:
             device = getattr(self._net(), "device", "cpu")
             with private_rng(self._seed, device), torch.inference_mode(False):
                 fitted = self._fit_network(data, validation, fit_params)
                 with fitted.forward().frozen():
-                    posterior = self._fit_posterior(fitted)
-            self._publish(fitted, posterior)
-        return self
+                    return self._accumulated(fitted)
+
+        if self.memory is None:
+            return work()
+        if self.random_state is None:
+            warnings.warn(
+                "memory has no effect with random_state=None, which makes every fit "
+                "differ. Set random_state to a number.",
+                UserWarning,
+                stacklevel=3,
+            )
+            return work()
+        key = self._key(data, validation, fit_params)
+        return cached(memory, key, lambda: work().stored())
+
+    def _key(
+        self,
+        data: TrainingData,
+        validation: TrainingData | None,
+        fit_params: dict[str, Any],
+    ) -> str:
+        """Content of everything that `_curve` depends on."""
+        settings = ["subset_of_weights", "hessian_structure", "curvature", "batch_size"]
+        if self._tunes_on_rows():
+            settings.append("validation_fraction")
+        return fingerprint(
+            {
+                "kind": type(self)._likelihoods,
+                "estimator": self.estimator,
+                "data": (data, self._n_outputs()),
+                "validation": validation,
+                "fit_params": fit_params,
+                "seed": self._seed,
+                "settings": {name: getattr(self, name) for name in settings},
+                "rows": (self._tunes_on_rows(), self._may_refit()),
+            }
+        )
 
     def _fresh_random_state(self) -> np.random.RandomState:
         """Never the global generator: None draws on the operating system."""
@@ -166,7 +208,8 @@ class BaseLaplace(BaseEstimator):
             return np.random.RandomState(int.from_bytes(os.urandom(4), "little"))
         return check_random_state(self.random_state)
 
-    def _publish(self, fitted: FittedNetwork, posterior: GaussianPosterior) -> None:
+    def _publish(self, curved: Curved, posterior: GaussianPosterior) -> None:
+        fitted = curved.network
         self.estimator_ = fitted.net
         self.inspected_ = fitted.inspected
         self.posterior_ = posterior
@@ -174,11 +217,6 @@ class BaseLaplace(BaseEstimator):
         self.prior_precision_ = plain(posterior.prior_precision)
         if self.verbose:
             print(f"[{type(self).__name__}] {self._summary()}")  # noqa: T201
-
-    @property
-    def log_marginal_likelihood_value_(self) -> float:
-        """Laplace evidence of the training rows, in nats; factorises when asked."""
-        return float(self._fitted_posterior().log_marginal_likelihood())
 
     def _summary(self) -> str:
         """What was fitted, in one line."""
@@ -346,8 +384,8 @@ class BaseLaplace(BaseEstimator):
         return inspected
 
     # ------------------------------------------------------- fit: the posterior
-    def _fit_posterior(self, fitted: FittedNetwork) -> GaussianPosterior:
-        """Curvature over the training rows, then the hyperparameters."""
+    def _accumulated(self, fitted: FittedNetwork) -> Curved:
+        """Curvature and loss over the training rows."""
         inspected, curvature = fitted.inspected, CURVATURES[self.curvature]
         accumulator = STRUCTURES[self.hessian_structure][0](inspected.layout)
         head_rows = HeadRows(inspected.head_map if self._may_refit() else None)
@@ -359,10 +397,24 @@ class BaseLaplace(BaseEstimator):
             accumulator,
             head_rows.add,
         )
-        self._check_loss(data_fit)
-        posterior = self._untuned(fitted, accumulator.decompose(), data_fit)
-        head = head_rows.build(posterior, curvature, type(accumulator))
-        return self._tuned(fitted, posterior, head)
+        if not self._tunes_on_rows():
+            fitted = replace(fitted, held_out=None)
+        return Curved(fitted, accumulator.decompose(), data_fit, head_rows)
+
+    def _posterior(self, curved: Curved) -> GaussianPosterior:
+        """The posterior under the hyperparameters that are given or chosen."""
+        fitted = curved.network
+        self._check_loss(curved.data_fit)
+        with (
+            private_rng(None),
+            torch.inference_mode(False),
+            fitted.forward().frozen(),
+        ):
+            posterior = self._untuned(fitted, curved.structure, curved.data_fit)
+            accumulator = STRUCTURES[self.hessian_structure][0]
+            curvature = CURVATURES[self.curvature]
+            head = curved.head_rows.build(posterior, curvature, accumulator)
+            return self._tuned(fitted, posterior, head)
 
     def _may_refit(self) -> bool:
         """Whether anything can ask for another last layer."""
@@ -375,12 +427,6 @@ class BaseLaplace(BaseEstimator):
 
     def _check_loss(self, data_fit: DataFit) -> None:
         """Overridden where a loss says by itself that training has failed."""
-
-    def _batches(
-        self, fitted: FittedNetwork, dataset: Any, *, with_covariance: bool = False
-    ) -> Batches:
-        fitting = fitted.inspected.batch_size(with_covariance=with_covariance)
-        return Batches(fitted.net, dataset, self.batch_size or fitting)
 
     def _untuned(
         self, fitted: FittedNetwork, structure: Structure, data_fit: DataFit
@@ -463,162 +509,6 @@ class BaseLaplace(BaseEstimator):
         rows = _LinearisedRows(fitted, batches)
         return list(rows) if self.subset_of_weights == "last_layer" else rows
 
-    # ----------------------------------------------------------------- predict
-    def _fitted_posterior(self) -> GaussianPosterior:
-        check_is_fitted(self)
-        return self.posterior_
-
-    def _each_batch(
-        self, X: Any, function: Callable[..., Any], *, with_covariance: bool = False
-    ) -> list[Any]:
-        """``function(forward, x)`` of every batch of X, the network frozen."""
-        if is_opaque(X):
-            count_rows(X)
-        else:
-            X = validate_data(self, X, reset=False, dtype=None, allow_nd=True)
-            X = self._input_type.inputs(X)
-        net = self.estimator_
-        fitted = FittedNetwork(net, self.inspected_, None, None)
-        batches = self._batches(
-            fitted, net.get_dataset(X), with_covariance=with_covariance
-        )
-        with private_rng(None), torch.inference_mode(False):
-            forward = fitted.forward()
-            with forward.frozen():
-                return [function(forward, x) for x, _, _ in batches]
-
-    def _collect(
-        self,
-        X: Any,
-        function: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
-        **question: bool,
-    ) -> list[np.ndarray]:
-        """Functions of each row's Gaussian over outputs, for all rows, as arrays.
-
-        ``question`` says which Gaussian: ``diagonal``, ``centred``; see `glm`.
-        """
-        posterior = self._fitted_posterior()
-        check_option("pred_type", self.pred_type, PREDICTIVES)
-        predictive = PREDICTIVES[self.pred_type]
-
-        def ask(forward: Forward, x: Any) -> tuple[Tensor, ...]:
-            mean, cov = predictive(posterior, forward, x, **question)
-            if not (all_finite(mean) and all_finite(cov)):
-                raise ValueError(
-                    "The network's outputs are not finite for some rows of X. Look "
-                    "for values far beyond those it was trained on."
-                )
-            return function(mean, cov)
-
-        with_covariance = not question.get("diagonal", False)
-        parts = self._each_batch(X, ask, with_covariance=with_covariance)
-        return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
-
-    def _sample_outputs(self, X: Any, n_samples: int, random_state: Any) -> np.ndarray:
-        """Joint draws of the linearised outputs, (n, c, n_samples)."""
-        posterior = self._fitted_posterior()
-        check_count("n_samples", n_samples)
-        generator = torch.Generator().manual_seed(self._sample_seed(random_state))
-        shifts = (posterior.sample(n_samples, generator) - posterior.weights).T
-
-        def draw(forward: Forward, x: Any) -> Tensor:
-            f, jacobian = backpropagate(forward, x, posterior.layout)
-            return f.double().unsqueeze(-1) + jacobian.double().matmul(shifts)
-
-        return torch.cat(self._each_batch(X, draw)).cpu().numpy()
-
-    def _joint(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Mean (n, c) and covariance (n, n, c) of each output across rows."""
-        posterior = self._fitted_posterior()
-
-        def whitened(forward: Forward, x: Any) -> tuple[Tensor, Tensor]:
-            f, jacobian = backpropagate(forward, x, posterior.layout)
-            rows = posterior.structure.whiten(
-                jacobian, posterior.prior_precision, posterior.scale
-            )
-            return linearised_mean(posterior, f, jacobian), rows
-
-        parts = self._each_batch(X, whitened)
-        mean, rows = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
-        cov = torch.einsum("ncp,mcp->nmc", rows, rows)
-        return mean.cpu().numpy(), cov.cpu().numpy()
-
-    @staticmethod
-    def _sample_seed(random_state: Any) -> int:
-        """Seed of draws; None gives fresh ones each time."""
-        check_seed("random_state", random_state)
-        if random_state is None:
-            return int.from_bytes(os.urandom(4), "little")
-        if isinstance(random_state, Integral):
-            return int(random_state)
-        return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
-
-    def log_marginal_likelihood(
-        self, prior_precision: Any = None, sigma_noise: Any = None
-    ) -> float:
-        """Laplace evidence ``log p(D)`` of the training rows, in nats.
-
-        Parameters
-        ----------
-        prior_precision : float or array, optional
-            Asked instead of the fitted value.
-        sigma_noise : float, optional
-            Likewise; regression only.
-
-        Returns
-        -------
-        float
-            Asking changes nothing. For a refitted last layer the weights are
-            those of the fitted prior precision.
-        """
-        posterior = self._fitted_posterior()
-        asked = {"prior_precision": prior_precision, "sigma_noise": sigma_noise}
-        given = {name: value for name, value in asked.items() if value is not None}
-        self._check_asked(posterior, given)
-        h = posterior.hyperparameters
-        device = h.prior_precision.device
-        tensors = {
-            name: torch.as_tensor(value, dtype=torch.float64, device=device).expand(
-                getattr(h, name).shape
-            )
-            for name, value in given.items()
-        }
-        return float(posterior.log_marginal_likelihood(replace(h, **tensors)))
-
-    def _check_asked(self, posterior: GaussianPosterior, given: dict[str, Any]) -> None:
-        """Refuse hyperparameters that the posterior does not have."""
-        for name, value in given.items():
-            check_positive(name, value, scalar=name == "sigma_noise")
-        if "prior_precision" in given:
-            shape = self.prior_structure
-            check_prior_shape(given["prior_precision"], shape, posterior.layout)
-        if "sigma_noise" in given and not posterior.likelihood.has_noise:
-            raise ValueError(
-                "sigma_noise was given, but a classifier has no observation noise. "
-                "Leave it out."
-            )
-
-    # ------------------------------------------------------------------ pickle
-    def __getstate__(self) -> dict[str, Any]:
-        """The posterior travels on the CPU; skorch sees to the network."""
-        state = dict(super().__getstate__())
-        for name in ("posterior_", "inspected_"):
-            if name in state:
-                state[name] = move(state[name], "cpu")
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if hasattr(self, "posterior_"):
-            device = device_of(self.estimator_)
-            self.posterior_ = move(self.posterior_, device)
-            self.inspected_ = move(self.inspected_, device)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.three_d_array = True
-        return tags
-
 
 class _LinearisedRows:
     """Held-out rows, linearised anew on each pass: no memory for many weights."""
@@ -635,11 +525,6 @@ class _LinearisedRows:
             if weights is None:
                 weights = torch.ones_like(f[:, 0])
             yield Rows(f, jacobian, inspected.likelihood.targets(y, f), weights)
-
-
-def device_of(net: Any) -> torch.device:
-    """Where the weights of a net are."""
-    return next(net.module_.parameters()).device
 
 
 def _match_targets(net: Any, dataset: Any) -> None:

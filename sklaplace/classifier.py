@@ -76,6 +76,10 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
     batch_size : int or None, default=None
         Rows per batch for curvature and prediction; None fits them into a fixed
         memory budget. Results do not depend on it.
+    memory : None, str, path or joblib.Memory, default=None
+        Where the trained network and its curvature are kept, so that a grid search
+        over prior, noise, temperature or link trains once per fold. Needs a
+        ``random_state``.
     random_state : int, RandomState or None, default=None
         Seeds training, the rows held out and the draws. None differs every time.
         The global generators are never touched.
@@ -156,6 +160,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         link_approx: str = "auto",
         n_samples: int = 100,
         batch_size: int | None = None,
+        memory: Any = None,
         random_state: Any = None,
         verbose: int = 0,
     ) -> None:
@@ -173,6 +178,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         self.link_approx = link_approx
         self.n_samples = n_samples
         self.batch_size = batch_size
+        self.memory = memory
         self.random_state = random_state
         self.verbose = verbose
 

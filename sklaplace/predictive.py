@@ -5,6 +5,8 @@ The linearised predictive (``glm``) is exact for the linearised network:
 "Improving predictions of Bayesian neural nets via local linearization").
 """
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +14,9 @@ from torch import Tensor
 
 from sklaplace.forward import Forward
 from sklaplace.jacobians import Jacobian, backpropagate_in_parts, centring, joined
+from sklaplace.layouts import Layout
 from sklaplace.posterior import GaussianPosterior
+from sklaplace.structures import Projection
 
 
 def linearised_mean(
@@ -26,6 +30,61 @@ def linearised_mean(
         return f.double()
     shift = (posterior.mean - posterior.weights).unsqueeze(-1)
     return f.double() + jacobian.matmul(shift.to(jacobian.dtype)).squeeze(-1)
+
+
+@dataclass
+class Linearised:
+    """One batch of rows, linearised at the network's weights: ready for questions.
+
+    Attributes
+    ----------
+    f : Tensor of shape (b, k)
+        Outputs that the Jacobian has rows for.
+    jacobian : Jacobian
+        k rows for each row of the batch.
+    """
+
+    f: Tensor
+    jacobian: Jacobian
+    _projection: Projection | None = None
+
+    def gaussian(
+        self, posterior: GaussianPosterior, *, diagonal: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Mean (b, k) and covariance (b, k, k), or variances (b, k)."""
+        mean = linearised_mean(posterior, self.f, self.jacobian)
+        if diagonal:
+            return mean, posterior.functional_variance(self.jacobian)
+        return mean, posterior.functional_covariance(self.jacobian)
+
+    def projected(
+        self, posterior: GaussianPosterior, *, diagonal: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The same for many prior precisions: rows are rotated into a basis once."""
+        if self._projection is None or (
+            self._projection.structure is not posterior.structure
+        ):
+            self._projection = posterior.structure.project(self.jacobian)
+        mean = linearised_mean(posterior, self.f, self.jacobian)
+        ask = self._projection.variance if diagonal else self._projection.covariance
+        return mean, ask(posterior.prior_precision, posterior.scale)
+
+
+def linearise(
+    forward: Forward, x: Any, layout: Layout, *, diagonal: bool, centred: bool
+) -> Iterator[Linearised]:
+    """Rows of a batch, some outputs at a time if ``diagonal`` and they are many.
+
+    ``centred`` takes the mean over outputs off each output.
+    """
+    cotangents = centring if centred else None
+    parts = backpropagate_in_parts(forward, x, layout, cotangents)
+    if not diagonal:
+        parts = iter([joined(list(parts))])
+    for f, jacobian in parts:
+        outputs = f - f.mean(1, keepdim=True) if centred else f
+        first = jacobian.first_column
+        yield Linearised(outputs[:, first : first + jacobian.n_columns], jacobian)
 
 
 def glm(
@@ -57,21 +116,16 @@ def glm(
     Costs one forward pass and, unless only the last layer is random, c backward
     columns down to the selected weights.
     """
-    cotangents = centring if centred else None
-    parts = backpropagate_in_parts(forward, x, posterior.layout, cotangents)
-    if not diagonal:
-        parts = iter([joined(list(parts))])
-    means, spreads = [], []
-    for f, jacobian in parts:
-        columns = f - f.mean(1, keepdim=True) if centred else f
-        columns = columns[:, jacobian.first_column :][:, : jacobian.n_columns]
-        means.append(linearised_mean(posterior, columns, jacobian))
-        ask = (
-            posterior.functional_variance
-            if diagonal
-            else posterior.functional_covariance
-        )
-        spreads.append(ask(jacobian))
+    layout = posterior.layout
+    parts = linearise(forward, x, layout, diagonal=diagonal, centred=centred)
+    return side_by_side(part.gaussian(posterior, diagonal=diagonal) for part in parts)
+
+
+def side_by_side(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Means and variances of some outputs each, as those of all."""
+    means, spreads = zip(*parts, strict=True)
+    if len(means) == 1:
+        return means[0], spreads[0]
     return torch.cat(means, 1), torch.cat(spreads, 1)
 
 

@@ -67,6 +67,10 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
     batch_size : int or None, default=None
         Rows per batch for curvature and prediction; None fits them into a fixed
         memory budget. Results do not depend on it.
+    memory : None, str, path or joblib.Memory, default=None
+        Where the trained network and its curvature are kept, so that a grid search
+        over prior, noise, temperature or link trains once per fold. Needs a
+        ``random_state``.
     random_state : int, RandomState or None, default=None
         Seeds training, the rows held out and the draws. None differs every time.
         The global generators are never touched.
@@ -140,6 +144,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         sigma_noise: Any = "auto",
         n_samples: int = 100,
         batch_size: int | None = None,
+        memory: Any = None,
         random_state: Any = None,
         verbose: int = 0,
     ) -> None:
@@ -157,6 +162,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         self.sigma_noise = sigma_noise
         self.n_samples = n_samples
         self.batch_size = batch_size
+        self.memory = memory
         self.random_state = random_state
         self.verbose = verbose
 
@@ -203,8 +209,8 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
     def _log_proba(self, posterior: GaussianPosterior) -> None:
         return None
 
-    def _publish(self, fitted: Any, posterior: GaussianPosterior) -> None:
-        super()._publish(fitted, posterior)
+    def _publish(self, curved: Any, posterior: GaussianPosterior) -> None:
+        super()._publish(curved, posterior)
         self.sigma_noise_ = plain(posterior.hyperparameters.sigma_noise)
 
     # ----------------------------------------------------------------- predict

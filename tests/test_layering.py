@@ -16,6 +16,7 @@ ROOT = Path(sklaplace.__file__).parent
 MODULES = [
     "linalg",
     "options",
+    "caching",
     "memory",
     "dirichlet",
     "links",
@@ -44,6 +45,7 @@ MODULES = [
     "data",
     "settings",
     "inspection",
+    "prediction",
     "base",
     "classifier",
     "regressor",

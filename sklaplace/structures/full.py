@@ -175,7 +175,8 @@ class Full(Structure):
         # one product for all outputs: (b, i) @ (i, k·i)
         reached = features @ wide.transpose(0, 1).flatten(1)
         found = (reached.unflatten(1, wide.shape[::2]) * features.unsqueeze(1)).sum(-1)
-        return found.double().clamp(min=0)
+        variances: Tensor = found.double().clamp(min=0)
+        return variances
 
     def whiten(
         self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor

@@ -1,0 +1,281 @@
+"""PosteriorPredictor: what a fitted posterior is asked, batch by batch.
+
+The network is linearised on the rows given and the posterior is asked for the
+Gaussian over its outputs; each estimator makes of it what it is asked for.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from sklaplace.data import InputType, count_rows, is_opaque
+from sklaplace.forward import Forward
+from sklaplace.inspection import Inspected, view
+from sklaplace.jacobians import backpropagate
+from sklaplace.linalg import all_finite
+from sklaplace.memory import move
+from sklaplace.options import check_count, check_option, check_positive, check_seed
+from sklaplace.posterior import GaussianPosterior
+from sklaplace.predictive import (
+    PREDICTIVES,
+    Linearised,
+    linearise,
+    linearised_mean,
+    side_by_side,
+)
+from sklaplace.settings import check_prior_shape
+from sklaplace.training import Batches, private_rng
+
+
+@dataclass(frozen=True)
+class FittedNetwork:
+    """A trained net, how it is read, and the rows it has and has not seen."""
+
+    net: Any
+    inspected: Inspected
+    train: Any
+    held_out: Any
+
+    def forward(self) -> Forward:
+        """The network as a function to differentiate."""
+        return view(self.net, self.inspected.output_map, self.inspected.tap)
+
+
+class ProjectedRows:
+    """Rows that are predicted under many prior precisions: linearised once.
+
+    While it is an estimator's ``_projected_rows``, predictions come from here.
+    """
+
+    def __init__(self) -> None:
+        # X itself is kept beside its batches, so that its id stays
+        self._known: dict[tuple[Any, ...], tuple[Any, list[list[Linearised]]]] = {}
+
+    def gaussians(
+        self,
+        model: "PosteriorPredictor",
+        X: Any,
+        posterior: GaussianPosterior,
+        *,
+        diagonal: bool,
+        centred: bool,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Mean and covariance, or variances, of each batch."""
+        key = id(X), diagonal, centred
+        if key not in self._known:
+
+            def look(forward: Forward, x: Any) -> list[Linearised]:
+                layout = posterior.layout
+                parts = linearise(
+                    forward, x, layout, diagonal=diagonal, centred=centred
+                )
+                return list(parts)
+
+            batches = model._each_batch(X, look, with_covariance=not diagonal)
+            self._known[key] = X, batches
+        for parts in self._known[key][1]:
+            yield side_by_side(p.projected(posterior, diagonal=diagonal) for p in parts)
+
+
+class PosteriorPredictor(BaseEstimator):
+    """The half of the estimators that answers; not for direct use."""
+
+    batch_size: int | None
+    pred_type: str
+    prior_structure: str
+    estimator_: Any
+    inspected_: Inspected
+    posterior_: GaussianPosterior
+    _input_type: InputType
+
+    def _batches(
+        self, fitted: FittedNetwork, dataset: Any, *, with_covariance: bool = False
+    ) -> Batches:
+        fitting = fitted.inspected.batch_size(with_covariance=with_covariance)
+        return Batches(fitted.net, dataset, self.batch_size or fitting)
+
+    def _fitted_posterior(self) -> GaussianPosterior:
+        check_is_fitted(self)
+        return self.posterior_
+
+    @property
+    def log_marginal_likelihood_value_(self) -> float:
+        """Laplace evidence of the training rows, in nats; factorises when asked."""
+        return float(self._fitted_posterior().log_marginal_likelihood())
+
+    def _each_batch(
+        self, X: Any, function: Callable[..., Any], *, with_covariance: bool = False
+    ) -> list[Any]:
+        """``function(forward, x)`` of every batch of X, the network frozen."""
+        if is_opaque(X):
+            count_rows(X)
+        else:
+            X = validate_data(self, X, reset=False, dtype=None, allow_nd=True)
+            X = self._input_type.inputs(X)
+        net = self.estimator_
+        fitted = FittedNetwork(net, self.inspected_, None, None)
+        batches = self._batches(
+            fitted, net.get_dataset(X), with_covariance=with_covariance
+        )
+        with private_rng(None), torch.inference_mode(False):
+            forward = fitted.forward()
+            with forward.frozen():
+                return [function(forward, x) for x, _, _ in batches]
+
+    def _collect(
+        self,
+        X: Any,
+        function: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+        *,
+        diagonal: bool = False,
+        centred: bool = False,
+    ) -> list[np.ndarray]:
+        """Functions of each row's Gaussian over outputs, for all rows, as arrays.
+
+        ``diagonal`` and ``centred`` say which Gaussian; see `glm`.
+        """
+        posterior = self._fitted_posterior()
+        check_option("pred_type", self.pred_type, PREDICTIVES)
+        predictive = PREDICTIVES[self.pred_type]
+        question = {"diagonal": diagonal, "centred": centred}
+
+        def ask(forward: Forward, x: Any) -> tuple[Tensor, ...]:
+            gaussian = predictive(posterior, forward, x, **question)
+            return function(*_checked(*gaussian))
+
+        path: ProjectedRows | None = vars(self).get("_projected_rows")
+        if path is not None:
+            gaussians = path.gaussians(self, X, posterior, **question)
+            parts = [function(*_checked(*gaussian)) for gaussian in gaussians]
+        else:
+            parts = self._each_batch(X, ask, with_covariance=not diagonal)
+        return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
+
+    def _sample_outputs(self, X: Any, n_samples: int, random_state: Any) -> np.ndarray:
+        """Joint draws of the linearised outputs, (n, c, n_samples)."""
+        posterior = self._fitted_posterior()
+        check_count("n_samples", n_samples)
+        generator = torch.Generator().manual_seed(self._sample_seed(random_state))
+        shifts = (posterior.sample(n_samples, generator) - posterior.weights).T
+
+        def draw(forward: Forward, x: Any) -> Tensor:
+            f, jacobian = backpropagate(forward, x, posterior.layout)
+            return f.double().unsqueeze(-1) + jacobian.double().matmul(shifts)
+
+        return torch.cat(self._each_batch(X, draw)).cpu().numpy()
+
+    def _joint(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Mean (n, c) and covariance (n, n, c) of each output across rows."""
+        posterior = self._fitted_posterior()
+
+        def whitened(forward: Forward, x: Any) -> tuple[Tensor, Tensor]:
+            f, jacobian = backpropagate(forward, x, posterior.layout)
+            rows = posterior.structure.whiten(
+                jacobian, posterior.prior_precision, posterior.scale
+            )
+            return linearised_mean(posterior, f, jacobian), rows
+
+        parts = self._each_batch(X, whitened)
+        mean, rows = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
+        cov = torch.einsum("ncp,mcp->nmc", rows, rows)
+        return mean.cpu().numpy(), cov.cpu().numpy()
+
+    @staticmethod
+    def _sample_seed(random_state: Any) -> int:
+        """Seed of draws; None gives fresh ones each time."""
+        check_seed("random_state", random_state)
+        if random_state is None:
+            return int.from_bytes(os.urandom(4), "little")
+        if isinstance(random_state, Integral):
+            return int(random_state)
+        return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+
+    def log_marginal_likelihood(
+        self, prior_precision: Any = None, sigma_noise: Any = None
+    ) -> float:
+        """Laplace evidence ``log p(D)`` of the training rows, in nats.
+
+        Parameters
+        ----------
+        prior_precision : float or array, optional
+            Asked instead of the fitted value.
+        sigma_noise : float, optional
+            Likewise; regression only.
+
+        Returns
+        -------
+        float
+            Asking changes nothing. For a refitted last layer the weights are
+            those of the fitted prior precision.
+        """
+        posterior = self._fitted_posterior()
+        asked = {"prior_precision": prior_precision, "sigma_noise": sigma_noise}
+        given = {name: value for name, value in asked.items() if value is not None}
+        self._check_asked(posterior, given)
+        h = posterior.hyperparameters
+        device = h.prior_precision.device
+        tensors = {
+            name: torch.as_tensor(value, dtype=torch.float64, device=device).expand(
+                getattr(h, name).shape
+            )
+            for name, value in given.items()
+        }
+        return float(posterior.log_marginal_likelihood(replace(h, **tensors)))
+
+    def _check_asked(self, posterior: GaussianPosterior, given: dict[str, Any]) -> None:
+        """Refuse hyperparameters that the posterior does not have."""
+        for name, value in given.items():
+            check_positive(name, value, scalar=name == "sigma_noise")
+        if "prior_precision" in given:
+            shape = self.prior_structure
+            check_prior_shape(given["prior_precision"], shape, posterior.layout)
+        if "sigma_noise" in given and not posterior.likelihood.has_noise:
+            raise ValueError(
+                "sigma_noise was given, but a classifier has no observation noise. "
+                "Leave it out."
+            )
+
+    # ------------------------------------------------------------------ pickle
+    def __getstate__(self) -> dict[str, Any]:
+        """The posterior travels on the CPU; skorch sees to the network."""
+        state = dict(super().__getstate__())
+        for name in ("posterior_", "inspected_"):
+            if name in state:
+                state[name] = move(state[name], "cpu")
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if hasattr(self, "posterior_"):
+            device = device_of(self.estimator_)
+            self.posterior_ = move(self.posterior_, device)
+            self.inspected_ = move(self.inspected_, device)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        return tags
+
+
+def _checked(mean: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+    """The Gaussian over outputs, if it is one."""
+    if all_finite(mean) and all_finite(spread):
+        return mean, spread
+    raise ValueError(
+        "The network's outputs are not finite for some rows of X. Look for values far "
+        "beyond those it was trained on."
+    )
+
+
+def device_of(net: Any) -> torch.device:
+    """Where the weights of a net are."""
+    return next(net.module_.parameters()).device
