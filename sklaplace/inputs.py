@@ -5,7 +5,7 @@ that it sees, which overlap: `Patches` keeps the image and unfolds it when asked
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -13,9 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Autocorrelation pays where positions are many; tiny images have more border strips
-# than pixels.
-MIN_POSITIONS = 64
+from sklaplace.memory import CACHE
+
+# Autocorrelation pays where the products that it saves, (rows · positions · i²), are
+# more than its many small ones cost, whose number grows with the cube of the kernel.
+MIN_PRODUCTS = 2**28
+USUAL_KERNEL = 9
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,15 @@ class Patches:
         Padded already.
     kernel, stride, dilation : tuple of int
         One entry per axis.
+    basis : Tensor of shape (i, i) or None
+        What patches are multiplied by once they are written out.
     """
 
     image: Tensor
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
+    basis: Tensor | None = None
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
@@ -52,15 +58,33 @@ class Patches:
     def __len__(self) -> int:
         return len(self.image)
 
+    def numel(self) -> int:
+        """Elements that are kept: those of the image."""
+        return self.image.numel()
+
     def __getitem__(self, rows: slice) -> "Patches":
         """Patches of some rows."""
-        return Patches(self.image[rows], self.kernel, self.stride, self.dilation)
+        return replace(self, image=self.image[rows])
 
     def scaled(self, factors: Tensor) -> "Patches":
         """Each row times a factor (b,)."""
         shape = -1, *[1] * (self.image.ndim - 1)
-        image = self.image * factors.to(self.image).reshape(shape)
-        return Patches(image, self.kernel, self.stride, self.dilation)
+        return replace(self, image=self.image * factors.to(self.image).reshape(shape))
+
+    def double(self) -> "Patches":
+        """The same in float64."""
+        basis = None if self.basis is None else self.basis.double()
+        return replace(self, image=self.image.double(), basis=basis)
+
+    def contracted(self, outputs: Tensor) -> Tensor:
+        """``Σᵣ outputs ⊗ patches`` for ``outputs`` (b, n, r), as (b, n, i).
+
+        The basis comes where it costs less: before the sum over positions, or
+        after it.
+        """
+        if self.basis is None or self.shape[1] <= outputs.shape[1]:
+            return outputs @ self.unfold()
+        return (outputs @ replace(self, basis=None).unfold()) @ self.basis
 
     def unfold(self) -> Tensor:
         """Patches written out, (b, r, i)."""
@@ -71,14 +95,27 @@ class Patches:
             x = x.unfold(2 + axis, reach, self.stride[axis])[..., ::dilation]
         # (b, channels, *positions, *kernel) -> (b, *positions, channels, *kernel)
         x = x.movedim(1, 1 + n_axes)
-        return x.reshape(len(x), -1, x.shape[1 + n_axes :].numel())
+        rows = x.reshape(len(x), -1, x.shape[1 + n_axes :].numel())
+        return rows if self.basis is None else rows @ self.basis
 
     def moment(self) -> Tensor:
         """``Σ a aᵀ`` over rows and positions, (i, i)."""
-        if not self._overlap_evenly():
-            a = self.unfold().flatten(0, 1)
-            return a.T @ a
-        return _Autocorrelation(self.image, self.kernel).moment()
+        if self._overlap_evenly():
+            return _Autocorrelation(self.image, self.kernel).moment()
+        i = self.shape[2]
+        total = self.image.new_zeros(i, i)
+        for piece in self.pieces():
+            a = piece.unfold().flatten(0, 1)
+            total.addmm_(a.T, a)
+        return total
+
+    def pieces(self) -> Iterator["Patches"]:
+        """Groups of rows whose patches fit into a share of the caches."""
+        b, r, i = self.shape
+        row_bytes = r * i * self.image.element_size()
+        n_rows = max(1, CACHE // 4 // max(1, row_bytes))
+        for start in range(0, b, n_rows):
+            yield self[start : start + n_rows]
 
     def _overlap_evenly(self) -> bool:
         """Whether the autocorrelation form holds, and pays."""
@@ -86,11 +123,16 @@ class Patches:
             len(self.kernel) == 2
             and self.stride == self.dilation == (1, 1)
             and self.kernel != (1, 1)
-            and min(self.positions) ** 2 >= MIN_POSITIONS
             and all(
                 2 * k <= n for n, k in zip(self.positions, self.kernel, strict=True)
             )
+            and self._saves_enough()
         )
+
+    def _saves_enough(self) -> bool:
+        b, r, i = self.shape
+        overhead = (torch.Size(self.kernel).numel() / USUAL_KERNEL) ** 3
+        return b * r * i**2 >= MIN_PRODUCTS * overhead
 
 
 class _Autocorrelation:
@@ -206,7 +248,10 @@ def second_moment(a: Inputs, weights: Tensor | None) -> Tensor:
 
 def second_diagonal(a: Inputs, weights: Tensor | None) -> Tensor:
     """Its diagonal, (i,)."""
-    return (unfolded(_scaled(a, weights)) ** 2).sum((0, 1))
+    a = _scaled(a, weights)
+    pieces = a.pieces() if isinstance(a, Patches) else [a]
+    parts = [(unfolded(piece) ** 2).sum((0, 1)) for piece in pieces]
+    return torch.stack(parts).sum(0)
 
 
 def _scaled(a: Inputs, weights: Tensor | None) -> Inputs:

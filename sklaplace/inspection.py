@@ -17,7 +17,7 @@ from sklaplace.forward import Forward, first_tensor
 from sklaplace.jacobians import Jacobian, backpropagate
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import CRITERIA, Bernoulli, Likelihood
-from sklaplace.memory import BUDGET
+from sklaplace.memory import batch_rows
 from sklaplace.subsets import SUBSETS, common_gradient
 
 # default of each criterion's argument that would change the likelihood
@@ -28,9 +28,9 @@ _PLAIN = {
     "ignore_index": -100,
 }
 # Copies that are alive at once, of a layer's inputs: as they are and rotated; of its
-# gradients: kept, passed on and rotated; of a head's outputs: about as many as the
-# means, variances and probabilities in float64 that a link makes of them.
-INPUT_COPIES, GRADIENT_COPIES, OUTPUT_COPIES = 2, 3, 14
+# gradients: kept and passed on; of a head's outputs: about as many as the means,
+# variances and probabilities in float64 that a link makes of them.
+INPUT_COPIES, GRADIENT_COPIES, OUTPUT_COPIES = 2, 2, 14
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Inspected:
             float64, centred, and its root.
         """
         more = 3 * 8 * self.n_outputs**2 if with_covariance else 0
-        return max(1, BUDGET // (self.row_bytes + more))
+        return batch_rows(self.row_bytes + more)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -344,7 +344,7 @@ def _row_bytes(forward: Forward, x: Any, layout: Layout, jacobian: Jacobian) -> 
         for handle in handles:
             handle.remove()
     n_rows, c = f.shape
-    inputs = sum(b.a.shape.numel() for b in jacobian.blocks if b.a is not None)
+    inputs = sum(b.a.numel() for b in jacobian.blocks if b.a is not None)
     elements = INPUT_COPIES * inputs // n_rows + OUTPUT_COPIES * c
     if layout.head is not None:  # nothing is kept but what a layer takes and gives
         elements += 2 * max(sizes, default=0) // n_rows

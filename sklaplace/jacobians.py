@@ -22,7 +22,7 @@ from torch.func import functional_call, vjp, vmap
 
 from sklaplace.forward import Forward
 from sklaplace.hessians import Factored, OutputHessian
-from sklaplace.inputs import LAYER_INPUTS, Inputs, unfolded
+from sklaplace.inputs import LAYER_INPUTS, Inputs, Patches, unfolded
 from sklaplace.layouts import BlockSpec, Head, Layout
 from sklaplace.memory import BUDGET
 
@@ -55,7 +55,7 @@ class Block:
         """Length p of a row."""
         return self.g.shape[-1] * (1 if self.a is None else self.a.shape[-1])
 
-    @cached_property
+    @property
     def _inputs(self) -> Tensor:
         """Layer inputs written out, (b, r, i); ones for a bias."""
         if self.a is None:
@@ -70,23 +70,28 @@ class Block:
         """Rows written out, (b, k, p)."""
         if self.a is None:
             return self.g.squeeze(2)
-        # (b, k·o, r) @ (b, r, i)
         k, o = self.g.shape[1], self.g.shape[-1]
-        outputs = self.g.movedim(2, -1).flatten(1, 2)
-        rows: Tensor = (outputs @ self._inputs).unflatten(1, (k, o)).flatten(2)
+        outputs = self.g.movedim(2, -1).flatten(1, 2)  # (b, k·o, r)
+        summed = (
+            self.a.contracted(outputs)
+            if isinstance(self.a, Patches)
+            else outputs @ self.a
+        )
+        rows: Tensor = summed.unflatten(1, (k, o)).flatten(2)
         return rows
 
     def double(self) -> "Block":
         """The same in float64."""
-        return Block(self.g.double(), None if self.a is None else self._inputs.double())
+        return Block(self.g.double(), None if self.a is None else self.a.double())
 
     def _pieces(self) -> Iterator[Tensor]:
         """Dense rows in groups that are small enough for fast memory."""
+        assert self.a is not None
         b, k = self.g.shape[:2]
         n_rows = max(1, DENSE_ELEMENTS // max(1, k * self.n_parameters))
         for start in range(0, b, n_rows):
             rows = slice(start, start + n_rows)
-            yield Block(self.g[rows], self._inputs[rows]).dense()
+            yield Block(self.g[rows], self.a[rows]).dense()
 
     # -------------------------------------------------------- asked when fitting
     @property
@@ -141,7 +146,7 @@ class Block:
     def variance(self, v: Tensor) -> Tensor:
         """Diagonal of `gram`, (b, k)."""
         if not self._has_one_position:
-            return torch.cat([piece**2 @ v for piece in self._pieces()])
+            return torch.cat([(piece * piece) @ v for piece in self._pieces()])
         g, per_output = self.g.squeeze(2), self._weigh_outputs(v)
         if len(g) == 1:
             return per_output @ (g[0] ** 2).T
@@ -170,7 +175,9 @@ class Block:
         g = self.g if outputs is None else self.g @ outputs
         if inputs is None or self.a is None:
             return Block(g, self.a)
-        return Block(g, self._inputs @ inputs)
+        if isinstance(self.a, Patches):
+            return Block(g, replace(self.a, basis=inputs))
+        return Block(g, self.a @ inputs)
 
 
 @dataclass(frozen=True)
@@ -601,19 +608,22 @@ def _batched_gradients(f: Tensor, calls: list[_Call], columns: Tensor) -> list[T
         torch.autograd.grad, f, edges, retain_graph=True, allow_unused=True
     )
     columns = columns.contiguous()
-    found: list[Tensor | None]
+    used: list[bool] = []
+
+    def pull(column: Tensor) -> list[Tensor]:
+        gradients = backward(column)
+        used[:] = [g is not None for g in gradients]
+        return [column, *(g for g in gradients if g is not None)]
+
     try:
         with _quiet_batching():
-            found = list(backward(columns, is_grads_batched=True))
+            found = list(vmap(pull)(columns))
     except RuntimeError:  # an operator without a batching rule: column by column
-        each = [backward(column) for column in columns]
-        found = [
-            None if parts[0] is None else torch.stack(parts)
-            for parts in zip(*each, strict=True)
-        ]
+        found = [torch.stack(parts) for parts in zip(*map(pull, columns), strict=True)]
+    known = iter(found[1:])
     return [
-        columns.new_zeros(len(columns), *call.shape) if g is None else g
-        for g, call in zip(found, calls, strict=True)
+        next(known) if is_used else columns.new_zeros(len(columns), *call.shape)
+        for is_used, call in zip(used, calls, strict=True)
     ]
 
 

@@ -8,8 +8,19 @@ import torch
 from torch import Tensor
 
 # Bytes that the work on one batch may take beside the network and the factors of
-# the posterior. Larger batches leave the caches and gain nothing any more.
-BUDGET = 32 * 2**20
+# the posterior.
+BUDGET = 96 * 2**20
+# Batches of several rows need not take more than this: it leaves the caches as it is.
+CACHE = 32 * 2**20
+# Rows below which a network runs much slower per row.
+FEW_ROWS = 8
+
+
+def batch_rows(row_bytes: int) -> int:
+    """Rows to a batch where each takes so many bytes, at least one."""
+    row_bytes = max(1, row_bytes)
+    wanted = max(FEW_ROWS, CACHE // row_bytes)
+    return max(1, min(wanted, BUDGET // row_bytes))
 
 
 def free_bytes(device: torch.device) -> int:

@@ -47,7 +47,7 @@ def test_patches_times_weights_are_the_convolution(name):
 @every_convolution
 @pytest.mark.parametrize("weighted", [False, True])
 def test_moment_is_that_of_the_patches(name, weighted, monkeypatch):
-    monkeypatch.setattr(inputs, "MIN_POSITIONS", 1)
+    monkeypatch.setattr(inputs, "MIN_PRODUCTS", 0)
     _, _, found = patches(name)
     w = positive(4) if weighted else None
     a = found.unfold()
@@ -60,7 +60,7 @@ def test_moment_is_that_of_the_patches(name, weighted, monkeypatch):
 @every_convolution
 def test_autocorrelation_is_used_where_it_holds(name, monkeypatch):
     """Nothing is unfolded for stride one and enough positions."""
-    monkeypatch.setattr(inputs, "MIN_POSITIONS", 36)
+    monkeypatch.setattr(inputs, "MIN_PRODUCTS", 0)
     _, _, found = patches(name)
     unfoldings = []
     unfold = Patches.unfold
@@ -69,6 +69,17 @@ def test_autocorrelation_is_used_where_it_holds(name, monkeypatch):
     )
     second_moment(found, None)
     assert bool(unfoldings) == (name not in EVEN)
+
+
+def test_little_work_is_done_at_once(monkeypatch):
+    """Small products are not worth the many smaller ones of an autocorrelation."""
+    _, _, found = patches("same")
+    unfoldings = []
+    monkeypatch.setattr(
+        Patches, "unfold", lambda self: unfoldings.append(1) or normal(4, 99, 18)
+    )
+    second_moment(found, None)
+    assert unfoldings
 
 
 def test_rows_of_patches():

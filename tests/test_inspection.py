@@ -218,9 +218,9 @@ class TestNetworks:
         found = read(initialised(classifier()), subset=subset)
         large = found.batch_size()
         assert 1 <= found.batch_size(with_covariance=True) < large
-        monkeypatch.setattr("sklaplace.inspection.BUDGET", 2**12)
+        monkeypatch.setattr("sklaplace.memory.CACHE", 2**12)
         assert 1 <= found.batch_size() < large
-        monkeypatch.setattr("sklaplace.inspection.BUDGET", 1)
+        monkeypatch.setattr("sklaplace.memory.BUDGET", 1)
         assert found.batch_size() == 1
 
     def test_dtype_of_the_net_is_kept(self):

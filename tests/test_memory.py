@@ -3,6 +3,7 @@ import os
 import pytest
 import torch
 
+from sklaplace import memory
 from sklaplace.memory import free_bytes, readable
 
 
@@ -27,3 +28,12 @@ def test_readable(n_bytes, expected):
 def test_free_bytes_are_no_more_than_there_are():
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 2**20 < free_bytes(torch.device("cpu")) <= total
+
+
+def test_rows_of_a_batch():
+    """Few large rows together, many small ones as far as the caches go."""
+    assert memory.batch_rows(0) == memory.CACHE
+    assert memory.batch_rows(memory.CACHE // 100) == 100
+    assert memory.batch_rows(memory.CACHE) == memory.BUDGET // memory.CACHE
+    assert memory.batch_rows(memory.BUDGET // memory.FEW_ROWS) == memory.FEW_ROWS
+    assert memory.batch_rows(2 * memory.BUDGET) == 1

@@ -10,7 +10,7 @@ coordinates, all questions have the same answer in the eigenvalues:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sklaplace import priors
-from sklaplace.jacobians import Jacobian
+from sklaplace.jacobians import Block, Jacobian
 from sklaplace.layouts import Layout
 from sklaplace.linalg import all_finite
 
@@ -95,8 +95,12 @@ class Structure(ABC):
         """Eigenvalues ``e`` of ``H``, (P,), non-negative, in basis order."""
 
     @abstractmethod
+    def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
+        """Rows in the eigenbasis, in their dtype, one block after the other."""
+
     def rotate(self, jacobian: Jacobian) -> Jacobian:
-        """Rows in the eigenbasis, in their dtype."""
+        """All rows in the eigenbasis, in their dtype."""
+        return Jacobian(list(self.rotated_blocks(jacobian)))
 
     @abstractmethod
     def unrotate(self, weights: Tensor) -> Tensor:
@@ -168,8 +172,21 @@ class Structure(ABC):
     def functional_variance(
         self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
     ) -> Tensor:
-        """Its diagonal, (b, c), at a c-th of the cost."""
-        return self.project(jacobian).variance(prior_precision, scale)
+        """Its diagonal, (b, c), at a c-th of the cost; rows are rotated and dropped."""
+        return self._ask(jacobian, prior_precision, scale)
+
+    def _ask(
+        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        v, size = self.narrow_variances(prior_precision, scale, jacobian.dtype)
+        pieces = v.split(self.layout.sizes)
+        blocks = self.rotated_blocks(jacobian)
+        parts = [b.variance(piece) for b, piece in zip(blocks, pieces, strict=True)]
+        # blocks of a bias may have one entry for all rows
+        found: Tensor = sum(parts[1:], parts[0]).double() * size
+        if jacobian.dtype == torch.float64 or all_finite(found):
+            return found
+        return self._ask(jacobian.double(), prior_precision, scale)
 
     def whiten(
         self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor

@@ -1,11 +1,12 @@
 """Diagonal structure: ``H ≈ diag(Σ rows²)``; the eigenbasis is the identity."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sklaplace.jacobians import Jacobian
+from sklaplace.jacobians import Block, Jacobian
 from sklaplace.layouts import Layout
 from sklaplace.structures.base import Accumulator, Structure
 
@@ -28,9 +29,9 @@ class Diag(Structure):
         """The diagonal itself, (P,)."""
         return self.diagonal
 
-    def rotate(self, jacobian: Jacobian) -> Jacobian:
+    def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
         """Rows as they are."""
-        return jacobian
+        yield from jacobian.blocks
 
     def unrotate(self, weights: Tensor) -> Tensor:
         """Coordinates as they are."""

@@ -1,5 +1,6 @@
 """Full structure: all of ``H``, (P, P); the most faithful and the most expensive."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -52,10 +53,10 @@ class Full(Structure):
         """What can be made again stays behind: it is as large as ``H``."""
         return {"layout": self.layout, "hessian": self.hessian}
 
-    def rotate(self, jacobian: Jacobian) -> Jacobian:
-        """Rows ``J Q``, dense."""
+    def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
+        """Rows ``J Q``, dense, in one block."""
         rows = jacobian.matmul(self._eigh[1].to(jacobian.dtype))
-        return Jacobian([Block(rows.unsqueeze(2))])
+        yield Block(rows.unsqueeze(2))
 
     def unrotate(self, weights: Tensor) -> Tensor:
         """Coordinates (s, P) in the eigenbasis back to parameters."""

@@ -8,7 +8,7 @@ diagonalised once, when a question first needs it, so that the prior precision i
 added to the products of their eigenvalues exactly (Ritter, Botev and Barber 2018).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -130,19 +130,14 @@ class Kron(Structure):
             [torch.outer(b.values, a.values).flatten() for b, a in self.factors]
         )
 
-    def rotate(self, jacobian: Jacobian) -> Jacobian:
+    def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
         """``a`` and ``g`` in the eigenbases of their factors."""
-        pairs = zip(jacobian.blocks, self.factors, strict=True)
-        sides = [(b, block.g) for block, (b, _) in pairs]
-        outputs = once(Factor.rotate_outputs, sides)
-        return Jacobian(
-            [
-                Block(g, block.a).rotate(None, a.vectors_as(g.dtype))
-                for g, block, (_, a) in zip(
-                    outputs, jacobian.blocks, self.factors, strict=True
-                )
-            ]
-        )
+        last: tuple[Any, ...] = ()  # of a bias that follows its weight
+        for block, (b, a) in zip(jacobian.blocks, self.factors, strict=True):
+            if last[:2] != (id(b), id(block.g)):
+                last = id(b), id(block.g), b.rotate_outputs(block.g)
+            g = last[2]
+            yield Block(g, block.a).rotate(None, a.vectors_as(g.dtype))
 
     def unrotate(self, weights: Tensor) -> Tensor:
         """Coordinates (s, P) in the eigenbasis back to parameters."""
