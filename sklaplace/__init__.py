@@ -9,7 +9,7 @@ them, from the ground up:
   ``subsets``, ``structures``, ``curvature``
 * inference: ``posterior``, ``predictive``, ``heads``, ``tuning``
 * the estimators: ``networks``, ``holdout``, ``training``, ``data``, ``settings``,
-  ``inspection``, ``base``, ``classifier``, ``regressor``
+  ``inspection``, ``base``, ``classifier``, ``regressor``, ``selection``
 * pictures: ``plotting``
 
 A module imports only from modules above it in this list.
@@ -17,7 +17,14 @@ A module imports only from modules above it in this list.
 
 from sklaplace.classifier import LaplaceClassifier
 from sklaplace.regressor import LaplaceRegressor
+from sklaplace.selection import LaplaceClassifierCV, LaplaceRegressorCV
 
 __version__ = "0.1.0"
 
-__all__ = ["LaplaceClassifier", "LaplaceRegressor", "__version__"]
+__all__ = [
+    "LaplaceClassifier",
+    "LaplaceClassifierCV",
+    "LaplaceRegressor",
+    "LaplaceRegressorCV",
+    "__version__",
+]

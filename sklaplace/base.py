@@ -24,7 +24,7 @@ from sklearn.utils.validation import (
 from torch import Tensor
 
 from sklaplace import holdout
-from sklaplace.caching import cached, check_memory, fingerprint
+from sklaplace.caching import cached, check_memory
 from sklaplace.curvature import CURVATURES, accumulate
 from sklaplace.data import (
     InputType,
@@ -33,6 +33,7 @@ from sklaplace.data import (
     input_type,
     is_opaque,
 )
+from sklaplace.fingerprints import fingerprint
 from sklaplace.heads import HeadRows, LinearHead
 from sklaplace.inspection import (
     Inspected,
@@ -43,6 +44,7 @@ from sklaplace.inspection import (
 )
 from sklaplace.jacobians import backpropagate, centring
 from sklaplace.likelihoods import DataFit
+from sklaplace.memory import require_bytes
 from sklaplace.options import (
     listed,
 )
@@ -176,8 +178,11 @@ class BaseLaplace(PosteriorPredictor):
                 stacklevel=3,
             )
             return work()
-        key = self._key(data, validation, fit_params)
-        return cached(memory, key, lambda: work().stored())
+
+        def key() -> str:
+            return self._key(data, validation, fit_params)
+
+        return cached(memory, key(), lambda: work().stored(), key)
 
     def _key(
         self,
@@ -378,10 +383,27 @@ class BaseLaplace(PosteriorPredictor):
             self._n_outputs(),
             is_trained=is_trained,
         )
-        check_layout(self, inspected.layout, device_of(net))
+        n_rows = len(dataset) * inspected.n_outputs
+        check_layout(self, inspected.layout, device_of(net), n_rows)
+        if self._may_refit() and inspected.head_map is not None:
+            self._check_head_rows(inspected, len(dataset), device_of(net))
         if self._refine() is True:
             require_head(inspected.head_map)
         return inspected
+
+    def _check_head_rows(
+        self, inspected: Inspected, n_rows: int, device: torch.device
+    ) -> None:
+        """Refuse to keep more rows for refitting than memory holds."""
+        n_inputs = inspected.layout.blocks[0].factor_shape[1]
+        # as they come and in float64; outputs, gradients and what a step makes of them
+        per_row = 12 * n_inputs + 6 * 8 * inspected.n_outputs
+        require_bytes(
+            per_row * n_rows,
+            device,
+            f"refitting the last layer on {n_rows:,} rows",
+            "use refine=False, or fewer rows",
+        )
 
     # ------------------------------------------------------- fit: the posterior
     def _accumulated(self, fitted: FittedNetwork) -> Curved:
@@ -403,18 +425,23 @@ class BaseLaplace(PosteriorPredictor):
 
     def _posterior(self, curved: Curved) -> GaussianPosterior:
         """The posterior under the hyperparameters that are given or chosen."""
-        fitted = curved.network
+        with self._asked(curved):
+            return self._tuned(curved.network, *self._initial(curved))
+
+    @contextmanager
+    def _asked(self, curved: Curved) -> Iterator[None]:
+        """The state in which a trained network is asked for its posterior."""
+        forward = curved.network.forward()
+        with private_rng(None), torch.inference_mode(False), forward.frozen():
+            yield
+
+    def _initial(self, curved: Curved) -> tuple[GaussianPosterior, LinearHead | None]:
+        """The posterior before any tuning, and the last layer as a linear model."""
         self._check_loss(curved.data_fit)
-        with (
-            private_rng(None),
-            torch.inference_mode(False),
-            fitted.forward().frozen(),
-        ):
-            posterior = self._untuned(fitted, curved.structure, curved.data_fit)
-            accumulator = STRUCTURES[self.hessian_structure][0]
-            curvature = CURVATURES[self.curvature]
-            head = curved.head_rows.build(posterior, curvature, accumulator)
-            return self._tuned(fitted, posterior, head)
+        posterior = self._untuned(curved.network, curved.structure, curved.data_fit)
+        accumulator = STRUCTURES[self.hessian_structure][0]
+        curvature = CURVATURES[self.curvature]
+        return posterior, curved.head_rows.build(posterior, curvature, accumulator)
 
     def _may_refit(self) -> bool:
         """Whether anything can ask for another last layer."""

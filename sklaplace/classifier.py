@@ -107,6 +107,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
     See Also
     --------
+    LaplaceClassifierCV : The prior precision by cross-validation.
     LaplaceRegressor : The same for numbers, with intervals.
 
     Notes
@@ -436,8 +437,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         def moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
             return self._logits(mean, cov)
 
-        check_is_fitted(self)
-        mean, variance = self._collect(X, moments, diagonal=not full_cov)
+        mean, variance = self._moments(X, moments, full_cov)
         return mean, variance
 
 

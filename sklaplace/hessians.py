@@ -16,9 +16,17 @@ Map = Tensor | None
 
 
 class OutputHessian(ABC):
-    """One matrix ``Λ``, times a weight, for each of b rows."""
+    """One matrix ``Λ``, times a weight, for each of b rows.
 
+    Attributes
+    ----------
+    n_rows, n_outputs, n_columns : int
+        Sizes b, c and k.
+    """
+
+    n_rows: int
     n_outputs: int
+    n_columns: int
 
     @abstractmethod
     def weighted(self, weights: Tensor | None) -> "OutputHessian":
@@ -52,16 +60,19 @@ class OutputHessian(ABC):
         return factor if m is None else factor @ m
 
 
+def _set_sizes(hessian: OutputHessian, b: int, c: int, k: int) -> None:
+    for name, size in {"n_rows": b, "n_outputs": c, "n_columns": k}.items():
+        object.__setattr__(hessian, name, size)
+
+
 @dataclass(frozen=True)
 class Factored(OutputHessian):
     """Given by its root ``S`` (b, c, k)."""
 
     root: Tensor
 
-    @property
-    def n_outputs(self) -> int:  # type: ignore[override]
-        """Number c of outputs."""
-        return self.root.shape[1]
+    def __post_init__(self) -> None:
+        _set_sizes(self, *self.root.shape)
 
     def weighted(self, weights: Tensor | None) -> "Factored":
         """The same with each row times its weight (b,)."""
@@ -97,6 +108,9 @@ class Constant(OutputHessian):
 
     roots: Tensor
     n_outputs: int
+
+    def __post_init__(self) -> None:
+        _set_sizes(self, len(self.roots), self.n_outputs, self.n_outputs)
 
     def weighted(self, weights: Tensor | None) -> "Constant":
         """The same with each row times its weight (b,)."""
@@ -140,10 +154,9 @@ class Softmax(OutputHessian):
     weights: Tensor
     dtype: torch.dtype
 
-    @property
-    def n_outputs(self) -> int:  # type: ignore[override]
-        """Number c of classes."""
-        return self.p.shape[1]
+    def __post_init__(self) -> None:
+        b, c = self.p.shape
+        _set_sizes(self, b, c, max(1, c - 1))
 
     def weighted(self, weights: Tensor | None) -> "Softmax":
         """The same with each row times its weight (b,)."""

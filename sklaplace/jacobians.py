@@ -27,7 +27,7 @@ from sklaplace.layouts import BlockSpec, Head, Layout
 from sklaplace.memory import BUDGET
 
 # elements of a temporary array that is allowed without cutting it into rows
-CHUNK_ELEMENTS = 2**23
+CHUNK_ELEMENTS = 2**22
 # the same where the array is read once more at once: it should stay in the caches
 DENSE_ELEMENTS = 2**19
 # gradients of a column that are alive at once: those kept, and those passed on
@@ -49,6 +49,15 @@ class Block:
 
     g: Tensor
     a: Inputs | None = None
+
+    def __len__(self) -> int:
+        """Rows of the batch; one where all are alike."""
+        return len(self.g) if self.a is None else self.a.shape[0]
+
+    @property
+    def n_columns(self) -> int:
+        """Rows k for each row of the batch."""
+        return self.g.shape[1]
 
     @property
     def n_parameters(self) -> int:
@@ -87,11 +96,12 @@ class Block:
     def _pieces(self) -> Iterator[Tensor]:
         """Dense rows in groups that are small enough for fast memory."""
         assert self.a is not None
-        b, k = self.g.shape[:2]
+        b, k = len(self), self.n_columns
         n_rows = max(1, DENSE_ELEMENTS // max(1, k * self.n_parameters))
         for start in range(0, b, n_rows):
             rows = slice(start, start + n_rows)
-            yield Block(self.g[rows], self.a[rows]).dense()
+            g = self.g if len(self.g) == 1 else self.g[rows]
+            yield Block(g, self.a[rows]).dense()
 
     # -------------------------------------------------------- asked when fitting
     @property
@@ -161,14 +171,20 @@ class Block:
 
     def matmul(self, v: Tensor) -> Tensor:
         """``rows @ v`` for ``v`` (p, q), as (b, k, q)."""
-        o = self.g.shape[-1]
         if self.a is None:
             return self.g.squeeze(2) @ v
-        matrices = v.reshape(o, -1, v.shape[1])
-        reached = torch.einsum("bri,oiq->broq", self._inputs, matrices)
-        if self._has_one_position:
-            return self.g.squeeze(2) @ reached.squeeze(1)
-        return torch.einsum("bkro,broq->bkq", self.g, reached)
+        if self.n_columns == 1 or not self._has_one_position:
+            return torch.cat([piece @ v for piece in self._pieces()])
+        # inputs first: b·p·q operations whatever k, and (b, o, q) in between
+        matrices = v.reshape(self.g.shape[-1], -1, v.shape[1])  # (o, i, q)
+        g, inputs = self.g.squeeze(2), self._inputs.squeeze(1)
+        n_rows = max(1, CHUNK_ELEMENTS // max(1, len(matrices) * v.shape[1]))
+        found = []
+        for start in range(0, len(inputs), n_rows):
+            rows = slice(start, start + n_rows)
+            reached = inputs[rows] @ matrices  # (o, b, q)
+            found.append((g if len(g) == 1 else g[rows]) @ reached.transpose(0, 1))
+        return torch.cat(found)
 
     def rotate(self, outputs: Tensor | None, inputs: Tensor | None) -> "Block":
         """Rows in the basis ``outputs ⊗ inputs``; None leaves a side alone."""
@@ -199,6 +215,15 @@ class HeadBlock:
     hessian: OutputHessian
     matrix: Tensor | None
     a: Tensor | None = None
+
+    def __len__(self) -> int:
+        """Rows of the batch."""
+        return self.hessian.n_rows
+
+    @property
+    def n_columns(self) -> int:
+        """Rows k for each row of the batch."""
+        return self.hessian.n_columns
 
     @cached_property
     def g(self) -> Tensor:
@@ -268,9 +293,14 @@ class Jacobian:
     first_column: int = 0
 
     @property
+    def n_rows(self) -> int:
+        """Rows b of the batch; at least one block knows them all."""
+        return max(len(block) for block in self.blocks)
+
+    @property
     def n_columns(self) -> int:
         """Rows k for each row of the batch."""
-        return int(self.blocks[0].g.shape[1])
+        return int(self.blocks[0].n_columns)
 
     @property
     def dtype(self) -> torch.dtype:

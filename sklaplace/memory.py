@@ -39,6 +39,24 @@ def free_bytes(device: torch.device) -> int:
         return 8 * 2**30  # a system that does not say: half of a common laptop
 
 
+def require_bytes(
+    needed: float, device: torch.device | str, subject: str, advice: str
+) -> None:
+    """Refuse what cannot be allocated, before anything is.
+
+    Raises
+    ------
+    ValueError
+        "``subject`` needs so many bytes, and so many are free; ``advice``."
+    """
+    available = free_bytes(torch.device(device))
+    if needed > available:
+        raise ValueError(
+            f"{subject} needs {readable(needed)}, and {readable(available)} are free; "
+            f"{advice}."
+        )
+
+
 def readable(n_bytes: float) -> str:
     """Bytes with a binary unit, such as '931 TiB'."""
     units = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"]

@@ -22,7 +22,7 @@ from sklaplace.forward import Forward
 from sklaplace.inspection import Inspected, view
 from sklaplace.jacobians import backpropagate
 from sklaplace.linalg import all_finite
-from sklaplace.memory import move
+from sklaplace.memory import move, require_bytes
 from sklaplace.options import check_count, check_option, check_positive, check_seed
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.predictive import (
@@ -147,6 +147,8 @@ class PosteriorPredictor(BaseEstimator):
         check_option("pred_type", self.pred_type, PREDICTIVES)
         predictive = PREDICTIVES[self.pred_type]
         question = {"diagonal": diagonal, "centred": centred}
+        if not diagonal:
+            self._check_covariances()
 
         def ask(forward: Forward, x: Any) -> tuple[Tensor, ...]:
             gaussian = predictive(posterior, forward, x, **question)
@@ -160,10 +162,46 @@ class PosteriorPredictor(BaseEstimator):
             parts = self._each_batch(X, ask, with_covariance=not diagonal)
         return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
 
+    def _moments(
+        self,
+        X: Any,
+        function: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+        full_cov: bool,
+    ) -> list[np.ndarray]:
+        """`_collect` of means and of covariances, which all stay, or variances."""
+        check_is_fitted(self)
+        if full_cov:
+            c = self.inspected_.n_outputs
+            require_bytes(
+                2 * 8 * _n_rows(X) * c**2,
+                "cpu",
+                f"full_cov=True for {_n_rows(X):,} rows of {c:,} outputs",
+                "use full_cov=False, or fewer rows at a time",
+            )
+        return self._collect(X, function, diagonal=not full_cov)
+
+    def _check_covariances(self) -> None:
+        """Refuse covariances between outputs of which not even one row's fits."""
+        c = self.inspected_.n_outputs
+        require_bytes(
+            4 * 8 * c**2,
+            "cpu",
+            f"a covariance between {c:,} outputs",
+            "use link_approx='probit', which needs variances alone",
+        )
+
     def _sample_outputs(self, X: Any, n_samples: int, random_state: Any) -> np.ndarray:
         """Joint draws of the linearised outputs, (n, c, n_samples)."""
         posterior = self._fitted_posterior()
         check_count("n_samples", n_samples)
+        outputs = _n_rows(X) * self.inspected_.n_outputs
+        require_bytes(
+            8 * n_samples * (3 * posterior.layout.n_parameters + 2 * outputs),
+            "cpu",
+            f"n_samples={n_samples:,} draws of {posterior.layout.n_parameters:,} "
+            f"weights for {outputs:,} outputs",
+            "draw fewer at a time, each with a random_state of its own",
+        )
         generator = torch.Generator().manual_seed(self._sample_seed(random_state))
         shifts = (posterior.sample(n_samples, generator) - posterior.weights).T
 
@@ -176,6 +214,13 @@ class PosteriorPredictor(BaseEstimator):
     def _joint(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Mean (n, c) and covariance (n, n, c) of each output across rows."""
         posterior = self._fitted_posterior()
+        n, p = _n_rows(X), posterior.layout.n_parameters
+        require_bytes(
+            8 * n * self.inspected_.n_outputs * (2 * n + 2 * p),
+            "cpu",
+            f"the joint covariance of {n:,} rows over {p:,} weights",
+            "use return_std=True, or fewer rows at a time",
+        )
 
         def whitened(forward: Forward, x: Any) -> tuple[Tensor, Tensor]:
             f, jacobian = backpropagate(forward, x, posterior.layout)
@@ -264,6 +309,13 @@ class PosteriorPredictor(BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
         return tags
+
+
+def _n_rows(X: Any) -> int:
+    """Rows of what may still be found not to have any."""
+    if is_opaque(X):
+        return count_rows(X)
+    return len(X) if hasattr(X, "__len__") else 1
 
 
 def _checked(mean: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:

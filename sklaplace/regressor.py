@@ -99,6 +99,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
     See Also
     --------
     LaplaceClassifier : The same for classes.
+    LaplaceRegressorCV : Prior precision and noise by cross-validation.
 
     Notes
     -----
@@ -346,7 +347,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         mean : ndarray of shape (n, n_outputs)
         variance : ndarray of shape (n, n_outputs) or (n, n_outputs, n_outputs)
         """
-        mean, variance = self._collect(X, lambda m, v: (m, v), diagonal=not full_cov)
+        mean, variance = self._moments(X, lambda m, v: (m, v), full_cov)
         return mean, variance
 
     def __sklearn_tags__(self) -> Any:

@@ -14,7 +14,7 @@ from skorch import NeuralNet
 
 from sklaplace.curvature import CURVATURES
 from sklaplace.layouts import Layout
-from sklaplace.memory import free_bytes, readable
+from sklaplace.memory import require_bytes
 from sklaplace.options import (
     check_count,
     check_fraction,
@@ -133,8 +133,11 @@ def _check_refine(model: Any) -> None:
         )
 
 
-def check_layout(model: Any, layout: Layout, device: torch.device) -> None:
-    """Refuse sizes that do not fit the layers, before anything is allocated."""
+def check_layout(model: Any, layout: Layout, device: torch.device, n_rows: int) -> None:
+    """Refuse sizes that do not fit the layers, before anything is allocated.
+
+    ``n_rows`` is the number of rows that the Jacobian of the training data has.
+    """
     check_prior_shape(model.prior_precision, model.prior_structure, layout)
     n = layout.n_parameters
     if np.shape(model.prior_mean) not in ((), (n,)):
@@ -143,16 +146,15 @@ def check_layout(model: Any, layout: Layout, device: torch.device) -> None:
             f"one per selected weight: shape ({n},)."
         )
     accumulator, _ = STRUCTURES[model.hessian_structure]
-    needed, available = accumulator.n_bytes(layout), free_bytes(device)
-    if needed <= available:
-        return
     cheaper = [repr(k) for k in ("kron", "diag") if k != model.hessian_structure]
     advice = f"use {' or '.join(cheaper)}"
     if model.subset_of_weights != "last_layer":
         advice += ", or subset_of_weights='last_layer'"
-    raise ValueError(
-        f"hessian_structure={model.hessian_structure!r} over {n:,} parameters needs "
-        f"{readable(needed)}, and {readable(available)} are free; {advice}."
+    require_bytes(
+        accumulator.n_bytes(layout, n_rows),
+        device,
+        f"hessian_structure={model.hessian_structure!r} over {n:,} parameters",
+        advice,
     )
 
 

@@ -650,3 +650,61 @@ def test_no_rows():
     model.fit(both, np.arange(9) % 2)
     with pytest.raises(ValueError, match="X has 0 rows"):
         model.predict({name: rows[:0] for name, rows in both.items()})
+
+
+class TestSizes:
+    """What cannot fit is refused with bytes and something cheaper."""
+
+    @pytest.fixture
+    def little_memory(self, monkeypatch):
+        def leave(n_bytes):
+            monkeypatch.setattr("sklaplace.memory.free_bytes", lambda _device: n_bytes)
+
+        return leave
+
+    @pytest.mark.parametrize("structure", ["full", "kron"])
+    def test_structures(self, structure, little_memory):
+        little_memory(100)
+        model = LaplaceClassifier(
+            classifier(**RECORD), subset_of_weights="all", hessian_structure=structure
+        )
+        words = [structure, "parameters needs", "100 bytes are free", "'diag'"]
+        words += ["subset_of_weights='last_layer'"]
+        refused(ValueError, words, lambda: model.fit(X, Y), model)
+
+    def test_full_structures_of_few_rows_are_small(self, little_memory):
+        """In the dual form a matrix of parameters by parameters never exists."""
+        net = classifier(module__width=400, train_split=None)
+        model = LaplaceClassifier(
+            net, subset_of_weights="all", hessian_structure="full", prior_precision=1.0
+        )
+        n_parameters = 2 * 400 + 400 + 400 * 3 + 3
+        little_memory(4 * 8 * n_parameters**2 // 2)
+        model.fit(X[:20], Y[:20])
+        assert model.posterior_.layout.n_parameters == n_parameters
+
+    def test_rows_to_refit_on(self, little_memory):
+        little_memory(3_000)
+        model = LaplaceClassifier(
+            classifier(**RECORD), hessian_structure="diag", refine=True
+        )
+        words = ["refitting the last layer on", "rows needs", "refine=False"]
+        refused(ValueError, words, lambda: model.fit(X, Y), model)
+        model.set_params(refine=False, prior_precision=1.0).fit(X, Y)
+
+    def test_questions(self, little_memory):
+        model = LaplaceClassifier(classifier(), prior_precision=1.0).fit(X, Y)
+        line = LaplaceRegressor(regressor(), prior_precision=1.0, sigma_noise=1.0)
+        line.fit(X_REG, Y_REG)
+        little_memory(200)
+        questions = {
+            "full_cov=False": lambda: model.latent_mean_and_variance(X, full_cov=True),
+            "draw fewer": lambda: model.sample_proba(X, n_samples=1000),
+            "link_approx='probit'": lambda: model.predict_proba(X),
+            "use return_std=True": lambda: line.predict(X_REG, return_cov=True),
+        }
+        for advice, ask in questions.items():
+            refused(ValueError, ["200 bytes are free", advice], ask, model, line)
+        model.latent_mean_and_variance(X)
+        model.set_params(link_approx="probit").predict_proba(X)
+        line.predict(X_REG, return_std=True)

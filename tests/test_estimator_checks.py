@@ -7,7 +7,12 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from skorch import NeuralNetClassifier, NeuralNetRegressor
 from torch import nn
 
-from sklaplace import LaplaceClassifier, LaplaceRegressor
+from sklaplace import (
+    LaplaceClassifier,
+    LaplaceClassifierCV,
+    LaplaceRegressor,
+    LaplaceRegressorCV,
+)
 
 # The checks use tables of 10 to 40 rows, too few to set any aside for the noise.
 pytestmark = pytest.mark.filterwarnings("ignore:sigma_noise comes from the training")
@@ -15,6 +20,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:sigma_noise comes from the train
 
 @parametrize_with_checks([LaplaceClassifier(), LaplaceRegressor()])
 def test_defaults(estimator, check):
+    check(estimator)
+
+
+FEW = {"prior_precisions": [0.1, 1.0, 10.0], "cv": 2}
+
+
+@parametrize_with_checks([LaplaceClassifierCV(**FEW), LaplaceRegressorCV(**FEW)])
+def test_defaults_with_cross_validation(estimator, check):
     check(estimator)
 
 

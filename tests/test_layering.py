@@ -16,6 +16,8 @@ ROOT = Path(sklaplace.__file__).parent
 MODULES = [
     "linalg",
     "options",
+    "definitions",
+    "fingerprints",
     "caching",
     "memory",
     "dirichlet",
@@ -30,6 +32,7 @@ MODULES = [
     "jacobians",
     "subsets",
     "structures.base",
+    "structures.dual",
     "structures.full",
     "structures.kron",
     "structures.diag",
@@ -49,6 +52,7 @@ MODULES = [
     "base",
     "classifier",
     "regressor",
+    "selection",
     "plotting",
 ]
 

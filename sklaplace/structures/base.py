@@ -1,12 +1,8 @@
 """What every structure offers: questions to ``scale·H + diag(prior_precision)``.
 
-A structure keeps part of ``H`` in an orthonormal basis in which it is diagonal,
-``H = Q diag(e) Qᵀ``. As long as the prior precision is constant where ``Q`` mixes
-coordinates, all questions have the same answer in the eigenvalues:
-
-* log-determinant ``Σ log(scale·e + δ)``
-* functional covariance ``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``
-* samples ``Q diag(scale·e + δ)^(-1/2) Qᵀ ε``
+`Structure` lists the questions. Most structures are `Diagonalised`: they keep a
+basis in which ``H`` is diagonal, so that one decomposition answers for every prior
+precision and scale.
 """
 
 from abc import ABC, abstractmethod
@@ -60,8 +56,11 @@ class Accumulator(ABC):
 
     @staticmethod
     @abstractmethod
-    def n_bytes(layout: Layout) -> int:
-        """Peak memory of factorisation, in bytes, known before any allocation."""
+    def n_bytes(layout: Layout, n_rows: int | None = None) -> int:
+        """Peak memory of factorisation, in bytes, known before any allocation.
+
+        ``n_rows`` is the number of rows of the Jacobian, where it is known.
+        """
 
     @abstractmethod
     def update(self, jacobian: Jacobian) -> None:
@@ -92,15 +91,94 @@ class Structure(ABC):
     @property
     @abstractmethod
     def eigenvalues(self) -> Tensor:
-        """Eigenvalues ``e`` of ``H``, (P,), non-negative, in basis order."""
+        """Eigenvalues ``e`` of ``H``, (P,), non-negative."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """``H`` written out, (P, P); for small models and tests."""
+
+    @abstractmethod
+    def logdet(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """``log det(scale·H + diag δ)``, in nats."""
+
+    @abstractmethod
+    def project(self, jacobian: Jacobian) -> "Projection":
+        """Rows prepared for questions at many prior precisions."""
+
+    @abstractmethod
+    def functional_variance(
+        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """Diagonal of `covariance`, (b, c), without the rest where that is cheaper."""
+
+    @abstractmethod
+    def whiten(
+        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """Rows ``R`` (b, c, P) with ``R Rᵀ`` the covariance, also across rows."""
+
+    @abstractmethod
+    def sample(self, noise: Tensor, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Deviations from the mean, (s, P), from standard-normal noise (s, P).
+
+        Under a scalar prior by the symmetric root of the covariance, which is
+        unique: signs and order of eigenvectors differ between devices and with the
+        last digit of ``H``.
+        """
+
+    @abstractmethod
+    def variance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Marginal variances of the weights, (P,)."""
+
+    def covariance(
+        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """Functional covariance ``J (scale·H + diag δ)⁻¹ Jᵀ``, (b, c, c)."""
+        return self.project(jacobian).covariance(prior_precision, scale)
+
+    def effective_parameters(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """``diag((scale·H + diag δ)⁻¹ scale·H)``, (P,): well-determined parts.
+
+        MacKay's γ is the sum (MacKay 1992, "Bayesian interpolation", eq. 4.9).
+        """
+        delta = priors.expand(prior_precision, self.layout)
+        return 1 - delta * self.variance(prior_precision, scale)
+
+    def effective_dimension(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Their sum for a scalar prior, (): no eigenvector is needed."""
+        known = scale * self.eigenvalues
+        return (known / (known + prior_precision)).sum()
+
+
+class Projection(ABC):
+    """Rows of one batch, prepared for questions at many prior precisions."""
+
+    structure: Structure
+
+    @abstractmethod
+    def covariance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Functional covariance, (b, c, c), float64."""
+
+    @abstractmethod
+    def variance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Its diagonal, (b, c), float64."""
+
+
+@dataclass(frozen=True)
+class Diagonalised(Structure):
+    """A structure that keeps an orthonormal basis in which it is diagonal.
+
+    ``H = Q diag(e) Qᵀ``. As long as the prior precision is constant where ``Q``
+    mixes coordinates, all questions have the same answer in the eigenvalues:
+
+    * log-determinant ``Σ log(scale·e + δ)``
+    * functional covariance ``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``
+    * samples ``Q diag(scale·e + δ)^(-1/2) Qᵀ ε``
+    """
 
     @abstractmethod
     def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
         """Rows in the eigenbasis, in their dtype, one block after the other."""
-
-    def rotate(self, jacobian: Jacobian) -> Jacobian:
-        """All rows in the eigenbasis, in their dtype."""
-        return Jacobian(list(self.rotated_blocks(jacobian)))
 
     @abstractmethod
     def unrotate(self, weights: Tensor) -> Tensor:
@@ -114,9 +192,9 @@ class Structure(ABC):
     def squared_basis(self, values: Tensor) -> Tensor:
         """``Σⱼ Q²ᵢⱼ valuesⱼ``, (P,): the diagonal of ``Q diag(values) Qᵀ``."""
 
-    @abstractmethod
-    def dense(self) -> Tensor:
-        """``H`` written out, (P, P); for small models and tests."""
+    def rotate(self, jacobian: Jacobian) -> Jacobian:
+        """All rows in the eigenbasis, in their dtype."""
+        return Jacobian(list(self.rotated_blocks(jacobian)))
 
     def _precision(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """Eigenvalues of the posterior precision, (P,)."""
@@ -146,38 +224,14 @@ class Structure(ABC):
         """``log det(scale·H + diag δ)``, in nats."""
         return self._precision(prior_precision, scale).log().sum()
 
-    def effective_parameters(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """``diag((scale·H + diag δ)⁻¹ scale·H)``, (P,): well-determined parts.
-
-        MacKay's γ is the sum (MacKay 1992, "Bayesian interpolation", eq. 4.9).
-        """
-        delta = priors.expand(prior_precision, self.layout)
-        return 1 - delta * self.variance(prior_precision, scale)
-
-    def effective_dimension(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Their sum for a scalar prior, (): no eigenvector is needed."""
-        known = scale * self.eigenvalues
-        return (known / (known + prior_precision)).sum()
-
-    def project(self, jacobian: Jacobian) -> "Projection":
-        """Rows prepared for questions at many prior precisions."""
-        return Projection(self, jacobian)
-
-    def covariance(
-        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
-    ) -> Tensor:
-        """Functional covariance ``J (scale·H + diag δ)⁻¹ Jᵀ``, (b, c, c)."""
-        return self.project(jacobian).covariance(prior_precision, scale)
+    def project(self, jacobian: Jacobian) -> Projection:
+        """Rows in the eigenbasis."""
+        return RotatedProjection(self, jacobian)
 
     def functional_variance(
         self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
     ) -> Tensor:
-        """Its diagonal, (b, c), at a c-th of the cost; rows are rotated and dropped."""
-        return self._ask(jacobian, prior_precision, scale)
-
-    def _ask(
-        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
-    ) -> Tensor:
+        """Variances of the outputs, (b, c); rotated rows are dropped at once."""
         v, size = self.narrow_variances(prior_precision, scale, jacobian.dtype)
         pieces = v.split(self.layout.sizes)
         blocks = self.rotated_blocks(jacobian)
@@ -186,7 +240,7 @@ class Structure(ABC):
         found: Tensor = sum(parts[1:], parts[0]).double() * size
         if jacobian.dtype == torch.float64 or all_finite(found):
             return found
-        return self._ask(jacobian.double(), prior_precision, scale)
+        return self.functional_variance(jacobian.double(), prior_precision, scale)
 
     def whiten(
         self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
@@ -196,11 +250,7 @@ class Structure(ABC):
         return rotated * self._precision(prior_precision, scale).rsqrt()
 
     def sample(self, noise: Tensor, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Deviations from the mean, (s, P), from standard-normal noise (s, P).
-
-        By the symmetric root ``Q diag(...) Qᵀ``, which is unique: signs and order
-        of eigenvectors differ between devices and with the last digit of ``H``.
-        """
+        """Deviations from the mean, (s, P), by the root ``Q diag(...) Qᵀ``."""
         scales = self._precision(prior_precision, scale).rsqrt()
         return self.unrotate(self.to_basis(noise) * scales)
 
@@ -210,14 +260,14 @@ class Structure(ABC):
 
 
 @dataclass(frozen=True)
-class Projection:
+class RotatedProjection(Projection):
     """A Jacobian in the eigenbasis of a structure: one rotation, many questions.
 
     Products are taken in the dtype of the network. Its features are rounded to
     that precision already, and the sums have no terms of opposite sign.
     """
 
-    structure: Structure
+    structure: Diagonalised
     jacobian: Jacobian
 
     @cached_property
@@ -239,6 +289,6 @@ class Projection:
         if dtype == torch.float64 or all_finite(found):
             return found
         # squares of rows that a float32 network still bears
-        return Projection(self.structure, self.jacobian.double())._ask(
+        return RotatedProjection(self.structure, self.jacobian.double())._ask(
             contraction, prior_precision, scale
         )

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from sklaplace.jacobians import Block, Jacobian
 from sklaplace.layouts import Layout
-from sklaplace.structures.base import Accumulator, Structure
+from sklaplace.structures.base import Accumulator, Diagonalised
 
 
 @dataclass(frozen=True)
-class Diag(Structure):
+class Diag(Diagonalised):
     """Weights are independent; cheapest, and blind to correlations.
 
     Attributes
@@ -58,7 +58,7 @@ class DiagAccumulator(Accumulator):
         self._sums: list[Tensor] = []
 
     @staticmethod
-    def n_bytes(layout: Layout) -> int:
+    def n_bytes(layout: Layout, n_rows: int | None = None) -> int:
         """Eight bytes per parameter."""
         return 8 * layout.n_parameters
 

@@ -14,14 +14,21 @@ from sklaplace.layouts import Layout
 from sklaplace.linalg import all_finite, symmetric_eigh
 from sklaplace.structures.base import (
     Accumulator,
+    Diagonalised,
     Projection,
     Remembered,
+    RotatedProjection,
     Structure,
 )
+from sklaplace.structures.dual import Dual
+
+# Rows of the Jacobian, as a share of the parameters, below which they are kept in
+# place of ``H``.
+DUAL_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Full(Structure):
+class Full(Diagonalised):
     """Every correlation between the selected weights.
 
     A question at one prior precision takes a Cholesky factor. A scalar prior keeps
@@ -137,10 +144,16 @@ class Full(Structure):
     ) -> Tensor:
         """`whiten` in the dtype of the rows, if it can hold them."""
         root = self._root(prior_precision, scale)
-        rows = jacobian.matmul(root.to(jacobian.dtype))
+        dtype = jacobian.dtype
+        key = prior_precision, scale, dtype
+        rows = jacobian.matmul(self._narrow_roots.get(key, lambda: root.to(dtype)))
         if rows.dtype == torch.float64 or all_finite(rows):
             return rows
         return jacobian.double().matmul(root)
+
+    @cached_property
+    def _narrow_roots(self) -> Remembered:
+        return Remembered()
 
     @cached_property
     def _head_covariances(self) -> Remembered:
@@ -203,7 +216,7 @@ class Full(Structure):
 
 
 @dataclass(frozen=True)
-class _FullProjection(Projection):
+class _FullProjection(RotatedProjection):
     """Rows in the eigenbasis for scalar priors, as they are for others."""
 
     structure: Full
@@ -222,19 +235,59 @@ class _FullProjection(Projection):
 
 
 class FullAccumulator(Accumulator):
-    """Sums ``rowsᵀ rows``, block pair by block pair, lower triangle only."""
+    """Sums ``rowsᵀ rows``, block pair by block pair, lower triangle only.
+
+    Rows are kept as they come until there are too many of them for the dual form.
+    """
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
         self._hessian: Tensor | None = None
+        self._kept: list[Jacobian] = []
 
     @staticmethod
-    def n_bytes(layout: Layout) -> int:
-        """``H`` in float64, and three times as much to factorise it."""
-        return 4 * 8 * layout.n_parameters**2
+    def n_bytes(layout: Layout, n_rows: int | None = None) -> int:
+        """``H`` in float64, and three times as much to factorise it.
+
+        In the dual form the rows, scaled and solved, and their products.
+        """
+        p = layout.n_parameters
+        if n_rows is not None and n_rows < DUAL_SHARE * p:
+            return 4 * 8 * n_rows * (p + n_rows)
+        return 4 * 8 * p**2
 
     def update(self, jacobian: Jacobian) -> None:
         """Add the products of the rows of one batch."""
+        self._kept.append(jacobian)
+        self._settle()
+
+    def merge(self, other: Accumulator) -> None:
+        """Add what another accumulator has seen."""
+        assert isinstance(other, FullAccumulator)
+        self._kept += other._kept
+        if other._hessian is not None:
+            hessian = self._writable(other._hessian.device)
+            hessian += other._hessian
+        self._settle()
+
+    def decompose(self) -> Structure:
+        """The matrix, or the rows that it is made of; factorised when asked."""
+        if self._hessian is None:
+            rows = [kept.dense().flatten(0, 1).double() for kept in self._kept]
+            return Dual(self.layout, torch.cat(rows))
+        lower = self._hessian.tril()
+        return Full(self.layout, lower + lower.tril(-1).T)
+
+    def _settle(self) -> None:
+        """Turn kept rows into a matrix once that is the smaller form."""
+        n_rows = sum(kept.n_rows * kept.n_columns for kept in self._kept)
+        if self._hessian is None and n_rows < DUAL_SHARE * self.layout.n_parameters:
+            return
+        for kept in self._kept:
+            self._add(kept)
+        self._kept = []
+
+    def _add(self, jacobian: Jacobian) -> None:
         starts = torch.tensor([0, *self.layout.sizes]).cumsum(0).tolist()
         for i, left in enumerate(jacobian.blocks):
             for j, right in enumerate(jacobian.blocks[: i + 1]):
@@ -248,19 +301,6 @@ class FullAccumulator(Accumulator):
             p = self.layout.n_parameters
             self._hessian = torch.zeros(p, p, dtype=torch.float64, device=device)
         return self._hessian
-
-    def merge(self, other: Accumulator) -> None:
-        """Add what another accumulator has seen."""
-        assert isinstance(other, FullAccumulator)
-        if other._hessian is not None:
-            hessian = self._writable(other._hessian.device)
-            hessian += other._hessian
-
-    def decompose(self) -> Full:
-        """The symmetric matrix; it is factorised when first asked."""
-        assert self._hessian is not None
-        lower = self._hessian.tril()
-        return Full(self.layout, lower + lower.tril(-1).T)
 
 
 def _products(left: Any, right: Any) -> Tensor:

@@ -20,7 +20,7 @@ from sklaplace.inputs import Inputs, second_diagonal, second_moment
 from sklaplace.jacobians import Block, Jacobian
 from sklaplace.layouts import Layout
 from sklaplace.linalg import symmetric_eigh
-from sklaplace.structures.base import Accumulator, Structure
+from sklaplace.structures.base import Accumulator, Diagonalised
 
 # A factor wider than this keeps its diagonal only: the eigenvectors of a denser
 # one take 8 n² bytes and about 10 n³ operations.
@@ -111,7 +111,7 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class Kron(Structure):
+class Kron(Diagonalised):
     """Correlations within each layer, as a product of two small matrices.
 
     Attributes
@@ -176,7 +176,7 @@ class KronAccumulator(Accumulator):
         self._n_positions: list[Tensor] = []
 
     @staticmethod
-    def n_bytes(layout: Layout) -> int:
+    def n_bytes(layout: Layout, n_rows: int | None = None) -> int:
         """Factors, their eigenvectors and the workspace of the largest one."""
         widths = [n for block in layout.blocks for n in block.factor_shape]
         dense = [n for n in widths if n <= MAX_FACTOR]
@@ -188,30 +188,25 @@ class KronAccumulator(Accumulator):
         sides = [(block.outputs,) for block in blocks]
         outputs = once(_output_moment, [(block,) for block in blocks], sides)
         if jacobian.first_column:  # of a batch whose inputs have been seen
-            self._outputs = _sums(self._outputs, outputs)
+            _add(self._outputs, outputs)
             return
-        device = outputs[0].device
-        inputs = [_input_moment(block.a, jacobian.weights, device) for block in blocks]
-        counts = [_n_positions(block.a, jacobian.weights, device) for block in blocks]
-        self._add(outputs, inputs, counts)
+        device, weights = outputs[0].device, jacobian.weights
+        inputs = [_input_moment(block.a, weights, device) for block in blocks]
+        counts = [_n_positions(block.a, weights, device) for block in blocks]
+        _add(self._outputs, outputs)
+        _add(self._inputs, inputs)
+        _add(self._n_positions, counts)
 
     def merge(self, other: Accumulator) -> None:
         """Add what another accumulator has seen."""
         assert isinstance(other, KronAccumulator)
-        self._add(other._outputs, other._inputs, other._n_positions)
-
-    def _add(
-        self, outputs: list[Tensor], inputs: list[Tensor], n_positions: list[Tensor]
-    ) -> None:
-        if not outputs:
-            return
-        if not self._outputs:
-            self._outputs, self._inputs = outputs, inputs
-            self._n_positions = n_positions
-            return
-        self._outputs = _sums(self._outputs, outputs)
-        self._inputs = _sums(self._inputs, inputs)
-        self._n_positions = _sums(self._n_positions, n_positions)
+        for mine, theirs in (
+            (self._outputs, other._outputs),
+            (self._inputs, other._inputs),
+            (self._n_positions, other._n_positions),
+        ):
+            # copies: sums are added to in place
+            _add(mine, once(torch.clone, [(value,) for value in theirs]))
 
     def decompose(self) -> Kron:
         """The frozen eigendecompositions."""
@@ -242,8 +237,20 @@ def once(
     return [found[key] for key in keys]
 
 
-def _sums(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
-    return once(torch.add, list(zip(left, right, strict=True)))
+def _add(sums: list[Tensor], more: list[Tensor]) -> None:
+    """Add to sums of one's own in place; begin with the first."""
+    if not sums:
+        sums += more
+        return
+    if not more:
+        return
+    partners: dict[int, set[int]] = {}
+    for total, piece in zip(sums, more, strict=True):
+        partners.setdefault(id(total), set()).add(id(piece))
+    for index, total in enumerate(sums):
+        if len(partners[id(total)]) > 1:  # shared so far, and no more
+            sums[index] = total.clone()
+    once(torch.Tensor.add_, list(zip(sums, more, strict=True)))
 
 
 def _output_moment(block: Any) -> Tensor:

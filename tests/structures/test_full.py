@@ -1,8 +1,71 @@
+import contracts
+import pytest
 import torch
 from cases import normal
 from contracts import N_ROWS, assert_equal, prior_precision, problem, scale
 
-from sklaplace.structures.full import FullAccumulator
+from sklaplace.priors import PRIOR_STRUCTURES
+from sklaplace.structures import full
+from sklaplace.structures.dual import Dual
+from sklaplace.structures.full import Full, FullAccumulator
+
+every_prior = pytest.mark.parametrize("prior", PRIOR_STRUCTURES)
+some_cases = pytest.mark.parametrize("case", ["inplace", "cnn", "called_twice"])
+
+
+@pytest.fixture(params=[Full, Dual], ids=["primal", "dual"])
+def form(request, monkeypatch):
+    """Either form of the structure, whatever the number of rows."""
+    share = 0 if request.param is Full else 1e9
+    monkeypatch.setattr(full, "DUAL_SHARE", share)
+    return request.param
+
+
+@some_cases
+@every_prior
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
+@pytest.mark.parametrize("likelihood", ["Categorical", "Gaussian"])
+def test_both_forms_answer_alike(form, case, prior, subset, likelihood):
+    found = problem(case, likelihood, subset)
+    assert type(found.structure("full")) is form
+    contracts.check_dense(found, "full")
+    contracts.check_questions(found, "full", prior)
+    contracts.check_pure(found, "full", prior)
+    contracts.check_weights(found, "full", prior)
+
+
+@every_prior
+def test_both_forms_are_differentiable(form, prior):
+    contracts.check_gradients(problem("without_bias", "Gaussian"), "full", prior)
+
+
+@some_cases
+def test_both_forms_add_up(form, case):
+    contracts.check_batches(problem(case), "full")
+    contracts.check_merge(problem(case), "full")
+
+
+def test_rows_become_a_matrix_where_they_are_many():
+    """A last layer has few weights, and more rows than that here."""
+    few = problem("inplace", subset="all").structure("full")
+    assert isinstance(few, Dual)
+    found = problem("inplace", subset="last_layer")
+    many = found.batches(N_ROWS) * 20
+    assert isinstance(found.structure("full", many), Full)
+    assert_equal(
+        found.structure("full", many).dense(), 20 * found.structure("full").dense()
+    )
+
+
+@every_prior
+def test_variances_are_those_of_the_covariance(form, prior):
+    found = problem("cnn")
+    structure, jacobian = found.structure("full"), found.jacobian()
+    delta = prior_precision(found.layout, prior)
+    expected = structure.covariance(jacobian, delta, scale()).diagonal(dim1=1, dim2=2)
+    assert_equal(structure.functional_variance(jacobian, delta, scale()), expected)
+    projection = structure.project(jacobian)
+    assert_equal(projection.variance(delta, scale()), expected)
 
 
 def test_hessian_is_symmetric_to_the_last_bit():

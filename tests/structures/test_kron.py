@@ -102,3 +102,20 @@ def test_dense_rows_are_exact_within_their_block(case):
         start += block.size
     assert CASES[case].dense
     assert len(found.parts.J) == N_ROWS
+
+
+def test_weight_and_bias_part_where_positions_come_up():
+    """At one position they share a factor; a longer sequence ends that."""
+    layer = BlockSpec("w", (2, 3), "l"), BlockSpec("b", (2,), "l", is_bias=True)
+    accumulator = KronAccumulator(Layout(layer))
+    outputs = weights = torch.zeros(2, 2, dtype=torch.float64)
+    for positions in (1, 4, 1):
+        g, a = normal(5, 2, positions, 2, seed=1), normal(5, positions, 3, seed=2)
+        bias = g if positions == 1 else g.sum(2, keepdim=True)
+        accumulator.update(Jacobian([Block(g, a), Block(bias)]))
+        flat, summed = g.flatten(0, 2), bias.flatten(0, 2)
+        weights = weights + flat.T @ flat
+        outputs = outputs + summed.T @ summed
+    (b_weight, _), (b_bias, _) = accumulator.decompose().factors
+    assert_equal(b_weight.dense(), weights, 1e-12)
+    assert_equal(b_bias.dense(), outputs, 1e-12)
