@@ -278,11 +278,12 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
     def _link(self) -> Any:
         """The link chosen; its draws are the same for all rows and all calls."""
         name = self._link_name()
-        # scrambling takes time: no points for links that use none
-        n_draws = self.n_samples if name in links.SAMPLED else 1
 
         def link(mean: Tensor, cov: Tensor) -> Tensor:
-            draws = _draws(n_draws, mean.shape[1], self._seed).to(mean.device)
+            # scrambling takes time: no points for links that use none
+            draws = mean.new_empty(0, mean.shape[1])
+            if name in links.SAMPLED:
+                draws = _draws(self.n_samples, mean.shape[1], self._seed).to(mean)
             return LINKS[name](mean, cov, draws)
 
         return link

@@ -29,7 +29,7 @@ from sklaplace.linalg import symmetric_eigh
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.structures import Accumulator, Structure
 from sklaplace.structures.full import FullAccumulator
-from sklaplace.structures.kron import Factor, Kron
+from sklaplace.structures.kron import Factor, Kron, KronAccumulator
 
 # Newton's method ends by one more step once the loss can fall by no more than
 # this share of itself: its error is then at the level of rounding.
@@ -153,7 +153,13 @@ class LinearHead:
     ) -> GaussianPosterior:
         """Posterior around other weights of the head: new curvature, new loss."""
         f = self.at(weights)
-        structure = self._accumulate(self.accumulator(self.layout), f)
+        # the input factor is the same for all weights
+        is_kron = self.accumulator is KronAccumulator
+        structure = (
+            self._kron(f)
+            if is_kron
+            else self._accumulate(self.accumulator(self.layout), f)
+        )
         data_fit = DataFit(self.loss(f), template.data_fit.n_targets)
         return replace(template, mean=weights, structure=structure, data_fit=data_fit)
 

@@ -62,17 +62,21 @@ class Inspected:
     head_map: Tensor | None
     row_bytes: int
 
-    def batch_size(self, *, with_covariance: bool = False) -> int:
+    def batch_size(
+        self, *, row_elements: int = 0, with_covariance: bool = False
+    ) -> int:
         """Rows that fit into the memory budget, at least one.
 
         Parameters
         ----------
+        row_elements : int, default=0
+            Numbers in float64 that the structure makes of each row.
         with_covariance : bool, default=False
             Whether covariances between the outputs are made: a (c, c) matrix in
             float64, centred, and its root.
         """
-        more = 3 * 8 * self.n_outputs**2 if with_covariance else 0
-        return batch_rows(self.row_bytes + more)
+        covariances = 3 * self.n_outputs**2 if with_covariance else 0
+        return batch_rows(self.row_bytes + 8 * (row_elements + covariances))
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

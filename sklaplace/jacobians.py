@@ -242,7 +242,8 @@ class HeadBlock:
 
     @cached_property
     def _diagonals(self) -> Tensor:
-        return self.hessian.diagonals(self.matrix)  # (b, o)
+        """Diagonal of ``MᵀΛM`` for each row, (b, o)."""
+        return self.hessian.diagonals(self.matrix)
 
     def dense(self) -> Tensor:
         """Rows written out, (b, k, p)."""

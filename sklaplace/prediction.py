@@ -33,6 +33,7 @@ from sklaplace.predictive import (
     side_by_side,
 )
 from sklaplace.settings import check_prior_shape
+from sklaplace.structures import STRUCTURES
 from sklaplace.training import Batches, private_rng
 
 
@@ -90,6 +91,7 @@ class PosteriorPredictor(BaseEstimator):
     """The half of the estimators that answers; not for direct use."""
 
     batch_size: int | None
+    hessian_structure: str
     pred_type: str
     prior_structure: str
     estimator_: Any
@@ -100,7 +102,14 @@ class PosteriorPredictor(BaseEstimator):
     def _batches(
         self, fitted: FittedNetwork, dataset: Any, *, with_covariance: bool = False
     ) -> Batches:
-        fitting = fitted.inspected.batch_size(with_covariance=with_covariance)
+        inspected = fitted.inspected
+        accumulator, _ = STRUCTURES[self.hessian_structure]
+        fitting = inspected.batch_size(
+            row_elements=accumulator.row_elements(
+                inspected.layout, inspected.n_outputs
+            ),
+            with_covariance=with_covariance,
+        )
         return Batches(fitted.net, dataset, self.batch_size or fitting)
 
     def _fitted_posterior(self) -> GaussianPosterior:

@@ -62,6 +62,11 @@ class Accumulator(ABC):
         ``n_rows`` is the number of rows of the Jacobian, where it is known.
         """
 
+    @staticmethod
+    def row_elements(layout: Layout, n_columns: int) -> int:
+        """Numbers that a row of a batch takes beside its unmultiplied Jacobian."""
+        return 0
+
     @abstractmethod
     def update(self, jacobian: Jacobian) -> None:
         """Add rows ``Sᵀ J`` of one batch."""

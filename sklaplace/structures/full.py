@@ -256,6 +256,14 @@ class FullAccumulator(Accumulator):
             return 4 * 8 * n_rows * (p + n_rows)
         return 4 * 8 * p**2
 
+    @staticmethod
+    def row_elements(layout: Layout, n_columns: int) -> int:
+        """Rows written out, twice; for a head the pairs of its inputs and outputs."""
+        if layout.head is None:
+            return 2 * n_columns * layout.n_parameters
+        o, i = layout.blocks[0].factor_shape
+        return o**2 + i**2
+
     def update(self, jacobian: Jacobian) -> None:
         """Add the products of the rows of one batch."""
         self._kept.append(jacobian)

@@ -1,0 +1,168 @@
+"""What an operation costs, counted instead of timed: the same on every machine.
+
+Passes through a network, columns of backward passes, decompositions and the bytes of
+tensors are seen where torch does them, whatever way led there.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+aten = torch.ops.aten
+EIGH = {aten._linalg_eigh.default, aten._linalg_svd.default, aten.linalg_eig.default}
+CHOLESKY = {
+    *(aten.linalg_cholesky_ex.default, aten.cholesky.default),
+    *(aten.linalg_ldl_factor_ex.default, aten.linalg_lu_factor_ex.default),
+    *(aten.linalg_inv_ex.default, aten._linalg_solve_ex.default),
+}
+
+
+@dataclass
+class Costs:
+    """What was counted.
+
+    Attributes
+    ----------
+    forward : list of int
+        Rows of each pass through the network.
+    backward : list of (int, int)
+        Rows and columns of each backward pass from outputs (b, c). Those of scalars
+        have one row.
+    eigh, cholesky : list of int
+        Sizes of matrices that were diagonalised, and factorised otherwise.
+    alive, peak : int
+        Bytes of tensors made since the start: now, and at most at any time.
+    largest : int
+        Elements of the largest tensor made.
+    """
+
+    forward: list[int] = field(default_factory=list)
+    backward: list[tuple[int, int]] = field(default_factory=list)
+    eigh: list[int] = field(default_factory=list)
+    cholesky: list[int] = field(default_factory=list)
+    alive: int = 0
+    peak: int = 0
+    largest: int = 0
+
+    def forward_rows(self, more_than: int = 0) -> list[int]:
+        """Rows of each pass with more than that many."""
+        return [rows for rows in self.forward if rows > more_than]
+
+    def columns(self, more_than: int = 0) -> int:
+        """Rows times columns of backward passes with more than that many rows."""
+        return sum(rows * k for rows, k in self.backward if rows > more_than)
+
+
+class _Watch(TorchDispatchMode):
+    """Sees every operation, also those of backward passes and below ``vmap``.
+
+    A storage counts once, until it is freed; what was there before does not count.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        super().__init__()
+        self.costs = costs
+        self._known: dict[int, Any] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        for tensor in tree_leaves((args, kwargs)):
+            self._note(tensor, is_new=False)
+        if func in EIGH | CHOLESKY:
+            n = args[0].shape[-1]
+            sizes = self.costs.eigh if func in EIGH else self.costs.cholesky
+            sizes += [n] * (args[0].numel() // max(1, n * args[0].shape[-2]))
+        found = func(*args, **kwargs)
+        for tensor in tree_leaves(found):
+            self._note(tensor, is_new=True)
+        return found
+
+    def _note(self, tensor: Any, *, is_new: bool) -> None:
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        n_bytes = storage.nbytes() if is_new else 0
+        self._known[key] = weakref.finalize(storage, self._forget, key, n_bytes)
+        self.costs.alive += n_bytes
+        self.costs.peak = max(self.costs.peak, self.costs.alive)
+        if is_new:
+            self.costs.largest = max(self.costs.largest, tensor.numel())
+
+    def _forget(self, key: int, n_bytes: int) -> None:
+        self.costs.alive -= n_bytes
+        self._known.pop(key, None)
+
+    def stop(self) -> None:
+        """Let go of what is still alive."""
+        for known in self._known.values():
+            known.detach()
+
+
+def _unbatched(tensor: Tensor) -> Tensor:
+    """The tensor behind those of ``torch.func``, with all its axes."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def _rows_and_columns(outputs: Any, cotangents: Any) -> tuple[int, int]:
+    """Of a backward pass, however its columns are batched."""
+    f = outputs if isinstance(outputs, Tensor) else outputs[0]
+    if cotangents is None:
+        return 1, 1
+    v = cotangents if isinstance(cotangents, Tensor) else cotangents[0]
+    rows = len(f) if f.ndim > 1 else 1
+    return rows, _unbatched(v).numel() // max(1, _unbatched(f).numel())
+
+
+@contextmanager
+def counted(network: type[nn.Module] | None = None) -> Iterator[Costs]:
+    """Count what happens inside; ``network`` is the class of the whole network."""
+    costs = Costs()
+    grad = torch.autograd.grad
+
+    def note_rows(module: nn.Module, args: Any, _output: Any) -> None:
+        if network is not None and type(module) is network:
+            costs.forward.append(len(args[0]))
+
+    def note_columns(outputs: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        cotangents = args[0] if args else options.get("grad_outputs")
+        costs.backward.append(_rows_and_columns(outputs, cotangents))
+        return grad(outputs, inputs, *args, **options)
+
+    handle = nn.modules.module.register_module_forward_hook(note_rows)
+    watch = _Watch(costs)
+    try:
+        with mock.patch.object(torch.autograd, "grad", note_columns), watch:
+            yield costs
+    finally:
+        handle.remove()
+        watch.stop()
+
+
+@contextmanager
+def calls(owner: Any, name: str) -> Iterator[list[tuple[Any, ...]]]:
+    """Arguments of every call of a function or method inside."""
+    original: Callable[..., Any] = getattr(owner, name)
+    found: list[tuple[Any, ...]] = []
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        found.append(args)
+        return original(*args, **kwargs)
+
+    with mock.patch.object(owner, name, noted):
+        yield found
