@@ -318,7 +318,8 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         )
         # a one-logit network has a column for a class that y did not have
         proba = proba[:, : len(self.classes_)]
-        return proba / proba.sum(1, keepdims=True)
+        proba /= proba.sum(1, keepdims=True)
+        return proba
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Logarithms of `predict_proba`.

@@ -7,6 +7,7 @@ linear map ``M`` (c, o) of a layer for all rows, its curvature is made of
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -203,8 +204,12 @@ class Softmax(OutputHessian):
     def diagonals(self, m: Map) -> Tensor:
         """Variance of ``M`` under ``p``, times ``w``, for each row, (b, o)."""
         if m is None:
-            variances = self.p * (1 - self.p)
-        else:
-            m = m.double()
-            variances = (self.p @ m**2 - (self.p @ m) ** 2).clamp(min=0)
+            return self._variances
+        m = m.double()
+        variances = (self.p @ m**2 - (self.p @ m) ** 2).clamp(min=0)
         return (variances * self.weights.unsqueeze(1)).to(self.dtype)
+
+    @cached_property
+    def _variances(self) -> Tensor:
+        """``w p (1 - p)``, which weight and bias both ask for."""
+        return (self.p * (1 - self.p) * self.weights.unsqueeze(1)).to(self.dtype)

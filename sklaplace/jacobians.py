@@ -153,13 +153,14 @@ class Block:
             return (g * self._weigh_outputs(v).unsqueeze(1)) @ g.mT
         return torch.cat([(piece * v) @ piece.mT for piece in self._pieces()])
 
-    def variance(self, v: Tensor) -> Tensor:
-        """Diagonal of `gram`, (b, k)."""
+    def variance(self, v: Tensor, squares: Tensor | None = None) -> Tensor:
+        """Diagonal of `gram`, (b, k); ``squares`` are those of ``g``, if known."""
         if not self._has_one_position:
             return torch.cat([(piece * piece) @ v for piece in self._pieces()])
         g, per_output = self.g.squeeze(2), self._weigh_outputs(v)
         if len(g) == 1:
-            return per_output @ (g[0] ** 2).T
+            squares = self.g**2 if squares is None else squares
+            return per_output @ squares[0, :, 0].T
         return (g * (g * per_output.unsqueeze(1))).sum(-1)
 
     def _weigh_outputs(self, v: Tensor) -> Tensor:

@@ -169,6 +169,7 @@ class PosteriorPredictor(BaseEstimator):
             parts = [function(*_checked(*gaussian)) for gaussian in gaussians]
         else:
             parts = self._each_batch(X, ask, with_covariance=not diagonal)
+        # one batch alone is copied, too: it may be a view of what is remembered
         return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
 
     def _moments(

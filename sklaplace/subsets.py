@@ -48,37 +48,51 @@ def last_layer(forward: Forward, x: Any) -> Layout:
     specs = _specs(forward.module, [name])
     chosen = [spec for spec in specs if id(named[spec.name]) in own]
     layout = _verified(forward, x, chosen)
-    return replace(layout, head=_affine_head(forward, x, layout))
+    return replace(layout, head=_affine_head(forward, x, layout, head))
 
 
-def _affine_head(forward: Forward, x: Any, layout: Layout) -> Head | None:
+def _affine_head(
+    forward: Forward, x: Any, layout: Layout, layer: nn.Module
+) -> Head | None:
     """The map from the last layer to the outputs, where it is one for these rows.
 
     Other rows are compared with it whenever they pass.
     """
-    f, jacobian = backpropagate(forward, x, layout)
-    matrix = common_gradient(layout, jacobian)
-    if matrix is None:
-        return None
     hidden: list[Tensor] = []
-    layer = forward.module.get_submodule(str(layout.blocks[0].layer))
     handle = layer.register_forward_hook(
-        lambda _m, _i, out: hidden.append(out.detach().double())
+        lambda _m, _i, out: hidden.append(out.detach().clone())
     )
     try:
         with torch.no_grad():
-            forward(x)
+            f = forward(x)
     finally:
         handle.remove()
     if len(hidden) != 1 or hidden[0].ndim != 2:
         return None
-    offset = (f.double() - hidden[0] @ matrix.T).mean(0)
-    rounding = hidden[0].abs().amax(0) @ matrix.T.abs() + f.double().abs().amax(0)
-    offset = offset.masked_fill(
-        offset.abs() <= 16 * torch.finfo(f.dtype).eps * rounding, 0
-    )
-    head = Head(matrix, offset)
-    return head if head.fits(hidden[0].to(f), f) else None
+    matrix = _gradient_of_outputs(forward, x, layout, hidden[0], f)
+    if matrix is None:
+        return None
+    wide, target = hidden[0].double(), f.double()
+    offset = (target - wide @ matrix.T).mean(0)
+    size = wide.abs().amax(0) @ matrix.T.abs() + target.abs().amax(0)
+    rounding = 16 * torch.finfo(f.dtype).eps * size
+    head = Head(matrix, offset.masked_fill(offset.abs() <= rounding, 0))
+    return head if head.fits(hidden[0], f) else None
+
+
+def _gradient_of_outputs(
+    forward: Forward, x: Any, layout: Layout, hidden: Tensor, f: Tensor
+) -> Tensor | None:
+    """`common_gradient`; for outputs that are the layer's own by one column."""
+    if torch.equal(hidden, f):
+        columns = _probe(f)
+        _, jacobian = backpropagate(forward, x, layout, lambda _f: columns)
+        block = jacobian.blocks[0]
+        if layout.blocks[0].layer is not None and torch.allclose(
+            block.g.squeeze(2).mT, columns
+        ):
+            return torch.eye(f.shape[1], dtype=torch.float64, device=f.device)
+    return common_gradient(layout, backpropagate(forward, x, layout)[1])
 
 
 def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
@@ -200,6 +214,11 @@ def _test_columns(forward: Forward, x: Any) -> Tensor:
             "also in evaluation mode. Laplace needs one output per row: let the "
             "network treat rows independently."
         )
+    return _probe(f)
+
+
+def _probe(f: Tensor) -> Tensor:
+    """A combination of the outputs for each row, (b, c, 1), no two alike."""
     signs = torch.arange(f.numel(), dtype=f.dtype, device=f.device).reshape(f.shape)
     return torch.cos(1 + 2 * signs).unsqueeze(-1)
 

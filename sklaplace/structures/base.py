@@ -240,12 +240,23 @@ class Diagonalised(Structure):
         v, size = self.narrow_variances(prior_precision, scale, jacobian.dtype)
         pieces = v.split(self.layout.sizes)
         blocks = self.rotated_blocks(jacobian)
-        parts = [b.variance(piece) for b, piece in zip(blocks, pieces, strict=True)]
+        parts = [
+            block.variance(piece, self._shared_squares(block.g))
+            for block, piece in zip(blocks, pieces, strict=True)
+        ]
         # blocks of a bias may have one entry for all rows
         found: Tensor = sum(parts[1:], parts[0]).double() * size
         if jacobian.dtype == torch.float64 or all_finite(found):
             return found
         return self.functional_variance(jacobian.double(), prior_precision, scale)
+
+    @cached_property
+    def _squares(self) -> "Remembered":
+        return Remembered()
+
+    def _shared_squares(self, g: Tensor) -> Tensor | None:
+        """``g²`` where all rows share ``g``, and every batch asks again."""
+        return self._squares.get((g,), lambda: g**2) if len(g) == 1 else None
 
     def whiten(
         self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
