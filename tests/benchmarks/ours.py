@@ -1,0 +1,134 @@
+"""sklaplace, through its public estimators only."""
+
+import inspect
+import tempfile
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.operations import Case, NotOfferedError, Operation, nothing
+from benchmarks.workloads import digits_data, digits_net
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import GridSearchCV
+
+import sklaplace
+from sklaplace import LaplaceClassifier, LaplaceRegressor
+from sklaplace.posterior import GaussianPosterior
+from sklaplace.tuning import marglik
+
+PRIOR_PRECISIONS = np.logspace(-3, 3, 20)
+
+
+class Sklaplace:
+    """Fit, predict and tune as users do."""
+
+    versions = ("sklaplace",)
+
+    def operation(self, case: Case, name: str) -> Operation:
+        """One of fit, predict, tune, fit_tune, train, grid, cross_validate."""
+        if case.workload == "digits":
+            return DIGITS[name](case)
+        work = case.load()
+        X, y = work.fit_data()
+        if name in ("fit", "fit_tune"):
+            prior = 1.0 if name == "fit" else "marglik"
+            make = partial(estimator, case, work.net(), prior_precision=prior)
+            return Operation(make, lambda model: model.fit(X, y))
+        model = estimator(case, work.net()).fit(X, y)
+        if name == "tune":
+            return Operation(nothing, lambda _: marglik(model.posterior_))
+        return Operation(nothing, partial(_predict, model, work.predict_data()))
+
+    def moments(self, case: Case) -> Any:
+        """Means and covariances of the outputs."""
+        work = case.load()
+        X, y = work.data(work.n_check, seed=1, dtype=np.float64)
+        model = estimator(case, work.net(torch.float64)).fit(X, y)
+        points, _ = work.data(3, seed=2, dtype=np.float64)
+        return model.latent_mean_and_variance(points, full_cov=True)
+
+    def evaluations(self, case: Case) -> int:
+        """How often tuning asks for the evidence."""
+        work = case.load()
+        posterior = estimator(case, work.net()).fit(*work.fit_data()).posterior_
+        original = GaussianPosterior.log_marginal_likelihood
+        calls = []
+
+        def counted(self: Any, *args: Any) -> Any:
+            calls.append(args)
+            return original(self, *args)
+
+        GaussianPosterior.log_marginal_likelihood = counted  # type: ignore[method-assign]
+        try:
+            marglik(posterior)
+        finally:
+            GaussianPosterior.log_marginal_likelihood = original  # type: ignore[method-assign]
+        return len(calls)
+
+
+def estimator(case: Case, net: Any, **options: Any) -> Any:
+    """An unfitted estimator around a network that keeps its weights."""
+    options = {
+        "subset_of_weights": case.subset,
+        "hessian_structure": case.structure,
+        "prior_precision": 1.0,
+        "refine": False,
+        "random_state": 0,
+        **options,
+    }
+    if case.load().is_regression:
+        return LaplaceRegressor(FrozenEstimator(net), sigma_noise=1.0, **options)
+    return LaplaceClassifier(FrozenEstimator(net), link_approx="probit", **options)
+
+
+def _predict(model: Any, X: Any, _: None) -> Any:
+    if isinstance(model, LaplaceRegressor):
+        return model.predict(X, return_std=True)
+    return model.predict_proba(X)
+
+
+# ---------------------------------------------------------------------- digits
+def _train(case: Case) -> Operation:
+    X, y = digits_data()
+    net = digits_net(2 if case.is_quick else 20)
+    make = partial(LaplaceClassifier, net, random_state=0)
+    return Operation(make, lambda model: model.fit(X, y))
+
+
+def _grid(case: Case) -> Operation:
+    """A grid search whose folds share what does not depend on the grid."""
+    if "memory" not in inspect.signature(LaplaceClassifier).parameters:
+        raise NotOfferedError("LaplaceClassifier has no parameter memory")
+    X, y = digits_data()
+    net = digits_net(2 if case.is_quick else 20)
+
+    def search(_: None) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            model = LaplaceClassifier(net, memory=folder, random_state=0)
+            GridSearchCV(
+                model,
+                {"prior_precision": PRIOR_PRECISIONS},
+                cv=5,
+                scoring="neg_log_loss",
+                refit=False,
+            ).fit(X, y)
+
+    return Operation(nothing, search)
+
+
+def _cross_validate(case: Case) -> Operation:
+    if not hasattr(sklaplace, "LaplaceClassifierCV"):
+        raise NotOfferedError("there is no LaplaceClassifierCV")
+    X, y = digits_data()
+    net = digits_net(2 if case.is_quick else 20)
+
+    def fit(_: None) -> None:
+        sklaplace.LaplaceClassifierCV(
+            net, prior_precisions=PRIOR_PRECISIONS, cv=5, random_state=0
+        ).fit(X, y)
+
+    return Operation(nothing, fit)
+
+
+DIGITS = {"train": _train, "grid": _grid, "cross_validate": _cross_validate}

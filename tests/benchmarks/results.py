@@ -1,0 +1,152 @@
+"""Results: what was found for a row, and whether its targets are met."""
+
+import math
+import statistics
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from benchmarks.rows import Row
+
+TOLERANCE = 1e-5
+
+
+@dataclass
+class Timing:
+    """CPU seconds of each measurement, calls in each, and what went wrong."""
+
+    samples: list[float] = field(default_factory=list)
+    calls: int = 1
+    error: str = ""
+
+    @property
+    def seconds(self) -> float | None:
+        """The median."""
+        return statistics.median(self.samples) if self.samples else None
+
+
+@dataclass
+class Agreement:
+    """Largest relative difference of functional variances, or why there is none.
+
+    It is partial where what both define differently was left out.
+    """
+
+    difference: float | None = None
+    error: str = ""
+    is_partial: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether both libraries compute the same."""
+        return self.difference is not None and self.difference <= TOLERANCE
+
+    def __str__(self) -> str:
+        """Say so, or by how much not."""
+        if self.difference is None:
+            return self.error or "-"
+        mark = "†" if self.is_partial else ""
+        return f"{'yes' if self.holds else 'NO'}{mark}, {self.difference:.0e}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A target, and what was found; None if nothing was, infinite if that failed."""
+
+    found: float | None
+    target: float
+    met: bool | None
+
+
+@dataclass
+class Result:
+    """What was found for one row.
+
+    Attributes
+    ----------
+    times : dict
+        `Timing` of each library.
+    peaks : dict
+        MiB of each library, or why there are none.
+    agreement : Agreement
+        Between ours and the backend that was timed.
+    backend : str
+        Of laplace-torch.
+    evaluations : int or None
+        Of the evidence.
+    skipped : str
+        What the installed version lacks, if it does.
+    """
+
+    row: Row
+    times: dict[str, Timing] = field(default_factory=dict)
+    peaks: dict[str, float | str] = field(default_factory=dict)
+    agreement: Agreement = field(default_factory=Agreement)
+    backend: str = ""
+    evaluations: int | None = None
+    skipped: str = ""
+
+    def seconds(self, library: str) -> float | None:
+        """Median time of a library; infinite where sklaplace has failed."""
+        timing = self.times.get(library)
+        if timing and timing.error and library == "sklaplace":
+            return math.inf
+        return timing.seconds if timing else None
+
+    @property
+    def multiple(self) -> float | None:
+        """Our time in units of plain torch."""
+        return _quotient(self.seconds("sklaplace"), self.seconds("torch"))
+
+    @property
+    def speedup(self) -> float | None:
+        """Time of laplace-torch in units of ours, where it was given as much to do."""
+        if self.peer_rows is not None:
+            return None
+        return _quotient(self.seconds("laplace-torch"), self.seconds("sklaplace"))
+
+    @property
+    def peer_rows(self) -> int | None:
+        """Rows that laplace-torch was given, if not all."""
+        return self.row.case.load().peer_rows if self.row.has_peer else None
+
+    def verdicts(self) -> dict[str, Verdict]:
+        """Each target of this row."""
+        row = self.row
+        peak = self.peaks.get("sklaplace")
+        found = {
+            "limit": (self.multiple, row.limit, 1),
+            "speedup": (self.speedup, row.speedup, -1),
+            "memory": (math.inf if isinstance(peak, str) else peak, row.memory, 1),
+            "evaluations": (self.evaluations, row.evaluations, 1),
+        }
+        return {
+            name: Verdict(value, target, _met(value, target, sign))
+            for name, (value, target, sign) in found.items()
+            if target is not None
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, raw and derived, for JSON."""
+        verdicts = {
+            name: {**asdict(verdict), "found": _finite(verdict.found)}
+            for name, verdict in self.verdicts().items()
+        }
+        return {
+            "title": self.row.title,
+            **asdict(self),
+            "multiple": _finite(self.multiple),
+            "speedup": _finite(self.speedup),
+            "verdicts": verdicts,
+        }
+
+
+def _quotient(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value == math.inf else value
+
+
+def _met(value: float | None, target: float, sign: int) -> bool | None:
+    return None if value is None else sign * value <= sign * target

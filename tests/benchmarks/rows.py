@@ -1,0 +1,170 @@
+"""Rows: every operation that is timed, with its targets."""
+
+from dataclasses import dataclass, replace
+
+from benchmarks.operations import Case
+
+N_CLASSES = 10
+# Peak MiB over network and data, whatever the number of weights.
+SMALL_PEAK = 150.0
+# Factors of the 1,000-class head in float64, which stay: 512² + 1000², or 512·1000.
+KRON_FACTORS, DIAG_FACTORS = 9.6, 3.9
+
+UNITS = {
+    "f_fit": "f",
+    "f_predict": "f",
+    "fb_fit": "fb",
+    "train": "net.fit",
+    "train_folds": "(5 net.fit)",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operation and what it may cost.
+
+    Attributes
+    ----------
+    case : Case
+        What it works on.
+    name : str
+        Name of the operation.
+    unit : str
+        Operation of plain torch that it is measured in.
+    limit : float or None
+        Largest multiple of the unit.
+    speedup : float or None
+        Smallest quotient of laplace-torch's time and ours.
+    memory : float or None
+        Largest peak, in MiB over network and data.
+    evaluations : int or None
+        Largest number of evaluations of the evidence.
+    has_peer : bool
+        Whether laplace-torch can do the same.
+    is_heavy : bool
+        Left out of a quick run: large even at its smallest.
+    """
+
+    case: Case
+    name: str
+    unit: str
+    limit: float | None = None
+    speedup: float | None = None
+    memory: float | None = None
+    evaluations: int | None = None
+    has_peer: bool = True
+    is_heavy: bool = False
+
+    @property
+    def title(self) -> str:
+        """Workload, subset, structure and operation."""
+        if self.case.workload == "digits":
+            return f"digits {self.name}"
+        return f"{self.case} {self.name}"
+
+    def quick(self) -> "Row":
+        """The same on tiny sizes, for which no target is meant."""
+        return Row(
+            replace(self.case, is_quick=True),
+            self.name,
+            self.unit,
+            has_peer=self.has_peer,
+        )
+
+
+def _last_layer() -> list[Row]:
+    rows = []
+    speedups = {"kron": 75.0, "diag": 10.0, "full": 10.0}
+    for structure, speedup in speedups.items():
+        w2, w3, w4 = (
+            Case(name, "last_layer", structure) for name in ("W2", "W3", "W4-256")
+        )
+        # a full fit is bound by its matrix products, not by passes
+        limits = (None, None) if structure == "full" else (1.0, 1.1)
+        rows += [
+            Row(w2, "fit", "fb_fit", limits[0], 4, SMALL_PEAK),
+            Row(w2, "predict", "f_predict", 2, speedup, SMALL_PEAK),
+            Row(w3, "fit", "fb_fit", limits[0], None, SMALL_PEAK),
+            Row(w3, "predict", "f_predict", 2, None, SMALL_PEAK),
+            Row(w4, "fit", "f_fit", limits[1], 2),
+            Row(w4, "predict", "f_predict", 1.1),
+        ]
+    return rows
+
+
+def _many_classes() -> list[Row]:
+    rows = []
+    for structure, factors in (("kron", KRON_FACTORS), ("diag", DIAG_FACTORS)):
+        case = Case("W5", "last_layer", structure)
+        for name in ("fit", "predict"):
+            unit = f"f_{name}"
+            rows.append(Row(case, name, unit, 6, None, 100 + factors))
+    return rows
+
+
+def _all_weights() -> list[Row]:
+    rows = []
+    speedups = {
+        ("W2", "kron"): 240.0,
+        ("W2", "diag"): 100.0,
+        ("W3", "kron"): 20.0,
+        ("W3", "diag"): 20.0,
+    }
+    for structure, share in (("kron", 0.7), ("diag", 0.6)):
+        for name in ("W2", "W3", "W4-16"):
+            case = Case(name, "all", structure)
+            is_deep = name == "W4-16"
+            per_class = 1.0 if is_deep and structure == "kron" else share
+            fit_peak = None if is_deep else SMALL_PEAK
+            fit_speedup = 1.9 if structure == "kron" else 2.0
+            speedup = speedups.get((name, structure))
+            limits = per_class * N_CLASSES, 2.0 * N_CLASSES
+            rows += [
+                Row(case, "fit", "fb_fit", limits[0], fit_speedup, fit_peak),
+                Row(case, "predict", "f_predict", limits[1], speedup, SMALL_PEAK),
+            ]
+    wide = Case("W4", "all", "kron")
+    return [*rows, Row(wide, "fit", "fb_fit", None, 1.9, 8 * 1024, is_heavy=True)]
+
+
+def _full() -> list[Row]:
+    classes, one = Case("W2-full", "all", "full"), Case("W1", "all", "full")
+    return [
+        Row(classes, "fit", "fb_fit", None, 4),
+        Row(classes, "predict", "f_predict", None, 20),
+        Row(one, "fit", "fb_fit", None, 1),
+        Row(one, "predict", "f_predict", None, 1),
+    ]
+
+
+def _tuning() -> list[Row]:
+    rows = []
+    for case, speedup in (
+        (Case("W2", "last_layer", "kron"), 95.0),
+        (Case("W2", "all", "kron"), 30.0),
+        (Case("W2-full", "all", "full"), 50.0),
+    ):
+        rows += [
+            Row(case, "tune", "fb_fit", None, speedup, evaluations=10),
+            Row(case, "fit_tune", "fb_fit"),
+        ]
+    return rows
+
+
+def _training() -> list[Row]:
+    case = Case("digits")
+    return [
+        Row(case, "train", "train", 1.05, has_peer=False),
+        Row(case, "grid", "train_folds", 1.2, has_peer=False),
+        Row(case, "cross_validate", "train_folds", 1.2, has_peer=False),
+    ]
+
+
+ROWS = [
+    *_last_layer(),
+    *_many_classes(),
+    *_all_weights(),
+    *_full(),
+    *_tuning(),
+    *_training(),
+]
