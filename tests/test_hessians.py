@@ -9,7 +9,7 @@ from contracts import assert_equal
 from sklaplace.hessians import Factored
 from sklaplace.likelihoods import Categorical
 
-N, O = 7, 4
+N, WIDTH = 7, 4
 every_likelihood = pytest.mark.parametrize("name", references.LIKELIHOODS)
 every_map = pytest.mark.parametrize("mapped", [False, True], ids=["identity", "map"])
 every_form = pytest.mark.parametrize("form", ["closed", "factored"])
@@ -25,7 +25,7 @@ def problem(name, form, mapped):
     found = likelihood.hessian(f)
     if form == "factored":
         found = Factored(likelihood.hessian_factor(f))
-    m = normal(known.n_outputs, O, seed=3) if mapped else None
+    m = normal(known.n_outputs, WIDTH, seed=3) if mapped else None
     return found.weighted(w), dense if m is None else m.T @ dense @ m, m
 
 
