@@ -9,13 +9,11 @@ under another prior cannot (Antorán et al. 2022, "Adapting the linearised Lapla
 model evidence for modern deep learning").
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from sklaplace import priors
@@ -25,28 +23,20 @@ from sklaplace.inputs import second_moment
 from sklaplace.jacobians import Block, HeadBlock, Jacobian
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import DataFit, Likelihood
-from sklaplace.linalg import symmetric_eigh
+from sklaplace.newton import ROUNDING, minimum
 from sklaplace.posterior import GaussianPosterior
+from sklaplace.preconditioners import kronecker, output_blocks
 from sklaplace.structures import Accumulator, Structure
 from sklaplace.structures.full import FullAccumulator
 from sklaplace.structures.kron import Factor, Kron, KronAccumulator
-
-# Newton's method ends by one more step once the loss can fall by no more than
-# this share of itself: its error is then at the level of rounding.
-DECREMENT_TOLERANCE = 1e-14
-GRADIENT_TOLERANCE = 1e-6
-MAX_NEWTON = 200
-# Where the Hessian is small enough to be written out, conjugate gradients that need
-# many iterations are given up for its eigenvectors, which do not mind priors that
-# differ by orders of magnitude.
-MAX_DENSE = 1500
-MAX_CG = 500
-MAX_CG_IF_DENSE = 200
 
 
 @dataclass(frozen=True)
 class LinearHead:
     """Training rows as the last layer sees them. All float64.
+
+    Losses and gradients are, too; only the products within a Newton step, which the
+    next gradient corrects, are made in the dtype of the network.
 
     Attributes
     ----------
@@ -70,6 +60,8 @@ class LinearHead:
         Entry of ``CURVATURES``.
     accumulator : type
         Accumulator of the structure in use.
+    dtype : torch.dtype
+        Of the network.
     """
 
     layout: Layout
@@ -82,6 +74,7 @@ class LinearHead:
     likelihood: Likelihood
     curvature: Curvature
     accumulator: type[Accumulator]
+    dtype: torch.dtype
 
     def at(self, weights: Tensor) -> Tensor:
         """Outputs (N, c) with other weights of the head."""
@@ -90,14 +83,15 @@ class LinearHead:
     def _forward(self, direction: Tensor) -> Tensor:
         """``J direction``, (N, c)."""
         weight, *bias = self.layout.split(direction)
-        hidden = self.features @ weight.reshape(-1, self.features.shape[1]).T
+        # few outputs times many rows is quicker than rows times outputs
+        hidden = (weight.reshape(-1, self.features.shape[1]) @ self.features.T).T
         if bias:
             hidden = hidden + bias[0]
-        return hidden @ self.output_map.T
+        return hidden if self._map is None else hidden @ self._map.T
 
     def _backward(self, cotangent: Tensor) -> Tensor:
         """``Jᵀ cotangent`` for (N, c), as (P,)."""
-        hidden = cotangent @ self.output_map
+        hidden = cotangent if self._map is None else cotangent @ self._map
         weight = (hidden.T @ self.features).flatten()
         has_bias = len(self.layout.blocks) > 1
         return torch.cat([weight, hidden.sum(0)]) if has_bias else weight
@@ -131,6 +125,12 @@ class LinearHead:
         m = self.output_map
         identity = torch.eye(*m.shape, dtype=m.dtype, device=m.device)
         return None if torch.equal(m, identity) else m
+
+    @cached_property
+    def _narrow(self) -> "LinearHead":
+        """The same rows in the dtype of the network."""
+        names = "features", "output_map", "sample_weight"
+        return replace(self, **{n: getattr(self, n).to(self.dtype) for n in names})
 
     @cached_property
     def _input_factor(self) -> Factor:
@@ -167,7 +167,7 @@ class LinearHead:
         self,
         template: GaussianPosterior,
         start: Tensor | None = None,
-        tolerance: float = DECREMENT_TOLERANCE,
+        tolerance: float = ROUNDING,
     ) -> GaussianPosterior:
         """Posterior around the most probable head under the template's prior.
 
@@ -182,14 +182,14 @@ class LinearHead:
 
         Notes
         -----
-        Newton's method with conjugate gradients, preconditioned by the Kronecker
-        structure; each inner iteration is two products with the features.
+        Newton's method with preconditioned conjugate gradients; each inner iteration
+        is two products with the features.
         """
         prior = template.prior_precision
         rho = priors.expand(prior, self.layout) / template.scale
         mean = template.hyperparameters.prior_mean
         begin = template.mean if start is None else start
-        found = _newton(self, rho, mean.expand_as(rho), begin, tolerance)
+        found = minimum(self, rho, mean.expand_as(rho), begin, tolerance)
         return self.posterior(template, found)
 
     def objective(
@@ -202,44 +202,28 @@ class LinearHead:
         slope = self._weigh(self.likelihood.gradient(f, self.targets))
         return value, self._backward(slope) + rho * offset, f
 
-    def newton_direction(
-        self, f: Tensor, gradient: Tensor, rho: Tensor, precision: float = 0.0
-    ) -> Tensor:
-        """``-(H + diag ρ)⁻¹ gradient``, (P,), by conjugate gradients.
+    def curvature_at(self, f: Tensor, rho: Tensor) -> Callable[[Tensor], Tensor]:
+        """``v -> (H + diag ρ) v`` at outputs ``f``, in the dtype of the network."""
+        rows, ridge = self._narrow, rho.to(self.dtype)
+        curvature = self.likelihood.hessian_operator(f.to(self.dtype))
 
-        ``precision`` is the share of the gradient that may be left over.
-        """
-        kron = self._kron(f)
-        eigenvalues = kron.eigenvalues + rho.mean()
+        def product(v: Tensor) -> Tensor:
+            return rows._backward(rows._weigh(curvature(rows._forward(v)))) + ridge * v
 
-        curvature = self.likelihood.hessian_operator(f)
+        return product
 
-        def hessian(v: Tensor) -> Tensor:
-            return self._backward(self._weigh(curvature(self._forward(v)))) + rho * v
-
-        def precondition(v: Tensor) -> Tensor:
-            return kron.unrotate(kron.to_basis(v) / eigenvalues)
-
-        is_small = self.layout.n_parameters <= MAX_DENSE
-        limit = MAX_CG_IF_DENSE if is_small else MAX_CG
-        step, converged = _conjugate_gradients(
-            hessian, precondition, -gradient, limit, precision
-        )
-        if converged or not is_small:
-            return step
+    def dense_curvature_at(self, f: Tensor, rho: Tensor) -> Tensor:
+        """The same matrix written out, (P, P), float64."""
         full = self._accumulate(FullAccumulator(self.layout), f).dense()
-        return -_solved(full + rho.diag(), gradient)
+        return full + rho.diag()
 
-
-def _solved(matrix: Tensor, b: Tensor) -> Tensor:
-    """``matrix⁻¹ b``; what is zero but for rounding is kept from dividing."""
-    root, failed = torch.linalg.cholesky_ex(matrix)
-    if not failed:
-        return torch.cholesky_solve(b.unsqueeze(1), root).squeeze(1)
-    values, vectors = symmetric_eigh(matrix)
-    values = values.clamp(min=float(values[-1]) * 1e-15)
-    solved: Tensor = vectors @ ((vectors.T @ b) / values)
-    return solved
+    def preconditioner_at(self, f: Tensor, rho: Tensor) -> Callable[[Tensor], Tensor]:
+        """``v -> (H + diag ρ)⁻¹ v``, roughly."""
+        hessian = self.likelihood.hessian(f).weighted(self.sample_weight)
+        blocks = output_blocks(
+            self.layout, self._narrow.features, hessian.diagonals(self._map), rho
+        )
+        return blocks or kronecker(self._kron(f), rho, self.dtype)
 
 
 class HeadRows:
@@ -316,82 +300,5 @@ class HeadRows:
             likelihood=template.likelihood,
             curvature=curvature,
             accumulator=accumulator,
+            dtype=self._rows[0][0].dtype,
         )
-
-
-def _newton(
-    head: LinearHead, rho: Tensor, mean: Tensor, start: Tensor, tolerance: float
-) -> Tensor:
-    """Minimum of the regularised loss, (P,)."""
-    theta = start
-    value, gradient, f = head.objective(theta, rho, mean)
-    # a step need not be better than what is asked of the minimum
-    precision = min(0.1, tolerance**0.25) if tolerance > DECREMENT_TOLERANCE else 0.0
-    for _ in range(MAX_NEWTON):
-        step = head.newton_direction(f, gradient, rho, precision)
-        # half of this, the Newton decrement, is what the loss can still fall by
-        decrement = float(-(gradient @ step))
-        if decrement <= tolerance * (1 + float(value)):
-            return theta + step
-        trial = _descend(head, theta, step, (value, gradient), rho, mean)
-        if trial is None:
-            break
-        theta, (value, gradient, f) = trial
-    if gradient.abs().max() > GRADIENT_TOLERANCE * max(1.0, float(value)):
-        warnings.warn(
-            "The last layer could not be refitted to full precision; gradient "
-            f"{float(gradient.abs().max()):.1e}. A larger prior_precision, or "
-            "features of similar size, would help.",
-            ConvergenceWarning,
-            stacklevel=2,
-        )
-    return theta
-
-
-def _descend(
-    head: LinearHead,
-    theta: Tensor,
-    step: Tensor,
-    now: tuple[Tensor, Tensor],
-    rho: Tensor,
-    mean: Tensor,
-) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]] | None:
-    """The first of ever shorter steps that descends (Armijo); None if none does."""
-    value, gradient = now
-    slope = gradient @ step
-    noise = 1e-14 * value.abs()  # rounding hides decreases close to the minimum
-    for halvings in range(40):
-        size = 0.5**halvings
-        trial = head.objective(theta + size * step, rho, mean)
-        if trial[0] <= value + 1e-4 * size * slope + noise:
-            return theta + size * step, trial
-    return None
-
-
-def _conjugate_gradients(
-    product: Callable[[Tensor], Tensor],
-    precondition: Callable[[Tensor], Tensor],
-    b: Tensor,
-    max_iterations: int,
-    precision: float,
-) -> tuple[Tensor, bool]:
-    """Solution of ``product(x) = b``, positive definite, and whether it is one."""
-    # looser far from the minimum, superlinear close to it (Dembo and others 1982)
-    size = float(b.norm())
-    target = size * max(precision, min(0.1, size**0.5, size))
-    x, residual = torch.zeros_like(b), b
-    if not b.any():
-        return x, True
-    z = precondition(residual)
-    direction, rz = z, residual @ z
-    for _ in range(max_iterations):
-        image = product(direction)
-        step = rz / (direction @ image)
-        x = x + step * direction
-        residual = residual - step * image
-        if residual.norm() <= target:
-            return x, True
-        z = precondition(residual)
-        rz, previous = residual @ z, rz
-        direction = z + (rz / previous) * direction
-    return x, False

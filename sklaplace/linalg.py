@@ -3,6 +3,8 @@
 Governing identity: ``M = Q diag(e) Qᵀ`` with ``e >= 0``.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -55,3 +57,60 @@ def psd_factor(matrix: Tensor) -> Tensor:
     """
     eigenvalues, eigenvectors = symmetric_eigh(matrix)
     return (eigenvectors * eigenvalues.sqrt().unsqueeze(-2)) @ eigenvectors.mT
+
+
+def solve_psd(matrix: Tensor, b: Tensor) -> Tensor:
+    """``matrix⁻¹ b``, (n,); what is zero but for rounding is kept from dividing."""
+    root, failed = torch.linalg.cholesky_ex(matrix)
+    if not failed:
+        return torch.cholesky_solve(b.unsqueeze(1), root).squeeze(1)
+    values, vectors = symmetric_eigh(matrix)
+    values = values.clamp(min=float(values[-1]) * 1e-15)
+    solved: Tensor = vectors @ ((vectors.T @ b) / values)
+    return solved
+
+
+def conjugate_gradients(
+    product: Callable[[Tensor], Tensor],
+    precondition: Callable[[Tensor], Tensor],
+    b: Tensor,
+    max_iterations: int,
+    precision: float,
+) -> tuple[Tensor, int | None]:
+    """Solve ``product(x) = b`` for a positive definite matrix.
+
+    Parameters
+    ----------
+    product, precondition : callable
+        The matrix, and an approximate inverse of it.
+    b : Tensor of shape (n,)
+        Right-hand side.
+    max_iterations : int
+        Products to spend.
+    precision : float
+        Share of ``b`` that may remain, in the norm of the preconditioner.
+
+    Returns
+    -------
+    x : Tensor of shape (n,)
+        The solution, or how far it got.
+    n_iterations : int or None
+        None where it did not arrive.
+    """
+    x, residual = torch.zeros_like(b), b
+    direction = precondition(residual)
+    first = rz = residual @ direction
+    for n in range(max_iterations + 1):
+        if rz <= precision**2 * first:
+            return x, n
+        image = product(direction)
+        bend = direction @ image
+        if not bend > 0:  # rounding has made it indefinite, or it is no number
+            break
+        step = rz / bend
+        x = x + step * direction
+        residual = residual - step * image
+        z = precondition(residual)
+        rz, previous = residual @ z, rz
+        direction = z + (rz / previous) * direction
+    return x, None

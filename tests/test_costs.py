@@ -359,7 +359,7 @@ def test_a_head_is_refitted_a_few_times(tuner, structure):
     held = held_out(150) if tuner == "validation" else {}
     with (
         calls(LinearHead, "refit") as refits,
-        calls(LinearHead, "newton_direction") as steps,
+        calls(LinearHead, "curvature_at") as steps,
     ):
         costs = fitted_costs(model, **held)
     assert costs.forward_rows(FEW) == CUTS + ([100, 50] if held else [])

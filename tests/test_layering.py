@@ -15,6 +15,7 @@ ROOT = Path(sklaplace.__file__).parent
 # after everything it imports.
 MODULES = [
     "linalg",
+    "newton",
     "options",
     "definitions",
     "fingerprints",
@@ -40,6 +41,7 @@ MODULES = [
     "curvature",
     "posterior",
     "predictive",
+    "preconditioners",
     "heads",
     "tuning",
     "networks",

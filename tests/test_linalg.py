@@ -3,7 +3,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sklaplace.linalg import psd_factor, symmetric_eigh
+from sklaplace.linalg import (
+    conjugate_gradients,
+    psd_factor,
+    solve_psd,
+    symmetric_eigh,
+)
 
 
 def random_psd(n, rank, seed, scale=1.0):
@@ -71,3 +76,54 @@ def test_float32_in_float64_out_and_batches_over_leading_axes():
     singly = torch.stack([psd_factor(matrix) for matrix in matrices])
     torch.testing.assert_close(psd_factor(matrices), singly)
     assert torch.equal(matrices, before)
+
+
+# --------------------------------------------------------------- linear systems
+@pytest.mark.parametrize("precision", [1e-2, 1e-10])
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_conjugate_gradients_leave_the_share_asked_for(diagonal, precision):
+    n = 12
+    matrix = random_psd(n, n, 1) + torch.linspace(1, 1e3, n).double().diag()
+    b = random_psd(n, 1, 2)[0]
+    inverse = 1 / matrix.diagonal() if diagonal else torch.ones(n).double()
+    x, n_iterations = conjugate_gradients(
+        lambda v: matrix @ v, lambda v: inverse * v, b, 100, precision
+    )
+    residual = b - matrix @ x
+    assert residual @ (inverse * residual) <= precision**2 * (b @ (inverse * b))
+    assert 0 < n_iterations <= n + 3
+    enough = conjugate_gradients(
+        lambda v: matrix @ v, lambda v: inverse * v, b, n_iterations, precision
+    )
+    assert enough[1] == n_iterations
+    too_few = conjugate_gradients(
+        lambda v: matrix @ v, lambda v: inverse * v, b, n_iterations - 1, precision
+    )
+    assert too_few[1] is None
+
+
+def test_conjugate_gradients_of_nothing_take_no_product():
+    def product(v):
+        raise AssertionError
+
+    zero = torch.zeros(3)
+    x, n_iterations = conjugate_gradients(product, lambda v: v, zero, 5, 0.0)
+    assert torch.equal(x, zero)
+    assert n_iterations == 0
+
+
+@pytest.mark.parametrize("entry", [-1.0, float("nan")])
+def test_conjugate_gradients_stop_where_the_matrix_is_not_positive(entry):
+    x, n_iterations = conjugate_gradients(
+        lambda v: entry * v, lambda v: v, torch.ones(3), 5, 0.0
+    )
+    assert torch.equal(x, torch.zeros(3))
+    assert n_iterations is None
+
+
+@pytest.mark.parametrize("rank", [4, 2])
+def test_solution_of_regular_and_singular_systems(rank):
+    matrix = random_psd(4, rank, 0)
+    expected = random_psd(4, 4, 1)[0]
+    b = matrix @ expected
+    assert torch.allclose(matrix @ solve_psd(matrix, b), b, rtol=1e-9, atol=1e-9)

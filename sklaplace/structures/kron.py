@@ -95,11 +95,13 @@ class Factor:
 
     def apply(self, x: Tensor) -> Tensor:
         """Coordinates on the last axis back to the original basis."""
-        return x if self.vectors is None else x @ self.vectors.T
+        vectors = self.vectors_as(x.dtype)
+        return x if vectors is None else x @ vectors.T
 
     def apply_transposed(self, x: Tensor) -> Tensor:
         """Coordinates on the last axis into the eigenbasis."""
-        return x if self.vectors is None else x @ self.vectors
+        vectors = self.vectors_as(x.dtype)
+        return x if vectors is None else x @ vectors
 
     def apply_squared(self, x: Tensor) -> Tensor:
         """The same with squared eigenvectors."""

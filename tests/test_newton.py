@@ -1,0 +1,129 @@
+import warnings
+
+import pytest
+import references
+import torch
+from cases import DOUBLE, normal, positive
+from contracts import assert_equal
+from costs import calls
+from sklearn.exceptions import ConvergenceWarning
+from tasks import N_ROWS, fit
+
+from sklaplace import newton, preconditioners
+from sklaplace.heads import LinearHead
+
+every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)
+every_case = pytest.mark.parametrize("case", ["mlp", "without_bias", "affine_head"])
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+
+def problem(likelihood, case="mlp", dtype=DOUBLE):
+    """A head, its outputs, and one precision for each weight."""
+    head = fit(likelihood, case=case, weights=positive(N_ROWS)).head
+    object.__setattr__(head, "dtype", dtype)
+    theta = head.weights + 0.3 * normal(len(head.weights), seed=3)
+    return head, head.at(theta), positive(len(head.weights), seed=4)
+
+
+@every_likelihood
+@every_case
+def test_products_are_those_of_the_dense_curvature(case, likelihood):
+    head, f, rho = problem(likelihood, case)
+    v = normal(len(rho), seed=5)
+    dense = head.dense_curvature_at(f, rho)
+    assert_equal(head.curvature_at(f, rho)(v), dense @ v, 1e-12)
+
+
+@every_likelihood
+@every_case
+def test_preconditioner_inverts_the_block_of_each_output(case, likelihood, monkeypatch):
+    monkeypatch.setattr(preconditioners, "ROWS_PER_INPUT", N_ROWS)
+    head, f, rho = problem(likelihood, case)
+    o, i = head.layout.blocks[0].factor_shape
+    dense = head.dense_curvature_at(f, rho)
+    apply = head.preconditioner_at(f, rho)
+    for output in range(o):
+        mine = torch.arange(output * i, (output + 1) * i)
+        if len(head.layout.blocks) > 1:
+            mine = torch.cat([mine, torch.tensor([o * i + output])])
+        v = torch.zeros(len(rho), dtype=DOUBLE)
+        v[mine] = normal(len(mine), seed=6)
+        expected = torch.zeros_like(v)
+        expected[mine] = torch.linalg.solve(dense[mine][:, mine], v[mine])
+        assert_equal(apply(v), expected, 1e-10)
+
+
+@every_likelihood
+def test_rows_left_out_of_the_blocks_leave_their_size(likelihood, monkeypatch):
+    head, f, rho = problem(likelihood)
+    v = normal(len(rho), seed=5)
+    monkeypatch.setattr(preconditioners, "ROWS_PER_INPUT", N_ROWS)
+    exact = head.preconditioner_at(f, rho)(v)
+    monkeypatch.setattr(preconditioners, "ROWS_PER_INPUT", 5)
+    rough = head.preconditioner_at(f, rho)(v)
+    assert not torch.equal(exact, rough)
+    assert 0.5 < float(exact @ rough / (exact @ exact)) < 2
+
+
+@every_likelihood
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("budget", [0, 2**30])
+def test_minimum_is_the_same_with_any_preconditioner_and_dtype(
+    budget, dtype, likelihood, monkeypatch
+):
+    monkeypatch.setattr(preconditioners, "BUDGET", budget)
+    head, _, rho = problem(likelihood, dtype=dtype)
+    zero = torch.zeros_like(rho)
+    found = newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+    _, slope, _ = head.objective(found, rho, zero)
+    assert slope.abs().max() < 1e-6
+
+
+@every_likelihood
+def test_precisions_that_differ_by_orders_of_magnitude(likelihood):
+    """Which the mean of them all would not describe."""
+    head, _, rho = problem(likelihood)
+    rho = 10.0 ** torch.linspace(-6, 8, len(rho), dtype=DOUBLE)
+    zero = torch.zeros_like(rho)
+    with (
+        calls(LinearHead, "_backward") as products,
+        calls(LinearHead, "dense_curvature_at") as dense,
+    ):
+        found = newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+    _, slope, _ = head.objective(found, rho, zero)
+    assert slope.abs().max() < 1e-6
+    assert dense == []
+    assert len(products) < 150
+
+
+@every_likelihood
+def test_dense_steps_where_conjugate_gradients_do_not_arrive(likelihood, monkeypatch):
+    monkeypatch.setattr(newton, "MAX_CG_IF_DENSE", 1)
+    monkeypatch.setattr(preconditioners, "BUDGET", 0)
+    head, _, rho = problem(likelihood)
+    zero = torch.zeros_like(rho)
+    with calls(LinearHead, "dense_curvature_at") as dense:
+        found = newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+    _, slope, _ = head.objective(found, rho, zero)
+    assert slope.abs().max() < 1e-6
+    assert dense != []
+
+
+def test_warns_where_rounding_stops_the_descent(monkeypatch):
+    """A gradient that is no derivative of the loss leads uphill."""
+    head, _, rho = problem("Categorical")
+    objective = LinearHead.objective
+
+    def wrong(self, theta, rho, mean):
+        value, gradient, f = objective(self, theta, rho, mean)
+        return value, -gradient, f
+
+    monkeypatch.setattr(LinearHead, "objective", wrong)
+    zero = torch.zeros_like(rho)
+    with pytest.warns(ConvergenceWarning, match="could not be refitted"):
+        newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+    monkeypatch.undo()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
