@@ -9,7 +9,7 @@ the dense (b, k, P) Jacobian is not built. Parameters of other layers come from
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -30,6 +30,8 @@ from sklaplace.memory import BUDGET
 CHUNK_ELEMENTS = 2**22
 # the same where the array is read once more at once: it should stay in the caches
 DENSE_ELEMENTS = 2**19
+# the same where the array is small beside what it is made of
+CACHED_ELEMENTS = 2**16
 # gradients of a column that are alive at once: those kept, and those passed on
 BACKWARD_COPIES = 2
 
@@ -149,19 +151,14 @@ class Block:
     def gram(self, v: Tensor) -> Tensor:
         """``rows · diag(v) · rowsᵀ`` for ``v`` (p,), as (b, k, k)."""
         if self._has_one_position:
-            g = self.g.squeeze(2)
-            return (g * self._weigh_outputs(v).unsqueeze(1)) @ g.mT
+            return _weighted_gram(self.g, self._weigh_outputs(v))
         return torch.cat([(piece * v) @ piece.mT for piece in self._pieces()])
 
-    def variance(self, v: Tensor, squares: Tensor | None = None) -> Tensor:
-        """Diagonal of `gram`, (b, k); ``squares`` are those of ``g``, if known."""
-        if not self._has_one_position:
-            return torch.cat([(piece * piece) @ v for piece in self._pieces()])
-        g, per_output = self.g.squeeze(2), self._weigh_outputs(v)
-        if len(g) == 1:
-            squares = self.g**2 if squares is None else squares
-            return per_output @ squares[0, :, 0].T
-        return (g * (g * per_output.unsqueeze(1))).sum(-1)
+    def variance(self, v: Tensor) -> Tensor:
+        """Diagonal of `gram`, (b, k)."""
+        if self._has_one_position:
+            return _weighted_squares(self.g, self._weigh_outputs(v))
+        return torch.cat([(piece * piece) @ v for piece in self._pieces()])
 
     def _weigh_outputs(self, v: Tensor) -> Tensor:
         """``a² v`` for each output of the layer, (b, o)."""
@@ -195,6 +192,76 @@ class Block:
         if isinstance(self.a, Patches):
             return Block(g, replace(self.a, basis=inputs))
         return Block(g, self.a @ inputs)
+
+
+def _weighted_gram(g: Tensor, per_output: Tensor) -> Tensor:
+    """``g · diag(per_output) · gᵀ``, (b, k, k)."""
+    g = g.squeeze(2)
+    return (g * per_output.unsqueeze(1)) @ g.mT
+
+
+def _weighted_squares(
+    g: Tensor, per_output: Tensor, squares: Tensor | None = None
+) -> Tensor:
+    """Its diagonal, (b, k); ``squares`` are those of ``g``, if known."""
+    if len(g) == 1:
+        squares = g**2 if squares is None else squares
+        return per_output @ squares[0, :, 0].T
+    g = g.squeeze(2)
+    # a few rows at a time, so that what is multiplied stays in the caches
+    n_rows = max(1, CACHED_ELEMENTS // g[0].numel())
+    pairs = zip(
+        g.split(n_rows), per_output.expand(len(g), -1).split(n_rows), strict=True
+    )
+    return torch.cat([(w.unsqueeze(1) * some**2).sum(-1) for some, w in pairs])
+
+
+def variances(
+    blocks: Iterable[Block],
+    pieces: Iterable[Tensor],
+    squares: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Sum over blocks of their `Block.variance`, (b, k).
+
+    ``squares`` gives those of the output gradients that all rows share, if known.
+    """
+
+    def weigh(g: Tensor, per_output: Tensor) -> Tensor:
+        known = squares(g) if squares is not None and len(g) == 1 else None
+        return _weighted_squares(g, per_output, known)
+
+    return _summed(blocks, pieces, Block.variance, weigh)
+
+
+def _summed(
+    blocks: Iterable[Block],
+    pieces: Iterable[Tensor],
+    ask: Callable[[Block, Tensor], Tensor],
+    weigh: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Sum over blocks of ``ask(block, piece)``.
+
+    Weight and bias of a layer share output gradients: their weights for each
+    output, with which ``weigh`` sums products, are added first.
+    """
+    parts: list[Tensor] = []
+    shared: tuple[Tensor, Tensor] | None = None
+    for block, piece in zip(blocks, pieces, strict=True):
+        if not block._has_one_position:
+            parts.append(ask(block, piece))
+            continue
+        per_output = block._weigh_outputs(piece)
+        if shared is not None and shared[0] is block.g:
+            shared = block.g, shared[1] + per_output
+            continue
+        if shared is not None:
+            parts.append(weigh(*shared))
+        shared = block.g, per_output
+    if shared is not None:
+        parts.append(weigh(*shared))
+    # blocks of a bias may have one entry for all rows
+    total: Tensor = sum(parts[1:], parts[0])
+    return total
 
 
 @dataclass(frozen=True)
@@ -336,23 +403,23 @@ class Jacobian:
 
     def gram(self, v: Tensor) -> Tensor:
         """``rows · diag(v) · rowsᵀ`` for ``v`` (P,), as (b, k, k)."""
-        return self._total("gram", v)
+        return _summed(self.blocks, self._split(v), Block.gram, _weighted_gram)
 
     def variance(self, v: Tensor) -> Tensor:
         """Diagonal of `gram`, (b, k)."""
-        return self._total("variance", v)
+        return variances(self.blocks, self._split(v))
 
     def matmul(self, v: Tensor) -> Tensor:
         """``rows @ v`` for ``v`` (P, q), as (b, k, q)."""
-        return self._total("matmul", v)
-
-    def _total(self, contraction: str, v: Tensor) -> Tensor:
-        sizes = [block.n_parameters for block in self.blocks]
-        pieces = zip(self.blocks, v.split(sizes), strict=True)
-        parts = [getattr(block, contraction)(piece) for block, piece in pieces]
+        pieces = zip(self.blocks, self._split(v), strict=True)
+        parts = [block.matmul(piece) for block, piece in pieces]
         # blocks of a bias have one entry for all rows
         total: Tensor = sum(parts[1:], parts[0])
         return total
+
+    def _split(self, v: Tensor) -> tuple[Tensor, ...]:
+        pieces: tuple[Tensor, ...] = v.split([b.n_parameters for b in self.blocks])
+        return pieces
 
 
 def _output_gradients(module: nn.Module, g: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sklaplace import priors
-from sklaplace.jacobians import Block, Jacobian
+from sklaplace.jacobians import Block, Jacobian, variances
 from sklaplace.layouts import Layout
 from sklaplace.linalg import all_finite
 
@@ -239,13 +239,8 @@ class Diagonalised(Structure):
         """Variances of the outputs, (b, c); rotated rows are dropped at once."""
         v, size = self.narrow_variances(prior_precision, scale, jacobian.dtype)
         pieces = v.split(self.layout.sizes)
-        blocks = self.rotated_blocks(jacobian)
-        parts = [
-            block.variance(piece, self._shared_squares(block.g))
-            for block, piece in zip(blocks, pieces, strict=True)
-        ]
-        # blocks of a bias may have one entry for all rows
-        found: Tensor = sum(parts[1:], parts[0]).double() * size
+        found = variances(self.rotated_blocks(jacobian), pieces, self._shared_squares)
+        found = found.double() * size
         if jacobian.dtype == torch.float64 or all_finite(found):
             return found
         return self.functional_variance(jacobian.double(), prior_precision, scale)
@@ -254,9 +249,9 @@ class Diagonalised(Structure):
     def _squares(self) -> "Remembered":
         return Remembered()
 
-    def _shared_squares(self, g: Tensor) -> Tensor | None:
-        """``g²`` where all rows share ``g``, and every batch asks again."""
-        return self._squares.get((g,), lambda: g**2) if len(g) == 1 else None
+    def _shared_squares(self, g: Tensor) -> Tensor:
+        """``g²``, which every batch asks for again where all rows share ``g``."""
+        return self._squares.get((g,), lambda: g**2)
 
     def whiten(
         self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
