@@ -134,18 +134,15 @@ class Block:
         """Its diagonal, (o,)."""
         return (self.g**2).sum((0, 1, 2))
 
-    def grams(self, other: "Block") -> tuple[Tensor, Tensor] | None:
-        """``Σₖ g gᵀ`` (b, o, o') and ``a aᵀ`` (b, i, i') with another block.
+    def grams(self, other: "Block") -> tuple[Tensor, Tensor, Tensor] | None:
+        """``Σₖ g gᵀ`` (b, o, o') with another block, and both layers' inputs (b, i).
 
         None where there are several positions, so that rows are no such products.
         """
         if not (self._has_one_position and other._has_one_position):
             return None
-        return self.g.squeeze(2).mT @ other.g.squeeze(2), self._input_grams(other)
-
-    def _input_grams(self, other: "Block") -> Tensor:
-        here, there = self._inputs.squeeze(1), other._inputs.squeeze(1)
-        return here.unsqueeze(2) * there.unsqueeze(1)
+        outputs = self.g.squeeze(2).mT @ other.g.squeeze(2)
+        return outputs, self._inputs.squeeze(1), other._inputs.squeeze(1)
 
     # ------------------------------------------------------ asked when predicting
     def gram(self, v: Tensor) -> Tensor:
@@ -332,14 +329,14 @@ class HeadBlock:
         """Its diagonal, (o,)."""
         return self._diagonals.sum(0)
 
-    def grams(self, other: "HeadBlock") -> tuple[Tensor, Tensor]:
-        """``MᵀΛM`` (b, o, o) and ``a aᵀ`` (b, i, i') with a block of the same layer."""
+    def grams(self, other: "HeadBlock") -> tuple[Tensor, Tensor, Tensor]:
+        """``MᵀΛM`` (b, o, o), and inputs (b, i) of this block and of another."""
         outputs = self.hessian.grams(self.matrix)
         here, there = (
             outputs.new_ones(len(outputs), 1) if block.a is None else block.a.squeeze(1)
             for block in (self, other)
         )
-        return outputs, here.unsqueeze(2) * there.unsqueeze(1)
+        return outputs, here, there
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Full structure: all of ``H``, (P, P); the most faithful and the most expensive."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -242,7 +242,8 @@ class FullAccumulator(Accumulator):
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
-        self._hessian: Tensor | None = None
+        # of two blocks, each pair of outputs times each pair of inputs
+        self._sums: dict[tuple[int, int], _Products] = {}
         self._kept: list[Jacobian] = []
 
     @staticmethod
@@ -273,75 +274,111 @@ class FullAccumulator(Accumulator):
         """Add what another accumulator has seen."""
         assert isinstance(other, FullAccumulator)
         self._kept += other._kept
-        if other._hessian is not None:
-            hessian = self._writable(other._hessian.device)
-            hessian += other._hessian
+        for where, products in other._sums.items():
+            self._add_products(where, products)
         self._settle()
 
     def decompose(self) -> Structure:
         """The matrix, or the rows that it is made of; factorised when asked."""
-        if self._hessian is None:
-            rows = [kept.dense().flatten(0, 1).double() for kept in self._kept]
-            return Dual(self.layout, torch.cat(rows))
-        lower = self._hessian.tril()
-        return Full(self.layout, lower + lower.tril(-1).T)
+        if not self._sums:
+            kept = [some.dense().flatten(0, 1).double() for some in self._kept]
+            return Dual(self.layout, torch.cat(kept))
+        starts = torch.tensor([0, *self.layout.sizes]).cumsum(0).tolist()
+        p, device = self.layout.n_parameters, self._sums[0, 0].sums.device
+        hessian = torch.empty(p, p, dtype=torch.float64, device=device)
+        for (i, j), products in self._sums.items():
+            rows = slice(starts[i], starts[i + 1])
+            columns = slice(starts[j], starts[j + 1])
+            dense = products.dense()
+            if i == j:  # without the asymmetry that rounding leaves
+                hessian[rows, rows] = dense.tril() + dense.tril(-1).T
+            else:
+                hessian[rows, columns], hessian[columns, rows] = dense, dense.T
+        return Full(self.layout, hessian)
 
     def _settle(self) -> None:
-        """Turn kept rows into a matrix once that is the smaller form."""
+        """Turn kept rows into products once those are the smaller form."""
         n_rows = sum(kept.n_rows * kept.n_columns for kept in self._kept)
-        if self._hessian is None and n_rows < DUAL_SHARE * self.layout.n_parameters:
+        if not self._sums and n_rows < DUAL_SHARE * self.layout.n_parameters:
             return
         for kept in self._kept:
-            self._add(kept)
+            for i, left in enumerate(kept.blocks):
+                for j, right in enumerate(kept.blocks[: i + 1]):
+                    self._add_products((i, j), _products(left, right))
         self._kept = []
 
-    def _add(self, jacobian: Jacobian) -> None:
-        starts = torch.tensor([0, *self.layout.sizes]).cumsum(0).tolist()
-        for i, left in enumerate(jacobian.blocks):
-            for j, right in enumerate(jacobian.blocks[: i + 1]):
-                rows = slice(starts[i], starts[i + 1])
-                columns = slice(starts[j], starts[j + 1])
-                products = _products(left, right)
-                self._writable(products.device)[rows, columns] += products
-
-    def _writable(self, device: torch.device) -> Tensor:
-        if self._hessian is None:
-            p = self.layout.n_parameters
-            self._hessian = torch.zeros(p, p, dtype=torch.float64, device=device)
-        return self._hessian
+    def _add_products(self, where: tuple[int, int], products: "_Products") -> None:
+        if where in self._sums:
+            self._sums[where].sums.add_(products.sums)
+        else:
+            self._sums[where] = replace(products, sums=products.sums.double().clone())
 
 
-def _products(left: Any, right: Any) -> Tensor:
-    """``Σ leftᵀ right`` over rows and columns, (p, p'), float64.
+@dataclass(frozen=True)
+class _Products:
+    """``Σ leftᵀ right`` over rows and columns for two blocks.
+
+    Attributes
+    ----------
+    sums : Tensor
+        (o·o', i·i') over pairs of outputs and of inputs; of a block with itself each
+        pair once. (p, p') if ``shape`` is None.
+    shape : tuple of int or None
+        ``(o, o', i, i')``.
+    """
+
+    sums: Tensor
+    shape: tuple[int, int, int, int] | None = None
+    is_symmetric: bool = False
+
+    def dense(self) -> Tensor:
+        """Written out, (p, p')."""
+        if self.shape is None:
+            return self.sums
+        o, o_, i, i_ = self.shape
+        products = self.sums
+        if self.is_symmetric:
+            which_output, which_input = (_places(n, products.device) for n in (o, i))
+            products = products[which_output][:, which_input]
+        return products.reshape(o, o_, i, i_).movedim(2, 1).reshape(o * i, o_ * i_)
+
+
+def _products(left: Any, right: Any) -> _Products:
+    """Sums over the rows of one batch, in the dtype of the rows.
 
     At one position the k columns are contracted first: ``(Σₖ g gᵀ) ⊗ (a aᵀ)``
-    takes 2·b·p·p' operations instead of 2·b·k·p·p'.
+    takes 2·b·p·p' operations instead of 2·b·k·p·p', and half of that for a block
+    with itself.
     """
-    grams: tuple[Tensor, Tensor] | None = left.grams(right)
+    grams: tuple[Tensor, Tensor, Tensor] | None = left.grams(right)
     if grams is None:
         x, y = left.dense().flatten(0, 1), right.dense().flatten(0, 1)
-        rows: Tensor = x.T @ y
-        return rows.double()
-    outputs, inputs = grams
-    o, o_ = outputs.shape[1:]
-    i, i_ = inputs.shape[1:]
-    if left is not right:
-        product = (outputs.flatten(1).T @ inputs.flatten(1)).double()
-        return product.reshape(o, o_, i, i_).movedim(2, 1).reshape(o * i, o_ * i_)
-    # of symmetric matrices, each pair of outputs and of inputs once
-    outputs, which_output = _pairs(outputs)
-    inputs, which_input = _pairs(inputs)
-    product = (outputs.T @ inputs).double()
-    full = product[which_output][:, :, which_input]  # (o, o, i, i)
-    return full.movedim(2, 1).reshape(o * i, o * i)
+        return _Products(x.T @ y)
+    outputs, here, there = grams
+    shape = (*outputs.shape[1:], here.shape[1], there.shape[1])
+    if left is right:
+        row, column = torch.tril_indices(*shape[:2], device=outputs.device)
+        sums = outputs[:, row, column].T @ _pairs(here)
+        return _Products(sums, shape, is_symmetric=True)
+    pairs = (here.unsqueeze(2) * there.unsqueeze(1)).flatten(1)
+    return _Products(outputs.flatten(1).T @ pairs, shape)
 
 
-def _pairs(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower triangles (b, n(n+1)/2), and where each entry (n, n) stands in them."""
-    n = matrices.shape[-1]
-    row, column = torch.tril_indices(n, n, device=matrices.device)
-    where = torch.empty(n, n, dtype=torch.long, device=matrices.device)
-    where[row, column] = where[column, row] = torch.arange(
-        len(row), device=matrices.device
-    )
-    return matrices[:, row, column], where
+def _pairs(a: Tensor) -> Tensor:
+    """Products of each pair of columns of (b, n), (b, n(n+1)/2), row by row."""
+    b, n = a.shape
+    pairs = a.new_empty(b, n * (n + 1) // 2)
+    start = 0
+    for row in range(n):
+        stop = start + row + 1
+        torch.mul(a[:, : row + 1], a[:, row : row + 1], out=pairs[:, start:stop])
+        start = stop
+    return pairs
+
+
+def _places(n: int, device: torch.device) -> Tensor:
+    """Where each entry of a symmetric (n, n) stands among its pairs, (n²,)."""
+    row, column = torch.tril_indices(n, n, device=device)
+    places = torch.empty(n, n, dtype=torch.long, device=device)
+    places[row, column] = places[column, row] = torch.arange(len(row), device=device)
+    return places.flatten()
