@@ -12,6 +12,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from sklaplace.linalg import gram
+
 # M, or None for the identity
 Map = Tensor | None
 
@@ -88,7 +90,7 @@ class Factored(OutputHessian):
     def total(self) -> Tensor:
         """Sum over rows, (c, c)."""
         flat = self.root.mT.flatten(0, 1)
-        return flat.T @ flat
+        return gram(flat)
 
     def diagonals(self, m: Map) -> Tensor:
         """Diagonal of ``MᵀΛM`` for each row, (b, o)."""
@@ -191,8 +193,8 @@ class Softmax(OutputHessian):
         The diagonal is summed as ``w p (1 - p)``: taken as the difference it would
         be rounding alone where the network is certain.
         """
-        p = self.p.to(self.dtype)
-        total = -(p.T @ (p * self.weights.to(p).unsqueeze(1))).double()
+        roots = self.weights.sqrt().unsqueeze(1)
+        total = gram((self.p * roots).to(self.dtype)).neg_().double()
         total.diagonal().copy_((self.p * (1 - self.p)).T @ self.weights)
         return total
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sklaplace.linalg import gram
 from sklaplace.memory import CACHE
 
 # Autocorrelation pays where the products that it saves, (rows · positions · i²), are
@@ -105,8 +106,7 @@ class Patches:
         i = self.shape[2]
         total = self.image.new_zeros(i, i)
         for piece in self.pieces():
-            a = piece.unfold().flatten(0, 1)
-            total.addmm_(a.T, a)
+            total += gram(piece.unfold().flatten(0, 1))
         return total
 
     def pieces(self) -> Iterator["Patches"]:
@@ -242,8 +242,7 @@ def second_moment(a: Inputs, weights: Tensor | None) -> Tensor:
     a = _scaled(a, weights)
     if isinstance(a, Patches):
         return a.moment()
-    flat = a.flatten(0, 1)
-    return flat.T @ flat
+    return gram(a.flatten(0, 1))
 
 
 def second_diagonal(a: Inputs, weights: Tensor | None) -> Tensor:

@@ -24,6 +24,7 @@ from sklaplace.forward import Forward
 from sklaplace.hessians import Factored, OutputHessian
 from sklaplace.inputs import LAYER_INPUTS, Inputs, Patches, unfolded
 from sklaplace.layouts import BlockSpec, Head, Layout
+from sklaplace.linalg import gram
 from sklaplace.memory import BUDGET
 
 # elements of a temporary array that is allowed without cutting it into rows
@@ -127,8 +128,7 @@ class Block:
 
     def output_moment(self) -> Tensor:
         """``Σ g gᵀ`` over rows, columns and positions, (o, o)."""
-        g = self.g.flatten(0, 2)
-        return g.T @ g
+        return gram(self.g.flatten(0, 2))
 
     def output_squares(self) -> Tensor:
         """Its diagonal, (o,)."""

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from sklaplace.linalg import (
     conjugate_gradients,
+    gram,
     psd_factor,
     solve_psd,
     symmetric_eigh,
@@ -49,6 +50,13 @@ def test_eigenvalues_of_rounding_size_are_not_negative():
     rank_one[0, 0] -= 1.0  # indefinite, as rounding may leave it
     assert (symmetric_eigh(rank_one)[0] >= 0).all()
     assert psd_factor(rank_one).isfinite().all()
+
+
+@pytest.mark.parametrize("p", [1, 255, 256, 257, 600])
+def test_gram_of_narrow_and_wide_matrices(p):
+    x = torch.randn(5, p, generator=torch.Generator().manual_seed(0)).double()
+    torch.testing.assert_close(gram(x), x.T @ x, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(gram(x), gram(x).T, rtol=0, atol=1e-14)
 
 
 def test_only_the_symmetric_part_is_read():

@@ -217,8 +217,9 @@ class KronAccumulator(Accumulator):
             a / n.clamp(min=tiny)
             for a, n in zip(self._inputs, self._n_positions, strict=True)
         ]
-        outputs = once(_symmetric, [(b,) for b in self._outputs])
-        inputs = map(_symmetric, means)
+        # copies: sums are added to in place
+        outputs = once(lambda b: Factor(b.clone()), [(b,) for b in self._outputs])
+        inputs = map(Factor, means)
         return Kron(self.layout, tuple(zip(outputs, inputs, strict=True)))
 
 
@@ -281,8 +282,3 @@ def _n_positions(
         return torch.ones((), dtype=torch.float64, device=device)
     n_rows = a.shape[0] if weights is None else weights.double().sum()
     return torch.as_tensor(n_rows * a.shape[1], dtype=torch.float64, device=device)
-
-
-def _symmetric(moment: Tensor) -> Factor:
-    """A factor without the asymmetry that rounding leaves."""
-    return Factor(moment if moment.ndim == 1 else (moment + moment.T) / 2)
