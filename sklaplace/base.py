@@ -312,12 +312,13 @@ class BaseLaplace(PosteriorPredictor):
                     "go to the training of the network, but this one is frozen."
                 )
             seen, held_out = data.dataset(net), None
-            warn_if_double_softmax(net, first_rows(net, seen))
         else:
             seen, held_out = self._train(net, data, fit_params)
         if validation is not None:
             held_out = validation.dataset(net)
         inspected = self._inspect(net, seen, is_trained=True)
+        if self._is_frozen():  # else that was said before the training
+            warn_if_double_softmax(net, inspected)
         return FittedNetwork(net, inspected, seen, held_out)
 
     def _new_net(self, data: TrainingData) -> Any:
@@ -332,8 +333,8 @@ class BaseLaplace(PosteriorPredictor):
         def check(dataset: Any, held_out: Any) -> None:
             self._check_held_out(dataset, held_out)
             _match_targets(net, dataset)
-            self._inspect(net, dataset, is_trained=False)
-            warn_if_double_softmax(net, first_rows(net, dataset))
+            inspected = self._inspect(net, dataset, is_trained=False)
+            warn_if_double_softmax(net, inspected)
 
         rows = data.X, data.y, data.sample_weight
         seen, held_out = train(net, *rows, check, **fit_params)

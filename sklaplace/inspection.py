@@ -52,6 +52,8 @@ class Inspected:
         the same for all rows; None otherwise.
     row_bytes : int
         Memory that one row of a batch takes.
+    has_two_softmaxes : bool
+        Whether probabilities go to a criterion that expects logits.
     """
 
     likelihood: Likelihood
@@ -61,6 +63,7 @@ class Inspected:
     n_outputs: int
     head_map: Tensor | None
     row_bytes: int
+    has_two_softmaxes: bool = False
 
     def batch_size(
         self, *, row_elements: int = 0, with_covariance: bool = False
@@ -131,7 +134,7 @@ def inspect(
     """
     likelihood, convention = _likelihood(net, allowed)
     with view(net).frozen():
-        raw = raw_outputs(net, x)
+        raw, sizes = _watched(net, x)
         _check_finite(raw, is_trained)
         _check_outputs(net, raw, convention)
         _check_width(raw, likelihood, n_targets)
@@ -139,23 +142,26 @@ def inspect(
         forward = view(net, output_map, tap)
         layout = SUBSETS[subset](forward, x)
         f, jacobian = backpropagate(forward, x, layout)
-        row_bytes = _row_bytes(forward, x, layout, jacobian)
+        row_bytes = _row_bytes(f, sizes, layout, jacobian)
     head_map = None if layout.head is None else layout.head.matrix
     if subset == "last_layer" and head_map is None:
         head_map = common_gradient(layout, jacobian)
-    n_outputs = f.shape[1]
+    several = raw.ndim == 2 and raw.shape[1] > 1
     return Inspected(
-        likelihood, layout, output_map, tap, n_outputs, head_map, row_bytes
+        likelihood=likelihood,
+        layout=layout,
+        output_map=output_map,
+        tap=tap,
+        n_outputs=f.shape[1],
+        head_map=head_map,
+        row_bytes=row_bytes,
+        has_two_softmaxes=convention == "logits" and several and _is_distribution(raw),
     )
 
 
-def warn_if_double_softmax(net: Any, x: Any) -> None:
+def warn_if_double_softmax(net: Any, inspected: Inspected) -> None:
     """Warn of a module that returns probabilities to a criterion for logits."""
-    with view(net).frozen():
-        raw = raw_outputs(net, x)
-    _, convention = CRITERIA.get(type(net.criterion_), (None, ""))
-    several = raw.ndim == 2 and raw.shape[1] > 1
-    if convention == "logits" and several and _is_distribution(raw):
+    if inspected.has_two_softmaxes:
         warnings.warn(
             f"The module returns probabilities, but criterion="
             f"{type(net.criterion_).__name__} applies a softmax itself: this is a "
@@ -333,20 +339,23 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     )
 
 
-def _row_bytes(forward: Forward, x: Any, layout: Layout, jacobian: Jacobian) -> int:
-    """Bytes that a row takes while its Jacobian is made and used."""
-    sizes: list[int] = []  # what modules without children put out
+def _watched(net: Any, x: Any) -> tuple[Tensor, list[int]]:
+    """`raw_outputs`, and how much each module without children puts out."""
+    sizes: list[int] = []
     handles = [
         module.register_forward_hook(lambda _m, _i, out: sizes.append(_numel(out)))
-        for module in forward.module.modules()
+        for module in view(net).module.modules()
         if not any(module.children())
     ]
     try:
-        with torch.no_grad():
-            f = forward(x)
+        return raw_outputs(net, x), sizes
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _row_bytes(f: Tensor, sizes: list[int], layout: Layout, jacobian: Jacobian) -> int:
+    """Bytes that a row takes while its Jacobian is made and used."""
     n_rows, c = f.shape
     inputs = sum(b.a.numel() for b in jacobian.blocks if b.a is not None)
     elements = INPUT_COPIES * inputs // n_rows + OUTPUT_COPIES * c

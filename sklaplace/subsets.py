@@ -19,10 +19,17 @@ from sklaplace.inputs import has_layer_form
 from sklaplace.jacobians import Jacobian, backpropagate
 from sklaplace.layouts import BlockSpec, Head, Layout
 
+DEPENDENT_ROWS = (
+    "The network's outputs for a row depend on the other rows of its batch, also in "
+    "evaluation mode. Laplace needs one output per row: let the network treat rows "
+    "independently."
+)
+
 
 def all_weights(forward: Forward, x: Any) -> Layout:
     """Every parameter of the network."""
-    return _verified(forward, x, _specs(forward.module, _called_layers(forward, x)))
+    called, f = _called_layers(forward, x)
+    return _verified(forward, x, f, _specs(forward.module, called))
 
 
 def last_layer(forward: Forward, x: Any) -> Layout:
@@ -33,7 +40,8 @@ def last_layer(forward: Forward, x: Any) -> Layout:
     ValueError
         If the last layer with parameters is not a Linear layer.
     """
-    name = _last_called(forward, x)
+    called, f = _called_layers(forward, x)
+    name = _last_called(forward, x, called)
     head = forward.module.get_submodule(name)
     if not isinstance(head, nn.Linear):
         raise ValueError(
@@ -47,7 +55,7 @@ def last_layer(forward: Forward, x: Any) -> Layout:
     named = dict(forward.module.named_parameters())
     specs = _specs(forward.module, [name])
     chosen = [spec for spec in specs if id(named[spec.name]) in own]
-    layout = _verified(forward, x, chosen)
+    layout = _verified(forward, x, f, chosen)
     return replace(layout, head=_affine_head(forward, x, layout, head))
 
 
@@ -107,9 +115,9 @@ def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
     return g[0].double() if same else None
 
 
-def _last_called(forward: Forward, x: Any) -> str:
+def _last_called(forward: Forward, x: Any, called: list[str]) -> str:
     """The layer called last on which the outputs depend; containers aside."""
-    called = [n for n in _called_layers(forward, x) if ".parametrizations" not in n]
+    called = [n for n in called if ".parametrizations" not in n]
     layers = [n for n in called if not any(_contains(n, other) for other in called)]
     for name in reversed(layers):
         leaves = list(forward.module.get_submodule(name).parameters())
@@ -133,8 +141,8 @@ SUBSETS: dict[str, Callable[[Forward, Any], Layout]] = {
 }
 
 
-def _called_layers(forward: Forward, x: Any) -> list[str]:
-    """Names of the modules that own parameters, in the order of their last call."""
+def _called_layers(forward: Forward, x: Any) -> tuple[list[str], Tensor]:
+    """Modules that own parameters, in the order of their last call, and outputs."""
     called: dict[str, None] = {}
 
     def note(name: str) -> Callable[..., None]:
@@ -151,11 +159,11 @@ def _called_layers(forward: Forward, x: Any) -> list[str]:
     ]
     try:
         with torch.no_grad():
-            forward(x)
+            f = forward(x)
     finally:
         for handle in handles:
             handle.remove()
-    return list(called)
+    return list(called), f
 
 
 def _specs(module: nn.Module, called: list[str]) -> list[BlockSpec]:
@@ -180,10 +188,20 @@ def _specs(module: nn.Module, called: list[str]) -> list[BlockSpec]:
     return specs
 
 
-def _verified(forward: Forward, x: Any, specs: list[BlockSpec]) -> Layout:
-    """A layout whose layer forms agree with plain automatic differentiation."""
-    columns = _test_columns(forward, x)
-    truth = _gradients_by_row(forward, x, specs, columns)
+def _verified(forward: Forward, x: Any, f: Tensor, specs: list[BlockSpec]) -> Layout:
+    """A layout whose layer forms agree with plain automatic differentiation.
+
+    ``f`` are the outputs of all rows together.
+
+    Raises
+    ------
+    ValueError
+        If the outputs of a row depend on the rows that come with it.
+    """
+    columns = _probe(f)
+    alone, truth = _gradients_by_row(forward, x, specs, columns)
+    if not _agree(alone, f):
+        raise ValueError(DEPENDENT_ROWS)
     try:
         found = _rows(forward, x, specs, columns)
     except RuntimeError:  # some layer has no layer form: find out which
@@ -193,28 +211,6 @@ def _verified(forward: Forward, x: Any, specs: list[BlockSpec]) -> Layout:
         for spec, rows, true in zip(specs, found, truth, strict=True)
     ]
     return Layout(tuple(checked))
-
-
-def _test_columns(forward: Forward, x: Any) -> Tensor:
-    """One fixed combination of the outputs per row, (b, c, 1).
-
-    Raises
-    ------
-    ValueError
-        If the outputs of a row depend on the rows that come with it.
-    """
-    with torch.no_grad():
-        f = forward(x)
-        alone = torch.cat(
-            [forward(tree_rows(x, slice(n, n + 1))) for n in range(len(f))]
-        )
-    if alone.shape != f.shape or not _agree(alone, f):
-        raise ValueError(
-            "The network's outputs for a row depend on the other rows of its batch, "
-            "also in evaluation mode. Laplace needs one output per row: let the "
-            "network treat rows independently."
-        )
-    return _probe(f)
 
 
 def _probe(f: Tensor) -> Tensor:
@@ -251,19 +247,28 @@ def _agree(found: Tensor | None, true: Tensor) -> bool:
 
 def _gradients_by_row(
     forward: Forward, x: Any, specs: list[BlockSpec], columns: Tensor
-) -> list[Tensor]:
-    """The same rows (b, p) by one plain backward pass for each row of the batch."""
+) -> tuple[Tensor, list[Tensor]]:
+    """Outputs (b, c) and the same rows (b, p), each row of the batch on its own.
+
+    Raises
+    ------
+    ValueError
+        If a row alone has other outputs in number than with others.
+    """
     parameters = dict(forward.module.named_parameters())
     leaves = [parameters[spec.name] for spec in specs]
-    rows = []
+    outputs, rows = [], []
     for n, column in enumerate(columns.squeeze(-1)):
         with torch.enable_grad(), _requiring_grad(leaves):
             f = forward(tree_rows(x, slice(n, n + 1)))
+            if f.shape != (1, len(column)):
+                raise ValueError(DEPENDENT_ROWS)
             gradients = torch.autograd.grad(
                 (f[0] * column).sum(), leaves, allow_unused=True
             )
+        outputs.append(f.detach())
         rows.append(gradients)
-    return [
+    return torch.cat(outputs), [
         torch.stack(
             [torch.zeros_like(leaf) if g is None else g for g in parts]
         ).reshape(len(rows), -1)
