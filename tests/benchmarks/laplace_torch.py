@@ -23,13 +23,13 @@ class LaplaceTorch:
     versions = ("laplace-torch", "curvlinops-for-pytorch", "backpack-for-pytorch")
 
     def operation(self, case: Case, name: str) -> Operation:
-        """One of fit, predict, tune, fit_tune."""
+        """One of fit, fit_ready, predict, tune, fit_tune; it factorises in fit."""
         work = case.load()
         module = work.module()
         X, y = (torch.as_tensor(v[: work.peer_rows]) for v in work.fit_data())
         rows = DataLoader(TensorDataset(X, y), batch_size=work.batch_size)
         make = partial(_unfitted, case, work, module)
-        if name == "fit":
+        if name in ("fit", "fit_ready"):
             return Operation(make, lambda la: la.fit(rows))
         if name == "fit_tune":
             return Operation(make, lambda la: (la.fit(rows), _tune(la)))

@@ -3,6 +3,7 @@
 import inspect
 import tempfile
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from sklearn.model_selection import GridSearchCV
 import sklaplace
 from sklaplace import LaplaceClassifier, LaplaceRegressor
 from sklaplace.posterior import GaussianPosterior
+from sklaplace.structures.kron import Kron
 from sklaplace.tuning import marglik
 
 PRIOR_PRECISIONS = np.logspace(-3, 3, 20)
@@ -26,14 +28,16 @@ class Sklaplace:
     versions = ("sklaplace",)
 
     def operation(self, case: Case, name: str) -> Operation:
-        """One of fit, predict, tune, fit_tune, train, grid, cross_validate."""
+        """One of fit, fit_ready, predict, tune, fit_tune, or of `DIGITS`."""
         if case.workload == "digits":
             return DIGITS[name](case)
         work = case.load()
         X, y = work.fit_data()
-        if name in ("fit", "fit_tune"):
-            prior = 1.0 if name == "fit" else "marglik"
+        if name in ("fit", "fit_ready", "fit_tune"):
+            prior = "marglik" if name == "fit_tune" else 1.0
             make = partial(estimator, case, work.net(), prior_precision=prior)
+            if name == "fit_ready":
+                return Operation(make, lambda model: _factorise(model.fit(X, y)))
             return Operation(make, lambda model: model.fit(X, y))
         model = estimator(case, work.net()).fit(X, y)
         if name == "tune":
@@ -80,6 +84,16 @@ def estimator(case: Case, net: Any, **options: Any) -> Any:
     if case.load().is_regression:
         return LaplaceRegressor(FrozenEstimator(net), sigma_noise=1.0, **options)
     return LaplaceClassifier(FrozenEstimator(net), link_approx="probit", **options)
+
+
+def _factorise(model: Any) -> None:
+    """All that is made once, when a question first needs it."""
+    structure = model.posterior_.structure
+    if isinstance(structure, Kron):
+        for factor in chain.from_iterable(structure.factors):
+            factor.vectors_as(torch.float32)
+    else:
+        model.posterior_.log_marginal_likelihood()
 
 
 def _predict(model: Any, X: Any, _: None) -> Any:
