@@ -58,8 +58,9 @@ from sklaplace.settings import (
     is_frozen,
 )
 from sklaplace.structures import STRUCTURES, Structure
+from sklaplace.tasks import Rows, Task, require_head
 from sklaplace.training import Batches, copied, first_rows, private_rng, train
-from sklaplace.tuning import TUNERS, Rows, Task, require_head
+from sklaplace.tuning import TUNERS
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from sklaplace.posterior import GaussianPosterior, Hyperparameters
 from sklaplace.priors import PRIOR_STRUCTURES
 from sklaplace.structures import STRUCTURES
 from sklaplace.subsets import SUBSETS, common_gradient
-from sklaplace.tuning import Rows, Task
+from sklaplace.tasks import Rows, Task
 
 N_ROWS = 60
 

@@ -35,7 +35,7 @@ from sklaplace.heads import LinearHead
 from sklaplace.inputs import Patches
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.structures import STRUCTURES
-from sklaplace.tuning import PATH
+from sklaplace.validation import PATH
 
 MIB = 2**20
 # Inspection looks at so many rows, by some passes that no number of rows changes.

@@ -43,6 +43,9 @@ MODULES = [
     "predictive",
     "preconditioners",
     "heads",
+    "tasks",
+    "evidence",
+    "validation",
     "tuning",
     "networks",
     "holdout",
@@ -54,6 +57,7 @@ MODULES = [
     "base",
     "classifier",
     "regressor",
+    "folds",
     "selection",
     "plotting",
 ]

@@ -549,7 +549,7 @@ def test_default_beats_the_mean():
 
 
 def test_marglik_reports_no_convergence_as_a_warning(net, rows, monkeypatch):
-    monkeypatch.setattr("sklaplace.tuning.MAX_FIXED_POINT", 1)
+    monkeypatch.setattr("sklaplace.evidence.MAX_FIXED_POINT", 1)
     model = LaplaceRegressor(FrozenEstimator(net), prior_precision="marglik")
     with pytest.warns(ConvergenceWarning, match="fixed point"):
         model.fit(*rows)

@@ -15,9 +15,9 @@ from sklearn.model_selection import GridSearchCV
 
 import sklaplace
 from sklaplace import LaplaceClassifier, LaplaceRegressor
+from sklaplace.evidence import marglik
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.structures.kron import Kron
-from sklaplace.tuning import marglik
 
 PRIOR_PRECISIONS = np.logspace(-3, 3, 20)
 
