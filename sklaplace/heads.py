@@ -127,10 +127,16 @@ class LinearHead:
         return None if torch.equal(m, identity) else m
 
     @cached_property
-    def _narrow(self) -> "LinearHead":
-        """The same rows in the dtype of the network."""
-        names = "features", "output_map", "sample_weight"
-        return replace(self, **{n: getattr(self, n).to(self.dtype) for n in names})
+    def _converted(self) -> dict[torch.dtype, "LinearHead"]:
+        return {}
+
+    def _rows_in(self, dtype: torch.dtype) -> "LinearHead":
+        """The same rows in a dtype, converted once."""
+        if dtype not in self._converted:
+            names = "features", "output_map", "sample_weight"
+            tensors = {name: getattr(self, name).to(dtype) for name in names}
+            self._converted[dtype] = replace(self, **tensors)
+        return self._converted[dtype]
 
     @cached_property
     def _input_factor(self) -> Factor:
@@ -202,10 +208,12 @@ class LinearHead:
         slope = self._weigh(self.likelihood.gradient(f, self.targets))
         return value, self._backward(slope) + rho * offset, f
 
-    def curvature_at(self, f: Tensor, rho: Tensor) -> Callable[[Tensor], Tensor]:
-        """``v -> (H + diag ρ) v`` at outputs ``f``, in the dtype of the network."""
-        rows, ridge = self._narrow, rho.to(self.dtype)
-        curvature = self.likelihood.hessian_operator(f.to(self.dtype))
+    def curvature_at(
+        self, f: Tensor, rho: Tensor, dtype: torch.dtype
+    ) -> Callable[[Tensor], Tensor]:
+        """``v -> (H + diag ρ) v`` at outputs ``f``."""
+        rows, ridge = self._rows_in(dtype), rho.to(dtype)
+        curvature = self.likelihood.hessian_operator(f.to(dtype))
 
         def product(v: Tensor) -> Tensor:
             return rows._backward(rows._weigh(curvature(rows._forward(v)))) + ridge * v
@@ -217,13 +225,15 @@ class LinearHead:
         full = self._accumulate(FullAccumulator(self.layout), f).dense()
         return full + rho.diag()
 
-    def preconditioner_at(self, f: Tensor, rho: Tensor) -> Callable[[Tensor], Tensor]:
+    def preconditioner_at(
+        self, f: Tensor, rho: Tensor, dtype: torch.dtype
+    ) -> Callable[[Tensor], Tensor]:
         """``v -> (H + diag ρ)⁻¹ v``, roughly."""
         hessian = self.likelihood.hessian(f).weighted(self.sample_weight)
-        blocks = output_blocks(
-            self.layout, self._narrow.features, hessian.diagonals(self._map), rho
-        )
-        return blocks or kronecker(self._kron(f), rho, self.dtype)
+        features = self._rows_in(dtype).features
+        curvatures = hessian.diagonals(self._map)
+        blocks = output_blocks(self.layout, features, curvatures, rho)
+        return blocks or kronecker(self._kron(f), rho, dtype)
 
 
 class HeadRows:

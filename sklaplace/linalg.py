@@ -123,6 +123,8 @@ def conjugate_gradients(
     x, residual = torch.zeros_like(b), b
     direction = precondition(residual)
     first = rz = residual @ direction
+    if not first > 0 and b.any():  # beyond what the dtype holds
+        return x, None
     for n in range(max_iterations + 1):
         if rz <= precision**2 * first:
             return x, n

@@ -42,20 +42,20 @@ class Regularised(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of products with the curvature."""
+        """In which products with the curvature are quick."""
 
     def objective(
         self, theta: Tensor, rho: Tensor, prior_mean: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Regularised loss, its gradient (P,), and the outputs (N, c)."""
 
-    def curvature_at(self, f: Tensor, rho: Tensor) -> Operator:
+    def curvature_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """``v -> (H + diag ρ) v``."""
 
     def dense_curvature_at(self, f: Tensor, rho: Tensor) -> Tensor:
         """``H + diag ρ``, (P, P)."""
 
-    def preconditioner_at(self, f: Tensor, rho: Tensor) -> Operator:
+    def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """``v -> (H + diag ρ)⁻¹ v``, roughly."""
 
 
@@ -112,6 +112,7 @@ class _Steps:
 
     def __init__(self, head: Regularised, rho: Tensor) -> None:
         self._head, self._rho = head, rho
+        self._dtype = head.dtype
         self._precision = FORCING[0]
         self._precondition: Operator | None = None
 
@@ -121,24 +122,36 @@ class _Steps:
 
     def at(self, f: Tensor, gradient: Tensor) -> Tensor:
         """``-(H + diag ρ)⁻¹ gradient``, (P,), roughly."""
-        head, rho = self._head, self._rho
+        is_small = len(self._rho) <= MAX_DENSE
+        step, has_arrived = self._iterated(f, gradient, is_small)
+        if not has_arrived and is_small:
+            dense = self._head.dense_curvature_at(f, self._rho)
+            return -solve_psd(dense, gradient)
+        if not has_arrived and self._dtype != torch.float64:
+            # what single precision cannot tell apart, or hold
+            self._dtype = torch.float64
+            step, _ = self._iterated(f, gradient, is_small)
+        return step
+
+    def _iterated(
+        self, f: Tensor, gradient: Tensor, is_small: bool
+    ) -> tuple[Tensor, bool]:
+        """The same by conjugate gradients, and whether they have arrived."""
+        head, rho, dtype = self._head, self._rho, self._dtype
         if self._precondition is None:
-            self._precondition = head.preconditioner_at(f, rho)
-        is_small = len(rho) <= MAX_DENSE
+            self._precondition = head.preconditioner_at(f, rho, dtype)
         # the unit of the gradient may be beyond what float32 holds
         size = gradient.abs().max().clamp(min=SMALLEST)
         step, n_iterations = conjugate_gradients(
-            head.curvature_at(f, rho),
+            head.curvature_at(f, rho, dtype),
             self._precondition,
-            (-gradient / size).to(head.dtype),
+            (-gradient / size).to(dtype),
             MAX_CG_IF_DENSE if is_small else MAX_CG,
             self._precision,
         )
         if n_iterations is None or n_iterations > STALE:
             self._precondition = None
-        if n_iterations is None and is_small:
-            return -solve_psd(head.dense_curvature_at(f, rho), gradient)
-        return step.double() * size
+        return step.double() * size, n_iterations is not None
 
 
 def _descend(

@@ -1,4 +1,5 @@
 import warnings
+from dataclasses import replace
 
 import pytest
 import references
@@ -32,7 +33,7 @@ def test_products_are_those_of_the_dense_curvature(case, likelihood):
     head, f, rho = problem(likelihood, case)
     v = normal(len(rho), seed=5)
     dense = head.dense_curvature_at(f, rho)
-    assert_equal(head.curvature_at(f, rho)(v), dense @ v, 1e-12)
+    assert_equal(head.curvature_at(f, rho, DOUBLE)(v), dense @ v, 1e-12)
 
 
 @every_likelihood
@@ -42,7 +43,7 @@ def test_preconditioner_inverts_the_block_of_each_output(case, likelihood, monke
     head, f, rho = problem(likelihood, case)
     o, i = head.layout.blocks[0].factor_shape
     dense = head.dense_curvature_at(f, rho)
-    apply = head.preconditioner_at(f, rho)
+    apply = head.preconditioner_at(f, rho, DOUBLE)
     for output in range(o):
         mine = torch.arange(output * i, (output + 1) * i)
         if len(head.layout.blocks) > 1:
@@ -59,9 +60,9 @@ def test_rows_left_out_of_the_blocks_leave_their_size(likelihood, monkeypatch):
     head, f, rho = problem(likelihood)
     v = normal(len(rho), seed=5)
     monkeypatch.setattr(preconditioners, "ROWS_PER_INPUT", N_ROWS)
-    exact = head.preconditioner_at(f, rho)(v)
+    exact = head.preconditioner_at(f, rho, DOUBLE)(v)
     monkeypatch.setattr(preconditioners, "ROWS_PER_INPUT", 5)
-    rough = head.preconditioner_at(f, rho)(v)
+    rough = head.preconditioner_at(f, rho, DOUBLE)(v)
     assert not torch.equal(exact, rough)
     assert 0.5 < float(exact @ rough / (exact @ exact)) < 2
 
@@ -108,6 +109,25 @@ def test_dense_steps_where_conjugate_gradients_do_not_arrive(likelihood, monkeyp
     _, slope, _ = head.objective(found, rho, zero)
     assert slope.abs().max() < 1e-6
     assert dense != []
+
+
+@every_likelihood
+def test_double_precision_where_single_does_not_hold_the_squares(
+    likelihood, monkeypatch
+):
+    """Large heads have no dense matrix to fall back on."""
+    monkeypatch.setattr(newton, "MAX_DENSE", 0)
+    head, _, rho = problem(likelihood, "without_bias", dtype=torch.float32)
+    rho, zero = 1e44 * rho, torch.zeros_like(rho)
+    rows = {"features": 1e22 * head.features, "outputs": 0 * head.outputs}
+    head = replace(head, weights=zero, **rows)
+    with calls(LinearHead, "curvature_at") as products:
+        found = newton.minimum(head, rho, zero, zero, newton.ROUNDING)
+    before, _, _ = head.objective(zero, rho, zero)
+    after, slope, _ = head.objective(found, rho, zero)
+    assert {args[-1] for args in products} == {torch.float32, DOUBLE}
+    assert after < before
+    assert slope.abs().max() < 1e-6 * 1e22  # the unit of the features
 
 
 def test_warns_where_rounding_stops_the_descent(monkeypatch):
