@@ -29,7 +29,7 @@ DEPENDENT_ROWS = (
 def all_weights(forward: Forward, x: Any) -> Layout:
     """Every parameter of the network."""
     called, f = _called_layers(forward, x)
-    return _verified(forward, x, f, _specs(forward.module, called))
+    return _verified(forward, x, f.detach(), _specs(forward.module, called))
 
 
 def last_layer(forward: Forward, x: Any) -> Layout:
@@ -41,7 +41,7 @@ def last_layer(forward: Forward, x: Any) -> Layout:
         If the last layer with parameters is not a Linear layer.
     """
     called, f = _called_layers(forward, x)
-    name = _last_called(forward, x, called)
+    name = _last_called(forward, called, f)
     head = forward.module.get_submodule(name)
     if not isinstance(head, nn.Linear):
         raise ValueError(
@@ -55,7 +55,7 @@ def last_layer(forward: Forward, x: Any) -> Layout:
     named = dict(forward.module.named_parameters())
     specs = _specs(forward.module, [name])
     chosen = [spec for spec in specs if id(named[spec.name]) in own]
-    layout = _verified(forward, x, f, chosen)
+    layout = _verified(forward, x, f.detach(), chosen)
     return replace(layout, head=_affine_head(forward, x, layout, head))
 
 
@@ -71,36 +71,30 @@ def _affine_head(
         lambda _m, _i, out: hidden.append(out.detach().clone())
     )
     try:
-        with torch.no_grad():
-            f = forward(x)
+        # for outputs that are the layer's own, one column tells
+        f, jacobian = backpropagate(forward, x, layout, _probe)
     finally:
         handle.remove()
     if len(hidden) != 1 or hidden[0].ndim != 2:
         return None
-    matrix = _gradient_of_outputs(forward, x, layout, hidden[0], f)
-    if matrix is None:
-        return None
+    block = jacobian.blocks[0]
+    if (
+        torch.equal(hidden[0], f)
+        and layout.blocks[0].layer is not None
+        and torch.allclose(block.g.squeeze(2).mT, _probe(f))
+    ):
+        matrix = torch.eye(f.shape[1], dtype=torch.float64, device=f.device)
+    else:
+        common = common_gradient(layout, backpropagate(forward, x, layout)[1])
+        if common is None:
+            return None
+        matrix = common
     wide, target = hidden[0].double(), f.double()
     offset = (target - wide @ matrix.T).mean(0)
     size = wide.abs().amax(0) @ matrix.T.abs() + target.abs().amax(0)
     rounding = 16 * torch.finfo(f.dtype).eps * size
     head = Head(matrix, offset.masked_fill(offset.abs() <= rounding, 0))
     return head if head.fits(hidden[0], f) else None
-
-
-def _gradient_of_outputs(
-    forward: Forward, x: Any, layout: Layout, hidden: Tensor, f: Tensor
-) -> Tensor | None:
-    """`common_gradient`; for outputs that are the layer's own by one column."""
-    if torch.equal(hidden, f):
-        columns = _probe(f)
-        _, jacobian = backpropagate(forward, x, layout, lambda _f: columns)
-        block = jacobian.blocks[0]
-        if layout.blocks[0].layer is not None and torch.allclose(
-            block.g.squeeze(2).mT, columns
-        ):
-            return torch.eye(f.shape[1], dtype=torch.float64, device=f.device)
-    return common_gradient(layout, backpropagate(forward, x, layout)[1])
 
 
 def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
@@ -115,16 +109,20 @@ def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
     return g[0].double() if same else None
 
 
-def _last_called(forward: Forward, x: Any, called: list[str]) -> str:
+def _last_called(forward: Forward, called: list[str], f: Tensor) -> str:
     """The layer called last on which the outputs depend; containers aside."""
     called = [n for n in called if ".parametrizations" not in n]
     layers = [n for n in called if not any(_contains(n, other) for other in called)]
-    for name in reversed(layers):
+    with torch.enable_grad():
+        total = f.sum()
+    for name in reversed(layers) if f.requires_grad else ():
         leaves = list(forward.module.get_submodule(name).parameters())
-        with torch.enable_grad(), _requiring_grad(leaves):
-            f = forward(x)
-            if f.requires_grad:
-                return name
+        with _requiring_grad(leaves):
+            gradients = torch.autograd.grad(
+                total, leaves, retain_graph=True, allow_unused=True
+            )
+        if any(gradient is not None for gradient in gradients):
+            return name
     raise ValueError(
         "subset_of_weights='last_layer' needs a network with a layer that has "
         "parameters; there is none. Add a torch.nn.Linear."
@@ -142,7 +140,10 @@ SUBSETS: dict[str, Callable[[Forward, Any], Layout]] = {
 
 
 def _called_layers(forward: Forward, x: Any) -> tuple[list[str], Tensor]:
-    """Modules that own parameters, in the order of their last call, and outputs."""
+    """Modules that own parameters, in the order of their last call, and outputs.
+
+    The outputs bear a graph that leads to all parameters.
+    """
     called: dict[str, None] = {}
 
     def note(name: str) -> Callable[..., None]:
@@ -157,8 +158,9 @@ def _called_layers(forward: Forward, x: Any) -> tuple[list[str], Tensor]:
         for name, module in forward.module.named_modules()
         if any(True for _ in module.parameters(recurse=False))
     ]
+    leaves = [p for p in forward.module.parameters() if p.is_floating_point()]
     try:
-        with torch.no_grad():
+        with torch.enable_grad(), _requiring_grad(leaves):
             f = forward(x)
     finally:
         for handle in handles:
