@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from sklaplace import priors
+from sklaplace.blocks import Block, HeadBlock
 from sklaplace.curvature import Curvature, output_hessian
 from sklaplace.hessians import OutputHessian
 from sklaplace.inputs import second_moment
-from sklaplace.jacobians import Block, HeadBlock, Jacobian
+from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import DataFit, Likelihood
 from sklaplace.newton import ROUNDING, minimum

@@ -5,8 +5,9 @@ import torch
 from cases import CASES, normal, positive
 from contracts import assert_equal, problem
 
-from sklaplace import jacobians
-from sklaplace.jacobians import Block, Jacobian, backpropagate
+from sklaplace import blocks, jacobians
+from sklaplace.blocks import Block
+from sklaplace.jacobians import Jacobian, backpropagate
 from sklaplace.layouts import BlockSpec, Layout
 
 every_case = pytest.mark.parametrize("case", CASES)
@@ -108,7 +109,9 @@ def test_rows_of_other_layers_without_vmap(case, monkeypatch):
 
 def test_rows_in_several_chunks(monkeypatch):
     monkeypatch.setattr(jacobians, "CHUNK_ELEMENTS", 100)
-    monkeypatch.setattr(jacobians, "DENSE_ELEMENTS", 100)
+    monkeypatch.setattr(blocks, "CHUNK_ELEMENTS", 100)
+    monkeypatch.setattr(blocks, "DENSE_ELEMENTS", 100)
+    monkeypatch.setattr(blocks, "CACHED_ELEMENTS", 10)
     for case in ("cnn", "norms", "called_twice"):
         found, v = problem(case), positive(problem(case).layout.n_parameters)
         _, jacobian = backpropagate(found.forward, found.x, found.layout)

@@ -30,6 +30,7 @@ MODULES = [
     "priors",
     "forward",
     "inputs",
+    "blocks",
     "jacobians",
     "subsets",
     "structures.base",

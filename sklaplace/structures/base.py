@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from sklaplace import priors
-from sklaplace.jacobians import Block, Jacobian, variances
+from sklaplace.blocks import Block, variances
+from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import Layout
 from sklaplace.linalg import all_finite
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sklaplace.jacobians import Block, Jacobian
+from sklaplace.blocks import Block
+from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import Layout
 from sklaplace.structures.base import Accumulator, Diagonalised
 

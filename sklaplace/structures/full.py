@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from sklaplace import priors
-from sklaplace.jacobians import Block, Jacobian
+from sklaplace.blocks import Block
+from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import Layout
 from sklaplace.linalg import all_finite, symmetric_eigh
 from sklaplace.structures.base import (

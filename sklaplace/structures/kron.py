@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from sklaplace.blocks import Block
 from sklaplace.inputs import Inputs, second_diagonal, second_moment
-from sklaplace.jacobians import Block, Jacobian
+from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import Layout
 from sklaplace.linalg import symmetric_eigh
 from sklaplace.structures.base import Accumulator, Diagonalised

@@ -2,7 +2,8 @@ import torch
 from cases import positive
 from contracts import assert_equal, problem
 
-from sklaplace.jacobians import Block, Jacobian
+from sklaplace.blocks import Block
+from sklaplace.jacobians import Jacobian
 from sklaplace.structures.diag import DiagAccumulator
 
 

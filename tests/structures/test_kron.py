@@ -3,7 +3,8 @@ import torch
 from cases import CASES, normal, positive
 from contracts import N_ROWS, assert_equal, prior_precision, problem, scale
 
-from sklaplace.jacobians import Block, Jacobian
+from sklaplace.blocks import Block
+from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import BlockSpec, Layout
 from sklaplace.structures import kron
 from sklaplace.structures.kron import KronAccumulator
