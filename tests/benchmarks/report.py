@@ -27,6 +27,16 @@ HEADERS = (
     "agreement",
     "backend",
 )
+SHORT_HEADERS = (
+    "operation",
+    "time",
+    "in units (target)",
+    "laplace-torch",
+    "ratio (target)",
+    "MiB (target)",
+    "its MiB",
+    "agreement (backend)",
+)
 WORDS = {True: "yes", False: "NO", None: ""}
 SIGNS = {"limit": "≤", "speedup": "≥", "memory": "≤", "evaluations": "≤"}
 
@@ -171,15 +181,42 @@ def environment(versions: dict[str, str]) -> str:
 
 
 def markdown(results: list[Result], date: str, versions: dict[str, str]) -> str:
-    """A table that MyST can include."""
-    rows = [cells(result) for result in results]
+    """A table that MyST can include; what misses its target is bold."""
+    rows = [_short_cells(result) for result in results]
     lines = [
         "| " + " | ".join(row) + " |"
-        for row in (list(HEADERS), ["---"] * len(HEADERS), *rows)
+        for row in (list(SHORT_HEADERS), ["---"] * len(SHORT_HEADERS), *rows)
     ]
     first = f"Measured on {date}: {environment(versions)}."
     last = [summary(results).splitlines()[0], *notes(results)]
     return "\n\n".join([first, "\n".join(lines), *last]) + "\n"
+
+
+def _short_cells(result: Result) -> list[str]:
+    """One row of the Markdown table, each value with its target."""
+    row, verdicts = result.row, result.verdicts()
+    unit = UNITS[row.unit]
+
+    def judged(name: str, value: Any, unit: str = "") -> str:
+        verdict = verdicts.get(name)
+        found = _number(value, unit)
+        if verdict is None or not found:
+            return found
+        found += f" ({_number(verdict.target, before=f'{SIGNS[name]} ')})"
+        return f"**{found}**" if verdict.met is False else found
+
+    return [
+        row.title + _evaluations(result),
+        _time(result, "sklaplace"),
+        judged("limit", result.multiple, f" {unit}"),
+        _time(result, "laplace-torch"),
+        judged("speedup", result.speedup, "×"),
+        judged("memory", result.peaks.get("sklaplace")),
+        _number(result.peaks.get("laplace-torch")),
+        f"{result.agreement} ({result.backend.replace('GGN', '')})"
+        if result.backend
+        else "",
+    ]
 
 
 def as_json(results: list[Result], date: str, versions: dict[str, str]) -> str:
