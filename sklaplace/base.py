@@ -398,8 +398,9 @@ class BaseLaplace(PosteriorPredictor):
     ) -> None:
         """Refuse to keep more rows for refitting than memory holds."""
         n_inputs = inspected.layout.blocks[0].factor_shape[1]
-        # as they come and in float64; outputs, gradients and what a step makes of them
-        per_row = 12 * n_inputs + 6 * 8 * inspected.n_outputs
+        # as they come, in float64 and in the dtype of the network; outputs, gradients
+        # and what a step makes of them
+        per_row = 16 * n_inputs + 6 * 8 * inspected.n_outputs
         require_bytes(
             per_row * n_rows,
             device,
