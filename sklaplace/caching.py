@@ -16,11 +16,16 @@ from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import joblib
+import numpy as np
+import torch
 from skorch import NeuralNet
 
 from sklaplace.definitions import hashed
 
 T = TypeVar("T")
+
+# dtypes that numpy has as well
+_ARRAYS = {torch.float32, torch.float64, torch.int64, torch.int32, torch.bool}
 
 
 def check_memory(memory: Any) -> Any:
@@ -177,11 +182,39 @@ class _Pickler(pickle.Pickler):
         return name
 
     def reducer_override(self, value: Any) -> Any:
-        """A skorch net as any object: its own pickler would not know the names."""
+        """Plain tensors as arrays, which load five times as fast as torch's own form.
+
+        And a skorch net as any object: its own pickler would not know the names.
+        """
+        if _is_plain(value):
+            is_parameter = isinstance(value, torch.nn.Parameter)
+            array = value.detach().numpy()
+            return _tensor, (array, value.requires_grad, is_parameter)
         if isinstance(value, NeuralNet):
             make = copyreg.__newobj__  # type: ignore[attr-defined]
             return make, (type(value),), vars(value), None, None, _set_state
         return NotImplemented
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a tensor is no more than its numbers."""
+    return (
+        type(value) in (torch.Tensor, torch.nn.Parameter)
+        and value.device.type == "cpu"
+        and value.layout == torch.strided
+        and value.is_contiguous()
+        and value.is_leaf
+        and value.dtype in _ARRAYS
+        and not value.__dict__
+        and not value._backward_hooks
+    )
+
+
+def _tensor(array: np.ndarray, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
+    value = torch.from_numpy(np.require(array, requirements="W"))
+    if is_parameter:
+        return torch.nn.Parameter(value, requires_grad)
+    return value.requires_grad_(requires_grad)
 
 
 def _set_state(value: Any, state: Mapping[str, Any]) -> None:

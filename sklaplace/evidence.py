@@ -7,7 +7,6 @@ at the refitted head by MacKay's fixed point ``δ = γ / ‖θ(δ) - μ₀‖²`
 
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -81,17 +80,102 @@ def marglik(
         else posterior
     )
 
-    units = _units(start, free_prior, free_noise)
-
-    def build(v: Tensor) -> Hyperparameters:
-        return _with_logs(start.hyperparameters, v + units, free_prior, free_noise)
-
-    def objective(v: Tensor) -> Tensor:
-        return -start.log_marginal_likelihood(build(v))
-
+    is_scalar = start.prior_precision.ndim == 0
+    kind = _ScalarEvidence if is_scalar else _Evidence
+    objective = kind(start, free_prior, free_noise)
     first = _logs(start.hyperparameters, free_prior, free_noise)
-    best = _minimise(objective, first - units)
-    return replace(start, hyperparameters=build(best))
+    best = _minimise(objective, (first - objective.units).cpu().numpy())
+    return replace(start, hyperparameters=objective.hyperparameters(best))
+
+
+class _Evidence:
+    """Negative log evidence in the logarithms of what is free, in units of their own.
+
+    Attributes
+    ----------
+    units : Tensor of shape (n,)
+        Logarithms at which ``v`` is zero.
+    """
+
+    def __init__(
+        self, posterior: GaussianPosterior, free_prior: bool, free_noise: bool
+    ) -> None:
+        self.posterior, self._free = posterior, (free_prior, free_noise)
+        self.units = _units(posterior, free_prior, free_noise)
+
+    def hyperparameters(self, v: np.ndarray | Tensor) -> Hyperparameters:
+        """Hyperparameters at a point."""
+        logs = torch.as_tensor(v).to(self.units) + self.units
+        return _with_logs(self.posterior.hyperparameters, logs, *self._free)
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """Value at ``v``, (), differentiable."""
+        return -self.posterior.log_marginal_likelihood(self.hyperparameters(v))
+
+    def derivatives(self, v: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """Value, gradient and Hessian at ``v``, by automatic differentiation."""
+        with torch.enable_grad():
+            point = torch.as_tensor(v).to(self.units).requires_grad_()
+            value = self(point)
+            (gradient,) = torch.autograd.grad(value, point, create_graph=True)
+            rows = [
+                torch.autograd.grad(entry, point, retain_graph=True)[0]
+                for entry in gradient
+            ]
+        hessian = torch.stack(rows).cpu().numpy()
+        return float(value.detach()), gradient.detach().cpu().numpy(), hessian
+
+
+class _ScalarEvidence(_Evidence):
+    """The same for one prior precision, in closed form.
+
+    With eigenvalues ``k = scale·e``, ``w = k / (k + δ)`` and ``u = 1 - w``, the
+    logarithm of the determinant has the derivatives ``Σu`` in log δ and ``Σw`` in
+    log scale, and second ones ``±Σuw`` (MacKay 1992, "Bayesian interpolation",
+    section 4). Noise has ``scale = 1/(σ²T)``, and ``log σ`` for every target.
+    """
+
+    def __init__(
+        self, posterior: GaussianPosterior, free_prior: bool, free_noise: bool
+    ) -> None:
+        super().__init__(posterior, free_prior, free_noise)
+        h, fit = posterior.hyperparameters, posterior.data_fit
+        self._eigenvalues = posterior.structure.eigenvalues.cpu().numpy()
+        self._start = float(h.prior_precision), float(h.sigma_noise)
+        self._scale = float(posterior.scale)
+        self._scatter = float(((posterior.mean - h.prior_mean) ** 2).sum())
+        self._loss, self._n = float(fit.loss), float(fit.n_targets)
+        normalizer = posterior.likelihood.log_normalizer(h.sigma_noise)
+        self._normalizer = self._n * float(normalizer)
+        self._origin = self.units.cpu().numpy()
+
+    def derivatives(self, v: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """Value, gradient and Hessian at ``v``."""
+        free_prior, free_noise = self._free
+        delta, log_noise = self._start[0], 0.0
+        logs = v + self._origin
+        if free_prior:
+            delta = math.exp(logs[0])
+        if free_noise:  # relative to where it started
+            log_noise = logs[-1] - math.log(self._start[1])
+        scale = self._scale * math.exp(-2 * log_noise)
+        precision = scale * self._eigenvalues + delta
+        u = delta / precision
+        sum_u, sum_uw = u.sum(), (u * (1 - u)).sum()
+        sum_w, scatter, loss = len(u) - sum_u, delta * self._scatter, self._loss * scale
+        logdet = np.log(precision).sum() - len(u) * math.log(delta)
+        value = loss + self._normalizer + self._n * log_noise + (logdet + scatter) / 2
+        gradient = [(scatter - sum_w) / 2, self._n - 2 * loss - sum_w]
+        hessian = [
+            [(sum_uw + scatter) / 2, sum_uw],
+            [sum_uw, 4 * loss + 2 * sum_uw],
+        ]
+        kept = [i for i, is_free in enumerate(self._free) if is_free]
+        return (
+            float(value),
+            np.array(gradient)[kept],
+            np.array(hessian)[np.ix_(kept, kept)],
+        )
 
 
 def _first_guess(posterior: GaussianPosterior) -> Tensor:
@@ -136,9 +220,9 @@ def _with_logs(
     return replace(h, sigma_noise=v[n].exp()) if free_noise else h
 
 
-def _minimise(objective: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+def _minimise(objective: _Evidence, start: np.ndarray) -> np.ndarray:
     method = _newton if len(start) <= MAX_NEWTON_SIZE else _lbfgs
-    best, converged = method(objective, start.clamp(-LOG_BOUND, LOG_BOUND))
+    best, converged = method(objective, start.clip(-LOG_BOUND, LOG_BOUND))
     if not converged:
         warnings.warn(
             "The evidence was not maximised to full precision; its value is valid, "
@@ -151,20 +235,13 @@ def _minimise(objective: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
 
 
 def _derivatives(
-    objective: Callable[[Tensor], Tensor], v: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Value, gradient and Hessian at ``v``."""
-    with torch.enable_grad():
-        v = v.detach().requires_grad_()
-        value = objective(v)
-        (gradient,) = torch.autograd.grad(value, v, create_graph=True)
-        rows = [
-            torch.autograd.grad(entry, v, retain_graph=True)[0] for entry in gradient
-        ]
-    return value.detach(), gradient.detach(), torch.stack(rows)
+    objective: _Evidence, v: np.ndarray
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """Value, gradient and Hessian at ``v``: one evaluation."""
+    return objective.derivatives(v)
 
 
-def _newton(objective: Callable[[Tensor], Tensor], v: Tensor) -> tuple[Tensor, bool]:
+def _newton(objective: _Evidence, v: np.ndarray) -> tuple[np.ndarray, bool]:
     """Newton's method with absolute eigenvalues, short steps and bounds.
 
     Saddles and regions of negative curvature repel, since the sign of each
@@ -172,15 +249,15 @@ def _newton(objective: Callable[[Tensor], Tensor], v: Tensor) -> tuple[Tensor, b
     """
     value, gradient, hessian = _derivatives(objective, v)
     for _ in range(MAX_EVALUATIONS):
-        at_bound = (v.abs() >= LOG_BOUND) & (gradient * v.sign() < 0)
-        step = _newton_step(gradient.masked_fill(at_bound, 0), hessian, at_bound)
-        size = float(step.abs().max())
+        at_bound = (np.abs(v) >= LOG_BOUND) & (gradient * np.sign(v) < 0)
+        step = _newton_step(np.where(at_bound, 0, gradient), hessian, at_bound)
+        size = float(np.abs(step).max())
         if size <= STEP_TOLERANCE:
             return v, True
         for _ in range(30):
-            trial = (v + step).clamp(-LOG_BOUND, LOG_BOUND)
+            trial = (v + step).clip(-LOG_BOUND, LOG_BOUND)
             found = _derivatives(objective, trial)
-            if found[0] <= value + 1e-12 * value.abs():
+            if found[0] <= value + 1e-12 * abs(value):
                 break
             step = step / 2
         else:
@@ -190,36 +267,38 @@ def _newton(objective: Callable[[Tensor], Tensor], v: Tensor) -> tuple[Tensor, b
     return v, False
 
 
-def _newton_step(gradient: Tensor, hessian: Tensor, at_bound: Tensor) -> Tensor:
+def _newton_step(
+    gradient: np.ndarray, hessian: np.ndarray, at_bound: np.ndarray
+) -> np.ndarray:
     """Descent step of at most three units in any logarithm, zero at bounds."""
-    hessian = hessian.clone()
-    hessian[at_bound, :] = 0
-    hessian[:, at_bound] = 0
-    values, vectors = torch.linalg.eigh(hessian)
-    floor = 1e-8 * values.abs().max().clamp(min=1e-300)
-    step: Tensor = -vectors @ ((vectors.T @ gradient) / values.abs().clamp(min=floor))
-    return step * (3 / step.abs().max().clamp(min=3))
+    inside = ~at_bound
+    values, vectors = np.linalg.eigh(hessian * np.outer(inside, inside))
+    sizes = np.abs(values)
+    floor = 1e-8 * max(sizes.max(), 1e-300)
+    step: np.ndarray = -vectors @ ((vectors.T @ gradient) / sizes.clip(floor))
+    step *= 3 / max(3, np.abs(step).max())
+    return step
 
 
-def _lbfgs(objective: Callable[[Tensor], Tensor], v: Tensor) -> tuple[Tensor, bool]:
+def _lbfgs(objective: _Evidence, v: np.ndarray) -> tuple[np.ndarray, bool]:
     """Bounded L-BFGS for one precision per parameter or many layers."""
 
     def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
         with torch.enable_grad():
-            point = torch.as_tensor(x, dtype=v.dtype, device=v.device).requires_grad_()
+            point = torch.as_tensor(x).to(objective.units).requires_grad_()
             value = objective(point)
             (gradient,) = torch.autograd.grad(value, point)
         return float(value.detach()), gradient.cpu().numpy()
 
     result = minimize(
         evaluate,
-        v.cpu().numpy(),
+        v,
         jac=True,
         method="L-BFGS-B",
         bounds=[(-LOG_BOUND, LOG_BOUND)] * len(v),
         options={"maxiter": 1000, "maxfun": 2000, "ftol": 1e-13, "gtol": 1e-6},
     )
-    return torch.as_tensor(result.x, dtype=v.dtype, device=v.device), result.status == 0
+    return result.x, result.status == 0
 
 
 # ---------------------------------------------------------- at the refitted head
