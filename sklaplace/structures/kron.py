@@ -26,6 +26,9 @@ from sklaplace.structures.base import Accumulator, Diagonalised
 # A factor wider than this keeps its diagonal only: the eigenvectors of a denser
 # one take 8 n² bytes and about 10 n³ operations.
 MAX_FACTOR = 8192
+# Eigenvectors of more dimensions are converted whenever they are used: that is quick
+# beside the products with them, and a copy would be large.
+MAX_CONVERTED = 512
 # output gradients shared by all rows whose rotation is kept: of the identity and of
 # the centred outputs, for the weight and where a bias has none of its own
 MAX_REMEMBERED = 4
@@ -33,48 +36,54 @@ MAX_REMEMBERED = 4
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Factor:
     """A factor, factorised when its eigenvectors are first asked for.
 
     Attributes
     ----------
-    moment : Tensor of shape (n, n) or (n,)
-        The factor itself, float64; a vector is the diagonal of one.
+    state : Tensor of shape (n, n) or (n,), or tuple of Tensor
+        The factor itself, float64; a vector is the diagonal of one. Later its
+        eigenvalues (n,) and eigenvectors (n, n), or None for the identity: both
+        together would take twice the memory.
     """
 
-    moment: Tensor
+    state: Tensor | tuple[Tensor, Tensor | None]
 
-    @cached_property
     def _eigh(self) -> tuple[Tensor, Tensor | None]:
-        if self.moment.ndim == 1:
-            return self.moment, None
-        return symmetric_eigh(self.moment)
+        state = self.state  # read once and replaced at once, for threads
+        if isinstance(state, Tensor):
+            state = (state, None) if state.ndim == 1 else symmetric_eigh(state)
+            self.state = state
+        return state
 
     @property
     def values(self) -> Tensor:
         """Eigenvalues, (n,)."""
-        return self._eigh[0]
+        return self._eigh()[0]
 
     @property
     def vectors(self) -> Tensor | None:
         """Eigenvectors (n, n); None: the identity."""
-        return self._eigh[1]
+        return self._eigh()[1]
 
     def __getstate__(self) -> dict[str, Any]:
         """What is quick to make again stays behind."""
-        names = "moment", "_eigh"
-        return {k: v for k, v in self.__dict__.items() if k in names}
+        return {"state": self.state}
 
     @cached_property
-    def _narrow(self) -> dict[torch.dtype, Tensor | None]:
+    def _narrow(self) -> dict[torch.dtype, Tensor]:
         return {}
 
     def vectors_as(self, dtype: torch.dtype) -> Tensor | None:
-        """Eigenvectors in a dtype, converted once."""
+        """Eigenvectors in a dtype; converted once, unless they are large."""
+        vectors = self.vectors
+        if vectors is None or vectors.dtype == dtype:
+            return vectors
+        if len(vectors) > MAX_CONVERTED:
+            return vectors.to(dtype)
         if dtype not in self._narrow:
-            vectors = self.vectors
-            self._narrow[dtype] = None if vectors is None else vectors.to(dtype)
+            self._narrow[dtype] = vectors.to(dtype)
         return self._narrow[dtype]
 
     @cached_property
@@ -109,8 +118,9 @@ class Factor:
         return x if self.vectors is None else x @ (self.vectors**2).T
 
     def dense(self) -> Tensor:
-        """The factor written out, (n, n)."""
-        return self.moment.diag() if self.moment.ndim == 1 else self.moment
+        """The factor written out, (n, n), always from its eigenvectors."""
+        values, vectors = self._eigh()
+        return values.diag() if vectors is None else (vectors * values) @ vectors.T
 
 
 @dataclass(frozen=True)
