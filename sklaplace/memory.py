@@ -9,7 +9,7 @@ from torch import Tensor
 
 # Bytes that the work on one batch may take beside the network and the factors of
 # the posterior.
-BUDGET = 96 * 2**20
+BUDGET = 64 * 2**20
 # Batches of several rows need not take more than this: it leaves the caches as it is.
 CACHE = 32 * 2**20
 # Rows below which a network runs much slower per row.
