@@ -297,6 +297,11 @@ class HeadBlock:
         """Diagonal of ``MᵀΛM`` for each row, (b, o)."""
         return self.hessian.diagonals(self.matrix)
 
+    def double(self) -> "HeadBlock":
+        """The same in float64."""
+        matrix, a = (None if t is None else t.double() for t in (self.matrix, self.a))
+        return HeadBlock(self.hessian.double(), matrix, a)
+
     def dense(self) -> Tensor:
         """Rows written out, (b, k, p)."""
         return Block(self.g, self.a).dense()

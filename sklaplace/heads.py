@@ -11,7 +11,7 @@ model evidence for modern deep learning").
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from sklaplace.inputs import second_moment
 from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import DataFit, Likelihood
+from sklaplace.memory import batch_rows
 from sklaplace.newton import ROUNDING, minimum
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.preconditioners import kronecker, output_blocks
@@ -111,13 +112,19 @@ class LinearHead:
         return per_row * self.sample_weight.reshape(-1, *[1] * (per_row.ndim - 1))
 
     def _accumulate(self, accumulator: Accumulator, f: Tensor) -> Structure:
-        hessian = output_hessian(
-            self.curvature, self.likelihood, f, self.targets, self.sample_weight
-        )
-        a = self.features.unsqueeze(1)
-        blocks = [HeadBlock(hessian, self._map, a), HeadBlock(hessian, self._map)]
-        some = blocks[: len(self.layout.blocks)]
-        accumulator.update(Jacobian(some, self.sample_weight))
+        hessian = partial(output_hessian, self.curvature, self.likelihood)
+        given = self.features, f, self.targets, self.sample_weight
+        elements = accumulator.row_elements(self.layout, f.shape[1])
+        n_rows = batch_rows(8 * (elements + self.features.shape[1]))
+        batches = zip(*(tensor.split(n_rows) for tensor in given), strict=True)
+        for features, outputs, targets, weights in batches:
+            columns = hessian(outputs, targets, weights)
+            blocks = [
+                HeadBlock(columns, self._map, features.unsqueeze(1)),
+                HeadBlock(columns, self._map),
+            ]
+            some = blocks[: len(self.layout.blocks)]
+            accumulator.update(Jacobian(some, weights))
         return accumulator.decompose()
 
     @cached_property

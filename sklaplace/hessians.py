@@ -14,6 +14,9 @@ from torch import Tensor
 
 from sklaplace.linalg import gram
 
+# classes above which their products are not worth double precision
+MANY_CLASSES = 256
+
 # M, or None for the identity
 Map = Tensor | None
 
@@ -34,6 +37,10 @@ class OutputHessian(ABC):
     @abstractmethod
     def weighted(self, weights: Tensor | None) -> "OutputHessian":
         """The same with each row times its weight (b,)."""
+
+    @abstractmethod
+    def double(self) -> "OutputHessian":
+        """The same in float64."""
 
     @abstractmethod
     def factor(self) -> Tensor:
@@ -83,6 +90,10 @@ class Factored(OutputHessian):
             return self
         return Factored(self.root * weights.sqrt().to(self.root).reshape(-1, 1, 1))
 
+    def double(self) -> "Factored":
+        """The same in float64."""
+        return Factored(self.root.double())
+
     def factor(self) -> Tensor:
         """``S`` itself."""
         return self.root
@@ -120,6 +131,10 @@ class Constant(OutputHessian):
         if weights is None:
             return self
         return replace(self, roots=self.roots * weights.sqrt().to(self.roots))
+
+    def double(self) -> "Constant":
+        """The same in float64."""
+        return replace(self, roots=self.roots.double())
 
     def _identity(self) -> Tensor:
         roots = self.roots
@@ -167,6 +182,10 @@ class Softmax(OutputHessian):
             return self
         return replace(self, weights=self.weights * weights.to(self.weights))
 
+    def double(self) -> "Softmax":
+        """The same in float64."""
+        return replace(self, dtype=torch.float64)
+
     def factor(self) -> Tensor:
         """Exact root with c - 1 columns, (b, c, c - 1).
 
@@ -191,10 +210,13 @@ class Softmax(OutputHessian):
         """``diag(Σ w p) - Pᵀ diag(w) P``, (c, c), float64.
 
         The diagonal is summed as ``w p (1 - p)``: taken as the difference it would
-        be rounding alone where the network is certain.
+        be rounding alone where the network is certain. Of many classes the rest is
+        summed in the dtype of the outputs: variances of a shift of all logits, which
+        a softmax does not see, are then right only as far as the prior is strong.
         """
         roots = self.weights.sqrt().unsqueeze(1)
-        total = gram((self.p * roots).to(self.dtype)).neg_().double()
+        dtype = torch.float64 if self.n_outputs <= MANY_CLASSES else self.dtype
+        total = gram((self.p * roots).to(dtype)).neg_().double()
         total.diagonal().copy_((self.p * (1 - self.p)).T @ self.weights)
         return total
 

@@ -207,13 +207,19 @@ def raw_outputs(net: Any, x: Any) -> Tensor:
     """What the module returns for a few rows, (b,) or (b, c)."""
     with torch.no_grad():
         try:
-            return first_tensor(view(net).call(x))
+            found = first_tensor(view(net).call(x))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise ValueError(
                 f"The network cannot be applied to {_described(x)}: "
                 f"{str(error).rstrip('.')}. Compare the size and type of its inputs "
                 "with that of X; layers that look tokens up take integers."
             ) from error
+    if not isinstance(found, Tensor):
+        raise TypeError(
+            f"The network returns a {type(found).__name__}. Return a tensor, or a "
+            "tuple whose first entry is one."
+        )
+    return found
 
 
 def _described(x: Any) -> str:

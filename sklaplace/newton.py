@@ -84,19 +84,23 @@ def minimum(
     """
     theta = start
     value, gradient, f = head.objective(theta, rho, mean)
+    # a loss that is small altogether, in the unit of its targets, is no zero
+    unit = min(1.0, max(float(value), SMALLEST))
     steps = _Steps(head, rho)
     for _ in range(MAX_STEPS):
-        step = steps.at(f, gradient)
+        step, has_arrived = steps.at(f, gradient)
         # half of this, the Newton decrement, is what the loss can still fall by
-        share = float(-(gradient @ step)) / (1 + float(value))
+        share = float(-(gradient @ step)) / (unit + float(value))
         if share <= tolerance:
-            return theta + step
+            if has_arrived:
+                return theta + step
+            break
         steps.refine(share)
         trial = _descend(head, theta, step, (value, gradient), rho, mean)
         if trial is None:
             break
         theta, (value, gradient, f) = trial
-    if gradient.abs().max() > GRADIENT_TOLERANCE * max(1.0, float(value)):
+    if not gradient.abs().max() <= GRADIENT_TOLERANCE * max(unit, float(value)):
         warnings.warn(
             "The last layer could not be refitted to full precision; gradient "
             f"{float(gradient.abs().max()):.1e}. A larger prior_precision, or "
@@ -115,27 +119,27 @@ class _Steps:
         self._dtype = head.dtype
         self._precision = FORCING[0]
         self._precondition: Operator | None = None
+        self._is_dense = False
 
     def refine(self, share: float) -> None:
         """Ask for better steps, the less the loss can still fall."""
         self._precision = min(FORCING[0], max(FORCING[1], share**0.5))
 
-    def at(self, f: Tensor, gradient: Tensor) -> Tensor:
-        """``-(H + diag ρ)⁻¹ gradient``, (P,), roughly."""
-        is_small = len(self._rho) <= MAX_DENSE
-        step, has_arrived = self._iterated(f, gradient, is_small)
-        if not has_arrived and is_small:
+    def at(self, f: Tensor, gradient: Tensor) -> tuple[Tensor, bool]:
+        """``-(H + diag ρ)⁻¹ gradient``, (P,), roughly, and whether it is that."""
+        if not self._is_dense:
+            step, has_arrived = self._iterated(f, gradient)
+            if not has_arrived and self._dtype != torch.float64:
+                # what single precision cannot tell apart, or hold
+                self._dtype = torch.float64
+                step, has_arrived = self._iterated(f, gradient)
+            self._is_dense = not has_arrived and len(self._rho) <= MAX_DENSE
+        if self._is_dense:
             dense = self._head.dense_curvature_at(f, self._rho)
-            return -solve_psd(dense, gradient)
-        if not has_arrived and self._dtype != torch.float64:
-            # what single precision cannot tell apart, or hold
-            self._dtype = torch.float64
-            step, _ = self._iterated(f, gradient, is_small)
-        return step
+            return -solve_psd(dense, gradient), True
+        return step, has_arrived
 
-    def _iterated(
-        self, f: Tensor, gradient: Tensor, is_small: bool
-    ) -> tuple[Tensor, bool]:
+    def _iterated(self, f: Tensor, gradient: Tensor) -> tuple[Tensor, bool]:
         """The same by conjugate gradients, and whether they have arrived."""
         head, rho, dtype = self._head, self._rho, self._dtype
         if self._precondition is None:
@@ -146,7 +150,7 @@ class _Steps:
             head.curvature_at(f, rho, dtype),
             self._precondition,
             (-gradient / size).to(dtype),
-            MAX_CG_IF_DENSE if is_small else MAX_CG,
+            MAX_CG_IF_DENSE if len(rho) <= MAX_DENSE else MAX_CG,
             self._precision,
         )
         if n_iterations is None or n_iterations > STALE:

@@ -41,7 +41,7 @@ def last_layer(forward: Forward, x: Any) -> Layout:
         If the last layer with parameters is not a Linear layer.
     """
     called, f = _called_layers(forward, x)
-    name = _last_called(forward, called, f)
+    name = _last_called(forward, x, called, f)
     head = forward.module.get_submodule(name)
     if not isinstance(head, nn.Linear):
         raise ValueError(
@@ -80,7 +80,7 @@ def _affine_head(
     block = jacobian.blocks[0]
     if (
         torch.equal(hidden[0], f)
-        and layout.blocks[0].layer is not None
+        and all(spec.layer is not None for spec in layout.blocks)
         and torch.allclose(block.g.squeeze(2).mT, _probe(f))
     ):
         matrix = torch.eye(f.shape[1], dtype=torch.float64, device=f.device)
@@ -109,24 +109,33 @@ def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
     return g[0].double() if same else None
 
 
-def _last_called(forward: Forward, called: list[str], f: Tensor) -> str:
+def _last_called(forward: Forward, x: Any, called: list[str], f: Tensor) -> str:
     """The layer called last on which the outputs depend; containers aside."""
     called = [n for n in called if ".parametrizations" not in n]
     layers = [n for n in called if not any(_contains(n, other) for other in called)]
-    with torch.enable_grad():
-        total = f.sum()
-    for name in reversed(layers) if f.requires_grad else ():
-        leaves = list(forward.module.get_submodule(name).parameters())
-        with _requiring_grad(leaves):
-            gradients = torch.autograd.grad(
-                total, leaves, retain_graph=True, allow_unused=True
-            )
-        if any(gradient is not None for gradient in gradients):
+    for name in reversed(layers):
+        leaves = _differentiable(forward.module.get_submodule(name))
+        if leaves and _depends(forward, x, f, leaves):
             return name
     raise ValueError(
         "subset_of_weights='last_layer' needs a network with a layer that has "
         "parameters; there is none. Add a torch.nn.Linear."
     )
+
+
+def _depends(forward: Forward, x: Any, f: Tensor, leaves: list[nn.Parameter]) -> bool:
+    """Whether outputs depend on parameters, by their graph if they bear one."""
+    with torch.enable_grad(), _requiring_grad(leaves):
+        if not f.requires_grad:
+            return bool(forward(x).requires_grad)
+        gradients = torch.autograd.grad(
+            f.sum(), leaves, retain_graph=True, allow_unused=True
+        )
+        return any(gradient is not None for gradient in gradients)
+
+
+def _differentiable(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.is_floating_point()]
 
 
 def _contains(name: str, other: str) -> bool:
@@ -142,8 +151,18 @@ SUBSETS: dict[str, Callable[[Forward, Any], Layout]] = {
 def _called_layers(forward: Forward, x: Any) -> tuple[list[str], Tensor]:
     """Modules that own parameters, in the order of their last call, and outputs.
 
-    The outputs bear a graph that leads to all parameters.
+    The outputs bear a graph that leads to all parameters, unless the network writes
+    to one of them, which a graph forbids.
     """
+    try:
+        with torch.enable_grad(), _requiring_grad(_differentiable(forward.module)):
+            return _listed(forward, x)
+    except RuntimeError:
+        with torch.no_grad():
+            return _listed(forward, x)
+
+
+def _listed(forward: Forward, x: Any) -> tuple[list[str], Tensor]:
     called: dict[str, None] = {}
 
     def note(name: str) -> Callable[..., None]:
@@ -158,10 +177,8 @@ def _called_layers(forward: Forward, x: Any) -> tuple[list[str], Tensor]:
         for name, module in forward.module.named_modules()
         if any(True for _ in module.parameters(recurse=False))
     ]
-    leaves = [p for p in forward.module.parameters() if p.is_floating_point()]
     try:
-        with torch.enable_grad(), _requiring_grad(leaves):
-            f = forward(x)
+        f = forward(x)
     finally:
         for handle in handles:
             handle.remove()

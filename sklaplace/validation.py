@@ -130,10 +130,11 @@ def _path(task: Task) -> list[Tensor]:
         return _noise_path(task)
     shape = delta / delta.log().mean().exp()
     spread = 1 / priors.expand(shape, posterior.layout)
-    total, n = 0.0, 0
+    total, n = 0.0, 0.0
     for rows in _rows(task):
         prior_variance = rows.jacobian.double().variance(spread)
-        total, n = total + float(prior_variance.sum()), n + rows.f.numel()
+        total += float(rows.weights.double() @ prior_variance.mean(1))
+        n += float(rows.weights.sum())
     return [shape * max(total / n, 1e-30) / variance for variance in PATH]
 
 
@@ -142,13 +143,12 @@ def _noise_path(task: Task) -> list[Tensor]:
     h = task.posterior.hyperparameters
     if not task.free_noise:
         return [h.prior_precision / task.posterior.scale]
-    squares, n = 0.0, 0
+    squares, n = 0.0, 0.0
     for rows in _rows(task):
         mean = linearised_mean(task.posterior, rows.f, rows.jacobian)
-        squares, n = (
-            squares + float(((mean - rows.targets) ** 2).sum()),
-            n + mean.numel(),
-        )
+        losses = ((mean - rows.targets) ** 2).mean(1)
+        squares += float(rows.weights.double() @ losses)
+        n += float(rows.weights.sum())
     residual = max(squares / n, SMALLEST) ** 0.5
     levels = residual * NOISE_PATH
     return [h.prior_precision * h.temperature * level**2 for level in levels]

@@ -173,6 +173,18 @@ def test_integer_weights_are_repeated_rows(structure, likelihood):
     )
 
 
+@every_likelihood
+@every_structure
+def test_rows_in_several_batches_make_the_same_posterior(
+    structure, likelihood, monkeypatch
+):
+    fitted = fit(likelihood, structure)
+    whole = fitted.head.posterior(fitted.posterior, fitted.head.weights)
+    monkeypatch.setattr("sklaplace.heads.batch_rows", lambda _bytes: 7)
+    found = fitted.head.posterior(fitted.posterior, fitted.head.weights)
+    assert_equal(found.structure.dense(), whole.structure.dense(), 1e-12)
+
+
 # ------------------------------------------------------------------ scikit-learn
 def features(fitted):
     return fitted.head.features.numpy()

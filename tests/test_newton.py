@@ -130,6 +130,41 @@ def test_double_precision_where_single_does_not_hold_the_squares(
     assert slope.abs().max() < 1e-6 * 1e22  # the unit of the features
 
 
+def test_warns_where_no_step_can_be_made(monkeypatch):
+    monkeypatch.setattr(newton, "MAX_DENSE", 0)
+    head, _, rho = problem("Categorical")
+    monkeypatch.setattr(
+        LinearHead, "curvature_at", lambda *_args: lambda v: v * float("nan")
+    )
+    zero = torch.zeros_like(rho)
+    with pytest.warns(ConvergenceWarning, match="could not be refitted"):
+        newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+
+
+@pytest.mark.parametrize("unit", [1e-8, 1e-4, 1.0, 1e6])
+def test_unit_of_the_targets_changes_nothing(unit):
+    head, _, rho = problem("Gaussian")
+    zero = torch.zeros_like(rho)
+    expected = newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+    names = "targets", "outputs", "weights"
+    scaled = replace(head, **{name: unit * getattr(head, name) for name in names})
+    found = newton.minimum(scaled, rho, zero, scaled.weights, newton.ROUNDING)
+    assert_equal(found / unit, expected, 1e-9)
+
+
+def test_a_small_problem_that_needs_a_dense_step_keeps_to_them(monkeypatch):
+    monkeypatch.setattr(newton, "MAX_CG_IF_DENSE", 0)
+    head, _, rho = problem("Categorical", dtype=torch.float32)
+    zero = torch.zeros_like(rho)
+    with (
+        calls(LinearHead, "curvature_at") as products,
+        calls(LinearHead, "dense_curvature_at") as dense,
+    ):
+        newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+    assert [args[-1] for args in products] == [torch.float32, DOUBLE]
+    assert len(dense) > 2
+
+
 def test_warns_where_rounding_stops_the_descent(monkeypatch):
     """A gradient that is no derivative of the loss leads uphill."""
     head, _, rho = problem("Categorical")

@@ -203,3 +203,28 @@ def test_tied_head_is_selected_whole_and_dense():
         layout = last_layer(forward, torch.eye(4, dtype=torch.float64)[:3])
     layers = {block.name: block.layer for block in layout.blocks}
     assert layers == {"first.weight": None, "head.bias": "head"}
+
+
+class Counting(nn.Module):
+    """Writes to parameters that are not trained, which a graph forbids."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(2, 3)
+        self.count = nn.Parameter(torch.tensor(0.0), requires_grad=False)
+        self.table = nn.Parameter(torch.arange(3), requires_grad=False)
+
+    def forward(self, x):
+        self.count += 1
+        return self.head(x) + self.table
+
+
+def test_last_layer_of_a_network_that_writes_to_a_parameter():
+    with torch.random.fork_rng(devices=[]):
+        module = Counting()
+    forward = Forward(module, module)
+    with forward.frozen():
+        layout = SUBSETS["last_layer"](forward, torch.ones(3, 2))
+    assert [block.name for block in layout.blocks] == ["head.weight", "head.bias"]
+    assert not module.count.requires_grad
+    assert module.head.weight.requires_grad

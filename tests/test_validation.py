@@ -216,12 +216,29 @@ def test_weights_of_held_out_rows_are_repetitions(likelihood):
             held.rows, normal(30, 2, seed=50).split([7, 23]), strict=True
         )
     ]
-    # one path for both: its scale is the mean over rows, not over weights
     found = [
         validation._scored(task(fitted, validation=given), [positive()])[0].score
         for given in (held.rows, copies)
     ]
     assert math.isclose(*found, rel_tol=1e-10)
+
+
+@pytest.mark.parametrize("free", ["prior", "noise"])
+def test_rows_of_nearly_no_weight_leave_the_path_alone(free):
+    fitted = fit("Gaussian")
+    weights = torch.ones(30, dtype=DOUBLE)
+    weights[::7] = 1e-12
+    held = held_out(fitted, weights=weights)
+    spoilt = [
+        replace(rows, targets=rows.targets + 1e3 * (rows.weights < 1e-6).unsqueeze(1))
+        for rows in held.rows
+    ]
+    given = {"free_prior": free == "prior"}
+    expected, found = (
+        validation._path(task(fitted, validation=batches, **given))[0]
+        for batches in (held.rows, spoilt)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
 
 
 def test_validation_needs_rows():

@@ -26,6 +26,9 @@ from sklaplace.structures.dual import Dual
 # Rows of the Jacobian, as a share of the parameters, below which they are kept in
 # place of ``H``.
 DUAL_SHARE = 0.5
+# Largest eigenvalue of the curvature over the smallest prior precision for which rows
+# of float32 are multiplied in float32: variances lose eps times the root of it.
+MAX_CONDITION = 1e6
 
 
 @dataclass(frozen=True)
@@ -89,9 +92,11 @@ class Full(Diagonalised):
         root: Tensor
         root, failed = torch.linalg.cholesky_ex((precision + precision.T) / 2)
         if failed:  # a prior too weak to lift what rounding has pushed below zero
-            values, vectors = symmetric_eigh(precision)
-            values = values.clamp(min=float(values[-1]) * 1e-16)
-            triangle = torch.linalg.qr((vectors * values.sqrt()).T).R.T
+            values, vectors = self._eigh
+            known = (vectors * (scale * values).sqrt()).T
+            # of the sum of two squares, never formed: no smaller than the prior
+            both = torch.cat([known, delta.sqrt().diag()])
+            triangle = torch.linalg.qr(both).R.T
             root = triangle * triangle.diagonal().sign()
         return root
 
@@ -143,14 +148,24 @@ class Full(Diagonalised):
     def _narrow_whiten(
         self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
     ) -> Tensor:
-        """`whiten` in the dtype of the rows, if it can hold them."""
+        """`whiten` in the dtype of the rows, if its digits are enough."""
         root = self._root(prior_precision, scale)
-        dtype = jacobian.dtype
-        key = prior_precision, scale, dtype
-        rows = jacobian.matmul(self._narrow_roots.get(key, lambda: root.to(dtype)))
-        if rows.dtype == torch.float64 or all_finite(rows):
-            return rows
+        key = prior_precision, scale, jacobian.dtype
+        narrow = self._narrow_roots.get(key, lambda: self._narrow(*key, root))
+        if narrow is not None:
+            rows = jacobian.matmul(narrow)
+            if rows.dtype == torch.float64 or all_finite(rows):
+                return rows
         return jacobian.double().matmul(root)
+
+    def _narrow(
+        self, prior_precision: Tensor, scale: Tensor, dtype: torch.dtype, root: Tensor
+    ) -> Tensor | None:
+        """The root in a dtype; None where variances would lose their digits."""
+        condition = scale * self.hessian.norm() / prior_precision.min()
+        if dtype != torch.float64 and condition > MAX_CONDITION:
+            return None
+        return root.to(dtype)
 
     @cached_property
     def _narrow_roots(self) -> Remembered:
@@ -185,13 +200,13 @@ class Full(Diagonalised):
 
         key = prior_precision, scale, g
         covariances = self._head_covariances.get(key, contract)
-        features = jacobian.features()
-        wide = covariances.to(features.dtype)
+        # terms of opposite sign cancel here
+        features = jacobian.features().double()
         # one product for all outputs: (b, i) @ (i, k·i)
-        reached = features @ wide.transpose(0, 1).flatten(1)
-        found = (reached.unflatten(1, wide.shape[::2]) * features.unsqueeze(1)).sum(-1)
-        variances: Tensor = found.double().clamp(min=0)
-        return variances
+        reached = features @ covariances.transpose(0, 1).flatten(1)
+        reached = reached.unflatten(1, covariances.shape[::2])
+        variances: Tensor = (reached * features.unsqueeze(1)).sum(-1)
+        return variances.clamp(min=0)
 
     def whiten(
         self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
@@ -261,10 +276,11 @@ class FullAccumulator(Accumulator):
     @staticmethod
     def row_elements(layout: Layout, n_columns: int) -> int:
         """Rows written out, twice; for a head the pairs of its inputs and outputs."""
-        if layout.head is None:
-            return 2 * n_columns * layout.n_parameters
-        o, i = layout.blocks[0].factor_shape
-        return o**2 + i**2
+        shapes = [block.factor_shape for block in layout.blocks]
+        pairs = max(o for o, _ in shapes) ** 2 + max(i for _, i in shapes) ** 2
+        if layout.head is not None:
+            return pairs
+        return max(2 * n_columns * layout.n_parameters, pairs)
 
     def update(self, jacobian: Jacobian) -> None:
         """Add the products of the rows of one batch."""
@@ -303,8 +319,10 @@ class FullAccumulator(Accumulator):
         if not self._sums and n_rows < DUAL_SHARE * self.layout.n_parameters:
             return
         for kept in self._kept:
-            for i, left in enumerate(kept.blocks):
-                for j, right in enumerate(kept.blocks[: i + 1]):
+            # products of rounded rows would push eigenvalues below zero
+            blocks = kept.double().blocks
+            for i, left in enumerate(blocks):
+                for j, right in enumerate(blocks[: i + 1]):
                     self._add_products((i, j), _products(left, right))
         self._kept = []
 
@@ -312,7 +330,7 @@ class FullAccumulator(Accumulator):
         if where in self._sums:
             self._sums[where].sums.add_(products.sums)
         else:
-            self._sums[where] = replace(products, sums=products.sums.double().clone())
+            self._sums[where] = replace(products, sums=products.sums.clone())
 
 
 @dataclass(frozen=True)
@@ -345,7 +363,7 @@ class _Products:
 
 
 def _products(left: Any, right: Any) -> _Products:
-    """Sums over the rows of one batch, in the dtype of the rows.
+    """Sums over the rows of one batch, float64.
 
     At one position the k columns are contracted first: ``(Σₖ g gᵀ) ⊗ (a aᵀ)``
     takes 2·b·p·p' operations instead of 2·b·k·p·p', and half of that for a block

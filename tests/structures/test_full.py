@@ -1,13 +1,18 @@
 import contracts
 import pytest
 import torch
-from cases import normal
+from cases import CASES, normal
 from contracts import N_ROWS, assert_equal, prior_precision, problem, scale
 
+from sklaplace.curvature import CURVATURES, accumulate
+from sklaplace.jacobians import backpropagate, centring
+from sklaplace.layouts import BlockSpec, Layout
+from sklaplace.likelihoods import Categorical
 from sklaplace.priors import PRIOR_STRUCTURES
 from sklaplace.structures import full
 from sklaplace.structures.dual import Dual
 from sklaplace.structures.full import Full, FullAccumulator
+from sklaplace.subsets import SUBSETS
 
 every_prior = pytest.mark.parametrize("prior", PRIOR_STRUCTURES)
 some_cases = pytest.mark.parametrize("case", ["inplace", "cnn", "called_twice"])
@@ -104,3 +109,50 @@ def test_rank_is_no_more_than_the_rows_allow():
 def test_bytes_are_those_of_the_hessian_at_least():
     layout = problem("cnn").layout
     assert FullAccumulator.n_bytes(layout) >= 8 * layout.n_parameters**2
+
+
+# ------------------------------------------------------------- single precision
+@pytest.mark.parametrize("delta", [1e-8, 1e-4, 1.0])
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
+@pytest.mark.parametrize("cuts", [[40], [7] * 5 + [5]])
+def test_single_precision_networks_have_the_variances_of_double(cuts, subset, delta):
+    """Under a weak prior rounding of the rows' products would be all there is."""
+    answers = []
+    for dtype in (torch.float32, torch.float64):
+        forward = CASES["mlp"].forward(3)
+        # the same numbers in both
+        forward.module.float().to(dtype)
+        x = (30 * CASES["mlp"].rows(40)).float().to(dtype)
+        layout = SUBSETS[subset](forward, x[:3])
+        accumulator = FullAccumulator(layout)
+        y = torch.arange(40) % 3
+        batches = [
+            (a, b, None) for a, b in zip(x.split(cuts), y.split(cuts), strict=True)
+        ]
+        ggn = CURVATURES["ggn"]
+        accumulate(forward, batches, Categorical(), ggn, accumulator)
+        structure = accumulator.decompose()
+        jacobian = backpropagate(forward, x, layout, centring)[1]
+        prior, one = torch.tensor([delta, 1.0]).double()
+        answers.append(
+            [
+                structure.functional_variance(jacobian, prior, one),
+                structure.project(jacobian).variance(prior, one),
+                structure.logdet(prior, one),
+            ]
+        )
+    for narrow, wide in zip(*answers, strict=True):
+        # the network itself is rounded to 1e-7 in one of them
+        torch.testing.assert_close(narrow, wide, rtol=2e-2, atol=0)
+
+
+def test_a_precision_that_rounding_makes_indefinite():
+    """A prior far below the rounding of the curvature still bounds the variances."""
+    rows = torch.ones(6, 4, dtype=torch.float64) * torch.tensor([1e9, 1, 1, 1]).double()
+    layout = Layout((BlockSpec("w", (4,)),))
+    hessian = rows.T @ rows - 1e-2 * torch.eye(4, dtype=torch.float64)
+    structure = Full(layout, hessian)
+    delta, one = torch.tensor([1e-3, 1.0]).double()
+    variances = structure.variance(delta, one)
+    assert variances.max() <= 1.01 / delta
+    assert structure.logdet(delta, one).isfinite()
