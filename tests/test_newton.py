@@ -79,6 +79,10 @@ def test_minimum_is_the_same_with_any_preconditioner_and_dtype(
     found = newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
     _, slope, _ = head.objective(found, rho, zero)
     assert slope.abs().max() < 1e-6
+    monkeypatch.setattr(newton, "MAX_CG_IF_DENSE", 0)  # dense steps
+    expected = newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+    # a gradient of 1e-6 over the smallest precision
+    assert_equal(found, expected, 1e-6 / float(rho.min()))
 
 
 @every_likelihood

@@ -16,9 +16,9 @@ Each library runs in a process of its own on one thread, and they take turns.
 * Before anything is timed, the functional variances of both libraries are compared
   in float64, for a few rows; laplace-torch then runs with the fastest of its
   backends that agree, on a ``DataLoader`` over a ``TensorDataset``.
-* ``fit_ready`` is ``fit`` and the eigendecompositions of the factors, which sklaplace
-  leaves to the first question and laplace-torch makes when it fits. The quotient with
-  laplace-torch is that of ``fit_ready`` wherever there is something to factorise.
+* ``fit_ready`` is ``fit`` and the eigendecompositions of Kronecker factors, which
+  sklaplace leaves to the first question and laplace-torch makes when it fits. With
+  ``kron`` it is what is compared with laplace-torch.
 * ``tune`` is the tuning of the prior precision alone, ``fit_tune`` includes the fit
   and all decompositions.
 * Targets say what is wanted, not what was reached.

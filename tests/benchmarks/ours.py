@@ -17,7 +17,6 @@ from sklearn.model_selection import GridSearchCV
 import sklaplace
 from sklaplace import LaplaceClassifier, LaplaceRegressor, evidence
 from sklaplace.evidence import marglik
-from sklaplace.structures.kron import Kron
 
 PRIOR_PRECISIONS = np.logspace(-3, 3, 20)
 
@@ -84,13 +83,9 @@ def estimator(case: Case, net: Any, **options: Any) -> Any:
 
 
 def _factorise(model: Any) -> None:
-    """All that is made once, when a question first needs it."""
-    structure = model.posterior_.structure
-    if isinstance(structure, Kron):
-        for factor in chain.from_iterable(structure.factors):
-            factor.vectors_as(torch.float32)
-    else:
-        model.posterior_.log_marginal_likelihood()
+    """All that is made once, when a question first needs it: the eigenvectors."""
+    for factor in chain.from_iterable(model.posterior_.structure.factors):
+        factor.vectors_as(torch.float32)
 
 
 def _predict(model: Any, X: Any, _: None) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from benchmarks.operations import Case, Operation, nothing
+from benchmarks.operations import Case, NotOfferedError, Operation, nothing
 from benchmarks.workloads import digits_data, digits_net
 from sklearn.base import clone
 from sklearn.model_selection import StratifiedKFold
@@ -34,8 +34,8 @@ class PlainTorch:
         return Operation(nothing, lambda _: forward(module, batches))
 
     def moments(self, case: Case) -> Any:
-        """Plain networks have no variances."""
-        raise NotImplementedError
+        """Refuse: plain networks have no variances."""
+        raise NotOfferedError("plain networks have no variances")
 
 
 class _Batches:
