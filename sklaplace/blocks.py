@@ -184,13 +184,10 @@ def weighted_gram(g: Tensor, per_output: Tensor) -> Tensor:
     return (g * per_output.unsqueeze(1)) @ g.mT
 
 
-def _weighted_squares(
-    g: Tensor, per_output: Tensor, squares: Tensor | None = None
-) -> Tensor:
-    """Its diagonal, (b, k); ``squares`` are those of ``g``, if known."""
+def _weighted_squares(g: Tensor, per_output: Tensor) -> Tensor:
+    """Its diagonal, (b, k)."""
     if len(g) == 1:
-        squares = g**2 if squares is None else squares
-        return per_output @ squares[0, :, 0].T
+        return per_output @ (g**2)[0, :, 0].T
     g = g.squeeze(2)
     # a few rows at a time, so that what is multiplied stays in the caches
     n_rows = max(1, CACHED_ELEMENTS // g[0].numel())
@@ -200,21 +197,22 @@ def _weighted_squares(
     return torch.cat([(w.unsqueeze(1) * some**2).sum(-1) for some, w in pairs])
 
 
-def variances(
-    blocks: Iterable[Block],
-    pieces: Iterable[Tensor],
-    squares: Callable[[Tensor], Tensor] | None = None,
-) -> Tensor:
-    """Sum over blocks of their `Block.variance`, (b, k).
+def variances(blocks: Iterable[Block], pieces: Iterable[Tensor]) -> Tensor:
+    """Sum over blocks of their `Block.variance`, (b, k)."""
+    return summed(blocks, pieces, Block.variance, _weighted_squares)
 
-    ``squares`` gives those of the output gradients that all rows share, if known.
+
+def spread_of_inputs(g: Tensor, v: Tensor) -> Tensor:
+    """What squared layer inputs are multiplied by in `Block.variance`, (k, i).
+
+    For gradients ``g`` (1, k, 1, o) that all rows share and ``v`` (o·i,).
     """
+    return (g**2)[0, :, 0] @ v.reshape(g.shape[-1], -1)
 
-    def weigh(g: Tensor, per_output: Tensor) -> Tensor:
-        known = squares(g) if squares is not None and len(g) == 1 else None
-        return _weighted_squares(g, per_output, known)
 
-    return summed(blocks, pieces, Block.variance, weigh)
+def variance_of_inputs(a: Inputs | None, spread: Tensor) -> Tensor:
+    """`Block.variance` of inputs (b, 1, i), or of a bias, by `spread_of_inputs`."""
+    return spread.T if a is None else unfolded(a).squeeze(1) ** 2 @ spread.T
 
 
 def summed(

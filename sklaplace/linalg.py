@@ -26,8 +26,7 @@ def gram(x: Tensor) -> Tensor:
     found = x.new_empty(p, p)
     for start in range(0, p, GRAM_COLUMNS):
         stop = min(start + GRAM_COLUMNS, p)
-        rows = x[:, start:stop].T @ x[:, :stop]
-        found[start:stop, :stop] = rows
+        rows = torch.mm(x[:, start:stop].T, x[:, :stop], out=found[start:stop, :stop])
         found[:start, start:stop] = rows[:, :start].T
     return found
 

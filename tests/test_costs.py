@@ -34,7 +34,7 @@ from sklaplace import LaplaceClassifier, LaplaceRegressor, evidence, links
 from sklaplace.heads import LinearHead
 from sklaplace.inputs import Patches
 from sklaplace.posterior import GaussianPosterior
-from sklaplace.structures import STRUCTURES
+from sklaplace.structures import STRUCTURES, base
 from sklaplace.validation import PATH
 
 MIB = 2**20
@@ -294,6 +294,15 @@ def test_a_fixed_prior_decomposes_once_and_when_asked(subset, structure):
             model.predict_proba(X)
     assert large(costs.eigh) == (FACTORS[subset] if structure == "kron" else [])
     assert costs.cholesky == ([P[subset]] if structure == "full" else [])
+
+
+@pytest.mark.parametrize("structure", ["diag", "kron"])
+def test_gradients_that_rows_share_meet_the_variances_once(structure):
+    model = laplace(link_approx="probit", hessian_structure=structure).fit(*rows())
+    with calls(base, "spread_of_inputs") as contractions:
+        for _ in range(2):
+            model.predict_proba(rows()[0])
+    assert len(contractions) == 2  # weight and bias
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)

@@ -15,7 +15,12 @@ import torch
 from torch import Tensor
 
 from sklaplace import priors
-from sklaplace.blocks import Block, variances
+from sklaplace.blocks import (
+    Block,
+    spread_of_inputs,
+    variance_of_inputs,
+    variances,
+)
 from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import Layout
 from sklaplace.linalg import all_finite
@@ -240,19 +245,33 @@ class Diagonalised(Structure):
         """Variances of the outputs, (b, c); rotated rows are dropped at once."""
         v, size = self.narrow_variances(prior_precision, scale, jacobian.dtype)
         pieces = v.split(self.layout.sizes)
-        found = variances(self.rotated_blocks(jacobian), pieces, self._shared_squares)
+        if jacobian.is_shared:
+            found = self._shared_variances(jacobian, v, pieces)
+        else:
+            found = variances(self.rotated_blocks(jacobian), pieces)
         found = found.double() * size
         if jacobian.dtype == torch.float64 or all_finite(found):
             return found
         return self.functional_variance(jacobian.double(), prior_precision, scale)
 
     @cached_property
-    def _squares(self) -> "Remembered":
+    def _spreads(self) -> "Remembered":
         return Remembered()
 
-    def _shared_squares(self, g: Tensor) -> Tensor:
-        """``g²``, which every batch asks for again where all rows share ``g``."""
-        return self._squares.get((g,), lambda: g**2)
+    def _shared_variances(
+        self, jacobian: Jacobian, v: Tensor, pieces: tuple[Tensor, ...]
+    ) -> Tensor:
+        """Variances where all rows share gradients: these meet ``v`` once for all."""
+        blocks = list(self.rotated_blocks(jacobian))
+
+        def spreads() -> list[Tensor]:
+            pairs = zip(blocks, pieces, strict=True)
+            return [spread_of_inputs(block.g, piece) for block, piece in pairs]
+
+        known = self._spreads.get((jacobian.blocks[0].g, v), spreads)
+        pairs = zip(blocks, known, strict=True)
+        parts = [variance_of_inputs(block.a, spread) for block, spread in pairs]
+        return sum(parts[1:], parts[0])
 
     def whiten(
         self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor

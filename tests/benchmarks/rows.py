@@ -179,6 +179,7 @@ def _training() -> list[Row]:
     return [
         Row(case, "train", "train", 1.05, has_peer=False),
         Row(case, "grid", "train_folds", 1.2, has_peer=False),
+        Row(case, "bare_grid", "train_folds", None, has_peer=False),
         Row(case, "cross_validate", "train_folds", 1.2, has_peer=False),
     ]
 
