@@ -125,7 +125,7 @@ def _grid(case: Case) -> Operation:
 
 
 def _bare_grid(case: Case) -> Operation:
-    """The same search around a model that costs next to nothing: scikit-learn's part."""
+    """The same search around a model that costs next to nothing: scikit-learn alone."""
     X, y = digits_data()
     search = GridSearchCV(
         GaussianNB(),
