@@ -8,9 +8,10 @@ outside and torch inside.
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from sklaplace import holdout
 from sklaplace.caching import cached, check_memory
-from sklaplace.curvature import CURVATURES, accumulate
+from sklaplace.curvature import CURVATURES, Curvature, accumulate
 from sklaplace.data import (
     InputType,
     TrainingData,
@@ -43,6 +44,7 @@ from sklaplace.inspection import (
     warn_if_double_softmax,
 )
 from sklaplace.jacobians import backpropagate, centring
+from sklaplace.layouts import Layout
 from sklaplace.likelihoods import DataFit
 from sklaplace.memory import require_bytes
 from sklaplace.options import (
@@ -57,7 +59,7 @@ from sklaplace.settings import (
     inner_net,
     is_frozen,
 )
-from sklaplace.structures import STRUCTURES, Structure
+from sklaplace.structures import STRUCTURES, Accumulator, Structure
 from sklaplace.tasks import Rows, Task, require_head
 from sklaplace.training import Batches, copied, first_rows, private_rng, train
 from sklaplace.tuning import TUNERS
@@ -192,7 +194,8 @@ class BaseLaplace(PosteriorPredictor):
         fit_params: dict[str, Any],
     ) -> str:
         """Content of everything that `_curve` depends on."""
-        settings = ["subset_of_weights", "hessian_structure", "curvature", "batch_size"]
+        settings = ["subset_of_weights", "hessian_structure", "structure_params"]
+        settings += ["curvature", "curvature_params", "batch_size"]
         if self._tunes_on_rows():
             settings.append("validation_fraction")
         return fingerprint(
@@ -411,8 +414,8 @@ class BaseLaplace(PosteriorPredictor):
     # ------------------------------------------------------- fit: the posterior
     def _accumulated(self, fitted: FittedNetwork) -> Curved:
         """Curvature and loss over the training rows."""
-        inspected, curvature = fitted.inspected, CURVATURES[self.curvature]
-        accumulator = STRUCTURES[self.hessian_structure][0](inspected.layout)
+        inspected, curvature = fitted.inspected, self._curvature()
+        accumulator = self._accumulator()(inspected.layout)
         head_rows = HeadRows(inspected.head_map if self._may_refit() else None)
         data_fit = accumulate(
             fitted.forward(),
@@ -442,9 +445,33 @@ class BaseLaplace(PosteriorPredictor):
         """The posterior before any tuning, and the last layer as a linear model."""
         self._check_loss(curved.data_fit)
         posterior = self._untuned(curved.network, curved.structure, curved.data_fit)
-        accumulator = STRUCTURES[self.hessian_structure][0]
-        curvature = CURVATURES[self.curvature]
+        accumulator = self._accumulator()
+        curvature = self._curvature()
+        if curvature.is_exact:
+            self._check_definite(posterior)
         return posterior, curved.head_rows.build(posterior, curvature, accumulator)
+
+    def _curvature(self) -> Curvature:
+        """The curvature asked for, with its options."""
+        curvature = CURVATURES[self.curvature]
+        return curvature.configured(self.curvature_params or {}, self._seed)
+
+    def _accumulator(self) -> Callable[[Layout], Accumulator]:
+        """What makes the accumulator of the structure asked for."""
+        accumulator, _ = STRUCTURES[self.hessian_structure]
+        return partial(accumulator, **(self.structure_params or {}))
+
+    def _check_definite(self, posterior: GaussianPosterior) -> None:
+        """Refuse a Hessian that is no inverse of a covariance."""
+        lowest = float(posterior.structure.eigenvalues[0])
+        if self._tuners() and lowest < 0:
+            raise ValueError(
+                "curvature='hessian' cannot be tuned here: the weights are no minimum "
+                f"of the loss, whose Hessian has the eigenvalue {lowest:.3g}. Use "
+                "curvature='ggn', or a fixed prior_precision (and sigma_noise) that "
+                "makes up for it, such as the weight decay in training."
+            )
+        posterior.log_marginal_likelihood()  # raises where the prior does not
 
     def _may_refit(self) -> bool:
         """Whether anything can ask for another last layer."""
@@ -488,6 +515,7 @@ class BaseLaplace(PosteriorPredictor):
             likelihood=fitted.inspected.likelihood,
             data_fit=data_fit,
             hyperparameters=hyperparameters,
+            curvature_order=self._curvature().order,
         )
 
     def _tuned(

@@ -168,6 +168,34 @@ class Block:
             found.append((g if len(g) == 1 else g[rows]) @ reached.transpose(0, 1))
         return torch.cat(found)
 
+    def rmatmul(self, w: Tensor) -> Tensor:
+        """``Σ rowsᵀ w`` over b and k for ``w`` (b, k, q), as (p, q)."""
+        q = w.shape[2]
+        if self.a is None:
+            g = self.g.squeeze(2).expand(len(w), -1, -1)
+            summed: Tensor = g.flatten(0, 1).T @ w.flatten(0, 1)
+            return summed
+        found = self.g.new_zeros(self.n_parameters, q)
+        if not self._has_one_position:
+            start = 0
+            for piece in self._pieces():
+                some = w[start : start + len(piece)]
+                found += piece.flatten(0, 1).T @ some.flatten(0, 1)
+                start += len(piece)
+            return found
+        g, inputs = self.g.squeeze(2), self._inputs.squeeze(1)
+        n_rows = max(1, CHUNK_ELEMENTS // max(1, g.shape[-1] * q))
+        matrix = found.view(g.shape[-1], -1, q)
+        for start in range(0, len(inputs), n_rows):
+            rows = slice(start, start + n_rows)
+            some = g if len(g) == 1 else g[rows]
+            reached = some.mT @ w[rows]  # (b, o, q)
+            # rows last: one product sums over them
+            matrix += (
+                (reached.flatten(1).T @ inputs[rows]).unflatten(0, reached.shape[1:]).mT
+            )
+        return found
+
     def rotate(self, outputs: Tensor | None, inputs: Tensor | None) -> "Block":
         """Rows in the basis ``outputs ⊗ inputs``; None leaves a side alone."""
         g = self.g if outputs is None else self.g @ outputs
@@ -250,7 +278,8 @@ def summed(
 class HeadBlock:
     """Rows ``SᵀM ⊗ a`` of a last layer, whose ``S`` is not written out.
 
-    Only the questions of fitting have an answer here; `Block` has the others.
+    Only the questions of fitting have an answer here, in closed form where there is
+    one; `Block` has the others.
 
     Attributes
     ----------
@@ -286,6 +315,11 @@ class HeadBlock:
         return self.hessian.n_outputs if self.matrix is None else self.matrix.shape[1]
 
     @property
+    def n_parameters(self) -> int:
+        """Length p of a row."""
+        return self.n_outputs * (1 if self.a is None else self.a.shape[-1])
+
+    @property
     def outputs(self) -> OutputHessian:
         """What the moment of the outputs is made of: weight and bias share it."""
         return self.hessian
@@ -303,6 +337,14 @@ class HeadBlock:
     def dense(self) -> Tensor:
         """Rows written out, (b, k, p)."""
         return Block(self.g, self.a).dense()
+
+    def matmul(self, v: Tensor) -> Tensor:
+        """``rows @ v`` for ``v`` (p, q), as (b, k, q)."""
+        return Block(self.g, self.a).matmul(v)
+
+    def rmatmul(self, w: Tensor) -> Tensor:
+        """``Σ rowsᵀ w`` over b and k for ``w`` (b, k, q), as (p, q)."""
+        return Block(self.g, self.a).rmatmul(w)
 
     def squares(self) -> Tensor:
         """Sum of squared rows over b and k, (p,), float64."""

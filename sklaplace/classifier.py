@@ -40,11 +40,19 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         makes a small network that suits tables.
     subset_of_weights : {"last_layer", "all"}, default="last_layer"
         Weights that are treated as random.
-    hessian_structure : {"kron", "diag", "full"}, default="kron"
+    hessian_structure : {"kron", "diag", "full", "lowrank"}, default="kron"
         Part of the curvature that is kept. ``full`` takes memory quadratic in the
-        number of weights.
-    curvature : {"ggn"}, default="ggn"
-        Approximation of the Hessian: the generalised Gauss-Newton matrix.
+        number of weights, ``lowrank`` that of ``rank`` networks.
+    structure_params : dict, default=None
+        Options of the structure. ``lowrank`` takes ``rank`` (100), the number of
+        eigenvectors to keep, and ``tolerance`` (1e-12), the share of the largest
+        eigenvalue below which they are dropped.
+    curvature : {"ggn", "ggn_mc", "ef", "hessian"}, default="ggn"
+        Approximation of the Hessian: the generalised Gauss-Newton matrix, the same
+        by targets that the network draws, the empirical Fisher matrix, or the Hessian
+        itself (``full``, and small networks, only).
+    curvature_params : dict, default=None
+        Options of the curvature. ``ggn_mc`` takes ``n_draws`` (10).
     prior_precision : float, array or {"auto", "validation", "marglik"}, default="auto"
         One over the prior variance of a weight. ``"marglik"`` maximises the
         evidence on training rows, ``"validation"`` the score on rows that the
@@ -150,7 +158,9 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         *,
         subset_of_weights: str = "last_layer",
         hessian_structure: str = "kron",
+        structure_params: dict[str, Any] | None = None,
         curvature: str = "ggn",
+        curvature_params: dict[str, Any] | None = None,
         prior_precision: Any = "auto",
         prior_structure: str = "scalar",
         prior_mean: Any = 0.0,
@@ -168,7 +178,9 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         self.estimator = estimator
         self.subset_of_weights = subset_of_weights
         self.hessian_structure = hessian_structure
+        self.structure_params = structure_params
         self.curvature = curvature
+        self.curvature_params = curvature_params
         self.prior_precision = prior_precision
         self.prior_structure = prior_structure
         self.prior_mean = prior_mean

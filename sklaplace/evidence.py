@@ -132,7 +132,8 @@ class _ScalarEvidence(_Evidence):
     With eigenvalues ``k = scale·e``, ``w = k / (k + δ)`` and ``u = 1 - w``, the
     logarithm of the determinant has the derivatives ``Σu`` in log δ and ``Σw`` in
     log scale, and second ones ``±Σuw`` (MacKay 1992, "Bayesian interpolation",
-    section 4). Noise has ``scale = 1/(σ²T)``, and ``log σ`` for every target.
+    section 4). Noise has ``scale = 1/(σ²T)``, or ``1/(σ⁴T)`` for a curvature of order
+    two, and ``log σ`` for every target.
     """
 
     def __init__(
@@ -144,6 +145,8 @@ class _ScalarEvidence(_Evidence):
         self._start = float(h.prior_precision), float(h.sigma_noise)
         self._scale = float(posterior.scale)
         self._scatter = float(((posterior.mean - h.prior_mean) ** 2).sum())
+        self._loss_scale = float(posterior.loss_scale)
+        self._order = posterior.curvature_order
         self._loss, self._n = float(fit.loss), float(fit.n_targets)
         normalizer = posterior.likelihood.log_normalizer(h.sigma_noise)
         self._normalizer = self._n * float(normalizer)
@@ -158,17 +161,19 @@ class _ScalarEvidence(_Evidence):
             delta = math.exp(logs[0])
         if free_noise:  # relative to where it started
             log_noise = logs[-1] - math.log(self._start[1])
-        scale = self._scale * math.exp(-2 * log_noise)
+        order = self._order
+        scale = self._scale * math.exp(-2 * order * log_noise)
         precision = scale * self._eigenvalues + delta
         u = delta / precision
         sum_u, sum_uw = u.sum(), (u * (1 - u)).sum()
-        sum_w, scatter, loss = len(u) - sum_u, delta * self._scatter, self._loss * scale
+        sum_w, scatter = len(u) - sum_u, delta * self._scatter
+        loss = self._loss * self._loss_scale * math.exp(-2 * log_noise)
         logdet = np.log(precision).sum() - len(u) * math.log(delta)
         value = loss + self._normalizer + self._n * log_noise + (logdet + scatter) / 2
-        gradient = [(scatter - sum_w) / 2, self._n - 2 * loss - sum_w]
+        gradient = [(scatter - sum_w) / 2, self._n - 2 * loss - order * sum_w]
         hessian = [
-            [(sum_uw + scatter) / 2, sum_uw],
-            [sum_uw, 4 * loss + 2 * sum_uw],
+            [(sum_uw + scatter) / 2, order * sum_uw],
+            [order * sum_uw, 4 * loss + 2 * order**2 * sum_uw],
         ]
         kept = [i for i, is_free in enumerate(self._free) if is_free]
         return (
@@ -343,8 +348,9 @@ def _mackay(posterior: GaussianPosterior, task: Task) -> Hyperparameters:
         h = replace(h, prior_precision=clamped(gamma / scatter))
     if task.free_noise:
         n, residual = posterior.data_fit.n_targets, 2 * posterior.data_fit.loss
+        known = posterior.curvature_order * gamma.sum()
         # γ reaches n only where every target is fitted; keep a tenth of a row
-        variance = residual / h.temperature / (n - gamma.sum()).clamp(min=0.1)
+        variance = residual / h.temperature / (n - known).clamp(min=0.1)
         floor = SMALLEST_NOISE**2 * require_head(task.head).target_variance()
         h = replace(h, sigma_noise=clamped(torch.maximum(variance, floor).sqrt()))
     return h

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sklaplace import priors
 from sklaplace.blocks import Block, HeadBlock
-from sklaplace.curvature import Curvature, output_hessian
+from sklaplace.curvature import GGN, Curvature, output_hessian
 from sklaplace.hessians import OutputHessian
 from sklaplace.inputs import second_moment
 from sklaplace.jacobians import Jacobian
@@ -60,8 +60,10 @@ class LinearHead:
         Of targets given outputs.
     curvature : callable
         Entry of ``CURVATURES``.
-    accumulator : type
-        Accumulator of the structure in use.
+    accumulator : callable
+        Makes the accumulator of the structure in use, from a layout.
+    keys : Tensor of shape (N,)
+        What the rows draw by, see `draws`.
     dtype : torch.dtype
         Of the network.
     """
@@ -75,7 +77,8 @@ class LinearHead:
     weights: Tensor
     likelihood: Likelihood
     curvature: Curvature
-    accumulator: type[Accumulator]
+    accumulator: Callable[[Layout], Accumulator]
+    keys: Tensor
     dtype: torch.dtype
 
     def at(self, weights: Tensor) -> Tensor:
@@ -111,14 +114,16 @@ class LinearHead:
     def _weigh(self, per_row: Tensor) -> Tensor:
         return per_row * self.sample_weight.reshape(-1, *[1] * (per_row.ndim - 1))
 
-    def _accumulate(self, accumulator: Accumulator, f: Tensor) -> Structure:
-        hessian = partial(output_hessian, self.curvature, self.likelihood)
-        given = self.features, f, self.targets, self.sample_weight
+    def _accumulate(
+        self, accumulator: Accumulator, f: Tensor, curvature: Curvature
+    ) -> Structure:
+        hessian = partial(output_hessian, curvature, self.likelihood)
+        given = self.features, f, self.targets, self.sample_weight, self.keys
         elements = accumulator.row_elements(self.layout, f.shape[1])
         n_rows = batch_rows(8 * (elements + self.features.shape[1]))
         batches = zip(*(tensor.split(n_rows) for tensor in given), strict=True)
-        for features, outputs, targets, weights in batches:
-            columns = hessian(outputs, targets, weights)
+        for features, outputs, targets, weights, keys in batches:
+            columns = hessian(outputs, targets, weights, keys)
             blocks = [
                 HeadBlock(columns, self._map, features.unsqueeze(1)),
                 HeadBlock(columns, self._map),
@@ -152,11 +157,10 @@ class LinearHead:
         moment = second_moment(self.features.unsqueeze(1), self.sample_weight)
         return Factor(moment / self.sample_weight.sum())
 
-    def _kron(self, f: Tensor) -> Kron:
+    def _kron(self, f: Tensor, curvature: Curvature) -> Kron:
         """Kronecker structure at outputs ``f``."""
-        hessian = output_hessian(
-            self.curvature, self.likelihood, f, self.targets, self.sample_weight
-        )
+        given = self.targets, self.sample_weight, self.keys
+        hessian = output_hessian(curvature, self.likelihood, f, *given)
         outputs = Factor(hessian.moment(self._map))
         one = torch.ones(1, 1, dtype=f.dtype, device=f.device)
         inputs = [self._input_factor, Factor(one)][: len(self.layout.blocks)]
@@ -167,12 +171,12 @@ class LinearHead:
     ) -> GaussianPosterior:
         """Posterior around other weights of the head: new curvature, new loss."""
         f = self.at(weights)
+        accumulator = self.accumulator(self.layout)
         # the input factor is the same for all weights
-        is_kron = self.accumulator is KronAccumulator
         structure = (
-            self._kron(f)
-            if is_kron
-            else self._accumulate(self.accumulator(self.layout), f)
+            self._kron(f, self.curvature)
+            if isinstance(accumulator, KronAccumulator)
+            else self._accumulate(accumulator, f, self.curvature)
         )
         data_fit = DataFit(self.loss(f), template.data_fit.n_targets)
         return replace(template, mean=weights, structure=structure, data_fit=data_fit)
@@ -200,7 +204,7 @@ class LinearHead:
         is two products with the features.
         """
         prior = template.prior_precision
-        rho = priors.expand(prior, self.layout) / template.scale
+        rho = priors.expand(prior, self.layout) / template.loss_scale
         mean = template.hyperparameters.prior_mean
         begin = template.mean if start is None else start
         found = minimum(self, rho, mean.expand_as(rho), begin, tolerance)
@@ -230,7 +234,7 @@ class LinearHead:
 
     def dense_curvature_at(self, f: Tensor, rho: Tensor) -> Tensor:
         """The same matrix written out, (P, P), float64."""
-        full = self._accumulate(FullAccumulator(self.layout), f).dense()
+        full = self._accumulate(FullAccumulator(self.layout), f, GGN).dense()
         return full + rho.diag()
 
     def preconditioner_at(
@@ -241,7 +245,7 @@ class LinearHead:
         features = self._rows_in(dtype).features
         curvatures = hessian.diagonals(self._map)
         blocks = output_blocks(self.layout, features, curvatures, rho)
-        return blocks or kronecker(self._kron(f), rho, dtype)
+        return blocks or kronecker(self._kron(f, GGN), rho, dtype)
 
 
 class HeadRows:
@@ -265,6 +269,7 @@ class HeadRows:
         jacobian: Jacobian,
         targets: Tensor,
         weights: Tensor | None,
+        keys: Tensor | None,
     ) -> None:
         """Take one batch; ``jacobian`` has the rows of ``SᵀJ``, ``columns`` its S."""
         if self._output_map is None:
@@ -277,7 +282,8 @@ class HeadRows:
         if jacobian.first_column:
             return
         w = torch.ones(len(f), device=f.device) if weights is None else weights
-        self._rows.append((block.a.squeeze(1), f, targets, w))
+        k = torch.zeros(len(f), dtype=torch.long) if keys is None else keys
+        self._rows.append((block.a.squeeze(1), f, targets, w, k))
 
     def _is_expected(
         self, block: Block, hessian: OutputHessian, jacobian: Jacobian
@@ -298,12 +304,12 @@ class HeadRows:
         self,
         template: GaussianPosterior,
         curvature: Curvature,
-        accumulator: type[Accumulator],
+        accumulator: Callable[[Layout], Accumulator],
     ) -> LinearHead | None:
         """The head as a linear model; None where it is not linear."""
-        if self._output_map is None:
+        if self._output_map is None or not self._rows:
             return None
-        features, outputs, targets, weights = (
+        features, outputs, targets, weights, keys = (
             torch.cat(parts) for parts in zip(*self._rows, strict=True)
         )
         targets = targets.double() if targets.is_floating_point() else targets
@@ -318,5 +324,6 @@ class HeadRows:
             likelihood=template.likelihood,
             curvature=curvature,
             accumulator=accumulator,
+            keys=keys,
             dtype=self._rows[0][0].dtype,
         )

@@ -113,6 +113,10 @@ class Jacobian:
         total: Tensor = sum(parts[1:], parts[0])
         return total
 
+    def rmatmul(self, w: Tensor) -> Tensor:
+        """``Σ rowsᵀ w`` over b and k for ``w`` (b, k, q), as (P, q)."""
+        return torch.cat([block.rmatmul(w) for block in self.blocks])
+
     def _split(self, v: Tensor) -> tuple[Tensor, ...]:
         pieces: tuple[Tensor, ...] = v.split([b.n_parameters for b in self.blocks])
         return pieces
@@ -508,3 +512,57 @@ def _add_axis(x: Any) -> Any:
     if isinstance(x, (list, tuple)):
         return type(x)(_add_axis(value) for value in x)
     return x.unsqueeze(0)
+
+
+# ----------------------------------------------------------- second derivatives
+def exact_hessian(
+    forward: Forward, x: Any, layout: Layout, total: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Second derivatives of ``total(outputs)``, (), in the selected parameters.
+
+    Parameters
+    ----------
+    forward : Forward
+        The network, inside ``forward.frozen()``.
+    x : Tensor, or dict, list or tuple of tensors
+        One batch.
+    layout : Layout
+        The selected parameters.
+    total : callable
+        A number from outputs (b, c), twice differentiable.
+
+    Returns
+    -------
+    Tensor of shape (P, P)
+        Symmetric, in the dtype of the network.
+
+    Notes
+    -----
+    P backward passes through the graph of one: for small models.
+    """
+    parameters = dict(forward.module.named_parameters())
+    leaves = [parameters[block.name] for block in layout.blocks]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    try:
+        with torch.enable_grad():
+            first = torch.autograd.grad(
+                total(forward(x)), leaves, create_graph=True, materialize_grads=True
+            )
+            flat = torch.cat([g.reshape(-1) for g in first])
+            rows = [_second(entry, leaves) for entry in flat]
+    finally:
+        for leaf in leaves:
+            leaf.requires_grad_(False)
+    hessian = torch.stack(rows)
+    return (hessian + hessian.T) / 2
+
+
+def _second(entry: Tensor, leaves: list[nn.Parameter]) -> Tensor:
+    """Gradient (P,) of one entry of a gradient."""
+    if not entry.requires_grad:  # outputs do not depend on that weight
+        return torch.cat([torch.zeros_like(leaf).reshape(-1) for leaf in leaves])
+    pieces = torch.autograd.grad(
+        entry, leaves, retain_graph=True, materialize_grads=True
+    )
+    return torch.cat([piece.reshape(-1) for piece in pieces])

@@ -46,6 +46,12 @@ class Likelihood(Protocol):
     def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
         """``u -> Λ u`` for (b, c), without the factor: O(b·c) time and memory."""
 
+    def n_draws(self, n_outputs: int) -> int:
+        """Uniform numbers that one draw of the targets of a row takes."""
+
+    def draw(self, f: Tensor, u: Tensor) -> Tensor:
+        """Targets at unit scale by the quantiles ``u`` (b, n_draws), as ``loss``."""
+
     def scale(self, sigma_noise: Tensor) -> Tensor:
         """Factor from ``loss`` to negative log-likelihood."""
 
@@ -145,6 +151,16 @@ class Categorical(_Labels):
         p = f.softmax(-1)
         return lambda u: p * (u - (p * u).sum(-1, keepdim=True))
 
+    def n_draws(self, n_outputs: int) -> int:
+        """One label."""
+        return 1
+
+    def draw(self, f: Tensor, u: Tensor) -> Tensor:
+        """Class indices, (b,), by their cumulative probabilities."""
+        # the last class takes what rounding leaves
+        below = f.double().softmax(-1).cumsum(-1)[:, :-1] < u
+        return below.sum(-1)
+
     def width(self, n_targets: int) -> int:
         """One logit per class."""
         return n_targets
@@ -184,6 +200,14 @@ class Bernoulli(_Labels):
         """``u -> p (1 - p) u``."""
         curvature = f.sigmoid() * (-f).sigmoid()
         return lambda u: curvature * u
+
+    def n_draws(self, n_outputs: int) -> int:
+        """One label per logit."""
+        return n_outputs
+
+    def draw(self, f: Tensor, u: Tensor) -> Tensor:
+        """Zeros and ones, (b, 1)."""
+        return (u < f.double().sigmoid()).to(f)
 
     def width(self, n_targets: int) -> int:
         """One logit, for one or two classes."""
@@ -237,6 +261,15 @@ class Gaussian(_Curved):
     def n_targets(self, n_outputs: int) -> int:
         """One observed value per output."""
         return n_outputs
+
+    def n_draws(self, n_outputs: int) -> int:
+        """One value per output."""
+        return n_outputs
+
+    def draw(self, f: Tensor, u: Tensor) -> Tensor:
+        """Normal values around the outputs, (b, c)."""
+        noise: Tensor = torch.special.ndtri(u)
+        return f + noise.to(f)
 
     def width(self, n_targets: int) -> int:
         """One output per target column."""

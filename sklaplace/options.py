@@ -1,11 +1,14 @@
 """Options: checks of constructor values, with messages that say what to do."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+
+# refuses a value, named as in the first argument
+Check = Callable[[str, Any], None]
 
 
 def listed(names: Iterable[str]) -> str:
@@ -55,6 +58,34 @@ def check_count(name: str, value: Any, smallest: int = 1) -> None:
             f"{name}={value!r} is not an integer of at least {smallest}. "
             f"Choose {smallest} or more."
         )
+
+
+def check_share(name: str, value: Any) -> None:
+    """Refuse what is not a number from zero to below one."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Real)
+        or not 0 <= float(value) < 1
+    ):
+        raise ValueError(
+            f"{name}={value!r} is not a number from 0 to below 1. Choose a small one, "
+            "such as 1e-6."
+        )
+
+
+def check_params(name: str, value: Any, checks: Mapping[str, Check], of: str) -> None:
+    """Refuse options that there are not, and values that they cannot have."""
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        raise TypeError(
+            f"{name} is of type {type(value).__name__}. Pass a dict, or None."
+        )
+    for key, setting in value.items():
+        if key not in checks:
+            known = f"It takes {listed(checks)}." if checks else "It takes none."
+            raise ValueError(f"{name} has {key!r}, which {of} does not take. {known}")
+        checks[key](f"{name}[{key!r}]", setting)
 
 
 def check_fraction(name: str, value: Any, hint: str) -> None:

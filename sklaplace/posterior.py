@@ -63,6 +63,8 @@ class GaussianPosterior:
         Training loss at ``mean``.
     hyperparameters : Hyperparameters
         Prior, noise and temperature.
+    curvature_order : int
+        Power of the likelihood's scale that ``structure`` is multiplied by.
     """
 
     mean: Tensor
@@ -72,6 +74,7 @@ class GaussianPosterior:
     likelihood: Likelihood
     data_fit: DataFit
     hyperparameters: Hyperparameters
+    curvature_order: int = 1
 
     def __repr__(self) -> str:
         """One line in place of all tensors."""
@@ -95,7 +98,19 @@ class GaussianPosterior:
     @cached_property
     def scale(self) -> Tensor:
         """Factor of ``H`` in the posterior precision, ()."""
-        return _scale(self.likelihood, self.hyperparameters)
+        return self._scale_of_curvature(self.hyperparameters)
+
+    @property
+    def loss_scale(self) -> Tensor:
+        """Factor of the loss in the posterior's negative logarithm, ()."""
+        return self._scale_of_loss(self.hyperparameters)
+
+    def _scale_of_loss(self, h: Hyperparameters) -> Tensor:
+        return self.likelihood.scale(h.sigma_noise) / h.temperature
+
+    def _scale_of_curvature(self, h: Hyperparameters) -> Tensor:
+        scale = self.likelihood.scale(h.sigma_noise)
+        return scale**self.curvature_order / h.temperature
 
     @property
     def is_refitted(self) -> bool:
@@ -143,7 +158,7 @@ class GaussianPosterior:
         """Log-likelihood of the training targets at ``mean``, in nats."""
         h = hyperparameters or self.hyperparameters
         normalizer = self.likelihood.log_normalizer(h.sigma_noise)
-        loss = self.data_fit.loss * _scale(self.likelihood, h)
+        loss = self.data_fit.loss * self._scale_of_loss(h)
         return -loss - self.data_fit.n_targets * normalizer
 
     def scatter(self, hyperparameters: Hyperparameters | None = None) -> Tensor:
@@ -161,7 +176,7 @@ class GaussianPosterior:
         (MacKay 1992, "Bayesian interpolation", eq. 4.2).
         """
         h = hyperparameters or self.hyperparameters
-        scale = _scale(self.likelihood, h)
+        scale = self._scale_of_curvature(h)
         logdet = self.structure.logdet(h.prior_precision, scale)
         log_prior = priors.expand(h.prior_precision, self.layout).log().sum()
         complexity = logdet - log_prior + self.scatter(h)
@@ -171,7 +186,3 @@ class GaussianPosterior:
         """The same posterior with all tensors on a device."""
         moved: GaussianPosterior = move(self, device)
         return moved
-
-
-def _scale(likelihood: Likelihood, h: Hyperparameters) -> Tensor:
-    return likelihood.scale(h.sigma_noise) / h.temperature

@@ -92,6 +92,7 @@ class PosteriorPredictor(BaseEstimator):
 
     batch_size: int | None
     hessian_structure: str
+    structure_params: dict[str, Any] | None
     pred_type: str
     prior_structure: str
     estimator_: Any
@@ -106,7 +107,7 @@ class PosteriorPredictor(BaseEstimator):
         accumulator, _ = STRUCTURES[self.hessian_structure]
         fitting = inspected.batch_size(
             row_elements=accumulator.row_elements(
-                inspected.layout, inspected.n_outputs
+                inspected.layout, inspected.n_outputs, **(self.structure_params or {})
             ),
             with_covariance=with_covariance,
         )

@@ -8,6 +8,7 @@ from scipy.stats import norm
 from sklearn.base import RegressorMixin
 
 from sklaplace.base import BaseLaplace, plain
+from sklaplace.curvature import CURVATURES
 from sklaplace.data import TrainingData
 from sklaplace.likelihoods import Gaussian
 from sklaplace.networks import default_regressor
@@ -31,11 +32,19 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         makes a small network that suits tables.
     subset_of_weights : {"last_layer", "all"}, default="last_layer"
         Weights that are treated as random.
-    hessian_structure : {"kron", "diag", "full"}, default="kron"
+    hessian_structure : {"kron", "diag", "full", "lowrank"}, default="kron"
         Part of the curvature that is kept. ``full`` takes memory quadratic in the
-        number of weights.
-    curvature : {"ggn"}, default="ggn"
-        Approximation of the Hessian: the generalised Gauss-Newton matrix.
+        number of weights, ``lowrank`` that of ``rank`` networks.
+    structure_params : dict, default=None
+        Options of the structure. ``lowrank`` takes ``rank`` (100), the number of
+        eigenvectors to keep, and ``tolerance`` (1e-12), the share of the largest
+        eigenvalue below which they are dropped.
+    curvature : {"ggn", "ggn_mc", "ef", "hessian"}, default="ggn"
+        Approximation of the Hessian: the generalised Gauss-Newton matrix, the same
+        by targets that the network draws, the empirical Fisher matrix, or the Hessian
+        itself (``full``, and small networks, only).
+    curvature_params : dict, default=None
+        Options of the curvature. ``ggn_mc`` takes ``n_draws`` (10).
     prior_precision : float, array or {"auto", "validation", "marglik"}, default="auto"
         One over the prior variance of a weight. ``"marglik"`` maximises the
         evidence on training rows, ``"validation"`` the score on rows that the
@@ -134,7 +143,9 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         *,
         subset_of_weights: str = "last_layer",
         hessian_structure: str = "kron",
+        structure_params: dict[str, Any] | None = None,
         curvature: str = "ggn",
+        curvature_params: dict[str, Any] | None = None,
         prior_precision: Any = "auto",
         prior_structure: str = "scalar",
         prior_mean: Any = 0.0,
@@ -152,7 +163,9 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         self.estimator = estimator
         self.subset_of_weights = subset_of_weights
         self.hessian_structure = hessian_structure
+        self.structure_params = structure_params
         self.curvature = curvature
+        self.curvature_params = curvature_params
         self.prior_precision = prior_precision
         self.prior_structure = prior_structure
         self.prior_mean = prior_mean
@@ -177,6 +190,14 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
                 f"prior_precision={self.prior_precision!r} and sigma_noise="
                 f"{self.sigma_noise!r} name two tuners, but both are chosen "
                 "together. Use the same name for both, or sigma_noise='auto'."
+            )
+        is_free = isinstance(self.sigma_noise, str) and self.sigma_noise != "marglik"
+        is_of_second_order = CURVATURES[self.curvature].order > 1
+        if is_of_second_order and is_free and self._refine() is True:
+            raise ValueError(
+                f"refine=True cannot be used with curvature={self.curvature!r} where "
+                "the noise is chosen on held-out rows. Use sigma_noise='marglik' or a "
+                "number, or refine=False, or curvature='ggn'."
             )
 
     def _sigma_noise(self) -> Any:

@@ -317,7 +317,8 @@ class LaplaceClassifierCV(_PriorSearch, LaplaceClassifier):
         log-probability of the held-out labels: ``"neg_log_loss"``, but finite for
         all predictions and with weights. Scores of the labels alone
         (``"accuracy"``) hardly tell prior precisions apart.
-    subset_of_weights, hessian_structure, curvature, prior_structure, prior_mean, \
+    subset_of_weights, hessian_structure, structure_params, curvature, \
+            curvature_params, prior_structure, prior_mean, \
             refine, temperature, pred_type, link_approx, n_samples, batch_size
         As for `LaplaceClassifier`. Under a ``prior_structure`` other than
         ``"scalar"`` all precisions are the same. ``refine=True`` refits the last
@@ -391,7 +392,9 @@ class LaplaceClassifierCV(_PriorSearch, LaplaceClassifier):
         scoring: Any = None,
         subset_of_weights: str = "last_layer",
         hessian_structure: str = "kron",
+        structure_params: dict[str, Any] | None = None,
         curvature: str = "ggn",
+        curvature_params: dict[str, Any] | None = None,
         prior_structure: str = "scalar",
         prior_mean: Any = 0.0,
         refine: Any = "auto",
@@ -411,7 +414,9 @@ class LaplaceClassifierCV(_PriorSearch, LaplaceClassifier):
         self.scoring = scoring
         self.subset_of_weights = subset_of_weights
         self.hessian_structure = hessian_structure
+        self.structure_params = structure_params
         self.curvature = curvature
+        self.curvature_params = curvature_params
         self.prior_structure = prior_structure
         self.prior_mean = prior_mean
         self.refine = refine
@@ -465,7 +470,8 @@ class LaplaceRegressorCV(_PriorSearch, LaplaceRegressor):
         log-density of the held-out targets, noise included, in nats per row. Scores
         of the mean alone (``"r2"``) cannot tell prior precisions apart unless
         ``refine=True``.
-    subset_of_weights, hessian_structure, curvature, prior_structure, prior_mean, \
+    subset_of_weights, hessian_structure, structure_params, curvature, \
+            curvature_params, prior_structure, prior_mean, \
             refine, temperature, pred_type, n_samples, batch_size
         As for `LaplaceRegressor`. Under a ``prior_structure`` other than
         ``"scalar"`` all precisions are the same. ``refine=True`` refits the last
@@ -555,7 +561,9 @@ class LaplaceRegressorCV(_PriorSearch, LaplaceRegressor):
         scoring: Any = None,
         subset_of_weights: str = "last_layer",
         hessian_structure: str = "kron",
+        structure_params: dict[str, Any] | None = None,
         curvature: str = "ggn",
+        curvature_params: dict[str, Any] | None = None,
         prior_structure: str = "scalar",
         prior_mean: Any = 0.0,
         refine: Any = "auto",
@@ -575,7 +583,9 @@ class LaplaceRegressorCV(_PriorSearch, LaplaceRegressor):
         self.scoring = scoring
         self.subset_of_weights = subset_of_weights
         self.hessian_structure = hessian_structure
+        self.structure_params = structure_params
         self.curvature = curvature
+        self.curvature_params = curvature_params
         self.prior_structure = prior_structure
         self.prior_mean = prior_mean
         self.refine = refine

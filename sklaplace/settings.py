@@ -19,6 +19,7 @@ from sklaplace.options import (
     check_count,
     check_fraction,
     check_option,
+    check_params,
     check_positive,
     check_seed,
     listed,
@@ -52,6 +53,7 @@ def check_settings(model: Any) -> None:
     }
     for name, registry in registries.items():
         check_option(name, getattr(model, name), registry)
+    _check_params(model)
     _check_prior(model)
     check_positive("temperature", model.temperature)
     _check_refine(model)
@@ -98,6 +100,23 @@ def _check_estimator(estimator: Any) -> None:
         )
 
 
+def _check_params(model: Any) -> None:
+    """Options of structure and curvature, and whether the two go together."""
+    accumulator, _ = STRUCTURES[model.hessian_structure]
+    curvature = CURVATURES[model.curvature]
+    of = f"hessian_structure={model.hessian_structure!r}"
+    check_params("structure_params", model.structure_params, accumulator.checks, of)
+    of = f"curvature={model.curvature!r}"
+    check_params("curvature_params", model.curvature_params, curvature.checks, of)
+    if curvature.is_exact and not accumulator.takes_matrices:
+        able = [name for name, (kind, _) in STRUCTURES.items() if kind.takes_matrices]
+        raise ValueError(
+            f"curvature={model.curvature!r} cannot be used with hessian_structure="
+            f"{model.hessian_structure!r}. Choose hessian_structure={listed(able)}, or "
+            "curvature='ggn'."
+        )
+
+
 def _check_prior(model: Any) -> None:
     _, structure = STRUCTURES[model.hessian_structure]
     if model.prior_structure not in structure.priors:
@@ -133,7 +152,9 @@ def _check_refine(model: Any) -> None:
         )
 
 
-def check_layout(model: Any, layout: Layout, device: torch.device, n_rows: int) -> None:
+def check_layout(
+    model: Any, layout: Layout, device: torch.device, n_rows: int | None
+) -> None:
     """Refuse sizes that do not fit the layers, before anything is allocated.
 
     ``n_rows`` is the number of rows that the Jacobian of the training data has.
@@ -150,8 +171,11 @@ def check_layout(model: Any, layout: Layout, device: torch.device, n_rows: int) 
     advice = f"use {' or '.join(cheaper)}"
     if model.subset_of_weights != "last_layer":
         advice += ", or subset_of_weights='last_layer'"
+    if CURVATURES[model.curvature].is_exact:
+        n_rows = None  # H is made as a matrix
+    options = model.structure_params or {}
     require_bytes(
-        accumulator.n_bytes(layout, n_rows),
+        accumulator.n_bytes(layout, n_rows, **options),
         device,
         f"hessian_structure={model.hessian_structure!r} over {n:,} parameters",
         advice,

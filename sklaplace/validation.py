@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from sklaplace import priors
@@ -62,6 +63,9 @@ def validation(task: Task) -> GaussianPosterior:
 
     A layerwise or diagonal prior keeps the proportions that maximise the
     evidence; the path is over their common factor.
+
+    With noise and a curvature of order two, a point of the path does not tell what the
+    head is refitted to: then the head is kept.
     """
     if task.validation is None:
         raise ValueError(
@@ -73,7 +77,7 @@ def validation(task: Task) -> GaussianPosterior:
     kept = refitted = None
     if task.refine is not True:
         kept = _best(_scored_kept(task, path))
-    if task.refine is True or (task.refine == "auto" and task.head is not None):
+    if task.refine is True or (task.refine == "auto" and _may_refit(task)):
         refitted = _best(_scored_refitted(task, path))
     chosen = kept or refitted
     if kept and refitted and refitted.total < kept.total - MARGIN:
@@ -85,6 +89,12 @@ def validation(task: Task) -> GaussianPosterior:
             "or lower the learning rate."
         )
     return _widened(_finished(chosen, task), task)
+
+
+def _may_refit(task: Task) -> bool:
+    """Whether a ratio alone says how the head is to be refitted."""
+    has_order = task.posterior.curvature_order == 1
+    return task.head is not None and (has_order or not task.free_noise)
 
 
 def _finished(chosen: "_Candidate", task: Task) -> "_Candidate":
@@ -150,8 +160,9 @@ def _noise_path(task: Task) -> list[Tensor]:
         squares += float(rows.weights.double() @ losses)
         n += float(rows.weights.sum())
     residual = max(squares / n, SMALLEST) ** 0.5
-    levels = residual * NOISE_PATH
-    return [h.prior_precision * h.temperature * level**2 for level in levels]
+    order = task.posterior.curvature_order
+    scales = [1 / level ** (2 * order) for level in residual * NOISE_PATH]
+    return [h.prior_precision * h.temperature / scale for scale in scales]
 
 
 def _rows(task: Task) -> Iterator[Rows]:
@@ -235,11 +246,17 @@ def _refitted(task: Task, start: GaussianPosterior, ratio: Tensor) -> _Candidate
     if task.free_prior:
         template = start.replace(prior_precision=ratio * start.scale)
     else:
-        h = start.hyperparameters
-        variance = (ratio / h.prior_precision).mean() / h.temperature
-        template = start.replace(sigma_noise=variance.sqrt())
+        template = start.replace(sigma_noise=_implied_variance(start, ratio).sqrt())
     posterior = require_head(task.head).refit(template, tolerance=PATH_TOLERANCE)
     return _scored(replace(task, posterior=posterior), [ratio])[0]
+
+
+def _implied_variance(posterior: GaussianPosterior, ratio: Tensor) -> Tensor:
+    """σ² from ``ρ = δ/scale`` under a fixed prior, ()."""
+    h = posterior.hyperparameters
+    inverse_scale = (ratio / h.prior_precision).mean() / h.temperature
+    variance: Tensor = inverse_scale ** (1 / posterior.curvature_order)
+    return variance
 
 
 class _Scorer:
@@ -247,7 +264,8 @@ class _Scorer:
 
     With ``u = J (H + ρ)⁻¹ Jᵀ`` the functional covariance is ``u/scale``. For
     Gaussian noise ``scale = 1/(σ²T)``, so that the predictive variance
-    ``σ²(1 + T u)`` is proportional to σ², whose best value has a closed form.
+    ``σ²(1 + T u)`` is proportional to σ², whose best value has a closed form. For a
+    curvature of order two it is ``σ²(1 + T σ² u)``, and a search finds σ².
     """
 
     def __init__(self, task: Task, ratio: Tensor) -> None:
@@ -262,7 +280,7 @@ class _Scorer:
         self._weights.append(rows.weights.double())
         if self.task.log_proba is None:
             self._losses.append((mean - rows.targets) ** 2)
-            self._spreads.append(1 + h.temperature * u)
+            self._spreads.append(h.temperature * u)
             return
         log_proba = self.task.log_proba(mean, u / self.task.posterior.scale)
         labels = rows.targets.reshape(-1, 1).long()
@@ -276,24 +294,48 @@ class _Scorer:
         if not posterior.likelihood.has_noise:
             chosen = posterior.replace(prior_precision=self.ratio * posterior.scale)
             return _Candidate(chosen, float(weights @ losses), n_rows, 1)
-        spreads = torch.cat(self._spreads)
-        variance = self._noise_variance(posterior, losses / spreads, weights)
-        nll = (
-            losses / spreads / variance + (2 * math.pi * variance * spreads).log()
-        ) / 2
+        values = losses, torch.cat(self._spreads), weights
+        variance = self._noise_variance(posterior, *values)
         chosen = posterior.replace(sigma_noise=clamped(variance.sqrt()))
         if self.task.free_prior:
             chosen = chosen.replace(prior_precision=self.ratio * chosen.scale)
-        return _Candidate(chosen, float(weights @ nll.sum(1)), n_rows, nll.shape[1])
+        score = float(self._nll(posterior, variance, *values))
+        return _Candidate(chosen, score, n_rows, losses.shape[1])
+
+    def _nll(
+        self,
+        posterior: GaussianPosterior,
+        variance: Tensor,
+        losses: Tensor,
+        spreads: Tensor,
+        weights: Tensor,
+    ) -> Tensor:
+        """Gaussian negative log-likelihood of a row, ()."""
+        power = posterior.curvature_order
+        total = variance + variance**power * spreads
+        return weights @ ((losses / total + (2 * math.pi * total).log()) / 2).sum(1)
 
     def _noise_variance(
-        self, posterior: GaussianPosterior, scaled: Tensor, weights: Tensor
+        self,
+        posterior: GaussianPosterior,
+        losses: Tensor,
+        spreads: Tensor,
+        weights: Tensor,
     ) -> Tensor:
         """σ² that is fixed, implied by a fixed prior, or best on these rows."""
-        h = posterior.hyperparameters
         if not self.task.free_noise:
-            return h.sigma_noise**2
+            return posterior.hyperparameters.sigma_noise**2
         if not self.task.free_prior:
-            ratio = (self.ratio / h.prior_precision).mean()
-            return ratio / h.temperature
-        return (weights @ scaled.mean(1)).clamp(min=SMALLEST)
+            return _implied_variance(posterior, self.ratio)
+        scaled = losses / (1 + spreads)
+        best = (weights @ scaled.mean(1)).clamp(min=SMALLEST)
+        if posterior.curvature_order == 1:
+            return best
+
+        def score(log_variance: float) -> float:
+            variance = torch.full_like(best, math.exp(log_variance))
+            return float(self._nll(posterior, variance, losses, spreads, weights))
+
+        upper = float((weights @ losses.mean(1)).clamp(min=SMALLEST).log())
+        found = minimize_scalar(score, bounds=(upper - 30, upper + 1), method="bounded")
+        return torch.full_like(best, math.exp(found.x))

@@ -234,6 +234,8 @@ STRUCTURES: dict[str, Callable[[Curvature], Tensor]] = {
     "diag": diag,
     "full": full,
     "kron": kron,
+    # of a rank that is enough
+    "lowrank": full,
 }
 
 

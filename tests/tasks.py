@@ -58,6 +58,7 @@ def fit(
     subset: str = "last_layer",
     weights: Tensor | None = None,
     take: Tensor | None = None,
+    curvature: str = "ggn",
     **hyperparameters: float | Tensor,
 ) -> Fitted:
     """Curvature of ``N_ROWS`` rows, or of those that are taken."""
@@ -74,8 +75,8 @@ def fit(
         (tree_rows(x, cut), y[cut], None if weights is None else weights[cut])
         for cut in cuts
     ]
-    ggn = CURVATURES["ggn"]
-    data_fit = accumulate(forward, batches, known, ggn, accumulator, rows.add)
+    kind = CURVATURES[curvature]
+    data_fit = accumulate(forward, batches, known, kind, accumulator, rows.add)
     network = layout.read(forward.module)
     values = {
         "prior_precision": 1.0,
@@ -94,8 +95,9 @@ def fit(
         likelihood=known,
         data_fit=data_fit,
         hyperparameters=Hyperparameters(**tensors),
+        curvature_order=kind.order,
     )
-    head = rows.build(posterior, ggn, STRUCTURES[structure][0])
+    head = rows.build(posterior, kind, STRUCTURES[structure][0])
     return Fitted(forward, x, y, weights, layout, known, posterior, head)
 
 

@@ -98,8 +98,48 @@ class TestOptions:
         message = refused_fit(for_classes(hessian_structure="kronecker"))
         assert message == (
             "hessian_structure='kronecker' is not known. Choose one of 'diag', "
-            "'full', 'kron'. Did you mean 'kron'?"
+            "'full', 'kron', 'lowrank'. Did you mean 'kron'?"
         )
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"rank": 3}, ["has 'rank'", "'kron' does not take", "It takes none."]),
+            ({"n_draws": 3}, ["It takes none."]),
+        ],
+    )
+    def test_options_of_another_structure(self, options, words):
+        refused_fit(for_classes(structure_params=options), "structure_params", *words)
+        refused_fit(for_classes(curvature_params={"rank": 1}), "It takes none.")
+
+    @pytest.mark.parametrize(
+        ("option", "value"),
+        [("rank", 0), ("rank", 2.5), ("tolerance", 1), ("tolerance", "small")],
+    )
+    def test_values_of_options(self, option, value):
+        model = for_classes(
+            hessian_structure="lowrank", structure_params={option: value}
+        )
+        refused_fit(model, f"structure_params['{option}']={value!r}", "Choose")
+
+    def test_unknown_options(self):
+        lowrank = {"hessian_structure": "lowrank"}
+        model = for_classes(structure_params={"rang": 3}, **lowrank)
+        refused_fit(model, "has 'rang'", "It takes 'rank', 'tolerance'.")
+        model = for_classes(structure_params=3, **lowrank)
+        refused_fit(model, "is of type int", "Pass a dict", error=TypeError)
+        model = for_classes(curvature="ggn_mc", curvature_params={"n_draws": 0})
+        refused_fit(model, "curvature_params['n_draws']=0")
+
+    @pytest.mark.parametrize("structure", ["kron", "diag", "lowrank"])
+    def test_exact_hessian_needs_the_full_structure(self, structure):
+        model = for_classes(curvature="hessian", hessian_structure=structure)
+        refused_fit(model, f"'{structure}'. Choose hessian_structure='full'")
+
+    @pytest.mark.parametrize("noise", ["auto", "validation"])
+    def test_empirical_fisher_with_noise_on_held_out_rows(self, noise):
+        model = for_numbers(curvature="ef", refine=True, sigma_noise=noise)
+        refused_fit(model, "refine=True cannot be used with curvature='ef'")
 
     @pytest.mark.parametrize("value", [0, -1.0, np.nan, np.inf, None, True])
     @pytest.mark.parametrize("name", ["prior_precision", "temperature"])

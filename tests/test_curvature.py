@@ -5,7 +5,7 @@ import torch
 from cases import normal, positive
 from contracts import N_ROWS, assert_equal, problem
 
-from sklaplace.curvature import CURVATURES, accumulate, ggn
+from sklaplace.curvature import CURVATURES, GGN, accumulate
 from sklaplace.hessians import Factored
 from sklaplace.structures import STRUCTURES
 
@@ -26,8 +26,93 @@ def test_ggn_is_the_hessian_of_the_loss(likelihood):
     known = references.LIKELIHOODS[likelihood]
     reference = references.reference(known)
     f, y = normal(N_ROWS, reference.n_outputs), reference.targets(N_ROWS)
-    S = ggn(known, f, y)
+    S = GGN(known, f, y)
     assert_equal(S @ S.mT, references.loss_hessian(known, f, y), 1e-12)
+
+
+@every_likelihood
+def test_empirical_fisher_is_that_of_the_gradients(likelihood):
+    """Also for noise other than one, of which it is of higher order than the loss."""
+    found = problem("inplace", likelihood)
+    sigma = torch.tensor(0.6, dtype=torch.float64)
+    f = found.forward(found.x).detach()
+    leaf = f.clone().requires_grad_()
+    total = references.log_likelihood(found.likelihood, leaf, found.y, sigma).sum()
+    (gradient,) = torch.autograd.grad(total, leaf)
+    rows = torch.einsum("nc,ncp->np", gradient, found.parts.J)
+    accumulator = STRUCTURES["full"][0](found.layout)
+    ef = CURVATURES["ef"]
+    accumulate(found.forward, found.batches(4, 2), found.likelihood, ef, accumulator)
+    scale = found.likelihood.scale(sigma) ** ef.order
+    assert_equal(scale * accumulator.decompose().dense(), rows.T @ rows, 1e-12)
+
+
+@every_likelihood
+def test_sampled_fisher_tends_to_the_ggn(likelihood):
+    """By a standard error of ``2 / √draws`` of the largest entry, for these outputs."""
+    known = references.LIKELIHOODS[likelihood]
+    reference = references.reference(known)
+    f, y = normal(40, reference.n_outputs), reference.targets(40)
+    n_draws = 4000
+    S = CURVATURES["ggn_mc"].configured({"n_draws": n_draws}, seed=3)(known, f, y)
+    G = GGN(known, f, y)
+    error = ((S @ S.mT - G @ G.mT) ** 2).mean().sqrt() / (G @ G.mT).abs().max()
+    assert 0 < error < 2 / n_draws**0.5
+
+
+def sampled(found, batches, seed=0):
+    accumulator = STRUCTURES["full"][0](found.layout)
+    curvature = CURVATURES["ggn_mc"].configured({"n_draws": 3}, seed)
+    accumulate(found.forward, batches, found.likelihood, curvature, accumulator)
+    return accumulator.decompose().dense()
+
+
+@pytest.mark.parametrize("case", ["mlp", "cnn", "dictionary"])
+def test_what_a_row_draws_is_its_own(case):
+    found = problem(case)
+    expected = sampled(found, found.batches(N_ROWS))
+    for sizes in ((1,) * N_ROWS, (4, 2)):
+        assert_equal(sampled(found, found.batches(*sizes)), expected, 1e-12)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    batches = [found.rows(order[:4]), found.rows(order[4:])]
+    assert_equal(sampled(found, batches), expected, 1e-12)
+    assert not torch.allclose(sampled(found, found.batches(6), seed=1), expected)
+
+
+@every_likelihood
+@pytest.mark.parametrize("case", ["inplace", "cnn", "norms", "bare_parameters"])
+def test_exact_hessian(case, likelihood):
+    """Against the Hessian of the loss as a function of all weights."""
+    found = problem(case, likelihood)
+    module, w = found.forward.module, positive(N_ROWS)
+    one = torch.tensor(1.0, dtype=torch.float64)
+
+    def loss(flat):
+        state = found.layout.unflatten(flat)
+        f = torch.func.functional_call(module, state, (found.x,))
+        log_prob = references.log_likelihood(found.likelihood, f, found.y, one)
+        return -(w @ log_prob)
+
+    flat = found.layout.read(module)
+    expected = torch.autograd.functional.hessian(loss, flat)
+    accumulator = STRUCTURES["full"][0](found.layout)
+    exact = CURVATURES["hessian"]
+    batches = found.batches(4, 2, weights=w)
+    accumulate(found.forward, batches, found.likelihood, exact, accumulator)
+    structure = accumulator.decompose()
+    assert_equal(structure.dense(), expected, 1e-10)
+    lowest = torch.linalg.eigvalsh(expected)[0]
+    assert lowest < -1e-3  # a network that is not trained
+    assert_equal(structure.eigenvalues[0], lowest, 1e-10)
+    weak, strong = (-lowest * factor for factor in (0.9, 1.1))
+    with pytest.raises(ValueError, match=r"not positive definite.*curvature='ggn'"):
+        structure.logdet(weak, one)
+    P = expected + strong * torch.eye(len(expected)).double()
+    assert_equal(structure.logdet(strong, one), torch.logdet(P))
+    J = found.parts.J
+    cov = torch.einsum("ncp,pq,ndq->ncd", J, torch.linalg.inv(P), J)
+    assert_equal(structure.covariance(found.jacobian(), strong, one), cov)
+    assert_equal(structure.project(found.jacobian()).covariance(strong, one), cov)
 
 
 def test_weights_multiply_the_hessian():
@@ -64,7 +149,7 @@ def test_observer_sees_every_batch():
         found.forward,
         found.batches(4, 2, weights=w),
         found.likelihood,
-        ggn,
+        GGN,
         accumulator,
         lambda *batch: seen.append(batch),
     )
@@ -85,5 +170,5 @@ def test_outputs_must_be_finite():
     accumulator = STRUCTURES["diag"][0](found.layout)
     with pytest.raises(ValueError, match="outputs are not finite"):
         accumulate(
-            found.forward, [(x, found.y, None)], found.likelihood, ggn, accumulator
+            found.forward, [(x, found.y, None)], found.likelihood, GGN, accumulator
         )

@@ -88,8 +88,12 @@ def test_evidence_is_maximal(start, likelihood, subset, structure, evaluations):
 @every_structure
 @pytest.mark.parametrize("subset", ["all", "last_layer"])
 @pytest.mark.parametrize("noise", [0.05, 0.7, 8.0])
-def test_evidence_is_maximal_with_noise(noise, subset, structure, evaluations):
-    fitted = fit("Gaussian", structure, subset=subset, sigma_noise=noise)
+@pytest.mark.parametrize("curvature", ["ggn", "ef"])
+def test_evidence_is_maximal_with_noise(
+    curvature, noise, subset, structure, evaluations
+):
+    options = {"curvature": curvature, "sigma_noise": noise}
+    fitted = fit("Gaussian", structure, subset=subset, **options)
     found = marglik(fitted.posterior)
     log_delta, log_sigma = maximum(fitted.posterior, with_noise=True)
     assert abs(float(found.prior_precision.log()) - log_delta) < 1e-4

@@ -97,13 +97,17 @@ def test_auto_keeps_a_good_head_and_refits_a_bad_one(error):
 
 
 @every_prior
-@pytest.mark.parametrize("refine", [True, False, "auto"])
+@pytest.mark.parametrize(
+    ("curvature", "refine"),
+    [("ggn", True), ("ggn", False), ("ggn", "auto"), ("ef", False)],
+)
 @pytest.mark.parametrize("free", ["both", "prior", "noise"])
-def test_best_score_with_noise(free, refine, structure, prior):
+def test_best_score_with_noise(curvature, free, refine, structure, prior):
     fitted = fit(
         "Gaussian",
         structure,
         prior,
+        curvature=curvature,
         temperature=0.8,
         sigma_noise=0.6,
         prior_precision=0.5,
@@ -147,13 +151,15 @@ def at_noise(posterior, sigma):
 
 
 def with_noise(posterior, free, held):
-    """The candidate's noise: fixed, from ``ρ = δσ²T``, or best by a search."""
+    """The candidate's noise: fixed, from ``ρ = δσ²T`` (σ⁴), or best by a search."""
     if free == "prior":
         return posterior
     if free == "noise":
         ratio = posterior.prior_precision / posterior.scale
         temperature = posterior.hyperparameters.temperature
-        return at_noise(posterior, ((ratio / 0.5).mean() / temperature).sqrt())
+        order = posterior.curvature_order
+        sigma = ((ratio / 0.5).mean() / temperature) ** (0.5 / order)
+        return at_noise(posterior, sigma)
     best = minimize_scalar(
         lambda v: total_score(held, at_noise(posterior, math.exp(v))),
         bracket=(-1.0, 0.0),

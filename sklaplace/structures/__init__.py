@@ -4,12 +4,14 @@ from sklaplace.structures.base import Accumulator, Projection, Structure
 from sklaplace.structures.diag import Diag, DiagAccumulator
 from sklaplace.structures.full import Full, FullAccumulator
 from sklaplace.structures.kron import Kron, KronAccumulator
+from sklaplace.structures.lowrank import LowRank, LowRankAccumulator
 
 # name -> (accumulator while fitting, frozen factorisation afterwards)
 STRUCTURES: dict[str, tuple[type[Accumulator], type[Structure]]] = {
     "diag": (DiagAccumulator, Diag),
     "full": (FullAccumulator, Full),
     "kron": (KronAccumulator, Kron),
+    "lowrank": (LowRankAccumulator, LowRank),
 }
 
 __all__ = ["STRUCTURES", "Accumulator", "Projection", "Structure"]

@@ -6,7 +6,7 @@ precision and scale.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
@@ -24,6 +24,7 @@ from sklaplace.blocks import (
 from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import Layout
 from sklaplace.linalg import all_finite
+from sklaplace.options import Check
 
 T = TypeVar("T")
 
@@ -57,21 +58,31 @@ def _are_same(left: tuple[Any, ...], right: tuple[Any, ...]) -> bool:
 class Accumulator(ABC):
     """Sums the curvature over batches; normalises nothing until the end."""
 
+    checks: ClassVar[Mapping[str, Check]] = {}
+    """Options of the constructor, each with a check of its value."""
+
+    takes_matrices: ClassVar[bool] = False
+    """Whether ``H`` may come as a matrix, see `add_matrix`."""
+
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
 
     @staticmethod
     @abstractmethod
-    def n_bytes(layout: Layout, n_rows: int | None = None) -> int:
+    def n_bytes(layout: Layout, n_rows: int | None = None, **options: Any) -> int:
         """Peak memory of factorisation, in bytes, known before any allocation.
 
         ``n_rows`` is the number of rows of the Jacobian, where it is known.
         """
 
     @staticmethod
-    def row_elements(layout: Layout, n_columns: int) -> int:
+    def row_elements(layout: Layout, n_columns: int, **options: Any) -> int:
         """Numbers that a row of a batch takes beside its unmultiplied Jacobian."""
         return 0
+
+    def add_matrix(self, hessian: Tensor) -> None:
+        """Add a symmetric (P, P), which need not be positive semidefinite."""
+        raise TypeError(f"{type(self).__name__} adds up rows, not matrices.")
 
     @abstractmethod
     def update(self, jacobian: Jacobian) -> None:

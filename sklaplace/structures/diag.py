@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ class DiagAccumulator(Accumulator):
         self._sums: list[Tensor] = []
 
     @staticmethod
-    def n_bytes(layout: Layout, n_rows: int | None = None) -> int:
+    def n_bytes(layout: Layout, n_rows: int | None = None, **options: Any) -> int:
         """Eight bytes per parameter."""
         return 8 * layout.n_parameters
 

@@ -30,6 +30,16 @@ DUAL_SHARE = 0.5
 # of float32 are multiplied in float32: variances lose eps times the root of it.
 MAX_CONDITION = 1e6
 
+# Eigenvalues of a Hessian that rounding in double precision may have pushed below
+# zero, as a share of the largest.
+ROUNDING = 1e-10
+INDEFINITE = (
+    "The exact Hessian is not positive definite under this prior precision: its "
+    "smallest eigenvalue is {:.3g}, so the weights are no minimum of the loss. Use "
+    "curvature='ggn', which always is, or a larger prior_precision, such as the weight "
+    "decay that the network was trained with."
+)
+
 
 @dataclass(frozen=True)
 class Full(Diagonalised):
@@ -43,14 +53,21 @@ class Full(Diagonalised):
     ----------
     hessian : Tensor of shape (P, P)
         ``H`` itself, float64.
+    is_semidefinite : bool
+        Whether negative eigenvalues can only be rounding. Where they are not, the
+        prior has to make up for them.
     """
 
     hessian: Tensor
+    is_semidefinite: bool = True
     priors = frozenset({"scalar", "layerwise", "diag"})
 
     @cached_property
     def _eigh(self) -> tuple[Tensor, Tensor]:
-        return symmetric_eigh(self.hessian)
+        if self.is_semidefinite:
+            return symmetric_eigh(self.hessian)
+        values, vectors = torch.linalg.eigh(self.hessian)
+        return values, vectors
 
     @cached_property
     def eigenvalues(self) -> Tensor:
@@ -58,11 +75,12 @@ class Full(Diagonalised):
         if "_eigh" in self.__dict__:
             return self._eigh[0]
         eigenvalues: Tensor = torch.linalg.eigvalsh(self.hessian)
-        return eigenvalues.clamp(min=0)
+        return eigenvalues.clamp(min=0) if self.is_semidefinite else eigenvalues
 
     def __getstate__(self) -> dict[str, Any]:
         """What can be made again stays behind: it is as large as ``H``."""
-        return {"layout": self.layout, "hessian": self.hessian}
+        names = "layout", "hessian", "is_semidefinite"
+        return {name: getattr(self, name) for name in names}
 
     def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
         """Rows ``J Q``, dense, in one block."""
@@ -91,6 +109,8 @@ class Full(Diagonalised):
         precision = scale * self.hessian + delta.diag()
         root: Tensor
         root, failed = torch.linalg.cholesky_ex((precision + precision.T) / 2)
+        if failed and not self.is_semidefinite:
+            raise ValueError(INDEFINITE.format(float(scale * self.eigenvalues[0])))
         if failed:  # a prior too weak to lift what rounding has pushed below zero
             values, vectors = self._eigh
             known = (vectors * (scale * values).sqrt()).T
@@ -256,14 +276,17 @@ class FullAccumulator(Accumulator):
     Rows are kept as they come until there are too many of them for the dual form.
     """
 
+    takes_matrices = True
+
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
         # of two blocks, each pair of outputs times each pair of inputs
         self._sums: dict[tuple[int, int], _Products] = {}
         self._kept: list[Jacobian] = []
+        self._is_semidefinite = True
 
     @staticmethod
-    def n_bytes(layout: Layout, n_rows: int | None = None) -> int:
+    def n_bytes(layout: Layout, n_rows: int | None = None, **options: Any) -> int:
         """``H`` in float64, and three times as much to factorise it.
 
         In the dual form the rows, scaled and solved, and their products.
@@ -274,7 +297,7 @@ class FullAccumulator(Accumulator):
         return 4 * 8 * p**2
 
     @staticmethod
-    def row_elements(layout: Layout, n_columns: int) -> int:
+    def row_elements(layout: Layout, n_columns: int, **options: Any) -> int:
         """Rows written out, twice; for a head the pairs of its inputs and outputs."""
         shapes = [block.factor_shape for block in layout.blocks]
         pairs = max(o for o, _ in shapes) ** 2 + max(i for _, i in shapes) ** 2
@@ -287,9 +310,19 @@ class FullAccumulator(Accumulator):
         self._kept.append(jacobian)
         self._settle()
 
+    def add_matrix(self, hessian: Tensor) -> None:
+        """Add a symmetric (P, P), which need not be positive semidefinite."""
+        self._is_semidefinite = False
+        rows = hessian.double().split(self.layout.sizes)
+        for i, strip in enumerate(rows):
+            pieces = strip.split(self.layout.sizes, 1)
+            for j, piece in enumerate(pieces[: i + 1]):
+                self._add_products((i, j), _Products(piece))
+
     def merge(self, other: Accumulator) -> None:
         """Add what another accumulator has seen."""
         assert isinstance(other, FullAccumulator)
+        self._is_semidefinite &= other._is_semidefinite
         self._kept += other._kept
         for where, products in other._sums.items():
             self._add_products(where, products)
@@ -311,7 +344,7 @@ class FullAccumulator(Accumulator):
                 hessian[rows, rows] = dense.tril() + dense.tril(-1).T
             else:
                 hessian[rows, columns], hessian[columns, rows] = dense, dense.T
-        return Full(self.layout, hessian)
+        return Full(self.layout, hessian, self._is_semidefinite or _is_psd(hessian))
 
     def _settle(self) -> None:
         """Turn kept rows into products once those are the smaller form."""
@@ -360,6 +393,12 @@ class _Products:
             which_output, which_input = (_places(n, products.device) for n in (o, i))
             products = products[which_output][:, which_input]
         return products.reshape(o, o_, i, i_).movedim(2, 1).reshape(o * i, o_ * i_)
+
+
+def _is_psd(hessian: Tensor) -> bool:
+    """Whether what eigenvalues are below zero can be rounding."""
+    eigenvalues = torch.linalg.eigvalsh(hessian)
+    return bool(eigenvalues[0] >= -ROUNDING * eigenvalues[-1].abs())
 
 
 def _products(left: Any, right: Any) -> _Products:

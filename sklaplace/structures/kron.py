@@ -189,7 +189,7 @@ class KronAccumulator(Accumulator):
         self._n_positions: list[Tensor] = []
 
     @staticmethod
-    def n_bytes(layout: Layout, n_rows: int | None = None) -> int:
+    def n_bytes(layout: Layout, n_rows: int | None = None, **options: Any) -> int:
         """Factors, their eigenvectors and the workspace of the largest one."""
         widths = [n for block in layout.blocks for n in block.factor_shape]
         dense = [n for n in widths if n <= MAX_FACTOR]
