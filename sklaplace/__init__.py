@@ -6,7 +6,7 @@ them, from the ground up:
 * pure maths: ``linalg``, ``dirichlet``, ``links``, ``metrics``
 * the statistical model: ``likelihoods``, ``priors``
 * from a network to its curvature: ``layouts``, ``forward``, ``jacobians``,
-  ``subsets``, ``structures``, ``curvature``
+  ``subsets``, ``structures``, ``curvature``, ``subnetworks``
 * inference: ``posterior``, ``predictive``, ``heads``, ``tuning``
 * the estimators: ``networks``, ``holdout``, ``training``, ``data``, ``settings``,
   ``inspection``, ``base``, ``classifier``, ``regressor``, ``selection``

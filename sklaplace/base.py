@@ -60,6 +60,8 @@ from sklaplace.settings import (
     is_frozen,
 )
 from sklaplace.structures import STRUCTURES, Accumulator, Structure
+from sklaplace.subnetworks import Question, choose
+from sklaplace.subsets import CRITERION, select
 from sklaplace.tasks import Rows, Task, require_head
 from sklaplace.training import Batches, copied, first_rows, private_rng, train
 from sklaplace.tuning import TUNERS
@@ -194,7 +196,8 @@ class BaseLaplace(PosteriorPredictor):
         fit_params: dict[str, Any],
     ) -> str:
         """Content of everything that `_curve` depends on."""
-        settings = ["subset_of_weights", "hessian_structure", "structure_params"]
+        settings = ["subset_of_weights", "subset_params"]
+        settings += ["hessian_structure", "structure_params"]
         settings += ["curvature", "curvature_params", "batch_size"]
         if self._tunes_on_rows():
             settings.append("validation_fraction")
@@ -321,6 +324,10 @@ class BaseLaplace(PosteriorPredictor):
         if validation is not None:
             held_out = validation.dataset(net)
         inspected = self._inspect(net, seen, is_trained=True)
+        if self._chooses_weights():
+            fitted = FittedNetwork(net, inspected, seen, None)
+            options = {"indices": self._chosen_weights(fitted)}
+            inspected = self._inspect(net, seen, is_trained=True, options=options)
         if self._is_frozen():  # else that was said before the training
             warn_if_double_softmax(net, inspected)
         return FittedNetwork(net, inspected, seen, held_out)
@@ -378,7 +385,37 @@ class BaseLaplace(PosteriorPredictor):
                 "prior_precision='marglik'."
             )
 
-    def _inspect(self, net: Any, dataset: Any, *, is_trained: bool) -> Inspected:
+    def _chooses_weights(self) -> bool:
+        """Whether the training decides which single weights are random."""
+        is_subnetwork = isinstance(self.subset_of_weights, str) and (
+            self.subset_of_weights == "subnetwork"
+        )
+        return is_subnetwork and "indices" not in (self.subset_params or {})
+
+    def _chosen_weights(self, fitted: FittedNetwork) -> Tensor:
+        """Places of the weights that the criterion prefers."""
+        options = self.subset_params or {}
+        forward = fitted.forward()
+        with forward.frozen():
+            layout = select(forward, first_rows(fitted.net, fitted.train), "all", {})
+            question = Question(
+                forward,
+                layout,
+                fitted.inspected.likelihood,
+                lambda: self._batches(fitted, fitted.train),
+                self._seed,
+            )
+            by = options.get("by", CRITERION)
+            return choose(question, by, fitted.inspected.layout.n_parameters)
+
+    def _inspect(
+        self,
+        net: Any,
+        dataset: Any,
+        *,
+        is_trained: bool,
+        options: dict[str, Any] | None = None,
+    ) -> Inspected:
         """Read the net's conventions and refuse what does not fit."""
         inspected = inspect(
             net,
@@ -387,6 +424,7 @@ class BaseLaplace(PosteriorPredictor):
             self._likelihoods,
             self._n_outputs(),
             is_trained=is_trained,
+            options=options or self.subset_params,
         )
         n_rows = len(dataset) * inspected.n_outputs
         check_layout(self, inspected.layout, device_of(net), n_rows)
@@ -565,7 +603,8 @@ class BaseLaplace(PosteriorPredictor):
             fitted, fitted.held_out, with_covariance=needs_covariance
         )
         rows = _LinearisedRows(fitted, batches)
-        return list(rows) if self.subset_of_weights == "last_layer" else rows
+        is_cheap = fitted.inspected.layout.head is not None
+        return list(rows) if is_cheap else rows
 
 
 class _LinearisedRows:

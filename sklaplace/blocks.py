@@ -196,6 +196,19 @@ class Block:
             )
         return found
 
+    def select(self, indices: Tensor) -> "Block":
+        """The rows of some parameters, dense, by their places in a row."""
+        indices = indices.to(self.g.device)
+        if self.a is None:
+            return Block(self.g[..., indices])
+        if not self._has_one_position:
+            pieces = [piece[..., indices] for piece in self._pieces()]
+            return Block(torch.cat(pieces).unsqueeze(2))
+        i = self.a.shape[-1]
+        outputs = self.g.squeeze(2)[..., indices // i]  # (b, k, p)
+        inputs = self._inputs.squeeze(1)[:, indices % i]  # (b, p)
+        return Block((outputs * inputs.unsqueeze(1)).unsqueeze(2))
+
     def rotate(self, outputs: Tensor | None, inputs: Tensor | None) -> "Block":
         """Rows in the basis ``outputs ⊗ inputs``; None leaves a side alone."""
         g = self.g if outputs is None else self.g @ outputs

@@ -65,7 +65,7 @@ class Fold:
     ) -> None:
         self.model, self.curved = model, curved
         self.X, self.y, self.weights = held_out
-        self.in_pieces = in_pieces and model.subset_of_weights != "last_layer"
+        self.in_pieces = in_pieces and curved.network.inspected.layout.head is None
         with model._asked(curved):
             self.template, self.head = model._initial(curved)
         self._start: Tensor | None = None

@@ -50,6 +50,11 @@ class Forward(nn.Module):
     tap : str or None, default=None
         Name of the submodule whose output is taken instead, such as the layer
         before a softmax: it has the logits to full precision.
+
+    Attributes
+    ----------
+    trainable : frozenset of str
+        Names of the parameters that had ``requires_grad`` when this was made.
     """
 
     def __init__(
@@ -64,6 +69,14 @@ class Forward(nn.Module):
         self.call = call
         self.output_map = output_map
         self.tap = tap
+        named = module.named_parameters()
+        self.trainable = frozenset(name for name, p in named if p.requires_grad)
+
+    def reading(self, output_map: str, tap: str | None) -> "Forward":
+        """The same network, its outputs read in another way."""
+        other = Forward(self.module, self.call, output_map, tap)
+        other.trainable = self.trainable
+        return other
 
     def forward(self, x: Any) -> Tensor:
         """Outputs (b, c) of a batch."""
@@ -105,7 +118,7 @@ def first_tensor(outputs: Any) -> Tensor:
     return first
 
 
-def tree_rows(x: Any, rows: slice) -> Any:
+def tree_rows(x: Any, rows: slice | Tensor) -> Any:
     """Rows of a batch that is a tensor or a dict, list or tuple of tensors."""
     if isinstance(x, dict):
         return {key: tree_rows(value, rows) for key, value in x.items()}

@@ -6,7 +6,7 @@ network still untrained.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from sklaplace.jacobians import Jacobian, backpropagate
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import CRITERIA, Bernoulli, Likelihood
 from sklaplace.memory import batch_rows
-from sklaplace.subsets import SUBSETS, common_gradient
+from sklaplace.subsets import common_gradient, select
 
 # default of each criterion's argument that would change the likelihood
 _PLAIN = {
@@ -100,11 +100,12 @@ def view(net: Any, output_map: str = "identity", tap: str | None = None) -> Forw
 def inspect(
     net: Any,
     x: Any,
-    subset: str,
+    subset: str | Sequence[str],
     allowed: tuple[type, ...],
     n_targets: int,
     *,
     is_trained: bool,
+    options: Mapping[str, Any] | None = None,
 ) -> Inspected:
     """Find out how the outputs of a net are to be read and differentiated.
 
@@ -114,14 +115,16 @@ def inspect(
         Initialised, trained or not.
     x : batch
         A few rows.
-    subset : str
-        Key of ``SUBSETS``.
+    subset : str or list of str
+        Key of ``SUBSETS``, or names of parameters or modules.
     allowed : tuple of types
         Likelihoods that the estimator can use.
     n_targets : int
         Number of classes or target columns.
     is_trained : bool
         Words some messages.
+    options : mapping, optional
+        Of the subset.
 
     Returns
     -------
@@ -133,14 +136,15 @@ def inspect(
         If criterion, outputs or layers do not fit.
     """
     likelihood, convention = _likelihood(net, allowed)
-    with view(net).frozen():
+    bare = view(net)
+    with bare.frozen():
         raw, sizes = _watched(net, x)
         _check_finite(raw, is_trained)
         _check_outputs(net, raw, convention)
         _check_width(raw, likelihood, n_targets)
         output_map, tap = _reading(net, x, raw, convention)
-        forward = view(net, output_map, tap)
-        layout = SUBSETS[subset](forward, x)
+        forward = bare.reading(output_map, tap)
+        layout = select(forward, x, subset, options or {})
         f, jacobian = backpropagate(forward, x, layout)
         row_bytes = _row_bytes(f, sizes, layout, jacobian)
     head_map = None if layout.head is None else layout.head.matrix

@@ -266,9 +266,12 @@ def backpropagate_in_parts(
         layer_rows = _layer_rows(forward.module, f, recorder.calls, some)
         free_rows = _dense_rows(forward, x, free, some) if free else {}
         blocks = [
-            free_rows[spec.name]
-            if spec.layer is None
-            else _block(spec, layer_rows[spec.layer])
+            _selected(
+                spec,
+                free_rows[spec.name]
+                if spec.layer is None
+                else _block(spec, layer_rows[spec.layer]),
+            )
             for spec in layout.blocks
         ]
         yield outputs, Jacobian(blocks, first_column=start)
@@ -364,6 +367,10 @@ def _block(spec: BlockSpec, layer: tuple[Inputs, Tensor]) -> Block:
     return Block(g if g.shape[2] == 1 else g.sum(2, keepdim=True))
 
 
+def _selected(spec: BlockSpec, block: Block) -> Block:
+    return block if spec.indices is None else block.select(spec.indices)
+
+
 def _layer_rows(
     module: nn.Module,
     f: Tensor,
@@ -443,11 +450,11 @@ def _dense_rows(
 
     def rows(x_n: Any, columns_n: Tensor) -> dict[str, Tensor]:
         one = _add_axis(x_n)
-        pull = vjp(lambda p: _call_with(forward, p, one)[0], parameters)[1]
+        pull = vjp(lambda p: call_with(forward, p, one)[0], parameters)[1]
         back: dict[str, Tensor] = vmap(lambda column: pull(column)[0])(columns_n.T)
         return back
 
-    p = sum(block.size for block in blocks)
+    p = sum(value.numel() for value in parameters.values())
     chunk = max(1, CHUNK_ELEMENTS // max(1, columns.shape[-1] * p))
     try:
         with _quiet_batching():
@@ -466,7 +473,7 @@ def _dense_rows_by_loop(
     """The same rows by one backward pass for each row and column."""
     leaves = {k: v.clone().requires_grad_() for k, v in parameters.items()}
     with torch.enable_grad():
-        f = _call_with(forward, leaves, x)
+        f = call_with(forward, leaves, x)
     rows = []
     for n in range(len(f)):
         for column in columns[n].T:
@@ -487,7 +494,7 @@ def _dense_rows_by_loop(
     }
 
 
-def _call_with(forward: Forward, parameters: dict[str, Tensor], x: Any) -> Tensor:
+def call_with(forward: Forward, parameters: dict[str, Tensor], x: Any) -> Tensor:
     """Outputs with these values in place of the network's own parameters.
 
     A parameter that several modules share is replaced in each of them; a module

@@ -30,22 +30,25 @@ class BlockSpec:
         the Jacobian. None: they are taken from ``torch.func`` as they are.
     is_bias : bool
         Whether the layer adds the parameter instead of multiplying by it.
+    indices : Tensor of shape (p,) or None
+        Which entries of the flattened parameter are selected; None: all.
     """
 
     name: str
     shape: tuple[int, ...]
     layer: str | None = None
     is_bias: bool = False
+    indices: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def size(self) -> int:
         """Number of parameters p in the block."""
-        return math.prod(self.shape)
+        return math.prod(self.shape) if self.indices is None else len(self.indices)
 
     @property
     def factor_shape(self) -> tuple[int, int]:
         """``(o, i)``: the block as a matrix; i = 1 where it has no input factor."""
-        if self.layer is None or self.is_bias:
+        if self.layer is None or self.is_bias or self.indices is not None:
             return self.size, 1
         return self.shape[0], self.size // self.shape[0]
 
@@ -135,10 +138,26 @@ class Layout:
     def read(self, module: nn.Module) -> Tensor:
         """Current values of the selected parameters, (P,), a float64 copy."""
         parameters = dict(module.named_parameters())
-        pieces = [parameters[b.name].detach().double().reshape(-1) for b in self.blocks]
+        pieces = []
+        for block in self.blocks:
+            flat = parameters[block.name].detach().double().reshape(-1)
+            places = block.indices
+            pieces.append(flat if places is None else flat[places.to(flat.device)])
         return torch.cat(pieces)
 
-    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Parameters by name, shaped as the module has them, from (P,)."""
-        pieces = zip(self.blocks, self.split(vector), strict=True)
-        return {block.name: piece.reshape(block.shape) for block, piece in pieces}
+    def unflatten(
+        self, vector: Tensor, module: nn.Module | None = None
+    ) -> dict[str, Tensor]:
+        """Parameters by name, shaped as the module has them, from (P,).
+
+        ``module`` has the entries that are not selected; it may be left out where all
+        are.
+        """
+        others = dict(module.named_parameters()) if module is not None else {}
+        found = {}
+        for block, piece in zip(self.blocks, self.split(vector), strict=True):
+            if block.indices is not None:
+                flat = others[block.name].detach().reshape(-1).to(piece)
+                piece = flat.index_put((block.indices.to(flat.device),), piece)
+            found[block.name] = piece.reshape(block.shape)
+        return found

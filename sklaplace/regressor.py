@@ -30,8 +30,16 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         The network. A skorch net is cloned and trained in ``fit``; a
         ``sklearn.frozen.FrozenEstimator`` around a net keeps its weights; None
         makes a small network that suits tables.
-    subset_of_weights : {"last_layer", "all"}, default="last_layer"
-        Weights that are treated as random.
+    subset_of_weights : {"last_layer", "all", "trainable", "subnetwork"} or list of \
+            str, default="last_layer"
+        Weights that are treated as random: those of the last layer, all, those with
+        ``requires_grad``, single ones, or parameters by name (or by that of a module
+        that contains them).
+    subset_params : dict, default=None
+        Options of the subset. ``subnetwork`` takes ``n_weights`` (100), and ``by``
+        (``"variance"``, ``"magnitude"``, ``"swag"``, ``"random"``), which chooses them
+        once the network has been trained; or ``indices``, their places in the
+        flattened network.
     hessian_structure : {"kron", "diag", "full", "lowrank"}, default="kron"
         Part of the curvature that is kept. ``full`` takes memory quadratic in the
         number of weights, ``lowrank`` that of ``rank`` networks.
@@ -141,7 +149,8 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         self,
         estimator: Any = None,
         *,
-        subset_of_weights: str = "last_layer",
+        subset_of_weights: str | list[str] = "last_layer",
+        subset_params: dict[str, Any] | None = None,
         hessian_structure: str = "kron",
         structure_params: dict[str, Any] | None = None,
         curvature: str = "ggn",
@@ -162,6 +171,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
     ) -> None:
         self.estimator = estimator
         self.subset_of_weights = subset_of_weights
+        self.subset_params = subset_params
         self.hessian_structure = hessian_structure
         self.structure_params = structure_params
         self.curvature = curvature

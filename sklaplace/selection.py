@@ -317,7 +317,7 @@ class LaplaceClassifierCV(_PriorSearch, LaplaceClassifier):
         log-probability of the held-out labels: ``"neg_log_loss"``, but finite for
         all predictions and with weights. Scores of the labels alone
         (``"accuracy"``) hardly tell prior precisions apart.
-    subset_of_weights, hessian_structure, structure_params, curvature, \
+    subset_of_weights, subset_params, hessian_structure, structure_params, curvature, \
             curvature_params, prior_structure, prior_mean, \
             refine, temperature, pred_type, link_approx, n_samples, batch_size
         As for `LaplaceClassifier`. Under a ``prior_structure`` other than
@@ -390,7 +390,8 @@ class LaplaceClassifierCV(_PriorSearch, LaplaceClassifier):
         prior_precisions: Any = None,
         cv: Any = None,
         scoring: Any = None,
-        subset_of_weights: str = "last_layer",
+        subset_of_weights: str | list[str] = "last_layer",
+        subset_params: dict[str, Any] | None = None,
         hessian_structure: str = "kron",
         structure_params: dict[str, Any] | None = None,
         curvature: str = "ggn",
@@ -413,6 +414,7 @@ class LaplaceClassifierCV(_PriorSearch, LaplaceClassifier):
         self.cv = cv
         self.scoring = scoring
         self.subset_of_weights = subset_of_weights
+        self.subset_params = subset_params
         self.hessian_structure = hessian_structure
         self.structure_params = structure_params
         self.curvature = curvature
@@ -470,7 +472,7 @@ class LaplaceRegressorCV(_PriorSearch, LaplaceRegressor):
         log-density of the held-out targets, noise included, in nats per row. Scores
         of the mean alone (``"r2"``) cannot tell prior precisions apart unless
         ``refine=True``.
-    subset_of_weights, hessian_structure, structure_params, curvature, \
+    subset_of_weights, subset_params, hessian_structure, structure_params, curvature, \
             curvature_params, prior_structure, prior_mean, \
             refine, temperature, pred_type, n_samples, batch_size
         As for `LaplaceRegressor`. Under a ``prior_structure`` other than
@@ -559,7 +561,8 @@ class LaplaceRegressorCV(_PriorSearch, LaplaceRegressor):
         prior_precisions: Any = None,
         cv: Any = None,
         scoring: Any = None,
-        subset_of_weights: str = "last_layer",
+        subset_of_weights: str | list[str] = "last_layer",
+        subset_params: dict[str, Any] | None = None,
         hessian_structure: str = "kron",
         structure_params: dict[str, Any] | None = None,
         curvature: str = "ggn",
@@ -582,6 +585,7 @@ class LaplaceRegressorCV(_PriorSearch, LaplaceRegressor):
         self.cv = cv
         self.scoring = scoring
         self.subset_of_weights = subset_of_weights
+        self.subset_params = subset_params
         self.hessian_structure = hessian_structure
         self.structure_params = structure_params
         self.curvature = curvature

@@ -27,6 +27,7 @@ from sklaplace.options import (
 from sklaplace.predictive import PREDICTIVES
 from sklaplace.priors import PRIOR_STRUCTURES
 from sklaplace.structures import STRUCTURES
+from sklaplace.subnetworks import SCORES
 from sklaplace.subsets import SUBSETS
 from sklaplace.tuning import TUNERS
 
@@ -45,7 +46,6 @@ def check_settings(model: Any) -> None:
     """Refuse values that cannot be right whatever the data."""
     _check_estimator(model.estimator)
     registries: dict[str, Iterable[str]] = {
-        "subset_of_weights": SUBSETS,
         "hessian_structure": STRUCTURES,
         "curvature": CURVATURES,
         "prior_structure": PRIOR_STRUCTURES,
@@ -53,6 +53,7 @@ def check_settings(model: Any) -> None:
     }
     for name, registry in registries.items():
         check_option(name, getattr(model, name), registry)
+    _check_subset(model)
     _check_params(model)
     _check_prior(model)
     check_positive("temperature", model.temperature)
@@ -100,6 +101,31 @@ def _check_estimator(estimator: Any) -> None:
         )
 
 
+def _check_subset(model: Any) -> None:
+    """A name of the registry, or a list of names that the network is to know."""
+    subset, params = model.subset_of_weights, model.subset_params
+    if isinstance(subset, (list, tuple)):
+        if not subset or not all(isinstance(name, str) for name in subset):
+            raise ValueError(
+                f"subset_of_weights={subset!r} is not a list of names. Use names of "
+                "parameters or modules, as in module.named_parameters(), or one of "
+                f"{listed(SUBSETS)}."
+            )
+        check_params("subset_params", params, {}, "a list of names")
+        return
+    check_option("subset_of_weights", subset, SUBSETS)
+    of = f"subset_of_weights={subset!r}"
+    check_params("subset_params", params, SUBSETS[subset].checks, of)
+    given = params or {}
+    if "by" in given:
+        check_option("subset_params['by']", given["by"], SCORES)
+    if "indices" in given and len(given) > 1:
+        raise ValueError(
+            "subset_params has 'indices', which say all, and others. Leave out "
+            f"{listed(set(given) - {'indices'})}, or the indices."
+        )
+
+
 def _check_params(model: Any) -> None:
     """Options of structure and curvature, and whether the two go together."""
     accumulator, _ = STRUCTURES[model.hessian_structure]
@@ -144,7 +170,10 @@ def _check_refine(model: Any) -> None:
         raise ValueError(
             f"refine={value!r} is not known. Choose True, False or 'auto'."
         )
-    if is_flag and value and model.subset_of_weights != "last_layer":
+    selects_head = isinstance(model.subset_of_weights, (list, tuple)) or (
+        model.subset_of_weights == "last_layer"
+    )
+    if is_flag and value and not selects_head:
         raise ValueError(
             "refine=True cannot be used with subset_of_weights="
             f"{model.subset_of_weights!r}. Use subset_of_weights='last_layer', or "

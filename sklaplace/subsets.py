@@ -6,11 +6,12 @@ in an unforeseen way (shared weights, functional calls, reparametrisations)
 falls back to dense rows instead of giving wrong numbers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +19,12 @@ from sklaplace.forward import Forward, tree_rows
 from sklaplace.inputs import has_layer_form
 from sklaplace.jacobians import Jacobian, backpropagate
 from sklaplace.layouts import BlockSpec, Head, Layout
+from sklaplace.options import Check, check_count, listed
+
+# names of parameters in a message, at most
+MAX_LISTED = 12
+# weights of a subnetwork where no number is given, and what chooses them
+N_WEIGHTS, CRITERION = 100, "variance"
 
 DEPENDENT_ROWS = (
     "The network's outputs for a row depend on the other rows of its batch, also in "
@@ -47,16 +54,106 @@ def last_layer(forward: Forward, x: Any) -> Layout:
         raise ValueError(
             "subset_of_weights='last_layer' needs a network whose last layer with "
             f"parameters is a Linear layer; here it is {type(head).__name__} "
-            f"({name!r}). Use subset_of_weights='all', or end the network with "
-            "torch.nn.Linear."
+            f"({name!r}). Use subset_of_weights='all', a list with the name of the "
+            "layer you mean, or end the network with torch.nn.Linear."
         )
     # by identity: a weight that is tied to an earlier layer bears that one's name
     own = {id(parameter) for parameter in head.parameters()}
-    named = dict(forward.module.named_parameters())
+    parameters = dict(forward.module.named_parameters())
     specs = _specs(forward.module, [name])
-    chosen = [spec for spec in specs if id(named[spec.name]) in own]
+    chosen = [spec for spec in specs if id(parameters[spec.name]) in own]
     layout = _verified(forward, x, f.detach(), chosen)
     return replace(layout, head=_affine_head(forward, x, layout, head))
+
+
+def trainable(forward: Forward, x: Any) -> Layout:
+    """The parameters with ``requires_grad``, such as adapters on a frozen body.
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+    """
+    if not forward.trainable:
+        raise ValueError(
+            "subset_of_weights='trainable' needs parameters with requires_grad; all "
+            "are frozen. Use 'last_layer', 'all', or names of parameters."
+        )
+    return named(forward, x, sorted(forward.trainable))
+
+
+def named(forward: Forward, x: Any, names: Sequence[str]) -> Layout:
+    """Parameters by their own names, or by those of modules that contain them.
+
+    Raises
+    ------
+    ValueError
+        If there is no parameter of some name.
+    """
+    called, f = _called_layers(forward, x)
+    specs = _specs(forward.module, called)
+    missing = [n for n in names if not any(_is_under(s.name, n) for s in specs)]
+    if missing:
+        known = listed(spec.name for spec in specs[:MAX_LISTED])
+        more = " …" if len(specs) > MAX_LISTED else ""
+        raise ValueError(
+            f"subset_of_weights={missing!r} is not known. Choose one of "
+            f"{listed(SUBSETS)}, or a list of names of modules or of the parameters "
+            f"{known}{more}."
+        )
+    chosen = [s for s in specs if any(_is_under(s.name, name) for name in names)]
+    layout = _verified(forward, x, f.detach(), chosen)
+    layers = {spec.layer for spec in layout.blocks}
+    if len(layers) > 1 or None in layers:
+        return layout
+    (name,) = layers
+    layer = forward.module.get_submodule(str(name))
+    if not isinstance(layer, nn.Linear) or layout.blocks[0].is_bias:
+        return layout
+    return replace(layout, head=_affine_head(forward, x, layout, layer))
+
+
+def subnetwork(
+    forward: Forward,
+    x: Any,
+    n_weights: int | None = None,
+    by: str = CRITERION,
+    indices: Any = None,
+) -> Layout:
+    """Single weights: those of given places in the flattened network.
+
+    ``n_weights`` is 100, or all if there are fewer, where it is not given. Without
+    ``indices``, which are chosen once the network has been trained (see
+    `subnetworks`), the first ``n_weights`` stand for them.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer weights.
+
+    References
+    ----------
+    Daxberger, Nalisnick, Allingham, Antorán, Hernández-Lobato (2021), "Bayesian deep
+    learning via subnetwork inference", ICML.
+    """
+    whole = all_weights(forward, x)
+    p = whole.n_parameters
+    n = min(N_WEIGHTS, p) if n_weights is None else n_weights
+    places = torch.arange(n) if indices is None else torch.as_tensor(indices)
+    places = places.long().unique()
+    if int(places[-1]) >= p:
+        asked = f"n_weights={n:,}" if indices is None else "indices"
+        raise ValueError(
+            f"subset_params asks for {asked}, but the network has {p:,} weights. Ask "
+            "for fewer, or use subset_of_weights='all'."
+        )
+    blocks, start = [], 0
+    for block in whole.blocks:
+        inside = places[(places >= start) & (places < start + block.size)] - start
+        start += block.size
+        if len(inside):
+            blocks.append(replace(block, indices=inside))
+    return Layout(tuple(blocks))
 
 
 def _affine_head(
@@ -142,10 +239,63 @@ def _contains(name: str, other: str) -> bool:
     return name != other and (name == "" or other.startswith(f"{name}."))
 
 
-SUBSETS: dict[str, Callable[[Forward, Any], Layout]] = {
-    "all": all_weights,
-    "last_layer": last_layer,
+def _is_under(parameter: str, name: str) -> bool:
+    return parameter == name or _contains(name, parameter)
+
+
+def check_indices(name: str, value: Any) -> None:
+    """Refuse what does not list weights by their places."""
+    places = np.asarray(value)
+    if places.ndim != 1 or not len(places) or places.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name} is not a list of integers. Pass the places of weights in the "
+            "flattened network, such as [0, 5, 7]."
+        )
+    if places.min() < 0:
+        raise ValueError(f"{name} has negative entries. Count from the first weight.")
+
+
+def _check_name(name: str, value: Any) -> None:
+    """The names themselves are checked where their registry is."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name}={value!r} is not the name of a criterion.")
+
+
+@dataclass(frozen=True)
+class Subset:
+    """A way to select weights: ``select(forward, x, **options) -> Layout``.
+
+    ``checks`` has a check of its value for each option that a user has.
+    """
+
+    select: Callable[..., Layout]
+    checks: Mapping[str, Check] = field(default_factory=dict)
+
+    def __call__(self, forward: Forward, x: Any, **options: Any) -> Layout:
+        """The layout of the selected weights, from a few rows."""
+        return self.select(forward, x, **options)
+
+
+SUBSETS: dict[str, Subset] = {
+    "all": Subset(all_weights),
+    "last_layer": Subset(last_layer),
+    "subnetwork": Subset(
+        subnetwork,
+        {
+            "n_weights": check_count,
+            "by": _check_name,
+            "indices": check_indices,
+        },
+    ),
+    "trainable": Subset(trainable),
 }
+
+
+def select(forward: Forward, x: Any, subset: Any, options: Mapping[str, Any]) -> Layout:
+    """The layout of an entry of ``SUBSETS``, or of a list of names."""
+    if isinstance(subset, str):
+        return SUBSETS[subset](forward, x, **options)
+    return named(forward, x, list(subset))
 
 
 def _called_layers(forward: Forward, x: Any) -> tuple[list[str], Tensor]:

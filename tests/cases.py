@@ -47,8 +47,9 @@ class Case:
         for index, parameter in enumerate(module.parameters()):
             noise = normal(*parameter.shape, seed=100 + index)
             parameter.data += 0.2 * noise
+        forward = Forward(module, lambda x: call(module, x))
         module.requires_grad_(False)
-        return Forward(module, lambda x: call(module, x))
+        return forward
 
 
 def call(module: nn.Module, x: Any) -> Any:

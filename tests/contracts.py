@@ -24,6 +24,8 @@ from sklaplace.structures import STRUCTURES, Accumulator, Structure
 from sklaplace.subsets import SUBSETS
 
 N_ROWS = 6
+# weights of several tensors, some of which have none
+SUBSET_OPTIONS = {"subnetwork": {"indices": [0, 2, 3, 7, 8, 11]}}
 
 # structure x prior structure, where the structure supports it
 STRUCTURES_AND_PRIORS = [
@@ -43,7 +45,8 @@ class Problem:
         known = references.reference(self.likelihood)
         self.forward: Forward = case.forward(known.n_outputs)
         self.x, self.y = case.rows(N_ROWS), known.targets(N_ROWS)
-        self.layout: Layout = SUBSETS[subset](self.forward, self.x)
+        options = SUBSET_OPTIONS.get(subset, {})
+        self.layout: Layout = SUBSETS[subset](self.forward, self.x, **options)
         self.parts = references.curvature(
             self.forward, self.x, self.layout, self.likelihood, self.y
         )

@@ -120,8 +120,17 @@ def jacobian(forward: Forward, x: Any, layout: Layout) -> Tensor:
                 )
                 for output in f
             ]
-        found.append(torch.stack([torch.cat([g.flatten() for g in r]) for r in rows]))
+        found.append(torch.stack([selected(r, layout) for r in rows]))
     return torch.stack(found)
+
+
+def selected(gradients: Any, layout: Layout) -> Tensor:
+    """Gradients of whole parameters, as the selected entries end to end, (P,)."""
+    pieces = []
+    for gradient, block in zip(gradients, layout.blocks, strict=True):
+        places = slice(None) if block.indices is None else block.indices
+        pieces.append(gradient.flatten()[places])
+    return torch.cat(pieces)
 
 
 # ------------------------------------------------------------------- curvature
@@ -172,7 +181,7 @@ def kron(parts: Curvature) -> Tensor:
     blocks, start = [], 0
     for spec in parts.layout.blocks:
         rows = slice(start, start + spec.size)
-        if spec.layer is None or spec.is_bias:
+        if spec.layer is None or spec.is_bias or spec.indices is not None:
             blocks.append(exact[rows, rows])
         else:
             blocks.append(_kfac(parts, spec.layer))

@@ -131,6 +131,28 @@ class TestOptions:
         model = for_classes(curvature="ggn_mc", curvature_params={"n_draws": 0})
         refused_fit(model, "curvature_params['n_draws']=0")
 
+    @pytest.mark.parametrize(
+        ("subset", "options", "words"),
+        [
+            ([], None, ["is not a list of names"]),
+            ([1], None, ["is not a list of names"]),
+            (["output"], None, ["['output'] is not known"]),
+            ("all", {"by": "random"}, ["'all' does not take", "takes none"]),
+            (["head"], {"by": "random"}, ["a list of names does not take"]),
+            ("subnetwork", {"by": "size"}, ["'magnitude', 'random', 'swag'"]),
+            ("subnetwork", {"by": 3}, ["subset_params['by']=3"]),
+            ("subnetwork", {"n_weights": 0}, ["subset_params['n_weights']=0"]),
+            ("subnetwork", {"n_weights": 10**6}, ["but the network has"]),
+            ("subnetwork", {"indices": [0.5]}, ["not a list of integers"]),
+            ("subnetwork", {"indices": []}, ["not a list of integers"]),
+            ("subnetwork", {"indices": [-1]}, ["negative"]),
+            ("subnetwork", {"indices": [1], "by": "random"}, ["Leave out 'by'"]),
+        ],
+    )
+    def test_options_of_the_subset(self, subset, options, words):
+        model = for_classes(subset_of_weights=subset, subset_params=options)
+        refused_fit(model, *words)
+
     @pytest.mark.parametrize("structure", ["kron", "diag", "lowrank"])
     def test_exact_hessian_needs_the_full_structure(self, structure):
         model = for_classes(curvature="hessian", hessian_structure=structure)

@@ -43,6 +43,19 @@ SETTINGS = [
         "structure_params": {"rank": 4},
     },
     {"prior_precision": "marglik", "curvature": "ef"},
+    {"prior_precision": 1.0, "subset_of_weights": "trainable"},
+    {
+        "prior_precision": "marglik",
+        "subset_of_weights": "subnetwork",
+        "subset_params": {"n_weights": 9},
+        "hessian_structure": "full",
+    },
+    {
+        "prior_precision": 1.0,
+        "subset_of_weights": "subnetwork",
+        "subset_params": {"n_weights": 9, "by": "swag"},
+        "random_state": 0,
+    },
     {
         "prior_precision": 1.0,
         "curvature": "ggn_mc",

@@ -42,6 +42,7 @@ MODULES = [
     "structures.diag",
     "structures",
     "curvature",
+    "subnetworks",
     "posterior",
     "predictive",
     "preconditioners",

@@ -7,7 +7,14 @@ from torch import nn
 
 from sklaplace.forward import Forward
 from sklaplace.jacobians import backpropagate
-from sklaplace.subsets import SUBSETS, all_weights, last_layer
+from sklaplace.subsets import (
+    SUBSETS,
+    all_weights,
+    last_layer,
+    named,
+    subnetwork,
+    trainable,
+)
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
@@ -17,8 +24,9 @@ def forward_of(run, **parts):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         module = Net(run, **{name: part() for name, part in parts.items()})
-    module.double().eval().requires_grad_(False)
-    return Forward(module, lambda x: call(module, x))
+    forward = Forward(module.double().eval(), lambda x: call(module, x))
+    module.requires_grad_(False)
+    return forward
 
 
 def assert_right(forward, x, layout):
@@ -228,3 +236,121 @@ def test_last_layer_of_a_network_that_writes_to_a_parameter():
     assert [block.name for block in layout.blocks] == ["head.weight", "head.bias"]
     assert not module.count.requires_grad
     assert module.head.weight.requires_grad
+
+
+# -------------------------------------------------------------------------- names
+@pytest.mark.parametrize(
+    ("case", "names", "expected"),
+    [
+        ("inplace", ["2"], ["2.weight", "2.bias"]),
+        ("inplace", ["4.bias", "0.weight"], ["0.weight", "4.bias"]),
+        ("attention", ["layer.norm1"], ["layer.norm1.weight", "layer.norm1.bias"]),
+        ("bare_parameters", ["gain", "head"], ["gain", "head.weight", "head.bias"]),
+        ("linear_only", [""], ["weight", "bias"]),
+    ],
+)
+def test_names_of_parameters_and_of_modules(case, names, expected):
+    forward, x = CASES[case].forward(), CASES[case].rows(4)
+    layout = named(forward, x, names)
+    assert [block.name for block in layout.blocks] == expected
+    assert_right(forward, x, layout)
+
+
+def test_a_name_is_not_the_beginning_of_another():
+    forward, x = CASES["attention"].forward(), CASES["attention"].rows(4)
+    with pytest.raises(ValueError, match=r"\['layer\.norm'\] is not known"):
+        named(forward, x, ["layer.norm"])
+
+
+def test_names_that_are_not_known_are_told_with_those_that_are():
+    forward, x = CASES["mlp"].forward(), CASES["mlp"].rows(4)
+    known = r"'0\.bias', '0\.weight', '2\.bias', '2\.weight'\.$"
+    with pytest.raises(ValueError, match=rf"^subset_of_weights=\['heda'\] .*{known}"):
+        named(forward, x, ["0", "heda"])
+    forward, x = CASES["attention"].forward(), CASES["attention"].rows(4)
+    with pytest.raises(ValueError, match=r"' …\.$"):
+        named(forward, x, ["heda"])
+
+
+def test_a_named_head_is_as_quick_as_the_last_layer():
+    """Also where it is not the last layer with parameters."""
+    forward, x = CASES["affine_head"].forward(), CASES["affine_head"].rows(4)
+    assert named(forward, x, ["head"]).blocks == last_layer(forward, x).blocks
+    assert named(forward, x, ["head"]).head is not None
+    assert named(forward, x, ["first"]).head is None
+    assert named(forward, x, ["head.bias"]).head is None
+
+    def scaled(net, x):
+        return net.temperature(net.head(net.first(x).tanh()))
+
+    forward = forward_of(
+        scaled,
+        first=lambda: nn.Linear(2, 3),
+        head=lambda: nn.Linear(3, 3),
+        temperature=lambda: nn.Linear(3, 3, bias=False),
+    )
+    layout = named(forward, x, ["head"])
+    assert layout.head is not None
+    assert_right(forward, x, layout)
+
+
+# ---------------------------------------------------------------------- trainable
+class Adapter(nn.Module):
+    """A frozen layer and a product of two thin ones beside it (LoRA)."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(3, 3).requires_grad_(False)
+        self.down = nn.Linear(3, 1, bias=False)
+        self.up = nn.Linear(1, 3, bias=False)
+
+    def forward(self, x):
+        return self.body(x) + self.up(self.down(x))
+
+
+def test_only_adapters_are_trainable():
+    forward = forward_of(
+        lambda net, x: net.head(net.adapter(x).tanh()),
+        adapter=Adapter,
+        head=lambda: nn.Linear(3, 3).requires_grad_(False),
+    )
+    x = normal(4, 3)
+    layout = trainable(forward, x)
+    names = [block.name for block in layout.blocks]
+    assert names == ["adapter.down.weight", "adapter.up.weight"]
+    assert_right(forward, x, layout)
+
+
+def test_nothing_is_trainable():
+    module = CASES["mlp"].forward().module
+    with pytest.raises(ValueError, match=r"all are frozen\. Use 'last_layer'"):
+        trainable(Forward(module, module), normal(4, 2))
+
+
+# ------------------------------------------------------------------ single weights
+@pytest.mark.parametrize("case", CASES)
+def test_single_weights(case):
+    found = problem(case, subset="subnetwork")
+    assert_right(found.forward, found.x, found.layout)
+    whole = problem(case).layout.read(found.forward.module)
+    weights = found.layout.read(found.forward.module)
+    assert torch.equal(weights, whole[[0, 2, 3, 7, 8, 11]])
+    changed = found.layout.unflatten(weights + 1, found.forward.module)
+    for name, value in changed.items():
+        own = found.forward.module.get_parameter(name)
+        difference = (value - own).flatten()
+        (block,) = [b for b in found.layout.blocks if b.name == name]
+        expected = torch.zeros_like(difference)
+        expected[block.indices] = 1
+        assert_equal(difference, expected, 1e-15)
+
+
+def test_number_of_single_weights():
+    forward, x = CASES["mlp"].forward(), CASES["mlp"].rows(4)
+    assert subnetwork(forward, x).n_parameters == 21  # there are no more
+    assert subnetwork(forward, x, n_weights=5).n_parameters == 5
+    assert subnetwork(forward, x, indices=[3, 3, 1]).n_parameters == 2
+    with pytest.raises(ValueError, match="n_weights=22, but the network has 21"):
+        subnetwork(forward, x, n_weights=22)
+    with pytest.raises(ValueError, match="indices, but the network has 21"):
+        subnetwork(forward, x, indices=[21])
