@@ -81,14 +81,15 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
     validation_fraction : float, default=0.2
         Share of rows to hold out for tuning, from a net that is trained here and
         holds nothing out itself, if there are at least 50 distinct rows.
-    pred_type : {"glm"}, default="glm"
-        Predictive: the linearised network.
+    pred_type : {"glm", "nn"}, default="glm"
+        Predictive: the linearised network, or the network itself under ``n_samples``
+        draws of the weights. What is tuned is tuned for the first.
     link_approx : {"auto", "mean_field", "probit", "mc", "bridge", "bridge_norm"}, \
             default="auto"
         How a Gaussian over logits becomes probabilities; see
         `sklaplace.links.choose_link` for the rule of ``"auto"``.
     n_samples : int, default=100
-        Draws of the ``"mc"`` link.
+        Draws of the ``"mc"`` link, and of the weights for ``pred_type="nn"``.
     batch_size : int or None, default=None
         Rows per batch for curvature and prediction; None fits them into a fixed
         memory budget. Results do not depend on it.
@@ -331,6 +332,17 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
             Rows sum to one; columns in the order of ``classes_``.
         """
         check_is_fitted(self)
+        if self._predictive().gaussian is None:
+            proba = self._averaged(X)
+        else:
+            proba = self._linked(X)
+        # a one-logit network has a column for a class that y did not have
+        proba = proba[:, : len(self.classes_)]
+        proba /= proba.sum(1, keepdims=True)
+        return proba
+
+    def _linked(self, X: Any) -> np.ndarray:
+        """Probabilities (n, K) of Gaussian logits."""
         link = self._link()
         (proba,) = self._collect(
             X,
@@ -338,9 +350,17 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
             diagonal=self._needs_variances_only(),
             centred=self._likelihood().is_shift_invariant,
         )
-        # a one-logit network has a column for a class that y did not have
-        proba = proba[:, : len(self.classes_)]
-        proba /= proba.sum(1, keepdims=True)
+        return proba
+
+    def _averaged(self, X: Any) -> np.ndarray:
+        """Probabilities (n, K), the mean of those under drawn weights."""
+        probabilities = self._likelihood().probabilities
+
+        def averaged(draws: Tensor) -> Tensor:
+            return probabilities(draws.mT).mean(1)
+
+        found = self._of_draws(X, self.n_samples, self._seed, averaged)
+        proba: np.ndarray = found.numpy()
         return proba
 
     def predict_log_proba(self, X: Any) -> np.ndarray:

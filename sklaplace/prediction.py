@@ -28,8 +28,11 @@ from sklaplace.posterior import GaussianPosterior
 from sklaplace.predictive import (
     PREDICTIVES,
     Linearised,
+    Predictive,
+    in_graph,
     linearise,
     linearised_mean,
+    moments,
     side_by_side,
 )
 from sklaplace.settings import check_prior_shape
@@ -92,6 +95,7 @@ class PosteriorPredictor(BaseEstimator):
 
     batch_size: int | None
     hessian_structure: str
+    n_samples: int
     structure_params: dict[str, Any] | None
     pred_type: str
     prior_structure: str
@@ -99,17 +103,25 @@ class PosteriorPredictor(BaseEstimator):
     inspected_: Inspected
     posterior_: GaussianPosterior
     _input_type: InputType
+    _seed: int
 
     def _batches(
-        self, fitted: FittedNetwork, dataset: Any, *, with_covariance: bool = False
+        self,
+        fitted: FittedNetwork,
+        dataset: Any,
+        *,
+        with_covariance: bool = False,
+        n_draws: int = 0,
     ) -> Batches:
         inspected = fitted.inspected
         accumulator, _ = STRUCTURES[self.hessian_structure]
+        elements = accumulator.row_elements(
+            inspected.layout, inspected.n_outputs, **(self.structure_params or {})
+        )
+        # outputs under each draw, and what is made of them
+        elements += 3 * n_draws * inspected.n_outputs
         fitting = inspected.batch_size(
-            row_elements=accumulator.row_elements(
-                inspected.layout, inspected.n_outputs, **(self.structure_params or {})
-            ),
-            with_covariance=with_covariance,
+            row_elements=elements, with_covariance=with_covariance
         )
         return Batches(fitted.net, dataset, self.batch_size or fitting)
 
@@ -123,7 +135,12 @@ class PosteriorPredictor(BaseEstimator):
         return float(self._fitted_posterior().log_marginal_likelihood())
 
     def _each_batch(
-        self, X: Any, function: Callable[..., Any], *, with_covariance: bool = False
+        self,
+        X: Any,
+        function: Callable[..., Any],
+        *,
+        with_covariance: bool = False,
+        n_draws: int = 0,
     ) -> list[Any]:
         """``function(forward, x)`` of every batch of X, the network frozen."""
         if is_opaque(X):
@@ -134,7 +151,10 @@ class PosteriorPredictor(BaseEstimator):
         net = self.estimator_
         fitted = FittedNetwork(net, self.inspected_, None, None)
         batches = self._batches(
-            fitted, net.get_dataset(X), with_covariance=with_covariance
+            fitted,
+            net.get_dataset(X),
+            with_covariance=with_covariance,
+            n_draws=n_draws,
         )
         with private_rng(None), torch.inference_mode(False):
             forward = fitted.forward()
@@ -154,22 +174,33 @@ class PosteriorPredictor(BaseEstimator):
         ``diagonal`` and ``centred`` say which Gaussian; see `glm`.
         """
         posterior = self._fitted_posterior()
-        check_option("pred_type", self.pred_type, PREDICTIVES)
-        predictive = PREDICTIVES[self.pred_type]
+        predictive = self._predictive()
         question = {"diagonal": diagonal, "centred": centred}
         if not diagonal:
             self._check_covariances()
 
+        weights = None
+        if predictive.gaussian is None:
+            weights = self._drawn_weights(X, self.n_samples, self._seed)
+
         def ask(forward: Forward, x: Any) -> tuple[Tensor, ...]:
-            gaussian = predictive(posterior, forward, x, **question)
+            if predictive.gaussian is None:
+                assert weights is not None
+                draws = predictive.draws(posterior, forward, x, weights)
+                gaussian = moments(draws, **question)
+            else:
+                gaussian = predictive.gaussian(posterior, forward, x, **question)
             return function(*_checked(*gaussian))
 
         path: ProjectedRows | None = vars(self).get("_projected_rows")
-        if path is not None:
+        if path is not None and predictive.gaussian is not None:
             gaussians = path.gaussians(self, X, posterior, **question)
             parts = [function(*_checked(*gaussian)) for gaussian in gaussians]
         else:
-            parts = self._each_batch(X, ask, with_covariance=not diagonal)
+            n_draws = 0 if weights is None else len(weights)
+            parts = self._each_batch(
+                X, ask, with_covariance=not diagonal, n_draws=n_draws
+            )
         # one batch alone is copied, too: it may be a view of what is remembered
         return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
 
@@ -201,8 +232,30 @@ class PosteriorPredictor(BaseEstimator):
             "use link_approx='probit', which needs variances alone",
         )
 
+    def _predictive(self) -> Predictive:
+        check_option("pred_type", self.pred_type, PREDICTIVES)
+        return PREDICTIVES[self.pred_type]
+
     def _sample_outputs(self, X: Any, n_samples: int, random_state: Any) -> np.ndarray:
-        """Joint draws of the linearised outputs, (n, c, n_samples)."""
+        """Joint draws of the outputs, (n, c, n_samples)."""
+        check_is_fitted(self)
+        seed = self._sample_seed(random_state)
+        return self._of_draws(X, n_samples, seed, lambda draws: draws).numpy()
+
+    def _of_draws(
+        self, X: Any, n_samples: int, seed: int, function: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """A function of the outputs (b, c, s) under drawn weights, for all rows."""
+        posterior, predictive = self.posterior_, self._predictive()
+        weights = self._drawn_weights(X, n_samples, seed)
+
+        def ask(forward: Forward, x: Any) -> Tensor:
+            return function(predictive.draws(posterior, forward, x, weights)).cpu()
+
+        return torch.cat(self._each_batch(X, ask, n_draws=n_samples))
+
+    def _drawn_weights(self, X: Any, n_samples: int, seed: int) -> Tensor:
+        """Weights (s, P), if they and what rows make of them fit into memory."""
         posterior = self._fitted_posterior()
         check_count("n_samples", n_samples)
         outputs = _n_rows(X) * self.inspected_.n_outputs
@@ -213,14 +266,58 @@ class PosteriorPredictor(BaseEstimator):
             f"weights for {outputs:,} outputs",
             "draw fewer at a time, each with a random_state of its own",
         )
-        generator = torch.Generator().manual_seed(self._sample_seed(random_state))
-        shifts = (posterior.sample(n_samples, generator) - posterior.weights).T
+        return posterior.sample(n_samples, torch.Generator().manual_seed(seed))
 
-        def draw(forward: Forward, x: Any) -> Tensor:
-            f, jacobian = backpropagate(forward, x, posterior.layout)
-            return f.double().unsqueeze(-1) + jacobian.double().matmul(shifts)
+    def predictive(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and covariance of the outputs as functions of ``x``, in its graph.
 
-        return torch.cat(self._each_batch(X, draw)).cpu().numpy()
+        For acquisition functions and whatever else needs gradients in the inputs.
+
+        Parameters
+        ----------
+        x : Tensor of shape (b, ...)
+            Rows as the network takes them, on its device.
+
+        Returns
+        -------
+        mean : Tensor of shape (b, c)
+            Float64; logits for a classifier.
+        cov : Tensor of shape (b, c, c)
+            Of the noise-free outputs of each row; float64.
+
+        Raises
+        ------
+        ValueError
+            With ``pred_type="nn"``, under which outputs are not Gaussian.
+
+        Notes
+        -----
+        Writes the Jacobian out: c backward passes and c·P numbers for each row. For
+        predictions alone, `latent_mean_and_variance` is much faster.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import LaplaceRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> model = LaplaceRegressor(random_state=0).fit(X, y)
+        >>> x = torch.tensor(X[:2], requires_grad=True)
+        >>> mean, cov = model.predictive(x)
+        >>> (mean + cov.diagonal(dim1=1, dim2=2).sqrt()).sum().backward()
+        >>> x.grad.shape
+        torch.Size([2, 10])
+        """
+        posterior = self._fitted_posterior()
+        if self._predictive().gaussian is None:
+            raise ValueError(
+                f"pred_type={self.pred_type!r} has no Gaussian over outputs. Use "
+                "pred_type='glm'."
+            )
+        fitted = FittedNetwork(self.estimator_, self.inspected_, None, None)
+        forward = fitted.forward()
+        with torch.inference_mode(False), torch.enable_grad(), forward.frozen():
+            return in_graph(posterior, forward, x)
 
     def _joint(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Mean (n, c) and covariance (n, n, c) of each output across rows."""
@@ -232,6 +329,12 @@ class PosteriorPredictor(BaseEstimator):
             f"the joint covariance of {n:,} rows over {p:,} weights",
             "use return_std=True, or fewer rows at a time",
         )
+
+        if self._predictive().gaussian is None:
+            drawn = self._of_draws(X, self.n_samples, self._seed, lambda draws: draws)
+            by_output = drawn.movedim(1, 0)  # (c, n, s)
+            mean, cov = moments(by_output, diagonal=False, centred=False)
+            return mean.T.numpy(), cov.movedim(0, -1).numpy()
 
         def whitened(forward: Forward, x: Any) -> tuple[Tensor, Tensor]:
             f, jacobian = backpropagate(forward, x, posterior.layout)

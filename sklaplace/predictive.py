@@ -2,18 +2,26 @@
 
 The linearised predictive (``glm``) is exact for the linearised network:
 ``f(x) ~ N(f* + J (mean - weights), J Σ Jᵀ)`` (Immer, Korzepa and Bauer 2021,
-"Improving predictions of Bayesian neural nets via local linearization").
+"Improving predictions of Bayesian neural nets via local linearization"). Weights that
+are drawn for the network itself (``nn``) give whatever distribution it makes of them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sklaplace.forward import Forward
-from sklaplace.jacobians import Jacobian, backpropagate_in_parts, centring, joined
+from sklaplace.jacobians import (
+    Jacobian,
+    backpropagate,
+    backpropagate_in_parts,
+    call_with,
+    centring,
+    joined,
+)
 from sklaplace.layouts import Layout
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.structures import Projection
@@ -129,19 +137,91 @@ def side_by_side(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor
     return torch.cat(means, 1), torch.cat(spreads, 1)
 
 
-class Predictive(Protocol):
-    """From posterior, network and rows to a Gaussian over outputs, as `glm`."""
-
-    def __call__(
-        self,
-        posterior: GaussianPosterior,
-        forward: Forward,
-        x: Any,
-        *,
-        diagonal: bool = False,
-        centred: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """Mean, and covariance or variance."""
+def linearised_draws(
+    posterior: GaussianPosterior, forward: Forward, x: Any, weights: Tensor
+) -> Tensor:
+    """Outputs (b, c, s) of the linearised network under weights (s, P), float64."""
+    f, jacobian = backpropagate(forward, x, posterior.layout)
+    shifts = (weights - posterior.weights).T
+    return f.double().unsqueeze(-1) + jacobian.double().matmul(shifts)
 
 
-PREDICTIVES: dict[str, Predictive] = {"glm": glm}
+def network_draws(
+    posterior: GaussianPosterior, forward: Forward, x: Any, weights: Tensor
+) -> Tensor:
+    """Outputs (b, c, s) of the network itself under weights (s, P), float64.
+
+    One forward pass for each draw; the network's own weights are not touched.
+    """
+    own = dict(forward.module.named_parameters())
+    found = []
+    with torch.no_grad():
+        for vector in weights:
+            values = posterior.layout.unflatten(vector, forward.module)
+            given = {name: value.to(own[name]) for name, value in values.items()}
+            found.append(call_with(forward, given, x).double())
+    return torch.stack(found, -1)
+
+
+def moments(draws: Tensor, *, diagonal: bool, centred: bool) -> tuple[Tensor, Tensor]:
+    """Mean (b, c), and variances (b, c) or covariances (b, c, c), of (b, c, s)."""
+    if centred:
+        draws = draws - draws.mean(1, keepdim=True)
+    mean = draws.mean(-1)
+    deviations = draws - mean.unsqueeze(-1)
+    n = max(1, draws.shape[-1] - 1)
+    if diagonal:
+        return mean, (deviations**2).sum(-1) / n
+    return mean, deviations @ deviations.mT / n
+
+
+def in_graph(
+    posterior: GaussianPosterior, forward: Forward, x: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mean (b, c) and covariance (b, c, c) of the linearised outputs, float64.
+
+    Differentiable in ``x``, unlike `glm`, whose Jacobians are outside of the graph.
+
+    Notes
+    -----
+    Rows of the Jacobian are written out: b·c·P numbers, and c backward passes through
+    each row.
+    """
+    own = {name: p.detach() for name, p in forward.module.named_parameters()}
+    chosen = {block.name: own[block.name] for block in posterior.layout.blocks}
+
+    def outputs(values: dict[str, Tensor], row: Tensor) -> Tensor:
+        return call_with(forward, values, row.unsqueeze(0))[0]
+
+    f = torch.stack([outputs(chosen, row) for row in x]).double()
+    rows = [torch.func.jacrev(outputs)(chosen, row) for row in x]
+    pieces = []
+    for block in posterior.layout.blocks:
+        piece = torch.stack([row[block.name].flatten(1) for row in rows]).double()
+        pieces.append(piece if block.indices is None else piece[..., block.indices])
+    jacobian = torch.cat(pieces, -1)
+    mean = f + jacobian @ (posterior.mean - posterior.weights)
+    prior, scale = posterior.prior_precision, posterior.scale
+    return mean, posterior.structure.covariance_of_rows(jacobian, prior, scale)
+
+
+@dataclass(frozen=True)
+class Predictive:
+    """How weights become outputs.
+
+    Attributes
+    ----------
+    draws : callable
+        ``(posterior, forward, x, weights (s, P)) -> outputs (b, c, s)``, float64.
+    gaussian : callable or None
+        As `glm`, where the outputs are Gaussian; None: the draws say what they are.
+    """
+
+    draws: Callable[[GaussianPosterior, Forward, Any, Tensor], Tensor]
+    gaussian: Callable[..., tuple[Tensor, Tensor]] | None = None
+
+
+PREDICTIVES: dict[str, Predictive] = {
+    "glm": Predictive(linearised_draws, glm),
+    "nn": Predictive(network_draws),
+}

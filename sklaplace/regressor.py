@@ -73,8 +73,9 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
     validation_fraction : float, default=0.2
         Share of rows to hold out for tuning, from a net that is trained here and
         holds nothing out itself, if there are at least 50 distinct rows.
-    pred_type : {"glm"}, default="glm"
-        Predictive: the linearised network.
+    pred_type : {"glm", "nn"}, default="glm"
+        Predictive: the linearised network, or the network itself under ``n_samples``
+        draws of the weights. What is tuned is tuned for the first.
     sigma_noise : float or {"auto", "validation", "marglik"}, default="auto"
         Standard deviation of the observation noise, one for all outputs. A name
         chooses it together with ``prior_precision``; where both are names other

@@ -752,3 +752,92 @@ def test_numpys_false_is_no_wish_to_refit():
             FrozenEstimator(net), prior_precision=1.0, refine=refine
         )
         assert not model.fit(X, y).posterior_.is_refitted
+
+
+# ---------------------------------------------------------- weights that are drawn
+@pytest.fixture(scope="module")
+def models(frozen64):
+    """Fitted around a frozen net, per estimator and subset."""
+    found = {}
+    for kind in ESTIMATORS:
+        net, X, y = frozen64[kind]
+        for subset in ("last_layer", "all"):
+            settings = {"prior_precision": 3.0, "subset_of_weights": subset}
+            model = kind(
+                net, pred_type="nn", random_state=0, **complete(kind, settings)
+            )
+            found[kind, subset] = model.fit(X, y), X
+    return found
+
+
+class TestDrawnWeights:
+    @pytest.mark.parametrize("kind", ESTIMATORS)
+    def test_of_a_linear_head_are_those_of_the_linearised_network(self, kind, models):
+        model, X = models[kind, "last_layer"]
+        linearised = clone_fitted(model).set_params(pred_type="glm")
+        if kind is LaplaceClassifier:
+            draws = linearised.sample_proba(X, model.n_samples, model._seed)
+            np.testing.assert_allclose(
+                model.predict_proba(X), draws.mean(-1), atol=1e-12
+            )
+        draws = linearised._sample_outputs(X, model.n_samples, model._seed)
+        mean, variance = model.latent_mean_and_variance(X)
+        if kind is LaplaceRegressor:
+            np.testing.assert_allclose(mean, draws.mean(-1), atol=1e-12)
+            np.testing.assert_allclose(variance, draws.var(-1, ddof=1), atol=1e-12)
+            _, expected = linearised.latent_mean_and_variance(X)
+            # a variance of a hundred draws has a relative error of √(2/99) = .14
+            ratio = variance / expected
+            assert 0.4 < ratio.min() < 1 < ratio.max() < 1.9
+
+    @pytest.mark.parametrize("kind", ESTIMATORS)
+    def test_of_all_weights_are_not(self, kind, models):
+        model, X = models[kind, "all"]
+        linearised = clone_fitted(model).set_params(pred_type="glm")
+        ours, theirs = (m._sample_outputs(X, 5, 0) for m in (model, linearised))
+        assert abs(ours - theirs).max() > 1e-3
+
+    @pytest.mark.parametrize("kind", ESTIMATORS)
+    def test_are_the_same_for_every_batch_and_call(self, kind, models, rng_untouched):
+        model, X = models[kind, "all"]
+        ask = "predict_proba" if kind is LaplaceClassifier else "predict"
+        expected = getattr(model, ask)(X)
+        np.testing.assert_array_equal(getattr(model, ask)(X), expected)
+        few = clone_fitted(model).set_params(batch_size=7)
+        np.testing.assert_allclose(getattr(few, ask)(X), expected, atol=1e-12)
+        one = np.concatenate([getattr(model, ask)(X[n : n + 1]) for n in range(5)])
+        np.testing.assert_allclose(one, expected[:5], atol=1e-12)
+
+    def test_spread_across_rows(self, models):
+        model, X = models[LaplaceRegressor, "all"]
+        mean, cov = model.predict(X[:6], return_cov=True)
+        also, std = model.predict(X[:6], return_std=True)
+        np.testing.assert_allclose(mean, also, atol=1e-12)
+        np.testing.assert_allclose(np.sqrt(np.diag(cov)), std, atol=1e-12)
+        assert np.linalg.eigvalsh(cov).min() > 0
+
+    @pytest.mark.parametrize("kind", ESTIMATORS)
+    def test_have_no_gaussian_in_the_graph(self, kind, models):
+        model, X = models[kind, "all"]
+        with pytest.raises(ValueError, match=r"pred_type='nn' has no Gaussian.*'glm'"):
+            model.predictive(torch.tensor(X))
+
+    @pytest.mark.parametrize("kind", ESTIMATORS)
+    def test_gaussian_in_the_graph(self, kind, models):
+        model, X = models[kind, "all"]
+        model = clone_fitted(model).set_params(pred_type="glm")
+        x = torch.tensor(X[:4], requires_grad=True)
+        mean, cov = model.predictive(x)
+        expected = model.latent_mean_and_variance(X[:4], full_cov=True)
+        np.testing.assert_allclose(mean.detach(), expected[0], atol=1e-10)
+        np.testing.assert_allclose(cov.detach(), expected[1], atol=1e-10)
+        (mean.sum() + cov.sum()).backward()
+        assert x.grad.abs().sum() > 0
+        assert not any(
+            p.grad is not None for p in model.estimator_.module_.parameters()
+        )
+
+
+def clone_fitted(model):
+    """Another estimator with the same fit, whose parameters can be set apart."""
+    return copy.copy(model)

@@ -1,14 +1,26 @@
+import copy
 from dataclasses import replace
 
 import pytest
 import references
 import torch
-from cases import CASES, DOUBLE, generator, normal
+from cases import CASES, DOUBLE, call, generator, normal
 from contracts import N_ROWS, STRUCTURES_AND_PRIORS, assert_equal, problem
+from torch.autograd import gradcheck
 
 from sklaplace.jacobians import backpropagate
-from sklaplace.predictive import PREDICTIVES, glm, linearised_mean
+from sklaplace.predictive import (
+    PREDICTIVES,
+    glm,
+    in_graph,
+    linearised_mean,
+    moments,
+)
+from sklaplace.subsets import SUBSETS
 
+every_predictive = pytest.mark.parametrize(
+    "predictive", PREDICTIVES.values(), ids=PREDICTIVES.keys()
+)
 every_prior = pytest.mark.parametrize(("name", "prior"), STRUCTURES_AND_PRIORS)
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
@@ -29,17 +41,98 @@ def test_glm_is_the_push_forward_of_the_posterior(case, name, prior):
     assert_equal(cov, expected)
 
 
-@pytest.mark.parametrize("predictive", PREDICTIVES.values(), ids=PREDICTIVES.keys())
-def test_rows_are_independent_of_their_batch(predictive):
+def test_rows_are_independent_of_their_batch():
     found = problem("cnn")
     posterior = found.posterior("kron")
-    mean, cov = predictive(posterior, found.forward, found.x)
+    mean, cov = glm(posterior, found.forward, found.x)
     for n in range(N_ROWS):
-        one_mean, one_cov = predictive(
-            posterior, found.forward, references.row(found.x, n)
-        )
+        one_mean, one_cov = glm(posterior, found.forward, references.row(found.x, n))
         assert_equal(one_mean[0], mean[n], 1e-12)
         assert_equal(one_cov[0], cov[n], 1e-12)
+
+
+@every_predictive
+def test_draws_of_rows_are_independent_of_their_batch(predictive):
+    found = problem("cnn")
+    posterior = found.posterior("kron")
+    weights = posterior.sample(4, generator(1))
+    draws = predictive.draws(posterior, found.forward, found.x, weights)
+    assert draws.shape == (N_ROWS, 3, 4)
+    for n in range(N_ROWS):
+        row = references.row(found.x, n)
+        one = predictive.draws(posterior, found.forward, row, weights)
+        assert_equal(one[0], draws[n], 1e-12)
+
+
+@every_predictive
+@pytest.mark.parametrize("subset", SUBSETS)
+def test_small_steps_of_the_weights_move_both_alike(predictive, subset):
+    """To second order: a step of 1e-5 leaves some 1e-10."""
+    found = problem("inplace", subset=subset)
+    posterior = found.posterior("diag")
+    shift = 1e-5 * normal(3, found.layout.n_parameters, seed=31)
+    weights = posterior.weights + shift
+    draws = predictive.draws(posterior, found.forward, found.x, weights)
+    f = found.forward(found.x).detach()
+    expected = f.unsqueeze(-1) + torch.einsum("ncp,sp->ncs", found.parts.J, shift)
+    assert_equal(draws, expected, 1e-8)
+
+
+@pytest.mark.parametrize("case", ["mlp", "cnn", "norms", "tied", "lstm", "dictionary"])
+@pytest.mark.parametrize("subset", ["all", "subnetwork"])
+def test_network_draws_are_networks_with_those_weights(case, subset):
+    found = problem(case, subset=subset)
+    posterior = found.posterior("diag")
+    before = [p.clone() for p in found.forward.module.parameters()]
+    weights = posterior.sample(2, generator(1))
+    draws = PREDICTIVES["nn"].draws(posterior, found.forward, found.x, weights)
+    for old, new in zip(before, found.forward.module.parameters(), strict=True):
+        assert torch.equal(old, new)
+    for vector, expected in zip(weights, draws.movedim(-1, 0), strict=True):
+        module = copy.deepcopy(found.forward.module)
+        values = found.layout.unflatten(vector, module)
+        for name, value in values.items():
+            module.get_parameter(name).data = value
+        assert_equal(call(module, found.x).detach(), expected, 1e-13)
+
+
+def test_moments():
+    draws = normal(5, 3, 400)
+    mean, cov = moments(draws, diagonal=False, centred=False)
+    for n in range(5):
+        assert_equal(cov[n], torch.cov(draws[n]), 1e-12)
+    assert_equal(mean, draws.mean(-1), 1e-12)
+    _, variances = moments(draws, diagonal=True, centred=False)
+    assert_equal(variances, cov.diagonal(dim1=1, dim2=2), 1e-12)
+    C = torch.eye(3, dtype=DOUBLE) - 1 / 3
+    mean, centred = moments(draws, diagonal=False, centred=True)
+    assert_equal(centred, C @ cov @ C, 1e-12)
+    assert mean.sum(1).abs().max() < 1e-14
+    _, none = moments(draws[..., :1], diagonal=True, centred=False)
+    assert (none == 0).all()
+
+
+@every_prior
+@pytest.mark.parametrize("case", ["inplace", "cnn", "norms", "affine_head"])
+@pytest.mark.parametrize("subset", ["all", "last_layer", "subnetwork"])
+def test_in_graph(case, subset, name, prior):
+    """The same as outside of it; with gradients by finite differences below."""
+    found = problem(case, "Gaussian", subset)
+    posterior = found.posterior(name, prior)
+    shift = 0.1 * normal(found.layout.n_parameters, seed=30)
+    posterior = replace(posterior, mean=posterior.weights + shift)
+    mean, cov = glm(posterior, found.forward, found.x)
+    in_mean, in_cov = in_graph(posterior, found.forward, found.x)
+    assert_equal(in_mean, mean, 1e-10)
+    assert_equal(in_cov, cov)
+
+
+@every_prior
+def test_gradients_in_the_inputs(name, prior):
+    found = problem("mlp", "Gaussian")
+    posterior = found.posterior(name, prior)
+    x = found.x[:2].clone().requires_grad_()
+    assert gradcheck(lambda x: in_graph(posterior, found.forward, x), [x])
 
 
 def test_mean_is_the_networks_where_nothing_was_refitted():

@@ -158,6 +158,13 @@ class Structure(ABC):
         """Functional covariance ``J (scale·H + diag δ)⁻¹ Jᵀ``, (b, c, c)."""
         return self.project(jacobian).covariance(prior_precision, scale)
 
+    def covariance_of_rows(
+        self, rows: Tensor, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """`covariance` of rows written out, (b, c, P), and in their graph."""
+        blocks = [Block(piece.unsqueeze(2)) for piece in self.layout.split(rows)]
+        return self.covariance(Jacobian(blocks), prior_precision, scale)
+
     def effective_parameters(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """``diag((scale·H + diag δ)⁻¹ scale·H)``, (P,): well-determined parts.
 
@@ -249,6 +256,15 @@ class Diagonalised(Structure):
     def project(self, jacobian: Jacobian) -> Projection:
         """Rows in the eigenbasis."""
         return RotatedProjection(self, jacobian)
+
+    def covariance_of_rows(
+        self, rows: Tensor, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """`covariance` of rows written out, (b, c, P), and in their graph."""
+        rotated = self.to_basis(rows)
+        scaled = rotated / self._precision(prior_precision, scale)
+        covariance: Tensor = scaled @ rotated.mT
+        return covariance
 
     def functional_variance(
         self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor

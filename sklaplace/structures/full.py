@@ -156,6 +156,14 @@ class Full(Diagonalised):
         rows = self._narrow_whiten(jacobian, prior_precision, scale)
         return (rows @ rows.mT).double()
 
+    def covariance_of_rows(
+        self, rows: Tensor, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """`covariance` of rows written out, (b, c, P), and in their graph."""
+        whitened = rows @ self._root(prior_precision, scale)
+        covariance: Tensor = whitened @ whitened.mT
+        return covariance
+
     def functional_variance(
         self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
     ) -> Tensor:
