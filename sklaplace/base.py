@@ -150,6 +150,48 @@ class BaseLaplace(PosteriorPredictor):
             self._publish(curved, self._posterior(curved))
         return self
 
+    def _add_rows(self, X: Any, y: Any, sample_weight: Any) -> None:
+        """Add the curvature and the loss of new rows; the network stays as it is."""
+        posterior = self._fitted_posterior()
+        self._check_parameters()
+        with unchanged_on_error(self):
+            data = self._weighted(self._checked(X, y, reset=False), sample_weight)
+            net = self._net_at_mean()
+            fitted = FittedNetwork(net, self.inspected_, data.dataset(net), None)
+            accumulator = self._accumulator()(posterior.layout)
+            forward = fitted.forward()
+            with private_rng(None), torch.inference_mode(False), forward.frozen():
+                posterior.structure.resume(accumulator)
+                more = accumulate(
+                    forward,
+                    self._batches(fitted, fitted.train),
+                    posterior.likelihood,
+                    self._curvature(),
+                    accumulator,
+                )
+            data_fit = DataFit(
+                posterior.data_fit.loss + more.loss,
+                posterior.data_fit.n_targets + more.n_targets,
+            )
+            self.posterior_ = replace(
+                posterior, structure=accumulator.decompose(), data_fit=data_fit
+            )
+
+    def _net_at_mean(self) -> Any:
+        """The network; a copy with the posterior's mean where a head was refitted."""
+        posterior = self.posterior_
+        if not posterior.is_refitted:
+            return self.estimator_
+        net = copied(self.estimator_)
+        module = view(net).module
+        own = dict(module.named_parameters())
+        with torch.no_grad():
+            for name, value in posterior.layout.unflatten(
+                posterior.mean, module
+            ).items():
+                own[name].copy_(value)
+        return net
+
     def _curve(
         self,
         X: Any,
@@ -266,19 +308,26 @@ class BaseLaplace(PosteriorPredictor):
                 "None. For a torch Dataset, pass its targets as an array."
             )
         self._input_type: InputType = input_type(self._net())
-        data = self._checked(X, y, reset=True)
-        if sample_weight is not None:
-            data = data.weighted(
-                _check_sample_weight(
-                    sample_weight,
-                    np.empty((len(data.y), 1)),
-                    dtype=np.float64,
-                    ensure_non_negative=True,
-                )
-            )
-        return data, None if X_val is None else self._checked(X_val, y_val, reset=False)
+        data = self._weighted(self._checked(X, y, reset=True), sample_weight)
+        if X_val is None:
+            return data, None
+        return data, self._checked(X_val, y_val, reset=False, name="y_val")
 
-    def _checked(self, X: Any, y: Any, *, reset: bool) -> TrainingData:
+    @staticmethod
+    def _weighted(data: TrainingData, sample_weight: Any) -> TrainingData:
+        """The rows with weights, if there are any."""
+        if sample_weight is None:
+            return data
+        return data.weighted(
+            _check_sample_weight(
+                sample_weight,
+                np.empty((len(data.y), 1)),
+                dtype=np.float64,
+                ensure_non_negative=True,
+            )
+        )
+
+    def _checked(self, X: Any, y: Any, *, reset: bool, name: str = "y") -> TrainingData:
         """Validated arrays; datasets and dicts as they are; targets encoded."""
         if is_opaque(X):
             y = np.asarray(y)
@@ -297,7 +346,7 @@ class BaseLaplace(PosteriorPredictor):
                 **self._target_options,
             )
             X = self._input_type.inputs(X)
-        return TrainingData(X, self._encode(y, reset=reset), None)
+        return TrainingData(X, self._encode(y, reset=reset, name=name), None)
 
     # --------------------------------------------------------- fit: the network
     def _fit_network(

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sklaplace import dirichlet, links
-from sklaplace.base import BaseLaplace
+from sklaplace.base import BaseLaplace, unchanged_on_error
 from sklaplace.data import TrainingData
 from sklaplace.likelihoods import Bernoulli, Categorical, ClassLikelihood, DataFit
 from sklaplace.links import LINKS
@@ -238,7 +238,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
                 stacklevel=2,
             )
 
-    def _encode(self, y: Any, *, reset: bool) -> np.ndarray:
+    def _encode(self, y: Any, *, reset: bool, name: str = "y") -> np.ndarray:
         """Labels as 0 … K-1, in the dtype that the criterion takes."""
         if reset:
             check_classification_targets(y)
@@ -247,15 +247,16 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         unknown = np.setdiff1d(np.asarray(y), self.classes_)
         if len(unknown):
             raise ValueError(
-                f"y_val has labels that y does not: {unknown[:5].tolist()}. Tune on "
-                "rows of the classes that the network knows."
+                f"{name} has labels that y in fit does not: {unknown[:5].tolist()}. "
+                "Use rows of the classes that the network knows."
             )
         codes = self._encoder.transform(y)
         return codes.astype(self._code_dtype())
 
     def _classes_of(self, y: np.ndarray) -> np.ndarray:
         """Labels that outputs stand for: a frozen net knows its own."""
-        found = np.unique(y)
+        announced = getattr(self, "_announced", None)
+        found = np.unique(y) if announced is None else announced
         if not self._is_frozen():
             return found
         known = _known_classes(self._net())
@@ -310,6 +311,65 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
             return LINKS[name](mean, cov, draws)
 
         return link
+
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
+    ) -> "LaplaceClassifier":
+        """Add rows to the posterior; the network keeps its weights.
+
+        The result is that of one fit on all rows around the same weights, prior and
+        temperature, whatever the order. Before any fit, it is the first one.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
+            New rows.
+        y : array-like of shape (n,)
+            Their labels, of classes that are known.
+        classes : array-like of shape (K,), optional
+            All classes that there will be; for the first call, if ``y`` lacks some.
+        sample_weight : array-like of shape (n,), optional
+            Non-negative weights of the rows.
+
+        Returns
+        -------
+        self : object
+            The estimator.
+
+        Raises
+        ------
+        ValueError
+            If a label is new. The estimator is then as it was.
+
+        Notes
+        -----
+        One pass over the new rows, as in ``fit``. Prior and noise are not tuned again.
+        """
+        if classes is not None:
+            self._require_known(np.unique(classes), y)
+        if hasattr(self, "posterior_"):
+            self._add_rows(X, y, sample_weight)
+            return self
+        with unchanged_on_error(self):
+            self._announced = None if classes is None else np.unique(classes)
+            self.fit(X, y, sample_weight)
+        del self._announced
+        return self
+
+    def _require_known(self, classes: np.ndarray, y: Any) -> None:
+        """Refuse labels that ``classes`` lacks, or classes other than the fitted."""
+        fitted = getattr(self, "classes_", classes)
+        if not np.array_equal(fitted, classes):
+            raise ValueError(
+                f"classes={classes.tolist()} are not those of the first call, "
+                f"{fitted.tolist()}. Leave classes out, or fit anew."
+            )
+        unknown = np.setdiff1d(np.asarray(y), classes)
+        if len(unknown):
+            raise ValueError(
+                f"y has labels that classes lacks: {unknown[:5].tolist()}. List all of "
+                "them."
+            )
 
     # ----------------------------------------------------------------- predict
     def _logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:

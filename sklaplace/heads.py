@@ -164,7 +164,9 @@ class LinearHead:
         outputs = Factor(hessian.moment(self._map))
         one = torch.ones(1, 1, dtype=f.dtype, device=f.device)
         inputs = [self._input_factor, Factor(one)][: len(self.layout.blocks)]
-        return Kron(self.layout, tuple((outputs, a) for a in inputs))
+        n = self.sample_weight.sum()
+        counts = tuple([n, torch.ones_like(n)][: len(inputs)])
+        return Kron(self.layout, tuple((outputs, a) for a in inputs), counts)
 
     def posterior(
         self, template: GaussianPosterior, weights: Tensor

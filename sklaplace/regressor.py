@@ -1,13 +1,14 @@
 """LaplaceRegressor: predictions with standard deviations, intervals and samples."""
 
 import warnings
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from scipy.stats import norm
 from sklearn.base import RegressorMixin
+from sklearn.utils.validation import check_is_fitted
 
-from sklaplace.base import BaseLaplace, plain
+from sklaplace.base import BaseLaplace, plain, unchanged_on_error
 from sklaplace.curvature import CURVATURES
 from sklaplace.data import TrainingData
 from sklaplace.likelihoods import Gaussian
@@ -103,6 +104,8 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         Gaussian over the selected weights.
     sigma_noise_ : float
         Standard deviation of the observation noise in use.
+    sigma_scaling_ : ndarray of shape (n_outputs,)
+        Factors of standard deviations, one each unless `recalibrate` was called.
     n_features_in_ : int
         Number of features (of the second axis), for array input.
     feature_names_in_ : ndarray of str
@@ -214,7 +217,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
     def _sigma_noise(self) -> Any:
         return self.sigma_noise
 
-    def _encode(self, y: Any, *, reset: bool) -> np.ndarray:
+    def _encode(self, y: Any, *, reset: bool, name: str = "y") -> np.ndarray:
         """Targets as (n, n_outputs), in the dtype of the network."""
         y = np.asarray(y)
         columns = y.reshape(len(y), -1)
@@ -223,8 +226,8 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
             _warn_of_unequal_scales(columns)
         elif columns.shape[1] != self._n_targets:
             raise ValueError(
-                f"y_val has {columns.shape[1]} columns, but y has {self._n_targets}. "
-                "Pass the same targets in both."
+                f"{name} has {columns.shape[1]} columns, but y has {self._n_targets} "
+                "in fit. Pass the same targets in both."
             )
         if columns.dtype.kind not in "fiub":
             raise ValueError(
@@ -245,6 +248,101 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
     def _publish(self, curved: Any, posterior: GaussianPosterior) -> None:
         super()._publish(curved, posterior)
         self.sigma_noise_ = plain(posterior.hyperparameters.sigma_noise)
+        self.sigma_scaling_ = np.ones(self._n_targets)
+
+    def partial_fit(
+        self, X: Any, y: Any, sample_weight: Any = None
+    ) -> "LaplaceRegressor":
+        """Add rows to the posterior; the network keeps its weights.
+
+        The result is that of one fit on all rows around the same weights, prior, noise
+        and temperature, whatever the order. Before any fit, it is the first one.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
+            New rows.
+        y : array-like of shape (n,) or (n, n_outputs)
+            Their targets.
+        sample_weight : array-like of shape (n,), optional
+            Non-negative weights of the rows.
+
+        Returns
+        -------
+        self : object
+            The estimator.
+
+        Raises
+        ------
+        ValueError
+            If the rows do not fit the earlier ones. The estimator is then as it was.
+
+        Notes
+        -----
+        One pass over the new rows, as in ``fit``. Prior and noise are not tuned again.
+        """
+        if not hasattr(self, "posterior_"):
+            return cast(LaplaceRegressor, self.fit(X, y, sample_weight))
+        self._add_rows(X, y, sample_weight)
+        return self
+
+    def recalibrate(
+        self, X: Any, y: Any, sample_weight: Any = None
+    ) -> "LaplaceRegressor":
+        """Scale predictive standard deviations to residuals of held-out rows.
+
+        Each output's standard deviations, noise included, are multiplied by one number
+        from then on: the root of the mean of ``(y - mean)² / variance``, under which
+        these rows are most probable. Means stay. ``fit`` begins anew.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
+            Rows that neither the network nor a tuner has seen.
+        y : array-like of shape (n,) or (n, n_outputs)
+            Their targets.
+        sample_weight : array-like of shape (n,), optional
+            Non-negative weights of the rows.
+
+        Returns
+        -------
+        self : object
+            The estimator, with ``sigma_scaling_``.
+
+        Raises
+        ------
+        ValueError
+            If the rows are fitted perfectly, or there are fewer than two.
+
+        Notes
+        -----
+        One prediction. n rows tell the scale to a share of ``1/√(2n)``.
+
+        References
+        ----------
+        Levi, Gispan, Giladi, Fetaya (2022), "Evaluating and calibrating uncertainty
+        prediction in regression tasks", Sensors 22(15) (σ-scaling); offered by
+        LaplaceRedux.jl as well.
+        """
+        check_is_fitted(self)
+        before = self.sigma_scaling_
+        with unchanged_on_error(self):
+            data = self._weighted(self._checked(X, y, reset=False), sample_weight)
+            if len(data.y) < 2:
+                raise ValueError(
+                    f"{len(data.y)} rows tell no scale. Pass a hundred or more."
+                )
+            self.sigma_scaling_ = np.ones_like(before)
+            mean, variance = self._mean_and_variance(data.X)
+            squares = (data.y - mean) ** 2 / variance
+            scaling = np.sqrt(np.average(squares, axis=0, weights=data.sample_weight))
+            if not (scaling > 0).all():
+                raise ValueError(
+                    "The targets equal the predictions, so that there is nothing to "
+                    "scale to. Pass rows that were measured with noise."
+                )
+            self.sigma_scaling_ = scaling
+        return self
 
     # ----------------------------------------------------------------- predict
     def _shaped(self, values: np.ndarray) -> np.ndarray:
@@ -255,7 +353,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         """Mean and variance (n, c) of new targets, noise included."""
         noise = self._fitted_posterior().hyperparameters.sigma_noise ** 2
         mean, variance = self._collect(X, lambda m, v: (m, v + noise), diagonal=True)
-        return mean, variance
+        return mean, variance * self.sigma_scaling_**2
 
     def predict(
         self, X: Any, return_std: bool = False, return_cov: bool = False
@@ -293,6 +391,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
             mean, cov = self._joint(X)
             noise = float(self._fitted_posterior().hyperparameters.sigma_noise) ** 2
             cov = cov + noise * np.eye(len(cov))[:, :, None]
+            cov = cov * self.sigma_scaling_**2
             return self._shaped(mean), cov[..., 0] if self._y_ndim == 1 else cov
         mean, variance = self._mean_and_variance(X)
         if return_std:
@@ -360,7 +459,11 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         draws = self._sample_outputs(X, n_samples, random_state)
         generator = np.random.default_rng(self._sample_seed(random_state))
         noise = float(self._fitted_posterior().hyperparameters.sigma_noise)
-        return self._shaped(draws + noise * generator.standard_normal(draws.shape))
+        draws = draws + noise * generator.standard_normal(draws.shape)
+        if (self.sigma_scaling_ != 1).any():
+            mean = self._mean_and_variance(X)[0][..., None]
+            draws = mean + (draws - mean) * self.sigma_scaling_[:, None]
+        return self._shaped(draws)
 
     def latent_mean_and_variance(
         self, X: Any, full_cov: bool = False

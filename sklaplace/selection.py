@@ -112,7 +112,13 @@ class _PriorSearch(BaseLaplace):
         settings = {name: own[name] for name in names}
         # each fold is seeded as the estimator alone would be
         settings["random_state"] = copy.deepcopy(self.random_state)
-        return self._plain(**{**settings, "verbose": 0, **params})
+        model = self._plain(**{**settings, "verbose": 0, **params})
+        if "_announced" in vars(self):  # classes of a first partial_fit
+            model._announced = self._announced
+        return model
+
+    def _check_parameters(self) -> None:
+        self._model(**self._first())._check_parameters()
 
     def _become(self, model: Any) -> None:
         """Become the fitted model, as far as predictions go."""

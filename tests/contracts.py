@@ -204,6 +204,23 @@ def check_merge(problem: Problem, name: str) -> None:
     assert_equal(left.decompose().dense(), expected, ROUNDING)
 
 
+def check_resumed(problem: Problem, name: str) -> None:
+    """An accumulator that goes on from a structure ends where one ends that saw all."""
+    expected = problem.structure(name).dense()
+    first, second = problem.batches(2, 4)
+    for decomposed in (False, True):
+        seen = problem.accumulator(name, [first])[0].decompose()
+        if decomposed:
+            seen.logdet(torch.tensor(0.7, dtype=torch.float64), scale())
+        before = seen.dense().clone()
+        resumed = STRUCTURES[name][0](problem.layout)
+        seen.resume(resumed)
+        ggn = CURVATURES["ggn"]
+        accumulate(problem.forward, [second], problem.likelihood, ggn, resumed)
+        assert_equal(resumed.decompose().dense(), expected, ROUNDING)
+        assert_equal(seen.dense(), before, ROUNDING)
+
+
 def check_weights(problem: Problem, name: str, prior: str) -> None:
     """Integer weights equal repeated rows; weight zero equals absence."""
     weights = torch.tensor([1.0, 2.0, 0.0, 3.0, 1.0, 2.0], dtype=torch.float64)

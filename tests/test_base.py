@@ -3,6 +3,7 @@
 import copy
 import inspect as python_inspect
 from dataclasses import fields
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -841,3 +842,69 @@ class TestDrawnWeights:
 def clone_fitted(model):
     """Another estimator with the same fit, whose parameters can be set apart."""
     return copy.copy(model)
+
+
+# -------------------------------------------------------------------- more rows
+@pytest.mark.parametrize("kind", ESTIMATORS)
+class TestPartialFit:
+    @pytest.mark.parametrize("settings", SETTINGS)
+    def test_equals_one_fit_on_all_rows(self, kind, settings, frozen64, rng_untouched):
+        net, X, y = frozen64[kind]
+        # what is tuned would be tuned on other rows
+        settings = complete(kind, {**settings, "prior_precision": 1e4, "refine": False})
+        w = 0.5 + np.arange(len(X)) % 3
+        parts = np.array_split(np.random.default_rng(0).permutation(len(X)), 3)
+        if settings.get("subset_of_weights") == "subnetwork":
+            settings["subset_params"] = {"indices": [0, 3, 5, 11]}
+        whole = kind(net, **settings).fit(X, y, w)
+        model = kind(net, **settings).fit(X[parts[0]], y[parts[0]], w[parts[0]])
+        for rows in parts[1:]:
+            assert model.partial_fit(X[rows], y[rows], sample_weight=w[rows]) is model
+        tolerance = {"rtol": 1e-9, "atol": 1e-9}
+        np.testing.assert_allclose(
+            everything(model, X), everything(whole, X), **tolerance
+        )
+
+    def test_is_the_first_fit_where_there_was_none(self, kind, frozen64):
+        net, X, y = frozen64[kind]
+        settings = complete(kind, {"prior_precision": 1.0})
+        model = kind(net, **settings).partial_fit(X, y)
+        np.testing.assert_array_equal(
+            everything(model, X), everything(kind(net, **settings).fit(X, y), X)
+        )
+
+    def test_of_a_refitted_head_is_at_that_head(self, kind, frozen64):
+        """The same rows again double the curvature and the loss there."""
+        net, X, y = frozen64[kind]
+        settings = complete(kind, {"prior_precision": 3.0, "refine": True})
+        model = kind(net, hessian_structure="full", **settings).fit(X, y)
+        before = model.posterior_
+        assert before.is_refitted
+        trained = [p.clone() for p in model.estimator_.module_.parameters()]
+        model.partial_fit(X, y)
+        after = model.posterior_
+        torch.testing.assert_close(
+            after.structure.dense(), 2 * before.structure.dense(), rtol=1e-9, atol=1e-9
+        )
+        torch.testing.assert_close(after.data_fit.loss, 2 * before.data_fit.loss)
+        assert torch.equal(after.mean, before.mean)
+        for old, new in zip(
+            trained, model.estimator_.module_.parameters(), strict=True
+        ):
+            assert torch.equal(old, new)
+
+    def test_that_fails_changes_nothing(self, kind, frozen64, rng_untouched):
+        net, X, y = frozen64[kind]
+        model = kind(net, **complete(kind, {"prior_precision": 1.0})).fit(X, y)
+        before, attributes = everything(model, X), dict(vars(model))
+        with pytest.raises(ValueError, match="features"):
+            model.partial_fit(X[:, :-1], y)
+        with pytest.raises(ValueError, match="egative"):
+            model.partial_fit(X, y, sample_weight=-np.ones(len(y)))
+        interrupted = mock.patch(
+            "sklaplace.base.accumulate", side_effect=KeyboardInterrupt
+        )
+        with interrupted, pytest.raises(KeyboardInterrupt):
+            model.partial_fit(X, y)
+        assert vars(model) == attributes
+        np.testing.assert_array_equal(everything(model, X), before)

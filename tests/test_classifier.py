@@ -619,3 +619,31 @@ class TestDefault:
         mean, _ = model.latent_mean_and_variance(X)
         plain = softmax(mean, axis=1).max(1)
         assert model.predict_proba(X).max(1).mean() < plain.mean()
+
+
+class TestPartialFit:
+    def test_classes_that_come_later(self):
+        X, y = blobs()
+        net = classifier(callbacks=[])
+        rows = y != 2
+        model = LaplaceClassifier(net, prior_precision=1.0, random_state=0)
+        model.partial_fit(X[rows], y[rows], classes=[0, 1, 2])
+        assert model.classes_.tolist() == [0, 1, 2]
+        model.partial_fit(X[~rows], y[~rows])
+        model.partial_fit(X[~rows], y[~rows], classes=[0, 1, 2])
+        assert model.posterior_.data_fit.n_targets == len(y) + (~rows).sum()
+        assert not hasattr(model, "_announced")
+
+    def test_unknown_labels(self):
+        X, y = blobs()
+        model = LaplaceClassifier(classifier(), prior_precision=1.0, random_state=0)
+        with pytest.raises(ValueError, match=r"labels that classes lacks: \[2\]"):
+            model.partial_fit(X, y, classes=[0, 1])
+        assert not hasattr(model, "posterior_")
+        model.fit(X, y)
+        with pytest.raises(
+            ValueError, match=r"y has labels that y in fit does not: \[7\]"
+        ):
+            model.partial_fit(X[:1], [7])
+        with pytest.raises(ValueError, match="not those of the first call"):
+            model.partial_fit(X[:1], y[:1], classes=[0, 1, 2, 3])

@@ -23,6 +23,7 @@ from sklearn.linear_model import BayesianRidge, Ridge
 from skorch import NeuralNetRegressor
 
 from sklaplace import LaplaceRegressor
+from sklaplace.metrics import gaussian_nll
 
 FLOAT64 = {"module__dtype": torch.float64}
 PRECISION, NOISE = 0.7, 0.3
@@ -595,3 +596,79 @@ def test_columns_of_unequal_scale_are_warned_of():
     X, y = waves(60)
     with pytest.warns(UserWarning, match="one noise level is shared"):
         LaplaceRegressor(random_state=0).fit(X, np.column_stack([y, 100 * y]))
+
+
+class TestRecalibrate:
+    @pytest.fixture
+    def model(self):
+        """Far too certain of itself: noise is a fifth of what it should be."""
+        X, y = waves()
+        net = FrozenEstimator(seeded(regressor(), X, y.reshape(-1, 1)))
+        return LaplaceRegressor(net, prior_precision=1.0, sigma_noise=0.02).fit(X, y)
+
+    def test_standard_deviations_become_those_of_residuals(self, model):
+        X, y = waves(n=400, seed=5)
+        mean, std = model.predict(X, return_std=True)
+        scale = np.sqrt((((y - mean) / std) ** 2).mean())
+        assert scale > 1.5
+        assert model.recalibrate(X, y) is model
+        np.testing.assert_allclose(model.sigma_scaling_, [scale], rtol=1e-6)
+        also, wider = model.predict(X, return_std=True)
+        np.testing.assert_array_equal(also, mean)
+        np.testing.assert_allclose(wider, scale * std, rtol=1e-6)
+        # the best factor there is
+        for other in (0.99, 1.01):
+            assert gaussian_nll(y, mean, wider) < gaussian_nll(y, mean, other * wider)
+
+    def test_everything_that_has_noise_is_scaled(self, model):
+        X, y = waves(n=400, seed=5)
+        _, cov = model.predict(X[:5], return_cov=True)
+        draws = model.sample_y(X[:5], 3)
+        width = np.ptp(model.predict_interval(X[:5]), axis=1)
+        latent = model.latent_mean_and_variance(X[:5])
+        mean = model.predict(X[:5])
+        model.recalibrate(X, y)
+        (s,) = model.sigma_scaling_
+        np.testing.assert_allclose(model.predict(X[:5], return_cov=True)[1], s**2 * cov)
+        now = np.ptp(model.predict_interval(X[:5]), axis=1)
+        np.testing.assert_allclose(now, s * width, rtol=1e-6)
+        expected = mean[:, None] + s * (draws - mean[:, None])
+        np.testing.assert_allclose(model.sample_y(X[:5], 3), expected, atol=1e-6)
+        for now, before in zip(
+            model.latent_mean_and_variance(X[:5]), latent, strict=True
+        ):
+            np.testing.assert_array_equal(now, before)
+
+    def test_twice_is_once(self, model):
+        X, y = waves(n=400, seed=5)
+        first = model.recalibrate(X, y).sigma_scaling_
+        np.testing.assert_allclose(model.recalibrate(X, y).sigma_scaling_, first)
+        model.fit(*waves())
+        assert model.sigma_scaling_.tolist() == [1.0]
+
+    def test_weights_repeat_rows(self, model):
+        X, y = waves(n=40, seed=5)
+        w = np.arange(40) % 3
+        found = model.recalibrate(X, y, w).sigma_scaling_
+        expected = model.recalibrate(np.repeat(X, w, 0), np.repeat(y, w))
+        np.testing.assert_allclose(found, expected.sigma_scaling_, rtol=1e-6)
+
+    def test_each_output_has_a_scale_of_its_own(self):
+        X, y = waves(n=200)
+        Y = np.stack([y, 5 * y], 1)
+        net = FrozenEstimator(seeded(regressor(module__n_out=2), X, Y))
+        model = LaplaceRegressor(net, prior_precision=1.0, sigma_noise=0.1).fit(X, Y)
+        scales = model.recalibrate(X, Y).sigma_scaling_
+        assert scales.shape == (2,)
+        assert scales[0] != scales[1]
+        _, cov = model.predict(X[:3], return_cov=True)
+        _, std = model.predict(X[:3], return_std=True)
+        np.testing.assert_allclose(np.einsum("nnc->nc", cov), std**2, rtol=1e-6)
+        assert model.sample_y(X[:3], 4).shape == (3, 2, 4)
+
+    def test_rows_that_tell_nothing(self, model):
+        X, _ = waves(n=5)
+        for rows, word in ((X[:1], "1 rows tell no scale"), (X, "nothing to scale")):
+            with pytest.raises(ValueError, match=word):
+                model.recalibrate(rows, model.predict(rows))
+            assert model.sigma_scaling_.tolist() == [1.0]

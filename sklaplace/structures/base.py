@@ -80,7 +80,7 @@ class Accumulator(ABC):
         """Numbers that a row of a batch takes beside its unmultiplied Jacobian."""
         return 0
 
-    def add_matrix(self, hessian: Tensor) -> None:
+    def add_matrix(self, hessian: Tensor, *, is_semidefinite: bool = False) -> None:
         """Add a symmetric (P, P), which need not be positive semidefinite."""
         raise TypeError(f"{type(self).__name__} adds up rows, not matrices.")
 
@@ -118,6 +118,10 @@ class Structure(ABC):
     @abstractmethod
     def dense(self) -> Tensor:
         """``H`` written out, (P, P); for small models and tests."""
+
+    @abstractmethod
+    def resume(self, accumulator: Accumulator) -> None:
+        """Put what this was made of into an accumulator that has seen nothing."""
 
     @abstractmethod
     def logdet(self, prior_precision: Tensor, scale: Tensor) -> Tensor:

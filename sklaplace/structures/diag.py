@@ -51,6 +51,11 @@ class Diag(Diagonalised):
         """``H`` written out, (P, P)."""
         return self.diagonal.diag()
 
+    def resume(self, accumulator: Accumulator) -> None:
+        """The diagonal itself."""
+        assert isinstance(accumulator, DiagAccumulator)
+        accumulator._sums = self.layout.split(self.diagonal)
+
 
 class DiagAccumulator(Accumulator):
     """Sums squared rows; O(P) memory."""

@@ -13,9 +13,15 @@ import torch
 from torch import Tensor
 
 from sklaplace import priors
+from sklaplace.blocks import Block
 from sklaplace.jacobians import Jacobian
 from sklaplace.linalg import symmetric_eigh
-from sklaplace.structures.base import Projection, Remembered, Structure
+from sklaplace.structures.base import (
+    Accumulator,
+    Projection,
+    Remembered,
+    Structure,
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,12 @@ class Dual(Structure):
         """``H`` written out, (P, P)."""
         dense: Tensor = self.rows.T @ self.rows
         return (dense + dense.T) / 2
+
+    def resume(self, accumulator: Accumulator) -> None:
+        """The rows."""
+        pieces = self.layout.split(self.rows)
+        blocks = [Block(piece[:, None, None, :]) for piece in pieces]
+        accumulator.update(Jacobian(blocks))
 
     @cached_property
     def _factors(self) -> Remembered:

@@ -103,6 +103,10 @@ class Full(Diagonalised):
         """``H`` itself, (P, P)."""
         return self.hessian
 
+    def resume(self, accumulator: Accumulator) -> None:
+        """The matrix."""
+        accumulator.add_matrix(self.hessian, is_semidefinite=self.is_semidefinite)
+
     def _cholesky(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         delta = priors.expand(prior_precision, self.layout)
         # symmetrised, so that gradients are those of a symmetric matrix
@@ -318,9 +322,9 @@ class FullAccumulator(Accumulator):
         self._kept.append(jacobian)
         self._settle()
 
-    def add_matrix(self, hessian: Tensor) -> None:
-        """Add a symmetric (P, P), which need not be positive semidefinite."""
-        self._is_semidefinite = False
+    def add_matrix(self, hessian: Tensor, *, is_semidefinite: bool = False) -> None:
+        """Add a symmetric (P, P)."""
+        self._is_semidefinite &= is_semidefinite
         rows = hessian.double().split(self.layout.sizes)
         for i, strip in enumerate(rows):
             pieces = strip.split(self.layout.sizes, 1)
@@ -368,10 +372,14 @@ class FullAccumulator(Accumulator):
         self._kept = []
 
     def _add_products(self, where: tuple[int, int], products: "_Products") -> None:
-        if where in self._sums:
-            self._sums[where].sums.add_(products.sums)
-        else:
+        known = self._sums.get(where)
+        if known is None:
             self._sums[where] = replace(products, sums=products.sums.clone())
+        elif known.shape == products.shape:
+            known.sums.add_(products.sums)
+        else:
+            both = known.dense() + products.dense()
+            self._sums[where] = _Products(both)
 
 
 @dataclass(frozen=True)

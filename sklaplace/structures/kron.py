@@ -117,6 +117,13 @@ class Factor:
         """The same with squared eigenvectors."""
         return x if self.vectors is None else x @ (self.vectors**2).T
 
+    def total(self) -> Tensor:
+        """A copy of the factor, (n, n), or of its diagonal, (n,), where that is all."""
+        if isinstance(self.state, Tensor):
+            return self.state.clone()
+        values, vectors = self.state
+        return values.clone() if vectors is None else (vectors * values) @ vectors.T
+
     def dense(self) -> Tensor:
         """The factor written out, (n, n), always from its eigenvectors."""
         values, vectors = self._eigh()
@@ -131,9 +138,12 @@ class Kron(Diagonalised):
     ----------
     factors : tuple of (output factor, input factor)
         One pair per block.
+    n_positions : tuple of Tensor of shape ()
+        Weighted number of inputs that each input factor is the mean over.
     """
 
     factors: tuple[tuple[Factor, Factor], ...]
+    n_positions: tuple[Tensor, ...]
     priors = frozenset({"scalar", "layerwise"})
 
     @property
@@ -171,6 +181,16 @@ class Kron(Diagonalised):
             turned = getattr(b, method)(getattr(a, method)(matrix).mT).mT
             pieces.append(turned.flatten(-2))
         return torch.cat(pieces, -1)
+
+    def resume(self, accumulator: Accumulator) -> None:
+        """The factors, as sums; both sides of a layer may share one."""
+        assert isinstance(accumulator, KronAccumulator)
+        outputs, inputs = zip(*self.factors, strict=True)
+        accumulator._outputs = once(Factor.total, [(b,) for b in outputs])
+        accumulator._inputs = [
+            a.total() * n for a, n in zip(inputs, self.n_positions, strict=True)
+        ]
+        accumulator._n_positions = [n.clone() for n in self.n_positions]
 
     def dense(self) -> Tensor:
         """``H`` written out, (P, P)."""
@@ -231,7 +251,8 @@ class KronAccumulator(Accumulator):
         # copies: sums are added to in place
         outputs = once(lambda b: Factor(b.clone()), [(b,) for b in self._outputs])
         inputs = map(Factor, means)
-        return Kron(self.layout, tuple(zip(outputs, inputs, strict=True)))
+        counts = tuple(n.clone() for n in self._n_positions)
+        return Kron(self.layout, tuple(zip(outputs, inputs, strict=True)), counts)
 
 
 def once(

@@ -6,6 +6,7 @@ are never written out, so that batches and shards add up. Nyström's approximati
 ``H`` is no more than q.
 """
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -27,11 +28,28 @@ TOLERANCE = 1e-12
 OVERSAMPLING = 10
 
 
+@dataclass(frozen=True)
 class LowRank(Dual):
     """Leading directions of the curvature; the prior alone holds in all others.
 
     Its rows are ``√e Uᵀ`` of the eigenvalues and eigenvectors that were kept.
+
+    Attributes
+    ----------
+    sketch : Tensor of shape (P, q)
+        ``HΩ``, to which more can be added.
     """
+
+    sketch: Tensor
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What can be made again stays behind."""
+        return {**super().__getstate__(), "sketch": self.sketch}
+
+    def resume(self, accumulator: Accumulator) -> None:
+        """The sketch."""
+        assert isinstance(accumulator, LowRankAccumulator)
+        accumulator._sketch = self.sketch.clone()
 
     @cached_property
     def _eigh(self) -> tuple[Tensor, Tensor]:
@@ -129,7 +147,8 @@ class LowRankAccumulator(Accumulator):
         largest = float(values[0]) if len(values) else 0.0
         kept = values[: self.rank] > self.tolerance * largest
         values, vectors = values[: self.rank][kept], vectors[:, : self.rank][:, kept]
-        return LowRank(self.layout, values.sqrt().unsqueeze(1) * vectors.T)
+        rows = values.sqrt().unsqueeze(1) * vectors.T
+        return LowRank(self.layout, rows, self._sketch.clone())
 
 
 def _nystrom(sketch: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:

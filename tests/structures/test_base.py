@@ -64,6 +64,13 @@ def test_merge(case, name):
     contracts.check_merge(problem(case), name)
 
 
+@every_structure
+@every_subset
+@pytest.mark.parametrize("case", ["inplace", "cnn", "called_twice", "norms"])
+def test_resume(case, subset, name):
+    contracts.check_resumed(problem(case, subset=subset), name)
+
+
 @every_prior
 @every_likelihood
 @pytest.mark.parametrize("case", ["mlp", "cnn", "called_twice", "norms"])
