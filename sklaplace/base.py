@@ -45,7 +45,7 @@ from sklaplace.inspection import (
 )
 from sklaplace.jacobians import backpropagate, centring
 from sklaplace.layouts import Layout
-from sklaplace.likelihoods import DataFit
+from sklaplace.likelihoods import DataFit, weighed
 from sklaplace.memory import require_bytes
 from sklaplace.options import (
     listed,
@@ -311,21 +311,25 @@ class BaseLaplace(PosteriorPredictor):
         data = self._weighted(self._checked(X, y, reset=True), sample_weight)
         if X_val is None:
             return data, None
-        return data, self._checked(X_val, y_val, reset=False, name="y_val")
+        validation = self._checked(X_val, y_val, reset=False, name="y_val")
+        return data, self._weighted(validation, None)
 
-    @staticmethod
-    def _weighted(data: TrainingData, sample_weight: Any) -> TrainingData:
-        """The rows with weights, if there are any."""
+    def _weighted(self, data: TrainingData, sample_weight: Any) -> TrainingData:
+        """The rows with weights, if there are any; those of weight zero are dropped."""
+        own = self._own_weights(data.y)
         if sample_weight is None:
-            return data
-        return data.weighted(
-            _check_sample_weight(
-                sample_weight,
-                np.empty((len(data.y), 1)),
-                dtype=np.float64,
-                ensure_non_negative=True,
-            )
+            return data if own is None else data.weighted(own)
+        weights = _check_sample_weight(
+            sample_weight,
+            np.empty((len(data.y), 1)),
+            dtype=np.float64,
+            ensure_non_negative=True,
         )
+        return data.weighted(weights if own is None else weights * own)
+
+    def _own_weights(self, y: np.ndarray) -> np.ndarray | None:
+        """Weights that targets have by themselves, (n,); overridden for labels."""
+        return None
 
     def _checked(self, X: Any, y: Any, *, reset: bool, name: str = "y") -> TrainingData:
         """Validated arrays; datasets and dicts as they are; targets encoded."""
@@ -668,9 +672,11 @@ class _LinearisedRows:
         columns = centring if inspected.likelihood.is_shift_invariant else None
         for x, y, weights in self.batches:
             f, jacobian = backpropagate(forward, x, inspected.layout, columns)
+            targets = inspected.likelihood.targets(y, f)
+            weights = weighed(inspected.likelihood, targets, weights)
             if weights is None:
                 weights = torch.ones_like(f[:, 0])
-            yield Rows(f, jacobian, inspected.likelihood.targets(y, f), weights)
+            yield Rows(f, jacobian, targets, weights)
 
 
 def _match_targets(net: Any, dataset: Any) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
 from sklearn.preprocessing import LabelEncoder
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -21,6 +22,8 @@ from sklaplace.networks import default_classifier
 from sklaplace.options import check_option
 from sklaplace.posterior import GaussianPosterior
 
+# torch's default, which is an ordinary label where nobody has asked for it
+_NO_INDEX = -100
 _draws = lru_cache(maxsize=8)(links.normal_draws)
 
 
@@ -78,6 +81,10 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         leaves that to the tuner; where nothing is tuned it is False.
     temperature : float, default=1.0
         Divides the log-likelihood in the posterior; below one sharpens it.
+    class_weight : dict, "balanced" or None, default=None
+        Weights of the classes, by label, which multiply ``sample_weight``:
+        ``"balanced"`` gives all classes the same in total. Rows to tune on have them,
+        too.
     validation_fraction : float, default=0.2
         Share of rows to hold out for tuning, from a net that is trained here and
         holds nothing out itself, if there are at least 50 distinct rows.
@@ -176,6 +183,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         prior_mean: Any = 0.0,
         refine: Any = "auto",
         temperature: float = 1.0,
+        class_weight: dict[Any, float] | str | None = None,
         validation_fraction: float = 0.2,
         pred_type: str = "glm",
         link_approx: str = "auto",
@@ -197,6 +205,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         self.prior_mean = prior_mean
         self.refine = refine
         self.temperature = temperature
+        self.class_weight = class_weight
         self.validation_fraction = validation_fraction
         self.pred_type = pred_type
         self.link_approx = link_approx
@@ -239,19 +248,54 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
             )
 
     def _encode(self, y: Any, *, reset: bool, name: str = "y") -> np.ndarray:
-        """Labels as 0 … K-1, in the dtype that the criterion takes."""
+        """Labels as 0 … K-1, in the dtype that the criterion takes; -1 is ignored."""
+        labels = np.asarray(y)
+        ignored = self._is_ignored(labels)
         if reset:
             check_classification_targets(y)
-            self._encoder = LabelEncoder().fit(self._classes_of(np.asarray(y)))
+            self._encoder = LabelEncoder().fit(self._classes_of(labels[~ignored]))
             self.classes_ = self._encoder.classes_
-        unknown = np.setdiff1d(np.asarray(y), self.classes_)
+        unknown = np.setdiff1d(labels[~ignored], self.classes_)
         if len(unknown):
             raise ValueError(
                 f"{name} has labels that y in fit does not: {unknown[:5].tolist()}. "
                 "Use rows of the classes that the network knows."
             )
-        codes = self._encoder.transform(y)
+        codes = np.full(len(labels), -1)
+        codes[~ignored] = self._encoder.transform(labels[~ignored])
+        if reset:
+            self._class_weights = self._weights_of_classes(codes[~ignored])
         return codes.astype(self._code_dtype())
+
+    def _is_ignored(self, labels: np.ndarray) -> np.ndarray:
+        """Rows that the criterion is told to ignore, (n,)."""
+        none = np.zeros(len(labels), dtype=bool)
+        index = _ignore_index(self._net())
+        if index is None or labels.dtype.kind not in "iuf":
+            return none
+        ignored: np.ndarray = labels == index
+        return none if ignored.all() else ignored
+
+    def _weights_of_classes(self, codes: np.ndarray) -> np.ndarray | None:
+        """``class_weight`` as an array (K,); classes without rows weigh one."""
+        if self.class_weight is None:
+            return None
+        weights = np.ones(len(self.classes_))
+        present = np.unique(codes)
+        weights[present] = compute_class_weight(
+            self.class_weight,
+            classes=self.classes_[present],
+            y=self.classes_[codes],
+        )
+        return weights
+
+    def _own_weights(self, y: np.ndarray) -> np.ndarray | None:
+        codes = y.astype(np.int64)
+        weights = None if self._class_weights is None else self._class_weights[codes]
+        if (codes >= 0).all():
+            return weights
+        kept = (codes >= 0).astype(np.float64)
+        return kept if weights is None else weights * kept
 
     def _classes_of(self, y: np.ndarray) -> np.ndarray:
         """Labels that outputs stand for: a frozen net knows its own."""
@@ -543,6 +587,15 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
         mean, variance = self._moments(X, moments, full_cov)
         return mean, variance
+
+
+def _ignore_index(net: Any) -> int | None:
+    """Label of rows to ignore, where a net's criterion has been given one."""
+    criterion = getattr(net, "criterion", None)
+    if isinstance(criterion, torch.nn.Module):
+        index = getattr(criterion, "ignore_index", _NO_INDEX)
+        return None if index == _NO_INDEX else int(index)
+    return vars(net).get("criterion__ignore_index") if net is not None else None
 
 
 def _known_classes(net: Any) -> np.ndarray | None:

@@ -16,7 +16,7 @@ from sklaplace.draws import keys_of, uniforms
 from sklaplace.forward import Forward
 from sklaplace.hessians import Factored, OutputHessian
 from sklaplace.jacobians import backpropagate_in_parts, exact_hessian
-from sklaplace.likelihoods import DataFit, Likelihood
+from sklaplace.likelihoods import DataFit, Likelihood, weighed
 from sklaplace.linalg import all_finite
 from sklaplace.options import Check, check_count
 from sklaplace.structures import Accumulator
@@ -187,7 +187,8 @@ class _Batch:
     curvature: Curvature
     x: Any
     y: Any
-    weights: Tensor | None
+    given: Tensor | None
+    weights: Tensor | None = None
     keys: Tensor | None = None
 
     def add(
@@ -215,7 +216,7 @@ class _Batch:
         with torch.no_grad():
             f: Tensor = forward(self.x)
         _check_outputs(f)
-        self.targets = self.likelihood.targets(self.y, f)
+        self._read(f)
 
         def total(outputs: Tensor) -> Tensor:
             losses = self.likelihood.loss(outputs, self.targets)
@@ -226,9 +227,14 @@ class _Batch:
         accumulator.add_matrix(hessian)
         return f
 
+    def _read(self, f: Tensor) -> None:
+        """Targets, and the weights that the criterion gives to their kind."""
+        self.targets = self.likelihood.targets(self.y, f)
+        self.weights = weighed(self.likelihood, self.targets, self.given)
+
     def columns(self, f: Tensor) -> OutputHessian:
         """``w S Sᵀ`` of each row."""
-        self.targets = self.likelihood.targets(self.y, f)
+        self._read(f)
         self.hessian = output_hessian(
             self.curvature, self.likelihood, f, self.targets, self.weights, self.keys
         )

@@ -25,8 +25,8 @@ _PLAIN = {
     "weight": None,
     "pos_weight": None,
     "label_smoothing": 0.0,
-    "ignore_index": -100,
 }
+_TENSORS = {"weight", "pos_weight"}
 # Copies that are alive at once, of a layer's inputs: as they are and rotated; of its
 # gradients: kept and passed on; of a head's outputs: about as many as the means,
 # variances and probabilities in float64 that a link makes of them.
@@ -198,13 +198,25 @@ def _likelihood(net: Any, allowed: tuple[type, ...]) -> tuple[Likelihood, str]:
         )
     for option, plain in _PLAIN.items():
         value = getattr(criterion, option, plain)
-        if value is not plain and value != plain:
+        is_plain = value is plain or (option not in _TENSORS and value == plain)
+        if not is_plain and option not in likelihood.options:
             raise ValueError(
                 f"criterion__{option} is set, which changes the likelihood and is "
                 "not supported. Leave it at its default; to weight rows or classes, "
                 "pass sample_weight to fit."
             )
-    return likelihood, convention
+    _check_ignored(criterion)
+    return likelihood.configured(criterion), convention
+
+
+def _check_ignored(criterion: Any) -> None:
+    """Refuse to ignore what may be the number of a class."""
+    if getattr(criterion, "ignore_index", -1) >= 0:
+        raise ValueError(
+            f"criterion__ignore_index={criterion.ignore_index} is the number of a "
+            "class once labels are numbered from 0. Use a negative one, such as -1, "
+            "and label the rows to ignore so."
+        )
 
 
 def raw_outputs(net: Any, x: Any) -> Tensor:

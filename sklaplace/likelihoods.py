@@ -10,7 +10,7 @@ stays tunable after the curvature has been accumulated.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,20 @@ class Likelihood(Protocol):
     ``f`` is (b, c); ``y`` has one row per row of ``f``.
     """
 
+    options: ClassVar[frozenset[str]]
+    """Arguments of a criterion that are understood, beyond those that say nothing."""
     has_noise: bool
     is_shift_invariant: bool
     """Whether a shift common to all outputs changes nothing."""
 
+    def configured(self, criterion: nn.Module) -> "Likelihood":
+        """The same with the options of a criterion."""
+
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
         """``y`` in the shape and dtype that ``loss`` expects."""
+
+    def row_scale(self, y: Tensor) -> Tensor | None:
+        """What the loss of a row is multiplied by, (b,), float64; None: one."""
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
         """Loss per row, (b,), in nats once multiplied by ``scale``."""
@@ -99,6 +107,15 @@ class _Curved:
 
     hessian: Callable[[Tensor], OutputHessian]
     is_shift_invariant = False
+    options: ClassVar[frozenset[str]] = frozenset()
+
+    def configured(self, criterion: nn.Module) -> Any:
+        """The same with the options of a criterion."""
+        return self
+
+    def row_scale(self, y: Tensor) -> Tensor | None:
+        """What the loss of a row is multiplied by, (b,), float64; None: one."""
+        return None
 
     def hessian_factor(self, f: Tensor) -> Tensor:
         """``S`` (b, c, k) with ``S Sᵀ = Λ``."""
@@ -125,9 +142,52 @@ class _Labels(_Curved):
 
 @dataclass(frozen=True)
 class Categorical(_Labels):
-    """Softmax over K logits; targets are class indices 0 … K-1."""
+    """Softmax over K logits; targets are class indices 0 … K-1.
 
+    With class weights ``w`` and label smoothing ``ε`` the criterion is
+    ``(1 - ε) w_y CE(y) + ε/K Σ w_k CE(k)``, which is ``h_y CE(t)`` for targets ``t``
+    that are spread over the classes and ``h_y = (1 - ε) w_y + ε/K Σ w_k``: the row's
+    loss and curvature times ``h_y``.
+
+    Attributes
+    ----------
+    weight : tuple of float or None
+        One per class.
+    label_smoothing : float
+        Share of a target that all classes have in common.
+    """
+
+    weight: tuple[float, ...] | None = None
+    label_smoothing: float = 0.0
+    options: ClassVar[frozenset[str]] = frozenset({"weight", "label_smoothing"})
     is_shift_invariant = True
+
+    def configured(self, criterion: nn.Module) -> "Categorical":
+        """The same with ``weight`` and ``label_smoothing`` of a criterion."""
+        weight = getattr(criterion, "weight", None)
+        smoothing = float(getattr(criterion, "label_smoothing", 0.0))
+        return Categorical(
+            None if weight is None else tuple(weight.tolist()), smoothing
+        )
+
+    def row_scale(self, y: Tensor) -> Tensor | None:
+        """``h_y``, (b,), float64."""
+        if self.weight is None:
+            return None
+        w = torch.tensor(self.weight, dtype=torch.float64, device=y.device)
+        return (1 - self.label_smoothing) * w[y] + self.label_smoothing * w.mean()
+
+    def _spread(self, f: Tensor, y: Tensor) -> Tensor:
+        """Targets as distributions over the classes, (b, K)."""
+        own = nn.functional.one_hot(y, f.shape[-1]).to(f)
+        if not self.label_smoothing:
+            return own
+        w = f.new_ones(f.shape[-1])
+        if self.weight is not None:
+            w = torch.tensor(self.weight, dtype=f.dtype, device=f.device)
+        shared = self.label_smoothing * w / len(w)
+        mixed = (1 - self.label_smoothing) * w[y].unsqueeze(-1) * own + shared
+        return mixed / mixed.sum(-1, keepdim=True)
 
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
         """Class indices, (b,), int64."""
@@ -135,11 +195,13 @@ class Categorical(_Labels):
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy per row, (b,)."""
+        if self.label_smoothing:
+            return -(self._spread(f, y) * f.log_softmax(-1)).sum(-1)
         return nn.functional.cross_entropy(f, y, reduction="none")
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
         """``softmax(f) - onehot(y)``, (b, c)."""
-        return f.softmax(-1) - nn.functional.one_hot(y, f.shape[-1]).to(f)
+        return f.softmax(-1) - self._spread(f, y)
 
     def hessian(self, f: Tensor) -> OutputHessian:
         """``diag p - p pᵀ``."""
@@ -176,7 +238,27 @@ class Categorical(_Labels):
 
 @dataclass(frozen=True)
 class Bernoulli(_Labels):
-    """Two classes from one logit: that of the second class."""
+    """Two classes from one logit: that of the second class.
+
+    Attributes
+    ----------
+    pos_weight : float
+        What the loss of rows of the second class is multiplied by.
+    """
+
+    pos_weight: float = 1.0
+    options: ClassVar[frozenset[str]] = frozenset({"pos_weight"})
+
+    def configured(self, criterion: nn.Module) -> "Bernoulli":
+        """The same with ``pos_weight`` of a criterion."""
+        weight = getattr(criterion, "pos_weight", None)
+        return Bernoulli(1.0 if weight is None else float(weight.reshape(-1)[0]))
+
+    def row_scale(self, y: Tensor) -> Tensor | None:
+        """One, or the weight of the second class, (b,), float64."""
+        if self.pos_weight == 1:
+            return None
+        return 1 + (self.pos_weight - 1) * y.double().reshape(-1)
 
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
         """Zeros and ones, (b, 1), in the dtype of the outputs."""
@@ -274,6 +356,16 @@ class Gaussian(_Curved):
     def width(self, n_targets: int) -> int:
         """One output per target column."""
         return n_targets
+
+
+def weighed(
+    likelihood: Likelihood, targets: Tensor, weights: Tensor | None
+) -> Tensor | None:
+    """Sample weights (b,), times what the criterion gives rows of their kind."""
+    scale = likelihood.row_scale(targets)
+    if scale is None:
+        return weights
+    return scale if weights is None else weights * scale.to(weights)
 
 
 # criterion of the skorch net -> (likelihood, what the module puts out)

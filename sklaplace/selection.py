@@ -325,7 +325,8 @@ class LaplaceClassifierCV(_PriorSearch, LaplaceClassifier):
         (``"accuracy"``) hardly tell prior precisions apart.
     subset_of_weights, subset_params, hessian_structure, structure_params, curvature, \
             curvature_params, prior_structure, prior_mean, \
-            refine, temperature, pred_type, link_approx, n_samples, batch_size
+            refine, temperature, class_weight, pred_type, link_approx, n_samples, \
+            batch_size
         As for `LaplaceClassifier`. Under a ``prior_structure`` other than
         ``"scalar"`` all precisions are the same. ``refine=True`` refits the last
         layer under every prior precision; ``"auto"`` is False.
@@ -406,6 +407,7 @@ class LaplaceClassifierCV(_PriorSearch, LaplaceClassifier):
         prior_mean: Any = 0.0,
         refine: Any = "auto",
         temperature: float = 1.0,
+        class_weight: dict[Any, float] | str | None = None,
         pred_type: str = "glm",
         link_approx: str = "auto",
         n_samples: int = 100,
@@ -429,6 +431,7 @@ class LaplaceClassifierCV(_PriorSearch, LaplaceClassifier):
         self.prior_mean = prior_mean
         self.refine = refine
         self.temperature = temperature
+        self.class_weight = class_weight
         self.pred_type = pred_type
         self.link_approx = link_approx
         self.n_samples = n_samples

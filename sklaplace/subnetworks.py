@@ -16,7 +16,7 @@ from sklaplace.draws import keys_of, uniforms
 from sklaplace.forward import Forward, tree_rows
 from sklaplace.jacobians import call_with
 from sklaplace.layouts import Layout
-from sklaplace.likelihoods import Likelihood
+from sklaplace.likelihoods import Likelihood, weighed
 from sklaplace.structures.diag import DiagAccumulator
 
 # Steps of stochastic gradient descent whose weights are compared, their length, and the
@@ -114,7 +114,8 @@ def _slope(question: Question, weights: Tensor, step: int) -> Tensor:
             f = call_with(question.forward, leaves, some)
             targets = likelihood.targets(y[rows], f)
             losses = likelihood.loss(f, targets)
-            share = torch.ones_like(losses) if w is None else w[rows].to(losses)
+            given = weighed(likelihood, targets, None if w is None else w[rows])
+            share = torch.ones_like(losses) if given is None else given.to(losses)
             found = torch.autograd.grad(
                 share @ losses, list(leaves.values()), materialize_grads=True
             )

@@ -153,6 +153,11 @@ class TestOptions:
         model = for_classes(subset_of_weights=subset, subset_params=options)
         refused_fit(model, *words)
 
+    @pytest.mark.parametrize("value", ["even", {9: 2.0}, 3])
+    def test_class_weight(self, value):
+        error = TypeError if value == 3 else ValueError
+        refused_fit(for_classes(class_weight=value), "class_weight", error=error)
+
     @pytest.mark.parametrize("structure", ["kron", "diag", "lowrank"])
     def test_exact_hessian_needs_the_full_structure(self, structure):
         model = for_classes(curvature="hessian", hessian_structure=structure)
@@ -336,12 +341,8 @@ class Conventions:
         ),
         (binary_classifier(**RECORD), ["3 classes", "CrossEntropyLoss"]),
         (
-            classifier(criterion__label_smoothing=0.1, **RECORD),
-            ["criterion__label_smoothing"],
-        ),
-        (
-            classifier(criterion__weight=torch.ones(3), **RECORD),
-            ["criterion__weight", "sample_weight"],
+            classifier(criterion__ignore_index=2, **RECORD),
+            ["criterion__ignore_index=2", "negative", "-1"],
         ),
         (classifier(criterion__reduction="none", **RECORD), ["criterion__reduction"]),
         (

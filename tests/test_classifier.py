@@ -1,5 +1,7 @@
 """Classification: output conventions, labels, inputs of all kinds, probabilities."""
 
+import copy
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -27,6 +29,7 @@ from nets import (
 from scipy.special import expit, softmax
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import log_loss
+from sklearn.utils.class_weight import compute_sample_weight
 from skorch import NeuralNetClassifier
 from skorch.dataset import Dataset
 from skorch.helper import SliceDict
@@ -647,3 +650,105 @@ class TestPartialFit:
             model.partial_fit(X[:1], [7])
         with pytest.raises(ValueError, match="not those of the first call"):
             model.partial_fit(X[:1], y[:1], classes=[0, 1, 2, 3])
+
+
+class TestClassesThatWeigh:
+    def settings(self, **options):
+        plain = {"prior_precision": 0.7, "hessian_structure": "full"}
+        return {**plain, "random_state": 0, **options}
+
+    def frozen(self, net=classifier, **params):
+        X, y = blobs() if net is classifier else blobs(n_classes=2)
+        targets = y if net is classifier else y.astype(np.float32)
+        return FrozenEstimator(seeded(net(**params), X, targets)), X, y
+
+    def same(self, model, other, X):
+        np.testing.assert_allclose(
+            model.predict_proba(X), other.predict_proba(X), atol=1e-7
+        )
+        values = [m.log_marginal_likelihood_value_ for m in (model, other)]
+        np.testing.assert_allclose(*values, rtol=1e-5)
+
+    @pytest.mark.parametrize("refine", [False, True])
+    def test_weights_of_a_criterion_are_sample_weights(self, refine):
+        w = torch.tensor([0.5, 2.0, 1.5])
+        net, X, y = self.frozen(criterion__weight=w)
+        settings = self.settings(refine=refine)
+        model = LaplaceClassifier(net, **settings).fit(X, y)
+        plain = copy.deepcopy(net.estimator)
+        plain.criterion_ = torch.nn.CrossEntropyLoss()
+        other = LaplaceClassifier(FrozenEstimator(plain), **settings)
+        self.same(model, other.fit(X, y, w[y].numpy()), X)
+
+    def test_weight_of_the_second_class(self):
+        net, X, y = self.frozen(
+            binary_classifier, criterion__pos_weight=torch.tensor([3.0])
+        )
+        model = LaplaceClassifier(net, **self.settings()).fit(X, y)
+        plain = copy.deepcopy(net.estimator)
+        plain.criterion_ = torch.nn.BCEWithLogitsLoss()
+        other = LaplaceClassifier(FrozenEstimator(plain), **self.settings())
+        self.same(model, other.fit(X, y, 1 + 2.0 * y), X)
+
+    def test_smoothing_leaves_the_curvature(self):
+        net, X, y = self.frozen(criterion__label_smoothing=0.2)
+        model = LaplaceClassifier(net, **self.settings()).fit(X, y)
+        plain = copy.deepcopy(net.estimator)
+        plain.criterion_ = torch.nn.CrossEntropyLoss()
+        other = LaplaceClassifier(FrozenEstimator(plain), **self.settings()).fit(X, y)
+        np.testing.assert_allclose(model.predict_proba(X), other.predict_proba(X))
+        loss, unsmoothed = (m.posterior_.data_fit.loss for m in (model, other))
+        logits = torch.tensor(net.estimator.forward(X).numpy())
+        criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.2, reduction="sum")
+        assert loss == pytest.approx(
+            float(criterion(logits, torch.tensor(y))), rel=1e-5
+        )
+        assert loss != unsmoothed
+
+    @pytest.mark.parametrize("value", ["balanced", {"a": 3.0, "c": 0.2}])
+    def test_class_weight_is_sample_weight(self, value):
+        X, y = blobs(n=70)
+        labels = np.array(["a", "b", "c"])[y]
+        w = compute_sample_weight(value, labels)
+        held = {"X_val": X[50:], "y_val": labels[50:]}
+        for settings in (self.settings(), {"prior_precision": "validation"}):
+            own = self.frozen()[0]
+            model = LaplaceClassifier(own, class_weight=value, **settings)
+            model.fit(X, labels, **held)
+            assert model.class_weight == value
+            if settings["prior_precision"] != "validation":
+                other = LaplaceClassifier(own, **settings).fit(X, labels, w)
+                self.same(model, other, X)
+
+    def test_class_weight_trains_the_network(self):
+        X, y = blobs()
+        options = {"prior_precision": 1.0, "random_state": 0}
+        w = compute_sample_weight({0: 5.0}, y)
+        model = LaplaceClassifier(classifier(), class_weight={0: 5.0}, **options)
+        other = LaplaceClassifier(classifier(), **options).fit(X, y, w)
+        self.same(model.fit(X, y), other, X)
+
+    def test_partial_fit_keeps_the_weights_of_the_first_fit(self):
+        net, X, y = self.frozen()
+        settings = self.settings(class_weight="balanced")
+        model = LaplaceClassifier(net, **settings).fit(X[:40], y[:40])
+        weights = model._class_weights
+        model.partial_fit(X[40:], y[40:])
+        expected = LaplaceClassifier(net, **self.settings()).fit(X, y, weights[y])
+        self.same(model, expected, X)
+
+    def test_rows_to_ignore_are_not_there(self):
+        X, y = blobs()
+        y = y.copy()
+        y[::7] = -1
+        kept = y >= 0
+        options = {"prior_precision": 1.0, "random_state": 0}
+        model = LaplaceClassifier(classifier(criterion__ignore_index=-1), **options)
+        other = LaplaceClassifier(classifier(), **options).fit(X[kept], y[kept])
+        assert model.fit(X, y).classes_.tolist() == [0, 1, 2]
+        assert model.posterior_.data_fit.n_targets == kept.sum()
+        self.same(model, other, X)
+        w = 1.0 + np.arange(len(y)) % 2
+        self.same(model.fit(X, y, w), other.fit(X[kept], y[kept], w[kept]), X)
+        labels = LaplaceClassifier(classifier(module__n_out=4), **options).fit(X, y)
+        assert labels.classes_.tolist() == [-1, 0, 1, 2]

@@ -66,8 +66,6 @@ class TestLikelihood:
     @pytest.mark.parametrize(
         ("option", "value"),
         [
-            ("weight", torch.ones(3)),
-            ("label_smoothing", 0.1),
             ("ignore_index", 1),
             ("reduction", "none"),
         ],
@@ -77,10 +75,18 @@ class TestLikelihood:
         with pytest.raises(ValueError, match=f"criterion__{option}"):
             read(net)
 
-    def test_positive_weight_is_refused(self):
-        net = initialised(binary_classifier(criterion__pos_weight=torch.ones(1)))
-        with pytest.raises(ValueError, match="criterion__pos_weight"):
+    def test_weights_of_rows_in_the_criterion_are_refused(self):
+        net = initialised(binary_classifier(criterion__weight=torch.ones(1)))
+        with pytest.raises(ValueError, match="criterion__weight"):
             read(net, 2)
+
+    def test_options_that_are_understood(self):
+        w = torch.tensor([1.0, 2.0, 0.5])
+        options = {"criterion__weight": w, "criterion__label_smoothing": 0.2}
+        found = read(initialised(classifier(**options))).likelihood
+        assert found == Categorical((1.0, 2.0, 0.5), 0.2)
+        net = initialised(binary_classifier(criterion__pos_weight=torch.tensor([3.0])))
+        assert read(net, 2).likelihood == Bernoulli(3.0)
 
 
 class TestReading:

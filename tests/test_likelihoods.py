@@ -177,3 +177,48 @@ def test_criteria_agree_with_torch():
     loss = CRITERIA[nn.MSELoss][0].loss(f, y).mean()
     assert_equal(nn.MSELoss(reduction="sum")(f, y) / len(f) / 2, loss, 1e-14)
     assert math.isclose(float(loss), float(((f - y) ** 2).sum(1).mean()) / 2)
+
+
+# ---------------------------------------------------- what a criterion's options say
+def weighted_criteria():
+    w = torch.tensor([0.5, 2.0, 1.2], dtype=torch.float64)
+    pos = torch.tensor([2.5], dtype=torch.float64)
+    return [
+        (nn.CrossEntropyLoss(weight=w), Categorical(), 3),
+        (nn.CrossEntropyLoss(label_smoothing=0.3), Categorical(), 3),
+        (nn.CrossEntropyLoss(weight=w, label_smoothing=0.3), Categorical(), 3),
+        (nn.BCEWithLogitsLoss(pos_weight=pos), Bernoulli(), 1),
+    ]
+
+
+@pytest.mark.parametrize(("criterion", "plain", "c"), weighted_criteria())
+def test_options_of_the_criterion(criterion, plain, c):
+    """Loss, gradient and Hessian are torch's, row by row."""
+    likelihood = plain.configured(criterion)
+    f, y = normal(20, c, seed=4), torch.arange(20) % max(2, c)
+    y = y if c > 1 else y.double().unsqueeze(1)
+    h = likelihood.row_scale(y)
+    h = torch.ones(20, dtype=torch.float64) if h is None else h
+    criterion.reduction = "none"
+
+    def loss(f):
+        return criterion(f, y).reshape(-1)
+
+    leaf = f.clone().requires_grad_()
+    expected = loss(leaf)
+    assert_equal(h * likelihood.loss(f, y), expected.detach(), 1e-12)
+    (slope,) = torch.autograd.grad(expected.sum(), leaf)
+    assert_equal(h.unsqueeze(1) * likelihood.gradient(f, y), slope, 1e-12)
+    S = likelihood.hessian_factor(f)
+    whole = torch.autograd.functional.hessian(lambda v: loss(v).sum(), f)
+    rows = torch.stack([whole[n, :, n] for n in range(20)])
+    assert_equal(h.reshape(-1, 1, 1) * (S @ S.mT), rows, 1e-12)
+
+
+def test_plain_criteria_scale_nothing():
+    y = torch.arange(3)
+    assert Categorical().configured(nn.CrossEntropyLoss()) == Categorical()
+    assert Categorical().row_scale(y) is None
+    assert Categorical(None, 0.1).row_scale(y) is None
+    assert Bernoulli().configured(nn.BCELoss()) == Bernoulli()
+    assert Bernoulli().row_scale(y.double().unsqueeze(1)) is None
