@@ -1,128 +1,17 @@
-"""Likelihoods: how outputs of the network and targets make a loss.
+"""Likelihoods of class labels."""
 
-Every likelihood has the form
-``log p(y | f) = -scale · loss(f, y) - log_normalizer`` per row, where only
-``scale`` and ``log_normalizer`` depend on the observation noise. The Hessian of
-``loss`` in the outputs, ``Λ = S Sᵀ``, is therefore free of the noise, which
-stays tunable after the curvature has been accumulated.
-"""
-
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from sklaplace.hessians import Constant, Factored, OutputHessian, Softmax
+from sklaplace.hessians import Factored, OutputHessian, Softmax
+from sklaplace.likelihoods.base import Curved
 
 
-class Likelihood(Protocol):
-    """What the rest of the package asks of a likelihood.
-
-    ``f`` is (b, c); ``y`` has one row per row of ``f``.
-    """
-
-    options: ClassVar[frozenset[str]]
-    """Arguments of a criterion that are understood, beyond those that say nothing."""
-    has_noise: bool
-    is_shift_invariant: bool
-    """Whether a shift common to all outputs changes nothing."""
-
-    def configured(self, criterion: nn.Module) -> "Likelihood":
-        """The same with the options of a criterion."""
-
-    def targets(self, y: Tensor, f: Tensor) -> Tensor:
-        """``y`` in the shape and dtype that ``loss`` expects."""
-
-    def row_scale(self, y: Tensor) -> Tensor | None:
-        """What the loss of a row is multiplied by, (b,), float64; None: one."""
-
-    def loss(self, f: Tensor, y: Tensor) -> Tensor:
-        """Loss per row, (b,), in nats once multiplied by ``scale``."""
-
-    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """Gradient of ``loss`` in the outputs, (b, c)."""
-
-    def hessian(self, f: Tensor) -> OutputHessian:
-        """Hessian ``Λ`` of ``loss`` in the outputs, not written out."""
-
-    def hessian_factor(self, f: Tensor) -> Tensor:
-        """``S`` (b, c, k) with ``S Sᵀ = Λ``."""
-
-    def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
-        """``u -> Λ u`` for (b, c), without the factor: O(b·c) time and memory."""
-
-    def n_draws(self, n_outputs: int) -> int:
-        """Uniform numbers that one draw of the targets of a row takes."""
-
-    def draw(self, f: Tensor, u: Tensor) -> Tensor:
-        """Targets at unit scale by the quantiles ``u`` (b, n_draws), as ``loss``."""
-
-    def scale(self, sigma_noise: Tensor) -> Tensor:
-        """Factor from ``loss`` to negative log-likelihood."""
-
-    def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
-        """Part of the negative log-likelihood that ignores outputs, per row."""
-
-    def n_targets(self, n_outputs: int) -> int:
-        """Number of observed values per row."""
-
-    def width(self, n_targets: int) -> int:
-        """Outputs that are needed for so many classes or target columns."""
-
-
-class ClassLikelihood(Likelihood, Protocol):
-    """A likelihood whose targets are classes."""
-
-    def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        """Gaussian over one logit per class from one over the outputs.
-
-        ``cov`` is (b, c, c), or (b, c) for variances alone.
-        """
-
-    def probabilities(self, f: Tensor) -> Tensor:
-        """Class probabilities (..., K) of outputs (..., c)."""
-
-
-@dataclass(frozen=True)
-class DataFit:
-    """How well the network fits the rows that made the curvature.
-
-    Attributes
-    ----------
-    loss : Tensor of shape ()
-        Sum over rows of weight times `Likelihood.loss`.
-    n_targets : Tensor of shape ()
-        Sum of weights times observed values per row.
-    """
-
-    loss: Tensor
-    n_targets: Tensor
-
-
-class _Curved:
-    """What all likelihoods share: a root of the Hessian that they give."""
-
-    hessian: Callable[[Tensor], OutputHessian]
-    is_shift_invariant = False
-    options: ClassVar[frozenset[str]] = frozenset()
-
-    def configured(self, criterion: nn.Module) -> Any:
-        """The same with the options of a criterion."""
-        return self
-
-    def row_scale(self, y: Tensor) -> Tensor | None:
-        """What the loss of a row is multiplied by, (b,), float64; None: one."""
-        return None
-
-    def hessian_factor(self, f: Tensor) -> Tensor:
-        """``S`` (b, c, k) with ``S Sᵀ = Λ``."""
-        return self.hessian(f).factor()
-
-
-class _Labels(_Curved):
+class _Labels(Curved):
     """What likelihoods of class labels share: no noise, and one label per row."""
 
     has_noise = False
@@ -304,75 +193,3 @@ class Bernoulli(_Labels):
     def probabilities(self, f: Tensor) -> Tensor:
         """Class probabilities (..., 2) of outputs (..., 1)."""
         return torch.cat([(-f).sigmoid(), f.sigmoid()], -1)
-
-
-@dataclass(frozen=True)
-class Gaussian(_Curved):
-    """Normal targets around the outputs, one noise level for all of them."""
-
-    has_noise = True
-
-    def targets(self, y: Tensor, f: Tensor) -> Tensor:
-        """Targets, (b, c), in the dtype of the outputs."""
-        return y.reshape(f.shape).to(f)
-
-    def loss(self, f: Tensor, y: Tensor) -> Tensor:
-        """Half the squared error per row, summed over outputs, (b,)."""
-        return ((f - y) ** 2).sum(-1) / 2
-
-    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """``f - y``, (b, c)."""
-        return f - y
-
-    def hessian(self, f: Tensor) -> OutputHessian:
-        """The identity."""
-        return Constant(f.new_ones(len(f)), f.shape[-1])
-
-    def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
-        """``u -> u``."""
-        return lambda u: u
-
-    def scale(self, sigma_noise: Tensor) -> Tensor:
-        """``1/σ²``."""
-        return sigma_noise**-2
-
-    def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
-        """``log(σ √(2π))`` per observed value."""
-        return sigma_noise.log() + math.log(2 * math.pi) / 2
-
-    def n_targets(self, n_outputs: int) -> int:
-        """One observed value per output."""
-        return n_outputs
-
-    def n_draws(self, n_outputs: int) -> int:
-        """One value per output."""
-        return n_outputs
-
-    def draw(self, f: Tensor, u: Tensor) -> Tensor:
-        """Normal values around the outputs, (b, c)."""
-        noise: Tensor = torch.special.ndtri(u)
-        return f + noise.to(f)
-
-    def width(self, n_targets: int) -> int:
-        """One output per target column."""
-        return n_targets
-
-
-def weighed(
-    likelihood: Likelihood, targets: Tensor, weights: Tensor | None
-) -> Tensor | None:
-    """Sample weights (b,), times what the criterion gives rows of their kind."""
-    scale = likelihood.row_scale(targets)
-    if scale is None:
-        return weights
-    return scale if weights is None else weights * scale.to(weights)
-
-
-# criterion of the skorch net -> (likelihood, what the module puts out)
-CRITERIA: dict[type[nn.Module], tuple[Likelihood, str]] = {
-    nn.CrossEntropyLoss: (Categorical(), "logits"),
-    nn.NLLLoss: (Categorical(), "probabilities"),
-    nn.BCEWithLogitsLoss: (Bernoulli(), "logits"),
-    nn.BCELoss: (Bernoulli(), "probabilities"),
-    nn.MSELoss: (Gaussian(), "mean"),
-}

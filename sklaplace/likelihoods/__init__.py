@@ -1,0 +1,32 @@
+"""Likelihoods: how outputs of the network and targets make a loss. The registry."""
+
+from torch import nn
+
+from sklaplace.likelihoods.base import (
+    ClassLikelihood,
+    DataFit,
+    Likelihood,
+    weighed,
+)
+from sklaplace.likelihoods.labels import Bernoulli, Categorical
+from sklaplace.likelihoods.numbers import Gaussian
+
+# criterion of the skorch net -> (likelihood, what the module puts out)
+CRITERIA: dict[type[nn.Module], tuple[Likelihood, str]] = {
+    nn.CrossEntropyLoss: (Categorical(), "logits"),
+    nn.NLLLoss: (Categorical(), "probabilities"),
+    nn.BCEWithLogitsLoss: (Bernoulli(), "logits"),
+    nn.BCELoss: (Bernoulli(), "probabilities"),
+    nn.MSELoss: (Gaussian(), "mean"),
+}
+
+__all__ = [
+    "CRITERIA",
+    "Bernoulli",
+    "Categorical",
+    "ClassLikelihood",
+    "DataFit",
+    "Gaussian",
+    "Likelihood",
+    "weighed",
+]

@@ -1,0 +1,130 @@
+"""Likelihoods: how outputs of the network and targets make a loss.
+
+Every likelihood has the form
+``log p(y | f) = -scale · loss(f, y) - log_normalizer`` per row, where only
+``scale`` and ``log_normalizer`` depend on the observation noise. The Hessian of
+``loss`` in the outputs, ``Λ = S Sᵀ``, is therefore free of the noise, which
+stays tunable after the curvature has been accumulated.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor, nn
+
+from sklaplace.hessians import OutputHessian
+
+
+class Likelihood(Protocol):
+    """What the rest of the package asks of a likelihood.
+
+    ``f`` is (b, c); ``y`` has one row per row of ``f``.
+    """
+
+    options: ClassVar[frozenset[str]]
+    """Arguments of a criterion that are understood, beyond those that say nothing."""
+    has_noise: bool
+    is_shift_invariant: bool
+    """Whether a shift common to all outputs changes nothing."""
+
+    def configured(self, criterion: nn.Module) -> "Likelihood":
+        """The same with the options of a criterion."""
+
+    def targets(self, y: Tensor, f: Tensor) -> Tensor:
+        """``y`` in the shape and dtype that ``loss`` expects."""
+
+    def row_scale(self, y: Tensor) -> Tensor | None:
+        """What the loss of a row is multiplied by, (b,), float64; None: one."""
+
+    def loss(self, f: Tensor, y: Tensor) -> Tensor:
+        """Loss per row, (b,), in nats once multiplied by ``scale``."""
+
+    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
+        """Gradient of ``loss`` in the outputs, (b, c)."""
+
+    def hessian(self, f: Tensor) -> OutputHessian:
+        """Hessian ``Λ`` of ``loss`` in the outputs, not written out."""
+
+    def hessian_factor(self, f: Tensor) -> Tensor:
+        """``S`` (b, c, k) with ``S Sᵀ = Λ``."""
+
+    def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
+        """``u -> Λ u`` for (b, c), without the factor: O(b·c) time and memory."""
+
+    def n_draws(self, n_outputs: int) -> int:
+        """Uniform numbers that one draw of the targets of a row takes."""
+
+    def draw(self, f: Tensor, u: Tensor) -> Tensor:
+        """Targets at unit scale by the quantiles ``u`` (b, n_draws), as ``loss``."""
+
+    def scale(self, sigma_noise: Tensor) -> Tensor:
+        """Factor from ``loss`` to negative log-likelihood."""
+
+    def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
+        """Part of the negative log-likelihood that ignores outputs, per row."""
+
+    def n_targets(self, n_outputs: int) -> int:
+        """Number of observed values per row."""
+
+    def width(self, n_targets: int) -> int:
+        """Outputs that are needed for so many classes or target columns."""
+
+
+class ClassLikelihood(Likelihood, Protocol):
+    """A likelihood whose targets are classes."""
+
+    def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+        """Gaussian over one logit per class from one over the outputs.
+
+        ``cov`` is (b, c, c), or (b, c) for variances alone.
+        """
+
+    def probabilities(self, f: Tensor) -> Tensor:
+        """Class probabilities (..., K) of outputs (..., c)."""
+
+
+@dataclass(frozen=True)
+class DataFit:
+    """How well the network fits the rows that made the curvature.
+
+    Attributes
+    ----------
+    loss : Tensor of shape ()
+        Sum over rows of weight times `Likelihood.loss`.
+    n_targets : Tensor of shape ()
+        Sum of weights times observed values per row.
+    """
+
+    loss: Tensor
+    n_targets: Tensor
+
+
+class Curved:
+    """What all likelihoods share: a root of the Hessian that they give."""
+
+    hessian: Callable[[Tensor], OutputHessian]
+    is_shift_invariant = False
+    options: ClassVar[frozenset[str]] = frozenset()
+
+    def configured(self, criterion: nn.Module) -> Any:
+        """The same with the options of a criterion."""
+        return self
+
+    def row_scale(self, y: Tensor) -> Tensor | None:
+        """What the loss of a row is multiplied by, (b,), float64; None: one."""
+        return None
+
+    def hessian_factor(self, f: Tensor) -> Tensor:
+        """``S`` (b, c, k) with ``S Sᵀ = Λ``."""
+        return self.hessian(f).factor()
+
+
+def weighed(
+    likelihood: Likelihood, targets: Tensor, weights: Tensor | None
+) -> Tensor | None:
+    """Sample weights (b,), times what the criterion gives rows of their kind."""
+    scale = likelihood.row_scale(targets)
+    if scale is None:
+        return weights
+    return scale if weights is None else weights * scale.to(weights)
