@@ -371,6 +371,7 @@ class BaseLaplace(PosteriorPredictor):
                     f"fit got the unknown arguments {listed(fit_params)}. They would "
                     "go to the training of the network, but this one is frozen."
                 )
+            self._check_targets(net, data.y)
             seen, held_out = data.dataset(net), None
         else:
             seen, held_out = self._train(net, data, fit_params)
@@ -396,6 +397,7 @@ class BaseLaplace(PosteriorPredictor):
     ) -> tuple[Any, Any]:
         def check(dataset: Any, held_out: Any) -> None:
             self._check_held_out(dataset, held_out)
+            self._check_targets(net, data.y)
             _match_targets(net, dataset)
             inspected = self._inspect(net, dataset, is_trained=False)
             warn_if_double_softmax(net, inspected)
@@ -404,6 +406,9 @@ class BaseLaplace(PosteriorPredictor):
         seen, held_out = train(net, *rows, check, **fit_params)
         _check_history(net)
         return seen, held_out
+
+    def _check_targets(self, net: Any, y: np.ndarray) -> None:
+        """Overridden where a criterion does not take all numbers."""
 
     def _check_held_out(self, dataset: Any, held_out: Any) -> None:
         """Overridden where targets are encoded: a split may bring its own."""
@@ -484,6 +489,12 @@ class BaseLaplace(PosteriorPredictor):
         if self._may_refit() and inspected.head_map is not None:
             self._check_head_rows(inspected, len(dataset), device_of(net))
         if self._refine() is True:
+            if not inspected.likelihood.is_convex:
+                raise ValueError(
+                    "refine=True needs a loss that is convex in the outputs, which "
+                    f"that of {type(inspected.likelihood).__name__} is not. Use "
+                    "refine=False."
+                )
             require_head(inspected.head_map)
         return inspected
 
@@ -626,12 +637,17 @@ class BaseLaplace(PosteriorPredictor):
             and isinstance(self._sigma_noise(), str),
             refine=self._refine(),
             diagonal=self._needs_variances_only(),
+            log_density=self._log_density(posterior),
         )
         if task.free_prior or task.free_noise:
             return TUNERS[self._tuners()[0]](task)
         if task.refine is True:
             return require_head(task.head).refit(posterior)
         return posterior
+
+    def _log_density(self, posterior: GaussianPosterior) -> Any:
+        """Of held-out targets without a noise level; overridden for numbers."""
+        return None
 
     def _needs_variances_only(self) -> bool:
         """Whether predictions ask for no covariance between outputs."""

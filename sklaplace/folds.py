@@ -144,10 +144,13 @@ def _log_densities(model: Any, X: Any, y: np.ndarray) -> np.ndarray:
         proba = model.predict_proba(X)[np.arange(len(y)), model._encoder.transform(y)]
         found: np.ndarray = np.log(np.maximum(proba, np.finfo(np.float64).tiny))
         return found
-    mean, variance = model._mean_and_variance(X)
-    squares = (y.reshape(mean.shape) - mean) ** 2
-    losses: np.ndarray = (squares / variance + np.log(2 * math.pi * variance)).sum(1)
-    return -losses / 2
+    mean, variance = model._collect(X, lambda m, v: (m, v), diagonal=True)
+    likelihood, noise = model._likelihood(), model._noise()
+    targets = y.reshape(len(mean), -1).astype(np.float64)
+    densities: Tensor = likelihood.log_density(
+        *map(torch.as_tensor, (mean, variance, targets)), noise
+    )
+    return densities.numpy()
 
 
 def _take(X: Any, rows: np.ndarray) -> Any:

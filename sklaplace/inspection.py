@@ -148,7 +148,9 @@ def inspect(
         f, jacobian = backpropagate(forward, x, layout)
         row_bytes = _row_bytes(f, sizes, layout, jacobian)
     head_map = None if layout.head is None else layout.head.matrix
-    if subset == "last_layer" and head_map is None:
+    if not likelihood.is_convex:
+        head_map = None
+    elif subset == "last_layer" and head_map is None:
         head_map = common_gradient(layout, jacobian)
     several = raw.ndim == 2 and raw.shape[1] > 1
     return Inspected(
@@ -183,9 +185,8 @@ def _likelihood(net: Any, allowed: tuple[type, ...]) -> tuple[Likelihood, str]:
     likelihood, convention = CRITERIA.get(type(criterion), (None, ""))
     if likelihood is None or not isinstance(likelihood, allowed):
         fitting = [k.__name__ for k, v in CRITERIA.items() if isinstance(v[0], allowed)]
-        other = "LaplaceRegressor" if likelihood is not None else ""
-        if likelihood is not None and not likelihood.has_noise:
-            other = "LaplaceClassifier"
+        estimators = {"column": "LaplaceRegressor", "class": "LaplaceClassifier"}
+        other = estimators[likelihood.noun] if likelihood is not None else ""
         hint = f" For {name} use {other}." if other else ""
         raise ValueError(
             f"criterion={name} has no likelihood here. Choose one of "
@@ -346,7 +347,7 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     needed = likelihood.width(n_targets)
     if found == needed:
         return
-    noun = "column" if likelihood.has_noise else "class"
+    noun = likelihood.noun
     plural = {"column": "columns", "class": "classes"}
     advice = f"Set the size of its last layer to {needed}."
     if isinstance(likelihood, Bernoulli) and n_targets > 2:

@@ -399,7 +399,7 @@ class PosteriorPredictor(BaseEstimator):
             check_prior_shape(given["prior_precision"], shape, posterior.layout)
         if "sigma_noise" in given and not posterior.likelihood.has_noise:
             raise ValueError(
-                "sigma_noise was given, but a classifier has no observation noise. "
+                "sigma_noise was given, but this likelihood has no observation noise. "
                 "Leave it out."
             )
 

@@ -1,17 +1,23 @@
 """LaplaceRegressor: predictions with standard deviations, intervals and samples."""
 
 import warnings
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import numpy as np
-from scipy.stats import norm
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from sklaplace.base import BaseLaplace, plain, unchanged_on_error
 from sklaplace.curvature import CURVATURES
 from sklaplace.data import TrainingData
-from sklaplace.likelihoods import Gaussian
+from sklaplace.likelihoods import (
+    CRITERIA,
+    Gaussian,
+    HeteroscedasticGaussian,
+    NumberLikelihood,
+    Poisson,
+)
 from sklaplace.networks import default_regressor
 from sklaplace.options import as_levels, check_positive
 from sklaplace.posterior import GaussianPosterior
@@ -78,7 +84,8 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         Predictive: the linearised network, or the network itself under ``n_samples``
         draws of the weights. What is tuned is tuned for the first.
     sigma_noise : float or {"auto", "validation", "marglik"}, default="auto"
-        Standard deviation of the observation noise, one for all outputs. A name
+        Standard deviation of the observation noise, one for all outputs; only for
+        nets with ``MSELoss``, whose criterion leaves it open. A name
         chooses it together with ``prior_precision``; where both are names other
         than ``"auto"`` they must be the same.
     n_samples : int, default=100
@@ -142,7 +149,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
     (2, 2)
     """
 
-    _likelihoods = (Gaussian,)
+    _likelihoods = (Gaussian, HeteroscedasticGaussian, Poisson)
     _stratify = False
     _target_options: ClassVar[dict[str, Any]] = {
         "multi_output": True,
@@ -215,7 +222,12 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
             )
 
     def _sigma_noise(self) -> Any:
-        return self.sigma_noise
+        likelihood = _likelihood_of(self._net())
+        has_none = likelihood is not None and not likelihood.has_noise
+        # nothing to tune, and no rows to hold out for it
+        return (
+            1.0 if has_none and isinstance(self.sigma_noise, str) else self.sigma_noise
+        )
 
     def _encode(self, y: Any, *, reset: bool, name: str = "y") -> np.ndarray:
         """Targets as (n, n_outputs), in the dtype of the network."""
@@ -244,6 +256,24 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
 
     def _log_proba(self, posterior: GaussianPosterior) -> None:
         return None
+
+    def _log_density(self, posterior: GaussianPosterior) -> Any:
+        likelihood = cast(NumberLikelihood, posterior.likelihood)
+        if likelihood.has_noise:
+            return None  # the noise is chosen, too
+        return partial(likelihood.log_density, noise=1.0)
+
+    def _check_targets(self, net: Any, y: np.ndarray) -> None:
+        likelihood = _likelihood_of(net)
+        if likelihood is None:
+            return  # refused by name soon
+        likelihood.check_targets(y)
+        given = self.sigma_noise
+        if not (likelihood.has_noise or isinstance(given, str) or given == 1):
+            raise ValueError(
+                f"sigma_noise={given!r} was given, but criterion="
+                f"{type(net.criterion_).__name__} has no noise level. Leave it out."
+            )
 
     def _publish(self, curved: Any, posterior: GaussianPosterior) -> None:
         super()._publish(curved, posterior)
@@ -325,6 +355,12 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         LaplaceRedux.jl as well.
         """
         check_is_fitted(self)
+        if not self._likelihood().has_noise:
+            raise ValueError(
+                "recalibrate scales the noise of targets around their mean, which "
+                f"{type(self._likelihood()).__name__} does not have. Use a net with "
+                "criterion=torch.nn.MSELoss."
+            )
         before = self.sigma_scaling_
         with unchanged_on_error(self):
             data = self._weighted(self._checked(X, y, reset=False), sample_weight)
@@ -349,10 +385,17 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         """Drop the axis of outputs, the second, where y had none."""
         return values[:, 0] if self._y_ndim == 1 else values
 
+    def _likelihood(self) -> NumberLikelihood:
+        return cast(NumberLikelihood, self._fitted_posterior().likelihood)
+
+    def _noise(self) -> float:
+        return float(self._fitted_posterior().hyperparameters.sigma_noise)
+
     def _mean_and_variance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance (n, c) of new targets, noise included."""
-        noise = self._fitted_posterior().hyperparameters.sigma_noise ** 2
-        mean, variance = self._collect(X, lambda m, v: (m, v + noise), diagonal=True)
+        """Mean and variance (n, t) of new targets, noise included."""
+        likelihood = self._likelihood()
+        mean, variance = self._collect(X, lambda m, v: (m, v), diagonal=True)
+        mean, variance = likelihood.moments(mean, variance, self._noise())
         return mean, variance * self.sigma_scaling_**2
 
     def predict(
@@ -389,8 +432,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
             )
         if return_cov:
             mean, cov = self._joint(X)
-            noise = float(self._fitted_posterior().hyperparameters.sigma_noise) ** 2
-            cov = cov + noise * np.eye(len(cov))[:, :, None]
+            mean, cov = self._likelihood().joint_moments(mean, cov, self._noise())
             cov = cov * self.sigma_scaling_**2
             return self._shaped(mean), cov[..., 0] if self._y_ndim == 1 else cov
         mean, variance = self._mean_and_variance(X)
@@ -414,8 +456,12 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
             The last axis is there if ``alpha`` has one.
         """
         levels = as_levels("alpha", alpha, "Choose a level, such as 0.95.")
-        mean, variance = self._mean_and_variance(X)
-        values = mean[..., None] + np.sqrt(variance)[..., None] * norm.ppf(levels)
+        mean, variance = self._collect(X, lambda m, v: (m, v), diagonal=True)
+        arguments = mean, variance, self._noise(), levels
+        values = self._likelihood().quantiles(*arguments)
+        if (self.sigma_scaling_ != 1).any():
+            scaling = self.sigma_scaling_[:, None]
+            values = mean[..., None] + (values - mean[..., None]) * scaling
         values = self._shaped(values)
         return values if np.ndim(alpha) else values[..., 0]
 
@@ -456,10 +502,9 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         -------
         ndarray of shape (n, n_samples) or (n, n_outputs, n_samples)
         """
-        draws = self._sample_outputs(X, n_samples, random_state)
+        outputs = self._sample_outputs(X, n_samples, random_state)
         generator = np.random.default_rng(self._sample_seed(random_state))
-        noise = float(self._fitted_posterior().hyperparameters.sigma_noise)
-        draws = draws + noise * generator.standard_normal(draws.shape)
+        draws = self._likelihood().sample(outputs, self._noise(), generator)
         if (self.sigma_scaling_ != 1).any():
             mean = self._mean_and_variance(X)[0][..., None]
             draws = mean + (draws - mean) * self.sigma_scaling_[:, None]
@@ -490,6 +535,15 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         tags.target_tags.multi_output = True
         tags.target_tags.single_output = True
         return tags
+
+
+def _likelihood_of(net: Any) -> NumberLikelihood | None:
+    """The likelihood that a net's criterion stands for; None for others."""
+    criterion = getattr(net, "criterion", None)
+    kind = criterion if isinstance(criterion, type) else type(criterion)
+    likelihood, _ = CRITERIA.get(kind, (None, ""))
+    is_known = isinstance(likelihood, LaplaceRegressor._likelihoods)
+    return cast(NumberLikelihood, likelihood) if is_known else None
 
 
 def _warn_of_unequal_scales(y: np.ndarray) -> None:

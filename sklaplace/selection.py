@@ -629,5 +629,7 @@ class LaplaceRegressorCV(_PriorSearch, LaplaceRegressor):
             Fold(model, curved, job[3])
             for (model, curved), job in zip(fitted, jobs, strict=True)
         ]
+        if not folds[0].template.likelihood.has_noise:
+            return candidates, [fold.scores(candidates, scorer) for fold in folds]
         chosen = with_noise(folds, candidates)
         return chosen, [fold.scores(chosen, scorer) for fold in folds]

@@ -51,6 +51,9 @@ class Task:
         Whether prior precision and noise are to be chosen.
     refine : bool or "auto"
         Whether the head is refitted under the prior; "auto" lets the tuner say.
+    log_density : callable or None
+        ``(mean (b, c), variance (b, c), targets) -> (b,)`` for numbers whose likelihood
+        has no noise level to choose.
     """
 
     posterior: GaussianPosterior
@@ -61,6 +64,7 @@ class Task:
     free_noise: bool
     refine: bool | Literal["auto"]
     diagonal: bool = False
+    log_density: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
     def spread(self, projection: Projection, ratio: Tensor) -> Tensor:
         """Covariance of held-out outputs under ``H + ratio``, or its diagonal."""

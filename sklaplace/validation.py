@@ -278,6 +278,11 @@ class _Scorer:
         """Take the unscaled predictive of one batch."""
         h = self.task.posterior.hyperparameters
         self._weights.append(rows.weights.double())
+        if self.task.log_density is not None:
+            variance = u / self.task.posterior.scale
+            targets = rows.targets.double()
+            self._losses.append(-self.task.log_density(mean, variance, targets))
+            return
         if self.task.log_proba is None:
             self._losses.append((mean - rows.targets) ** 2)
             self._spreads.append(h.temperature * u)

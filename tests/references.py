@@ -26,6 +26,10 @@ LIKELIHOODS: dict[str, Likelihood] = {
 }
 
 
+# those under which a head can be refitted
+CONVEX = [name for name, likelihood in LIKELIHOODS.items() if likelihood.is_convex]
+
+
 # ------------------------------------------------------------------ likelihoods
 @dataclass(frozen=True)
 class Reference:
@@ -48,6 +52,15 @@ def _labels(n_classes: int) -> Callable[[int], Tensor]:
     return lambda n: torch.randint(n_classes, (n,), generator=generator(3))
 
 
+def _poisson(f: Tensor, sigma: Tensor) -> torch.distributions.Distribution:
+    return torch.distributions.Poisson(f.exp())
+
+
+def _heteroscedastic(f: Tensor, sigma: Tensor) -> torch.distributions.Distribution:
+    mean, log_variance = f.chunk(2, -1)
+    return torch.distributions.Normal(mean, (log_variance / 2).exp())
+
+
 REFERENCES: dict[type, Reference] = {
     likelihoods.Categorical: Reference(3, _labels(3), _categorical),
     likelihoods.Bernoulli: Reference(
@@ -55,6 +68,14 @@ REFERENCES: dict[type, Reference] = {
     ),
     likelihoods.Gaussian: Reference(
         2, lambda n: normal(n, 2, seed=3), torch.distributions.Normal
+    ),
+    likelihoods.Poisson: Reference(
+        2,
+        lambda n: torch.randint(4, (n, 2), generator=generator(3)).double(),
+        _poisson,
+    ),
+    likelihoods.HeteroscedasticGaussian: Reference(
+        2, lambda n: normal(n, 1, seed=3), _heteroscedastic
     ),
 }
 
@@ -72,7 +93,20 @@ def log_likelihood(
 
 
 def loss_hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
-    """Hessian of the negative log-likelihood, without noise, in ``f``, (b, c, c)."""
+    """Hessian of the negative log-likelihood, without noise, in ``f``, (b, c, c).
+
+    Where it depends on the targets, its mean over them: that over two targets, one
+    standard deviation to either side, has the same first and second moments.
+    """
+    one = torch.ones((), dtype=f.dtype)
+    if isinstance(likelihood, likelihoods.HeteroscedasticGaussian):
+        known = reference(likelihood).distribution(f, one)
+        sides = (known.mean + sign * known.stddev for sign in (1, -1))
+        return sum(_hessian_at(likelihood, f, side) for side in sides) / 2
+    return _hessian_at(likelihood, f, y)
+
+
+def _hessian_at(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
     one = torch.ones((), dtype=f.dtype)
 
     def loss(row: Tensor, target: Tensor) -> Tensor:

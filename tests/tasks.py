@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from sklaplace.forward import Forward, tree_rows
 from sklaplace.heads import HeadRows, LinearHead
 from sklaplace.jacobians import backpropagate
 from sklaplace.layouts import Layout
-from sklaplace.likelihoods import Likelihood
+from sklaplace.likelihoods import HeteroscedasticGaussian, Likelihood, Poisson
 from sklaplace.posterior import GaussianPosterior, Hyperparameters
 from sklaplace.priors import PRIOR_STRUCTURES
 from sklaplace.structures import STRUCTURES
@@ -23,7 +24,13 @@ from sklaplace.tasks import Rows, Task
 
 N_ROWS = 60
 
-WIDTHS = {"Categorical": 3, "Bernoulli": 1, "Gaussian": 2}
+WIDTHS = {
+    "Categorical": 3,
+    "Bernoulli": 1,
+    "Gaussian": 2,
+    "Poisson": 2,
+    "HeteroscedasticGaussian": 2,
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,11 @@ class Fitted:
 
 def sampled_targets(likelihood: Likelihood, f: Tensor, seed: int) -> Tensor:
     """Targets that depend on the outputs, with noise."""
+    if likelihood.noun == "column":
+        u = torch.rand(*f.shape, dtype=DOUBLE, generator=generator(seed))
+        u = u[:, : likelihood.n_draws(f.shape[1])]
+    if isinstance(likelihood, HeteroscedasticGaussian | Poisson):
+        return likelihood.draw(0.7 * f, u)
     if likelihood.has_noise:
         return 0.7 * f + 0.5 * normal(*f.shape, seed=seed)
     p = likelihood.probabilities(f)
@@ -134,16 +146,22 @@ def held_out(fitted: Fitted, n: int = 30, weights: Tensor | None = None) -> Held
 def task(fitted: Fitted, **options: Any) -> Task:
     """All free, the head at hand, no held-out rows; unless said otherwise."""
     has_noise = fitted.likelihood.has_noise
+    has_labels = fitted.likelihood.noun == "class"
     made = Task(
         posterior=fitted.posterior,
         head=fitted.head,
         validation=None,
-        log_proba=None if has_noise else log_proba(fitted.likelihood),
+        log_proba=log_proba(fitted.likelihood) if has_labels else None,
+        log_density=None if has_labels or has_noise else log_density(fitted.likelihood),
         free_prior=True,
         free_noise=has_noise,
         refine="auto",
     )
     return replace(made, **options)
+
+
+def log_density(likelihood: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    return partial(likelihood.log_density, noise=1.0)
 
 
 def log_proba(likelihood: Any) -> Callable[[Tensor, Tensor], Tensor]:

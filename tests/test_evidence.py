@@ -15,6 +15,7 @@ from sklaplace.evidence import LOG_BOUND, marglik, marglik_refitted
 from sklaplace.structures import STRUCTURES
 from sklaplace.tasks import LARGEST
 
+every_convex = pytest.mark.parametrize("likelihood", references.CONVEX)
 every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)
 every_structure = pytest.mark.parametrize("structure", STRUCTURES)
 every_prior = pytest.mark.parametrize(("structure", "prior"), STRUCTURES_AND_PRIORS)
@@ -297,7 +298,7 @@ def group_sums(values, posterior):
     return torch.stack([part.sum() for part in posterior.layout.split(values)])
 
 
-@every_likelihood
+@every_convex
 @every_prior
 def test_fixed_point_at_the_refitted_head(structure, prior, likelihood):
     fitted = fit(likelihood, structure, prior, temperature=1.2, prior_mean=0.1)
@@ -333,7 +334,7 @@ def test_one_of_prior_and_noise_at_the_refitted_head(likelihood):
         assert found.hyperparameters.sigma_noise != 0.9
 
 
-@every_likelihood
+@every_convex
 def test_nothing_free_at_the_refitted_head(likelihood):
     fitted = fit(likelihood)
     found = marglik_refitted(task(fitted, free_prior=False, free_noise=False))

@@ -56,7 +56,7 @@ class TestLikelihood:
         assert found.n_outputs == (3 if kind is Categorical else 1)
 
     @pytest.mark.parametrize(
-        "criterion", [nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss, nn.PoissonNLLLoss]
+        "criterion", [nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss, nn.GaussianNLLLoss]
     )
     def test_others_are_named(self, criterion):
         net = initialised(regressor(criterion=criterion))

@@ -1,6 +1,7 @@
 import math
 
 import contracts
+import numpy as np
 import pytest
 import references
 import torch
@@ -9,7 +10,15 @@ from contracts import assert_equal
 from scipy import stats
 from torch import nn
 
-from sklaplace.likelihoods import CRITERIA, Bernoulli, Categorical, Gaussian
+from sklaplace.likelihoods import (
+    CRITERIA,
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    HeteroscedasticNLLLoss,
+    Poisson,
+)
 
 every_likelihood = pytest.mark.parametrize("name", references.LIKELIHOODS)
 
@@ -18,6 +27,8 @@ SIGMA = torch.tensor(0.6, dtype=torch.float64)
 
 def outputs(name, n=40, size=2.0):
     c = references.reference(references.LIKELIHOODS[name]).n_outputs
+    if name in ("Poisson", "HeteroscedasticGaussian"):  # whose exponentials are finite
+        size = min(size, 30.0)
     return size * normal(n, c, seed=11)
 
 
@@ -93,8 +104,11 @@ def test_scale_and_normaliser_are_differentiable(name):
 @every_likelihood
 def test_width_and_number_of_targets(name):
     likelihood = references.LIKELIHOODS[name]
-    assert likelihood.n_targets(5) == (5 if likelihood.has_noise else 1)
-    assert [likelihood.width(n) for n in (3, 7)] == [3, 7]
+    per_target = 2 if name == "HeteroscedasticGaussian" else 1
+    n_targets = 1 if likelihood.noun == "class" else 6 // per_target
+    assert likelihood.n_targets(6) == n_targets
+    widths = [likelihood.width(n) for n in (3, 7)]
+    assert widths == [3 * per_target, 7 * per_target]
 
 
 def test_binary_width():
@@ -222,3 +236,120 @@ def test_plain_criteria_scale_nothing():
     assert Categorical(None, 0.1).row_scale(y) is None
     assert Bernoulli().configured(nn.BCELoss()) == Bernoulli()
     assert Bernoulli().row_scale(y.double().unsqueeze(1)) is None
+
+
+# ------------------------------------------------------------------------- numbers
+NUMBERS = {
+    name: likelihood
+    for name, likelihood in references.LIKELIHOODS.items()
+    if likelihood.noun == "column"
+}
+every_number = pytest.mark.parametrize("name", NUMBERS)
+NOISE, N_DRAWS = 0.6, 200_000
+# outputs of three rows: sure, uncertain and very uncertain
+MEAN = np.array([[0.3, -1.0], [1.5, 0.4], [-0.5, 1.2]])
+VARIANCE = np.array([[1e-14, 1e-14], [0.2, 0.3], [0.8, 0.5]])
+
+
+def drawn(name):
+    """Draws of outputs (n, c, s), and of targets, (n, t, s)."""
+    generator = np.random.default_rng(0)
+    normal = generator.standard_normal((*MEAN.shape, N_DRAWS))
+    f = MEAN[..., None] + np.sqrt(VARIANCE)[..., None] * normal
+    return f, NUMBERS[name].sample(f, NOISE, generator)
+
+
+@every_number
+def test_moments_of_new_targets(name):
+    _, y = drawn(name)
+    mean, variance = NUMBERS[name].moments(MEAN, VARIANCE, NOISE)
+    error = y.std(-1) / math.sqrt(N_DRAWS)
+    assert (abs(y.mean(-1) - mean) < 5 * error).all()
+    fourth = ((y - mean[..., None]) ** 2).std(-1) / math.sqrt(N_DRAWS)
+    assert (abs(y.var(-1) - variance) < 5 * fourth).all()
+
+
+@every_number
+def test_joint_moments_of_new_targets(name):
+    """Rows whose outputs vary together."""
+    generator = np.random.default_rng(0)
+    root = generator.standard_normal((2, 3, 3)) / 3  # of each output, across rows
+    cov = np.einsum("cij,ckj->ikc", root, root)
+    normal = generator.standard_normal((2, 3, N_DRAWS))
+    f = MEAN[..., None] + np.einsum("cij,cjs->ics", root, normal)
+    y = NUMBERS[name].sample(f, NOISE, generator)
+    mean, found = NUMBERS[name].joint_moments(MEAN, cov, NOISE)
+    assert mean.shape == y.shape[:2]
+    for t in range(y.shape[1]):
+        products = (y[:, None, t] - mean[:, None, None, t]) * (
+            y[None, :, t] - mean[None, :, None, t]
+        )
+        error = products.std(-1) / math.sqrt(N_DRAWS)
+        assert (abs(products.mean(-1) - found[..., t]) < 5 * error).all()
+
+
+@every_number
+def test_quantiles_of_new_targets(name):
+    _, y = drawn(name)
+    levels = np.array([0.05, 0.5, 0.9])
+    found = NUMBERS[name].quantiles(MEAN, VARIANCE, NOISE, levels)
+    assert found.shape == (*y.shape[:2], 3)
+    error = 5 * 0.5 / math.sqrt(N_DRAWS)
+    for index, level in enumerate(levels):
+        value = found[..., index, None]
+        assert ((y <= value + 1e-9).mean(-1) > level - error).all()
+        if name == "Poisson":
+            assert ((y <= value - 1).mean(-1) < level + error).all()
+            assert (value == np.round(value)).all()
+        else:
+            assert ((y <= value).mean(-1) < level + error).all()
+
+
+@every_number
+def test_log_density_of_new_targets(name):
+    f, _ = drawn(name)
+    likelihood = NUMBERS[name]
+    sigma = torch.tensor(NOISE, dtype=torch.float64)
+    y = torch.tensor([[0.0, 3.0], [7.0, 1.0], [2.0, 0.0]], dtype=torch.float64)
+    y = y[:, : likelihood.n_targets(2)]
+    mean, variance = map(torch.from_numpy, (MEAN, VARIANCE))
+    found = likelihood.log_density(mean, variance, y, NOISE)
+    for n in range(3):
+        outputs = torch.from_numpy(f[n].T)
+        known = references.log_likelihood(
+            likelihood, outputs, y[n].expand(N_DRAWS, -1), sigma
+        )
+        p = known.exp()
+        error = float(p.std() / p.mean()) / math.sqrt(N_DRAWS)
+        assert abs(float(p.mean().log() - found[n])) < 5 * error + 1e-6
+
+
+def test_counts_far_from_what_was_expected():
+    """Where the integrand is narrow beside the Gaussian: by a fine grid."""
+    f = torch.linspace(-12, 12, 400_001, dtype=torch.float64)
+    for values in ((0.0, 4.0, 500.0), (5.0, 1.0, 0.0), (0.0, 1e-4, 30.0)):
+        m, v, y = torch.tensor(values, dtype=torch.float64)
+        rates = torch.distributions.Poisson(f.exp())
+        prior = torch.distributions.Normal(m, v.sqrt())
+        total = (rates.log_prob(y) + prior.log_prob(f)).logsumexp(0)
+        expected = total + (f[1] - f[0]).log()
+        found = Poisson().log_density(*(a.reshape(1, 1) for a in (m, v, y)), 1.0)
+        assert_equal(found[0], expected, 1e-6)
+
+
+def test_what_counts_are():
+    for y in ([[-1.0]], [[0.5]]):
+        with pytest.raises(ValueError, match="not counts"):
+            Poisson().check_targets(np.array(y))
+    with pytest.raises(ValueError, match="criterion__log_input=False"):
+        Poisson().configured(nn.PoissonNLLLoss(log_input=False))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_heteroscedastic_criterion_is_the_loss(reduction):
+    f, y = normal(30, 6, seed=1), normal(30, 3, seed=2)
+    found = HeteroscedasticNLLLoss(reduction)(f, y)
+    each = HeteroscedasticGaussian().loss(f, y)
+    expected = {"none": each, "sum": each.sum(), "mean": each.mean() / 3}[reduction]
+    found = found.sum(1) if reduction == "none" else found
+    assert_equal(found, expected, 1e-12)

@@ -15,14 +15,18 @@ from nets import (
     waves,
 )
 from scipy.stats import norm
+from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.frozen import FrozenEstimator
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, WhiteKernel
-from sklearn.linear_model import BayesianRidge, Ridge
+from sklearn.linear_model import BayesianRidge, PoissonRegressor, Ridge
+from sklearn.metrics import mean_poisson_deviance
 from skorch import NeuralNetRegressor
+from torch import nn
 
-from sklaplace import LaplaceRegressor
+from sklaplace import LaplaceRegressor, LaplaceRegressorCV
+from sklaplace.likelihoods import HeteroscedasticNLLLoss
 from sklaplace.metrics import gaussian_nll
 
 FLOAT64 = {"module__dtype": torch.float64}
@@ -672,3 +676,152 @@ class TestRecalibrate:
             with pytest.raises(ValueError, match=word):
                 model.recalibrate(rows, model.predict(rows))
             assert model.sigma_scaling_.tolist() == [1.0]
+
+
+class Linear(nn.Module):
+    """A linear map without bias."""
+
+    def __init__(self, n_in=3, n_out=1):
+        super().__init__()
+        self.head = nn.Linear(n_in, n_out, bias=False, dtype=torch.float64)
+
+    def forward(self, X):
+        return self.head(X)
+
+
+def counts(n=150, seed=0):
+    """Rows of three features, and counts whose logarithmic rate is linear in them."""
+    generator = np.random.default_rng(seed)
+    X = generator.standard_normal((n, 3))
+    return X, generator.poisson(np.exp(X @ [0.8, -0.5, 0.3])).astype(float)
+
+
+class TestCounts:
+    @pytest.fixture
+    def model(self):
+        net = regressor(Linear, criterion=nn.PoissonNLLLoss, max_epochs=1)
+        X, y = counts()
+        model = LaplaceRegressor(net, prior_precision=15.0, refine=True, random_state=0)
+        return model.set_params(hessian_structure="full").fit(X, y)
+
+    def test_most_probable_weights_are_those_of_a_linear_model(self, model):
+        X, y = counts()
+        alone = PoissonRegressor(alpha=0.1, fit_intercept=False, tol=1e-10)
+        np.testing.assert_allclose(
+            model.posterior_.mean, alone.fit(X, y).coef_, atol=1e-6
+        )
+
+    def test_predictions(self, model):
+        X, y = counts(n=4000, seed=1)
+        mean, std = model.predict(X, return_std=True)
+        m, v = model.latent_mean_and_variance(X)
+        np.testing.assert_allclose(mean, np.exp(m + v / 2)[:, 0])
+        assert mean.shape == std.shape == y.shape
+        # the model is right: standard errors of a mean and of a share
+        assert abs(((y - mean) / std).mean()) < 5 / np.sqrt(4000)
+        low, high = model.predict_interval(X, 0.9).T
+        assert (low == np.round(low)).all()
+        inside = ((y >= low) & (y <= high)).mean()
+        assert inside > 0.9 - 5 * 0.3 / np.sqrt(4000)
+        draws = model.sample_y(X[:5], 2000)
+        assert (draws == np.round(draws)).all()
+        error = std[:5] / np.sqrt(2000)
+        assert (abs(draws.mean(1) - mean[:5]) < 5 * error).all()
+        also, cov = model.predict(X[:5], return_cov=True)
+        np.testing.assert_allclose(also, mean[:5])
+        np.testing.assert_allclose(np.sqrt(np.diag(cov)), std[:5])
+        assert model.score(X, y) > 0.4
+
+    @pytest.mark.parametrize("prior", ["validation", "marglik", "auto"])
+    def test_tuning(self, prior):
+        net = regressor(Linear, criterion=nn.PoissonNLLLoss, max_epochs=30)
+        X, y = counts()
+        model = LaplaceRegressor(net, prior_precision=prior, random_state=0)
+        model.set_params(sigma_noise=prior).fit(X, y)
+        assert model.prior_precision_ > 1e-3
+        X, y = counts(n=500, seed=1)
+        mean = model.predict(X)
+        assert mean_poisson_deviance(y, mean) < mean_poisson_deviance(
+            y, np.full_like(y, y.mean())
+        )
+
+    def test_cross_validation(self):
+        net = regressor(Linear, criterion=nn.PoissonNLLLoss, max_epochs=5)
+        X, y = counts()
+        model = LaplaceRegressorCV(
+            net, prior_precisions=[0.1, 10.0, 1e4], cv=3, refine=True, random_state=0
+        ).fit(X, y)
+        scores = model.cv_results_["mean_test_score"]
+        best = [0.1, 10.0, 1e4][scores.argmax()]
+        assert model.prior_precision_ == pytest.approx(best)
+        # mean log-probability: below zero, and best for a prior that allows the truth
+        assert (scores < 0).all()
+        assert scores[2] < scores[:2].max() - 0.1
+
+    def test_what_cannot_be(self, model):
+        X, y = counts()
+        for wrong in (y - 1, y + 0.5):
+            with pytest.raises(ValueError, match="not counts"):
+                model.fit(X, wrong)
+        with pytest.raises(ValueError, match=r"sigma_noise=0\.3.*no noise level"):
+            clone(model).set_params(sigma_noise=0.3).fit(X, y)
+        with pytest.raises(ValueError, match="Poisson does not have"):
+            model.recalibrate(X, y)
+        with pytest.raises(ValueError, match="no observation noise"):
+            model.log_marginal_likelihood(sigma_noise=1.0)
+
+
+class TestNoiseThatDepends:
+    @pytest.fixture
+    def model(self):
+        X, y = self.rows()
+        net = regressor(
+            MLP,
+            module__n_in=1,
+            module__n_out=2,
+            module__width=30,
+            criterion=HeteroscedasticNLLLoss,
+            optimizer=torch.optim.Adam,
+            lr=0.02,
+            max_epochs=150,
+        )
+        model = LaplaceRegressor(net, hessian_structure="full", random_state=0)
+        return model.fit(X, y)
+
+    @staticmethod
+    def rows(n=600, seed=0):
+        """Noise that grows tenfold from left to right."""
+        generator = np.random.default_rng(seed)
+        X = generator.uniform(-1, 1, (n, 1)).astype(np.float32)
+        noise = 0.1 * 10 ** ((X[:, 0] + 1) / 2)
+        y = np.sin(3 * X[:, 0]) + noise * generator.standard_normal(n)
+        return X, y.astype(np.float32)
+
+    def test_predictions(self, model):
+        X, y = self.rows(2000, seed=1)
+        mean, std = model.predict(X, return_std=True)
+        assert mean.shape == std.shape == y.shape
+        left, right = X[:, 0] < -0.5, X[:, 0] > 0.5
+        assert std[right].mean() > 2.5 * std[left].mean()
+        low, high = model.predict_interval(X, 0.9).T
+        for side in (left, right):
+            inside = ((y >= low) & (y <= high))[side].mean()
+            assert 0.8 < inside < 0.97
+        draws = model.sample_y(X[:5], 3000)
+        assert draws.shape == (5, 3000)
+        assert (abs(draws.std(1) / std[:5] - 1) < 0.1).all()
+        _, cov = model.predict(X[:5], return_cov=True)
+        np.testing.assert_allclose(np.sqrt(np.diag(cov)), std[:5], rtol=1e-5)
+        assert model.latent_mean_and_variance(X[:5])[0].shape == (5, 2)
+        assert not model.posterior_.is_refitted
+
+    def test_widths_that_do_not_fit(self):
+        X, y = self.rows(60)
+        net = regressor(MLP, module__n_in=1, criterion=HeteroscedasticNLLLoss)
+        with pytest.raises(
+            ValueError, match=r"gives 1 output, but y has 1 column.*to 2"
+        ):
+            LaplaceRegressor(net).fit(X, y)
+        net.set_params(module__n_out=2)
+        with pytest.raises(ValueError, match="refine=True needs a loss that is convex"):
+            LaplaceRegressor(net, prior_precision=1.0, refine=True).fit(X, y)

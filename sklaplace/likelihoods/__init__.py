@@ -6,10 +6,16 @@ from sklaplace.likelihoods.base import (
     ClassLikelihood,
     DataFit,
     Likelihood,
+    NumberLikelihood,
     weighed,
 )
 from sklaplace.likelihoods.labels import Bernoulli, Categorical
-from sklaplace.likelihoods.numbers import Gaussian
+from sklaplace.likelihoods.numbers import (
+    Gaussian,
+    HeteroscedasticGaussian,
+    HeteroscedasticNLLLoss,
+    Poisson,
+)
 
 # criterion of the skorch net -> (likelihood, what the module puts out)
 CRITERIA: dict[type[nn.Module], tuple[Likelihood, str]] = {
@@ -18,6 +24,8 @@ CRITERIA: dict[type[nn.Module], tuple[Likelihood, str]] = {
     nn.BCEWithLogitsLoss: (Bernoulli(), "logits"),
     nn.BCELoss: (Bernoulli(), "probabilities"),
     nn.MSELoss: (Gaussian(), "mean"),
+    nn.PoissonNLLLoss: (Poisson(), "mean"),
+    HeteroscedasticNLLLoss: (HeteroscedasticGaussian(), "mean"),
 }
 
 __all__ = [
@@ -27,6 +35,10 @@ __all__ = [
     "ClassLikelihood",
     "DataFit",
     "Gaussian",
+    "HeteroscedasticGaussian",
+    "HeteroscedasticNLLLoss",
     "Likelihood",
+    "NumberLikelihood",
+    "Poisson",
     "weighed",
 ]

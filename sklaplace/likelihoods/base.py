@@ -11,9 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 from torch import Tensor, nn
 
 from sklaplace.hessians import OutputHessian
+
+Array = np.ndarray[Any, Any]
+Pair = tuple[Array, Array]
 
 
 class Likelihood(Protocol):
@@ -24,6 +28,10 @@ class Likelihood(Protocol):
 
     options: ClassVar[frozenset[str]]
     """Arguments of a criterion that are understood, beyond those that say nothing."""
+    noun: str
+    """What `width` counts: classes, or columns of targets."""
+    is_convex: bool
+    """Whether ``loss`` is convex in the outputs, so that a head can be refitted."""
     has_noise: bool
     is_shift_invariant: bool
     """Whether a shift common to all outputs changes nothing."""
@@ -84,6 +92,36 @@ class ClassLikelihood(Likelihood, Protocol):
         """Class probabilities (..., K) of outputs (..., c)."""
 
 
+class NumberLikelihood(Likelihood, Protocol):
+    """A likelihood whose targets are numbers, (b, t), from outputs (b, c).
+
+    Outputs are Gaussian with ``mean`` and ``variance``; ``noise`` is σ, where there is
+    one. Arrays are of numpy.
+    """
+
+    def check_targets(self, y: np.ndarray) -> None:
+        """Refuse targets that cannot be."""
+
+    def moments(self, mean: Array, variance: Array, noise: float) -> Pair:
+        """Mean and variance of new targets, (n, t), from (n, c)."""
+
+    def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
+        """Mean (n, t) and covariance (n, n, t) across rows, from (n, c), (n, n, c)."""
+
+    def quantiles(
+        self, mean: Array, variance: Array, noise: float, levels: Array
+    ) -> Array:
+        """Quantiles of new targets, (n, t, q)."""
+
+    def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
+        """New targets (n, t, s) of drawn outputs (n, c, s)."""
+
+    def log_density(
+        self, mean: Tensor, variance: Tensor, y: Tensor, noise: float
+    ) -> Tensor:
+        """Log-probability of targets ``y`` (b, t), summed over columns, (b,)."""
+
+
 @dataclass(frozen=True)
 class DataFit:
     """How well the network fits the rows that made the curvature.
@@ -104,6 +142,7 @@ class Curved:
     """What all likelihoods share: a root of the Hessian that they give."""
 
     hessian: Callable[[Tensor], OutputHessian]
+    is_convex = True
     is_shift_invariant = False
     options: ClassVar[frozenset[str]] = frozenset()
 

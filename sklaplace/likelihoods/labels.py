@@ -15,6 +15,7 @@ class _Labels(Curved):
     """What likelihoods of class labels share: no noise, and one label per row."""
 
     has_noise = False
+    noun = "class"
 
     def scale(self, sigma_noise: Tensor) -> Tensor:
         """One: there is no noise parameter."""
