@@ -6,6 +6,7 @@ the network batch by batch and ask the posterior. Here is the border between num
 outside and torch inside.
 """
 
+import copy
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -150,10 +151,24 @@ class BaseLaplace(PosteriorPredictor):
             self._publish(curved, self._posterior(curved))
         return self
 
+    def _kinds(self) -> dict[str, Any]:
+        """Settings that say what the curvature is kept of, and how."""
+        kinds = "subset", "structure", "curvature"
+        names = [f"{kind}_params" for kind in kinds]
+        names += ["subset_of_weights", "hessian_structure", "curvature"]
+        return {name: getattr(self, name) for name in names}
+
     def _add_rows(self, X: Any, y: Any, sample_weight: Any) -> None:
         """Add the curvature and the loss of new rows; the network stays as it is."""
         posterior = self._fitted_posterior()
         self._check_parameters()
+        now = self._kinds()
+        changed = [k for k, v in self._fitted_kinds.items() if repr(v) != repr(now[k])]
+        if changed:
+            raise ValueError(
+                f"{listed(changed)} changed since fit, so that new rows cannot be "
+                "added to what there is. Set them back, or fit anew."
+            )
         with unchanged_on_error(self):
             data = self._weighted(self._checked(X, y, reset=False), sample_weight)
             net = self._net_at_mean()
@@ -176,6 +191,9 @@ class BaseLaplace(PosteriorPredictor):
             self.posterior_ = replace(
                 posterior, structure=accumulator.decompose(), data_fit=data_fit
             )
+            if self._curvature().is_exact:
+                # raises where the prior no longer makes up for the eigenvalues
+                self.posterior_.log_marginal_likelihood()
 
     def _net_at_mean(self) -> Any:
         """The network; a copy with the posterior's mean where a head was refitted."""
@@ -267,6 +285,7 @@ class BaseLaplace(PosteriorPredictor):
         self.estimator_ = fitted.net
         self.inspected_ = fitted.inspected
         self.posterior_ = posterior
+        self._fitted_kinds = copy.deepcopy(self._kinds())
         self.n_iter_ = max(1, len(getattr(fitted.net, "history_", None) or []))
         self.prior_precision_ = plain(posterior.prior_precision)
         if self.verbose:

@@ -1,6 +1,7 @@
 """LaplaceClassifier: class probabilities that know what they do not know."""
 
 import warnings
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, cast
 
@@ -48,7 +49,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         that contains them).
     subset_params : dict, default=None
         Options of the subset. ``subnetwork`` takes ``n_weights`` (100), and ``by``
-        (``"variance"``, ``"magnitude"``, ``"swag"``, ``"random"``), which chooses them
+        (``"magnitude"``, ``"swag"``, ``"variance"``, ``"random"``), which chooses them
         once the network has been trained; or ``indices``, their places in the
         flattened network.
     hessian_structure : {"kron", "diag", "full", "lowrank"}, default="kron"
@@ -253,6 +254,11 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         ignored = self._is_ignored(labels)
         if reset:
             check_classification_targets(y)
+            if ignored.all():
+                raise ValueError(
+                    "All rows have the label that the criterion ignores. Pass some "
+                    "with classes."
+                )
             self._encoder = LabelEncoder().fit(self._classes_of(labels[~ignored]))
             self.classes_ = self._encoder.classes_
         unknown = np.setdiff1d(labels[~ignored], self.classes_)
@@ -274,7 +280,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         if index is None or labels.dtype.kind not in "iuf":
             return none
         ignored: np.ndarray = labels == index
-        return none if ignored.all() else ignored
+        return ignored
 
     def _weights_of_classes(self, codes: np.ndarray) -> np.ndarray | None:
         """``class_weight`` as an array (K,); classes without rows weigh one."""
@@ -282,11 +288,20 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
             return None
         weights = np.ones(len(self.classes_))
         present = np.unique(codes)
+        if isinstance(self.class_weight, Mapping):  # also of classes yet to come
+            present = np.arange(len(weights))
         weights[present] = compute_class_weight(
             self.class_weight,
             classes=self.classes_[present],
-            y=self.classes_[codes],
+            y=self.classes_[
+                present if isinstance(self.class_weight, Mapping) else codes
+            ],
         )
+        if not (np.isfinite(weights) & (weights >= 0)).all():
+            raise ValueError(
+                f"class_weight={self.class_weight!r} has entries that are not finite, "
+                "or negative. Choose numbers from 0."
+            )
         return weights
 
     def _own_weights(self, y: np.ndarray) -> np.ndarray | None:
@@ -306,6 +321,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         known = _known_classes(self._net())
         if known is None or known.dtype.kind != found.dtype.kind:
             return found
+        known = known[~self._is_ignored(known)]
         return known if np.isin(found, known).all() else found
 
     def _code_dtype(self) -> type:
@@ -392,7 +408,8 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         if classes is not None:
             self._require_known(np.unique(classes), y)
         if hasattr(self, "posterior_"):
-            self._add_rows(X, y, sample_weight)
+            if not self._is_ignored(np.asarray(y)).all():
+                self._add_rows(X, y, sample_weight)
             return self
         with unchanged_on_error(self):
             self._announced = None if classes is None else np.unique(classes)
@@ -408,7 +425,8 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
                 f"classes={classes.tolist()} are not those of the first call, "
                 f"{fitted.tolist()}. Leave classes out, or fit anew."
             )
-        unknown = np.setdiff1d(np.asarray(y), classes)
+        labels = np.asarray(y)
+        unknown = np.setdiff1d(labels[~self._is_ignored(labels)], classes)
         if len(unknown):
             raise ValueError(
                 f"y has labels that classes lacks: {unknown[:5].tolist()}. List all of "

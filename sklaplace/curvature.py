@@ -60,7 +60,7 @@ def ggn_mc(
     """
     noise = uniforms(keys, n_draws * likelihood.n_draws(f.shape[-1]), seed)
     drawn = [likelihood.draw(f, u) for u in noise.to(f.device).chunk(n_draws, -1)]
-    columns = [likelihood.gradient(f, target) for target in drawn]
+    columns = [likelihood.score(f, target) for target in drawn]
     return torch.stack(columns, -1) * float(n_draws**-0.5)
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sklaplace.trees import leaves
+
 # odd constants of splitmix64 (Steele, Lea and Flood 2014, "Fast splittable
 # pseudorandom number generators")
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -24,9 +26,9 @@ def keys_of(x: Any) -> Tensor:
     x : Tensor, or dict, list or tuple of tensors
         One batch of b rows.
     """
-    leaves = list(_leaves(x))
-    keys = np.zeros(len(leaves[0]), dtype=np.uint64)
-    for leaf in leaves:
+    parts = list(leaves(x))
+    keys = np.zeros(len(parts[0]), dtype=np.uint64)
+    for leaf in parts:
         keys = _mixed(keys + _hashed(leaf))
     return torch.from_numpy(keys.view(np.int64))
 
@@ -40,17 +42,11 @@ def uniforms(keys: Tensor, n: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(((bits >> np.uint64(12)) + 0.5) * 2.0**-52)
 
 
-def _leaves(x: Any) -> Any:
-    if isinstance(x, Tensor):
-        yield x
-        return
-    for value in x.values() if isinstance(x, dict) else x:
-        yield from _leaves(value)
-
-
 def _hashed(rows: Tensor) -> np.ndarray:
     """A hash of the bytes of each row, (b,), uint64."""
     plain = rows.detach().cpu().contiguous()
+    if plain.is_floating_point():
+        plain = plain + 0.0  # one zero, whatever its sign
     data = plain.reshape(len(plain), -1).view(torch.uint8).numpy()
     words = np.zeros((len(data), -(-data.shape[1] // 8) * 8), dtype=np.uint8)
     words[:, : data.shape[1]] = data

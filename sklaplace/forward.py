@@ -116,12 +116,3 @@ def first_tensor(outputs: Any) -> Tensor:
     """What skorch takes for the prediction: the first of several outputs."""
     first: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
     return first
-
-
-def tree_rows(x: Any, rows: slice | Tensor) -> Any:
-    """Rows of a batch that is a tensor or a dict, list or tuple of tensors."""
-    if isinstance(x, dict):
-        return {key: tree_rows(value, rows) for key, value in x.items()}
-    if isinstance(x, (list, tuple)):
-        return type(x)(tree_rows(value, rows) for value in x)
-    return x[rows]

@@ -207,7 +207,21 @@ def _likelihood(net: Any, allowed: tuple[type, ...]) -> tuple[Likelihood, str]:
                 "pass sample_weight to fit."
             )
     _check_ignored(criterion)
+    _check_weights(criterion)
     return likelihood.configured(criterion), convention
+
+
+def _check_weights(criterion: Any) -> None:
+    """Refuse weights of a criterion under which a loss would be negative."""
+    for option in sorted(_TENSORS):
+        weight = getattr(criterion, option, None)
+        if weight is not None and not bool(
+            (weight >= 0).all() and weight.isfinite().all()
+        ):
+            raise ValueError(
+                f"criterion__{option} has entries that are not finite, or negative. "
+                "Choose numbers from 0."
+            )
 
 
 def _check_ignored(criterion: Any) -> None:

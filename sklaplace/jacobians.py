@@ -9,7 +9,7 @@ the dense (b, k, P) Jacobian is not built. Parameters of other layers come from
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +33,7 @@ from sklaplace.hessians import Factored, OutputHessian
 from sklaplace.inputs import LAYER_INPUTS, Inputs, unfolded
 from sklaplace.layouts import BlockSpec, Head, Layout
 from sklaplace.memory import BUDGET
+from sklaplace.trees import mapped
 
 # gradients of a column that are alive at once: those kept, and those passed on
 BACKWARD_COPIES = 2
@@ -449,7 +450,7 @@ def _dense_rows(
     parameters = {block.name: values[block.name].detach() for block in blocks}
 
     def rows(x_n: Any, columns_n: Tensor) -> dict[str, Tensor]:
-        one = _add_axis(x_n)
+        one = add_axis(x_n)
         pull = vjp(lambda p: call_with(forward, p, one)[0], parameters)[1]
         back: dict[str, Tensor] = vmap(lambda column: pull(column)[0])(columns_n.T)
         return back
@@ -512,13 +513,9 @@ def call_with(forward: Forward, parameters: dict[str, Tensor], x: Any) -> Tensor
     )
 
 
-def _add_axis(x: Any) -> Any:
+def add_axis(x: Any) -> Any:
     """A batch of one from a single row."""
-    if isinstance(x, dict):
-        return {key: _add_axis(value) for key, value in x.items()}
-    if isinstance(x, (list, tuple)):
-        return type(x)(_add_axis(value) for value in x)
-    return x.unsqueeze(0)
+    return mapped(lambda leaf: leaf.unsqueeze(0), x)
 
 
 # ----------------------------------------------------------- second derivatives
@@ -556,20 +553,45 @@ def exact_hessian(
             first = torch.autograd.grad(
                 total(forward(x)), leaves, create_graph=True, materialize_grads=True
             )
-            flat = torch.cat([g.reshape(-1) for g in first])
-            rows = [_second(entry, leaves) for entry in flat]
+            hessian = _derivatives(_selected_entries(first, layout), leaves, layout)
     finally:
         for leaf in leaves:
             leaf.requires_grad_(False)
-    hessian = torch.stack(rows)
     return (hessian + hessian.T) / 2
 
 
-def _second(entry: Tensor, leaves: list[nn.Parameter]) -> Tensor:
-    """Gradient (P,) of one entry of a gradient."""
-    if not entry.requires_grad:  # outputs do not depend on that weight
-        return torch.cat([torch.zeros_like(leaf).reshape(-1) for leaf in leaves])
-    pieces = torch.autograd.grad(
-        entry, leaves, retain_graph=True, materialize_grads=True
-    )
-    return torch.cat([piece.reshape(-1) for piece in pieces])
+def _selected_entries(pieces: Iterable[Tensor], layout: Layout) -> Tensor:
+    """Entries of whole parameters that are selected, end to end; last axes only."""
+    flat = []
+    for piece, block in zip(pieces, layout.blocks, strict=True):
+        n_axes = len(block.shape)
+        whole = piece.flatten(-n_axes) if n_axes else piece.unsqueeze(-1)
+        places = block.indices
+        flat.append(whole if places is None else whole[..., places.to(whole.device)])
+    return torch.cat(flat, -1)
+
+
+def _derivatives(entries: Tensor, leaves: list[nn.Parameter], layout: Layout) -> Tensor:
+    """Gradients of entries (p,) in the selected parameters, (p, p), some at a time."""
+    if not entries.requires_grad:  # the outputs are linear in all of them
+        return entries.new_zeros(len(entries), len(entries))
+    identity = torch.eye(len(entries), dtype=entries.dtype, device=entries.device)
+    size = max(1, CHUNK_ELEMENTS // max(1, sum(leaf.numel() for leaf in leaves)))
+
+    def pull(cotangents: Tensor, *, is_batched: bool) -> Tensor:
+        pieces = torch.autograd.grad(
+            entries,
+            leaves,
+            cotangents,
+            retain_graph=True,
+            materialize_grads=True,
+            is_grads_batched=is_batched,
+        )
+        return _selected_entries(pieces, layout)
+
+    try:
+        with _quiet_batching():
+            parts = [pull(some, is_batched=True) for some in identity.split(size)]
+    except RuntimeError:  # an operator without a batching rule: row by row
+        parts = [pull(row, is_batched=False).unsqueeze(0) for row in identity]
+    return torch.cat(parts)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sklaplace.data import InputType, count_rows, is_opaque
 from sklaplace.forward import Forward
-from sklaplace.inspection import Inspected, view
+from sklaplace.inspection import Inspected, raw_outputs, view
 from sklaplace.jacobians import backpropagate
 from sklaplace.linalg import all_finite
 from sklaplace.memory import move, require_bytes
@@ -38,6 +38,7 @@ from sklaplace.predictive import (
 from sklaplace.settings import check_prior_shape
 from sklaplace.structures import STRUCTURES
 from sklaplace.training import Batches, private_rng
+from sklaplace.trees import leaves, mapped
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,7 @@ class PosteriorPredictor(BaseEstimator):
 
         weights = None
         if predictive.gaussian is None:
+            self._require_variance()
             weights = self._drawn_weights(X, self.n_samples, self._seed)
 
         def ask(forward: Forward, x: Any) -> tuple[Tensor, ...]:
@@ -242,6 +244,14 @@ class PosteriorPredictor(BaseEstimator):
         seed = self._sample_seed(random_state)
         return self._of_draws(X, n_samples, seed, lambda draws: draws).numpy()
 
+    def _require_variance(self) -> None:
+        """Refuse a single draw where a variance is made of draws."""
+        if self.n_samples == 1:
+            raise ValueError(
+                f"n_samples=1 has no variance, and pred_type={self.pred_type!r} has no "
+                "other. Use 2 or more, such as 100."
+            )
+
     def _of_draws(
         self, X: Any, n_samples: int, seed: int, function: Callable[[Tensor], Tensor]
     ) -> Tensor:
@@ -275,8 +285,9 @@ class PosteriorPredictor(BaseEstimator):
 
         Parameters
         ----------
-        x : Tensor of shape (b, ...)
-            Rows as the network takes them, on its device.
+        x : Tensor of shape (b, ...), or dict, list or tuple of tensors
+            Rows as the network takes them, on its device; real numbers are cast to its
+            dtype.
 
         Returns
         -------
@@ -288,7 +299,10 @@ class PosteriorPredictor(BaseEstimator):
         Raises
         ------
         ValueError
-            With ``pred_type="nn"``, under which outputs are not Gaussian.
+            With ``pred_type="nn"``, under which outputs are not Gaussian, and for rows
+            that the network cannot be applied to, or that give no finite numbers.
+        TypeError
+            If ``x`` is not made of tensors.
 
         Notes
         -----
@@ -316,8 +330,32 @@ class PosteriorPredictor(BaseEstimator):
             )
         fitted = FittedNetwork(self.estimator_, self.inspected_, None, None)
         forward = fitted.forward()
+        rows = self._as_tensors(x)
         with torch.inference_mode(False), torch.enable_grad(), forward.frozen():
-            return in_graph(posterior, forward, x)
+            raw_outputs(self.estimator_, rows)  # says what does not fit
+            return _checked(*in_graph(posterior, forward, rows))
+
+    def _as_tensors(self, x: Any) -> Any:
+        """Rows for the network, in their graph."""
+        parts = list(leaves(x))
+        if not parts or not all(isinstance(part, Tensor) for part in parts):
+            raise TypeError(
+                f"x is of type {type(x).__name__}; predictive needs tensors. Use "
+                "torch.as_tensor(x), or latent_mean_and_variance for arrays."
+            )
+        if any(part.ndim == 0 or len(part) == 0 for part in parts):
+            raise ValueError("x has no rows. Pass a tensor of shape (b, ...), b > 0.")
+        dtype = next(
+            p.dtype
+            for p in self.estimator_.module_.parameters()
+            if p.is_floating_point()
+        )
+        cast = self._input_type.keeps_integers
+
+        def fitting(leaf: Tensor) -> Tensor:
+            return leaf if cast and not leaf.is_floating_point() else leaf.to(dtype)
+
+        return mapped(fitting, x)
 
     def _joint(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Mean (n, c) and covariance (n, n, c) of each output across rows."""
@@ -331,6 +369,7 @@ class PosteriorPredictor(BaseEstimator):
         )
 
         if self._predictive().gaussian is None:
+            self._require_variance()
             drawn = self._of_draws(X, self.n_samples, self._seed, lambda draws: draws)
             by_output = drawn.movedim(1, 0)  # (c, n, s)
             mean, cov = moments(by_output, diagonal=False, centred=False)

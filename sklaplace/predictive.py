@@ -12,10 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import jacrev, vmap
+from torch.utils.data import default_collate
 
 from sklaplace.forward import Forward
 from sklaplace.jacobians import (
     Jacobian,
+    add_axis,
     backpropagate,
     backpropagate_in_parts,
     call_with,
@@ -25,6 +28,7 @@ from sklaplace.jacobians import (
 from sklaplace.layouts import Layout
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.structures import Projection
+from sklaplace.trees import leaves, tree_rows
 
 
 def linearised_mean(
@@ -176,7 +180,7 @@ def moments(draws: Tensor, *, diagonal: bool, centred: bool) -> tuple[Tensor, Te
 
 
 def in_graph(
-    posterior: GaussianPosterior, forward: Forward, x: Tensor
+    posterior: GaussianPosterior, forward: Forward, x: Any
 ) -> tuple[Tensor, Tensor]:
     """Mean (b, c) and covariance (b, c, c) of the linearised outputs, float64.
 
@@ -190,17 +194,23 @@ def in_graph(
     own = {name: p.detach() for name, p in forward.module.named_parameters()}
     chosen = {block.name: own[block.name] for block in posterior.layout.blocks}
 
-    def outputs(values: dict[str, Tensor], row: Tensor) -> Tensor:
-        return call_with(forward, values, row.unsqueeze(0))[0]
+    def outputs(values: dict[str, Tensor], row: Any) -> Tensor:
+        return call_with(forward, values, add_axis(row))[0]
 
-    f = torch.stack([outputs(chosen, row) for row in x]).double()
-    rows = [torch.func.jacrev(outputs)(chosen, row) for row in x]
+    def both(row: Any) -> tuple[dict[str, Tensor], Tensor]:
+        return jacrev(outputs)(chosen, row), outputs(chosen, row)
+
+    try:
+        rows, f = vmap(both)(x)
+    except RuntimeError:  # an operator without a batching rule: row by row
+        n_rows = len(next(leaves(x)))
+        rows, f = default_collate([both(tree_rows(x, n)) for n in range(n_rows)])
     pieces = []
     for block in posterior.layout.blocks:
-        piece = torch.stack([row[block.name].flatten(1) for row in rows]).double()
+        piece = rows[block.name].flatten(2).double()
         pieces.append(piece if block.indices is None else piece[..., block.indices])
     jacobian = torch.cat(pieces, -1)
-    mean = f + jacobian @ (posterior.mean - posterior.weights)
+    mean = f.double() + jacobian @ (posterior.mean - posterior.weights)
     prior, scale = posterior.prior_precision, posterior.scale
     return mean, posterior.structure.covariance_of_rows(jacobian, prior, scale)
 

@@ -44,7 +44,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         that contains them).
     subset_params : dict, default=None
         Options of the subset. ``subnetwork`` takes ``n_weights`` (100), and ``by``
-        (``"variance"``, ``"magnitude"``, ``"swag"``, ``"random"``), which chooses them
+        (``"magnitude"``, ``"swag"``, ``"variance"``, ``"random"``), which chooses them
         once the network has been trained; or ``indices``, their places in the
         flattened network.
     hessian_structure : {"kron", "diag", "full", "lowrank"}, default="kron"
@@ -366,7 +366,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
             data = self._weighted(self._checked(X, y, reset=False), sample_weight)
             if len(data.y) < 2:
                 raise ValueError(
-                    f"{len(data.y)} rows tell no scale. Pass a hundred or more."
+                    f"{len(data.y)} row tells no scale. Pass a hundred or more."
                 )
             self.sigma_scaling_ = np.ones_like(before)
             mean, variance = self._mean_and_variance(data.X)

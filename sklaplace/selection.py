@@ -162,11 +162,18 @@ class _PriorSearch(BaseLaplace):
         _check_n_jobs(self.n_jobs)
         self._scorer(model)
         model._check_data(X, y, sample_weight, None, None)
-        rows = self._indexable(X, y, sample_weight)
+        rows = self._without_ignored(model, self._indexable(X, y, sample_weight))
         splits = self._splits(*rows[:2])
         for number, split in enumerate(splits):
             self._check_split(model, number, split, *rows[1:])
         return rows, splits
+
+    def _without_ignored(self, model: Any, rows: AllRows) -> AllRows:
+        """Rows whose labels the criterion does not ignore: no fold could score them."""
+        if not is_classifier(self):
+            return rows
+        ignored = model._is_ignored(rows[1])
+        return rows_of(rows, np.flatnonzero(~ignored)) if ignored.any() else rows
 
     def _indexable(self, X: Any, y: Any, sample_weight: Any) -> AllRows:
         """Checked rows as they are cut into folds; they are checked again there."""

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from sklaplace.curvature import GGN, accumulate
 from sklaplace.draws import keys_of, uniforms
-from sklaplace.forward import Forward, tree_rows
+from sklaplace.forward import Forward
 from sklaplace.jacobians import call_with
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import Likelihood, weighed
 from sklaplace.structures.diag import DiagAccumulator
+from sklaplace.trees import tree_rows
 
 # Steps of stochastic gradient descent whose weights are compared, their length, and the
 # share of the rows that each of them sees on average.
@@ -65,15 +66,17 @@ def random(question: Question) -> Tensor:
 def variance(question: Question) -> Tensor:
     """Posterior variances under a diagonal curvature and one prior precision, (P,).
 
-    Up to an increasing function: the curvature itself, with its sign changed. One pass
-    over the training rows (Daxberger et al. 2021, "Bayesian deep learning via
-    subnetwork inference", section 4).
+    Up to an increasing function: the curvature itself, with its sign changed. Weights
+    without any, such as those of inputs that are always zero, come last: no prediction
+    feels them. One pass over the training rows (Daxberger et al. 2021, "Bayesian deep
+    learning via subnetwork inference", section 4).
     """
     accumulator = DiagAccumulator(question.layout)
     accumulate(
         question.forward, question.batches(), question.likelihood, GGN, accumulator
     )
-    return -accumulator.decompose().diagonal
+    curvature = accumulator.decompose().diagonal
+    return torch.where(curvature > 0, -curvature, -curvature.max() - 1)
 
 
 def swag(question: Question) -> Tensor:
@@ -135,5 +138,10 @@ SCORES: dict[str, Callable[[Question], Tensor]] = {
 def choose(question: Question, by: str, n_weights: int) -> Tensor:
     """Places of the weights with the highest scores, (n_weights,), in order."""
     scores = SCORES[by](question)
+    if not scores.isfinite().all():
+        raise ValueError(
+            f"subset_params['by']={by!r} gives no numbers here: gradient descent has "
+            "diverged. Scale inputs and targets, or use 'magnitude' or 'random'."
+        )
     order = torch.sort(scores, descending=True, stable=True).indices
     return order[:n_weights].sort().values.cpu()

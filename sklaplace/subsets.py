@@ -15,16 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sklaplace.forward import Forward, tree_rows
+from sklaplace.forward import Forward
 from sklaplace.inputs import has_layer_form
 from sklaplace.jacobians import Jacobian, backpropagate
 from sklaplace.layouts import BlockSpec, Head, Layout
 from sklaplace.options import Check, check_count, listed
+from sklaplace.trees import tree_rows
 
 # names of parameters in a message, at most
 MAX_LISTED = 12
 # weights of a subnetwork where no number is given, and what chooses them
-N_WEIGHTS, CRITERION = 100, "variance"
+N_WEIGHTS, CRITERION = 100, "magnitude"
 
 DEPENDENT_ROWS = (
     "The network's outputs for a row depend on the other rows of its batch, also in "
@@ -140,12 +141,12 @@ def subnetwork(
     p = whole.n_parameters
     n = min(N_WEIGHTS, p) if n_weights is None else n_weights
     places = torch.arange(n) if indices is None else torch.as_tensor(indices)
-    places = places.long().unique()
+    places = places.long()
     if int(places[-1]) >= p:
-        asked = f"n_weights={n:,}" if indices is None else "indices"
+        asked = f"n_weights={n:,}" if indices is None else f"index {int(places[-1]):,}"
         raise ValueError(
-            f"subset_params asks for {asked}, but the network has {p:,} weights. Ask "
-            "for fewer, or use subset_of_weights='all'."
+            f"subset_params asks for {asked}, but the network has {p:,} weights, "
+            "numbered from 0. Ask for fewer, or use subset_of_weights='all'."
         )
     blocks, start = [], 0
     for block in whole.blocks:
@@ -253,6 +254,11 @@ def check_indices(name: str, value: Any) -> None:
         )
     if places.min() < 0:
         raise ValueError(f"{name} has negative entries. Count from the first weight.")
+    if (np.diff(places) <= 0).any():
+        raise ValueError(
+            f"{name} are not in ascending order, or repeat themselves. Pass "
+            "np.unique(indices): priors and means follow the order of the network."
+        )
 
 
 def _check_name(name: str, value: Any) -> None:

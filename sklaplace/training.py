@@ -287,6 +287,9 @@ def _own_rows(net: Any, X: Any, rows: RowDataset | None) -> Iterator[None]:
         net.__class__ = original
 
 
+_OF_CLASSES = torch.nn.CrossEntropyLoss, torch.nn.NLLLoss
+
+
 @dataclass
 class _Job:
     """What `_OnOwnRows` works on, and the weights of the batch in hand."""
@@ -335,12 +338,22 @@ class _OnOwnRows:
         per_row = loss.reshape(len(weights), -1).mean(1)
         if reduction == "sum":
             return (per_row * weights).sum() * (loss.numel() / len(weights))
-        return (per_row * weights).mean() / self._job.mean_weight
+        of_classes = _class_weights(self.criterion_, y_true, per_row)
+        return (per_row * weights).mean() / self._job.mean_weight / of_classes.mean()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # callbacks that pickle the net get one of the user's class
         state: Any = self.__getstate__()
         return object.__new__, (self._job.original,), state
+
+
+def _class_weights(criterion: Any, y: Any, losses: Tensor) -> Tensor:
+    """Weights (b,) of classes, whose sum torch divides a mean of losses by."""
+    weight = getattr(criterion, "weight", None)
+    if weight is None or not isinstance(criterion, _OF_CLASSES):
+        return torch.ones_like(losses)
+    found: Tensor = weight[y.to(weight.device)].to(losses)
+    return found
 
 
 def _mean_weight(dataset: Any) -> float:

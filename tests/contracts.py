@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from sklaplace.curvature import CURVATURES, accumulate
-from sklaplace.forward import Forward, tree_rows
+from sklaplace.forward import Forward
 from sklaplace.jacobians import Jacobian, backpropagate
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import DataFit, Likelihood
@@ -22,6 +22,7 @@ from sklaplace.posterior import GaussianPosterior, Hyperparameters
 from sklaplace.priors import PRIOR_STRUCTURES
 from sklaplace.structures import STRUCTURES, Accumulator, Structure
 from sklaplace.subsets import SUBSETS
+from sklaplace.trees import tree_rows
 
 N_ROWS = 6
 # weights of several tensors, some of which have none

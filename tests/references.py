@@ -16,9 +16,10 @@ from cases import generator, normal
 from torch import Tensor, nn
 
 from sklaplace import likelihoods
-from sklaplace.forward import Forward, tree_rows
+from sklaplace.forward import Forward
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import CRITERIA, Likelihood
+from sklaplace.trees import tree_rows
 
 # one instance of each likelihood that a criterion leads to, by name
 LIKELIHOODS: dict[str, Likelihood] = {

@@ -11,7 +11,7 @@ from references import LIKELIHOODS
 from torch import Tensor
 
 from sklaplace.curvature import CURVATURES, accumulate
-from sklaplace.forward import Forward, tree_rows
+from sklaplace.forward import Forward
 from sklaplace.heads import HeadRows, LinearHead
 from sklaplace.jacobians import backpropagate
 from sklaplace.layouts import Layout
@@ -21,6 +21,7 @@ from sklaplace.priors import PRIOR_STRUCTURES
 from sklaplace.structures import STRUCTURES
 from sklaplace.subsets import SUBSETS, common_gradient
 from sklaplace.tasks import Rows, Task
+from sklaplace.trees import tree_rows
 
 N_ROWS = 60
 

@@ -146,6 +146,8 @@ class TestOptions:
             ("subnetwork", {"indices": [0.5]}, ["not a list of integers"]),
             ("subnetwork", {"indices": []}, ["not a list of integers"]),
             ("subnetwork", {"indices": [-1]}, ["negative"]),
+            ("subnetwork", {"indices": [3, 1]}, ["ascending order"]),
+            ("subnetwork", {"indices": [1, 1]}, ["repeat"]),
             ("subnetwork", {"indices": [1], "by": "random"}, ["Leave out 'by'"]),
         ],
     )

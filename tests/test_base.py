@@ -838,6 +838,32 @@ class TestDrawnWeights:
             p.grad is not None for p in model.estimator_.module_.parameters()
         )
 
+    @pytest.mark.parametrize("kind", ESTIMATORS)
+    def test_rows_in_the_graph_that_cannot_be(self, kind, models):
+        model, X = models[kind, "all"]
+        model = clone_fitted(model).set_params(pred_type="glm")
+        with pytest.raises(TypeError, match="needs tensors"):
+            model.predictive(X)
+        x = torch.tensor(X[:2])
+        for wrong, word in (
+            (x[:0], "no rows"),
+            (x[:, :1], "cannot be applied"),
+            (x / 0, "not finite"),
+        ):
+            with pytest.raises(ValueError, match=word):
+                model.predictive(wrong)
+        mean, _ = model.predictive(x.float())
+        assert mean.dtype == torch.float64
+
+    @pytest.mark.parametrize("kind", ESTIMATORS)
+    def test_one_is_no_spread(self, kind, models):
+        model, X = models[kind, "all"]
+        model = clone_fitted(model).set_params(n_samples=1)
+        with pytest.raises(ValueError, match="n_samples=1 has no variance"):
+            model.latent_mean_and_variance(X)
+        if kind is LaplaceClassifier:
+            assert model.predict_proba(X).shape == (len(X), 3)
+
 
 def clone_fitted(model):
     """Another estimator with the same fit, whose parameters can be set apart."""
@@ -892,6 +918,43 @@ class TestPartialFit:
             trained, model.estimator_.module_.parameters(), strict=True
         ):
             assert torch.equal(old, new)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"hessian_structure": "diag"},
+            {"curvature": "ef"},
+            {"subset_of_weights": "all"},
+            {"hessian_structure": "lowrank", "structure_params": {"rank": 3}},
+        ],
+    )
+    def test_after_a_change_of_settings(self, kind, change, frozen64):
+        net, X, y = frozen64[kind]
+        model = kind(net, **complete(kind, {"prior_precision": 1.0})).fit(X, y)
+        model.set_params(**change)
+        with pytest.raises(ValueError, match=f"'{next(iter(change))}'.* changed since"):
+            model.partial_fit(X, y)
+
+    def test_that_leaves_no_gaussian(self, kind, frozen64):
+        """Curvature is added until its negative eigenvalues are beyond the prior."""
+        net, X, y = frozen64[kind]
+        settings = {
+            "subset_of_weights": "all",
+            "hessian_structure": "full",
+            "curvature": "hessian",
+        }
+        settings = complete(kind, {"prior_precision": 1e4, **settings})
+        model = kind(net, **settings).fit(X, y)
+        lowest = float(
+            model.posterior_.scale * model.posterior_.structure.eigenvalues[0]
+        )
+        assert lowest < 0
+        settings["prior_precision"] = -1.5 * lowest
+        model = kind(net, **settings).fit(X, y)
+        before = model.posterior_
+        with pytest.raises(ValueError, match="not positive definite"):
+            model.partial_fit(X, y)
+        assert model.posterior_ is before
 
     def test_that_fails_changes_nothing(self, kind, frozen64, rng_untouched):
         net, X, y = frozen64[kind]

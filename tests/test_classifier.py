@@ -27,6 +27,7 @@ from nets import (
     seeded,
 )
 from scipy.special import expit, softmax
+from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import log_loss
 from sklearn.utils.class_weight import compute_sample_weight
@@ -35,7 +36,7 @@ from skorch.dataset import Dataset
 from skorch.helper import SliceDict
 from torch import nn
 
-from sklaplace import LaplaceClassifier
+from sklaplace import LaplaceClassifier, LaplaceClassifierCV
 from sklaplace.links import LINKS
 
 FLOAT64 = {"module__dtype": torch.float64}
@@ -752,3 +753,65 @@ class TestClassesThatWeigh:
         self.same(model.fit(X, y, w), other.fit(X[kept], y[kept], w[kept]), X)
         labels = LaplaceClassifier(classifier(module__n_out=4), **options).fit(X, y)
         assert labels.classes_.tolist() == [-1, 0, 1, 2]
+
+    def test_labels_to_ignore_are_known_everywhere(self):
+        X, y = blobs()
+        y = np.where(np.arange(len(y)) % 7 == 0, -1, y)
+        kept = y >= 0
+        options = {"prior_precision": 1.0, "random_state": 0}
+        ignoring = classifier(criterion__ignore_index=-1)
+        trained = FrozenEstimator(seeded(clone(ignoring), X, y))
+        assert -1 in trained.classes_
+        model = LaplaceClassifier(trained, **options).fit(X, y)
+        assert model.classes_.tolist() == [0, 1, 2]
+        before = model.predict_proba(X)
+        ignored = model.partial_fit(X[~kept], y[~kept]).predict_proba(X)
+        np.testing.assert_array_equal(ignored, before)
+        model = LaplaceClassifier(ignoring, **options)
+        model.partial_fit(X, y, classes=[0, 1, 2])
+        grid = {"prior_precisions": [0.1, 1.0], "cv": 2, "random_state": 0}
+        found = LaplaceClassifierCV(ignoring, **grid).fit(X, y)
+        expected = LaplaceClassifierCV(classifier(), **grid).fit(X[kept], y[kept])
+        for name in ("mean_test_score", "split1_test_score"):
+            np.testing.assert_allclose(
+                found.cv_results_[name], expected.cv_results_[name], rtol=1e-5
+            )
+        with pytest.raises(ValueError, match="All rows have the label"):
+            LaplaceClassifier(ignoring).fit(X[~kept], y[~kept])
+
+    def test_a_class_that_comes_later_has_its_weight(self):
+        net, X, y = self.frozen()
+        order = np.argsort(y, kind="stable")
+        X, y = X[order], y[order]
+        first = y < 2
+        settings = self.settings(class_weight={0: 1.0, 1: 2.0, 2: 9.0})
+        model = LaplaceClassifier(net, **settings)
+        model.partial_fit(X[first], y[first], classes=[0, 1, 2])
+        model.partial_fit(X[~first], y[~first])
+        self.same(model, LaplaceClassifier(net, **settings).fit(X, y), X)
+
+    @pytest.mark.parametrize("scale", [1.0, 30.0])
+    def test_weighted_training_is_that_of_the_criterion(self, scale):
+        """Weights of one change nothing, nor does the scale of a criterion's."""
+        X, y = blobs()
+        options = {"prior_precision": 1.0, "random_state": 0}
+
+        def outputs(scale, **fit):
+            w = scale * torch.tensor([1.0, 2.0, 3.0])
+            model = LaplaceClassifier(classifier(criterion__weight=w), **options)
+            return model.fit(X, y, **fit).estimator_.forward(X).numpy()
+
+        plain = outputs(1.0)
+        ones = np.ones(len(y))
+        np.testing.assert_allclose(
+            outputs(scale, sample_weight=ones), plain, rtol=1e-3, atol=1e-4
+        )
+
+    def test_weights_that_cannot_be(self):
+        X, y = blobs()
+        for value in ({0: -1.0, 1: 1.0, 2: 1.0}, {0: np.nan, 1: 1.0, 2: 1.0}):
+            with pytest.raises(ValueError, match=r"class_weight=.*not finite, or neg"):
+                LaplaceClassifier(classifier(), class_weight=value).fit(X, y)
+        net = classifier(criterion__weight=torch.tensor([-1.0, 1.0, 1.0]))
+        with pytest.raises(ValueError, match="criterion__weight has entries"):
+            LaplaceClassifier(net).fit(X, y)

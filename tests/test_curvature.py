@@ -7,6 +7,7 @@ from contracts import N_ROWS, assert_equal, problem
 
 from sklaplace.curvature import CURVATURES, GGN, accumulate
 from sklaplace.hessians import Factored
+from sklaplace.likelihoods import Bernoulli, Categorical
 from sklaplace.structures import STRUCTURES
 
 every_curvature = pytest.mark.parametrize("name", CURVATURES)
@@ -172,3 +173,38 @@ def test_outputs_must_be_finite():
         accumulate(
             found.forward, [(x, found.y, None)], found.likelihood, GGN, accumulator
         )
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        Categorical(label_smoothing=0.4),
+        Categorical((0.5, 2.0, 1.0), 0.4),
+        Bernoulli(3.0),
+    ],
+)
+def test_what_a_criterion_adds_is_not_in_drawn_targets(likelihood):
+    c = 3 if isinstance(likelihood, Categorical) else 1
+    f, y = normal(40, c), torch.arange(40) % 2
+    n_draws = 4000
+    S = CURVATURES["ggn_mc"].configured({"n_draws": n_draws}, seed=3)(likelihood, f, y)
+    G = GGN(likelihood, f, y)
+    error = ((S @ S.mT - G @ G.mT) ** 2).mean().sqrt() / (G @ G.mT).abs().max()
+    assert error < 2 / n_draws**0.5
+
+
+def test_exact_hessian_of_single_weights():
+    found = problem("inplace", "Gaussian")
+    few = problem("inplace", "Gaussian", "subnetwork")
+    whole, part = (
+        accumulated(one, CURVATURES["hessian"]).dense() for one in (found, few)
+    )
+    places = torch.tensor([0, 2, 3, 7, 8, 11])
+    assert_equal(part, whole[places][:, places], 1e-12)
+
+
+def accumulated(found, curvature):
+    accumulator = STRUCTURES["full"][0](found.layout)
+    batches = found.batches(4, 2)
+    accumulate(found.forward, batches, found.likelihood, curvature, accumulator)
+    return accumulator.decompose()

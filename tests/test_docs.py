@@ -2,6 +2,8 @@
 
 import io
 import re
+import runpy
+import sys
 import textwrap
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -49,3 +51,8 @@ def test_quickstart_runs_from_top_to_bottom():
     run(QUICKSTART, RST)
     blocks = RST.findall(QUICKSTART.read_text(encoding="utf-8"))
     assert len(blocks) == QUICKSTART.read_text().count("code-block:: python")
+
+
+def test_the_table_of_combinations_is_what_happens(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["combinations.py", "--check"])
+    runpy.run_path(str(ROOT / "docs" / "combinations.py"), run_name="__main__")

@@ -29,6 +29,7 @@ def test_every_part_of_a_row_counts():
     left, right = rows(4, 3), rows(4, 2)
     keys = keys_of({"left": left, "right": right})
     assert torch.equal(keys_of([left, right]), keys)
+    assert torch.equal(keys_of({"right": right, "left": left}), keys)
     for part in (left, right):
         changed = part.clone()
         changed[2, 1] += 1
@@ -51,3 +52,8 @@ def test_seeds_differ():
     keys = keys_of(rows(5, 2))
     assert torch.equal(uniforms(keys, 3, seed=1), uniforms(keys, 3, seed=1))
     assert not torch.equal(uniforms(keys, 3, seed=1), uniforms(keys, 3, seed=2))
+
+
+def test_zero_has_no_sign():
+    x = torch.zeros(2, 3)
+    assert torch.equal(keys_of(x), keys_of(-x))

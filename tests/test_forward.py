@@ -3,7 +3,8 @@ import torch
 from cases import CASES, DOUBLE, normal
 from torch import nn
 
-from sklaplace.forward import OUTPUT_MAPS, Forward, first_tensor, tree_rows
+from sklaplace.forward import OUTPUT_MAPS, Forward, first_tensor
+from sklaplace.trees import tree_rows
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 

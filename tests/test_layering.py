@@ -17,6 +17,7 @@ MODULES = [
     "linalg",
     "newton",
     "options",
+    "trees",
     "draws",
     "definitions",
     "fingerprints",

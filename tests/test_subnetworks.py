@@ -53,14 +53,23 @@ def test_largest_posterior_variances():
     assert chosen.tolist() == sorted(expected.tolist())
 
 
-def test_of_equal_scores_the_first():
+def test_of_equal_scores_the_first_and_what_no_prediction_feels_last():
     found = problem("bare_parameters")  # two weights are not used
     n = found.layout.n_parameters
-    chosen = choose(question(found), "variance", 1)
     names = [block.name for block in found.layout.blocks]
-    start = sum(found.layout.sizes[: names.index("unused")])
-    assert chosen.tolist() == [start]
+    unused = sum(found.layout.sizes[: names.index("unused")])
+    others = [place for place in range(n) if place not in (unused, unused + 1)]
+    assert choose(question(found), "variance", n - 2).tolist() == others
+    chosen = choose(question(found), "variance", n - 1).tolist()
+    assert chosen == sorted([*others, unused])
     assert choose(question(found), "random", n).tolist() == list(range(n))
+
+
+def test_weights_that_run_away_are_no_choice():
+    found = problem("linear_only", "Gaussian")
+    far = [(1e4 * x, y, w) for x, y, w in found.batches(6)]
+    with pytest.raises(ValueError, match=r"'by'\]='swag' gives no numbers"):
+        choose(question(found, far), "swag", 2)
 
 
 def test_swag_moves_where_the_loss_slopes():

@@ -349,8 +349,8 @@ def test_number_of_single_weights():
     forward, x = CASES["mlp"].forward(), CASES["mlp"].rows(4)
     assert subnetwork(forward, x).n_parameters == 21  # there are no more
     assert subnetwork(forward, x, n_weights=5).n_parameters == 5
-    assert subnetwork(forward, x, indices=[3, 3, 1]).n_parameters == 2
+    assert subnetwork(forward, x, indices=[1, 3]).n_parameters == 2
     with pytest.raises(ValueError, match="n_weights=22, but the network has 21"):
         subnetwork(forward, x, n_weights=22)
-    with pytest.raises(ValueError, match="indices, but the network has 21"):
+    with pytest.raises(ValueError, match="index 21, but the network has 21 weights"):
         subnetwork(forward, x, indices=[21])

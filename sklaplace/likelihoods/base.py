@@ -51,6 +51,9 @@ class Likelihood(Protocol):
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
         """Gradient of ``loss`` in the outputs, (b, c)."""
 
+    def score(self, f: Tensor, y: Tensor) -> Tensor:
+        """The same for targets that `draw` gave: without what a criterion adds."""
+
     def hessian(self, f: Tensor) -> OutputHessian:
         """Hessian ``Λ`` of ``loss`` in the outputs, not written out."""
 
@@ -142,6 +145,7 @@ class Curved:
     """What all likelihoods share: a root of the Hessian that they give."""
 
     hessian: Callable[[Tensor], OutputHessian]
+    gradient: Callable[[Tensor, Tensor], Tensor]
     is_convex = True
     is_shift_invariant = False
     options: ClassVar[frozenset[str]] = frozenset()
@@ -153,6 +157,10 @@ class Curved:
     def row_scale(self, y: Tensor) -> Tensor | None:
         """What the loss of a row is multiplied by, (b,), float64; None: one."""
         return None
+
+    def score(self, f: Tensor, y: Tensor) -> Tensor:
+        """Gradient of ``loss`` at drawn targets, (b, c)."""
+        return self.gradient(f, y)
 
     def hessian_factor(self, f: Tensor) -> Tensor:
         """``S`` (b, c, k) with ``S Sᵀ = Λ``."""

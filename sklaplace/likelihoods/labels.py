@@ -90,8 +90,12 @@ class Categorical(_Labels):
         return nn.functional.cross_entropy(f, y, reduction="none")
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """``softmax(f) - onehot(y)``, (b, c)."""
+        """``softmax(f)`` less the target, which smoothing spreads, (b, c)."""
         return f.softmax(-1) - self._spread(f, y)
+
+    def score(self, f: Tensor, y: Tensor) -> Tensor:
+        """``softmax(f) - onehot(y)``: nobody smooths labels that the network draws."""
+        return f.softmax(-1) - nn.functional.one_hot(y, f.shape[-1]).to(f)
 
     def hessian(self, f: Tensor) -> OutputHessian:
         """``diag p - p pᵀ``."""

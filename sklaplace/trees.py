@@ -1,0 +1,30 @@
+"""Trees: batches as networks take them, tensors in dicts, lists and tuples."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+
+def leaves(x: Any) -> Iterator[Any]:
+    """What a tree is made of; of a dict in the order of its sorted keys."""
+    if isinstance(x, (dict, list, tuple)):
+        parts = [x[key] for key in sorted(x)] if isinstance(x, dict) else x
+        for part in parts:
+            yield from leaves(part)
+        return
+    yield x
+
+
+def mapped(function: Callable[[Any], Any], x: Any) -> Any:
+    """The same tree with a function of each leaf."""
+    if isinstance(x, dict):
+        return {key: mapped(function, value) for key, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return type(x)(mapped(function, value) for value in x)
+    return function(x)
+
+
+def tree_rows(x: Any, rows: slice | int | Tensor) -> Any:
+    """Rows of a batch that is a tensor or a dict, list or tuple of tensors."""
+    return mapped(lambda leaf: leaf[rows], x)
