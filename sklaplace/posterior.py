@@ -81,8 +81,14 @@ class GaussianPosterior:
         return (
             f"GaussianPosterior({type(self.structure).__name__} over "
             f"{self.layout.n_parameters:,} weights, "
-            f"prior_precision={self.shown_precision()})"
+            f"prior_precision={self.shown_precision()}{self._shown_rows()})"
         )
+
+    def _shown_rows(self) -> str:
+        """How many parameter tensors are blocks of their own, for want of a form."""
+        n = sum(block.layer is None for block in self.layout.blocks)
+        total = len(self.layout.blocks)
+        return f", {n} of {total} tensors without a layer form" if n else ""
 
     def shown_precision(self) -> str:
         """Prior precision for people: a number, or the range of several."""

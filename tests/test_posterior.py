@@ -153,3 +153,18 @@ def test_temperature_scales_the_curvature_at_question_time():
     n_targets = posterior.data_fit.n_targets
     difference = less_noisy.log_likelihood() - colder.log_likelihood()
     assert_equal(difference, n_targets * math.log(2), 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("mlp", ""),
+        ("norms", ", 4 of 8 tensors without a layer form"),
+        ("lstm", ", 4 of 6 tensors without a layer form"),
+    ],
+)
+def test_repr_tells_what_has_no_kronecker_form(case, words):
+    shown = repr(problem(case).posterior("kron"))
+    assert shown.startswith("GaussianPosterior(Kron over ")
+    assert shown.endswith(f"{words})")
+    assert ("layer form" in shown) == bool(words)
