@@ -46,7 +46,7 @@ from sklaplace.inspection import (
 )
 from sklaplace.jacobians import backpropagate, centring
 from sklaplace.layouts import Layout
-from sklaplace.likelihoods import DataFit, weighed
+from sklaplace.likelihoods import DataFit, Likelihood, weighed
 from sklaplace.memory import require_bytes
 from sklaplace.options import (
     listed,
@@ -271,8 +271,13 @@ class BaseLaplace(PosteriorPredictor):
                 "seed": self._seed,
                 "settings": {name: getattr(self, name) for name in settings},
                 "rows": (self._tunes_on_rows(), self._may_refit()),
+                "likelihood": self._likelihood_settings(),
             }
         )
+
+    def _likelihood_settings(self) -> Any:
+        """What the curvature takes from settings of the likelihood."""
+        return None
 
     def _fresh_random_state(self) -> np.random.RandomState:
         """Never the global generator: None draws on the operating system."""
@@ -503,6 +508,7 @@ class BaseLaplace(PosteriorPredictor):
             is_trained=is_trained,
             options=options or self.subset_params,
         )
+        inspected = replace(inspected, likelihood=self._adapted(inspected.likelihood))
         n_rows = len(dataset) * inspected.n_outputs
         check_layout(self, inspected.layout, device_of(net), n_rows)
         if self._may_refit() and inspected.head_map is not None:
@@ -516,6 +522,10 @@ class BaseLaplace(PosteriorPredictor):
                 )
             require_head(inspected.head_map)
         return inspected
+
+    def _adapted(self, likelihood: Likelihood) -> Likelihood:
+        """Overridden where settings say more of a likelihood than the criterion."""
+        return likelihood
 
     def _check_head_rows(
         self, inspected: Inspected, n_rows: int, device: torch.device

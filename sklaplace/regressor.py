@@ -15,6 +15,7 @@ from sklaplace.likelihoods import (
     CRITERIA,
     Gaussian,
     HeteroscedasticGaussian,
+    Likelihood,
     NumberLikelihood,
     Poisson,
 )
@@ -83,9 +84,10 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
     pred_type : {"glm", "nn"}, default="glm"
         Predictive: the linearised network, or the network itself under ``n_samples``
         draws of the weights. What is tuned is tuned for the first.
-    sigma_noise : float or {"auto", "validation", "marglik"}, default="auto"
+    sigma_noise : float, array or {"auto", "validation", "marglik"}, default="auto"
         Standard deviation of the observation noise, one for all outputs; only for
-        nets with ``MSELoss``, whose criterion leaves it open. A name
+        nets with ``MSELoss``, whose criterion leaves it open. An array has one for
+        each column of ``y``. A name
         chooses it together with ``prior_precision``; where both are names other
         than ``"auto"`` they must be the same.
     n_samples : int, default=100
@@ -109,7 +111,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         The trained network; a copy where it was frozen.
     posterior_ : GaussianPosterior
         Gaussian over the selected weights.
-    sigma_noise_ : float
+    sigma_noise_ : float or ndarray of shape (n_outputs,)
         Standard deviation of the observation noise in use.
     sigma_scaling_ : ndarray of shape (n_outputs,)
         Factors of standard deviations, one each unless `recalibrate` was called.
@@ -204,7 +206,13 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
     # --------------------------------------------------------------------- fit
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        check_positive("sigma_noise", self.sigma_noise, TUNERS)
+        is_one = np.ndim(self.sigma_noise) == 0
+        check_positive("sigma_noise", self.sigma_noise, TUNERS, scalar=is_one)
+        if np.ndim(self.sigma_noise) > 1:
+            raise ValueError(
+                f"sigma_noise has shape {np.shape(self.sigma_noise)}. Pass one number, "
+                "or one per column of y."
+            )
         named = {name for name in self._tuners() if name != "auto"}
         if len(named) > 1:
             raise ValueError(
@@ -222,12 +230,36 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
             )
 
     def _sigma_noise(self) -> Any:
+        if np.ndim(self.sigma_noise):
+            return _geometric_mean(np.asarray(self.sigma_noise, dtype=float))
+        if not isinstance(self.sigma_noise, str):
+            return self.sigma_noise
         likelihood = _likelihood_of(self._net())
         has_none = likelihood is not None and not likelihood.has_noise
         # nothing to tune, and no rows to hold out for it
-        return (
-            1.0 if has_none and isinstance(self.sigma_noise, str) else self.sigma_noise
-        )
+        return 1.0 if has_none else self.sigma_noise
+
+    def _relative_noise(self) -> tuple[float, ...] | None:
+        """Noise of each output over their geometric mean, if there are several."""
+        if np.ndim(self.sigma_noise) == 0:
+            return None
+        levels = np.asarray(self.sigma_noise, dtype=float)
+        if len(levels) != self._n_targets:
+            raise ValueError(
+                f"sigma_noise has shape {levels.shape}, but y has {self._n_targets} "
+                f"column{'s' if self._n_targets > 1 else ''}. Pass one number, or one "
+                "for each column."
+            )
+        return tuple((levels / _geometric_mean(levels)).tolist())
+
+    def _adapted(self, likelihood: Likelihood) -> Likelihood:
+        relative = self._relative_noise()
+        if relative is None or not isinstance(likelihood, Gaussian):
+            return likelihood
+        return Gaussian(relative)
+
+    def _likelihood_settings(self) -> Any:
+        return self._relative_noise()
 
     def _encode(self, y: Any, *, reset: bool, name: str = "y") -> np.ndarray:
         """Targets as (n, n_outputs), in the dtype of the network."""
@@ -235,7 +267,8 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         columns = y.reshape(len(y), -1)
         if reset:
             self._y_ndim, self._n_targets = y.ndim, columns.shape[1]
-            _warn_of_unequal_scales(columns)
+            if np.ndim(self.sigma_noise) == 0:
+                _warn_of_unequal_scales(columns)
         elif columns.shape[1] != self._n_targets:
             raise ValueError(
                 f"{name} has {columns.shape[1]} columns, but y has {self._n_targets} "
@@ -269,7 +302,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
             return  # refused by name soon
         likelihood.check_targets(y)
         given = self.sigma_noise
-        if not (likelihood.has_noise or isinstance(given, str) or given == 1):
+        if not (likelihood.has_noise or isinstance(given, str) or np.all(given == 1)):
             raise ValueError(
                 f"sigma_noise={given!r} was given, but criterion="
                 f"{type(net.criterion_).__name__} has no noise level. Leave it out."
@@ -277,7 +310,9 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
 
     def _publish(self, curved: Any, posterior: GaussianPosterior) -> None:
         super()._publish(curved, posterior)
-        self.sigma_noise_ = plain(posterior.hyperparameters.sigma_noise)
+        sigma = plain(posterior.hyperparameters.sigma_noise)
+        relative = getattr(posterior.likelihood, "relative", None)
+        self.sigma_noise_ = sigma if relative is None else sigma * np.array(relative)
         self.sigma_scaling_ = np.ones(self._n_targets)
 
     def partial_fit(
@@ -537,6 +572,10 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         return tags
 
 
+def _geometric_mean(values: np.ndarray) -> float:
+    return float(np.exp(np.log(values).mean()))
+
+
 def _likelihood_of(net: Any) -> NumberLikelihood | None:
     """The likelihood that a net's criterion stands for; None for others."""
     criterion = getattr(net, "criterion", None)
@@ -555,7 +594,8 @@ def _warn_of_unequal_scales(y: np.ndarray) -> None:
             f"The columns of y have standard deviations from {spreads.min():.3g} to "
             f"{spreads.max():.3g}, but one noise level is shared by all of them. "
             "Divide each column of y by its standard deviation before fit, and "
-            "multiply predictions and their deviations by it.",
+            "multiply predictions and their deviations by it; or pass an array of "
+            "sigma_noise.",
             UserWarning,
             stacklevel=2,
         )

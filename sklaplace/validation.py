@@ -317,7 +317,10 @@ class _Scorer:
     ) -> Tensor:
         """Gaussian negative log-likelihood of a row, ()."""
         power = posterior.curvature_order
-        total = variance + variance**power * spreads
+        # of several noise levels only the common factor is ever open
+        ratios = getattr(posterior.likelihood, "relative", None) or (1.0,)
+        squares = losses.new_tensor(ratios) ** 2
+        total = variance * squares + variance**power * spreads
         return weights @ ((losses / total + (2 * math.pi * total).log()) / 2).sum(1)
 
     def _noise_variance(

@@ -227,9 +227,12 @@ class TestOptions:
             "'layerwise', 'scalar'",
         )
 
-    @pytest.mark.parametrize("value", [np.ones(2), [0.1], np.ones((60, 1))])
-    def test_noise_is_one_number(self, value):
-        refused_fit(for_numbers(sigma_noise=value), "sigma_noise has shape")
+    @pytest.mark.parametrize("value", [np.ones(2), [], np.ones((60, 1))])
+    def test_noise_is_one_number_or_one_per_column(self, value):
+        words = (
+            ["sigma_noise has shape"] if len(value) else ["sigma_noise=", "positive"]
+        )
+        refused_fit(for_numbers(sigma_noise=value), *words)
 
     @pytest.mark.parametrize("value", [np.nan, "a", None, [0.0, np.inf]])
     def test_prior_mean_that_is_no_number(self, value):

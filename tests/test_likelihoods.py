@@ -244,6 +244,8 @@ NUMBERS = {
     for name, likelihood in references.LIKELIHOODS.items()
     if likelihood.noun == "column"
 }
+RELATIVE = 0.5, 3.0
+NUMBERS["noise levels"] = Gaussian(RELATIVE)
 every_number = pytest.mark.parametrize("name", NUMBERS)
 NOISE, N_DRAWS = 0.6, 200_000
 # outputs of three rows: sure, uncertain and very uncertain
@@ -312,12 +314,15 @@ def test_log_density_of_new_targets(name):
     sigma = torch.tensor(NOISE, dtype=torch.float64)
     y = torch.tensor([[0.0, 3.0], [7.0, 1.0], [2.0, 0.0]], dtype=torch.float64)
     y = y[:, : likelihood.n_targets(2)]
+    if name == "noise levels":  # far from others nothing is drawn
+        y = torch.from_numpy(MEAN) + torch.tensor([[0.2, -1.0]], dtype=torch.float64)
     mean, variance = map(torch.from_numpy, (MEAN, VARIANCE))
     found = likelihood.log_density(mean, variance, y, NOISE)
     for n in range(3):
         outputs = torch.from_numpy(f[n].T)
+        levels = sigma * torch.tensor(getattr(likelihood, "relative", None) or 1.0)
         known = references.log_likelihood(
-            likelihood, outputs, y[n].expand(N_DRAWS, -1), sigma
+            likelihood, outputs, y[n].expand(N_DRAWS, -1), levels
         )
         p = known.exp()
         error = float(p.std() / p.mean()) / math.sqrt(N_DRAWS)
@@ -353,3 +358,29 @@ def test_heteroscedastic_criterion_is_the_loss(reduction):
     expected = {"none": each, "sum": each.sum(), "mean": each.mean() / 3}[reduction]
     found = found.sum(1) if reduction == "none" else found
     assert_equal(found, expected, 1e-12)
+
+
+def test_several_noise_levels():
+    """Loss, normaliser and derivatives are those of normal distributions."""
+    likelihood = Gaussian(RELATIVE)
+    f, y = normal(20, 2, seed=4), normal(20, 2, seed=5)
+    leaf = f.clone().requires_grad_()
+    levels = SIGMA * torch.tensor(RELATIVE, dtype=torch.float64)
+    expected = torch.distributions.Normal(leaf, levels).log_prob(y).sum(1)
+    found = -likelihood.scale(SIGMA) * likelihood.loss(f, y)
+    found = found - 2 * likelihood.log_normalizer(SIGMA)
+    assert_equal(found, expected.detach(), 1e-12)
+    (slope,) = torch.autograd.grad(-expected.sum(), leaf)
+    assert_equal(likelihood.scale(SIGMA) * likelihood.gradient(f, y), slope, 1e-12)
+    S = likelihood.hessian_factor(f)
+    assert_equal(
+        likelihood.scale(SIGMA) * S @ S.mT,
+        (levels**-2).diag().expand(20, -1, -1),
+        1e-12,
+    )
+    u = normal(20, 2, seed=6)
+    assert_equal(
+        likelihood.hessian_operator(f)(u),
+        torch.einsum("bcd,bd->bc", S @ S.mT, u),
+        1e-12,
+    )

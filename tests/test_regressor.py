@@ -1,6 +1,7 @@
 """Regression: closed forms, noise, intervals, joint samples, shapes."""
 
 import warnings
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -825,3 +826,56 @@ class TestNoiseThatDepends:
         net.set_params(module__n_out=2)
         with pytest.raises(ValueError, match="refine=True needs a loss that is convex"):
             LaplaceRegressor(net, prior_precision=1.0, refine=True).fit(X, y)
+
+
+class TestNoiseOfEachOutput:
+    LEVELS: ClassVar = [0.1, 0.7]
+
+    def rows(self, n=60):
+        X, y = waves(n=n, dtype=np.float64)
+        return X, np.stack([y, 3 - 5 * y], 1)
+
+    def test_of_a_linear_network_is_that_of_two(self):
+        """A net without hidden layers falls apart into its outputs."""
+        X, Y = self.rows()
+        net = regressor(
+            LinearModel, module__n_in=X.shape[1], module__n_out=2, **FLOAT64
+        )
+        options = {"prior_precision": 0.5, "refine": True, "hessian_structure": "full"}
+        model = LaplaceRegressor(net, sigma_noise=self.LEVELS, **options).fit(X, Y)
+        mean, std = model.predict(X, return_std=True)
+        np.testing.assert_allclose(model.sigma_noise_, self.LEVELS)
+        evidence = 0.0
+        for k, sigma in enumerate(self.LEVELS):
+            one = regressor(LinearModel, module__n_in=X.shape[1], **FLOAT64)
+            alone = LaplaceRegressor(one, sigma_noise=sigma, **options).fit(X, Y[:, k])
+            expected = alone.predict(X, return_std=True)
+            np.testing.assert_allclose(mean[:, k], expected[0], atol=1e-8)
+            np.testing.assert_allclose(std[:, k], expected[1], atol=1e-8)
+            evidence += alone.log_marginal_likelihood_value_
+        assert model.log_marginal_likelihood_value_ == pytest.approx(evidence)
+        _, cov = model.predict(X[:4], return_cov=True)
+        np.testing.assert_allclose(np.einsum("nnc->nc", cov), std[:4] ** 2)
+        draws = model.sample_y(X[:4], 4000)
+        assert (abs(draws.std(-1) / std[:4] - 1) < 5 / np.sqrt(2 * 4000)).all()
+
+    @pytest.mark.parametrize("prior", ["validation", "marglik"])
+    def test_with_a_prior_that_is_tuned(self, prior):
+        X, Y = self.rows(150)
+        net = regressor(MLP, module__n_out=2, max_epochs=60, **FLOAT64)
+        model = LaplaceRegressor(
+            net, sigma_noise=self.LEVELS, prior_precision=prior, random_state=0
+        ).fit(X, Y)
+        np.testing.assert_allclose(model.sigma_noise_, self.LEVELS)
+        assert np.isfinite(model.prior_precision_)
+
+    def test_that_do_not_fit(self):
+        X, Y = self.rows()
+        net = regressor(MLP, module__n_out=2, **FLOAT64)
+        for wrong, words in (
+            ([0.1, 0.2, 0.3], r"shape \(3,\), but y has 2 columns"),
+            ([[0.1, 0.2]], r"shape \(1, 2\)"),
+            ([0.1, -0.2], "not positive"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                LaplaceRegressor(net, sigma_noise=wrong).fit(X, Y)

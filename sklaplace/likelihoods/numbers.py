@@ -61,64 +61,85 @@ class _Numbers(Curved):
 
 @dataclass(frozen=True)
 class Gaussian(_Numbers):
-    """Normal targets around the outputs, one noise level for all of them."""
+    """Normal targets around the outputs, with one noise level σ, or several.
 
+    Attributes
+    ----------
+    relative : tuple of float or None
+        ``r``: output k has noise ``σ r_k``. None: all have σ.
+    """
+
+    relative: tuple[float, ...] | None = None
     has_noise = True
 
+    def _squares(self, f: Tensor) -> Tensor:
+        """``r²``, (c,) or (1,)."""
+        return f.new_tensor([r**2 for r in self.relative or (1.0,)])
+
+    def _noises(self, noise: float) -> Array:
+        """Variances of the noise, (c,) or (1,)."""
+        return noise**2 * np.array(self.relative or (1.0,)) ** 2
+
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
-        """Half the squared error per row, summed over outputs, (b,)."""
-        return ((f - y) ** 2).sum(-1) / 2
+        """Half the squared error per row, over ``r²``, summed over outputs, (b,)."""
+        return ((f - y) ** 2 / self._squares(f)).sum(-1) / 2
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """``f - y``, (b, c)."""
-        return f - y
+        """``(f - y) / r²``, (b, c)."""
+        return (f - y) / self._squares(f)
 
     def hessian(self, f: Tensor) -> OutputHessian:
-        """The identity."""
-        return Constant(f.new_ones(len(f)), f.shape[-1])
+        """The identity, or ``diag 1/r²``."""
+        if self.relative is None:
+            return Constant(f.new_ones(len(f)), f.shape[-1])
+        root = self._squares(f).rsqrt().diag()
+        return Factored(root.expand(len(f), -1, -1))
 
     def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
-        """``u -> u``."""
-        return lambda u: u
+        """``u -> u / r²``."""
+        squares = self._squares(f)
+        return lambda u: u / squares
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
         """Normal values around the outputs, (b, c)."""
         noise: Tensor = torch.special.ndtri(u)
-        return f + noise.to(f)
+        return f + noise.to(f) * self._squares(f).sqrt()
 
     def scale(self, sigma_noise: Tensor) -> Tensor:
         """``1/σ²``."""
         return sigma_noise**-2
 
     def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
-        """``log(σ √(2π))`` per observed value."""
-        return sigma_noise.log() + _LOG_2PI / 2
+        """``log(σ √(2π))`` per observed value, and the mean of ``log r``."""
+        extra = np.log(self.relative).mean() if self.relative else 0.0
+        return sigma_noise.log() + _LOG_2PI / 2 + float(extra)
 
     def moments(self, mean: Array, variance: Array, noise: float) -> Pair:
         """The outputs', and their variance with that of the noise."""
-        return mean, variance + noise**2
+        return mean, variance + self._noises(noise)
 
     def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
         """The outputs', and noise on the diagonal."""
-        return mean, cov + noise**2 * np.eye(len(cov))[:, :, None]
+        return mean, cov + self._noises(noise) * np.eye(len(cov))[:, :, None]
 
     def quantiles(
         self, mean: Array, variance: Array, noise: float, levels: Array
     ) -> Array:
         """Those of a normal distribution."""
-        std = np.sqrt(variance + noise**2)
+        std = np.sqrt(variance + self._noises(noise))
         found: Array = mean[..., None] + std[..., None] * norm.ppf(levels)
         return found
 
     def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
         """Outputs with noise."""
-        return f + noise * generator.standard_normal(f.shape)
+        std = np.sqrt(self._noises(noise))[:, None]
+        return f + std * generator.standard_normal(f.shape)
 
     def log_density(
         self, mean: Tensor, variance: Tensor, y: Tensor, noise: float
     ) -> Tensor:
         """Of a normal distribution."""
-        total = variance + noise**2
+        total = variance + noise**2 * self._squares(mean)
         terms = (y - mean) ** 2 / total + total.log() + _LOG_2PI
         return -terms.sum(-1) / 2
 
