@@ -98,6 +98,7 @@ class BaseLaplace(PosteriorPredictor):
     """Shared by `LaplaceClassifier` and `LaplaceRegressor`; not for direct use."""
 
     _likelihoods: tuple[type, ...]
+    likelihood: Any
     memory: Any
 
     # --------------------------------------------------------------------- fit
@@ -277,7 +278,7 @@ class BaseLaplace(PosteriorPredictor):
 
     def _likelihood_settings(self) -> Any:
         """What the curvature takes from settings of the likelihood."""
-        return None
+        return self.likelihood
 
     def _fresh_random_state(self) -> np.random.RandomState:
         """Never the global generator: None draws on the operating system."""
@@ -507,6 +508,7 @@ class BaseLaplace(PosteriorPredictor):
             self._n_outputs(),
             is_trained=is_trained,
             options=options or self.subset_params,
+            likelihood=self.likelihood,
         )
         inspected = replace(inspected, likelihood=self._adapted(inspected.likelihood))
         n_rows = len(dataset) * inspected.n_outputs

@@ -42,6 +42,9 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         The network. A skorch net is cloned and trained in ``fit``; a
         ``sklearn.frozen.FrozenEstimator`` around a net keeps its weights; None
         makes a small network that suits tables.
+    likelihood : object or None, default=None
+        Of the targets given the outputs, where the criterion is none of those that are
+        known; see `sklaplace.likelihoods`. None takes that of the criterion.
     subset_of_weights : {"last_layer", "all", "trainable", "subnetwork"} or list of \
             str, default="last_layer"
         Weights that are treated as random: those of the last layer, all, those with
@@ -173,6 +176,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         self,
         estimator: Any = None,
         *,
+        likelihood: Any = None,
         subset_of_weights: str | list[str] = "last_layer",
         subset_params: dict[str, Any] | None = None,
         hessian_structure: str = "kron",
@@ -195,6 +199,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         verbose: int = 0,
     ) -> None:
         self.estimator = estimator
+        self.likelihood = likelihood
         self.subset_of_weights = subset_of_weights
         self.subset_params = subset_params
         self.hessian_structure = hessian_structure

@@ -27,6 +27,8 @@ _PLAIN = {
     "label_smoothing": 0.0,
 }
 _TENSORS = {"weight", "pos_weight"}
+# likelihoods whose gradients the tests have seen to
+_OWN = {type(likelihood) for likelihood, _ in CRITERIA.values()}
 # Copies that are alive at once, of a layer's inputs: as they are and rotated; of its
 # gradients: kept and passed on; of a head's outputs: about as many as the means,
 # variances and probabilities in float64 that a link makes of them.
@@ -106,6 +108,7 @@ def inspect(
     *,
     is_trained: bool,
     options: Mapping[str, Any] | None = None,
+    likelihood: Likelihood | None = None,
 ) -> Inspected:
     """Find out how the outputs of a net are to be read and differentiated.
 
@@ -125,6 +128,9 @@ def inspect(
         Words some messages.
     options : mapping, optional
         Of the subset.
+    likelihood : Likelihood, optional
+        In place of the one that the criterion stands for; the module then returns what
+        it takes.
 
     Returns
     -------
@@ -135,13 +141,18 @@ def inspect(
     ValueError
         If criterion, outputs or layers do not fit.
     """
-    likelihood, convention = _likelihood(net, allowed)
+    if likelihood is None:
+        likelihood, convention = _likelihood(net, allowed)
+    else:
+        convention = ""
     bare = view(net)
     with bare.frozen():
         raw, sizes = _watched(net, x)
         _check_finite(raw, is_trained)
         _check_outputs(net, raw, convention)
         _check_width(raw, likelihood, n_targets)
+        if type(likelihood) not in _OWN:
+            _check_gradient(likelihood, raw)
         output_map, tap = _reading(net, x, raw, convention)
         forward = bare.reading(output_map, tap)
         layout = select(forward, x, subset, options or {})
@@ -348,6 +359,24 @@ def _are_logits(out: Tensor, raw: Tensor, binary: bool) -> bool:
     told_apart = raw > torch.finfo(raw.dtype).tiny * 1e6
     difference = (log - raw.log())[told_apart].abs()
     return bool((difference <= 1e-4 * (1 + log[told_apart].abs())).all())
+
+
+def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
+    """Refuse a likelihood whose gradient is not that of its loss."""
+    f = raw.detach().double().reshape(len(raw), -1)
+    u = torch.linspace(0.05, 0.95, len(f), dtype=f.dtype, device=f.device)
+    n = likelihood.n_draws(f.shape[1])
+    y = likelihood.draw(f, u.unsqueeze(1).expand(-1, n))
+    with torch.enable_grad():
+        leaf = f.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(likelihood.loss(leaf, y).sum(), leaf)
+    error = (likelihood.gradient(f, y) - expected).abs().max()
+    if not error <= 1e-6 * (1 + expected.abs().max()):
+        raise ValueError(
+            f"The gradient of {type(likelihood).__name__} is not that of its loss: "
+            f"they differ by {float(error):.2g}. Compare likelihood.gradient with "
+            "automatic differentiation of likelihood.loss."
+        )
 
 
 def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:

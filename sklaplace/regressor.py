@@ -38,6 +38,9 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         The network. A skorch net is cloned and trained in ``fit``; a
         ``sklearn.frozen.FrozenEstimator`` around a net keeps its weights; None
         makes a small network that suits tables.
+    likelihood : object or None, default=None
+        Of the targets given the outputs, where the criterion is none of those that are
+        known; see `sklaplace.likelihoods`. None takes that of the criterion.
     subset_of_weights : {"last_layer", "all", "trainable", "subnetwork"} or list of \
             str, default="last_layer"
         Weights that are treated as random: those of the last layer, all, those with
@@ -162,6 +165,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         self,
         estimator: Any = None,
         *,
+        likelihood: Any = None,
         subset_of_weights: str | list[str] = "last_layer",
         subset_params: dict[str, Any] | None = None,
         hessian_structure: str = "kron",
@@ -183,6 +187,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         verbose: int = 0,
     ) -> None:
         self.estimator = estimator
+        self.likelihood = likelihood
         self.subset_of_weights = subset_of_weights
         self.subset_params = subset_params
         self.hessian_structure = hessian_structure
@@ -234,7 +239,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
             return _geometric_mean(np.asarray(self.sigma_noise, dtype=float))
         if not isinstance(self.sigma_noise, str):
             return self.sigma_noise
-        likelihood = _likelihood_of(self._net())
+        likelihood = self.likelihood or _likelihood_of(self._net())
         has_none = likelihood is not None and not likelihood.has_noise
         # nothing to tune, and no rows to hold out for it
         return 1.0 if has_none else self.sigma_noise
@@ -259,7 +264,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         return Gaussian(relative)
 
     def _likelihood_settings(self) -> Any:
-        return self._relative_noise()
+        return super()._likelihood_settings(), self._relative_noise()
 
     def _encode(self, y: Any, *, reset: bool, name: str = "y") -> np.ndarray:
         """Targets as (n, n_outputs), in the dtype of the network."""
@@ -297,7 +302,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         return partial(likelihood.log_density, noise=1.0)
 
     def _check_targets(self, net: Any, y: np.ndarray) -> None:
-        likelihood = _likelihood_of(net)
+        likelihood = self.likelihood or _likelihood_of(net)
         if likelihood is None:
             return  # refused by name soon
         likelihood.check_targets(y)

@@ -330,8 +330,9 @@ class LaplaceClassifierCV(_PriorSearch, LaplaceClassifier):
         log-probability of the held-out labels: ``"neg_log_loss"``, but finite for
         all predictions and with weights. Scores of the labels alone
         (``"accuracy"``) hardly tell prior precisions apart.
-    subset_of_weights, subset_params, hessian_structure, structure_params, curvature, \
-            curvature_params, prior_structure, prior_mean, \
+    likelihood, subset_of_weights, subset_params, hessian_structure, \
+            structure_params, curvature, curvature_params, prior_structure, \
+            prior_mean, \
             refine, temperature, class_weight, pred_type, link_approx, n_samples, \
             batch_size
         As for `LaplaceClassifier`. Under a ``prior_structure`` other than
@@ -404,6 +405,7 @@ class LaplaceClassifierCV(_PriorSearch, LaplaceClassifier):
         prior_precisions: Any = None,
         cv: Any = None,
         scoring: Any = None,
+        likelihood: Any = None,
         subset_of_weights: str | list[str] = "last_layer",
         subset_params: dict[str, Any] | None = None,
         hessian_structure: str = "kron",
@@ -428,6 +430,7 @@ class LaplaceClassifierCV(_PriorSearch, LaplaceClassifier):
         self.prior_precisions = prior_precisions
         self.cv = cv
         self.scoring = scoring
+        self.likelihood = likelihood
         self.subset_of_weights = subset_of_weights
         self.subset_params = subset_params
         self.hessian_structure = hessian_structure
@@ -488,8 +491,9 @@ class LaplaceRegressorCV(_PriorSearch, LaplaceRegressor):
         log-density of the held-out targets, noise included, in nats per row. Scores
         of the mean alone (``"r2"``) cannot tell prior precisions apart unless
         ``refine=True``.
-    subset_of_weights, subset_params, hessian_structure, structure_params, curvature, \
-            curvature_params, prior_structure, prior_mean, \
+    likelihood, subset_of_weights, subset_params, hessian_structure, \
+            structure_params, curvature, curvature_params, prior_structure, \
+            prior_mean, \
             refine, temperature, pred_type, n_samples, batch_size
         As for `LaplaceRegressor`. Under a ``prior_structure`` other than
         ``"scalar"`` all precisions are the same. ``refine=True`` refits the last
@@ -577,6 +581,7 @@ class LaplaceRegressorCV(_PriorSearch, LaplaceRegressor):
         prior_precisions: Any = None,
         cv: Any = None,
         scoring: Any = None,
+        likelihood: Any = None,
         subset_of_weights: str | list[str] = "last_layer",
         subset_params: dict[str, Any] | None = None,
         hessian_structure: str = "kron",
@@ -600,6 +605,7 @@ class LaplaceRegressorCV(_PriorSearch, LaplaceRegressor):
         self.prior_precisions = prior_precisions
         self.cv = cv
         self.scoring = scoring
+        self.likelihood = likelihood
         self.subset_of_weights = subset_of_weights
         self.subset_params = subset_params
         self.hessian_structure = hessian_structure

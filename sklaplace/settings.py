@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.base import is_classifier
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNet
 
 from sklaplace.curvature import CURVATURES
 from sklaplace.layouts import Layout
+from sklaplace.likelihoods import ClassLikelihood, NumberLikelihood
 from sklaplace.memory import require_bytes
 from sklaplace.options import (
     check_count,
@@ -53,6 +55,7 @@ def check_settings(model: Any) -> None:
     }
     for name, registry in registries.items():
         check_option(name, getattr(model, name), registry)
+    _check_likelihood(model)
     _check_subset(model)
     _check_params(model)
     _check_prior(model)
@@ -99,6 +102,35 @@ def _check_estimator(estimator: Any) -> None:
             "The frozen network has no weights yet. Fit it, or call "
             "net.initialize() and load its weights, before freezing it."
         )
+
+
+def _check_likelihood(model: Any) -> None:
+    """Refuse a likelihood that cannot answer what it will be asked."""
+    given = model.likelihood
+    if given is None:
+        return
+    noun, base = ("class", "Labels") if is_classifier(model) else ("column", "Numbers")
+    protocol: Any = ClassLikelihood if noun == "class" else NumberLikelihood
+    names = {name for kind in protocol.__mro__ for name in _members(kind)}
+    missing = sorted(name for name in names if not hasattr(given, name))
+    if isinstance(given, type) or missing:
+        lacks = f"; it lacks {listed(missing[:5])}" if missing else ""
+        raise TypeError(
+            f"likelihood={given!r} is no likelihood{lacks}. Pass an instance of a "
+            f"class derived from sklaplace.likelihoods.{base}, or None for that of "
+            "the criterion."
+        )
+    if given.noun != noun:
+        raise ValueError(
+            f"likelihood={given!r} has targets of another kind. Use "
+            f"{'LaplaceRegressor' if given.noun == 'column' else 'LaplaceClassifier'}."
+        )
+
+
+def _members(kind: type) -> set[str]:
+    """Public names that a protocol asks for."""
+    found = {*vars(kind), *vars(kind).get("__annotations__", {})}
+    return {name for name in found if not name.startswith("_")}
 
 
 def _check_subset(model: Any) -> None:

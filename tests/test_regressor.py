@@ -1,6 +1,8 @@
 """Regression: closed forms, noise, intervals, joint samples, shapes."""
 
+import pickle
 import warnings
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -15,6 +17,7 @@ from nets import (
     seeded,
     waves,
 )
+from scipy import stats
 from scipy.stats import norm
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
@@ -27,7 +30,13 @@ from skorch import NeuralNetRegressor
 from torch import nn
 
 from sklaplace import LaplaceRegressor, LaplaceRegressorCV
-from sklaplace.likelihoods import HeteroscedasticNLLLoss
+from sklaplace.hessians import Factored
+from sklaplace.likelihoods import (
+    Categorical,
+    HeteroscedasticNLLLoss,
+    Numbers,
+    Poisson,
+)
 from sklaplace.metrics import gaussian_nll
 
 FLOAT64 = {"module__dtype": torch.float64}
@@ -879,3 +888,123 @@ class TestNoiseOfEachOutput:
         ):
             with pytest.raises(ValueError, match=words):
                 LaplaceRegressor(net, sigma_noise=wrong).fit(X, Y)
+
+
+class CountsByHand(nn.Module):
+    """A criterion that nobody knows: that of counts, written out."""
+
+    reduction = "mean"
+
+    def forward(self, outputs, y):
+        return (outputs.exp() - y * outputs).mean()
+
+
+@dataclass(frozen=True)
+class StudentT(Numbers):
+    """Heavy tails with four degrees of freedom and scale one half."""
+
+    df: float = 4.0
+    width_of_noise: float = 0.5
+    is_convex = False
+
+    def loss(self, f, y):
+        z = (y - f) ** 2 / (self.df * self.width_of_noise**2)
+        constant = -stats.t.logpdf(0, self.df, scale=self.width_of_noise)
+        return ((self.df + 1) / 2 * torch.log1p(z) + constant).sum(-1)
+
+    def gradient(self, f, y):
+        scale = self.df * self.width_of_noise**2 + (y - f) ** 2
+        return (self.df + 1) * (f - y) / scale
+
+    def hessian(self, f):
+        fisher = (self.df + 1) / (self.df + 3) / self.width_of_noise**2
+        return Factored((f.new_ones(f.shape) * fisher**0.5).diag_embed())
+
+    def hessian_operator(self, f):
+        fisher = (self.df + 1) / (self.df + 3) / self.width_of_noise**2
+        return lambda u: fisher * u
+
+    def draw(self, f, u):
+        quantiles = stats.t.ppf(u.numpy(), self.df, scale=self.width_of_noise)
+        return f + torch.as_tensor(quantiles).to(f)
+
+    def moments(self, mean, variance, noise):
+        return mean, variance + stats.t.var(self.df, scale=self.width_of_noise)
+
+    def joint_moments(self, mean, cov, noise):
+        own = stats.t.var(self.df, scale=self.width_of_noise)
+        return mean, cov + own * np.eye(len(cov))[:, :, None]
+
+    def quantiles(self, mean, variance, noise, levels):
+        _, total = self.moments(mean, variance, noise)
+        return mean[..., None] + np.sqrt(total)[..., None] * norm.ppf(levels)
+
+    def sample(self, f, noise, generator):
+        draws = generator.standard_t(self.df, f.shape)
+        return f + self.width_of_noise * draws
+
+    def log_density(self, mean, variance, y, noise):
+        z, w = np.polynomial.hermite_e.hermegauss(32)
+        f = mean.numpy()[..., None] + np.sqrt(variance.numpy())[..., None] * z
+        p = stats.t.pdf(y.numpy()[..., None] - f, self.df, scale=self.width_of_noise)
+        return torch.from_numpy(np.log(p @ w / w.sum()).sum(-1))
+
+
+class WrongGradient(StudentT):
+    def gradient(self, f, y):
+        return 2 * super().gradient(f, y)
+
+
+class TestLikelihoodsOfOnesOwn:
+    def test_is_the_same_as_a_known_one(self):
+        X, y = counts()
+        options = {"prior_precision": 15.0, "refine": True, "random_state": 0}
+        found = []
+        for criterion, likelihood in (
+            (nn.PoissonNLLLoss, None),
+            (CountsByHand, Poisson()),
+        ):
+            net = regressor(Linear, criterion=criterion, max_epochs=20)
+            model = LaplaceRegressor(net, likelihood=likelihood, **options).fit(X, y)
+            found.append([*model.predict(X, return_std=True), model.sample_y(X)[:, 0]])
+        np.testing.assert_allclose(*found, rtol=1e-6)
+        net = regressor(Linear, criterion=CountsByHand)
+        with pytest.raises(ValueError, match="CountsByHand has no likelihood here"):
+            LaplaceRegressor(net).fit(X, y)
+
+    @pytest.mark.parametrize("prior", [1.0, "validation", "marglik"])
+    def test_of_heavy_tails(self, prior):
+        X, y = waves(n=120, dtype=np.float64)
+        y[::20] += 5
+        net = regressor(MLP, criterion=nn.HuberLoss, max_epochs=60, **FLOAT64)
+        model = LaplaceRegressor(
+            net,
+            likelihood=StudentT(),
+            prior_precision=prior,
+            subset_of_weights="all",
+            random_state=0,
+        )
+        # one that a search can clone, and a pickle keep
+        model = pickle.loads(pickle.dumps(clone(model).fit(X, y)))
+        mean, std = model.predict(X, return_std=True)
+        assert (std**2 > stats.t.var(4, scale=0.5) - 1e-9).all()
+        low, high = model.predict_interval(X, 0.9).T
+        assert ((low < mean) & (mean < high)).all()
+        assert model.sample_y(X[:3], 7).shape == (3, 7)
+        expected = StudentT().loss(
+            torch.tensor(mean[:, None]), torch.tensor(y)[:, None]
+        )
+        if prior != "validation":
+            torch.testing.assert_close(model.posterior_.data_fit.loss, expected.sum())
+
+    def test_that_cannot_be(self):
+        X, y = waves(dtype=np.float64)
+        net = regressor(MLP, **FLOAT64)
+        for wrong, error, words in (
+            (WrongGradient(), ValueError, "gradient of WrongGradient is not that"),
+            (StudentT, TypeError, r"is no likelihood\. Pass an instance"),
+            ("poisson", TypeError, "lacks 'check_targets', 'configured'"),
+            (Categorical(), TypeError, "is no likelihood; it lacks 'check_targets'"),
+        ):
+            with pytest.raises(error, match=words):
+                LaplaceRegressor(net, likelihood=wrong).fit(X, y)

@@ -9,11 +9,12 @@ from sklaplace.likelihoods.base import (
     NumberLikelihood,
     weighed,
 )
-from sklaplace.likelihoods.labels import Bernoulli, Categorical
+from sklaplace.likelihoods.labels import Bernoulli, Categorical, Labels
 from sklaplace.likelihoods.numbers import (
     Gaussian,
     HeteroscedasticGaussian,
     HeteroscedasticNLLLoss,
+    Numbers,
     Poisson,
 )
 
@@ -37,8 +38,10 @@ __all__ = [
     "Gaussian",
     "HeteroscedasticGaussian",
     "HeteroscedasticNLLLoss",
+    "Labels",
     "Likelihood",
     "NumberLikelihood",
+    "Numbers",
     "Poisson",
     "weighed",
 ]

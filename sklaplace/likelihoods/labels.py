@@ -11,8 +11,8 @@ from sklaplace.hessians import Factored, OutputHessian, Softmax
 from sklaplace.likelihoods.base import Curved
 
 
-class _Labels(Curved):
-    """What likelihoods of class labels share: no noise, and one label per row."""
+class Labels(Curved):
+    """To derive likelihoods of labels from: no noise, and one label per row."""
 
     has_noise = False
     noun = "class"
@@ -31,7 +31,7 @@ class _Labels(Curved):
 
 
 @dataclass(frozen=True)
-class Categorical(_Labels):
+class Categorical(Labels):
     """Softmax over K logits; targets are class indices 0 … K-1.
 
     With class weights ``w`` and label smoothing ``ε`` the criterion is
@@ -131,7 +131,7 @@ class Categorical(_Labels):
 
 
 @dataclass(frozen=True)
-class Bernoulli(_Labels):
+class Bernoulli(Labels):
     """Two classes from one logit: that of the second class.
 
     Attributes

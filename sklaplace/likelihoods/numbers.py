@@ -25,8 +25,8 @@ _HALVINGS = 60
 _LOG_2PI = math.log(2 * math.pi)
 
 
-class _Numbers(Curved):
-    """What likelihoods of numbers share: one output per target, and no noise level."""
+class Numbers(Curved):
+    """To derive likelihoods of numbers from: one output per target, no noise level."""
 
     noun = "column"
     has_noise = False
@@ -60,7 +60,7 @@ class _Numbers(Curved):
 
 
 @dataclass(frozen=True)
-class Gaussian(_Numbers):
+class Gaussian(Numbers):
     """Normal targets around the outputs, with one noise level σ, or several.
 
     Attributes
@@ -145,7 +145,7 @@ class Gaussian(_Numbers):
 
 
 @dataclass(frozen=True)
-class Poisson(_Numbers):
+class Poisson(Numbers):
     """Counts with rates ``exp(f)``."""
 
     def check_targets(self, y: Array) -> None:
@@ -235,7 +235,7 @@ class Poisson(_Numbers):
 
 
 @dataclass(frozen=True)
-class HeteroscedasticGaussian(_Numbers):
+class HeteroscedasticGaussian(Numbers):
     """Normal targets whose variance is an output, too: of the network, by its input.
 
     Of 2·t outputs the first half are means μ and the second logarithms s of variances.
