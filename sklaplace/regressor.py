@@ -115,7 +115,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
     posterior_ : GaussianPosterior
         Gaussian over the selected weights.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use.
+        Standard deviation of the observation noise in use; one where there is none.
     sigma_scaling_ : ndarray of shape (n_outputs,)
         Factors of standard deviations, one each unless `recalibrate` was called.
     n_features_in_ : int

@@ -15,7 +15,7 @@ from skorch import NeuralNet
 
 from sklaplace.curvature import CURVATURES
 from sklaplace.layouts import Layout
-from sklaplace.likelihoods import ClassLikelihood, NumberLikelihood
+from sklaplace.likelihoods import ClassLikelihood, Gaussian, NumberLikelihood
 from sklaplace.memory import require_bytes
 from sklaplace.options import (
     check_count,
@@ -119,6 +119,11 @@ def _check_likelihood(model: Any) -> None:
             f"likelihood={given!r} is no likelihood{lacks}. Pass an instance of a "
             f"class derived from sklaplace.likelihoods.{base}, or None for that of "
             "the criterion."
+        )
+    if given.has_noise and not isinstance(given, Gaussian):
+        raise ValueError(
+            f"likelihood={given!r} has has_noise=True, but only normal noise can be "
+            "chosen here. Keep has_noise=False, and the noise within the likelihood."
         )
     if given.noun != noun:
         raise ValueError(

@@ -955,6 +955,10 @@ class WrongGradient(StudentT):
         return 2 * super().gradient(f, y)
 
 
+class NoiseToChoose(StudentT):
+    has_noise = True
+
+
 class TestLikelihoodsOfOnesOwn:
     def test_is_the_same_as_a_known_one(self):
         X, y = counts()
@@ -1002,6 +1006,7 @@ class TestLikelihoodsOfOnesOwn:
         net = regressor(MLP, **FLOAT64)
         for wrong, error, words in (
             (WrongGradient(), ValueError, "gradient of WrongGradient is not that"),
+            (NoiseToChoose(), ValueError, "only normal noise can be chosen"),
             (StudentT, TypeError, r"is no likelihood\. Pass an instance"),
             ("poisson", TypeError, "lacks 'check_targets', 'configured'"),
             (Categorical(), TypeError, "is no likelihood; it lacks 'check_targets'"),
