@@ -9,7 +9,8 @@ them, from the ground up:
   ``subsets``, ``structures``, ``curvature``, ``subnetworks``
 * inference: ``posterior``, ``predictive``, ``heads``, ``tuning``
 * the estimators: ``networks``, ``holdout``, ``training``, ``data``, ``settings``,
-  ``inspection``, ``base``, ``classifier``, ``regressor``, ``selection``
+  ``inspection``, ``prediction``, ``fitting``, ``base``, ``classifier``,
+  ``regressor``, ``selection``
 * pictures: ``plotting``
 
 A module imports only from modules above it in this list.

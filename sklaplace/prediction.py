@@ -92,7 +92,7 @@ class ProjectedRows:
 
 
 class PosteriorPredictor(BaseEstimator):
-    """The half of the estimators that answers; not for direct use."""
+    """The part of the estimators that answers; not for direct use."""
 
     batch_size: int | None
     hessian_structure: str

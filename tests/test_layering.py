@@ -62,6 +62,7 @@ MODULES = [
     "settings",
     "inspection",
     "prediction",
+    "fitting",
     "base",
     "classifier",
     "regressor",

@@ -347,9 +347,9 @@ class TestPrice:
 
     @pytest.mark.parametrize("kind", BOTH)
     def test_memory_keeps_the_folds(self, kind, tmp_path, monkeypatch):
-        trained, train = [], sklaplace.base.train
+        trained, train = [], sklaplace.fitting.train
         monkeypatch.setattr(
-            sklaplace.base, "train", lambda *args: trained.append(1) or train(*args)
+            sklaplace.fitting, "train", lambda *args: trained.append(1) or train(*args)
         )
         X, y = data(kind)
         noise = {"sigma_noise": 0.3} if kind is LaplaceRegressorCV else {}
