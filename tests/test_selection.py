@@ -36,7 +36,7 @@ from sklearn.model_selection import (
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-import sklaplace.base
+import sklaplace.fitting
 import sklaplace.prediction
 from sklaplace import (
     LaplaceClassifier,
