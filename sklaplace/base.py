@@ -129,16 +129,16 @@ class BaseLaplace(NetworkFitter):
     def _kinds(self) -> dict[str, Any]:
         """Settings that say what the curvature is kept of, and how."""
         kinds = "subset", "structure", "curvature"
-        names = [f"{kind}_params" for kind in kinds]
-        names += ["subset_of_weights", "hessian_structure", "curvature"]
+        names = ["subset_of_weights", "hessian_structure", "curvature"]
+        names += [f"{kind}_params" for kind in kinds]
         return {name: getattr(self, name) for name in names}
 
     def _add_rows(self, X: Any, y: Any, sample_weight: Any) -> None:
         """Add the curvature and the loss of new rows; the network stays as it is."""
         posterior = self._fitted_posterior()
         self._check_parameters()
-        now = self._kinds()
-        changed = [k for k, v in self._fitted_kinds.items() if repr(v) != repr(now[k])]
+        before, now = self._fitted_kinds, self._kinds()
+        changed = [k for k in now if fingerprint(before[k]) != fingerprint(now[k])]
         if changed:
             raise ValueError(
                 f"{listed(changed)} changed since fit, so that new rows cannot be "
@@ -231,11 +231,9 @@ class BaseLaplace(NetworkFitter):
         fit_params: dict[str, Any],
     ) -> str:
         """Content of everything that `_curve` depends on."""
-        settings = ["subset_of_weights", "subset_params"]
-        settings += ["hessian_structure", "structure_params"]
-        settings += ["curvature", "curvature_params", "batch_size"]
+        settings = {**self._kinds(), "batch_size": self.batch_size}
         if self._tunes_on_rows():
-            settings.append("validation_fraction")
+            settings["validation_fraction"] = self.validation_fraction
         return fingerprint(
             {
                 "kind": type(self)._likelihoods,
@@ -244,7 +242,7 @@ class BaseLaplace(NetworkFitter):
                 "validation": validation,
                 "fit_params": fit_params,
                 "seed": self._seed,
-                "settings": {name: getattr(self, name) for name in settings},
+                "settings": settings,
                 "rows": (self._tunes_on_rows(), self._may_refit()),
                 "likelihood": self._likelihood_settings(),
             }

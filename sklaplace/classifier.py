@@ -292,15 +292,13 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         if self.class_weight is None:
             return None
         weights = np.ones(len(self.classes_))
-        present = np.unique(codes)
         if isinstance(self.class_weight, Mapping):  # also of classes yet to come
-            present = np.arange(len(weights))
+            codes = np.arange(len(weights))
+        present = np.unique(codes)
         weights[present] = compute_class_weight(
             self.class_weight,
             classes=self.classes_[present],
-            y=self.classes_[
-                present if isinstance(self.class_weight, Mapping) else codes
-            ],
+            y=self.classes_[codes],
         )
         if not (np.isfinite(weights) & (weights >= 0)).all():
             raise ValueError(

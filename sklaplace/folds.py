@@ -144,7 +144,7 @@ def _log_densities(model: Any, X: Any, y: np.ndarray) -> np.ndarray:
         proba = model.predict_proba(X)[np.arange(len(y)), model._encoder.transform(y)]
         found: np.ndarray = np.log(np.maximum(proba, np.finfo(np.float64).tiny))
         return found
-    mean, variance = model._collect(X, lambda m, v: (m, v), diagonal=True)
+    mean, variance = model._latent(X)
     likelihood, noise = model._likelihood(), model._noise()
     targets = y.reshape(len(mean), -1).astype(np.float64)
     densities: Tensor = likelihood.log_density(

@@ -5,7 +5,7 @@ axis. Here all become the outputs that the likelihood is written for, without a
 change to the network.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -116,3 +116,16 @@ def first_tensor(outputs: Any) -> Tensor:
     """What skorch takes for the prediction: the first of several outputs."""
     first: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
     return first
+
+
+@contextmanager
+def requiring_grad(leaves: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Parameters of a frozen network as leaves of a graph."""
+    leaves = list(leaves)
+    for leaf in leaves:
+        leaf.requires_grad_()
+    try:
+        yield
+    finally:
+        for leaf in leaves:
+            leaf.requires_grad_(False)

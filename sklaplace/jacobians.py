@@ -9,7 +9,7 @@ the dense (b, k, P) Jacobian is not built. Parameters of other layers come from
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +28,7 @@ from sklaplace.blocks import (
     variances,
     weighted_gram,
 )
-from sklaplace.forward import Forward
+from sklaplace.forward import Forward, requiring_grad
 from sklaplace.hessians import Factored, OutputHessian
 from sklaplace.inputs import LAYER_INPUTS, Inputs, unfolded
 from sklaplace.layouts import BlockSpec, Head, Layout
@@ -546,29 +546,12 @@ def exact_hessian(
     """
     parameters = dict(forward.module.named_parameters())
     leaves = [parameters[block.name] for block in layout.blocks]
-    for leaf in leaves:
-        leaf.requires_grad_()
-    try:
-        with torch.enable_grad():
-            first = torch.autograd.grad(
-                total(forward(x)), leaves, create_graph=True, materialize_grads=True
-            )
-            hessian = _derivatives(_selected_entries(first, layout), leaves, layout)
-    finally:
-        for leaf in leaves:
-            leaf.requires_grad_(False)
+    with torch.enable_grad(), requiring_grad(leaves):
+        first = torch.autograd.grad(
+            total(forward(x)), leaves, create_graph=True, materialize_grads=True
+        )
+        hessian = _derivatives(layout.flatten(first), leaves, layout)
     return (hessian + hessian.T) / 2
-
-
-def _selected_entries(pieces: Iterable[Tensor], layout: Layout) -> Tensor:
-    """Entries of whole parameters that are selected, end to end; last axes only."""
-    flat = []
-    for piece, block in zip(pieces, layout.blocks, strict=True):
-        n_axes = len(block.shape)
-        whole = piece.flatten(-n_axes) if n_axes else piece.unsqueeze(-1)
-        places = block.indices
-        flat.append(whole if places is None else whole[..., places.to(whole.device)])
-    return torch.cat(flat, -1)
 
 
 def _derivatives(entries: Tensor, leaves: list[nn.Parameter], layout: Layout) -> Tensor:
@@ -587,7 +570,7 @@ def _derivatives(entries: Tensor, leaves: list[nn.Parameter], layout: Layout) ->
             materialize_grads=True,
             is_grads_batched=is_batched,
         )
-        return _selected_entries(pieces, layout)
+        return layout.flatten(pieces)
 
     try:
         with _quiet_batching():

@@ -6,7 +6,7 @@ quantities have one entry per block, that is, per parameter tensor.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -137,13 +137,19 @@ class Layout:
 
     def read(self, module: nn.Module) -> Tensor:
         """Current values of the selected parameters, (P,), a float64 copy."""
-        parameters = dict(module.named_parameters())
-        pieces = []
-        for block in self.blocks:
-            flat = parameters[block.name].detach().double().reshape(-1)
+        own = dict(module.named_parameters())
+        return self.flatten(own[b.name].detach().double() for b in self.blocks)
+
+    def flatten(self, pieces: Iterable[Tensor]) -> Tensor:
+        """Selected entries, (..., P), of whole parameters, (..., *shape) per block."""
+        flat = []
+        for block, piece in zip(self.blocks, pieces, strict=True):
+            n_axes = len(block.shape)
+            whole = piece.flatten(-n_axes) if n_axes else piece.unsqueeze(-1)
             places = block.indices
-            pieces.append(flat if places is None else flat[places.to(flat.device)])
-        return torch.cat(pieces)
+            chosen = whole if places is None else whole[..., places.to(whole.device)]
+            flat.append(chosen)
+        return torch.cat(flat, -1)
 
     def unflatten(
         self, vector: Tensor, module: nn.Module | None = None

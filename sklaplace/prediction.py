@@ -224,6 +224,10 @@ class PosteriorPredictor(BaseEstimator):
             )
         return self._collect(X, function, diagonal=not full_cov)
 
+    def _latent(self, X: Any) -> list[np.ndarray]:
+        """Means and variances of the outputs, (n, c) each."""
+        return self._collect(X, lambda mean, variance: (mean, variance), diagonal=True)
+
     def _check_covariances(self) -> None:
         """Refuse covariances between outputs of which not even one row's fits."""
         c = self.inspected_.n_outputs

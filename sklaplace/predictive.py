@@ -205,11 +205,8 @@ def in_graph(
     except RuntimeError:  # an operator without a batching rule: row by row
         n_rows = len(next(leaves(x)))
         rows, f = default_collate([both(tree_rows(x, n)) for n in range(n_rows)])
-    pieces = []
-    for block in posterior.layout.blocks:
-        piece = rows[block.name].flatten(2).double()
-        pieces.append(piece if block.indices is None else piece[..., block.indices])
-    jacobian = torch.cat(pieces, -1)
+    layout = posterior.layout
+    jacobian = layout.flatten(rows[block.name] for block in layout.blocks).double()
     mean = f.double() + jacobian @ (posterior.mean - posterior.weights)
     prior, scale = posterior.prior_precision, posterior.scale
     return mean, posterior.structure.covariance_of_rows(jacobian, prior, scale)

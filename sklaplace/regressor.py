@@ -434,7 +434,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
     def _mean_and_variance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance (n, t) of new targets, noise included."""
         likelihood = self._likelihood()
-        mean, variance = self._collect(X, lambda m, v: (m, v), diagonal=True)
+        mean, variance = self._latent(X)
         mean, variance = likelihood.moments(mean, variance, self._noise())
         return mean, variance * self.sigma_scaling_**2
 
@@ -496,7 +496,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
             The last axis is there if ``alpha`` has one.
         """
         levels = as_levels("alpha", alpha, "Choose a level, such as 0.95.")
-        mean, variance = self._collect(X, lambda m, v: (m, v), diagonal=True)
+        mean, variance = self._latent(X)
         arguments = mean, variance, self._noise(), levels
         values = self._likelihood().quantiles(*arguments)
         if (self.sigma_scaling_ != 1).any():

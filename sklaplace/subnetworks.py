@@ -122,7 +122,7 @@ def _slope(question: Question, weights: Tensor, step: int) -> Tensor:
             found = torch.autograd.grad(
                 share @ losses, list(leaves.values()), materialize_grads=True
             )
-        total += torch.cat([g.double().reshape(-1) for g in found])
+        total += layout.flatten(found).double()
         count += float(share.sum())
     return total / count if count else total
 

@@ -6,8 +6,7 @@ in an unforeseen way (shared weights, functional calls, reparametrisations)
 falls back to dense rows instead of giving wrong numbers.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sklaplace.forward import Forward
+from sklaplace.forward import Forward, requiring_grad
 from sklaplace.inputs import has_layer_form
 from sklaplace.jacobians import Jacobian, backpropagate
 from sklaplace.layouts import BlockSpec, Head, Layout
@@ -223,7 +222,7 @@ def _last_called(forward: Forward, x: Any, called: list[str], f: Tensor) -> str:
 
 def _depends(forward: Forward, x: Any, f: Tensor, leaves: list[nn.Parameter]) -> bool:
     """Whether outputs depend on parameters, by their graph if they bear one."""
-    with torch.enable_grad(), _requiring_grad(leaves):
+    with torch.enable_grad(), requiring_grad(leaves):
         if not f.requires_grad:
             return bool(forward(x).requires_grad)
         gradients = torch.autograd.grad(
@@ -311,7 +310,7 @@ def _called_layers(forward: Forward, x: Any) -> tuple[list[str], Tensor]:
     to one of them, which a graph forbids.
     """
     try:
-        with torch.enable_grad(), _requiring_grad(_differentiable(forward.module)):
+        with torch.enable_grad(), requiring_grad(_differentiable(forward.module)):
             return _listed(forward, x)
     except RuntimeError:
         with torch.no_grad():
@@ -434,7 +433,7 @@ def _gradients_by_row(
     leaves = [parameters[spec.name] for spec in specs]
     outputs, rows = [], []
     for n, column in enumerate(columns.squeeze(-1)):
-        with torch.enable_grad(), _requiring_grad(leaves):
+        with torch.enable_grad(), requiring_grad(leaves):
             f = forward(tree_rows(x, slice(n, n + 1)))
             if f.shape != (1, len(column)):
                 raise ValueError(DEPENDENT_ROWS)
@@ -449,14 +448,3 @@ def _gradients_by_row(
         ).reshape(len(rows), -1)
         for leaf, parts in zip(leaves, zip(*rows, strict=True), strict=True)
     ]
-
-
-@contextmanager
-def _requiring_grad(leaves: list[nn.Parameter]) -> Iterator[None]:
-    for leaf in leaves:
-        leaf.requires_grad_()
-    try:
-        yield
-    finally:
-        for leaf in leaves:
-            leaf.requires_grad_(False)

@@ -935,6 +935,21 @@ class TestPartialFit:
         with pytest.raises(ValueError, match=f"'{next(iter(change))}'.* changed since"):
             model.partial_fit(X, y)
 
+    def test_after_a_change_that_no_repr_shows(self, kind):
+        """Arrays of more than a thousand entries are printed in part."""
+        X, y = data_for(kind)
+        net = net_for(kind, module__width=500)
+        net = FrozenEstimator(seeded(net, X, as_target(kind, y)))
+        every = np.arange(1200)
+        indices = np.delete(every, 600)
+        settings = {"subset_of_weights": "subnetwork", "hessian_structure": "diag"}
+        settings = complete(kind, {"prior_precision": 1.0, **settings})
+        model = kind(net, subset_params={"indices": indices}, **settings).fit(X, y)
+        model.set_params(subset_params={"indices": indices.copy()}).partial_fit(X, y)
+        model.set_params(subset_params={"indices": np.delete(every, 601)})
+        with pytest.raises(ValueError, match="'subset_params' changed since"):
+            model.partial_fit(X, y)
+
     def test_that_leaves_no_gaussian(self, kind, frozen64):
         """Curvature is added until its negative eigenvalues are beyond the prior."""
         net, X, y = frozen64[kind]

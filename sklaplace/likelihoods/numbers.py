@@ -251,9 +251,7 @@ class HeteroscedasticGaussian(Numbers):
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
         """``((y - μ)² exp(-s) + s + log 2π) / 2``, summed over targets, (b,)."""
-        mean, log_variance = f.chunk(2, -1)
-        terms = (y - mean) ** 2 * (-log_variance).exp() + log_variance + _LOG_2PI
-        return terms.sum(-1) / 2
+        return _normal_losses(f, y).sum(-1)
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
         """``(μ - y) exp(-s)`` and ``(1 - (y - μ)² exp(-s)) / 2``, (b, c)."""
@@ -379,12 +377,17 @@ class HeteroscedasticNLLLoss(nn.Module):
 
     def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Loss of outputs (b, 2·t) at targets (b, t)."""
-        mean, log_variance = outputs.chunk(2, -1)
-        squares = (y.reshape(mean.shape) - mean) ** 2
-        losses = (squares * (-log_variance).exp() + log_variance + _LOG_2PI) / 2
+        losses = _normal_losses(outputs, y.reshape(len(outputs), -1))
         if self.reduction == "none":
             return losses
         return losses.sum() if self.reduction == "sum" else losses.mean()
+
+
+def _normal_losses(f: Tensor, y: Tensor) -> Tensor:
+    """Negative log-likelihood (b, t) of means and log-variances (b, 2·t)."""
+    mean, log_variance = f.chunk(2, -1)
+    squares = (y - mean) ** 2
+    return (squares * (-log_variance).exp() + log_variance + _LOG_2PI) / 2
 
 
 def _nodes(mean: Array, variance: Array, function: Callable[[Array], Array]) -> Array:
