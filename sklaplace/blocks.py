@@ -209,6 +209,16 @@ class Block:
         inputs = self._inputs.squeeze(1)[:, indices % i]  # (b, p)
         return Block((outputs * inputs.unsqueeze(1)).unsqueeze(2))
 
+    def products(self, other: "Block") -> Tensor:
+        """Products with all rows of another block, (b, k, b', k')."""
+        here = self.dense()
+        pieces = [other.dense()] if other.a is None else other._pieces()
+        return torch.cat([torch.tensordot(here, p, ([2], [2])) for p in pieces], 2)
+
+    def input_products(self, other: "Block") -> Tensor:
+        """Products of layer inputs with those of another block, (b, b')."""
+        return self._inputs.squeeze(1) @ other._inputs.squeeze(1).T
+
     def rotate(self, outputs: Tensor | None, inputs: Tensor | None) -> "Block":
         """Rows in the basis ``outputs ⊗ inputs``; None leaves a side alone."""
         g = self.g if outputs is None else self.g @ outputs
@@ -287,6 +297,40 @@ def summed(
     return total
 
 
+def kernel(
+    blocks: Iterable[Block], others: Iterable[Block], factors: Iterable[Tensor]
+) -> Tensor:
+    """Products of rows with rows (b', k') of the same parameters, (b, k, b', k').
+
+    Those of each block are multiplied by its factor, (). Rows with one position are
+    not written out: ``(g · g') (a · a')``, in which weight and bias of a layer share
+    the products of output gradients.
+    """
+    parts: list[Tensor] = []
+    shared: tuple[Tensor, Tensor, Tensor] | None = None
+    for mine, theirs, factor in zip(blocks, others, factors, strict=True):
+        if not (mine._has_one_position and theirs._has_one_position):
+            parts.append(mine.products(theirs) * factor)
+            continue
+        inputs = mine.input_products(theirs) * factor
+        if shared is not None and shared[0] is mine.g and shared[1] is theirs.g:
+            shared = mine.g, theirs.g, shared[2] + inputs
+            continue
+        if shared is not None:
+            parts.append(_outer(*shared))
+        shared = mine.g, theirs.g, inputs
+    if shared is not None:
+        parts.append(_outer(*shared))
+    total: Tensor = sum(parts[1:], parts[0])
+    return total
+
+
+def _outer(g: Tensor, others: Tensor, inputs: Tensor) -> Tensor:
+    """``(gₙₖ · g'ₘₗ) inputsₙₘ`` of output gradients with one position."""
+    outputs = torch.einsum("nko,mlo->nkml", g.squeeze(2), others.squeeze(2))
+    return outputs * inputs[:, None, :, None]
+
+
 @dataclass(frozen=True)
 class HeadBlock:
     """Rows ``SᵀM ⊗ a`` of a last layer, whose ``S`` is not written out.
@@ -319,7 +363,7 @@ class HeadBlock:
 
     @cached_property
     def g(self) -> Tensor:
-        """``SᵀM`` written out, (b, k, 1, o); for small models and tests."""
+        """``SᵀM`` written out, (b, k, 1, o); where there is no other way."""
         return self.hessian.rows(self.matrix).unsqueeze(2)
 
     @property

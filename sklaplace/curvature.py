@@ -150,7 +150,7 @@ def accumulate(
     forward : Forward
         The network, inside ``forward.frozen()``.
     batches : iterable
-        Weights are (b,) or None.
+        Weights are (b,) or None. Passed more than once if the accumulator asks for it.
     likelihood, curvature, accumulator
         What to add up; the accumulator is updated in place.
     observe : callable, optional
@@ -176,6 +176,9 @@ def accumulate(
             f = batch.add(forward, accumulator, observe)
         losses.append(batch.loss(f))
         counts.append(batch.row_weights(f).sum() * likelihood.n_targets(f.shape[1]))
+    while accumulator.needs_another_pass():
+        for x, y, weights in batches:
+            _Batch(likelihood, curvature, x, y, weights).add(forward, accumulator, None)
     return DataFit(torch.stack(losses).sum(), torch.stack(counts).sum())
 
 
@@ -198,17 +201,18 @@ class _Batch:
         observe: Callable[..., None] | None,
     ) -> Tensor:
         """Add the rows ``Sᵀ J``; returns the outputs (b, c)."""
-        if self.curvature.closed_form is None:
+        if self.curvature.closed_form is None or accumulator.takes_keys:
             self.keys = keys_of(self.x)
         parts = backpropagate_in_parts(
             forward, self.x, accumulator.layout, self.columns
         )
         for f, jacobian in parts:
             _check_outputs(f)
-            accumulator.update(replace(jacobian, weights=self.weights))
+            rows = replace(jacobian, weights=self.weights, keys=self.keys)
+            accumulator.update(rows)
             if observe is not None:
-                rows = f, self.hessian, jacobian, self.targets, self.weights
-                observe(*rows, self.keys)
+                seen = f, self.hessian, jacobian, self.targets, self.weights
+                observe(*seen, self.keys)
         return f
 
     def add_exactly(self, forward: Forward, accumulator: Accumulator) -> Tensor:

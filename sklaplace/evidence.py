@@ -80,7 +80,7 @@ def marglik(
         else posterior
     )
 
-    is_scalar = start.prior_precision.ndim == 0
+    is_scalar = start.prior_precision.ndim == 0 and start.structure.is_spectral
     kind = _ScalarEvidence if is_scalar else _Evidence
     objective = kind(start, free_prior, free_noise)
     first = _logs(start.hyperparameters, free_prior, free_noise)

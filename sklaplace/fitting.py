@@ -288,8 +288,9 @@ class NetworkFitter(PosteriorPredictor):
             likelihood=self.likelihood,
         )
         inspected = replace(inspected, likelihood=self._adapted(inspected.likelihood))
-        n_rows = len(dataset) * inspected.n_outputs
-        check_layout(self, inspected.layout, device_of(net), n_rows)
+        n_columns = inspected.n_outputs
+        size = len(dataset) * n_columns, n_columns
+        check_layout(self, inspected.layout, device_of(net), *size)
         if self._may_refit() and inspected.head_map is not None:
             self._check_head_rows(inspected, len(dataset), device_of(net))
         if self._refine() is True:

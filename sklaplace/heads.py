@@ -121,15 +121,18 @@ class LinearHead:
         given = self.features, f, self.targets, self.sample_weight, self.keys
         elements = accumulator.row_elements(self.layout, f.shape[1])
         n_rows = batch_rows(8 * (elements + self.features.shape[1]))
-        batches = zip(*(tensor.split(n_rows) for tensor in given), strict=True)
-        for features, outputs, targets, weights, keys in batches:
-            columns = hessian(outputs, targets, weights, keys)
-            blocks = [
-                HeadBlock(columns, self._map, features.unsqueeze(1)),
-                HeadBlock(columns, self._map),
-            ]
-            some = blocks[: len(self.layout.blocks)]
-            accumulator.update(Jacobian(some, weights))
+        pieces = [tensor.split(n_rows) for tensor in given]
+        is_first = True
+        while is_first or accumulator.needs_another_pass():
+            is_first = False
+            for features, outputs, targets, weights, keys in zip(*pieces, strict=True):
+                columns = hessian(outputs, targets, weights, keys)
+                blocks = [
+                    HeadBlock(columns, self._map, features.unsqueeze(1)),
+                    HeadBlock(columns, self._map),
+                ]
+                some = blocks[: len(self.layout.blocks)]
+                accumulator.update(Jacobian(some, weights, keys=keys))
         return accumulator.decompose()
 
     @cached_property

@@ -63,7 +63,7 @@ class Patches:
         """Elements that are kept: those of the image."""
         return self.image.numel()
 
-    def __getitem__(self, rows: slice) -> "Patches":
+    def __getitem__(self, rows: slice | Tensor) -> "Patches":
         """Patches of some rows."""
         return replace(self, image=self.image[rows])
 
@@ -235,6 +235,15 @@ Inputs = Tensor | Patches
 def unfolded(a: Inputs) -> Tensor:
     """Inputs written out, (b, r, i)."""
     return a.unfold() if isinstance(a, Patches) else a
+
+
+def joined_inputs(parts: list[Inputs]) -> Inputs:
+    """Inputs of several batches as those of one."""
+    first = parts[0]
+    if isinstance(first, Patches):
+        images = [part.image for part in parts if isinstance(part, Patches)]
+        return replace(first, image=torch.cat(images))
+    return torch.cat([part for part in parts if isinstance(part, Tensor)])
 
 
 def second_moment(a: Inputs, weights: Tensor | None) -> Tensor:

@@ -24,13 +24,14 @@ from sklaplace.blocks import (
     CHUNK_ELEMENTS,
     Block,
     HeadBlock,
+    kernel,
     summed,
     variances,
     weighted_gram,
 )
 from sklaplace.forward import Forward, requiring_grad
 from sklaplace.hessians import Factored, OutputHessian
-from sklaplace.inputs import LAYER_INPUTS, Inputs, unfolded
+from sklaplace.inputs import LAYER_INPUTS, Inputs, joined_inputs, unfolded
 from sklaplace.layouts import BlockSpec, Head, Layout
 from sklaplace.memory import BUDGET
 from sklaplace.trees import mapped
@@ -52,11 +53,14 @@ class Jacobian:
     first_column : int
         Number of columns of this batch that came before: then its layer inputs
         have been seen already.
+    keys : Tensor of shape (b,) or None
+        What tells rows apart by their content, see `draws`.
     """
 
     blocks: list[Any]
     weights: Tensor | None = None
     first_column: int = 0
+    keys: Tensor | None = None
 
     @property
     def n_rows(self) -> int:
@@ -97,6 +101,49 @@ class Jacobian:
     def double(self) -> "Jacobian":
         """The same in float64."""
         return replace(self, blocks=[block.double() for block in self.blocks])
+
+    def take(self, rows: Tensor) -> "Jacobian":
+        """Some rows of the batch, by their places (n,), float64.
+
+        Output gradients of a last layer are written out; blocks that share theirs go
+        on to do so.
+        """
+        n_rows = self.n_rows
+        rows = rows.to(self.blocks[0].g.device)
+        known: dict[int, Tensor] = {}
+        blocks = []
+        for block in self.blocks:
+            shared = id(block.outputs)
+            if shared not in known:  # one entry may stand for all rows
+                known[shared] = block.g.expand(n_rows, -1, -1, -1)[rows].double()
+            a = None if block.a is None else block.a[rows].double()
+            blocks.append(Block(known[shared], a))
+        keys = None if self.keys is None else self.keys[rows.to(self.keys.device)]
+        return Jacobian(blocks, keys=keys)
+
+    @staticmethod
+    def stacked(parts: "list[Jacobian]") -> "Jacobian":
+        """Rows of several batches as those of one; all have keys."""
+        known: dict[tuple[int, ...], Tensor] = {}
+        blocks = []
+        for same in zip(*(part.blocks for part in parts), strict=True):
+            shared = tuple(id(block.g) for block in same)
+            if shared not in known:
+                known[shared] = torch.cat([block.g for block in same])
+            has_inputs = same[0].a is not None
+            a = joined_inputs([block.a for block in same]) if has_inputs else None
+            blocks.append(Block(known[shared], a))
+        keys = [part.keys for part in parts if part.keys is not None]
+        return Jacobian(blocks, keys=torch.cat(keys))
+
+    def kernel(self, other: "Jacobian", v: Tensor) -> Tensor:
+        """Products with all rows of another one, (b, k, b', k').
+
+        Each block's are multiplied by its entry of ``v`` (L,). Rows of layers with one
+        position are not written out: weight and bias of a layer share products of
+        output gradients, which meet those of inputs.
+        """
+        return kernel(self.blocks, other.blocks, v)
 
     def gram(self, v: Tensor) -> Tensor:
         """``rows · diag(v) · rowsᵀ`` for ``v`` (P,), as (b, k, k)."""

@@ -68,11 +68,11 @@ def readable(n_bytes: float) -> str:
 
 
 def move(value: Any, device: torch.device | str) -> Any:
-    """Nested dataclasses and tuples with tensors on a device; copied if need be."""
+    """Nested dataclasses and sequences with tensors on a device; copied if need be."""
     if isinstance(value, Tensor):
         return value.to(device)
-    if isinstance(value, tuple) and not isinstance(value, torch.Size):
-        moved = tuple(move(entry, device) for entry in value)
+    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        moved = type(value)(move(entry, device) for entry in value)
         same = all(new is old for new, old in zip(moved, value, strict=True))
         return value if same else moved
     if is_dataclass(value) and not isinstance(value, type):

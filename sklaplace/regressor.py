@@ -51,13 +51,15 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         (``"magnitude"``, ``"swag"``, ``"variance"``, ``"random"``), which chooses them
         once the network has been trained; or ``indices``, their places in the
         flattened network.
-    hessian_structure : {"kron", "diag", "full", "lowrank"}, default="kron"
+    hessian_structure : {"kron", "diag", "full", "lowrank", "gp", "nystrom", \
+            "variational"}, default="kron"
         Part of the curvature that is kept. ``full`` takes memory quadratic in the
         number of weights, ``lowrank`` that of ``rank`` networks.
     structure_params : dict, default=None
         Options of the structure. ``lowrank`` takes ``rank`` (100), the number of
         eigenvectors to keep, and ``tolerance`` (1e-12), the share of the largest
-        eigenvalue below which they are dropped.
+        eigenvalue below which they are dropped. ``gp``, ``nystrom`` and ``variational``
+        take ``n_points`` (100), the number of rows that stand for all.
     curvature : {"ggn", "ggn_mc", "ef", "hessian"}, default="ggn"
         Approximation of the Hessian: the generalised Gauss-Newton matrix, the same
         by targets that the network draws, the empirical Fisher matrix, or the Hessian

@@ -219,31 +219,31 @@ def _check_refine(model: Any) -> None:
 
 
 def check_layout(
-    model: Any, layout: Layout, device: torch.device, n_rows: int | None
+    model: Any, layout: Layout, device: torch.device, n_rows: int, n_columns: int
 ) -> None:
     """Refuse sizes that do not fit the layers, before anything is allocated.
 
-    ``n_rows`` is the number of rows that the Jacobian of the training data has.
+    The Jacobian of the training data has so many rows, ``n_columns`` for each of them.
     """
     check_prior_shape(model.prior_precision, model.prior_structure, layout)
-    n = layout.n_parameters
-    if np.shape(model.prior_mean) not in ((), (n,)):
+    p = layout.n_parameters
+    if np.shape(model.prior_mean) not in ((), (p,)):
         raise ValueError(
             f"prior_mean has shape {np.shape(model.prior_mean)}. Use one number, or "
-            f"one per selected weight: shape ({n},)."
+            f"one per selected weight: shape ({p},)."
         )
     accumulator, _ = STRUCTURES[model.hessian_structure]
     cheaper = [repr(k) for k in ("kron", "diag") if k != model.hessian_structure]
     advice = f"use {' or '.join(cheaper)}"
     if model.subset_of_weights != "last_layer":
         advice += ", or subset_of_weights='last_layer'"
-    if CURVATURES[model.curvature].is_exact:
-        n_rows = None  # H is made as a matrix
+    # the exact H is made as a matrix
+    n = None if CURVATURES[model.curvature].is_exact else n_rows
     options = model.structure_params or {}
     require_bytes(
-        accumulator.n_bytes(layout, n_rows, **options),
+        accumulator.n_bytes(layout, n, n_columns=n_columns, **options),
         device,
-        f"hessian_structure={model.hessian_structure!r} over {n:,} parameters",
+        f"hessian_structure={model.hessian_structure!r} over {p:,} parameters",
         advice,
     )
 

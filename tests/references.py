@@ -279,6 +279,9 @@ STRUCTURES: dict[str, Callable[[Curvature], Tensor]] = {
     "full": full,
     "kron": kron,
     # of a rank that is enough
+    "gp": full,
+    "nystrom": full,
+    "variational": full,
     "lowrank": full,
 }
 

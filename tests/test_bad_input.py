@@ -98,7 +98,8 @@ class TestOptions:
         message = refused_fit(for_classes(hessian_structure="kronecker"))
         assert message == (
             "hessian_structure='kronecker' is not known. Choose one of 'diag', "
-            "'full', 'kron', 'lowrank'. Did you mean 'kron'?"
+            "'full', 'gp', 'kron', 'lowrank', 'nystrom', 'variational'. "
+            "Did you mean 'kron'?"
         )
 
     @pytest.mark.parametrize(

@@ -43,6 +43,19 @@ SETTINGS = [
         "hessian_structure": "lowrank",
         "structure_params": {"rank": 4},
     },
+    {
+        "prior_precision": 1.0,
+        "prior_structure": "layerwise",
+        "subset_of_weights": "all",
+        "hessian_structure": "gp",
+        "structure_params": {"n_points": 7},
+    },
+    {"prior_precision": "marglik", "hessian_structure": "nystrom"},
+    {
+        "prior_precision": 1.0,
+        "subset_of_weights": "all",
+        "hessian_structure": "variational",
+    },
     {"prior_precision": "marglik", "curvature": "ef"},
     {"prior_precision": 1.0, "subset_of_weights": "trainable"},
     {

@@ -43,6 +43,12 @@ FEW, INSPECTIONS = 3, 20
 LAST, ALL = "last_layer", "all"
 N, C, BATCH = 350, 6, 100
 CUTS = [100, 100, 100, 50]  # batches of N rows
+PASSES = {"nystrom": 2, "variational": 2}  # one that finds the points
+
+
+def passes(structure):
+    """Rows of the batches in which a fit passes the data."""
+    return CUTS * PASSES.get(structure, 1)
 
 
 class Deep(nn.Module):
@@ -200,8 +206,8 @@ def test_a_last_layer_costs_one_forward_pass(kind, structure):
     options = {"batch_size": BATCH, **SCALAR, **NOISE.get(kind, {})}
     model = make(estimator(), hessian_structure=structure, **options)
     costs = fitted_costs(model, (X, y))
-    assert costs.forward_rows(FEW) == CUTS
-    assert len(costs.forward) <= len(CUTS) + INSPECTIONS
+    assert costs.forward_rows(FEW) == passes(structure)
+    assert len(costs.forward) <= len(passes(structure)) + INSPECTIONS
     assert costs.columns(FEW) == 0
     with counted(Deep) as costs:
         model.predict(X)
@@ -215,7 +221,7 @@ def test_tuning_a_last_layer_passes_held_out_rows_once(tuner, structure):
     model = laplace(hessian_structure=structure, prior_precision=tuner)
     held = held_out(150) if tuner == "validation" else {}
     costs = fitted_costs(model, **held)
-    assert costs.forward_rows(FEW) == CUTS + ([100, 50] if held else [])
+    assert costs.forward_rows(FEW) == passes(structure) + ([100, 50] if held else [])
     assert costs.columns(FEW) == 0
 
 
@@ -237,10 +243,10 @@ def test_beside_training_a_fit_passes_its_rows_once():
 def test_all_weights_cost_one_pass_and_a_column_per_output(structure):
     model = laplace(subset_of_weights=ALL, hessian_structure=structure)
     costs = fitted_costs(model)
-    assert costs.forward_rows(FEW) == CUTS
-    assert len(costs.forward) <= len(CUTS) + INSPECTIONS
+    assert costs.forward_rows(FEW) == passes(structure)
+    assert len(costs.forward) <= len(passes(structure)) + INSPECTIONS
     # the Hessian of a softmax in c logits has rank c - 1
-    assert costs.columns(FEW) == N * (C - 1)
+    assert costs.columns(FEW) == sum(passes(structure)) * (C - 1)
     with counted(Deep) as costs:
         model.predict_proba(rows()[0])
     assert costs.forward == CUTS
@@ -266,8 +272,8 @@ def test_tuning_all_weights_passes_held_out_rows_twice(structure):
     )
     costs = fitted_costs(model, **held_out(150))
     # for the scale of the path, and for the score of all its points
-    assert sum(costs.forward_rows(FEW)) <= N + 2 * 150
-    assert costs.columns(FEW) <= N * (C - 1) + 2 * 150 * C
+    assert sum(costs.forward_rows(FEW)) <= sum(passes(structure)) + 2 * 150
+    assert costs.columns(FEW) <= sum(passes(structure)) * (C - 1) + 2 * 150 * C
 
 
 # -------------------------------------------------------------- decompositions
@@ -275,6 +281,9 @@ def test_tuning_all_weights_passes_held_out_rows_twice(structure):
 # for weight and bias.
 FACTORS = {LAST: sorted([C, 7]), ALL: sorted([8, 5, 7, 8, C, 7])}
 P = {LAST: C * 8, ALL: 8 * 6 + 7 * 9 + C * 8}
+# those that are decomposed in the space of weights, not in that of their points
+IN_WEIGHTS = ["diag", "full", "kron", "lowrank"]
+LAYERWISE = [k for k, (_, kind) in STRUCTURES.items() if "layerwise" in kind.priors]
 # the softmax does not see a shift of all outputs, by any of the inputs of the head
 RANK = {LAST: (C - 1) * 8, ALL: P[ALL] - 8}
 
@@ -284,7 +293,7 @@ def large(sizes):
     return sorted(n for n in sizes if n > 1)
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("structure", IN_WEIGHTS)
 @pytest.mark.parametrize("subset", [LAST, ALL])
 def test_a_fixed_prior_decomposes_once_and_when_asked(subset, structure):
     model = laplace(subset_of_weights=subset, hessian_structure=structure)
@@ -310,7 +319,7 @@ def test_gradients_that_rows_share_meet_the_variances_once(structure):
     assert len(contractions) == 2  # weight and bias
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("structure", IN_WEIGHTS)
 @pytest.mark.parametrize("subset", [LAST, ALL])
 def test_evidence_takes_few_evaluations_on_one_decomposition(subset, structure):
     options = {"subset_of_weights": subset, "hessian_structure": structure}
@@ -328,7 +337,7 @@ def test_evidence_takes_few_evaluations_on_one_decomposition(subset, structure):
     assert costs.cholesky == (expected[structure] if structure == "lowrank" else [])
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("structure", LAYERWISE)
 def test_evidence_of_several_priors_and_noise_takes_few_evaluations(structure):
     model = LaplaceRegressor(
         frozen(make=regressor, n_out=1),
@@ -343,7 +352,7 @@ def test_evidence_of_several_priors_and_noise_takes_few_evaluations(structure):
     assert 1 < len(evaluations) <= 20
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("structure", IN_WEIGHTS)
 @pytest.mark.parametrize("subset", [LAST, ALL])
 @pytest.mark.parametrize("link", ["probit", "mean_field"])
 def test_a_validation_path_rotates_held_out_rows_once(link, subset, structure):
@@ -509,11 +518,33 @@ def test_structures_take_no_more_than_they_announce(subset, structure, set_budge
         model.predict_proba(rows()[0])
     layout = model.posterior_.layout
     p, widest = layout.n_parameters, 24
-    allowed = 1.25 * budget + COPIES * 8 * p + STRUCTURES[structure][0].n_bytes(layout)
+    n_bytes = STRUCTURES[structure][0].n_bytes(layout, n_columns=C)
+    allowed = 1.25 * budget + COPIES * 8 * p + n_bytes
     assert fit.peak <= allowed
     if structure == "full":  # rows times a square root of the covariance
         allowed += 4 * predict.forward[0] * (widest + 3 * C) * p
     assert predict.peak <= allowed
+
+
+# --------------------------------------------------------------- function space
+@pytest.mark.parametrize("structure", ["gp", "nystrom", "variational"])
+@pytest.mark.parametrize("subset", [LAST, ALL])
+def test_function_space_decomposes_products_of_points(subset, structure):
+    """No matrix of a decomposition has more rows than points have columns."""
+    options = {"subset_of_weights": subset, "hessian_structure": structure}
+    n = 10
+    model = laplace(structure_params={"n_points": n}, **options)
+    fit = fitted_costs(model)
+    with counted() as predict:
+        for _ in range(3):
+            model.predict_proba(rows()[0])
+    rank = min(n * (C - 1), RANK[subset])
+    pool = n * (C - 1) * (4 if structure == "variational" else 1)
+    assert all(size <= pool for size in fit.eigh)
+    assert fit.cholesky == predict.eigh == []
+    # both lists hold what the three predictions take together
+    assert len(predict.cholesky) == 1
+    assert rank <= predict.cholesky[0] <= min(n * (C - 1), P[subset])
 
 
 # --------------------------------------------------------------------- searches

@@ -41,6 +41,8 @@ MODULES = [
     "structures.base",
     "structures.dual",
     "structures.full",
+    "structures.gp",
+    "structures.nystrom",
     "structures.kron",
     "structures.lowrank",
     "structures.diag",

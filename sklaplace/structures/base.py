@@ -64,6 +64,9 @@ class Accumulator(ABC):
     takes_matrices: ClassVar[bool] = False
     """Whether ``H`` may come as a matrix, see `add_matrix`."""
 
+    takes_keys: ClassVar[bool] = False
+    """Whether rows are told apart by their keys, see `draws`."""
+
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
 
@@ -72,7 +75,8 @@ class Accumulator(ABC):
     def n_bytes(layout: Layout, n_rows: int | None = None, **options: Any) -> int:
         """Peak memory of factorisation, in bytes, known before any allocation.
 
-        ``n_rows`` is the number of rows of the Jacobian, where it is known.
+        ``n_rows`` is the number of rows of the Jacobian, where it is known; the option
+        ``n_columns`` is how many of them a row of the data has.
         """
 
     @staticmethod
@@ -92,6 +96,10 @@ class Accumulator(ABC):
     def merge(self, other: "Accumulator") -> None:
         """Add what another accumulator has seen; same as joint updates."""
 
+    def needs_another_pass(self) -> bool:
+        """Whether all rows are to come again, now that all have been seen."""
+        return False
+
     @abstractmethod
     def decompose(self) -> "Structure":
         """The frozen factorisation of what has been seen."""
@@ -109,6 +117,8 @@ class Structure(ABC):
 
     layout: Layout
     priors: ClassVar[frozenset[str]]
+    is_spectral: ClassVar[bool] = True
+    """Whether under a scalar prior the log-determinant is that of `eigenvalues`."""
 
     @property
     @abstractmethod

@@ -5,6 +5,7 @@ With ``B = R (scale/δ)^½``, (n, P), the posterior precision is
 from the small ``M = I + B Bᵀ = L Lᵀ``, (n, n).
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sklaplace import priors
-from sklaplace.blocks import Block
+from sklaplace.blocks import CHUNK_ELEMENTS, Block
 from sklaplace.jacobians import Jacobian
 from sklaplace.linalg import symmetric_eigh
 from sklaplace.structures.base import (
@@ -24,8 +25,178 @@ from sklaplace.structures.base import (
 )
 
 
+class DualForm(Structure):
+    """Questions to ``scale·RᵀR + diag δ`` by products with the rows of ``R`` alone.
+
+    Whoever derives from it says how these products are made.
+    """
+
+    @cached_property
+    @abstractmethod
+    def _gram(self) -> Tensor:
+        """``R Rᵀ``, (n, n)."""
+
+    @abstractmethod
+    def _gram_under(self, prior_precision: Tensor) -> Tensor:
+        """``R D⁻¹ Rᵀ``, (n, n)."""
+
+    @abstractmethod
+    def _onto(self, weights: Tensor) -> Tensor:
+        """``weights Rᵀ`` for (s, P), as (s, n)."""
+
+    @abstractmethod
+    def _back(self, shares: Tensor) -> Tensor:
+        """``shares R`` for (s, n), as (s, P)."""
+
+    @abstractmethod
+    def _cross(self, jacobian: Jacobian, prior_precision: Tensor) -> Tensor:
+        """``J D⁻¹ Rᵀ``, (b, c, n), for rows in float64."""
+
+    @cached_property
+    def _eigh(self) -> tuple[Tensor, Tensor]:
+        return symmetric_eigh(self._gram)
+
+    @cached_property
+    def eigenvalues(self) -> Tensor:
+        """Eigenvalues of ``H``, (P,), ascending; those of no row are zero."""
+        found: Tensor = torch.linalg.eigvalsh(self._gram)
+        # there may be more rows than parameters
+        found = found.clamp(min=0)[-self.layout.n_parameters :]
+        rest = self.layout.n_parameters - len(found)
+        return torch.cat([found.new_zeros(rest), found])
+
+    @cached_property
+    def _roots(self) -> Remembered:
+        return Remembered()
+
+    def _root(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Cholesky factor ``L`` (n, n) of ``I + B Bᵀ``."""
+
+        def factorise() -> Tensor:
+            if prior_precision.ndim == 0:
+                gram = self._gram * (scale / prior_precision)
+            else:
+                gram = self._gram_under(prior_precision) * scale
+            identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+            root: Tensor = torch.linalg.cholesky((gram + gram.T) / 2 + identity)
+            return root
+
+        found: Tensor = self._roots.get((prior_precision, scale), factorise)
+        return found
+
+    def logdet(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """``log det(scale·H + diag δ)``, in nats."""
+        many = prior_precision.requires_grad or scale.requires_grad
+        if prior_precision.ndim == 0 and many:
+            return (scale * self.eigenvalues + prior_precision).log().sum()
+        delta = priors.expand(prior_precision, self.layout)
+        root = self._root(prior_precision, scale)
+        return delta.log().sum() + 2 * root.diagonal().log().sum()
+
+    def project(self, jacobian: Jacobian) -> Projection:
+        """Rows against the rows of ``R``."""
+        return _DualProjection(self, jacobian.double())
+
+    def covariance(
+        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """Functional covariance ``J (scale·H + diag δ)⁻¹ Jᵀ``, (b, c, c)."""
+        whole = jacobian.double()
+        delta = priors.expand(prior_precision, self.layout)
+        known = self._known(whole, prior_precision, scale)
+        return whole.gram(1 / delta) - known @ known.mT
+
+    def covariance_of_rows(
+        self, rows: Tensor, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """`covariance` of rows written out, (b, c, P), and in their graph."""
+        scaled = rows / priors.expand(prior_precision, self.layout)
+        crossed = self._onto(scaled.flatten(0, 1)).unflatten(0, rows.shape[:2])
+        known = self._reduced(crossed, prior_precision, scale)
+        covariance: Tensor = scaled @ rows.mT - known @ known.mT
+        return covariance
+
+    def functional_variance(
+        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """Its diagonal, (b, c)."""
+        whole = jacobian.double()
+        delta = priors.expand(prior_precision, self.layout)
+        known = self._known(whole, prior_precision, scale)
+        return (whole.variance(1 / delta) - (known**2).sum(-1)).clamp(min=0)
+
+    def _known(
+        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """``J D^-½ Bᵀ L⁻ᵀ``, (b, c, n): what the data take off the prior's variance."""
+        crossed = self._cross(jacobian, prior_precision)
+        return self._reduced(crossed, prior_precision, scale)
+
+    def _reduced(
+        self, crossed: Tensor, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """The same from ``J D⁻¹ Rᵀ``, (b, c, n)."""
+        # products, since solving rounds a row by its place among the others
+        return crossed @ self._inverse(prior_precision, scale).T * scale.sqrt()
+
+    @cached_property
+    def _inverses(self) -> Remembered:
+        return Remembered()
+
+    def _inverse(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """``L⁻¹``, (n, n)."""
+
+        def invert() -> Tensor:
+            root = self._root(prior_precision, scale)
+            identity = torch.eye(len(root), dtype=root.dtype, device=root.device)
+            found: Tensor = torch.linalg.solve_triangular(root, identity, upper=False)
+            return found
+
+        inverse: Tensor = self._inverses.get((prior_precision, scale), invert)
+        return inverse
+
+    def whiten(
+        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """Rows ``J D^-½ F`` (b, c, P), ``F Fᵀ = (I + BᵀB)⁻¹``."""
+        delta = priors.expand(prior_precision, self.layout)
+        whole = jacobian.double()
+        root = self._root(prior_precision, scale)
+        shares = self._cross(whole, prior_precision) @ _half(root) * scale
+        known = self._back(shares.flatten(0, 1)).unflatten(0, shares.shape[:2])
+        rows: Tensor = (whole.dense() - known) * delta.rsqrt()
+        return rows
+
+    def sample(self, noise: Tensor, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Deviations from the mean, (s, P), from standard-normal noise (s, P)."""
+        delta = priors.expand(prior_precision, self.layout)
+        shares = self._onto(noise * delta.rsqrt()) * scale
+        if prior_precision.ndim:
+            shares = shares @ _half(self._root(prior_precision, scale)).T
+        else:
+            # the symmetric root: I - Bᵀ U diag(1 / (√(1+k) (1 + √(1+k)))) Uᵀ B
+            values, vectors = self._eigh
+            grown = (1 + values * scale / prior_precision).sqrt()
+            shares = shares @ (vectors / (grown * (1 + grown))) @ vectors.T
+        return (noise - self._back(shares) * delta.rsqrt()) * delta.rsqrt()
+
+    def variance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Marginal variances of the weights, (P,)."""
+        delta = priors.expand(prior_precision, self.layout)
+        inverse = self._inverse(prior_precision, scale)
+        known = torch.zeros_like(delta)
+        for some in inverse.split(max(1, CHUNK_ELEMENTS // len(delta))):
+            known = known + (self._back(some) ** 2).sum(0)
+        return (1 - known * scale / delta) / delta
+
+    def effective_dimension(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Number of well-determined directions under a scalar prior, ()."""
+        inverse = self._inverse(prior_precision, scale)
+        return len(inverse) - (inverse**2).sum()
+
+
 @dataclass(frozen=True)
-class Dual(Structure):
+class Dual(DualForm):
     """Every correlation between the selected weights, from the rows of ``H``'s root.
 
     Attributes
@@ -42,16 +213,38 @@ class Dual(Structure):
         gram: Tensor = self.rows @ self.rows.T
         return gram
 
-    @cached_property
-    def _eigh(self) -> tuple[Tensor, Tensor]:
-        return symmetric_eigh(self._gram)
+    def _gram_under(self, prior_precision: Tensor) -> Tensor:
+        b = self.rows * priors.expand(prior_precision, self.layout).rsqrt()
+        gram: Tensor = b @ b.T
+        return gram
+
+    def _onto(self, weights: Tensor) -> Tensor:
+        return weights @ self.rows.T
+
+    def _back(self, shares: Tensor) -> Tensor:
+        return shares @ self.rows
+
+    def _cross(self, jacobian: Jacobian, prior_precision: Tensor) -> Tensor:
+        delta = priors.expand(prior_precision, self.layout)
+        return jacobian.matmul((self.rows / delta).T)
+
+    def _known(
+        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """The same, by one product with a matrix that is kept."""
+
+        def solve() -> Tensor:
+            delta = priors.expand(prior_precision, self.layout)
+            root = self._root(prior_precision, scale)
+            b = self.rows * scale.sqrt()
+            solved: Tensor = torch.linalg.solve_triangular(root, b, upper=False)
+            return (solved / delta).T.contiguous()  # (P, n)
+
+        return jacobian.matmul(self._solved.get((prior_precision, scale), solve))
 
     @cached_property
-    def eigenvalues(self) -> Tensor:
-        """Eigenvalues of ``H``, (P,), ascending; those of no row are zero."""
-        found: Tensor = torch.linalg.eigvalsh(self._gram)
-        n, p = self.rows.shape
-        return torch.cat([found.new_zeros(p - n), found.clamp(min=0)])
+    def _solved(self) -> Remembered:
+        return Remembered()
 
     def __getstate__(self) -> dict[str, Any]:
         """What can be made again stays behind."""
@@ -68,109 +261,6 @@ class Dual(Structure):
         blocks = [Block(piece[:, None, None, :]) for piece in pieces]
         accumulator.update(Jacobian(blocks))
 
-    @cached_property
-    def _factors(self) -> Remembered:
-        return Remembered()
-
-    def _scaled(self, prior_precision: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """``B`` (n, P) and the Cholesky factor ``L`` (n, n) of ``I + B Bᵀ``."""
-
-        def factorise() -> tuple[Tensor, Tensor]:
-            delta = priors.expand(prior_precision, self.layout)
-            b = self.rows * (scale / delta).sqrt()
-            if prior_precision.ndim == 0:
-                gram = self._gram * (scale / prior_precision)
-            else:
-                gram = b @ b.T
-            identity = torch.eye(len(b), dtype=b.dtype, device=b.device)
-            root: Tensor = torch.linalg.cholesky((gram + gram.T) / 2 + identity)
-            return b, root
-
-        return self._factors.get((prior_precision, scale), factorise)
-
-    def logdet(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """``log det(scale·H + diag δ)``, in nats."""
-        many = prior_precision.requires_grad or scale.requires_grad
-        if prior_precision.ndim == 0 and many:
-            return (scale * self.eigenvalues + prior_precision).log().sum()
-        delta = priors.expand(prior_precision, self.layout)
-        _, root = self._scaled(prior_precision, scale)
-        return delta.log().sum() + 2 * root.diagonal().log().sum()
-
-    def project(self, jacobian: Jacobian) -> Projection:
-        """Rows against the rows of ``R``."""
-        return _DualProjection(self, jacobian.double())
-
-    def covariance(
-        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
-    ) -> Tensor:
-        """Functional covariance ``J (scale·H + diag δ)⁻¹ Jᵀ``, (b, c, c)."""
-        whole = jacobian.double()
-        delta = priors.expand(prior_precision, self.layout)
-        known = self._known(whole, prior_precision, scale)
-        return whole.gram(1 / delta) - known @ known.mT
-
-    def functional_variance(
-        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
-    ) -> Tensor:
-        """Its diagonal, (b, c)."""
-        whole = jacobian.double()
-        delta = priors.expand(prior_precision, self.layout)
-        known = self._known(whole, prior_precision, scale)
-        return (whole.variance(1 / delta) - (known**2).sum(-1)).clamp(min=0)
-
-    def _known(
-        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
-    ) -> Tensor:
-        """``J D^-½ Bᵀ L⁻ᵀ``, (b, c, n): what the data take off the prior's variance."""
-
-        def solve() -> Tensor:
-            delta = priors.expand(prior_precision, self.layout)
-            b, root = self._scaled(prior_precision, scale)
-            solved: Tensor = torch.linalg.solve_triangular(root, b, upper=False)
-            return (solved * delta.rsqrt()).T.contiguous()  # (P, n)
-
-        return jacobian.matmul(self._solved.get((prior_precision, scale), solve))
-
-    @cached_property
-    def _solved(self) -> Remembered:
-        return Remembered()
-
-    def whiten(
-        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
-    ) -> Tensor:
-        """Rows ``J D^-½ F`` (b, c, P), ``F Fᵀ = (I + BᵀB)⁻¹``."""
-        delta = priors.expand(prior_precision, self.layout)
-        rows = jacobian.double().dense() * delta.rsqrt()
-        b, root = self._scaled(prior_precision, scale)
-        return rows - (rows @ b.T) @ _half(root) @ b
-
-    def sample(self, noise: Tensor, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Deviations from the mean, (s, P), from standard-normal noise (s, P)."""
-        delta = priors.expand(prior_precision, self.layout)
-        b, root = self._scaled(prior_precision, scale)
-        if prior_precision.ndim:
-            return (noise - (noise @ b.T) @ _half(root).T @ b) * delta.rsqrt()
-        # the symmetric root: I - Bᵀ U diag(1 / (√(1+k) (1 + √(1+k)))) Uᵀ B
-        values, vectors = self._eigh
-        grown = (1 + values * scale / prior_precision).sqrt()
-        inner = (vectors / (grown * (1 + grown))) @ vectors.T
-        return (noise - (noise @ b.T) @ inner @ b) * delta.rsqrt()
-
-    def variance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Marginal variances of the weights, (P,)."""
-        delta = priors.expand(prior_precision, self.layout)
-        b, root = self._scaled(prior_precision, scale)
-        known: Tensor = torch.linalg.solve_triangular(root, b, upper=False)
-        return (1 - (known**2).sum(0)) / delta
-
-    def effective_dimension(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Number of well-determined directions under a scalar prior, ()."""
-        _, root = self._scaled(prior_precision, scale)
-        identity = torch.eye(len(root), dtype=root.dtype, device=root.device)
-        inverse: Tensor = torch.linalg.solve_triangular(root, identity, upper=False)
-        return len(root) - (inverse**2).sum()
-
 
 def _half(root: Tensor) -> Tensor:
     """``W = L⁻ᵀ (I + L)⁻¹``, with ``(I - BᵀWB)(I - BᵀWB)ᵀ = (I + BᵀB)⁻¹``."""
@@ -184,12 +274,16 @@ def _half(root: Tensor) -> Tensor:
 class _DualProjection(Projection):
     """``J Jᵀ`` and ``J Rᵀ U`` under scalar priors; rows as they are under others."""
 
-    structure: Dual
+    structure: DualForm
     jacobian: Jacobian
 
     @cached_property
+    def _one(self) -> Tensor:
+        return self.structure._eigh[0].new_ones(())
+
+    @cached_property
     def _prior(self) -> Tensor:
-        return self.jacobian.gram(self.structure.rows.new_ones(self._p))
+        return self.jacobian.gram(self._one.expand(self._p))
 
     @property
     def _p(self) -> int:
@@ -199,7 +293,7 @@ class _DualProjection(Projection):
     def _crossed(self) -> Tensor:
         """``J Rᵀ U``, (b, c, n)."""
         vectors = self.structure._eigh[1]
-        return self.jacobian.matmul(self.structure.rows.T @ vectors)
+        return self.structure._cross(self.jacobian, self._one) @ vectors
 
     def _shares(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         values = self.structure._eigh[0]

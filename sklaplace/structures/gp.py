@@ -1,0 +1,257 @@
+"""Function space: ``H`` by what some rows, the *points*, make of it.
+
+``H ≈ Rᵀ A R`` for the rows ``R = Sᵀ J`` of the points. The posterior over outputs is
+then a Gaussian process with kernel ``J diag(δ)⁻¹ J'ᵀ``, conditioned on the points, and
+what they do not tell stays as uncertain as the prior says. Rows are kept unmultiplied,
+layer inputs beside output gradients: neither ``H`` nor a dense Jacobian is written out.
+
+``gp``, subset of data, has ``A = I``: the curvature of the points themselves, exact
+where all rows are points.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sklaplace.jacobians import Jacobian
+from sklaplace.layouts import Layout
+from sklaplace.options import check_count
+from sklaplace.structures.base import Accumulator, Structure
+from sklaplace.structures.dual import Dual, DualForm
+
+# points, where no number is given
+N_POINTS = 100
+
+
+@dataclass(frozen=True)
+class FunctionSpace(DualForm):
+    """Curvature ``(FR)ᵀ FR`` from the rows ``R`` of some points.
+
+    Attributes
+    ----------
+    points : tuple of Jacobian
+        ``R``, (m, P) in all, float64, unmultiplied, with the keys of its rows.
+    root : Tensor of shape (n, m) or None
+        ``F``; None: the identity.
+    """
+
+    points: tuple[Jacobian, ...]
+    root: Tensor | None
+    priors = frozenset({"scalar", "layerwise"})
+
+    @cached_property
+    def _gram(self) -> Tensor:
+        return self._gram_under(self._ones(()))
+
+    def _ones(self, shape: tuple[int, ...]) -> Tensor:
+        g = self.points[0].blocks[0].g
+        return torch.ones(shape, dtype=torch.float64, device=g.device)
+
+    def _variances(self, prior_precision: Tensor) -> Tensor:
+        """``1/δ`` of each parameter tensor, (L,)."""
+        return (1 / prior_precision).expand(len(self.layout.blocks))
+
+    def _gram_under(self, prior_precision: Tensor) -> Tensor:
+        parts = [self._cross(point, prior_precision) for point in self.points]
+        rows = torch.cat([part.flatten(0, 1) for part in parts])  # (m, n)
+        return self._rooted(rows.T).T
+
+    def _cross(self, jacobian: Jacobian, prior_precision: Tensor) -> Tensor:
+        v = self._variances(prior_precision)
+        parts = [jacobian.kernel(point, v).flatten(2) for point in self.points]
+        return self._rooted(torch.cat(parts, -1))
+
+    def _rooted(self, values: Tensor) -> Tensor:
+        """``values Fᵀ`` for (..., m), as (..., n)."""
+        return values if self.root is None else values @ self.root.T
+
+    def _onto(self, weights: Tensor) -> Tensor:
+        parts = [point.matmul(weights.T).flatten(0, 1) for point in self.points]
+        return self._rooted(torch.cat(parts).T)
+
+    def _back(self, shares: Tensor) -> Tensor:
+        given = shares if self.root is None else shares @ self.root
+        sizes = [point.n_rows * point.n_columns for point in self.points]
+        parts = [
+            point.rmatmul(piece.T.unflatten(0, (point.n_rows, point.n_columns)))
+            for point, piece in zip(self.points, given.split(sizes, -1), strict=True)
+        ]
+        total: Tensor = sum(parts[1:], parts[0])
+        return total.T
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What can be made again stays behind."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def dense(self) -> Tensor:
+        """``H`` written out, (P, P)."""
+        rows = self.written()
+        dense: Tensor = rows.T @ rows
+        return (dense + dense.T) / 2
+
+    @property
+    def n_rows(self) -> int:
+        """Rows n of ``FR``."""
+        if self.root is not None:
+            return len(self.root)
+        return sum(point.n_rows * point.n_columns for point in self.points)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether there are more rows than parameters."""
+        return self.n_rows > self.layout.n_parameters
+
+    def written(self) -> Tensor:
+        """``FR`` written out, (n, P)."""
+        rows = torch.cat([point.dense().flatten(0, 1) for point in self.points])
+        return self._rooted(rows.T).T
+
+    def resume(self, accumulator: Accumulator) -> None:
+        """The points."""
+        for point in self.points:
+            accumulator.update(point)
+
+
+@dataclass(frozen=True)
+class Compact(Dual):
+    """The same where there are more rows than parameters: no more than these.
+
+    Attributes
+    ----------
+    points : FunctionSpace
+        What the rows were made of, to which more can be added.
+    """
+
+    points: FunctionSpace
+
+    @classmethod
+    def of(cls, points: FunctionSpace, **more: Tensor) -> "Compact":
+        """With as many rows as parameters, from the triangle of their QR."""
+        rows = points.written()
+        triangle: Tensor = torch.linalg.qr(rows, mode="r").R
+        return cls(points.layout, triangle, points, **more)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What can be made again stays behind."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def resume(self, accumulator: Accumulator) -> None:
+        """The points."""
+        self.points.resume(accumulator)
+
+
+class PointsAccumulator(Accumulator):
+    """Keeps the rows of some points: those of the smallest keys.
+
+    Keys are made of a row's content, so that batches and the order of rows do not
+    matter. Equal rows count as one point.
+
+    Parameters
+    ----------
+    layout : Layout
+        The selected parameters.
+    n_points : int
+        Different rows of the data to keep, at most.
+    """
+
+    checks: ClassVar = {"n_points": check_count}
+    takes_keys = True
+
+    def __init__(self, layout: Layout, n_points: int = N_POINTS) -> None:
+        super().__init__(layout)
+        self.n_points = n_points
+        self._pieces: list[Jacobian] = []
+        self._keys = torch.zeros(0, dtype=torch.long)
+        self._bound: int | None = None
+
+    @staticmethod
+    def n_bytes(
+        layout: Layout,
+        n_rows: int | None = None,
+        n_points: int = N_POINTS,
+        n_columns: int = 1,
+        **options: Any,
+    ) -> int:
+        """Rows of the points, and their products with each other."""
+        n = n_points * n_columns
+        n = n if n_rows is None else min(n, n_rows)
+        shapes = [block.factor_shape for block in layout.blocks]
+        widths = sum(i + n_columns * o for o, i in shapes)
+        return 8 * (n * widths // n_columns + 4 * n**2)
+
+    @staticmethod
+    def row_elements(
+        layout: Layout, n_columns: int, n_points: int = N_POINTS, **options: Any
+    ) -> int:
+        """Products of a row's columns with those of all points."""
+        return 3 * n_points * n_columns**2
+
+    def update(self, jacobian: Jacobian) -> None:
+        """Keep the rows of one batch that are points; drop those that are no more."""
+        assert jacobian.keys is not None
+        keys = jacobian.keys.cpu()
+        self._admit(keys)
+        if places := self._places(keys):
+            self._pieces.append(jacobian.take(torch.tensor(places)))
+
+    def _places(self, keys: Tensor) -> list[int]:
+        """Where rows are points, as far as is known."""
+        if self._bound is None:
+            return list(range(len(keys)))
+        found: list[int] = (keys <= self._bound).nonzero().flatten().tolist()
+        return found
+
+    def _admit(self, keys: Tensor) -> None:
+        """Lower the bound on keys to where so many rows are below it."""
+        self._keys = torch.cat([self._keys, keys]).unique()[: self.n_points]
+        bound = int(self._keys[-1])
+        if len(self._keys) == self.n_points and bound != self._bound:
+            self._bound = bound
+            self._pieces = self._below(self._pieces)
+
+    def _below(self, pieces: list[Jacobian]) -> list[Jacobian]:
+        """What of some rows are points."""
+        kept = []
+        for piece in pieces:
+            assert piece.keys is not None
+            places = self._places(piece.keys.cpu())
+            if len(places) == len(piece.keys):
+                kept.append(piece)
+            elif places:
+                kept.append(piece.take(torch.tensor(places)))
+        return kept
+
+    def merge(self, other: Accumulator) -> None:
+        """Add what another accumulator has seen."""
+        assert isinstance(other, PointsAccumulator)
+        self._admit(other._keys)
+        self._pieces += self._below(other._pieces)
+
+    def points(self) -> tuple[Jacobian, ...]:
+        """The rows of all points, those of one form together, ordered by keys."""
+        groups: dict[Any, list[Jacobian]] = {}
+        for piece in self._pieces:
+            groups.setdefault(_form(piece), []).append(piece)
+        found = []
+        for form in sorted(groups):
+            rows = Jacobian.stacked(groups[form])
+            assert rows.keys is not None
+            found.append(rows.take(rows.keys.sort(stable=True).indices))
+        return tuple(found)
+
+    def decompose(self) -> Structure:
+        """The frozen rows."""
+        found = FunctionSpace(self.layout, self.points(), None)
+        return Compact.of(found) if found.is_wide else found
+
+
+def _form(rows: Jacobian) -> tuple[tuple[int, ...], ...]:
+    """Shapes that rows have to share to be put together."""
+    shapes = []
+    for block in rows.blocks:
+        a = () if block.a is None else tuple(block.a.shape[1:])
+        shapes += [tuple(block.g.shape[1:]), a]
+    return tuple(shapes)
