@@ -4,7 +4,7 @@ All of it happens before any training; what depends on the network's layers is
 checked as soon as these are known, with the network still untrained.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ def check_settings(model: Any) -> None:
     for name, registry in registries.items():
         check_option(name, getattr(model, name), registry)
     _check_likelihood(model)
-    _check_subset(model)
+    check_subset(model.subset_of_weights, model.subset_params)
     _check_params(model)
     _check_prior(model)
     check_positive("temperature", model.temperature)
@@ -138,21 +138,20 @@ def _members(kind: type) -> set[str]:
     return {name for name in found if not name.startswith("_")}
 
 
-def _check_subset(model: Any) -> None:
+def check_subset(subset: Any, params: Any, known: Mapping[str, Any] = SUBSETS) -> None:
     """A name of the registry, or a list of names that the network is to know."""
-    subset, params = model.subset_of_weights, model.subset_params
     if isinstance(subset, (list, tuple)):
         if not subset or not all(isinstance(name, str) for name in subset):
             raise ValueError(
                 f"subset_of_weights={subset!r} is not a list of names. Use names of "
                 "parameters or modules, as in module.named_parameters(), or one of "
-                f"{listed(SUBSETS)}."
+                f"{listed(known)}."
             )
         check_params("subset_params", params, {}, "a list of names")
         return
-    check_option("subset_of_weights", subset, SUBSETS)
+    check_option("subset_of_weights", subset, known)
     of = f"subset_of_weights={subset!r}"
-    check_params("subset_params", params, SUBSETS[subset].checks, of)
+    check_params("subset_params", params, known[subset].checks, of)
     given = params or {}
     if "by" in given:
         check_option("subset_params['by']", given["by"], SCORES)
@@ -180,14 +179,19 @@ def _check_params(model: Any) -> None:
         )
 
 
-def _check_prior(model: Any) -> None:
-    _, structure = STRUCTURES[model.hessian_structure]
-    if model.prior_structure not in structure.priors:
+def check_prior_structure(prior_structure: str, hessian_structure: str) -> None:
+    """Refuse a prior that the structure of the Hessian cannot bear."""
+    _, structure = STRUCTURES[hessian_structure]
+    if prior_structure not in structure.priors:
         raise ValueError(
-            f"prior_structure={model.prior_structure!r} cannot be used with "
-            f"hessian_structure={model.hessian_structure!r}. Choose one of "
+            f"prior_structure={prior_structure!r} cannot be used with "
+            f"hessian_structure={hessian_structure!r}. Choose one of "
             f"{listed(structure.priors)}, or another hessian_structure."
         )
+
+
+def _check_prior(model: Any) -> None:
+    check_prior_structure(model.prior_structure, model.hessian_structure)
     check_positive("prior_precision", model.prior_precision, TUNERS, scalar=False)
     try:
         mean = np.asarray(model.prior_mean, dtype=float)

@@ -68,6 +68,7 @@ MODULES = [
     "regressor",
     "folds",
     "selection",
+    "callbacks",
     "plotting",
 ]
 
