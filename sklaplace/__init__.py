@@ -16,7 +16,7 @@ them, from the ground up:
 A module imports only from modules above it in this list.
 """
 
-from sklaplace.callbacks import MarglikTraining
+from sklaplace.callbacks import MarglikTraining, PriorTraining
 from sklaplace.classifier import LaplaceClassifier
 from sklaplace.regressor import LaplaceRegressor
 from sklaplace.selection import LaplaceClassifierCV, LaplaceRegressorCV
@@ -29,5 +29,6 @@ __all__ = [
     "LaplaceRegressor",
     "LaplaceRegressorCV",
     "MarglikTraining",
+    "PriorTraining",
     "__version__",
 ]

@@ -5,6 +5,7 @@ checked as soon as these are known, with the network still untrained.
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNet
 
 from sklaplace.curvature import CURVATURES
-from sklaplace.layouts import Layout
+from sklaplace.layouts import BlockSpec, Layout
 from sklaplace.likelihoods import ClassLikelihood, Gaussian, NumberLikelihood
 from sklaplace.memory import require_bytes
 from sklaplace.options import (
@@ -26,6 +27,7 @@ from sklaplace.options import (
     check_seed,
     listed,
 )
+from sklaplace.posterior import GaussianPosterior
 from sklaplace.predictive import PREDICTIVES
 from sklaplace.priors import PRIOR_STRUCTURES
 from sklaplace.structures import STRUCTURES
@@ -59,6 +61,7 @@ def check_settings(model: Any) -> None:
     check_subset(model.subset_of_weights, model.subset_params)
     _check_params(model)
     _check_prior(model)
+    _check_earlier(model)
     check_positive("temperature", model.temperature)
     _check_refine(model)
     check_fraction(
@@ -202,6 +205,92 @@ def _check_prior(model: Any) -> None:
             f"prior_mean={model.prior_mean!r} is not finite. Use one number, or one "
             "per selected weight."
         )
+
+
+def _check_earlier(model: Any) -> None:
+    """Refuse what an earlier posterior cannot be, or cannot go with."""
+    earlier = model.prior
+    if earlier is None:
+        return
+    check_posterior("prior", earlier)
+    plain: dict[str, Any] = {
+        "prior_precision": "auto",
+        "prior_structure": "scalar",
+        "prior_mean": 0.0,
+    }
+    given = [k for k, v in plain.items() if not np.array_equal(getattr(model, k), v)]
+    if given:
+        raise ValueError(
+            f"{listed(given)} and prior are both given, but an earlier posterior says "
+            "all of a prior. Leave one of them out."
+        )
+    if not isinstance(model.refine, str) and model.refine:
+        raise ValueError(
+            "refine=True cannot be used with prior. Train the network with the "
+            "callback PriorTraining, or use refine='auto'."
+        )
+    _check_earlier_structure(model, earlier)
+    if model.subset_of_weights == "subnetwork" and (
+        "indices" not in (model.subset_params or {})
+    ):
+        raise ValueError(
+            "subset_of_weights='subnetwork' would choose other weights than those of "
+            "prior. Give them as subset_params={'indices': ...}."
+        )
+
+
+def check_posterior(name: str, value: Any) -> None:
+    """Refuse what is no posterior."""
+    if not isinstance(value, GaussianPosterior):
+        raise TypeError(
+            f"{name} is of type {type(value).__name__}. Pass the posterior_ of an "
+            "estimator that was fitted to an earlier task."
+        )
+
+
+def _check_earlier_structure(model: Any, earlier: GaussianPosterior) -> None:
+    """Refuse curvatures that cannot be added up."""
+    name, kind = model.hessian_structure, earlier.structure.kind
+    adding = [k for k, (_, structure) in STRUCTURES.items() if structure.adds_up]
+    if name not in adding:
+        raise ValueError(
+            f"hessian_structure={name!r} cannot be used with prior: truncated "
+            f"curvatures do not add up. Choose one of {listed(adding)}."
+        )
+    if kind != name:
+        raise ValueError(
+            f"hessian_structure={name!r}, but prior has {kind!r}. Use the same for "
+            "all tasks."
+        )
+
+
+def check_earlier_layout(
+    earlier: GaussianPosterior | None, layout: Layout, name: str = "prior"
+) -> None:
+    """Refuse an earlier posterior over other weights, with the first that differs."""
+    if earlier is None:
+        return
+    blocks = earlier.layout.blocks
+    for old, new in zip_longest(blocks, layout.blocks):
+        if old is None or new is None or not _are_same_weights(old, new):
+            raise ValueError(
+                f"{name} is over other weights: it has {_shown_block(old)} where the "
+                f"selected subset has {_shown_block(new)}. Use the posterior_ of a "
+                "network with the same layers, and the same subset_of_weights."
+            )
+
+
+def _are_same_weights(old: BlockSpec, new: BlockSpec) -> bool:
+    if old.indices is None or new.indices is None:
+        return old == new and old.indices is new.indices
+    return old == new and torch.equal(old.indices.cpu(), new.indices.cpu())
+
+
+def _shown_block(block: BlockSpec | None) -> str:
+    if block is None:
+        return "none"
+    part = "" if block.indices is None else f"{block.size} weights of "
+    return f"{part}{block.name!r} {block.shape}"
 
 
 def _check_refine(model: Any) -> None:

@@ -35,6 +35,7 @@ class Dual(Structure):
     """
 
     rows: Tensor
+    kind = "full"
     priors = frozenset({"scalar", "layerwise", "diag"})
 
     @cached_property
@@ -61,6 +62,15 @@ class Dual(Structure):
         """``H`` written out, (P, P)."""
         dense: Tensor = self.rows.T @ self.rows
         return (dense + dense.T) / 2
+
+    def scaled(self, factor: Tensor) -> "Dual":
+        """The rows of the root of ``factor·H``."""
+        return Dual(self.layout, factor.sqrt() * self.rows)
+
+    def product(self, vector: Tensor) -> Tensor:
+        """``Rᵀ R v``, (P,)."""
+        product: Tensor = self.rows.T @ (self.rows @ vector)
+        return product
 
     def resume(self, accumulator: Accumulator) -> None:
         """The rows."""
