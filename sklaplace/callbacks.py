@@ -68,8 +68,7 @@ def criterion_unit(net: Any, inspected: Inspected, y: Any, n_rows: int) -> Tenso
     likelihood, at any outputs: ``1/b`` for cross-entropies, ``2/(b c)`` for the mean
     squared error of c columns, whatever reduction, class and sample weights say.
     """
-    likelihood, n = inspected.likelihood, len(y)
-    weights = batch_weights(net)
+    n = len(y)
     dtype = next(net.module_.parameters()).dtype
     with torch.enable_grad():
         # anywhere but at the targets, where gradients vanish
@@ -77,14 +76,20 @@ def criterion_unit(net: Any, inspected: Inspected, y: Any, n_rows: int) -> Tenso
         f = (f + torch.linspace(0, 1, f.shape[1]).to(f)).requires_grad_()
         loss = net.get_loss(_as_module(inspected, f, y), y, training=True)
         (found,) = torch.autograd.grad(loss, f)
-    f = f.detach().double()
-    targets = likelihood.targets(y, f)
-    expected = likelihood.gradient(f, targets)
-    w = weighed(likelihood, targets, None if weights is None else weights.to(f))
-    if w is not None:
-        expected = expected * w.unsqueeze(-1)
+    expected = _gradient(inspected, f.detach().double(), y, batch_weights(net))
     ratio = (found.double() * expected).sum() / (expected**2).sum()
     return ratio * (n / n_rows)
+
+
+def _gradient(
+    inspected: Inspected, f: Tensor, y: Tensor, weights: Tensor | None
+) -> Tensor:
+    """Gradient of ``Σ w · loss`` in the outputs, (b, c)."""
+    likelihood = inspected.likelihood
+    targets = likelihood.targets(y, f)
+    gradient = likelihood.gradient(f, targets)
+    w = weighed(likelihood, targets, None if weights is None else weights.to(f))
+    return gradient if w is None else gradient * w.unsqueeze(-1)
 
 
 def _as_module(inspected: Inspected, f: Tensor, y: Tensor) -> Tensor:
@@ -163,6 +168,7 @@ class PriorCallback(Callback):  # type: ignore[misc]
         running, module = self.running_, unwrapped(net.module_)
         _, y = unpack_data(batch)
         y = torch.as_tensor(y, device=device_of(net))
+        _check_labels(y, running.inspected)
         unit = criterion_unit(net, running.inspected, y, len(running.rows))
         slope = self._slope(running.layout.read(module))
         add_to_gradients(running.layout, module, unit / self._loss_scale() * slope)
@@ -189,6 +195,15 @@ class PriorCallback(Callback):  # type: ignore[misc]
     def _loss_scale(self) -> Tensor:
         """Factor of the loss in the negative log-posterior, ()."""
         raise NotImplementedError
+
+
+def _check_labels(y: Tensor, inspected: Inspected) -> None:
+    """Refuse rows that the criterion ignores, and the curvature would not."""
+    if inspected.likelihood.noun == "class" and bool((y < 0).any()):
+        raise ValueError(
+            "Some labels are negative, as of rows that the criterion ignores. Leave "
+            "these rows out, or train the net within LaplaceClassifier, which does."
+        )
 
 
 def _check_optimizer(net: Any, layout: Layout) -> None:

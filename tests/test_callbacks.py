@@ -583,6 +583,16 @@ def test_nets_that_do_not_fit_are_refused(params, words):
     assert not note.gradients_
 
 
+def test_rows_that_are_ignored_are_left_out_or_refused():
+    X, y = blobs()
+    y = np.where(np.arange(len(y)) % 7 == 0, -1, y)
+    net = classifier(callbacks=[MarglikTraining()], criterion__ignore_index=-1)
+    with pytest.raises(ValueError, match="Some labels are negative"):
+        seeded(net, X, y)
+    model = LaplaceClassifier(net, prior_precision=1.0, random_state=0).fit(X, y)
+    assert model.posterior_.data_fit.n_targets == (y >= 0).sum()
+
+
 # --------------------------------------------------------------------- does it help
 def test_noisy_rows_are_not_learned_by_heart():
     """Measured: 0.78 nats a row without, 0.36 with it, over these two seeds."""
