@@ -10,12 +10,13 @@ them, from the ground up:
 * inference: ``posterior``, ``predictive``, ``heads``, ``tuning``
 * the estimators: ``networks``, ``holdout``, ``training``, ``data``, ``settings``,
   ``inspection``, ``prediction``, ``fitting``, ``base``, ``classifier``,
-  ``regressor``, ``selection``
+  ``regressor``, ``selection``, ``callbacks``
 * pictures: ``plotting``
 
 A module imports only from modules above it in this list.
 """
 
+from sklaplace.callbacks import MarglikTraining, PriorTraining
 from sklaplace.classifier import LaplaceClassifier
 from sklaplace.regressor import LaplaceRegressor
 from sklaplace.selection import LaplaceClassifierCV, LaplaceRegressorCV
@@ -27,5 +28,7 @@ __all__ = [
     "LaplaceClassifierCV",
     "LaplaceRegressor",
     "LaplaceRegressorCV",
+    "MarglikTraining",
+    "PriorTraining",
     "__version__",
 ]

@@ -32,12 +32,14 @@ from sklaplace.inspection import (
 from sklaplace.jacobians import backpropagate, centring
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import DataFit, weighed
+from sklaplace.memory import move
 from sklaplace.options import (
     listed,
 )
 from sklaplace.posterior import GaussianPosterior, Hyperparameters
 from sklaplace.prediction import FittedNetwork
 from sklaplace.priors import PRIOR_STRUCTURES
+from sklaplace.settings import check_earlier_layout
 from sklaplace.structures import STRUCTURES, Accumulator, Structure
 from sklaplace.tasks import Rows, Task, require_head
 from sklaplace.training import Batches, copied, private_rng
@@ -310,6 +312,12 @@ class BaseLaplace(NetworkFitter):
         posterior = self._untuned(curved.network, curved.structure, curved.data_fit)
         accumulator = self._accumulator()
         curvature = self._curvature()
+        if self.prior is not None:
+            # again, for a network that was not trained here but found in the memory
+            check_earlier_layout(self.prior, posterior.layout)
+            earlier = self.prior.as_prior()
+            earlier = move(earlier, posterior.mean.device)
+            posterior = posterior.under(earlier, accumulator)
         if curvature.is_exact:
             self._check_definite(posterior)
         return posterior, curved.head_rows.build(posterior, curvature, accumulator)
@@ -384,7 +392,7 @@ class BaseLaplace(NetworkFitter):
             head=head,
             validation=self._validation_rows(fitted),
             log_proba=self._log_proba(posterior),
-            free_prior=isinstance(self.prior_precision, str),
+            free_prior=self.prior is None and isinstance(self.prior_precision, str),
             free_noise=posterior.likelihood.has_noise
             and isinstance(self._sigma_noise(), str),
             refine=self._refine(),

@@ -81,6 +81,11 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         (not for ``kron``).
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.
+    prior : GaussianPosterior or None, default=None
+        ``posterior_`` of an estimator that was fitted to an earlier task, around a
+        network with the same weights: the prior is then that Gaussian, in place of
+        ``prior_precision``, ``prior_structure`` and ``prior_mean``, which stay at their
+        defaults, and nothing is tuned. For ``full``, ``kron`` and ``diag``.
     refine : bool or "auto", default="auto"
         Whether the last layer is refitted to its most probable weights under the
         prior; predictions then use it, the network keeps its own. ``"auto"``
@@ -188,6 +193,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         prior_precision: Any = "auto",
         prior_structure: str = "scalar",
         prior_mean: Any = 0.0,
+        prior: Any = None,
         refine: Any = "auto",
         temperature: float = 1.0,
         class_weight: dict[Any, float] | str | None = None,
@@ -211,6 +217,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         self.prior_precision = prior_precision
         self.prior_structure = prior_structure
         self.prior_mean = prior_mean
+        self.prior = prior
         self.refine = refine
         self.temperature = temperature
         self.class_weight = class_weight

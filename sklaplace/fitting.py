@@ -41,6 +41,7 @@ from sklaplace.options import (
 )
 from sklaplace.prediction import FittedNetwork, PosteriorPredictor, device_of
 from sklaplace.settings import (
+    check_earlier_layout,
     check_layout,
     check_settings,
     inner_net,
@@ -57,6 +58,7 @@ class NetworkFitter(PosteriorPredictor):
 
     _likelihoods: tuple[type, ...]
     likelihood: Any
+    prior: Any = None
 
     # ------------------------------------------------------------------ settings
     def _check_parameters(self) -> None:
@@ -76,7 +78,12 @@ class NetworkFitter(PosteriorPredictor):
         return given
 
     def _tuners(self) -> list[str]:
-        """Names of the tuners asked for, the more specific ones first."""
+        """Names of the tuners asked for, the more specific ones first.
+
+        None under an earlier posterior, which says all of the prior.
+        """
+        if self.prior is not None:
+            return []
         values = [self.prior_precision, self._sigma_noise()]
         names = {value for value in values if isinstance(value, str)}
         return sorted(names, key=lambda name: name == "auto")
@@ -291,6 +298,7 @@ class NetworkFitter(PosteriorPredictor):
         n_columns = inspected.n_outputs
         size = len(dataset) * n_columns, n_columns
         check_layout(self, inspected.layout, device_of(net), *size)
+        check_earlier_layout(self.prior, inspected.layout)
         if self._may_refit() and inspected.head_map is not None:
             self._check_head_rows(inspected, len(dataset), device_of(net))
         if self._refine() is True:

@@ -104,7 +104,7 @@ def inspect(
     x: Any,
     subset: str | Sequence[str],
     allowed: tuple[type, ...],
-    n_targets: int,
+    n_targets: int | None,
     *,
     is_trained: bool,
     options: Mapping[str, Any] | None = None,
@@ -122,8 +122,8 @@ def inspect(
         Key of ``SUBSETS``, or names of parameters or modules.
     allowed : tuple of types
         Likelihoods that the estimator can use.
-    n_targets : int
-        Number of classes or target columns.
+    n_targets : int or None
+        Number of classes or target columns; None where nobody has counted them.
     is_trained : bool
         Words some messages.
     options : mapping, optional
@@ -150,7 +150,8 @@ def inspect(
         raw, sizes = _watched(net, x)
         _check_finite(raw, is_trained)
         _check_outputs(net, raw, convention)
-        _check_width(raw, likelihood, n_targets)
+        if n_targets is not None:
+            _check_width(raw, likelihood, n_targets)
         if type(likelihood) not in _OWN:
             _check_gradient(likelihood, raw)
         output_map, tap = _reading(net, x, raw, convention)

@@ -60,17 +60,16 @@ def check_count(name: str, value: Any, smallest: int = 1) -> None:
         )
 
 
-def check_share(name: str, value: Any) -> None:
+def check_share(
+    name: str, value: Any, hint: str = "Choose a small one, such as 1e-6."
+) -> None:
     """Refuse what is not a number from zero to below one."""
     if (
         isinstance(value, bool)
         or not isinstance(value, Real)
         or not 0 <= float(value) < 1
     ):
-        raise ValueError(
-            f"{name}={value!r} is not a number from 0 to below 1. Choose a small one, "
-            "such as 1e-6."
-        )
+        raise ValueError(f"{name}={value!r} is not a number from 0 to below 1. {hint}")
 
 
 def check_params(name: str, value: Any, checks: Mapping[str, Check], of: str) -> None:

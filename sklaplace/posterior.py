@@ -6,6 +6,7 @@ framework for backpropagation networks"). One class for all structures, subsets
 and likelihoods; nothing in it changes when it is asked.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,7 +18,7 @@ from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import DataFit, Likelihood
 from sklaplace.memory import move
-from sklaplace.structures import Structure
+from sklaplace.structures import Accumulator, Structure
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,45 @@ class Hyperparameters:
 
 
 @dataclass(frozen=True)
+class EarlierPosterior:
+    """A prior that an earlier task has left, ``N(mean, (scale·H + diag δ)⁻¹)``.
+
+    Attributes
+    ----------
+    mean : Tensor of shape (P,)
+        Most probable weights after that task.
+    structure : Structure
+        Curvature ``H`` of all tasks until then.
+    layout : Layout
+        The selected parameters.
+    prior_precision : Tensor of shape (), (L,) or (P,)
+        ``δ``, of the first task.
+    scale : Tensor of shape ()
+        Factor of ``H``.
+    """
+
+    mean: Tensor
+    structure: Structure
+    layout: Layout
+    prior_precision: Tensor
+    scale: Tensor
+
+    def logdet(self) -> Tensor:
+        """``log det(scale·H + diag δ)``, in nats."""
+        return self.structure.logdet(self.prior_precision, self.scale)
+
+    def distance(self, theta: Tensor) -> Tensor:
+        """Squared distance from the mean in units of the precision, ()."""
+        return (theta - self.mean) @ self.slope(theta)
+
+    def slope(self, theta: Tensor) -> Tensor:
+        """``(scale·H + diag δ) (θ - mean)``, (P,); no matrix is written out."""
+        offset = theta - self.mean
+        delta = priors.expand(self.prior_precision, self.layout)
+        return self.scale * self.structure.product(offset) + delta * offset
+
+
+@dataclass(frozen=True)
 class GaussianPosterior:
     """Gaussian over the selected weights.
 
@@ -65,6 +105,9 @@ class GaussianPosterior:
         Prior, noise and temperature.
     curvature_order : int
         Power of the likelihood's scale that ``structure`` is multiplied by.
+    earlier : EarlierPosterior or None
+        The prior, where it is what an earlier task has left; see `under`. ``structure``
+        then has the curvature of all tasks, for these very hyperparameters.
     """
 
     mean: Tensor
@@ -75,6 +118,7 @@ class GaussianPosterior:
     data_fit: DataFit
     hyperparameters: Hyperparameters
     curvature_order: int = 1
+    earlier: EarlierPosterior | None = None
 
     def __repr__(self) -> str:
         """One line in place of all tensors."""
@@ -125,6 +169,7 @@ class GaussianPosterior:
 
     def replace(self, **hyperparameters: Tensor) -> "GaussianPosterior":
         """The same posterior under other hyperparameters."""
+        self._require_free()
         return replace(
             self, hyperparameters=replace(self.hyperparameters, **hyperparameters)
         )
@@ -162,16 +207,14 @@ class GaussianPosterior:
 
     def log_likelihood(self, hyperparameters: Hyperparameters | None = None) -> Tensor:
         """Log-likelihood of the training targets at ``mean``, in nats."""
-        h = hyperparameters or self.hyperparameters
+        h = self._asked(hyperparameters)
         normalizer = self.likelihood.log_normalizer(h.sigma_noise)
         loss = self.data_fit.loss * self._scale_of_loss(h)
         return -loss - self.data_fit.n_targets * normalizer
 
     def scatter(self, hyperparameters: Hyperparameters | None = None) -> Tensor:
-        """``(mean - prior_mean)ᵀ diag(δ) (mean - prior_mean)``."""
-        h = hyperparameters or self.hyperparameters
-        delta = priors.expand(h.prior_precision, self.layout)
-        return (delta * (self.mean - h.prior_mean) ** 2).sum()
+        """``(mean - prior_mean)ᵀ diag(δ) (mean - prior_mean)``, or the prior's."""
+        return self._prior(self._asked(hyperparameters)).distance(self.mean)
 
     def log_marginal_likelihood(
         self, hyperparameters: Hyperparameters | None = None
@@ -179,14 +222,79 @@ class GaussianPosterior:
         """Laplace evidence ``log p(D)``, in nats; differentiable.
 
         ``log p(D|mean) - ½(log det P - log det diag δ + scatter)``
-        (MacKay 1992, "Bayesian interpolation", eq. 4.2).
+        (MacKay 1992, "Bayesian interpolation", eq. 4.2). Under an earlier posterior it
+        is that of the new rows given the old ones, so that tasks add up.
         """
-        h = hyperparameters or self.hyperparameters
+        h = self._asked(hyperparameters)
         scale = self._scale_of_curvature(h)
         logdet = self.structure.logdet(h.prior_precision, scale)
-        log_prior = priors.expand(h.prior_precision, self.layout).log().sum()
-        complexity = logdet - log_prior + self.scatter(h)
+        complexity = logdet - self._prior(h).logdet() + self.scatter(h)
         return self.log_likelihood(h) - complexity / 2
+
+    def _prior(self, h: Hyperparameters) -> priors.Prior:
+        if self.earlier is not None:
+            return self.earlier
+        delta = priors.expand(h.prior_precision, self.layout)
+        return priors.Independent(delta, h.prior_mean)
+
+    def _asked(self, h: Hyperparameters | None) -> Hyperparameters:
+        """Hyperparameters in question, if they may be asked for."""
+        if h is None or h is self.hyperparameters:
+            return self.hyperparameters
+        self._require_free()
+        return h
+
+    def _require_free(self) -> None:
+        if self.earlier is not None:
+            raise ValueError(
+                "The prior is the posterior of an earlier task, for which prior and "
+                "noise cannot be changed any more. Leave them out, or fit anew."
+            )
+
+    # --------------------------------------------------------------- the next task
+    def as_prior(self) -> EarlierPosterior:
+        """What the next task takes for its prior."""
+        h = self.hyperparameters
+        return EarlierPosterior(
+            self.mean, self.structure, self.layout, h.prior_precision, self.scale
+        )
+
+    def under(
+        self, earlier: EarlierPosterior, accumulator: Callable[[Layout], Accumulator]
+    ) -> "GaussianPosterior":
+        """The same rows around the same weights, under what an earlier task has left.
+
+        Parameters
+        ----------
+        earlier : EarlierPosterior
+            Over the same weights, with a structure of the same kind.
+        accumulator : callable
+            Makes the accumulator of that structure, from a layout.
+
+        Returns
+        -------
+        GaussianPosterior
+            With precision ``scale·H + scale₀·H₀ + diag δ₀``. Kronecker factors are
+            those of one fit on the rows of both, old ones with weight scale₀/scale.
+
+        References
+        ----------
+        Ritter, Botev, Barber (2018), "Online structured Laplace approximations for
+        overcoming catastrophic forgetting". Huszár (2018), "Note on the
+        quadratic penalties in elastic weight consolidation": one penalty for all
+        earlier tasks, around the last of them.
+        """
+        both, new = accumulator(self.layout), accumulator(self.layout)
+        earlier.structure.scaled(earlier.scale / self.scale).resume(both)
+        self.structure.resume(new)
+        both.merge(new)
+        h = replace(
+            self.hyperparameters,
+            prior_precision=earlier.prior_precision,
+            prior_mean=earlier.mean,
+        )
+        structure = both.decompose()
+        return replace(self, structure=structure, hyperparameters=h, earlier=earlier)
 
     def to(self, device: torch.device | str) -> "GaussianPosterior":
         """The same posterior with all tensors on a device."""

@@ -431,7 +431,8 @@ class PosteriorPredictor(BaseEstimator):
             )
             for name, value in given.items()
         }
-        return float(posterior.log_marginal_likelihood(replace(h, **tensors)))
+        asked_h = replace(h, **tensors) if tensors else None
+        return float(posterior.log_marginal_likelihood(asked_h))
 
     def _check_asked(self, posterior: GaussianPosterior, given: dict[str, Any]) -> None:
         """Refuse hyperparameters that the posterior does not have."""

@@ -77,6 +77,12 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         (not for ``kron``).
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.
+    prior : GaussianPosterior or None, default=None
+        ``posterior_`` of an estimator that was fitted to an earlier task, around a
+        network with the same weights: the prior is then that Gaussian, in place of
+        ``prior_precision``, ``prior_structure`` and ``prior_mean``, which stay at their
+        defaults, and nothing is tuned. Give ``sigma_noise`` a number. For ``full``,
+        ``kron`` and ``diag``.
     refine : bool or "auto", default="auto"
         Whether the last layer is refitted to its most probable weights under the
         prior; predictions then use it, the network keeps its own. ``"auto"``
@@ -177,6 +183,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         prior_precision: Any = "auto",
         prior_structure: str = "scalar",
         prior_mean: Any = 0.0,
+        prior: Any = None,
         refine: Any = "auto",
         temperature: float = 1.0,
         validation_fraction: float = 0.2,
@@ -199,6 +206,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         self.prior_precision = prior_precision
         self.prior_structure = prior_structure
         self.prior_mean = prior_mean
+        self.prior = prior
         self.refine = refine
         self.temperature = temperature
         self.validation_fraction = validation_fraction
@@ -219,6 +227,12 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
             raise ValueError(
                 f"sigma_noise has shape {np.shape(self.sigma_noise)}. Pass one number, "
                 "or one per column of y."
+            )
+        if self.prior is not None and isinstance(self._sigma_noise(), str):
+            raise ValueError(
+                f"sigma_noise={self.sigma_noise!r} cannot be chosen under the "
+                "posterior of an earlier task. Use a number, such as the "
+                "sigma_noise_ of the model that was fitted to it."
             )
         named = {name for name in self._tuners() if name != "auto"}
         if len(named) > 1:

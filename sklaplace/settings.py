@@ -4,7 +4,8 @@ All of it happens before any training; what depends on the network's layers is
 checked as soon as these are known, with the network still untrained.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNet
 
 from sklaplace.curvature import CURVATURES
-from sklaplace.layouts import Layout
+from sklaplace.layouts import BlockSpec, Layout
 from sklaplace.likelihoods import ClassLikelihood, Gaussian, NumberLikelihood
 from sklaplace.memory import require_bytes
 from sklaplace.options import (
@@ -26,6 +27,7 @@ from sklaplace.options import (
     check_seed,
     listed,
 )
+from sklaplace.posterior import GaussianPosterior
 from sklaplace.predictive import PREDICTIVES
 from sklaplace.priors import PRIOR_STRUCTURES
 from sklaplace.structures import STRUCTURES
@@ -56,9 +58,10 @@ def check_settings(model: Any) -> None:
     for name, registry in registries.items():
         check_option(name, getattr(model, name), registry)
     _check_likelihood(model)
-    _check_subset(model)
+    check_subset(model.subset_of_weights, model.subset_params)
     _check_params(model)
     _check_prior(model)
+    _check_earlier(model)
     check_positive("temperature", model.temperature)
     _check_refine(model)
     check_fraction(
@@ -138,21 +141,20 @@ def _members(kind: type) -> set[str]:
     return {name for name in found if not name.startswith("_")}
 
 
-def _check_subset(model: Any) -> None:
+def check_subset(subset: Any, params: Any, known: Mapping[str, Any] = SUBSETS) -> None:
     """A name of the registry, or a list of names that the network is to know."""
-    subset, params = model.subset_of_weights, model.subset_params
     if isinstance(subset, (list, tuple)):
         if not subset or not all(isinstance(name, str) for name in subset):
             raise ValueError(
                 f"subset_of_weights={subset!r} is not a list of names. Use names of "
                 "parameters or modules, as in module.named_parameters(), or one of "
-                f"{listed(SUBSETS)}."
+                f"{listed(known)}."
             )
         check_params("subset_params", params, {}, "a list of names")
         return
-    check_option("subset_of_weights", subset, SUBSETS)
+    check_option("subset_of_weights", subset, known)
     of = f"subset_of_weights={subset!r}"
-    check_params("subset_params", params, SUBSETS[subset].checks, of)
+    check_params("subset_params", params, known[subset].checks, of)
     given = params or {}
     if "by" in given:
         check_option("subset_params['by']", given["by"], SCORES)
@@ -180,14 +182,19 @@ def _check_params(model: Any) -> None:
         )
 
 
-def _check_prior(model: Any) -> None:
-    _, structure = STRUCTURES[model.hessian_structure]
-    if model.prior_structure not in structure.priors:
+def check_prior_structure(prior_structure: str, hessian_structure: str) -> None:
+    """Refuse a prior that the structure of the Hessian cannot bear."""
+    _, structure = STRUCTURES[hessian_structure]
+    if prior_structure not in structure.priors:
         raise ValueError(
-            f"prior_structure={model.prior_structure!r} cannot be used with "
-            f"hessian_structure={model.hessian_structure!r}. Choose one of "
+            f"prior_structure={prior_structure!r} cannot be used with "
+            f"hessian_structure={hessian_structure!r}. Choose one of "
             f"{listed(structure.priors)}, or another hessian_structure."
         )
+
+
+def _check_prior(model: Any) -> None:
+    check_prior_structure(model.prior_structure, model.hessian_structure)
     check_positive("prior_precision", model.prior_precision, TUNERS, scalar=False)
     try:
         mean = np.asarray(model.prior_mean, dtype=float)
@@ -198,6 +205,92 @@ def _check_prior(model: Any) -> None:
             f"prior_mean={model.prior_mean!r} is not finite. Use one number, or one "
             "per selected weight."
         )
+
+
+def _check_earlier(model: Any) -> None:
+    """Refuse what an earlier posterior cannot be, or cannot go with."""
+    earlier = model.prior
+    if earlier is None:
+        return
+    check_posterior("prior", earlier)
+    plain: dict[str, Any] = {
+        "prior_precision": "auto",
+        "prior_structure": "scalar",
+        "prior_mean": 0.0,
+    }
+    given = [k for k, v in plain.items() if not np.array_equal(getattr(model, k), v)]
+    if given:
+        raise ValueError(
+            f"{listed(given)} and prior are both given, but an earlier posterior says "
+            "all of a prior. Leave one of them out."
+        )
+    if not isinstance(model.refine, str) and model.refine:
+        raise ValueError(
+            "refine=True cannot be used with prior. Train the network with the "
+            "callback PriorTraining, or use refine='auto'."
+        )
+    _check_earlier_structure(model, earlier)
+    if model.subset_of_weights == "subnetwork" and (
+        "indices" not in (model.subset_params or {})
+    ):
+        raise ValueError(
+            "subset_of_weights='subnetwork' would choose other weights than those of "
+            "prior. Give them as subset_params={'indices': ...}."
+        )
+
+
+def check_posterior(name: str, value: Any) -> None:
+    """Refuse what is no posterior."""
+    if not isinstance(value, GaussianPosterior):
+        raise TypeError(
+            f"{name} is of type {type(value).__name__}. Pass the posterior_ of an "
+            "estimator that was fitted to an earlier task."
+        )
+
+
+def _check_earlier_structure(model: Any, earlier: GaussianPosterior) -> None:
+    """Refuse curvatures that cannot be added up."""
+    name, kind = model.hessian_structure, earlier.structure.kind
+    adding = [k for k, (_, structure) in STRUCTURES.items() if structure.adds_up]
+    if name not in adding:
+        raise ValueError(
+            f"hessian_structure={name!r} cannot be used with prior: truncated "
+            f"curvatures do not add up. Choose one of {listed(adding)}."
+        )
+    if kind != name:
+        raise ValueError(
+            f"hessian_structure={name!r}, but prior has {kind!r}. Use the same for "
+            "all tasks."
+        )
+
+
+def check_earlier_layout(
+    earlier: GaussianPosterior | None, layout: Layout, name: str = "prior"
+) -> None:
+    """Refuse an earlier posterior over other weights, with the first that differs."""
+    if earlier is None:
+        return
+    blocks = earlier.layout.blocks
+    for old, new in zip_longest(blocks, layout.blocks):
+        if old is None or new is None or not _are_same_weights(old, new):
+            raise ValueError(
+                f"{name} is over other weights: it has {_shown_block(old)} where the "
+                f"selected subset has {_shown_block(new)}. Use the posterior_ of a "
+                "network with the same layers, and the same subset_of_weights."
+            )
+
+
+def _are_same_weights(old: BlockSpec, new: BlockSpec) -> bool:
+    if old.indices is None or new.indices is None:
+        return old == new and old.indices is new.indices
+    return old == new and torch.equal(old.indices.cpu(), new.indices.cpu())
+
+
+def _shown_block(block: BlockSpec | None) -> str:
+    if block is None:
+        return "none"
+    part = "" if block.indices is None else f"{block.size} weights of "
+    return f"{part}{block.name!r} {block.shape}"
 
 
 def _check_refine(model: Any) -> None:

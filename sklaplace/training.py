@@ -301,6 +301,12 @@ class _Job:
     mean_weight: float = 1.0
 
 
+def batch_weights(net: Any) -> Tensor | None:
+    """Sample weights (b,) of the batch that a net is being trained on, if any."""
+    job = getattr(net, "_job", None)
+    return job.weights if isinstance(job, _Job) else None
+
+
 class _OnOwnRows:
     """Mixin before a skorch net: rows of a `_Job` for its X, weights in the loss.
 

@@ -222,6 +222,38 @@ def check_resumed(problem: Problem, name: str) -> None:
         assert_equal(seen.dense(), before, ROUNDING)
 
 
+def check_scaled(problem: Problem, name: str) -> None:
+    """A factor is a sample weight of all rows, also once they go on."""
+    factor = torch.tensor(2.5, dtype=torch.float64)
+    structure = problem.structure(name)
+    expected = factor * structure.dense()
+    scaled = structure.scaled(factor)
+    assert_equal(scaled.dense(), expected, ROUNDING)
+    assert type(scaled) is type(structure)
+    resumed = STRUCTURES[name][0](problem.layout)
+    scaled.resume(resumed)
+    assert_equal(resumed.decompose().dense(), expected, ROUNDING)
+    # what has been scaled goes on with further rows as weighted rows do
+    if structure.adds_up:
+        weights = torch.tensor([2.5, 2.5, 1.0, 1.0, 1.0, 1.0], dtype=torch.float64)
+        first, second = problem.batches(2, 4)
+        resumed = STRUCTURES[name][0](problem.layout)
+        problem.structure(name, [first]).scaled(factor).resume(resumed)
+        ggn = CURVATURES["ggn"]
+        accumulate(problem.forward, [second], problem.likelihood, ggn, resumed)
+        weighted = problem.structure(name, problem.batches(2, 4, weights=weights))
+        assert_equal(resumed.decompose().dense(), weighted.dense(), ROUNDING)
+
+
+def check_product(problem: Problem, name: str) -> None:
+    """``H v`` without ``H``, also of what has been scaled."""
+    structure = problem.structure(name)
+    v = torch.linspace(-1, 2, problem.layout.n_parameters, dtype=torch.float64)
+    assert_equal(structure.product(v), structure.dense() @ v)
+    scaled = structure.scaled(scale())
+    assert_equal(scaled.product(v), scale() * structure.dense() @ v)
+
+
 def check_weights(problem: Problem, name: str, prior: str) -> None:
     """Integer weights equal repeated rows; weight zero equals absence."""
     weights = torch.tensor([1.0, 2.0, 0.0, 3.0, 1.0, 2.0], dtype=torch.float64)

@@ -70,6 +70,7 @@ MODULES = [
     "regressor",
     "folds",
     "selection",
+    "callbacks",
     "plotting",
 ]
 

@@ -211,7 +211,7 @@ class TestAgainstGridSearch:
         for kind, plain in PLAIN.items():
             found = inspect.signature(kind).parameters
             wanted = inspect.signature(plain).parameters
-            left_out = {"prior_precision", "validation_fraction"}
+            left_out = {"prior", "prior_precision", "validation_fraction"}
             assert set(wanted) - set(found) == left_out
             added = {"prior_precisions", "cv", "scoring", "n_jobs"}
             assert set(found) - set(wanted) == added

@@ -119,6 +119,10 @@ class Structure(ABC):
     priors: ClassVar[frozenset[str]]
     is_spectral: ClassVar[bool] = True
     """Whether under a scalar prior the log-determinant is that of `eigenvalues`."""
+    kind: ClassVar[str]
+    """Name in the registry."""
+    adds_up: ClassVar[bool] = True
+    """Whether what two of them kept can go on as one, with nothing lost."""
 
     @property
     @abstractmethod
@@ -132,6 +136,14 @@ class Structure(ABC):
     @abstractmethod
     def resume(self, accumulator: Accumulator) -> None:
         """Put what this was made of into an accumulator that has seen nothing."""
+
+    @abstractmethod
+    def scaled(self, factor: Tensor) -> "Structure":
+        """The structure of ``factor·H``: of rows with that sample weight."""
+
+    @abstractmethod
+    def product(self, vector: Tensor) -> Tensor:
+        """``H v``, (P,), which is not written out."""
 
     @abstractmethod
     def logdet(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
@@ -234,6 +246,11 @@ class Diagonalised(Structure):
     @abstractmethod
     def squared_basis(self, values: Tensor) -> Tensor:
         """``Σⱼ Q²ᵢⱼ valuesⱼ``, (P,): the diagonal of ``Q diag(values) Qᵀ``."""
+
+    def product(self, vector: Tensor) -> Tensor:
+        """``Q diag(e) Qᵀ v``, (P,)."""
+        turned = self.eigenvalues * self.to_basis(vector.unsqueeze(0))
+        return self.unrotate(turned).squeeze(0)
 
     def rotate(self, jacobian: Jacobian) -> Jacobian:
         """All rows in the eigenbasis, in their dtype."""

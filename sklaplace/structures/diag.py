@@ -24,6 +24,7 @@ class Diag(Diagonalised):
     """
 
     diagonal: Tensor
+    kind = "diag"
     priors = frozenset({"scalar", "layerwise", "diag"})
 
     @property
@@ -50,6 +51,10 @@ class Diag(Diagonalised):
     def dense(self) -> Tensor:
         """``H`` written out, (P, P)."""
         return self.diagonal.diag()
+
+    def scaled(self, factor: Tensor) -> "Diag":
+        """The diagonal of ``factor·H``."""
+        return Diag(self.layout, factor * self.diagonal)
 
     def resume(self, accumulator: Accumulator) -> None:
         """The diagonal itself."""

@@ -52,6 +52,10 @@ class DualForm(Structure):
     def _cross(self, jacobian: Jacobian, prior_precision: Tensor) -> Tensor:
         """``J D⁻¹ Rᵀ``, (b, c, n), for rows in float64."""
 
+    def product(self, vector: Tensor) -> Tensor:
+        """``Rᵀ R v``, (P,)."""
+        return self._back(self._onto(vector.unsqueeze(0))).squeeze(0)
+
     @cached_property
     def _eigh(self) -> tuple[Tensor, Tensor]:
         return symmetric_eigh(self._gram)
@@ -206,6 +210,7 @@ class Dual(DualForm):
     """
 
     rows: Tensor
+    kind = "full"
     priors = frozenset({"scalar", "layerwise", "diag"})
 
     @cached_property
@@ -254,6 +259,10 @@ class Dual(DualForm):
         """``H`` written out, (P, P)."""
         dense: Tensor = self.rows.T @ self.rows
         return (dense + dense.T) / 2
+
+    def scaled(self, factor: Tensor) -> "Dual":
+        """The rows of the root of ``factor·H``."""
+        return Dual(self.layout, factor.sqrt() * self.rows)
 
     def resume(self, accumulator: Accumulator) -> None:
         """The rows."""

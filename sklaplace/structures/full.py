@@ -60,6 +60,7 @@ class Full(Diagonalised):
 
     hessian: Tensor
     is_semidefinite: bool = True
+    kind = "full"
     priors = frozenset({"scalar", "layerwise", "diag"})
 
     @cached_property
@@ -102,6 +103,14 @@ class Full(Diagonalised):
     def dense(self) -> Tensor:
         """``H`` itself, (P, P)."""
         return self.hessian
+
+    def scaled(self, factor: Tensor) -> "Full":
+        """``factor·H``."""
+        return Full(self.layout, factor * self.hessian, self.is_semidefinite)
+
+    def product(self, vector: Tensor) -> Tensor:
+        """``H v``, (P,)."""
+        return self.hessian @ vector
 
     def resume(self, accumulator: Accumulator) -> None:
         """The matrix."""

@@ -9,7 +9,7 @@ layer inputs beside output gradients: neither ``H`` nor a dense Jacobian is writ
 where all rows are points.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -40,6 +40,9 @@ class FunctionSpace(DualForm):
 
     points: tuple[Jacobian, ...]
     root: Tensor | None
+    kind = "gp"
+    # more points than are asked for are dropped
+    adds_up = False
     priors = frozenset({"scalar", "layerwise"})
 
     @cached_property
@@ -109,6 +112,11 @@ class FunctionSpace(DualForm):
         rows = torch.cat([point.dense().flatten(0, 1) for point in self.points])
         return self._rooted(rows.T).T
 
+    def scaled(self, factor: Tensor) -> "FunctionSpace":
+        """The points, their rows times the root of the factor."""
+        points = tuple(point.times(factor.sqrt()) for point in self.points)
+        return replace(self, points=points)
+
     def resume(self, accumulator: Accumulator) -> None:
         """The points."""
         for point in self.points:
@@ -126,6 +134,8 @@ class Compact(Dual):
     """
 
     points: FunctionSpace
+    kind = "gp"
+    adds_up = False
 
     @classmethod
     def of(cls, points: FunctionSpace, **more: Tensor) -> "Compact":
@@ -137,6 +147,11 @@ class Compact(Dual):
     def __getstate__(self) -> dict[str, Any]:
         """What can be made again stays behind."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def scaled(self, factor: Tensor) -> "Compact":
+        """Rows and points of ``factor·H``."""
+        points = self.points.scaled(factor)
+        return replace(self, rows=self.rows * factor.sqrt(), points=points)
 
     def resume(self, accumulator: Accumulator) -> None:
         """The points."""

@@ -144,6 +144,7 @@ class Kron(Diagonalised):
 
     factors: tuple[tuple[Factor, Factor], ...]
     n_positions: tuple[Tensor, ...]
+    kind = "kron"
     priors = frozenset({"scalar", "layerwise"})
 
     @property
@@ -181,6 +182,13 @@ class Kron(Diagonalised):
             turned = getattr(b, method)(getattr(a, method)(matrix).mT).mT
             pieces.append(turned.flatten(-2))
         return torch.cat(pieces, -1)
+
+    def scaled(self, factor: Tensor) -> "Kron":
+        """The factors of rows with that sample weight: means of inputs stay."""
+        outputs, inputs = zip(*self.factors, strict=True)
+        more = once(lambda b: Factor(factor * b.total()), [(b,) for b in outputs])
+        counts = tuple(factor * n for n in self.n_positions)
+        return Kron(self.layout, tuple(zip(more, inputs, strict=True)), counts)
 
     def resume(self, accumulator: Accumulator) -> None:
         """The factors, as sums; both sides of a layer may share one."""

@@ -41,10 +41,17 @@ class LowRank(Dual):
     """
 
     sketch: Tensor
+    kind = "lowrank"
+    # of two truncations each has dropped what the other may need
+    adds_up = False
 
     def __getstate__(self) -> dict[str, Any]:
         """What can be made again stays behind."""
         return {**super().__getstate__(), "sketch": self.sketch}
+
+    def scaled(self, factor: Tensor) -> "LowRank":
+        """Rows and sketch of ``factor·H``."""
+        return LowRank(self.layout, factor.sqrt() * self.rows, factor * self.sketch)
 
     def resume(self, accumulator: Accumulator) -> None:
         """The sketch."""

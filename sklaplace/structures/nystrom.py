@@ -45,12 +45,23 @@ POOL = 4
 class Nystrom(FunctionSpace):
     """The curvature of all rows in the span of the points."""
 
+    kind = "nystrom"
+    # each keeps points of its own
+    adds_up = True
     priors = frozenset({"scalar"})
 
     def resume(self, accumulator: Accumulator) -> None:
         """What was found; new rows are approximated with points of their own."""
         assert isinstance(accumulator, NystromAccumulator)
         accumulator.known.append(self)
+
+
+@dataclass(frozen=True)
+class CompactNystrom(Compact):
+    """The same where there are more rows than parameters."""
+
+    kind = "nystrom"
+    adds_up = True
 
 
 class Bounded(DualForm):
@@ -63,6 +74,7 @@ class Bounded(DualForm):
     """
 
     rest: Tensor
+    kind = "variational"
     is_spectral = False
 
     def logdet(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
@@ -82,12 +94,22 @@ class Variational(Bounded, Nystrom):
 
     rest: Tensor
 
+    def scaled(self, factor: Tensor) -> "Variational":
+        """Points and rest of ``factor·H``."""
+        found, rest = super().scaled(factor), factor * self.rest
+        return Variational(self.layout, found.points, found.root, rest)
+
 
 @dataclass(frozen=True)
-class CompactVariational(Bounded, Compact):
+class CompactVariational(Bounded, CompactNystrom):
     """The same where there are more rows than parameters."""
 
     rest: Tensor
+
+    def scaled(self, factor: Tensor) -> "CompactVariational":
+        """Rows, points and rest of ``factor·H``."""
+        found, rest = super().scaled(factor), factor * self.rest
+        return CompactVariational(self.layout, found.rows, found.points, rest)
 
 
 class NystromAccumulator(PointsAccumulator):
@@ -148,7 +170,7 @@ class NystromAccumulator(PointsAccumulator):
     def decompose(self) -> Structure:
         """The sum of the approximations."""
         found = self._sum(self._parts())
-        return Compact.of(found) if found.is_wide else found
+        return CompactNystrom.of(found) if found.is_wide else found
 
     def _sum(self, parts: list[Nystrom]) -> Nystrom:
         """One approximation from several, whose points stay apart."""

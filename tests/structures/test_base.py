@@ -71,6 +71,14 @@ def test_resume(case, subset, name):
     contracts.check_resumed(problem(case, subset=subset), name)
 
 
+@every_structure
+@every_subset
+@pytest.mark.parametrize("case", ["inplace", "cnn", "called_twice", "norms"])
+def test_scaled_and_product(case, subset, name):
+    contracts.check_scaled(problem(case, subset=subset), name)
+    contracts.check_product(problem(case, subset=subset), name)
+
+
 @every_prior
 @every_likelihood
 @pytest.mark.parametrize("case", ["mlp", "cnn", "called_twice", "norms"])
