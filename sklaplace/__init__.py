@@ -8,9 +8,9 @@ them, from the ground up:
 * from a network to its curvature: ``layouts``, ``forward``, ``jacobians``,
   ``subsets``, ``structures``, ``curvature``, ``subnetworks``
 * inference: ``posterior``, ``predictive``, ``heads``, ``tuning``
-* the estimators: ``networks``, ``holdout``, ``training``, ``data``, ``settings``,
-  ``inspection``, ``prediction``, ``fitting``, ``base``, ``classifier``,
-  ``regressor``, ``selection``
+* the estimators: ``networks``, ``holdout``, ``training``, ``data``, ``labelling``,
+  ``settings``, ``inspection``, ``prediction``, ``fitting``, ``base``,
+  ``classifier``, ``regressor``, ``selection``
 * pictures: ``plotting``
 
 A module imports only from modules above it in this list.

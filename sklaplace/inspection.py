@@ -16,7 +16,12 @@ from torch import Tensor, nn
 from sklaplace.forward import Forward, first_tensor
 from sklaplace.jacobians import Jacobian, backpropagate
 from sklaplace.layouts import Layout
-from sklaplace.likelihoods import CRITERIA, Bernoulli, Likelihood
+from sklaplace.likelihoods import (
+    CRITERIA,
+    Bernoulli,
+    Likelihood,
+    MultilabelBernoulli,
+)
 from sklaplace.memory import batch_rows
 from sklaplace.subsets import common_gradient, select
 
@@ -28,7 +33,7 @@ _PLAIN = {
 }
 _TENSORS = {"weight", "pos_weight"}
 # likelihoods whose gradients the tests have seen to
-_OWN = {type(likelihood) for likelihood, _ in CRITERIA.values()}
+_OWN = {type(likelihood) for likelihood, _ in CRITERIA.values()} | {MultilabelBernoulli}
 # Copies that are alive at once, of a layer's inputs: as they are and rotated; of its
 # gradients: kept and passed on; of a head's outputs: about as many as the means,
 # variances and probabilities in float64 that a link makes of them.
@@ -109,6 +114,7 @@ def inspect(
     is_trained: bool,
     options: Mapping[str, Any] | None = None,
     likelihood: Likelihood | None = None,
+    adapted: Callable[[Likelihood], Likelihood] = lambda known: known,
 ) -> Inspected:
     """Find out how the outputs of a net are to be read and differentiated.
 
@@ -131,6 +137,8 @@ def inspect(
     likelihood : Likelihood, optional
         In place of the one that the criterion stands for; the module then returns what
         it takes.
+    adapted : callable, optional
+        Makes of a likelihood the one for the targets at hand.
 
     Returns
     -------
@@ -142,18 +150,19 @@ def inspect(
         If criterion, outputs or layers do not fit.
     """
     if likelihood is None:
-        likelihood, convention = _likelihood(net, allowed)
+        likelihood, convention = _likelihood(net, allowed, adapted)
     else:
-        convention = ""
+        likelihood, convention = adapted(likelihood), ""
     bare = view(net)
     with bare.frozen():
         raw, sizes = _watched(net, x)
         _check_finite(raw, is_trained)
-        _check_outputs(net, raw, convention)
         _check_width(raw, likelihood, n_targets)
+        sums_to_one = likelihood.is_shift_invariant and _has_columns(raw)
+        _check_outputs(net, raw, convention, sums_to_one)
         if type(likelihood) not in _OWN:
             _check_gradient(likelihood, raw)
-        output_map, tap = _reading(net, x, raw, convention)
+        output_map, tap = _reading(net, x, convention, sums_to_one)
         forward = bare.reading(output_map, tap)
         layout = select(forward, x, subset, options or {})
         f, jacobian = backpropagate(forward, x, layout)
@@ -163,7 +172,6 @@ def inspect(
         head_map = None
     elif subset == "last_layer" and head_map is None:
         head_map = common_gradient(layout, jacobian)
-    several = raw.ndim == 2 and raw.shape[1] > 1
     return Inspected(
         likelihood=likelihood,
         layout=layout,
@@ -172,7 +180,9 @@ def inspect(
         n_outputs=f.shape[1],
         head_map=head_map,
         row_bytes=row_bytes,
-        has_two_softmaxes=convention == "logits" and several and _is_distribution(raw),
+        has_two_softmaxes=convention == "logits"
+        and sums_to_one
+        and _is_distribution(raw, sums_to_one),
     )
 
 
@@ -189,7 +199,11 @@ def warn_if_double_softmax(net: Any, inspected: Inspected) -> None:
         )
 
 
-def _likelihood(net: Any, allowed: tuple[type, ...]) -> tuple[Likelihood, str]:
+def _likelihood(
+    net: Any,
+    allowed: tuple[type, ...],
+    adapted: Callable[[Likelihood], Likelihood],
+) -> tuple[Likelihood, str]:
     """Likelihood and output convention that belong to the net's criterion."""
     criterion = net.criterion_
     name = type(criterion).__name__
@@ -208,6 +222,7 @@ def _likelihood(net: Any, allowed: tuple[type, ...]) -> tuple[Likelihood, str]:
             "criterion__reduction='none' gives no loss to train on. Use 'mean', the "
             "default."
         )
+    likelihood = adapted(likelihood)
     for option, plain in _PLAIN.items():
         value = getattr(criterion, option, plain)
         is_plain = value is plain or (option not in _TENSORS and value == plain)
@@ -285,9 +300,9 @@ def _check_finite(raw: Tensor, is_trained: bool) -> None:
     )
 
 
-def _check_outputs(net: Any, raw: Tensor, convention: str) -> None:
+def _check_outputs(net: Any, raw: Tensor, convention: str, sums_to_one: bool) -> None:
     """Refuse outputs that contradict the criterion."""
-    if convention == "probabilities" and not _is_distribution(raw):
+    if convention == "probabilities" and not _is_distribution(raw, sums_to_one):
         raise ValueError(
             f"criterion={type(net.criterion_).__name__} needs a module that returns "
             "probabilities (skorch takes their logarithm itself), but this one "
@@ -297,16 +312,22 @@ def _check_outputs(net: Any, raw: Tensor, convention: str) -> None:
         )
 
 
-def _is_distribution(raw: Tensor) -> bool:
-    """Whether outputs lie in [0, 1] and, where there are several, sum to one."""
+def _has_columns(raw: Tensor) -> bool:
+    return raw.ndim > 1 and raw.shape[1] > 1
+
+
+def _is_distribution(raw: Tensor, sums_to_one: bool) -> bool:
+    """Whether outputs lie in [0, 1] and, where they are of one label, sum to one."""
     inside = bool(((raw >= 0) & (raw <= 1)).all())
-    if raw.ndim == 1 or raw.shape[1] == 1:
+    if not sums_to_one:
         return inside
     total = raw.sum(1)
     return inside and bool(torch.allclose(total, torch.ones_like(total), atol=1e-4))
 
 
-def _reading(net: Any, x: Any, raw: Tensor, convention: str) -> tuple[str, str | None]:
+def _reading(
+    net: Any, x: Any, convention: str, sums_to_one: bool
+) -> tuple[str, str | None]:
     """Output map and tap: how logits are read from what the module returns.
 
     A submodule is tapped if its outputs are the logits of the probabilities for
@@ -315,7 +336,7 @@ def _reading(net: Any, x: Any, raw: Tensor, convention: str) -> tuple[str, str |
     """
     if convention != "probabilities":
         return "identity", None
-    binary = raw.ndim == 1 or raw.shape[1] == 1
+    binary = not sums_to_one
     batches = [x]
     if isinstance(x, Tensor) and x.is_floating_point():
         batches += [0.1 * x, 0 * x]
@@ -391,7 +412,7 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     if found == needed:
         return
     noun = likelihood.noun
-    plural = {"column": "columns", "class": "classes"}
+    plural = {"column": "columns", "class": "classes", "label": "labels"}
     advice = f"Set the size of its last layer to {needed}."
     if isinstance(likelihood, Bernoulli) and n_targets > 2:
         advice = (

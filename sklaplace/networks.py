@@ -286,14 +286,46 @@ def default_classifier(
     section 4.
     """
     X, y, weight = _used_rows(X, y, sample_weight)
+    return _penalised(X, np.eye(n_classes)[y], weight, nn.CrossEntropyLoss)
+
+
+def default_multilabel(
+    X: Array, Y: Array, sample_weight: Array | None
+) -> PenalisedClassifier:
+    """Unfitted default network for labels that are zero or one, several per row.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n_samples, n_features)
+        Training inputs, float64; they fix the standardisation and the penalty.
+    Y : ndarray of shape (n_samples, n_labels)
+        Zeros and ones.
+    sample_weight : ndarray of shape (n_samples,) or None
+        Weights, not negative. A weight counts repetitions of its row.
+
+    Returns
+    -------
+    PenalisedClassifier
+        As that of `default_classifier`, with `torch.nn.BCEWithLogitsLoss`.
+    """
+    X, Y, weight = _used_rows(X, Y, sample_weight)
+    # the criterion is a mean over labels, too
+    share = 1 / Y.shape[1]
+    return _penalised(X, Y.astype(np.float64), weight, nn.BCEWithLogitsLoss, share)
+
+
+def _penalised(
+    X: Array, Y: Array, weight: Array, criterion: type[nn.Module], share: float = 1.0
+) -> PenalisedClassifier:
+    """The network for zeros and ones Y; ``share`` is that of one row in a loss."""
     constants = _constants(X, weight)
-    noise = _noise_share(X, np.eye(n_classes)[y], weight, constants)
-    penalty = CLASSIFICATION_STRENGTH * noise / (2 * weight.sum())
+    noise = _noise_share(X, Y, weight, constants)
+    penalty = share * CLASSIFICATION_STRENGTH * noise / (2 * weight.sum())
     return PenalisedClassifier(
         TabularNetwork,
-        criterion=nn.CrossEntropyLoss,
+        criterion=criterion,
         penalty=penalty,
-        module__n_outputs=n_classes,
+        module__n_outputs=Y.shape[1],
         **constants,
         **_training(),
     )

@@ -7,6 +7,7 @@ network's own head and with the head that is most probable under each of them.
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from sklaplace import priors
 from sklaplace.evidence import marglik
+from sklaplace.likelihoods import ClassLikelihood
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.predictive import linearised_mean
 from sklaplace.tasks import SMALLEST, Rows, Task, clamped, require_head
@@ -288,8 +290,8 @@ class _Scorer:
             self._spreads.append(h.temperature * u)
             return
         log_proba = self.task.log_proba(mean, u / self.task.posterior.scale)
-        labels = rows.targets.reshape(-1, 1).long()
-        self._losses.append(-log_proba.gather(1, labels).squeeze(1))
+        likelihood = cast(ClassLikelihood, self.task.posterior.likelihood)
+        self._losses.append(likelihood.log_loss(log_proba, rows.targets))
 
     def candidate(self, posterior: GaussianPosterior) -> _Candidate:
         """The posterior at this point of the path, with its score."""

@@ -15,7 +15,12 @@ from sklaplace.forward import Forward
 from sklaplace.heads import HeadRows, LinearHead
 from sklaplace.jacobians import backpropagate
 from sklaplace.layouts import Layout
-from sklaplace.likelihoods import HeteroscedasticGaussian, Likelihood, Poisson
+from sklaplace.likelihoods import (
+    HeteroscedasticGaussian,
+    Likelihood,
+    MultilabelBernoulli,
+    Poisson,
+)
 from sklaplace.posterior import GaussianPosterior, Hyperparameters
 from sklaplace.priors import PRIOR_STRUCTURES
 from sklaplace.structures import STRUCTURES
@@ -28,6 +33,7 @@ N_ROWS = 60
 WIDTHS = {
     "Categorical": 3,
     "Bernoulli": 1,
+    "MultilabelBernoulli": 2,
     "Gaussian": 2,
     "Poisson": 2,
     "HeteroscedasticGaussian": 2,
@@ -50,10 +56,10 @@ class Fitted:
 
 def sampled_targets(likelihood: Likelihood, f: Tensor, seed: int) -> Tensor:
     """Targets that depend on the outputs, with noise."""
-    if likelihood.noun == "column":
+    if likelihood.noun != "class":
         u = torch.rand(*f.shape, dtype=DOUBLE, generator=generator(seed))
         u = u[:, : likelihood.n_draws(f.shape[1])]
-    if isinstance(likelihood, HeteroscedasticGaussian | Poisson):
+    if isinstance(likelihood, HeteroscedasticGaussian | Poisson | MultilabelBernoulli):
         return likelihood.draw(0.7 * f, u)
     if likelihood.has_noise:
         return 0.7 * f + 0.5 * normal(*f.shape, seed=seed)
@@ -147,7 +153,7 @@ def held_out(fitted: Fitted, n: int = 30, weights: Tensor | None = None) -> Held
 def task(fitted: Fitted, **options: Any) -> Task:
     """All free, the head at hand, no held-out rows; unless said otherwise."""
     has_noise = fitted.likelihood.has_noise
-    has_labels = fitted.likelihood.noun == "class"
+    has_labels = fitted.likelihood.noun != "column"
     made = Task(
         posterior=fitted.posterior,
         head=fitted.head,

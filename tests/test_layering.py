@@ -59,6 +59,7 @@ MODULES = [
     "holdout",
     "training",
     "data",
+    "labelling",
     "settings",
     "inspection",
     "prediction",

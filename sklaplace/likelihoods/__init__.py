@@ -9,7 +9,12 @@ from sklaplace.likelihoods.base import (
     NumberLikelihood,
     weighed,
 )
-from sklaplace.likelihoods.labels import Bernoulli, Categorical, Labels
+from sklaplace.likelihoods.labels import (
+    Bernoulli,
+    Categorical,
+    Labels,
+    MultilabelBernoulli,
+)
 from sklaplace.likelihoods.numbers import (
     Gaussian,
     HeteroscedasticGaussian,
@@ -40,6 +45,7 @@ __all__ = [
     "HeteroscedasticNLLLoss",
     "Labels",
     "Likelihood",
+    "MultilabelBernoulli",
     "NumberLikelihood",
     "Numbers",
     "Poisson",

@@ -45,6 +45,13 @@ class Likelihood(Protocol):
     def row_scale(self, y: Tensor) -> Tensor | None:
         """What the loss of a row is multiplied by, (b,), float64; None: one."""
 
+    def label_weights(self, y: Tensor) -> Tensor | None:
+        """What the loss of each output is multiplied by, (b, c), float64; None: one.
+
+        ``loss`` and ``gradient`` have it, which know the targets; ``hessian``, which
+        does not, is to be multiplied.
+        """
+
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
         """Loss per row, (b,), in nats once multiplied by ``scale``."""
 
@@ -83,16 +90,25 @@ class Likelihood(Protocol):
 
 
 class ClassLikelihood(Likelihood, Protocol):
-    """A likelihood whose targets are classes."""
+    """A likelihood whose targets are classes: r labels per row, often one."""
+
+    columns: ClassVar[str]
+    """What columns of targets are, a key of ``LABELLINGS``; empty: one label only."""
+
+    def of_labels(self) -> "ClassLikelihood":
+        """The same for a matrix of labels that are zero or one."""
 
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        """Gaussian over one logit per class from one over the outputs.
+        """Gaussian over one logit per class, (b·r, K), from one over the outputs.
 
         ``cov`` is (b, c, c), or (b, c) for variances alone.
         """
 
     def probabilities(self, f: Tensor) -> Tensor:
-        """Class probabilities (..., K) of outputs (..., c)."""
+        """Class probabilities (..., K) of outputs (..., c); (..., r, K) of labels."""
+
+    def log_loss(self, log_proba: Tensor, y: Tensor) -> Tensor:
+        """Loss per row, (b,), under log-probabilities (b·r, K) of the classes."""
 
 
 class NumberLikelihood(Likelihood, Protocol):
@@ -156,6 +172,10 @@ class Curved:
 
     def row_scale(self, y: Tensor) -> Tensor | None:
         """What the loss of a row is multiplied by, (b,), float64; None: one."""
+        return None
+
+    def label_weights(self, y: Tensor) -> Tensor | None:
+        """What the loss of each output is multiplied by, (b, c), float64; None: one."""
         return None
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
