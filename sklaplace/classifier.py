@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
+from sklearn.metrics import accuracy_score
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import (
     check_array,
@@ -131,7 +132,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
     posterior_ : GaussianPosterior
         Gaussian over the selected weights.
     classes_ : ndarray of shape (K,)
-        Class labels.
+        Class labels; for a matrix of labels the numbers of its columns.
     n_features_in_ : int
         Number of features (of the second axis), for array input.
     feature_names_in_ : ndarray of str
@@ -274,7 +275,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
     @property
     def _stratify(self) -> bool:
-        return self._labelling.has_names
+        return self._labelling.is_single
 
     def _n_options(self) -> int:
         """Classes K among which a label is one."""
@@ -317,7 +318,9 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
                 f"{name} has labels that y in fit does not: {unknown[:5].tolist()}. "
                 "Use rows of the classes that the network knows."
             )
-        codes = np.full(labels.shape, -1)
+        # what the criterion knows it by, where a row has others beside it
+        index = _ignore_index(self._net())
+        codes = np.full(labels.shape, -1 if index is None else min(index, -1))
         codes[~ignored] = self._labelling.codes(labels[~ignored], self.classes_)
         if reset:
             self._class_weights = self._weights_of_classes(codes[~ignored])
@@ -336,11 +339,11 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         """``class_weight`` as an array (K,); classes without rows weigh one."""
         if self.class_weight is None:
             return None
-        if not self._labelling.has_names:
+        if not self._labelling.is_single:
             raise ValueError(
                 f"class_weight={self.class_weight!r} weighs rows by their one label, "
-                "and y has several. Use criterion__pos_weight, one number per label, "
-                "or sample_weight."
+                "and y has several. Use criterion__pos_weight (criterion__weight for "
+                "maps), or sample_weight."
             )
         weights = np.ones(len(self.classes_))
         if isinstance(self.class_weight, Mapping):  # also of classes yet to come
@@ -360,10 +363,13 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
     def _own_weights(self, y: np.ndarray) -> np.ndarray | None:
         codes = y.astype(np.int64)
-        weights = None if self._class_weights is None else self._class_weights[codes]
-        if (codes >= 0).all():
+        weights: np.ndarray | None = None
+        if self._class_weights is not None:
+            weights = np.asarray(self._class_weights[codes])
+        known: np.ndarray = (codes >= 0).reshape(len(codes), -1).max(1)
+        if known.all():
             return weights
-        kept = (codes >= 0).astype(np.float64)
+        kept = known.astype(np.float64)
         return kept if weights is None else weights * kept
 
     def _classes_of(self, y: np.ndarray) -> np.ndarray:
@@ -507,7 +513,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
         Returns
         -------
-        ndarray of shape (n, K) or (n, n_labels)
+        ndarray of shape (n, K), (n, n_labels) or (n, K, *positions)
             Rows sum to one; columns in the order of ``classes_``. For a matrix of
             labels: that each of them is one.
         """
@@ -528,9 +534,12 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
     def _log_proba_of(self, X: Any, y: Any) -> np.ndarray:
         """Log-probability of the labels of each row, (n,); finite."""
         labels = self._labels(y)
-        codes = self._labelling.codes(labels, self.classes_).reshape(-1)
-        proba = self._class_probabilities(X)[np.arange(len(codes)), codes]
-        found = np.log(np.maximum(proba, np.finfo(np.float64).tiny))
+        known = ~self._is_ignored(labels)
+        codes = self._labelling.codes(labels[known], self.classes_)
+        proba = self._class_probabilities(X)[known.ravel()]
+        chosen = proba[np.arange(len(codes)), codes.ravel()]
+        found = np.zeros(labels.shape)
+        found[known] = np.log(np.maximum(chosen, np.finfo(np.float64).tiny))
         total: np.ndarray = found.reshape(len(labels), -1).sum(1)
         return total
 
@@ -567,7 +576,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
         Returns
         -------
-        ndarray of shape (n, K) or (n, n_labels)
+        ndarray of shape (n, K), (n, n_labels) or (n, K, *positions)
             In nats; ``-inf`` where a probability is zero.
         """
         with np.errstate(divide="ignore"):
@@ -585,12 +594,41 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
         Returns
         -------
-        ndarray of shape (n,) or (n, n_labels)
+        ndarray of shape (n,), (n, n_labels) or (n, *positions)
             Labels; of a matrix of labels zeros and ones.
         """
         proba = self.predict_proba(X)
         threshold = getattr(self.estimator_, "threshold", None)
         return self._labelling.decided(proba, self.classes_, threshold)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy of `predict`.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
+            Rows to predict.
+        y : array-like of shape (n,), (n, n_labels) or (n, *positions)
+            Their labels.
+        sample_weight : array-like of shape (n,), optional
+            Weights of the rows.
+
+        Returns
+        -------
+        float
+            Share of the rows whose labels are all right; for maps, share of the
+            positions, without those that the criterion ignores.
+        """
+        predicted = self.predict(X)
+        if predicted.ndim > 1 and self._labelling.has_names:
+            labels = self._labels(y)
+            known = ~self._is_ignored(labels)
+            shares = None
+            if sample_weight is not None:
+                rows = np.asarray(sample_weight).reshape(-1, *[1] * (labels.ndim - 1))
+                shares = np.broadcast_to(rows, labels.shape)[known]
+            return float(np.average((predicted == labels)[known], weights=shares))
+        return float(accuracy_score(y, predicted, sample_weight=sample_weight))
 
     def predict_dirichlet(self, X: Any) -> np.ndarray:
         """Dirichlet distribution over class probabilities, by the Laplace Bridge.
@@ -607,7 +645,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
         Returns
         -------
-        ndarray of shape (n, K) or (n, n_labels, 2)
+        ndarray of shape (n, K), (n, n_labels, 2) or (n, K, *positions)
             Concentrations; positive. Of a matrix of labels each has two: a Beta
             distribution.
 
@@ -643,7 +681,9 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
         Returns
         -------
-        ndarray of shape (n, K, n_samples) or (n, n_labels, n_samples)
+        ndarray of shape (n, K, n_samples)
+            (n, n_labels, n_samples) for a matrix of labels, and (n, K, *positions,
+            n_samples) for maps.
 
         Notes
         -----
@@ -680,7 +720,8 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         -------
         mean : ndarray of shape (n, K)
         variance : ndarray of shape (n, K) or (n, K, K)
-            For a matrix of labels: of one logit per label.
+            For a matrix of labels: of one logit per label. For maps positions are the
+            last axes.
         """
 
         def moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from sklaplace.draws import keys_of, uniforms
 from sklaplace.forward import Forward
 from sklaplace.hessians import Factored, OutputHessian
 from sklaplace.jacobians import backpropagate_in_parts, exact_hessian
-from sklaplace.likelihoods import DataFit, Likelihood, weighed
+from sklaplace.likelihoods import DataFit, Likelihood, output_weights, weighed
 from sklaplace.linalg import all_finite
 from sklaplace.options import Check, check_count
 from sklaplace.structures import Accumulator
@@ -67,13 +67,14 @@ def ggn_mc(
 
 def _weigh_labels(root: Tensor, likelihood: Likelihood, y: Tensor) -> Tensor:
     """``S`` of outputs whose losses have weights of their own."""
-    weights = likelihood.label_weights(y)
+    weights = output_weights(likelihood, y, root.shape[1])
     return root if weights is None else root * weights.sqrt().to(root).unsqueeze(-1)
 
 
 def ggn_hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> OutputHessian:
     """``S Sᵀ`` of `ggn`, not written out."""
-    return likelihood.hessian(f).scaled(likelihood.label_weights(y))
+    weights = output_weights(likelihood, y, f.shape[1])
+    return likelihood.hessian(f).scaled(weights)
 
 
 @dataclass(frozen=True)
@@ -256,11 +257,10 @@ class _Batch:
 
     def n_targets(self, f: Tensor) -> Tensor:
         """Sum of the weights of observed values, (), float64."""
-        n = self.likelihood.n_targets(f.shape[1])
         weights = self.likelihood.label_weights(self.targets)
         if weights is None:
-            return self.row_weights(f).sum() * n
-        total: Tensor = self.row_weights(f) @ weights.mean(1) * n
+            return self.row_weights(f).sum() * self.likelihood.n_targets(f.shape[1])
+        total: Tensor = self.row_weights(f) @ weights.sum(1)
         return total
 
     def loss(self, f: Tensor) -> Tensor:

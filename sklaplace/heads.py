@@ -23,7 +23,7 @@ from sklaplace.hessians import OutputHessian
 from sklaplace.inputs import second_moment
 from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import Layout
-from sklaplace.likelihoods import DataFit, Likelihood
+from sklaplace.likelihoods import DataFit, Likelihood, output_weights
 from sklaplace.memory import batch_rows
 from sklaplace.newton import ROUNDING, minimum
 from sklaplace.posterior import GaussianPosterior
@@ -228,7 +228,7 @@ class LinearHead:
         """``v -> (H + diag ρ) v`` at outputs ``f``."""
         rows, ridge = self._rows_in(dtype), rho.to(dtype)
         curvature = self.likelihood.hessian_operator(f.to(dtype))
-        weights = self.likelihood.label_weights(self.targets)
+        weights = output_weights(self.likelihood, self.targets, f.shape[1])
         roots = None if weights is None else weights.sqrt().to(dtype)
 
         def bent(u: Tensor) -> Tensor:

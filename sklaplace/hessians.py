@@ -214,6 +214,83 @@ class Diagonal(OutputHessian):
 
 
 @dataclass(frozen=True)
+class BlockDiagonal(OutputHessian):
+    """Blocks on the diagonal: outputs in groups with losses of their own.
+
+    Attributes
+    ----------
+    blocks : OutputHessian
+        One matrix for each group of each row, row by row.
+    n_blocks : int
+        Number r of groups.
+    """
+
+    blocks: OutputHessian
+    n_blocks: int
+
+    def __post_init__(self) -> None:
+        inner, r = self.blocks, self.n_blocks
+        _set_sizes(self, inner.n_rows // r, r * inner.n_outputs, r * inner.n_columns)
+
+    def weighted(self, weights: Tensor | None) -> "BlockDiagonal":
+        """The same with each row times its weight (b,)."""
+        if weights is None:
+            return self
+        of_blocks = weights.repeat_interleave(self.n_blocks)
+        return replace(self, blocks=self.blocks.weighted(of_blocks))
+
+    def scaled(self, weights: Tensor | None) -> "BlockDiagonal":
+        """``√D Λ √D``, ``D`` the weights (b, c) of the outputs."""
+        if weights is None:
+            return self
+        of_blocks = weights.reshape(-1, self.blocks.n_outputs)
+        return replace(self, blocks=self.blocks.scaled(of_blocks))
+
+    def double(self) -> "BlockDiagonal":
+        """The same in float64."""
+        return replace(self, blocks=self.blocks.double())
+
+    @cached_property
+    def _roots(self) -> Tensor:
+        """Roots of the blocks, (b, r, K, j)."""
+        roots = self.blocks.factor()
+        return roots.reshape(self.n_rows, self.n_blocks, *roots.shape[1:])
+
+    def factor(self) -> Tensor:
+        """The roots on the diagonal, (b, r·K, r·j)."""
+        roots = self._roots
+        b, r, n, j = roots.shape
+        places = torch.arange(r, device=roots.device)
+        factor = roots.new_zeros(b, r, n, r, j)
+        factor[:, places, :, places] = roots.movedim(1, 0)
+        return factor.reshape(b, r * n, r * j)
+
+    def total(self) -> Tensor:
+        """Sum over rows, (c, c), float64."""
+        roots = self._roots.double()
+        total: Tensor = torch.block_diag(*torch.einsum("brkj,brlj->rkl", roots, roots))
+        return total
+
+    def moment(self, m: Map) -> Tensor:
+        """``Σ MᵀΛM`` over rows, (o, o), float64."""
+        total = self.total()
+        return total if m is None else m.double().T @ total @ m.double()
+
+    def diagonals(self, m: Map) -> Tensor:
+        """Diagonal of ``MᵀΛM`` for each row, (b, o)."""
+        if m is None:
+            return self.blocks.diagonals(None).reshape(self.n_rows, -1)
+        return (self.rows(m) ** 2).sum(1)
+
+    def rows(self, m: Map) -> Tensor:
+        """``SᵀM``, (b, k, o)."""
+        if m is None:
+            return self.factor().mT
+        groups = m.unflatten(0, (self.n_blocks, -1))  # (r, K, o)
+        return torch.einsum("brkj,rko->brjo", self._roots, groups).flatten(1, 2)
+
+
+@dataclass(frozen=True)
 class Softmax(OutputHessian):
     """``w (diag p - p pᵀ)`` of class probabilities.
 

@@ -5,9 +5,11 @@ and probabilities (n·r, K) alone; how targets become the one and the other beco
 answers is said here, once for each kind of targets:
 
 * ``OneLabel``: one label of any type per row, (n,);
-* ``LabelMatrix``: L labels that are zero or one, (n, L).
+* ``LabelMatrix``: L labels that are zero or one, (n, L);
+* ``LabelMap``: one label at every position, (n, *positions).
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -28,7 +30,9 @@ class Labelling(ABC):
     """One kind of targets."""
 
     has_names: ClassVar[bool]
-    """Whether classes are whatever the targets name, and may have weights."""
+    """Whether classes are whatever the targets name."""
+    is_single: ClassVar[bool] = False
+    """Whether a row has one label, by which rows are weighed and sorted."""
 
     @abstractmethod
     def labels(self, y: Any, name: str) -> np.ndarray:
@@ -80,6 +84,7 @@ class OneLabel(Labelling):
     """One label of any type per row."""
 
     has_names = True
+    is_single = True
 
     def labels(self, y: Any, name: str) -> np.ndarray:
         """Labels, (n,)."""
@@ -210,9 +215,71 @@ class LabelMatrix(Labelling):
         return default_multilabel(data.X, data.y, data.sample_weight)
 
 
+@dataclass(frozen=True)
+class LabelMap(OneLabel):
+    """One label of any type at every position of a row.
+
+    Attributes
+    ----------
+    positions : tuple of int
+        Shape of a map.
+    """
+
+    positions: tuple[int, ...]
+    is_single = False
+
+    def labels(self, y: Any, name: str) -> np.ndarray:
+        """Labels, (n, *positions)."""
+        labels = np.asarray(y)
+        if labels.shape[1:] != self.positions:
+            raise ValueError(
+                f"{name} has shape {labels.shape}, but y in fit has labels at "
+                f"positions {self.positions}. Pass maps of that shape."
+            )
+        if labels.dtype.kind == "f" and (labels != np.round(labels)).any():
+            raise ValueError(
+                f"{name} has entries that are not whole numbers, at positions "
+                f"{self.positions}. Pass a label for each position, or 1d array y."
+            )
+        return labels
+
+    def adapted(self, likelihood: Any) -> Likelihood:
+        """K logits at every position."""
+        adapted: Likelihood = likelihood.of_map(self.positions)
+        return adapted
+
+    def _mapped(self, values: Any, n_axes: int) -> Any:
+        """Positions, which come first, behind ``n_axes`` axes of classes."""
+        shape = values.shape[-n_axes:]
+        rows = values.reshape(-1, math.prod(self.positions), *shape)
+        behind = rows.swapaxes(1, 2) if n_axes == 1 else rows.movedim(1, -1)
+        return behind.reshape(len(rows), *shape, *self.positions)
+
+    def by_class(self, values: np.ndarray) -> np.ndarray:
+        """(n, K, *positions)."""
+        mapped: np.ndarray = self._mapped(values, 1)
+        return mapped
+
+    def probabilities(self, values: np.ndarray) -> np.ndarray:
+        """(n, K, *positions)."""
+        return self.by_class(values)
+
+    def latent(
+        self, likelihood: ClassLikelihood, mean: Tensor, cov: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(n, K, *positions), and (n, K, K, *positions) of covariances."""
+        logits, spread = likelihood.class_logits(mean, cov)
+        return self._mapped(logits, 1), self._mapped(spread, spread.ndim - 1)
+
+    def default_net(self, data: TrainingData, n_classes: int) -> Any:
+        """There is none."""
+        raise ValueError("estimator=None has no network for maps. Pass a skorch net.")
+
+
 # what several columns of targets are, by `ClassLikelihood.columns`
 LABELLINGS: dict[str, Any] = {
     "labels": lambda shape: LabelMatrix(*shape),
+    "positions": LabelMap,
 }
 
 

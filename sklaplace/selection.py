@@ -172,7 +172,7 @@ class _PriorSearch(BaseLaplace):
         """Rows whose labels the criterion does not ignore: no fold could score them."""
         if not is_classifier(self):
             return rows
-        ignored = model._is_ignored(rows[1])
+        ignored = model._is_ignored(rows[1]).reshape(len(rows[1]), -1).all(1)
         return rows_of(rows, np.flatnonzero(~ignored)) if ignored.any() else rows
 
     def _indexable(self, model: Any, X: Any, y: Any, sample_weight: Any) -> AllRows:

@@ -19,6 +19,7 @@ from sklaplace.evidence import marglik
 from sklaplace.likelihoods import ClassLikelihood
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.predictive import linearised_mean
+from sklaplace.structures import projected
 from sklaplace.tasks import SMALLEST, Rows, Task, clamped, require_head
 
 # A head is exchanged only for one that raises the log-likelihood of the held-out
@@ -177,7 +178,8 @@ def _scored(task: Task, path: list[Tensor]) -> list[_Candidate]:
     scorers = [_Scorer(task, ratio) for ratio in path]
     for rows in _rows(task):
         mean = linearised_mean(task.posterior, rows.f, rows.jacobian)
-        projection = task.posterior.structure.project(rows.jacobian)
+        n_blocks = 1 if task.diagonal else task.posterior.likelihood.n_blocks
+        projection = projected(task.posterior.structure, rows.jacobian, n_blocks)
         for scorer in scorers:
             scorer.add(mean, task.spread(projection, scorer.ratio), rows)
     return [scorer.candidate(task.posterior) for scorer in scorers]

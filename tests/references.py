@@ -22,7 +22,10 @@ from sklaplace.likelihoods import CRITERIA, Likelihood
 from sklaplace.trees import tree_rows
 
 # of several labels per row, which the criterion alone does not tell
-SEVERAL: list[Likelihood] = [likelihoods.Bernoulli().of_labels()]
+SEVERAL: list[Likelihood] = [
+    likelihoods.Bernoulli().of_labels(),
+    likelihoods.Categorical().of_map((2,)),
+]
 # one instance of each likelihood that a criterion leads to, by name
 LIKELIHOODS: dict[str, Likelihood] = {
     type(likelihood).__name__: likelihood
@@ -74,6 +77,11 @@ REFERENCES: dict[type, Reference] = {
         3,
         lambda n: torch.randint(2, (n, 3), generator=generator(3)).double(),
         _bernoulli,
+    ),
+    likelihoods.CategoricalMap: Reference(
+        4,
+        lambda n: torch.randint(2, (n, 2), generator=generator(3)),
+        lambda f, _: torch.distributions.Categorical(logits=f.unflatten(-1, (2, 2))),
     ),
     likelihoods.Gaussian: Reference(
         2, lambda n: normal(n, 2, seed=3), torch.distributions.Normal

@@ -16,6 +16,7 @@ from sklaplace.heads import HeadRows, LinearHead
 from sklaplace.jacobians import backpropagate
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import (
+    CategoricalMap,
     HeteroscedasticGaussian,
     Likelihood,
     MultilabelBernoulli,
@@ -34,6 +35,7 @@ WIDTHS = {
     "Categorical": 3,
     "Bernoulli": 1,
     "MultilabelBernoulli": 2,
+    "CategoricalMap": 4,
     "Gaussian": 2,
     "Poisson": 2,
     "HeteroscedasticGaussian": 2,
@@ -54,12 +56,15 @@ class Fitted:
     head: LinearHead | None
 
 
+DRAWN = HeteroscedasticGaussian | Poisson | MultilabelBernoulli | CategoricalMap
+
+
 def sampled_targets(likelihood: Likelihood, f: Tensor, seed: int) -> Tensor:
     """Targets that depend on the outputs, with noise."""
-    if likelihood.noun != "class":
+    if likelihood.noun != "class" or likelihood.n_blocks > 1:
         u = torch.rand(*f.shape, dtype=DOUBLE, generator=generator(seed))
         u = u[:, : likelihood.n_draws(f.shape[1])]
-    if isinstance(likelihood, HeteroscedasticGaussian | Poisson | MultilabelBernoulli):
+    if isinstance(likelihood, DRAWN):
         return likelihood.draw(0.7 * f, u)
     if likelihood.has_noise:
         return 0.7 * f + 0.5 * normal(*f.shape, seed=seed)

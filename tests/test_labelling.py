@@ -20,8 +20,8 @@ from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceClassifierCV
 from sklaplace.curvature import CURVATURES
-from sklaplace.labelling import LabelMatrix, OneLabel, labelling_of
-from sklaplace.likelihoods import Bernoulli, Categorical
+from sklaplace.labelling import LabelMap, LabelMatrix, OneLabel, labelling_of
+from sklaplace.likelihoods import Bernoulli, Categorical, Labels
 from sklaplace.links import LINKS
 from sklaplace.structures import STRUCTURES
 
@@ -342,7 +342,7 @@ def recorded(**params):
 class TestBadInput:
     def test_a_criterion_of_one_label(self):
         model = LaplaceClassifier(classifier(callbacks=[RecordTraining()]))
-        refused_fit(model, "several columns", "BCEWithLogitsLoss", data=(X, Y))
+        refused_fit(model, "(3,)", "1d array", "BCEWithLogitsLoss", data=(X, Y))
 
     def test_numbers_of_outputs(self):
         model = recorded(module__n_out=2)
@@ -386,5 +386,14 @@ def test_kinds_of_targets(likelihood):
     for one in (Y[:, 0], Y[:, :1]):
         assert labelling_of(one, likelihood) == OneLabel()
     assert labelling_of(Y, likelihood) == LabelMatrix(N_LABELS)
+    assert labelling_of(Y, Categorical()) == LabelMap((N_LABELS,))
+
+
+def test_a_likelihood_of_one_label():
+    class Own(Labels):
+        pass
+
     with pytest.raises(ValueError, match="several columns"):
-        labelling_of(Y, Categorical())
+        labelling_of(Y, Own())
+    with pytest.raises(ValueError, match="labels at positions"):
+        Own().of_map((3, 4))

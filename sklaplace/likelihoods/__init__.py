@@ -7,11 +7,13 @@ from sklaplace.likelihoods.base import (
     DataFit,
     Likelihood,
     NumberLikelihood,
+    output_weights,
     weighed,
 )
 from sklaplace.likelihoods.labels import (
     Bernoulli,
     Categorical,
+    CategoricalMap,
     Labels,
     MultilabelBernoulli,
 )
@@ -38,6 +40,7 @@ __all__ = [
     "CRITERIA",
     "Bernoulli",
     "Categorical",
+    "CategoricalMap",
     "ClassLikelihood",
     "DataFit",
     "Gaussian",
@@ -49,5 +52,6 @@ __all__ = [
     "NumberLikelihood",
     "Numbers",
     "Poisson",
+    "output_weights",
     "weighed",
 ]

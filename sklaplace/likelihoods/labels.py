@@ -1,13 +1,20 @@
 """Likelihoods of class labels."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from sklaplace.hessians import Diagonal, Factored, OutputHessian, Softmax
+from sklaplace.hessians import (
+    BlockDiagonal,
+    Diagonal,
+    Factored,
+    OutputHessian,
+    Softmax,
+)
 from sklaplace.likelihoods.base import Curved
 
 
@@ -25,6 +32,14 @@ class Labels(Curved):
             f"{type(self).__name__} is a likelihood of one label per row. Use "
             "criterion=torch.nn.BCEWithLogitsLoss for a matrix of labels that are 0 or "
             "1."
+        )
+
+    def of_map(self, positions: tuple[int, ...]) -> Any:
+        """Refused where classes have no softmax."""
+        raise ValueError(
+            f"y has labels at positions {positions}, and {type(self).__name__} is a "
+            "likelihood of one label per row. Use criterion=torch.nn.CrossEntropyLoss "
+            "for maps of labels."
         )
 
     def log_loss(self, log_proba: Tensor, y: Tensor) -> Tensor:
@@ -66,6 +81,11 @@ class Categorical(Labels):
     label_smoothing: float = 0.0
     options: ClassVar[frozenset[str]] = frozenset({"weight", "label_smoothing"})
     is_shift_invariant = True
+    columns: ClassVar[str] = "positions"
+
+    def of_map(self, positions: tuple[int, ...]) -> "CategoricalMap":
+        """The same at every position."""
+        return CategoricalMap(positions, self)
 
     def configured(self, criterion: nn.Module) -> "Categorical":
         """The same with ``weight`` and ``label_smoothing`` of a criterion."""
@@ -333,3 +353,127 @@ class MultilabelBernoulli(Labels):
         """Negative log-probability of the labels, weighed and summed, (b,)."""
         chosen = log_proba.gather(1, y.reshape(-1, 1).long()).reshape(y.shape)
         return -self._weigh(chosen, y).sum(1)
+
+
+@dataclass(frozen=True)
+class CategoricalMap(Labels):
+    """One label at every position, independent given K logits for each.
+
+    Outputs are (b, r·K), position by position; targets (b, r). Losses of positions add
+    up; those with a negative label are left out.
+
+    Attributes
+    ----------
+    positions : tuple of int
+        Shape of a map, of r positions in all.
+    one : Categorical
+        Of a single position.
+    """
+
+    positions: tuple[int, ...]
+    one: Categorical = Categorical()
+    options: ClassVar[frozenset[str]] = Categorical.options
+    columns: ClassVar[str] = "positions"
+    is_shift_invariant = True
+
+    @property
+    def n_blocks(self) -> int:  # type: ignore[override]
+        """One for each position."""
+        return math.prod(self.positions)
+
+    def configured(self, criterion: nn.Module) -> "CategoricalMap":
+        """The same with the options of a criterion."""
+        return replace(self, one=self.one.configured(criterion))
+
+    def of_map(self, positions: tuple[int, ...]) -> "CategoricalMap":
+        """The same for maps of this shape."""
+        return replace(self, positions=positions)
+
+    def n_targets(self, n_outputs: int) -> int:
+        """One label per position."""
+        return self.n_blocks
+
+    def width(self, n_targets: int) -> int:
+        """One logit per class and position."""
+        return n_targets * self.n_blocks
+
+    def output_shape(self, n_targets: int) -> tuple[int, ...]:
+        """Classes first, as torch has it."""
+        return (n_targets, *self.positions)
+
+    def _flat(self, f: Tensor) -> Tensor:
+        """Outputs (b, r·K) as those of positions, (b·r, K)."""
+        return f.reshape(-1, f.shape[-1] // self.n_blocks)
+
+    def targets(self, y: Tensor, f: Tensor) -> Tensor:
+        """Class indices, (b, r), int64."""
+        return y.reshape(len(f), self.n_blocks).long()
+
+    def label_weights(self, y: Tensor) -> Tensor | None:
+        """What each position counts, (b, r), float64; None: one."""
+        own = self.one.row_scale(y.clamp(min=0))
+        if own is None and bool((y >= 0).all()):
+            return None
+        known = (y >= 0).double()
+        return known if own is None else known * own
+
+    def _summed(self, losses: Tensor, y: Tensor) -> Tensor:
+        """Losses (b·r,) of positions, weighed, and summed over each row, (b,)."""
+        losses = losses.reshape(y.shape)
+        weights = self.label_weights(y)
+        return (losses if weights is None else losses * weights.to(losses)).sum(1)
+
+    def loss(self, f: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy per row, summed over positions, (b,)."""
+        losses = self.one.loss(self._flat(f), y.clamp(min=0).flatten())
+        return self._summed(losses, y)
+
+    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
+        """That of each position, times its weight, (b, r·K)."""
+        slopes = self.one.gradient(self._flat(f), y.clamp(min=0).flatten())
+        weights = self.label_weights(y)
+        if weights is not None:
+            slopes = slopes * weights.reshape(-1, 1).to(slopes)
+        return slopes.reshape(f.shape)
+
+    def score(self, f: Tensor, y: Tensor) -> Tensor:
+        """The same for labels that the network draws, (b, r·K)."""
+        return self.one.score(self._flat(f), y.flatten()).reshape(f.shape)
+
+    def hessian(self, f: Tensor) -> OutputHessian:
+        """``diag p - p pᵀ`` of each position."""
+        return BlockDiagonal(self.one.hessian(self._flat(f)), self.n_blocks)
+
+    def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
+        """That of each position."""
+        product = self.one.hessian_operator(self._flat(f))
+        return lambda u: product(self._flat(u)).reshape(u.shape)
+
+    def n_draws(self, n_outputs: int) -> int:
+        """One label per position."""
+        return self.n_blocks
+
+    def draw(self, f: Tensor, u: Tensor) -> Tensor:
+        """Class indices, (b, r)."""
+        return self.one.draw(self._flat(f), u.reshape(-1, 1)).reshape(u.shape)
+
+    def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+        """Gaussian over the K logits of each position, (b·r, K)."""
+        logits = self._flat(mean)
+        if cov.ndim == mean.ndim:
+            return logits, self._flat(cov)
+        n_classes = logits.shape[1]
+        if cov.ndim == mean.ndim + 1:
+            groups = self.n_blocks, n_classes
+            whole = cov.unflatten(2, groups).unflatten(1, groups)
+            cov = whole.diagonal(dim1=1, dim2=3).movedim(-1, 1)  # (b, r, K, K)
+        return logits, cov.reshape(-1, n_classes, n_classes)
+
+    def probabilities(self, f: Tensor) -> Tensor:
+        """Class probabilities (..., r, K) of outputs (..., r·K)."""
+        return f.reshape(*f.shape[:-1], self.n_blocks, -1).softmax(-1)
+
+    def log_loss(self, log_proba: Tensor, y: Tensor) -> Tensor:
+        """Negative log-probability of the labels, weighed and summed, (b,)."""
+        chosen = log_proba.gather(1, y.clamp(min=0).reshape(-1, 1))
+        return -self._summed(chosen, y)
