@@ -10,21 +10,24 @@ them, from the ground up:
 * inference: ``posterior``, ``predictive``, ``heads``, ``tuning``
 * the estimators: ``networks``, ``holdout``, ``training``, ``data``, ``labelling``,
   ``settings``, ``inspection``, ``prediction``, ``fitting``, ``base``,
-  ``classifier``, ``regressor``, ``selection``
+  ``classifier``, ``preferences``, ``regressor``, ``selection``
 * pictures: ``plotting``
 
 A module imports only from modules above it in this list.
 """
 
 from sklaplace.classifier import LaplaceClassifier
+from sklaplace.preferences import BradleyTerry, LaplaceRanker
 from sklaplace.regressor import LaplaceRegressor
 from sklaplace.selection import LaplaceClassifierCV, LaplaceRegressorCV
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BradleyTerry",
     "LaplaceClassifier",
     "LaplaceClassifierCV",
+    "LaplaceRanker",
     "LaplaceRegressor",
     "LaplaceRegressorCV",
     "__version__",

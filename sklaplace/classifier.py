@@ -179,7 +179,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
     array([0, 0])
     """
 
-    _likelihoods = (Categorical, Bernoulli)
+    _likelihoods: tuple[type, ...] = (Categorical, Bernoulli)
     _target_options: ClassVar[dict[str, Any]] = {"multi_output": True}
     _labelling: Labelling
 
@@ -266,7 +266,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
             )
 
     def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
-        if np.ndim(y) <= 2:
+        if np.asarray(y).ndim <= 2:
             return super()._validated(X, y, reset=reset)
         X = validate_data(self, X, reset=reset, dtype=None, allow_nd=True)
         y = check_array(y, dtype=None, allow_nd=True, input_name="y")

@@ -88,7 +88,6 @@ class OneLabel(Labelling):
 
     def labels(self, y: Any, name: str) -> np.ndarray:
         """Labels, (n,)."""
-        check_classification_targets(y)
         labels: np.ndarray = column_or_1d(y, warn=True)
         return labels
 
@@ -301,6 +300,7 @@ def labelling_of(y: Any, likelihood: Any) -> Labelling:
     """
     shape = y.shape[1:] if issparse(y) else np.shape(y)[1:]
     if shape in ((), (1,)):
+        check_classification_targets(y)
         return OneLabel()
     kind = getattr(likelihood, "columns", "labels")
     if kind not in LABELLINGS:

@@ -149,11 +149,7 @@ class PosteriorPredictor(BaseEstimator):
         n_draws: int = 0,
     ) -> list[Any]:
         """``function(forward, x)`` of every batch of X, the network frozen."""
-        if is_opaque(X):
-            count_rows(X)
-        else:
-            X = validate_data(self, X, reset=False, dtype=None, allow_nd=True)
-            X = self._input_type.inputs(X)
+        X = self._rows(X)
         net = self.estimator_
         fitted = FittedNetwork(net, self.inspected_, None, None)
         batches = self._batches(
@@ -166,6 +162,14 @@ class PosteriorPredictor(BaseEstimator):
             forward = fitted.forward()
             with forward.frozen():
                 return [function(forward, x) for x, _, _ in batches]
+
+    def _rows(self, X: Any) -> Any:
+        """Rows to predict, checked and as the network takes them."""
+        if is_opaque(X):
+            count_rows(X)
+            return X
+        X = validate_data(self, X, reset=False, dtype=None, allow_nd=True)
+        return self._input_type.inputs(X)
 
     def _collect(
         self,

@@ -66,6 +66,7 @@ MODULES = [
     "fitting",
     "base",
     "classifier",
+    "preferences",
     "regressor",
     "folds",
     "selection",
