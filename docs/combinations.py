@@ -53,6 +53,7 @@ def criteria() -> dict[str, Any]:
     for criterion, (likelihood, convention) in CRITERIA.items():
         if convention != "probabilities":
             found.setdefault(type(likelihood).__name__, criterion)
+    found["MultilabelBernoulli"] = nn.BCEWithLogitsLoss
     return found
 
 
@@ -62,6 +63,11 @@ def problem(likelihood: str) -> tuple[Any, int, Any]:
     known: dict[str, tuple[Any, int, Any]] = {
         "Categorical": (LaplaceClassifier, 3, steps % 3),
         "Bernoulli": (LaplaceClassifier, 1, steps % 2),
+        "MultilabelBernoulli": (
+            LaplaceClassifier,
+            2,
+            (np.stack([steps, steps // 2], 1) % 2).astype(np.float32),
+        ),
         "Gaussian": (LaplaceRegressor, 1, np.cos(steps).astype(np.float32)),
         "Poisson": (LaplaceRegressor, 1, (steps % 4).astype(np.float32)),
         "HeteroscedasticGaussian": (

@@ -8,9 +8,9 @@ them, from the ground up:
 * from a network to its curvature: ``layouts``, ``forward``, ``jacobians``,
   ``subsets``, ``structures``, ``curvature``, ``subnetworks``
 * inference: ``posterior``, ``predictive``, ``heads``, ``tuning``
-* the estimators: ``networks``, ``holdout``, ``training``, ``data``, ``settings``,
-  ``inspection``, ``prediction``, ``fitting``, ``base``, ``classifier``,
-  ``regressor``, ``selection``, ``callbacks``
+* the estimators: ``networks``, ``holdout``, ``training``, ``data``, ``labelling``,
+  ``settings``, ``inspection``, ``prediction``, ``fitting``, ``base``,
+  ``classifier``, ``preferences``, ``regressor``, ``selection``, ``callbacks``
 * pictures: ``plotting``
 
 A module imports only from modules above it in this list.
@@ -18,14 +18,17 @@ A module imports only from modules above it in this list.
 
 from sklaplace.callbacks import MarglikTraining, PriorTraining
 from sklaplace.classifier import LaplaceClassifier
+from sklaplace.preferences import BradleyTerry, LaplaceRanker
 from sklaplace.regressor import LaplaceRegressor
 from sklaplace.selection import LaplaceClassifierCV, LaplaceRegressorCV
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BradleyTerry",
     "LaplaceClassifier",
     "LaplaceClassifierCV",
+    "LaplaceRanker",
     "LaplaceRegressor",
     "LaplaceRegressorCV",
     "MarglikTraining",

@@ -29,7 +29,7 @@ from sklaplace.heads import HeadRows, LinearHead
 from sklaplace.inspection import (
     view,
 )
-from sklaplace.jacobians import backpropagate, centring
+from sklaplace.jacobians import Centring, backpropagate
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import DataFit, weighed
 from sklaplace.memory import move
@@ -96,7 +96,8 @@ class BaseLaplace(NetworkFitter):
             Training rows. Arrays are validated and cast to the network's dtype;
             anything else goes to skorch as it is.
         y : array-like of shape (n,) or (n, n_outputs)
-            Targets; class labels of any kind for a classifier.
+            Targets. For a classifier class labels of any kind, a matrix of labels
+            that are 0 or 1, or a map of labels for each row.
         sample_weight : array-like of shape (n,), optional
             Non-negative weights of the rows in loss, curvature and evidence.
         X_val, y_val : optional
@@ -435,7 +436,10 @@ class _LinearisedRows:
     def __iter__(self) -> Iterator[Rows]:
         forward = self.fitted.forward()
         inspected = self.fitted.inspected
-        columns = centring if inspected.likelihood.is_shift_invariant else None
+        likelihood = inspected.likelihood
+        columns = None
+        if likelihood.is_shift_invariant:
+            columns = Centring(likelihood.n_blocks)
         for x, y, weights in self.batches:
             f, jacobian = backpropagate(forward, x, inspected.layout, columns)
             targets = inspected.likelihood.targets(y, f)

@@ -21,7 +21,7 @@ from sklaplace import priors
 from sklaplace.base import plain
 from sklaplace.curvature import CURVATURES, accumulate
 from sklaplace.evidence import marglik
-from sklaplace.inspection import Inspected, inspect, unwrapped, view
+from sklaplace.inspection import Inspected, inspect, raw_outputs, unwrapped, view
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import CRITERIA, weighed
 from sklaplace.memory import move
@@ -156,7 +156,9 @@ class PriorCallback(Callback):  # type: ignore[misc]
             return
         with private_rng(None, device_of(net)):
             x, subset = first_rows(net, dataset_train), self._subset(net)
-            inspected = inspect(net, x, subset, _LIKELIHOODS, None, is_trained=False)
+            adapted = partial(_adapted, raw_outputs(net, x))
+            options: dict[str, Any] = {"is_trained": False, "adapted": adapted}
+            inspected = inspect(net, x, subset, _LIKELIHOODS, None, **options)
             layout = self._begin(net, inspected, len(dataset_train))
             _check_optimizer(net, layout)
         self.running_ = _Running(inspected, layout, dataset_train)
@@ -195,6 +197,19 @@ class PriorCallback(Callback):  # type: ignore[misc]
     def _loss_scale(self) -> Tensor:
         """Factor of the loss in the negative log-posterior, ()."""
         raise NotImplementedError
+
+
+def _adapted(raw: Tensor, likelihood: Any) -> Any:
+    """The likelihood for as many outputs as the module gives."""
+    if raw.ndim > 2:
+        raise ValueError(
+            f"The network gives maps, of shape {tuple(raw.shape[1:])} per row, which "
+            "cannot be trained under a prior here. Train it without the callback, and "
+            "tune the prior afterwards, in LaplaceClassifier."
+        )
+    has_columns = raw.ndim == 2 and raw.shape[1] > 1
+    is_of_one = likelihood.noun == "class" and not likelihood.is_shift_invariant
+    return likelihood.of_labels() if has_columns and is_of_one else likelihood
 
 
 def _check_labels(y: Tensor, inspected: Inspected) -> None:

@@ -8,18 +8,29 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
-from sklearn.preprocessing import LabelEncoder
+from sklearn.metrics import accuracy_score
 from sklearn.utils.class_weight import compute_class_weight
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import (
+    check_array,
+    check_consistent_length,
+    check_is_fitted,
+    validate_data,
+)
 from torch import Tensor
 
 from sklaplace import dirichlet, links
 from sklaplace.base import BaseLaplace, unchanged_on_error
 from sklaplace.data import TrainingData
-from sklaplace.likelihoods import Bernoulli, Categorical, ClassLikelihood, DataFit
+from sklaplace.labelling import Labelling, labelling_of
+from sklaplace.likelihoods import (
+    CRITERIA,
+    Bernoulli,
+    Categorical,
+    ClassLikelihood,
+    DataFit,
+    Likelihood,
+)
 from sklaplace.links import LINKS
-from sklaplace.networks import default_classifier
 from sklaplace.options import check_option
 from sklaplace.posterior import GaussianPosterior
 
@@ -128,7 +139,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
     posterior_ : GaussianPosterior
         Gaussian over the selected weights.
     classes_ : ndarray of shape (K,)
-        Class labels.
+        Class labels; for a matrix of labels the numbers of its columns.
     n_features_in_ : int
         Number of features (of the second axis), for array input.
     feature_names_in_ : ndarray of str
@@ -175,9 +186,9 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
     array([0, 0])
     """
 
-    _likelihoods = (Categorical, Bernoulli)
-    _stratify = True
-    _target_options: ClassVar[dict[str, Any]] = {}
+    _likelihoods: tuple[type, ...] = (Categorical, Bernoulli)
+    _target_options: ClassVar[dict[str, Any]] = {"multi_output": True}
+    _labelling: Labelling
 
     def __init__(
         self,
@@ -252,44 +263,81 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
     def _check_loss(self, data_fit: DataFit) -> None:
         loss = float(data_fit.loss / data_fit.n_targets)
-        guessing = np.log(len(self.classes_))
-        if len(self.classes_) > 1 and loss > 2 * guessing:
+        n_options = self._n_options()
+        guessing = np.log(n_options)
+        if n_options > 1 and loss > 2 * guessing:
             warnings.warn(
-                f"The network's training loss, {loss:.3g} nats per row, is larger than "
-                f"that of guessing, {guessing:.3g}: its training has diverged or not "
-                "begun. Lower the learning rate, scale the inputs or train longer.",
+                f"The network's training loss, {loss:.3g} nats per label, is larger "
+                f"than that of guessing, {guessing:.3g}: its training has diverged or "
+                "not begun. Lower the learning rate, scale the inputs or train longer.",
                 UserWarning,
                 stacklevel=2,
             )
 
+    def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
+        if np.asarray(y).ndim <= 2:
+            return super()._validated(X, y, reset=reset)
+        X = validate_data(self, X, reset=reset, dtype=None, allow_nd=True)
+        y = check_array(y, dtype=None, allow_nd=True, input_name="y")
+        check_consistent_length(X, y)
+        return X, y
+
+    @property
+    def _stratify(self) -> bool:
+        return self._labelling.is_single
+
+    def _n_options(self) -> int:
+        """Classes K among which a label is one."""
+        return self._labelling.n_options(self.classes_)
+
+    def _labels(self, y: Any, name: str = "y") -> np.ndarray:
+        """Targets as an array, as the labelling wants them."""
+        return self._labelling.labels(y, name)
+
+    def _adapted(self, likelihood: Likelihood) -> Likelihood:
+        return self._labelling.adapted(likelihood)
+
+    def _asked_likelihood(self) -> Any:
+        """The likelihood given, or that of the criterion; None for unknown ones."""
+        if self.likelihood is not None:
+            return self.likelihood
+        return CRITERIA.get(self._criterion(), (None, ""))[0]
+
+    def _criterion(self) -> type:
+        """Class of the net's criterion."""
+        criterion = getattr(self._net(), "criterion", None)
+        return criterion if isinstance(criterion, type) else type(criterion)
+
     def _encode(self, y: Any, *, reset: bool, name: str = "y") -> np.ndarray:
         """Labels as 0 … K-1, in the dtype that the criterion takes; -1 is ignored."""
-        labels = np.asarray(y)
+        if reset:
+            self._labelling = labelling_of(y, self._asked_likelihood())
+        labels = self._labels(y, name)
         ignored = self._is_ignored(labels)
         if reset:
-            check_classification_targets(y)
             if ignored.all():
                 raise ValueError(
                     "All rows have the label that the criterion ignores. Pass some "
                     "with classes."
                 )
-            self._encoder = LabelEncoder().fit(self._classes_of(labels[~ignored]))
-            self.classes_ = self._encoder.classes_
+            self.classes_ = self._classes_of(labels[~ignored])
         unknown = np.setdiff1d(labels[~ignored], self.classes_)
         if len(unknown):
             raise ValueError(
                 f"{name} has labels that y in fit does not: {unknown[:5].tolist()}. "
                 "Use rows of the classes that the network knows."
             )
-        codes = np.full(len(labels), -1)
-        codes[~ignored] = self._encoder.transform(labels[~ignored])
+        # what the criterion knows it by, where a row has others beside it
+        index = _ignore_index(self._net())
+        codes = np.full(labels.shape, -1 if index is None else min(index, -1))
+        codes[~ignored] = self._labelling.codes(labels[~ignored], self.classes_)
         if reset:
             self._class_weights = self._weights_of_classes(codes[~ignored])
         return codes.astype(self._code_dtype())
 
     def _is_ignored(self, labels: np.ndarray) -> np.ndarray:
         """Rows that the criterion is told to ignore, (n,)."""
-        none = np.zeros(len(labels), dtype=bool)
+        none = np.zeros(labels.shape, dtype=bool)
         index = _ignore_index(self._net())
         if index is None or labels.dtype.kind not in "iuf":
             return none
@@ -300,6 +348,12 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         """``class_weight`` as an array (K,); classes without rows weigh one."""
         if self.class_weight is None:
             return None
+        if not self._labelling.is_single:
+            raise ValueError(
+                f"class_weight={self.class_weight!r} weighs rows by their one label, "
+                "and y has several. Use criterion__pos_weight (criterion__weight for "
+                "maps), or sample_weight."
+            )
         weights = np.ones(len(self.classes_))
         if isinstance(self.class_weight, Mapping):  # also of classes yet to come
             codes = np.arange(len(weights))
@@ -318,16 +372,28 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
     def _own_weights(self, y: np.ndarray) -> np.ndarray | None:
         codes = y.astype(np.int64)
-        weights = None if self._class_weights is None else self._class_weights[codes]
-        if (codes >= 0).all():
+        weights: np.ndarray | None = None
+        if self._class_weights is not None:
+            weights = np.asarray(self._class_weights[codes])
+        known: np.ndarray = (codes >= 0).reshape(len(codes), -1).max(1)
+        if known.all():
             return weights
-        kept = (codes >= 0).astype(np.float64)
+        kept = known.astype(np.float64)
         return kept if weights is None else weights * kept
 
     def _classes_of(self, y: np.ndarray) -> np.ndarray:
         """Labels that outputs stand for: a frozen net knows its own."""
+        found = self._labelling.classes(y)
         announced = getattr(self, "_announced", None)
-        found = np.unique(y) if announced is None else announced
+        if not self._labelling.has_names:
+            if announced is not None and not np.array_equal(announced, found):
+                raise ValueError(
+                    f"classes={announced.tolist()} are not the numbers of the columns "
+                    f"of y, {found.tolist()}. Leave classes out."
+                )
+            return found
+        if announced is not None:
+            found = announced
         if not self._is_frozen():
             return found
         known = _known_classes(self._net())
@@ -337,19 +403,15 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         return known if np.isin(found, known).all() else found
 
     def _code_dtype(self) -> type:
-        net = self._net()
-        criterion = getattr(net, "criterion", None)
-        kind = criterion if isinstance(criterion, type) else type(criterion)
         binary = (torch.nn.BCEWithLogitsLoss, torch.nn.BCELoss)
-        return np.float32 if issubclass(kind, binary) else np.int64
+        has_floats = issubclass(self._criterion(), binary)
+        return np.float32 if has_floats or not self._labelling.has_names else np.int64
 
     def _n_outputs(self) -> int:
         return len(self.classes_)
 
     def _default_net(self, data: TrainingData) -> Any:
-        return default_classifier(
-            data.X, data.y, data.sample_weight, len(self.classes_)
-        )
+        return self._labelling.default_net(data, len(self.classes_))
 
     def _log_proba(self, posterior: GaussianPosterior) -> Any:
         link = self._link()
@@ -365,11 +427,12 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
     def _link_name(self) -> str:
         self._check_link()
         if self.link_approx == "auto":
-            return links.choose_link(len(self.classes_))
+            return links.choose_link(self._n_options())
         return str(self.link_approx)
 
     def _needs_variances_only(self) -> bool:
-        return self._link_name() in links.DIAGONAL
+        # labels in columns are predicted one by one
+        return self._link_name() in links.DIAGONAL or not self._labelling.has_names
 
     def _link(self) -> Any:
         """The link chosen; its draws are the same for all rows and all calls."""
@@ -446,9 +509,6 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
             )
 
     # ----------------------------------------------------------------- predict
-    def _logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        return self._likelihood().class_logits(mean, cov)
-
     def _likelihood(self) -> ClassLikelihood:
         return cast(ClassLikelihood, self.posterior_.likelihood)
 
@@ -462,36 +522,54 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
         Returns
         -------
-        ndarray of shape (n, K)
-            Rows sum to one; columns in the order of ``classes_``.
+        ndarray of shape (n, K), (n, n_labels) or (n, K, *positions)
+            Rows sum to one; columns in the order of ``classes_``. For a matrix of
+            labels: that each of them is one.
         """
         check_is_fitted(self)
+        return self._labelling.probabilities(self._class_probabilities(X))
+
+    def _class_probabilities(self, X: Any) -> np.ndarray:
+        """Probabilities (n·r, K) of r labels per row; rows sum to one."""
         if self._predictive().gaussian is None:
             proba = self._averaged(X)
         else:
             proba = self._linked(X)
         # a one-logit network has a column for a class that y did not have
-        proba = proba[:, : len(self.classes_)]
+        proba = proba[:, : self._n_options()]
         proba /= proba.sum(1, keepdims=True)
         return proba
 
+    def _log_proba_of(self, X: Any, y: Any) -> np.ndarray:
+        """Log-probability of the labels of each row, (n,); finite."""
+        labels = self._labels(y)
+        known = ~self._is_ignored(labels)
+        codes = self._labelling.codes(labels[known], self.classes_)
+        proba = self._class_probabilities(X)[known.ravel()]
+        chosen = proba[np.arange(len(codes)), codes.ravel()]
+        found = np.zeros(labels.shape)
+        found[known] = np.log(np.maximum(chosen, np.finfo(np.float64).tiny))
+        total: np.ndarray = found.reshape(len(labels), -1).sum(1)
+        return total
+
     def _linked(self, X: Any) -> np.ndarray:
-        """Probabilities (n, K) of Gaussian logits."""
-        link = self._link()
+        """Probabilities (n·r, K) of Gaussian logits."""
+        link, class_logits = self._link(), self._likelihood().class_logits
         (proba,) = self._collect(
             X,
-            lambda m, v: (link(*self._logits(m, v)),),
+            lambda m, v: (link(*class_logits(m, v)),),
             diagonal=self._needs_variances_only(),
             centred=self._likelihood().is_shift_invariant,
         )
         return proba
 
     def _averaged(self, X: Any) -> np.ndarray:
-        """Probabilities (n, K), the mean of those under drawn weights."""
+        """Probabilities (n·r, K), the mean of those under drawn weights."""
         probabilities = self._likelihood().probabilities
 
         def averaged(draws: Tensor) -> Tensor:
-            return probabilities(draws.mT).mean(1)
+            mean = probabilities(draws.mT).mean(1)
+            return mean.reshape(-1, mean.shape[-1])
 
         found = self._of_draws(X, self.n_samples, self._seed, averaged)
         proba: np.ndarray = found.numpy()
@@ -507,7 +585,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
         Returns
         -------
-        ndarray of shape (n, K)
+        ndarray of shape (n, K), (n, n_labels) or (n, K, *positions)
             In nats; ``-inf`` where a probability is zero.
         """
         with np.errstate(divide="ignore"):
@@ -525,14 +603,41 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
         Returns
         -------
-        ndarray of shape (n,)
-            Labels.
+        ndarray of shape (n,), (n, n_labels) or (n, *positions)
+            Labels; of a matrix of labels zeros and ones.
         """
         proba = self.predict_proba(X)
         threshold = getattr(self.estimator_, "threshold", None)
-        if threshold is not None and proba.shape[1] == 2:
-            return self.classes_[(proba[:, 1] > threshold).astype(int)]
-        return self.classes_[proba.argmax(1)]
+        return self._labelling.decided(proba, self.classes_, threshold)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy of `predict`.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
+            Rows to predict.
+        y : array-like of shape (n,), (n, n_labels) or (n, *positions)
+            Their labels.
+        sample_weight : array-like of shape (n,), optional
+            Weights of the rows.
+
+        Returns
+        -------
+        float
+            Share of the rows whose labels are all right; for maps, share of the
+            positions, without those that the criterion ignores.
+        """
+        predicted = self.predict(X)
+        if predicted.ndim > 1 and self._labelling.has_names:
+            labels = self._labels(y)
+            known = ~self._is_ignored(labels)
+            shares = None
+            if sample_weight is not None:
+                rows = np.asarray(sample_weight).reshape(-1, *[1] * (labels.ndim - 1))
+                shares = np.broadcast_to(rows, labels.shape)[known]
+            return float(np.average((predicted == labels)[known], weights=shares))
+        return float(accuracy_score(y, predicted, sample_weight=sample_weight))
 
     def predict_dirichlet(self, X: Any) -> np.ndarray:
         """Dirichlet distribution over class probabilities, by the Laplace Bridge.
@@ -549,8 +654,9 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
         Returns
         -------
-        ndarray of shape (n, K)
-            Concentrations; positive.
+        ndarray of shape (n, K), (n, n_labels, 2) or (n, K, *positions)
+            Concentrations; positive. Of a matrix of labels each has two: a Beta
+            distribution.
 
         References
         ----------
@@ -560,13 +666,13 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         """
 
         def bridge(mean: Tensor, variances: Tensor) -> tuple[Tensor]:
-            logits = self._logits(mean, variances)
+            logits = self._likelihood().class_logits(mean, variances)
             return (dirichlet.laplace_bridge(*logits, project=False),)
 
         check_is_fitted(self)
         centred = self._likelihood().is_shift_invariant
         (alpha,) = self._collect(X, bridge, diagonal=True, centred=centred)
-        return alpha[:, : len(self.classes_)]
+        return self._labelling.by_class(alpha[:, : self._n_options()])
 
     def sample_proba(
         self, X: Any, n_samples: int = 1, random_state: Any = 0
@@ -585,14 +691,27 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         Returns
         -------
         ndarray of shape (n, K, n_samples)
+            (n, n_labels, n_samples) for a matrix of labels, and (n, K, *positions,
+            n_samples) for maps.
 
         Notes
         -----
         Memory is n_samples times the number of selected weights.
         """
         outputs = torch.as_tensor(self._sample_outputs(X, n_samples, random_state))
-        proba = self._likelihood().probabilities(outputs.mT).mT
-        return proba[:, : len(self.classes_)].numpy()
+        drawn = self._likelihood().probabilities(
+            outputs.mT
+        )  # (n, s, K) or (n, s, r, K)
+        proba = drawn.reshape(-1, drawn.shape[-1])[:, : self._n_options()].numpy()
+        handed = self._labelling.probabilities(proba)
+        by_draw = handed.reshape(*drawn.shape[:2], *handed.shape[1:])
+        return np.moveaxis(by_draw, 1, -1)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        kind = getattr(self._asked_likelihood(), "columns", "labels")
+        tags.classifier_tags.multi_label = kind == "labels"
+        return tags
 
     def latent_mean_and_variance(
         self, X: Any, full_cov: bool = False
@@ -610,10 +729,12 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         -------
         mean : ndarray of shape (n, K)
         variance : ndarray of shape (n, K) or (n, K, K)
+            For a matrix of labels: of one logit per label. For maps positions are the
+            last axes.
         """
 
         def moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-            return self._logits(mean, cov)
+            return self._labelling.latent(self._likelihood(), mean, cov)
 
         mean, variance = self._moments(X, moments, full_cov)
         return mean, variance

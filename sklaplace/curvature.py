@@ -16,7 +16,7 @@ from sklaplace.draws import keys_of, uniforms
 from sklaplace.forward import Forward
 from sklaplace.hessians import Factored, OutputHessian
 from sklaplace.jacobians import backpropagate_in_parts, exact_hessian
-from sklaplace.likelihoods import DataFit, Likelihood, weighed
+from sklaplace.likelihoods import DataFit, Likelihood, output_weights, weighed
 from sklaplace.linalg import all_finite
 from sklaplace.options import Check, check_count
 from sklaplace.structures import Accumulator
@@ -31,7 +31,7 @@ def ggn(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Tensor) -> Tensor:
     Equal to the Fisher information for all likelihoods here (Martens 2020,
     "New insights and perspectives on the natural gradient method").
     """
-    return likelihood.hessian_factor(f)
+    return _weigh_labels(likelihood.hessian_factor(f), likelihood, y)
 
 
 def ef(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Tensor) -> Tensor:
@@ -61,11 +61,20 @@ def ggn_mc(
     noise = uniforms(keys, n_draws * likelihood.n_draws(f.shape[-1]), seed)
     drawn = [likelihood.draw(f, u) for u in noise.to(f.device).chunk(n_draws, -1)]
     columns = [likelihood.score(f, target) for target in drawn]
-    return torch.stack(columns, -1) * float(n_draws**-0.5)
+    root = torch.stack(columns, -1) * float(n_draws**-0.5)
+    return _weigh_labels(root, likelihood, y)
 
 
-def _ggn_hessian(likelihood: Likelihood, f: Tensor) -> OutputHessian:
-    return likelihood.hessian(f)
+def _weigh_labels(root: Tensor, likelihood: Likelihood, y: Tensor) -> Tensor:
+    """``S`` of outputs whose losses have weights of their own."""
+    weights = output_weights(likelihood, y, root.shape[1])
+    return root if weights is None else root * weights.sqrt().to(root).unsqueeze(-1)
+
+
+def ggn_hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> OutputHessian:
+    """``S Sᵀ`` of `ggn`, not written out."""
+    weights = output_weights(likelihood, y, f.shape[1])
+    return likelihood.hessian(f).scaled(weights)
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,7 @@ class Curvature:
     root : callable
         ``(likelihood, f, y, keys, **options) -> S`` (b, c, k).
     closed_form : callable or None
-        ``(likelihood, f) -> OutputHessian`` where ``S Sᵀ`` need not be written out.
+        ``(likelihood, f, y) -> OutputHessian`` where ``S Sᵀ`` need not be written out.
     order : int
         Power of ``likelihood.scale`` that the posterior multiplies it by.
     is_exact : bool
@@ -91,7 +100,7 @@ class Curvature:
     """
 
     root: Callable[..., Tensor]
-    closed_form: Callable[[Likelihood, Tensor], OutputHessian] | None = None
+    closed_form: Callable[[Likelihood, Tensor, Tensor], OutputHessian] | None = None
     order: int = 1
     is_exact: bool = False
     is_random: bool = False
@@ -113,10 +122,10 @@ class Curvature:
 
 CURVATURES: dict[str, Curvature] = {
     "ef": Curvature(ef, order=2),
-    "ggn": Curvature(ggn, _ggn_hessian),
+    "ggn": Curvature(ggn, ggn_hessian),
     "ggn_mc": Curvature(ggn_mc, is_random=True, checks={"n_draws": check_count}),
     # of a head, in which outputs are linear, the two are the same
-    "hessian": Curvature(ggn, _ggn_hessian, is_exact=True),
+    "hessian": Curvature(ggn, ggn_hessian, is_exact=True),
 }
 GGN = CURVATURES["ggn"]
 
@@ -131,7 +140,7 @@ def output_hessian(
 ) -> OutputHessian:
     """``w S Sᵀ`` for each row, written out only where there is no closed form."""
     if curvature.closed_form is not None:
-        return curvature.closed_form(likelihood, f).weighted(weights)
+        return curvature.closed_form(likelihood, f, y).weighted(weights)
     return Factored(curvature(likelihood, f, y, keys)).weighted(weights)
 
 
@@ -175,7 +184,7 @@ def accumulate(
         else:
             f = batch.add(forward, accumulator, observe)
         losses.append(batch.loss(f))
-        counts.append(batch.row_weights(f).sum() * likelihood.n_targets(f.shape[1]))
+        counts.append(batch.n_targets(f))
     while accumulator.needs_another_pass():
         for x, y, weights in batches:
             _Batch(likelihood, curvature, x, y, weights).add(forward, accumulator, None)
@@ -249,6 +258,14 @@ class _Batch:
         if self.weights is None:
             return torch.ones(len(f), dtype=torch.float64, device=f.device)
         return self.weights.double()
+
+    def n_targets(self, f: Tensor) -> Tensor:
+        """Sum of the weights of observed values, (), float64."""
+        weights = self.likelihood.label_weights(self.targets)
+        if weights is None:
+            return self.row_weights(f).sum() * self.likelihood.n_targets(f.shape[1])
+        total: Tensor = self.row_weights(f) @ weights.sum(1)
+        return total
 
     def loss(self, f: Tensor) -> Tensor:
         """Weighted sum of the loss, (), float64."""

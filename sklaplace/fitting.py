@@ -6,7 +6,6 @@ frozen, and what it means is read from a few rows, before and after the training
 
 import os
 import warnings
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -152,17 +151,16 @@ class NetworkFitter(PosteriorPredictor):
                 for name in ("n_features_in_", "feature_names_in_"):
                     self.__dict__.pop(name, None)
         else:
-            X, y = validate_data(
-                self,
-                X,
-                y,
-                reset=reset,
-                dtype=None,
-                allow_nd=True,
-                **self._target_options,
-            )
+            X, y = self._validated(X, y, reset=reset)
             X = self._input_type.inputs(X)
         return TrainingData(X, self._encode(y, reset=reset, name=name), None)
+
+    def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
+        """Rows and targets as scikit-learn's checks leave them."""
+        X, y = validate_data(
+            self, X, y, reset=reset, dtype=None, allow_nd=True, **self._target_options
+        )
+        return X, y
 
     # ---------------------------------------------------------------- the network
     def _fit_network(
@@ -293,8 +291,8 @@ class NetworkFitter(PosteriorPredictor):
             is_trained=is_trained,
             options=options or self.subset_params,
             likelihood=self.likelihood,
+            adapted=self._adapted,
         )
-        inspected = replace(inspected, likelihood=self._adapted(inspected.likelihood))
         n_columns = inspected.n_outputs
         size = len(dataset) * n_columns, n_columns
         check_layout(self, inspected.layout, device_of(net), *size)

@@ -141,8 +141,7 @@ class Fold:
 def _log_densities(model: Any, X: Any, y: np.ndarray) -> np.ndarray:
     """Log-probability, or log density, of each target; finite."""
     if is_classifier(model):
-        proba = model.predict_proba(X)[np.arange(len(y)), model._encoder.transform(y)]
-        found: np.ndarray = np.log(np.maximum(proba, np.finfo(np.float64).tiny))
+        found: np.ndarray = model._log_proba_of(X, y)
         return found
     mean, variance = model._latent(X)
     likelihood, noise = model._likelihood(), model._noise()

@@ -84,6 +84,8 @@ class Forward(nn.Module):
             outputs = OUTPUT_MAPS[self.output_map](first_tensor(self.call(x)))
         else:
             outputs = self._tapped(x)
+        if outputs.ndim > 2:  # classes at positions: one position after the other
+            return outputs.movedim(1, -1).flatten(1)
         return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
 
     def _tapped(self, x: Any) -> Tensor:

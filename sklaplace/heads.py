@@ -18,12 +18,12 @@ from torch import Tensor
 
 from sklaplace import priors
 from sklaplace.blocks import Block, HeadBlock
-from sklaplace.curvature import GGN, Curvature, output_hessian
+from sklaplace.curvature import GGN, Curvature, ggn_hessian, output_hessian
 from sklaplace.hessians import OutputHessian
 from sklaplace.inputs import second_moment
 from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import Layout
-from sklaplace.likelihoods import DataFit, Likelihood
+from sklaplace.likelihoods import DataFit, Likelihood, output_weights
 from sklaplace.memory import batch_rows
 from sklaplace.newton import ROUNDING, minimum
 from sklaplace.posterior import GaussianPosterior
@@ -231,9 +231,14 @@ class LinearHead:
         """``v -> (H + diag ρ) v`` at outputs ``f``."""
         rows, ridge = self._rows_in(dtype), rho.to(dtype)
         curvature = self.likelihood.hessian_operator(f.to(dtype))
+        weights = output_weights(self.likelihood, self.targets, f.shape[1])
+        roots = None if weights is None else weights.sqrt().to(dtype)
+
+        def bent(u: Tensor) -> Tensor:
+            return curvature(u) if roots is None else roots * curvature(roots * u)
 
         def product(v: Tensor) -> Tensor:
-            return rows._backward(rows._weigh(curvature(rows._forward(v)))) + ridge * v
+            return rows._backward(rows._weigh(bent(rows._forward(v)))) + ridge * v
 
         return product
 
@@ -246,7 +251,8 @@ class LinearHead:
         self, f: Tensor, rho: Tensor, dtype: torch.dtype
     ) -> Callable[[Tensor], Tensor]:
         """``v -> (H + diag ρ)⁻¹ v``, roughly."""
-        hessian = self.likelihood.hessian(f).weighted(self.sample_weight)
+        hessian = ggn_hessian(self.likelihood, f, self.targets)
+        hessian = hessian.weighted(self.sample_weight)
         features = self._rows_in(dtype).features
         curvatures = hessian.diagonals(self._map)
         blocks = output_blocks(self.layout, features, curvatures, rho)

@@ -38,6 +38,13 @@ class OutputHessian(ABC):
     def weighted(self, weights: Tensor | None) -> "OutputHessian":
         """The same with each row times its weight (b,)."""
 
+    def scaled(self, weights: Tensor | None) -> "OutputHessian":
+        """``√D Λ √D``, ``D`` the weights (b, c) of the outputs."""
+        if weights is None:
+            return self
+        factor = self.factor()
+        return Factored(factor * weights.sqrt().to(factor).unsqueeze(-1))
+
     @abstractmethod
     def double(self) -> "OutputHessian":
         """The same in float64."""
@@ -152,6 +159,135 @@ class Constant(OutputHessian):
         """Diagonal of ``w MᵀM`` for each row, (b, o)."""
         squares = (self._identity() if m is None else m) ** 2
         return torch.outer(self.roots**2, squares.sum(0))
+
+
+@dataclass(frozen=True)
+class Diagonal(OutputHessian):
+    """A diagonal matrix for every row: outputs with losses of their own.
+
+    Attributes
+    ----------
+    roots : Tensor of shape (b, c)
+        Square roots of the diagonal.
+    """
+
+    roots: Tensor
+
+    def __post_init__(self) -> None:
+        b, c = self.roots.shape
+        _set_sizes(self, b, c, c)
+
+    def weighted(self, weights: Tensor | None) -> "Diagonal":
+        """The same with each row times its weight (b,)."""
+        return self.scaled(None if weights is None else weights.unsqueeze(1))
+
+    def scaled(self, weights: Tensor | None) -> "Diagonal":
+        """The same with each entry times its weight, (b, c) or (b, 1)."""
+        if weights is None:
+            return self
+        return Diagonal(self.roots * weights.sqrt().to(self.roots))
+
+    def double(self) -> "Diagonal":
+        """The same in float64."""
+        return Diagonal(self.roots.double())
+
+    def factor(self) -> Tensor:
+        """The roots on the diagonal, (b, c, c)."""
+        return self.roots.diag_embed()
+
+    def total(self) -> Tensor:
+        """Sum over rows, (c, c), float64."""
+        return (self.roots.double() ** 2).sum(0).diag()
+
+    def moment(self, m: Map) -> Tensor:
+        """``Σ MᵀΛM`` over rows, (o, o), float64."""
+        total = self.total()
+        return total if m is None else m.double().T @ total @ m.double()
+
+    def diagonals(self, m: Map) -> Tensor:
+        """Diagonal of ``MᵀΛM`` for each row, (b, o)."""
+        return self.roots**2 if m is None else self.roots**2 @ m**2
+
+    def rows(self, m: Map) -> Tensor:
+        """``SᵀM``, (b, k, o)."""
+        return self.factor() if m is None else self.roots.unsqueeze(-1) * m
+
+
+@dataclass(frozen=True)
+class BlockDiagonal(OutputHessian):
+    """Blocks on the diagonal: outputs in groups with losses of their own.
+
+    Attributes
+    ----------
+    blocks : OutputHessian
+        One matrix for each group of each row, row by row.
+    n_blocks : int
+        Number r of groups.
+    """
+
+    blocks: OutputHessian
+    n_blocks: int
+
+    def __post_init__(self) -> None:
+        inner, r = self.blocks, self.n_blocks
+        _set_sizes(self, inner.n_rows // r, r * inner.n_outputs, r * inner.n_columns)
+
+    def weighted(self, weights: Tensor | None) -> "BlockDiagonal":
+        """The same with each row times its weight (b,)."""
+        if weights is None:
+            return self
+        of_blocks = weights.repeat_interleave(self.n_blocks)
+        return replace(self, blocks=self.blocks.weighted(of_blocks))
+
+    def scaled(self, weights: Tensor | None) -> "BlockDiagonal":
+        """``√D Λ √D``, ``D`` the weights (b, c) of the outputs."""
+        if weights is None:
+            return self
+        of_blocks = weights.reshape(-1, self.blocks.n_outputs)
+        return replace(self, blocks=self.blocks.scaled(of_blocks))
+
+    def double(self) -> "BlockDiagonal":
+        """The same in float64."""
+        return replace(self, blocks=self.blocks.double())
+
+    @cached_property
+    def _roots(self) -> Tensor:
+        """Roots of the blocks, (b, r, K, j)."""
+        roots = self.blocks.factor()
+        return roots.reshape(self.n_rows, self.n_blocks, *roots.shape[1:])
+
+    def factor(self) -> Tensor:
+        """The roots on the diagonal, (b, r·K, r·j)."""
+        roots = self._roots
+        b, r, n, j = roots.shape
+        places = torch.arange(r, device=roots.device)
+        factor = roots.new_zeros(b, r, n, r, j)
+        factor[:, places, :, places] = roots.movedim(1, 0)
+        return factor.reshape(b, r * n, r * j)
+
+    def total(self) -> Tensor:
+        """Sum over rows, (c, c), float64."""
+        roots = self._roots.double()
+        total: Tensor = torch.block_diag(*torch.einsum("brkj,brlj->rkl", roots, roots))
+        return total
+
+    def moment(self, m: Map) -> Tensor:
+        """``Σ MᵀΛM`` over rows, (o, o), float64."""
+        total = self.total()
+        return total if m is None else m.double().T @ total @ m.double()
+
+    def diagonals(self, m: Map) -> Tensor:
+        """Diagonal of ``MᵀΛM`` for each row, (b, o)."""
+        if m is None:
+            return self.blocks.diagonals(None).reshape(self.n_rows, -1)
+        return (self.rows(m) ** 2).sum(1)
+
+    def rows(self, m: Map) -> Tensor:
+        """``SᵀM``, (b, k, o)."""
+        if m is None:
+            return self.factor().mT
+        groups = m.unflatten(0, (self.n_blocks, -1))  # (r, K, o)
+        return torch.einsum("brkj,rko->brjo", self._roots, groups).flatten(1, 2)
 
 
 @dataclass(frozen=True)

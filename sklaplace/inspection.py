@@ -16,8 +16,14 @@ from torch import Tensor, nn
 from sklaplace.forward import Forward, first_tensor
 from sklaplace.jacobians import Jacobian, backpropagate
 from sklaplace.layouts import Layout
-from sklaplace.likelihoods import CRITERIA, Bernoulli, Likelihood
-from sklaplace.memory import batch_rows
+from sklaplace.likelihoods import (
+    CRITERIA,
+    Bernoulli,
+    CategoricalMap,
+    Likelihood,
+    MultilabelBernoulli,
+)
+from sklaplace.memory import batch_rows, require_bytes
 from sklaplace.subsets import common_gradient, select
 
 # default of each criterion's argument that would change the likelihood
@@ -28,7 +34,10 @@ _PLAIN = {
 }
 _TENSORS = {"weight", "pos_weight"}
 # likelihoods whose gradients the tests have seen to
-_OWN = {type(likelihood) for likelihood, _ in CRITERIA.values()}
+_OWN = {type(likelihood) for likelihood, _ in CRITERIA.values()} | {
+    CategoricalMap,
+    MultilabelBernoulli,
+}
 # Copies that are alive at once, of a layer's inputs: as they are and rotated; of its
 # gradients: kept and passed on; of a head's outputs: about as many as the means,
 # variances and probabilities in float64 that a link makes of them.
@@ -67,6 +76,11 @@ class Inspected:
     row_bytes: int
     has_two_softmaxes: bool = False
 
+    @property
+    def covariance_size(self) -> int:
+        """Numbers in the covariance of one row, of each block of outputs alone."""
+        return self.n_outputs**2 // self.likelihood.n_blocks
+
     def batch_size(
         self, *, row_elements: int = 0, with_covariance: bool = False
     ) -> int:
@@ -80,7 +94,7 @@ class Inspected:
             Whether covariances between the outputs are made: a (c, c) matrix in
             float64, centred, and its root.
         """
-        covariances = 3 * self.n_outputs**2 if with_covariance else 0
+        covariances = 3 * self.covariance_size if with_covariance else 0
         return batch_rows(self.row_bytes + 8 * (row_elements + covariances))
 
 
@@ -109,6 +123,7 @@ def inspect(
     is_trained: bool,
     options: Mapping[str, Any] | None = None,
     likelihood: Likelihood | None = None,
+    adapted: Callable[[Likelihood], Likelihood] = lambda known: known,
 ) -> Inspected:
     """Find out how the outputs of a net are to be read and differentiated.
 
@@ -131,6 +146,8 @@ def inspect(
     likelihood : Likelihood, optional
         In place of the one that the criterion stands for; the module then returns what
         it takes.
+    adapted : callable, optional
+        Makes of a likelihood the one for the targets at hand.
 
     Returns
     -------
@@ -142,29 +159,30 @@ def inspect(
         If criterion, outputs or layers do not fit.
     """
     if likelihood is None:
-        likelihood, convention = _likelihood(net, allowed)
+        likelihood, convention = _likelihood(net, allowed, adapted)
     else:
-        convention = ""
+        likelihood, convention = adapted(likelihood), ""
     bare = view(net)
     with bare.frozen():
         raw, sizes = _watched(net, x)
         _check_finite(raw, is_trained)
-        _check_outputs(net, raw, convention)
         if n_targets is not None:
             _check_width(raw, likelihood, n_targets)
+        sums_to_one = likelihood.is_shift_invariant and _has_columns(raw)
+        _check_outputs(net, raw, convention, sums_to_one)
         if type(likelihood) not in _OWN:
             _check_gradient(likelihood, raw)
-        output_map, tap = _reading(net, x, raw, convention)
+        output_map, tap = _reading(net, x, convention, sums_to_one)
         forward = bare.reading(output_map, tap)
         layout = select(forward, x, subset, options or {})
+        _check_map_bytes(raw, sizes, layout)
         f, jacobian = backpropagate(forward, x, layout)
-        row_bytes = _row_bytes(f, sizes, layout, jacobian)
+        row_bytes = _row_bytes(f, sizes, layout, jacobian, likelihood.n_blocks)
     head_map = None if layout.head is None else layout.head.matrix
     if not likelihood.is_convex:
         head_map = None
     elif subset == "last_layer" and head_map is None:
         head_map = common_gradient(layout, jacobian)
-    several = raw.ndim == 2 and raw.shape[1] > 1
     return Inspected(
         likelihood=likelihood,
         layout=layout,
@@ -173,7 +191,9 @@ def inspect(
         n_outputs=f.shape[1],
         head_map=head_map,
         row_bytes=row_bytes,
-        has_two_softmaxes=convention == "logits" and several and _is_distribution(raw),
+        has_two_softmaxes=convention == "logits"
+        and sums_to_one
+        and _is_distribution(raw, sums_to_one),
     )
 
 
@@ -190,7 +210,11 @@ def warn_if_double_softmax(net: Any, inspected: Inspected) -> None:
         )
 
 
-def _likelihood(net: Any, allowed: tuple[type, ...]) -> tuple[Likelihood, str]:
+def _likelihood(
+    net: Any,
+    allowed: tuple[type, ...],
+    adapted: Callable[[Likelihood], Likelihood],
+) -> tuple[Likelihood, str]:
     """Likelihood and output convention that belong to the net's criterion."""
     criterion = net.criterion_
     name = type(criterion).__name__
@@ -209,6 +233,7 @@ def _likelihood(net: Any, allowed: tuple[type, ...]) -> tuple[Likelihood, str]:
             "criterion__reduction='none' gives no loss to train on. Use 'mean', the "
             "default."
         )
+    likelihood = adapted(likelihood)
     for option, plain in _PLAIN.items():
         value = getattr(criterion, option, plain)
         is_plain = value is plain or (option not in _TENSORS and value == plain)
@@ -286,9 +311,9 @@ def _check_finite(raw: Tensor, is_trained: bool) -> None:
     )
 
 
-def _check_outputs(net: Any, raw: Tensor, convention: str) -> None:
+def _check_outputs(net: Any, raw: Tensor, convention: str, sums_to_one: bool) -> None:
     """Refuse outputs that contradict the criterion."""
-    if convention == "probabilities" and not _is_distribution(raw):
+    if convention == "probabilities" and not _is_distribution(raw, sums_to_one):
         raise ValueError(
             f"criterion={type(net.criterion_).__name__} needs a module that returns "
             "probabilities (skorch takes their logarithm itself), but this one "
@@ -298,16 +323,22 @@ def _check_outputs(net: Any, raw: Tensor, convention: str) -> None:
         )
 
 
-def _is_distribution(raw: Tensor) -> bool:
-    """Whether outputs lie in [0, 1] and, where there are several, sum to one."""
+def _has_columns(raw: Tensor) -> bool:
+    return raw.ndim > 1 and raw.shape[1] > 1
+
+
+def _is_distribution(raw: Tensor, sums_to_one: bool) -> bool:
+    """Whether outputs lie in [0, 1] and, where they are of one label, sum to one."""
     inside = bool(((raw >= 0) & (raw <= 1)).all())
-    if raw.ndim == 1 or raw.shape[1] == 1:
+    if not sums_to_one:
         return inside
     total = raw.sum(1)
     return inside and bool(torch.allclose(total, torch.ones_like(total), atol=1e-4))
 
 
-def _reading(net: Any, x: Any, raw: Tensor, convention: str) -> tuple[str, str | None]:
+def _reading(
+    net: Any, x: Any, convention: str, sums_to_one: bool
+) -> tuple[str, str | None]:
     """Output map and tap: how logits are read from what the module returns.
 
     A submodule is tapped if its outputs are the logits of the probabilities for
@@ -316,7 +347,7 @@ def _reading(net: Any, x: Any, raw: Tensor, convention: str) -> tuple[str, str |
     """
     if convention != "probabilities":
         return "identity", None
-    binary = raw.ndim == 1 or raw.shape[1] == 1
+    binary = not sums_to_one
     batches = [x]
     if isinstance(x, Tensor) and x.is_floating_point():
         batches += [0.1 * x, 0 * x]
@@ -353,10 +384,10 @@ def _logit_layers(net: Any, x: Any, binary: bool) -> list[str]:
 
 def _are_logits(out: Tensor, raw: Tensor, binary: bool) -> bool:
     """Whether softmax or sigmoid of ``out`` is ``raw``, compared in logarithms."""
-    if out.numel() != raw.numel():
+    if out.numel() != raw.numel() or (raw.ndim > 2 and out.shape != raw.shape):
         return False
     logits = out.reshape(raw.shape)
-    log = nn.functional.logsigmoid(logits) if binary else logits.log_softmax(-1)
+    log = nn.functional.logsigmoid(logits) if binary else logits.log_softmax(1)
     told_apart = raw > torch.finfo(raw.dtype).tiny * 1e6
     difference = (log - raw.log())[told_apart].abs()
     return bool((difference <= 1e-4 * (1 + log[told_apart].abs())).all())
@@ -382,17 +413,23 @@ def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
 
 def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     """Compare the number of outputs with that of classes or target columns."""
+    shape = likelihood.output_shape(n_targets)
+    if len(shape) > 1:
+        _check_map(raw, shape)
+        return
     if raw.ndim > 2:
         raise ValueError(
             f"The network gives outputs of shape {tuple(raw.shape[1:])} per row; "
-            "one vector per row is supported. Flatten them in the module."
+            "one vector per row is supported for these targets. Flatten them in the "
+            "module, or, for a class at every position, pass y of shape "
+            f"{('n', *raw.shape[2:])} with criterion=torch.nn.CrossEntropyLoss."
         )
     found = 1 if raw.ndim == 1 else raw.shape[1]
     needed = likelihood.width(n_targets)
     if found == needed:
         return
     noun = likelihood.noun
-    plural = {"column": "columns", "class": "classes"}
+    plural = {"column": "columns", "class": "classes", "label": "labels"}
     advice = f"Set the size of its last layer to {needed}."
     if isinstance(likelihood, Bernoulli) and n_targets > 2:
         advice = (
@@ -406,12 +443,51 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     )
 
 
-def _watched(net: Any, x: Any) -> tuple[Tensor, list[int]]:
+def _check_map(raw: Tensor, shape: tuple[int, ...]) -> None:
+    """Compare outputs with maps of classes."""
+    if raw.shape[1:] == shape:
+        return
+    raise ValueError(
+        f"The network gives outputs of shape {tuple(raw.shape[1:])} per row, but y has "
+        f"{shape[0]} classes at positions {shape[1:]}, which take {shape}. Let the "
+        "module return classes first and one logit for each position. For one label "
+        "per row y should be a 1d array; for a matrix of labels that are 0 or 1 use "
+        "criterion=torch.nn.BCEWithLogitsLoss."
+    )
+
+
+def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None:
+    """Refuse maps so large that the Jacobian of a few rows does not fit."""
+    if raw.ndim < 3:
+        return
+    c = raw[0].numel()
+    gradients = sum(sizes.get(name, 0) for name in layout.layers)
+    # roots of the Hessian and columns that are propagated back; then rows of a tensor
+    elements = 3 * len(raw) * c**2 + GRADIENT_COPIES * c * gradients
+    elements += c * max(block.size for block in layout.blocks)
+    require_bytes(
+        elements * raw.element_size(),
+        raw.device,
+        f"the Jacobian of {len(raw)} rows with {c:,} outputs each, of shape "
+        f"{tuple(raw.shape[1:])},",
+        "use smaller maps (crops, or a coarser grid), or fewer layers: "
+        "subset_of_weights takes names",
+    )
+
+
+def _watched(net: Any, x: Any) -> tuple[Tensor, dict[str, int]]:
     """`raw_outputs`, and how much each module without children puts out."""
-    sizes: list[int] = []
+    sizes: dict[str, int] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, _inputs: Any, out: Any) -> None:
+            sizes[name] = sizes.get(name, 0) + _numel(out)
+
+        return hook
+
     handles = [
-        module.register_forward_hook(lambda _m, _i, out: sizes.append(_numel(out)))
-        for module in view(net).module.modules()
+        module.register_forward_hook(note(name))
+        for name, module in view(net).module.named_modules()
         if not any(module.children())
     ]
     try:
@@ -421,16 +497,20 @@ def _watched(net: Any, x: Any) -> tuple[Tensor, list[int]]:
             handle.remove()
 
 
-def _row_bytes(f: Tensor, sizes: list[int], layout: Layout, jacobian: Jacobian) -> int:
+def _row_bytes(
+    f: Tensor, sizes: dict[str, int], layout: Layout, jacobian: Jacobian, n_blocks: int
+) -> int:
     """Bytes that a row takes while its Jacobian is made and used."""
     n_rows, c = f.shape
     inputs = sum(b.a.numel() for b in jacobian.blocks if b.a is not None)
     elements = INPUT_COPIES * inputs // n_rows + OUTPUT_COPIES * c
     if layout.head is not None:  # nothing is kept but what a layer takes and gives
-        elements += 2 * max(sizes, default=0) // n_rows
+        elements += 2 * max(sizes.values(), default=0) // n_rows
     else:
         gradients = sum(block.g.numel() for block in jacobian.blocks)
-        elements += (sum(sizes) + GRADIENT_COPIES * gradients) // n_rows
+        elements += (sum(sizes.values()) + GRADIENT_COPIES * gradients) // n_rows
+    if n_blocks > 1:  # columns that are written out
+        elements += 3 * c**2
     return int(elements) * f.element_size()
 
 

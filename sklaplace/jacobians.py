@@ -171,6 +171,10 @@ class Jacobian:
         """``Σ rowsᵀ w`` over b and k for ``w`` (b, k, q), as (P, q)."""
         return torch.cat([block.rmatmul(w) for block in self.blocks])
 
+    def columns(self, some: slice) -> "Jacobian":
+        """Some of the rows k of each row."""
+        return Jacobian([Block(block.g[:, some], block.a) for block in self.blocks])
+
     def _split(self, v: Tensor) -> tuple[Tensor, ...]:
         pieces: tuple[Tensor, ...] = v.split([b.n_parameters for b in self.blocks])
         return pieces
@@ -250,14 +254,34 @@ class _Recorder:
 Columns = Tensor | OutputHessian
 
 
-def centring(f: Tensor) -> Tensor:
-    """``C = I - 11ᵀ/c``, (c, c): outputs less their mean, as softmax sees them."""
-    c = f.shape[-1]
-    return torch.eye(c, dtype=f.dtype, device=f.device) - 1 / c
+@dataclass(frozen=True)
+class Centring:
+    """``C = I - 11ᵀ/K``, (c, c): outputs less their mean, as softmax sees them.
+
+    Attributes
+    ----------
+    n_blocks : int
+        Groups of outputs, side by side, each of which has a mean of its own.
+    """
+
+    n_blocks: int = 1
+
+    def __call__(self, f: Tensor) -> Tensor:
+        """The matrix for outputs (b, c)."""
+        c, n = f.shape[-1], f.shape[-1] // self.n_blocks
+        identity = torch.eye(c, dtype=f.dtype, device=f.device)
+        if self.n_blocks == 1:
+            return identity - 1 / n
+        groups = torch.eye(self.n_blocks, dtype=f.dtype, device=f.device)
+        return identity - torch.kron(groups, groups.new_full((n, n), 1 / n))
+
+    def centred(self, f: Tensor) -> Tensor:
+        """Outputs (b, c) less their means."""
+        groups = f.reshape(len(f), self.n_blocks, -1)
+        return (groups - groups.mean(2, keepdim=True)).flatten(1)
 
 
-# rules whose S is the same for all rows; None stands for the identity
-SHARED_COLUMNS: tuple[Callable[[Tensor], Tensor] | None, ...] = (None, centring)
+centring = Centring()
 
 
 def backpropagate(
@@ -385,10 +409,10 @@ def _through_head(
     if call.output.ndim != 2 or not head.fits(call.output, f):
         return None
     a = call.x.unsqueeze(1)
-    if cotangents in SHARED_COLUMNS:
+    # rules whose S is the same for all rows; None stands for the identity
+    if cotangents is None or isinstance(cotangents, Centring):
         g = head.shared(cotangents, f)
         return f, Jacobian([Block(g, None if s.is_bias else a) for s in layout.blocks])
-    assert cotangents is not None
     columns = cotangents(f)
     hessian = Factored(columns) if isinstance(columns, Tensor) else columns
     matrix = None if head.is_identity else head.matrix.to(f)

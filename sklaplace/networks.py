@@ -285,15 +285,74 @@ def default_classifier(
     MacKay, D. J. C. (1992). Bayesian interpolation. Neural Computation 4,
     section 4.
     """
-    X, y, weight = _used_rows(X, y, sample_weight)
+    Y = np.eye(n_classes)[y]
+    return penalised_classifier(X, Y, sample_weight, nn.CrossEntropyLoss)
+
+
+def default_multilabel(
+    X: Array, Y: Array, sample_weight: Array | None
+) -> PenalisedClassifier:
+    """Unfitted default network for labels that are zero or one, several per row.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n_samples, n_features)
+        Training inputs, float64; they fix the standardisation and the penalty.
+    Y : ndarray of shape (n_samples, n_labels)
+        Zeros and ones.
+    sample_weight : ndarray of shape (n_samples,) or None
+        Weights, not negative. A weight counts repetitions of its row.
+
+    Returns
+    -------
+    PenalisedClassifier
+        As that of `default_classifier`, with `torch.nn.BCEWithLogitsLoss`.
+    """
+    # the criterion is a mean over labels, too
+    share = 1 / Y.shape[1]
+    Y = Y.astype(np.float64)
+    return penalised_classifier(X, Y, sample_weight, nn.BCEWithLogitsLoss, share)
+
+
+def penalised_classifier(
+    X: Array,
+    Y: Array,
+    sample_weight: Array | None,
+    criterion: type[nn.Module],
+    share: float = 1.0,
+    module: type[nn.Module] = TabularNetwork,
+) -> PenalisedClassifier:
+    """Unfitted default network for zeros and ones.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n_samples, n_features)
+        Inputs that fix the standardisation and the penalty.
+    Y : ndarray of shape (n_samples, n_outputs)
+        Zeros and ones.
+    sample_weight : ndarray of shape (n_samples,) or None
+        Weights, not negative.
+    criterion : type of nn.Module
+        Of one logit for each column.
+    share : float, default=1.0
+        Share of the loss of a row, summed over columns, in the criterion.
+    module : type of nn.Module
+        `TabularNetwork`, or one that takes its arguments and has ``squared_norm()``.
+
+    Returns
+    -------
+    PenalisedClassifier
+        The network is initialised and trained by ``fit``.
+    """
+    X, Y, weight = _used_rows(X, Y, sample_weight)
     constants = _constants(X, weight)
-    noise = _noise_share(X, np.eye(n_classes)[y], weight, constants)
-    penalty = CLASSIFICATION_STRENGTH * noise / (2 * weight.sum())
+    noise = _noise_share(X, Y, weight, constants)
+    penalty = share * CLASSIFICATION_STRENGTH * noise / (2 * weight.sum())
     return PenalisedClassifier(
-        TabularNetwork,
-        criterion=nn.CrossEntropyLoss,
+        module,
+        criterion=criterion,
         penalty=penalty,
-        module__n_outputs=n_classes,
+        module__n_outputs=Y.shape[1],
         **constants,
         **_training(),
     )

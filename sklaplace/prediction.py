@@ -20,7 +20,7 @@ from torch import Tensor
 from sklaplace.data import InputType, count_rows, is_opaque
 from sklaplace.forward import Forward
 from sklaplace.inspection import Inspected, raw_outputs, view
-from sklaplace.jacobians import backpropagate
+from sklaplace.jacobians import Centring, backpropagate
 from sklaplace.linalg import all_finite
 from sklaplace.memory import move, require_bytes
 from sklaplace.options import check_count, check_option, check_positive, check_seed
@@ -80,8 +80,13 @@ class ProjectedRows:
 
             def look(forward: Forward, x: Any) -> list[Linearised]:
                 layout = posterior.layout
+                blocks = posterior.likelihood.n_blocks
                 parts = linearise(
-                    forward, x, layout, diagonal=diagonal, centred=centred
+                    forward,
+                    x,
+                    layout,
+                    diagonal=diagonal,
+                    cotangents=Centring(blocks) if centred else None,
                 )
                 return list(parts)
 
@@ -144,11 +149,7 @@ class PosteriorPredictor(BaseEstimator):
         n_draws: int = 0,
     ) -> list[Any]:
         """``function(forward, x)`` of every batch of X, the network frozen."""
-        if is_opaque(X):
-            count_rows(X)
-        else:
-            X = validate_data(self, X, reset=False, dtype=None, allow_nd=True)
-            X = self._input_type.inputs(X)
+        X = self._rows(X)
         net = self.estimator_
         fitted = FittedNetwork(net, self.inspected_, None, None)
         batches = self._batches(
@@ -161,6 +162,14 @@ class PosteriorPredictor(BaseEstimator):
             forward = fitted.forward()
             with forward.frozen():
                 return [function(forward, x) for x, _, _ in batches]
+
+    def _rows(self, X: Any) -> Any:
+        """Rows to predict, checked and as the network takes them."""
+        if is_opaque(X):
+            count_rows(X)
+            return X
+        X = validate_data(self, X, reset=False, dtype=None, allow_nd=True)
+        return self._input_type.inputs(X)
 
     def _collect(
         self,
@@ -189,7 +198,8 @@ class PosteriorPredictor(BaseEstimator):
             if predictive.gaussian is None:
                 assert weights is not None
                 draws = predictive.draws(posterior, forward, x, weights)
-                gaussian = moments(draws, **question)
+                blocks = posterior.likelihood.n_blocks
+                gaussian = moments(draws, n_blocks=blocks, **question)
             else:
                 gaussian = predictive.gaussian(posterior, forward, x, **question)
             return function(*_checked(*gaussian))
@@ -217,7 +227,7 @@ class PosteriorPredictor(BaseEstimator):
         if full_cov:
             c = self.inspected_.n_outputs
             require_bytes(
-                2 * 8 * _n_rows(X) * c**2,
+                2 * 8 * _n_rows(X) * self.inspected_.covariance_size,
                 "cpu",
                 f"full_cov=True for {_n_rows(X):,} rows of {c:,} outputs",
                 "use full_cov=False, or fewer rows at a time",
@@ -232,7 +242,7 @@ class PosteriorPredictor(BaseEstimator):
         """Refuse covariances between outputs of which not even one row's fits."""
         c = self.inspected_.n_outputs
         require_bytes(
-            4 * 8 * c**2,
+            4 * 8 * self.inspected_.covariance_size,
             "cpu",
             f"a covariance between {c:,} outputs",
             "use link_approx='probit', which needs variances alone",

@@ -17,17 +17,17 @@ from torch.utils.data import default_collate
 
 from sklaplace.forward import Forward
 from sklaplace.jacobians import (
+    Centring,
     Jacobian,
     add_axis,
     backpropagate,
     backpropagate_in_parts,
     call_with,
-    centring,
     joined,
 )
 from sklaplace.layouts import Layout
 from sklaplace.posterior import GaussianPosterior
-from sklaplace.structures import Projection
+from sklaplace.structures import Projection, projected
 from sklaplace.trees import leaves, tree_rows
 
 
@@ -67,6 +67,8 @@ class Linearised:
         mean = linearised_mean(posterior, self.f, self.jacobian)
         if diagonal:
             return mean, posterior.functional_variance(self.jacobian)
+        if posterior.likelihood.n_blocks > 1:
+            return self.projected(posterior, diagonal=False)
         return mean, posterior.functional_covariance(self.jacobian)
 
     def projected(
@@ -76,25 +78,30 @@ class Linearised:
         if self._projection is None or (
             self._projection.structure is not posterior.structure
         ):
-            self._projection = posterior.structure.project(self.jacobian)
+            n_blocks = 1 if diagonal else posterior.likelihood.n_blocks
+            self._projection = projected(posterior.structure, self.jacobian, n_blocks)
         mean = linearised_mean(posterior, self.f, self.jacobian)
         ask = self._projection.variance if diagonal else self._projection.covariance
         return mean, ask(posterior.prior_precision, posterior.scale)
 
 
 def linearise(
-    forward: Forward, x: Any, layout: Layout, *, diagonal: bool, centred: bool
+    forward: Forward,
+    x: Any,
+    layout: Layout,
+    *,
+    diagonal: bool,
+    cotangents: Centring | None = None,
 ) -> Iterator[Linearised]:
     """Rows of a batch, some outputs at a time if ``diagonal`` and they are many.
 
-    ``centred`` takes the mean over outputs off each output.
+    ``cotangents`` takes means over outputs off each output.
     """
-    cotangents = centring if centred else None
     parts = backpropagate_in_parts(forward, x, layout, cotangents)
     if not diagonal:
         parts = iter([joined(list(parts))])
     for f, jacobian in parts:
-        outputs = f - f.mean(1, keepdim=True) if centred else f
+        outputs = f if cotangents is None else cotangents.centred(f)
         first = jacobian.first_column
         yield Linearised(outputs[:, first : first + jacobian.n_columns], jacobian)
 
@@ -108,6 +115,8 @@ def glm(
     centred: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Mean (b, c) and covariance (b, c, c) of the linearised outputs, float64.
+
+    Of a likelihood with r > 1 blocks of K outputs the covariances are (b, r, K, K).
 
     Parameters
     ----------
@@ -129,7 +138,8 @@ def glm(
     columns down to the selected weights.
     """
     layout = posterior.layout
-    parts = linearise(forward, x, layout, diagonal=diagonal, centred=centred)
+    cotangents = Centring(posterior.likelihood.n_blocks) if centred else None
+    parts = linearise(forward, x, layout, diagonal=diagonal, cotangents=cotangents)
     return side_by_side(part.gaussian(posterior, diagonal=diagonal) for part in parts)
 
 
@@ -167,15 +177,24 @@ def network_draws(
     return torch.stack(found, -1)
 
 
-def moments(draws: Tensor, *, diagonal: bool, centred: bool) -> tuple[Tensor, Tensor]:
-    """Mean (b, c), and variances (b, c) or covariances (b, c, c), of (b, c, s)."""
+def moments(
+    draws: Tensor, *, diagonal: bool, centred: bool, n_blocks: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Mean (b, c), and variances (b, c) or covariances (b, c, c), of (b, c, s).
+
+    Of several blocks of outputs the covariances are (b, r, K, K).
+    """
+    groups = draws.unflatten(1, (n_blocks, -1))
     if centred:
-        draws = draws - draws.mean(1, keepdim=True)
+        groups = groups - groups.mean(2, keepdim=True)
+        draws = groups.flatten(1, 2)
     mean = draws.mean(-1)
     deviations = draws - mean.unsqueeze(-1)
     n = max(1, draws.shape[-1] - 1)
     if diagonal:
         return mean, (deviations**2).sum(-1) / n
+    if n_blocks > 1:
+        deviations = deviations.unflatten(1, (n_blocks, -1))
     return mean, deviations @ deviations.mT / n
 
 

@@ -14,7 +14,7 @@ from scipy.stats import rankdata
 from sklearn.base import is_classifier
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
-from sklearn.utils import column_or_1d, indexable
+from sklearn.utils import indexable
 from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import _check_method_params, _check_sample_weight
 
@@ -162,7 +162,7 @@ class _PriorSearch(BaseLaplace):
         _check_n_jobs(self.n_jobs)
         self._scorer(model)
         model._check_data(X, y, sample_weight, None, None)
-        rows = self._without_ignored(model, self._indexable(X, y, sample_weight))
+        rows = self._without_ignored(model, self._indexable(model, X, y, sample_weight))
         splits = self._splits(*rows[:2])
         for number, split in enumerate(splits):
             self._check_split(model, number, split, *rows[1:])
@@ -172,14 +172,12 @@ class _PriorSearch(BaseLaplace):
         """Rows whose labels the criterion does not ignore: no fold could score them."""
         if not is_classifier(self):
             return rows
-        ignored = model._is_ignored(rows[1])
+        ignored = model._is_ignored(rows[1]).reshape(len(rows[1]), -1).all(1)
         return rows_of(rows, np.flatnonzero(~ignored)) if ignored.any() else rows
 
-    def _indexable(self, X: Any, y: Any, sample_weight: Any) -> AllRows:
+    def _indexable(self, model: Any, X: Any, y: Any, sample_weight: Any) -> AllRows:
         """Checked rows as they are cut into folds; they are checked again there."""
-        y = np.asarray(y)
-        if is_classifier(self):
-            y = column_or_1d(y)
+        y = model._labels(y) if is_classifier(self) else np.asarray(y)
         if not is_opaque(X):
             (X,) = indexable(X)
         if sample_weight is not None:

@@ -112,8 +112,9 @@ def _check_likelihood(model: Any) -> None:
     given = model.likelihood
     if given is None:
         return
-    noun, base = ("class", "Labels") if is_classifier(model) else ("column", "Numbers")
-    protocol: Any = ClassLikelihood if noun == "class" else NumberLikelihood
+    has_labels = is_classifier(model)
+    base = "Labels" if has_labels else "Numbers"
+    protocol: Any = ClassLikelihood if has_labels else NumberLikelihood
     names = {name for kind in protocol.__mro__ for name in _members(kind)}
     missing = sorted(name for name in names if not hasattr(given, name))
     if isinstance(given, type) or missing:
@@ -128,7 +129,7 @@ def _check_likelihood(model: Any) -> None:
             f"likelihood={given!r} has has_noise=True, but only normal noise can be "
             "chosen here. Keep has_noise=False, and the noise within the likelihood."
         )
-    if given.noun != noun:
+    if has_labels != (given.noun != "column"):
         raise ValueError(
             f"likelihood={given!r} has targets of another kind. Use "
             f"{'LaplaceRegressor' if given.noun == 'column' else 'LaplaceClassifier'}."

@@ -354,12 +354,14 @@ class _OnOwnRows:
 
 
 def _class_weights(criterion: Any, y: Any, losses: Tensor) -> Tensor:
-    """Weights (b,) of classes, whose sum torch divides a mean of losses by."""
-    weight = getattr(criterion, "weight", None)
-    if weight is None or not isinstance(criterion, _OF_CLASSES):
+    """Weights of labels, whose sum torch divides a mean of losses by."""
+    if not isinstance(criterion, _OF_CLASSES):
         return torch.ones_like(losses)
-    found: Tensor = weight[y.to(weight.device)].to(losses)
-    return found
+    known = (y >= 0).to(losses)
+    weight = getattr(criterion, "weight", None)
+    if weight is None:
+        return known
+    return known * weight[y.clamp(min=0).to(weight.device)].to(losses)
 
 
 def _mean_weight(dataset: Any) -> float:

@@ -7,6 +7,7 @@ network's own head and with the head that is most probable under each of them.
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -15,8 +16,10 @@ from torch import Tensor
 
 from sklaplace import priors
 from sklaplace.evidence import marglik
+from sklaplace.likelihoods import ClassLikelihood
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.predictive import linearised_mean
+from sklaplace.structures import projected
 from sklaplace.tasks import SMALLEST, Rows, Task, clamped, require_head
 
 # A head is exchanged only for one that raises the log-likelihood of the held-out
@@ -175,7 +178,8 @@ def _scored(task: Task, path: list[Tensor]) -> list[_Candidate]:
     scorers = [_Scorer(task, ratio) for ratio in path]
     for rows in _rows(task):
         mean = linearised_mean(task.posterior, rows.f, rows.jacobian)
-        projection = task.posterior.structure.project(rows.jacobian)
+        n_blocks = 1 if task.diagonal else task.posterior.likelihood.n_blocks
+        projection = projected(task.posterior.structure, rows.jacobian, n_blocks)
         for scorer in scorers:
             scorer.add(mean, task.spread(projection, scorer.ratio), rows)
     return [scorer.candidate(task.posterior) for scorer in scorers]
@@ -288,8 +292,8 @@ class _Scorer:
             self._spreads.append(h.temperature * u)
             return
         log_proba = self.task.log_proba(mean, u / self.task.posterior.scale)
-        labels = rows.targets.reshape(-1, 1).long()
-        self._losses.append(-log_proba.gather(1, labels).squeeze(1))
+        likelihood = cast(ClassLikelihood, self.task.posterior.likelihood)
+        self._losses.append(likelihood.log_loss(log_proba, rows.targets))
 
     def candidate(self, posterior: GaussianPosterior) -> _Candidate:
         """The posterior at this point of the path, with its score."""

@@ -21,9 +21,15 @@ from sklaplace.layouts import Layout
 from sklaplace.likelihoods import CRITERIA, Likelihood
 from sklaplace.trees import tree_rows
 
+# of several labels per row, which the criterion alone does not tell
+SEVERAL: list[Likelihood] = [
+    likelihoods.Bernoulli().of_labels(),
+    likelihoods.Categorical().of_map((2,)),
+]
 # one instance of each likelihood that a criterion leads to, by name
 LIKELIHOODS: dict[str, Likelihood] = {
-    type(likelihood).__name__: likelihood for likelihood, _ in CRITERIA.values()
+    type(likelihood).__name__: likelihood
+    for likelihood in [*(known for known, _ in CRITERIA.values()), *SEVERAL]
 }
 
 
@@ -66,6 +72,16 @@ REFERENCES: dict[type, Reference] = {
     likelihoods.Categorical: Reference(3, _labels(3), _categorical),
     likelihoods.Bernoulli: Reference(
         1, lambda n: _labels(2)(n).double().unsqueeze(1), _bernoulli
+    ),
+    likelihoods.MultilabelBernoulli: Reference(
+        3,
+        lambda n: torch.randint(2, (n, 3), generator=generator(3)).double(),
+        _bernoulli,
+    ),
+    likelihoods.CategoricalMap: Reference(
+        4,
+        lambda n: torch.randint(2, (n, 2), generator=generator(3)),
+        lambda f, _: torch.distributions.Categorical(logits=f.unflatten(-1, (2, 2))),
     ),
     likelihoods.Gaussian: Reference(
         2, lambda n: normal(n, 2, seed=3), torch.distributions.Normal

@@ -15,7 +15,13 @@ from sklaplace.forward import Forward
 from sklaplace.heads import HeadRows, LinearHead
 from sklaplace.jacobians import backpropagate
 from sklaplace.layouts import Layout
-from sklaplace.likelihoods import HeteroscedasticGaussian, Likelihood, Poisson
+from sklaplace.likelihoods import (
+    CategoricalMap,
+    HeteroscedasticGaussian,
+    Likelihood,
+    MultilabelBernoulli,
+    Poisson,
+)
 from sklaplace.posterior import GaussianPosterior, Hyperparameters
 from sklaplace.priors import PRIOR_STRUCTURES
 from sklaplace.structures import STRUCTURES
@@ -28,6 +34,8 @@ N_ROWS = 60
 WIDTHS = {
     "Categorical": 3,
     "Bernoulli": 1,
+    "MultilabelBernoulli": 2,
+    "CategoricalMap": 4,
     "Gaussian": 2,
     "Poisson": 2,
     "HeteroscedasticGaussian": 2,
@@ -48,12 +56,15 @@ class Fitted:
     head: LinearHead | None
 
 
+DRAWN = HeteroscedasticGaussian | Poisson | MultilabelBernoulli | CategoricalMap
+
+
 def sampled_targets(likelihood: Likelihood, f: Tensor, seed: int) -> Tensor:
     """Targets that depend on the outputs, with noise."""
-    if likelihood.noun == "column":
+    if likelihood.noun != "class" or likelihood.n_blocks > 1:
         u = torch.rand(*f.shape, dtype=DOUBLE, generator=generator(seed))
         u = u[:, : likelihood.n_draws(f.shape[1])]
-    if isinstance(likelihood, HeteroscedasticGaussian | Poisson):
+    if isinstance(likelihood, DRAWN):
         return likelihood.draw(0.7 * f, u)
     if likelihood.has_noise:
         return 0.7 * f + 0.5 * normal(*f.shape, seed=seed)
@@ -147,7 +158,7 @@ def held_out(fitted: Fitted, n: int = 30, weights: Tensor | None = None) -> Held
 def task(fitted: Fitted, **options: Any) -> Task:
     """All free, the head at hand, no held-out rows; unless said otherwise."""
     has_noise = fitted.likelihood.has_noise
-    has_labels = fitted.likelihood.noun == "class"
+    has_labels = fitted.likelihood.noun != "column"
     made = Task(
         posterior=fitted.posterior,
         head=fitted.head,

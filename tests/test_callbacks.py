@@ -77,6 +77,8 @@ def energy(kind, f, y, w):
         fit = torch.distributions.Categorical(logits=f).log_prob(y)
     elif kind == "bernoulli":
         fit = torch.distributions.Bernoulli(logits=f.reshape(-1)).log_prob(y)
+    elif kind == "multilabel":
+        fit = torch.distributions.Bernoulli(logits=f).log_prob(y).sum(-1)
     elif kind == "poisson":
         fit = torch.distributions.Poisson(f.exp()).log_prob(y).sum(-1)
     elif kind == "heteroscedastic":
@@ -114,6 +116,12 @@ def problem(kind):
             "bernoulli",
             1,
         ),
+        "multilabel": (
+            regressor(MLP, module__n_out=2, criterion=nn.BCEWithLogitsLoss, **WIDE),
+            (Y > 0).astype(np.float64),
+            "multilabel",
+            2,
+        ),
         "mse": (regressor(MLP, module__n_out=2, **WIDE), Y, "normal", 2),
         "mse_squeezed": (regressor(SqueezedMLP, **WIDE), Y[:, 0], "normal", 1),
         "poisson": (
@@ -140,6 +148,7 @@ KINDS = [
     "bce",
     "bce_squeezed",
     "bce_probabilities",
+    "multilabel",
     "mse",
     "mse_squeezed",
     "poisson",
@@ -581,6 +590,15 @@ def test_nets_that_do_not_fit_are_refused(params, words):
     with pytest.raises(ValueError, match=words):
         seeded(net, X, y)
     assert not note.gradients_
+
+
+def test_maps_are_refused():
+    X, _ = blobs()
+    maps = np.zeros((len(X), 2, 2), dtype=np.int64)
+    module = nn.Sequential(nn.Linear(X.shape[1], 12), nn.Unflatten(1, (3, 2, 2)))
+    net = classifier(module, callbacks=[MarglikTraining()])
+    with pytest.raises(ValueError, match=r"gives maps, of shape \(3, 2, 2\) per row"):
+        net.fit(X, maps)
 
 
 def test_rows_that_are_ignored_are_left_out_or_refused():

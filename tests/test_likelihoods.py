@@ -37,7 +37,9 @@ def targets(name, n=40):
 
 
 def test_every_likelihood_has_a_reference():
-    assert set(references.REFERENCES) == {type(value) for value, _ in CRITERIA.values()}
+    of_criteria = {type(value) for value, _ in CRITERIA.values()}
+    of_several = {type(value) for value in references.SEVERAL}
+    assert set(references.REFERENCES) == of_criteria | of_several
 
 
 @every_likelihood
@@ -105,6 +107,10 @@ def test_scale_and_normaliser_are_differentiable(name):
 def test_width_and_number_of_targets(name):
     likelihood = references.LIKELIHOODS[name]
     per_target = 2 if name == "HeteroscedasticGaussian" else 1
+    if name == "CategoricalMap":  # a label at each of two positions
+        assert likelihood.n_targets(6) == 2
+        assert [likelihood.width(n) for n in (3, 7)] == [6, 14]
+        return
     n_targets = 1 if likelihood.noun == "class" else 6 // per_target
     assert likelihood.n_targets(6) == n_targets
     widths = [likelihood.width(n) for n in (3, 7)]

@@ -7,9 +7,16 @@ from sklaplace.likelihoods.base import (
     DataFit,
     Likelihood,
     NumberLikelihood,
+    output_weights,
     weighed,
 )
-from sklaplace.likelihoods.labels import Bernoulli, Categorical, Labels
+from sklaplace.likelihoods.labels import (
+    Bernoulli,
+    Categorical,
+    CategoricalMap,
+    Labels,
+    MultilabelBernoulli,
+)
 from sklaplace.likelihoods.numbers import (
     Gaussian,
     HeteroscedasticGaussian,
@@ -33,6 +40,7 @@ __all__ = [
     "CRITERIA",
     "Bernoulli",
     "Categorical",
+    "CategoricalMap",
     "ClassLikelihood",
     "DataFit",
     "Gaussian",
@@ -40,8 +48,10 @@ __all__ = [
     "HeteroscedasticNLLLoss",
     "Labels",
     "Likelihood",
+    "MultilabelBernoulli",
     "NumberLikelihood",
     "Numbers",
     "Poisson",
+    "output_weights",
     "weighed",
 ]

@@ -34,7 +34,9 @@ class Likelihood(Protocol):
     """Whether ``loss`` is convex in the outputs, so that a head can be refitted."""
     has_noise: bool
     is_shift_invariant: bool
-    """Whether a shift common to all outputs changes nothing."""
+    """Whether a shift common to all outputs, of a block, changes nothing."""
+    n_blocks: int
+    """Blocks that the outputs fall into, side by side: predicted one by one."""
 
     def configured(self, criterion: nn.Module) -> "Likelihood":
         """The same with the options of a criterion."""
@@ -44,6 +46,13 @@ class Likelihood(Protocol):
 
     def row_scale(self, y: Tensor) -> Tensor | None:
         """What the loss of a row is multiplied by, (b,), float64; None: one."""
+
+    def label_weights(self, y: Tensor) -> Tensor | None:
+        """What the loss of each label is multiplied by, (b, r), float64; None: one.
+
+        ``loss`` and ``gradient`` have it, which know the targets; ``hessian``, which
+        does not, is to be multiplied: see `output_weights`.
+        """
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
         """Loss per row, (b,), in nats once multiplied by ``scale``."""
@@ -81,18 +90,33 @@ class Likelihood(Protocol):
     def width(self, n_targets: int) -> int:
         """Outputs that are needed for so many classes or target columns."""
 
+    def output_shape(self, n_targets: int) -> tuple[int, ...]:
+        """The same as the shape that a module gives each row."""
+
 
 class ClassLikelihood(Likelihood, Protocol):
-    """A likelihood whose targets are classes."""
+    """A likelihood whose targets are classes: r labels per row, often one."""
+
+    columns: ClassVar[str]
+    """What columns of targets are, a key of ``LABELLINGS``; empty: one label only."""
+
+    def of_labels(self) -> "ClassLikelihood":
+        """The same for a matrix of labels that are zero or one."""
+
+    def of_map(self, positions: tuple[int, ...]) -> "ClassLikelihood":
+        """The same for one label at every position of a map."""
 
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        """Gaussian over one logit per class from one over the outputs.
+        """Gaussian over one logit per class, (b·r, K), from one over the outputs.
 
-        ``cov`` is (b, c, c), or (b, c) for variances alone.
+        ``cov`` is (b, c, c), or (b, c) for variances alone; (b, r, K, K) of blocks.
         """
 
     def probabilities(self, f: Tensor) -> Tensor:
-        """Class probabilities (..., K) of outputs (..., c)."""
+        """Class probabilities (..., K) of outputs (..., c); (..., r, K) of labels."""
+
+    def log_loss(self, log_proba: Tensor, y: Tensor) -> Tensor:
+        """Loss per row, (b,), under log-probabilities (b·r, K) of the classes."""
 
 
 class NumberLikelihood(Likelihood, Protocol):
@@ -148,6 +172,8 @@ class Curved:
     gradient: Callable[[Tensor, Tensor], Tensor]
     is_convex = True
     is_shift_invariant = False
+    n_blocks = 1
+    width: Callable[[int], int]
     options: ClassVar[frozenset[str]] = frozenset()
 
     def configured(self, criterion: nn.Module) -> Any:
@@ -158,9 +184,17 @@ class Curved:
         """What the loss of a row is multiplied by, (b,), float64; None: one."""
         return None
 
+    def label_weights(self, y: Tensor) -> Tensor | None:
+        """What the loss of each label is multiplied by, (b, r), float64; None: one."""
+        return None
+
     def score(self, f: Tensor, y: Tensor) -> Tensor:
         """Gradient of ``loss`` at drawn targets, (b, c)."""
         return self.gradient(f, y)
+
+    def output_shape(self, n_targets: int) -> tuple[int, ...]:
+        """One vector per row."""
+        return (self.width(n_targets),)
 
     def hessian_factor(self, f: Tensor) -> Tensor:
         """``S`` (b, c, k) with ``S Sᵀ = Λ``."""
@@ -175,3 +209,14 @@ def weighed(
     if scale is None:
         return weights
     return scale if weights is None else weights * scale.to(weights)
+
+
+def output_weights(
+    likelihood: Likelihood, targets: Tensor, n_outputs: int
+) -> Tensor | None:
+    """What the second derivatives in each output are multiplied by, (b, c)."""
+    weights = likelihood.label_weights(targets)
+    if weights is None:
+        return None
+    # the outputs of a label stand side by side
+    return weights.repeat_interleave(n_outputs // weights.shape[1], 1)

@@ -1,6 +1,11 @@
 """Structures: which part of the curvature ``H`` is kept. Here is the registry."""
 
-from sklaplace.structures.base import Accumulator, Projection, Structure
+from sklaplace.structures.base import (
+    Accumulator,
+    Projection,
+    Structure,
+    projected,
+)
 from sklaplace.structures.diag import Diag, DiagAccumulator
 from sklaplace.structures.full import Full, FullAccumulator
 from sklaplace.structures.gp import FunctionSpace, PointsAccumulator
@@ -24,4 +29,4 @@ STRUCTURES: dict[str, tuple[type[Accumulator], type[Structure]]] = {
     "variational": (VariationalAccumulator, Variational),
 }
 
-__all__ = ["STRUCTURES", "Accumulator", "Projection", "Structure"]
+__all__ = ["STRUCTURES", "Accumulator", "Projection", "Structure", "projected"]

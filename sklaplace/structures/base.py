@@ -220,6 +220,39 @@ class Projection(ABC):
 
 
 @dataclass(frozen=True)
+class BlockProjection(Projection):
+    """Rows whose outputs are asked for in groups: no covariance between these.
+
+    Attributes
+    ----------
+    parts : tuple of Projection
+        One for each group of outputs.
+    """
+
+    structure: Structure
+    parts: tuple[Projection, ...]
+
+    def covariance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Functional covariance of each group, (b, r, K, K), float64."""
+        found = [part.covariance(prior_precision, scale) for part in self.parts]
+        return torch.stack(found, 1)
+
+    def variance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """Variances of all outputs, (b, c), float64."""
+        found = [part.variance(prior_precision, scale) for part in self.parts]
+        return torch.cat(found, 1)
+
+
+def projected(structure: Structure, jacobian: Jacobian, n_blocks: int) -> Projection:
+    """Rows prepared for questions, in as many groups of outputs."""
+    if n_blocks == 1:
+        return structure.project(jacobian)
+    n = jacobian.n_columns // n_blocks
+    groups = [jacobian.columns(slice(k * n, (k + 1) * n)) for k in range(n_blocks)]
+    return BlockProjection(structure, tuple(map(structure.project, groups)))
+
+
+@dataclass(frozen=True)
 class Diagonalised(Structure):
     """A structure that keeps an orthonormal basis in which it is diagonal.
 
