@@ -23,15 +23,18 @@ from sklaplace.curvature import CURVATURES, Curvature, accumulate
 from sklaplace.data import (
     TrainingData,
 )
+from sklaplace.draws import keys_of
 from sklaplace.fingerprints import fingerprint
 from sklaplace.fitting import NetworkFitter
-from sklaplace.heads import HeadRows, LinearHead
+from sklaplace.heads import HeadRows
 from sklaplace.inspection import (
     view,
 )
 from sklaplace.jacobians import Centring, backpropagate
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import DataFit, weighed
+from sklaplace.linear import LinearModel
+from sklaplace.linearised import LinearisedNetwork
 from sklaplace.memory import move
 from sklaplace.options import (
     listed,
@@ -66,9 +69,12 @@ class Curved:
     structure: Structure
     data_fit: DataFit
     head_rows: HeadRows
+    needs_rows: bool = False
 
     def stored(self) -> "Curved":
         """Without the rows that have done their part."""
+        if self.needs_rows:
+            return self
         return replace(self, network=replace(self.network, train=None))
 
 
@@ -146,6 +152,12 @@ class BaseLaplace(NetworkFitter):
             raise ValueError(
                 f"{listed(changed)} changed since fit, so that new rows cannot be "
                 "added to what there is. Set them back, or fit anew."
+            )
+        if posterior.is_refitted and self.inspected_.head_map is None:
+            raise ValueError(
+                "refine=True has moved the posterior's mean away from the weights of "
+                "the network, at which new rows would be linearised. Use refine=False, "
+                "or subset_of_weights='last_layer'."
             )
         with unchanged_on_error(self):
             data = self._weighted(self._checked(X, y, reset=False), sample_weight)
@@ -293,7 +305,9 @@ class BaseLaplace(NetworkFitter):
         )
         if not self._tunes_on_rows():
             fitted = replace(fitted, held_out=None)
-        return Curved(fitted, accumulator.decompose(), data_fit, head_rows)
+        needs_rows = self._refine() is True and not head_rows.is_linear
+        structure = accumulator.decompose()
+        return Curved(fitted, structure, data_fit, head_rows, needs_rows)
 
     def _posterior(self, curved: Curved) -> GaussianPosterior:
         """The posterior under the hyperparameters that are given or chosen."""
@@ -307,8 +321,8 @@ class BaseLaplace(NetworkFitter):
         with private_rng(None), torch.inference_mode(False), forward.frozen():
             yield
 
-    def _initial(self, curved: Curved) -> tuple[GaussianPosterior, LinearHead | None]:
-        """The posterior before any tuning, and the last layer as a linear model."""
+    def _initial(self, curved: Curved) -> tuple[GaussianPosterior, LinearModel | None]:
+        """The posterior before any tuning, and the outputs as a linear model."""
         self._check_loss(curved.data_fit)
         posterior = self._untuned(curved.network, curved.structure, curved.data_fit)
         accumulator = self._accumulator()
@@ -321,7 +335,20 @@ class BaseLaplace(NetworkFitter):
             posterior = posterior.under(earlier, accumulator)
         if curvature.is_exact:
             self._check_definite(posterior)
-        return posterior, curved.head_rows.build(posterior, curvature, accumulator)
+        head = curved.head_rows.build(posterior, curvature, accumulator)
+        if head is None and self._refine() is True:
+            return posterior, self._linearised(curved.network, posterior)
+        return posterior, head
+
+    def _linearised(
+        self, fitted: FittedNetwork, posterior: GaussianPosterior
+    ) -> LinearisedNetwork:
+        """Training rows as the network's tangent sees them."""
+        batches = self._batches(fitted, fitted.train)
+        rows = _LinearisedRows(fitted, batches, in_training=True)
+        return LinearisedNetwork.of(
+            posterior, rows, self._curvature(), self._accumulator()
+        )
 
     def _curvature(self) -> Curvature:
         """The curvature asked for, with its options."""
@@ -385,7 +412,7 @@ class BaseLaplace(NetworkFitter):
         self,
         fitted: FittedNetwork,
         posterior: GaussianPosterior,
-        head: LinearHead | None,
+        head: LinearModel | None,
     ) -> GaussianPosterior:
         """The posterior with chosen hyperparameters, by the tuner asked for."""
         task = Task(
@@ -428,17 +455,22 @@ class BaseLaplace(NetworkFitter):
 
 
 class _LinearisedRows:
-    """Held-out rows, linearised anew on each pass: no memory for many weights."""
+    """Rows, linearised anew on each pass: no memory for many weights.
 
-    def __init__(self, fitted: FittedNetwork, batches: Batches) -> None:
-        self.fitted, self.batches = fitted, batches
+    Those of the training have keys, and the outputs as they are.
+    """
+
+    def __init__(
+        self, fitted: FittedNetwork, batches: Batches, *, in_training: bool = False
+    ) -> None:
+        self.fitted, self.batches, self.in_training = fitted, batches, in_training
 
     def __iter__(self) -> Iterator[Rows]:
         forward = self.fitted.forward()
         inspected = self.fitted.inspected
         likelihood = inspected.likelihood
         columns = None
-        if likelihood.is_shift_invariant:
+        if likelihood.is_shift_invariant and not self.in_training:
             columns = Centring(likelihood.n_blocks)
         for x, y, weights in self.batches:
             f, jacobian = backpropagate(forward, x, inspected.layout, columns)
@@ -446,7 +478,8 @@ class _LinearisedRows:
             weights = weighed(inspected.likelihood, targets, weights)
             if weights is None:
                 weights = torch.ones_like(f[:, 0])
-            yield Rows(f, jacobian, targets, weights)
+            keys = keys_of(x) if self.in_training else None
+            yield Rows(f, jacobian, targets, weights, keys)
 
 
 def plain(value: Tensor) -> Any:

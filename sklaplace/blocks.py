@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sklaplace.hessians import OutputHessian
-from sklaplace.inputs import Inputs, Patches, unfolded
+from sklaplace.inputs import Inputs, Patches, mean_input, unfolded
 from sklaplace.linalg import gram
 
 # elements of a temporary array that is allowed without cutting it into rows
@@ -82,6 +82,13 @@ class Block:
     def double(self) -> "Block":
         """The same in float64."""
         return Block(self.g.double(), None if self.a is None else self.a.double())
+
+    def reduced(self) -> "Block":
+        """One position for all: the sum of ``g``, and the mean of ``a``."""
+        if self._has_one_position:
+            return self
+        assert self.a is not None
+        return Block(self.g.sum(2, keepdim=True), mean_input(self.a))
 
     def _pieces(self) -> Iterator[Tensor]:
         """Dense rows in groups that are small enough for fast memory."""
@@ -385,6 +392,10 @@ class HeadBlock:
     def _diagonals(self) -> Tensor:
         """Diagonal of ``MᵀΛM`` for each row, (b, o)."""
         return self.hessian.diagonals(self.matrix)
+
+    def reduced(self) -> "HeadBlock":
+        """What it is: there is one position."""
+        return self
 
     def double(self) -> "HeadBlock":
         """The same in float64."""

@@ -71,7 +71,8 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         Part of the curvature that is kept. ``full`` takes memory quadratic in the
         number of weights, ``lowrank`` that of ``rank`` networks.
     structure_params : dict, default=None
-        Options of the structure. ``lowrank`` takes ``rank`` (100), the number of
+        Options of the structure. ``kron`` takes ``weight_sharing`` (``"expand"``, or
+        ``"reduce"``), ``lowrank`` takes ``rank`` (100), the number of
         eigenvectors to keep, and ``tolerance`` (1e-12), the share of the largest
         eigenvalue below which they are dropped. ``gp``, ``nystrom`` and ``variational``
         take ``n_points`` (100), the number of rows that stand for all.
@@ -98,9 +99,10 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         ``prior_precision``, ``prior_structure`` and ``prior_mean``, which stay at their
         defaults, and nothing is tuned. For ``full``, ``kron`` and ``diag``.
     refine : bool or "auto", default="auto"
-        Whether the last layer is refitted to its most probable weights under the
-        prior; predictions then use it, the network keeps its own. ``"auto"``
-        leaves that to the tuner; where nothing is tuned it is False.
+        Whether the weights are refitted to the most probable ones under the prior, of
+        the linearised network; predictions then use them, the network keeps its own.
+        ``"auto"`` leaves that to the tuner for the last layer, and is False where
+        nothing is tuned, or more weights are selected.
     temperature : float, default=1.0
         Divides the log-likelihood in the posterior; below one sharpens it.
     class_weight : dict, "balanced" or None, default=None

@@ -48,7 +48,6 @@ from sklaplace.settings import (
 )
 from sklaplace.subnetworks import Question, choose
 from sklaplace.subsets import CRITERION, select
-from sklaplace.tasks import require_head
 from sklaplace.training import copied, first_rows, train
 
 
@@ -299,14 +298,12 @@ class NetworkFitter(PosteriorPredictor):
         check_earlier_layout(self.prior, inspected.layout)
         if self._may_refit() and inspected.head_map is not None:
             self._check_head_rows(inspected, len(dataset), device_of(net))
-        if self._refine() is True:
-            if not inspected.likelihood.is_convex:
-                raise ValueError(
-                    "refine=True needs a loss that is convex in the outputs, which "
-                    f"that of {type(inspected.likelihood).__name__} is not. Use "
-                    "refine=False."
-                )
-            require_head(inspected.head_map)
+        if self._refine() is True and not inspected.likelihood.is_convex:
+            raise ValueError(
+                "refine=True needs a loss that is convex in the outputs, which "
+                f"that of {type(inspected.likelihood).__name__} is not. Use "
+                "refine=False."
+            )
         return inspected
 
     def _adapted(self, likelihood: Likelihood) -> Likelihood:

@@ -1,12 +1,7 @@
 """LinearHead: the last layer as the linear model that it is.
 
 Where the selected weights enter linearly, ``f(θ) = f* + J (θ - θ*)`` holds
-exactly, training rows are features, and the most probable weights under a prior
-are the minimum of a convex function,
-``Σ w · loss(f(θ), y) + ½ (θ - μ₀)ᵀ diag(ρ) (θ - μ₀)`` with ``ρ = δ/scale``.
-The evidence of a refitted head can be trusted; that of a head which was trained
-under another prior cannot (Antorán et al. 2022, "Adapting the linearised Laplace
-model evidence for modern deep learning").
+exactly, and training rows are features.
 """
 
 from collections.abc import Callable
@@ -16,16 +11,15 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from sklaplace import priors
 from sklaplace.blocks import Block, HeadBlock
 from sklaplace.curvature import GGN, Curvature, ggn_hessian, output_hessian
 from sklaplace.hessians import OutputHessian
 from sklaplace.inputs import second_moment
 from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import Layout
-from sklaplace.likelihoods import DataFit, Likelihood, output_weights
+from sklaplace.likelihoods import DataFit, Likelihood
+from sklaplace.linear import LinearModel, Products
 from sklaplace.memory import batch_rows
-from sklaplace.newton import ROUNDING, minimum
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.preconditioners import kronecker, output_blocks
 from sklaplace.structures import Accumulator, Structure
@@ -34,7 +28,7 @@ from sklaplace.structures.kron import Factor, Kron, KronAccumulator
 
 
 @dataclass(frozen=True)
-class LinearHead:
+class LinearHead(LinearModel):
     """Training rows as the last layer sees them. All float64.
 
     Losses and gradients are, too; only the products within a Newton step, which the
@@ -81,9 +75,10 @@ class LinearHead:
     keys: Tensor
     dtype: torch.dtype
 
-    def at(self, weights: Tensor) -> Tensor:
-        """Outputs (N, c) with other weights of the head."""
-        return self.outputs + self._forward(weights - self.weights)
+    def products(self, dtype: torch.dtype) -> Products:
+        """Products with the features, in a dtype."""
+        rows = self if dtype == torch.float64 else self._rows_in(dtype)
+        return rows._forward, rows._backward
 
     def _forward(self, direction: Tensor) -> Tensor:
         """``J direction``, (N, c)."""
@@ -100,19 +95,6 @@ class LinearHead:
         weight = (hidden.T @ self.features).flatten()
         has_bias = len(self.layout.blocks) > 1
         return torch.cat([weight, hidden.sum(0)]) if has_bias else weight
-
-    def target_variance(self) -> Tensor:
-        """Weighted variance of real-valued targets, the mean over columns, ()."""
-        shares = (self.sample_weight / self.sample_weight.sum()).unsqueeze(-1)
-        mean = (shares * self.targets).sum(0)
-        return (shares * (self.targets - mean) ** 2).sum(0).mean()
-
-    def loss(self, f: Tensor) -> Tensor:
-        """Weighted sum of the loss, ()."""
-        return self._weigh(self.likelihood.loss(f, self.targets)).sum()
-
-    def _weigh(self, per_row: Tensor) -> Tensor:
-        return per_row * self.sample_weight.reshape(-1, *[1] * (per_row.ndim - 1))
 
     def _accumulate(
         self, accumulator: Accumulator, f: Tensor, curvature: Curvature
@@ -186,62 +168,6 @@ class LinearHead:
         data_fit = DataFit(self.loss(f), template.data_fit.n_targets)
         return replace(template, mean=weights, structure=structure, data_fit=data_fit)
 
-    def refit(
-        self,
-        template: GaussianPosterior,
-        start: Tensor | None = None,
-        tolerance: float = ROUNDING,
-    ) -> GaussianPosterior:
-        """Posterior around the most probable head under the template's prior.
-
-        Parameters
-        ----------
-        template : GaussianPosterior
-            Gives prior, noise and temperature.
-        start : Tensor of shape (P,), optional
-            Where the search starts; the template's mean if not given.
-        tolerance : float
-            Share of itself that the regularised loss may still lack.
-
-        Notes
-        -----
-        Newton's method with preconditioned conjugate gradients; each inner iteration
-        is two products with the features.
-        """
-        prior = template.prior_precision
-        rho = priors.expand(prior, self.layout) / template.loss_scale
-        mean = template.hyperparameters.prior_mean
-        begin = template.mean if start is None else start
-        found = minimum(self, rho, mean.expand_as(rho), begin, tolerance)
-        return self.posterior(template, found)
-
-    def objective(
-        self, theta: Tensor, rho: Tensor, prior_mean: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Regularised loss, its gradient (P,), and the outputs (N, c)."""
-        f = self.at(theta)
-        offset = theta - prior_mean
-        value = self.loss(f) + (rho * offset**2).sum() / 2
-        slope = self._weigh(self.likelihood.gradient(f, self.targets))
-        return value, self._backward(slope) + rho * offset, f
-
-    def curvature_at(
-        self, f: Tensor, rho: Tensor, dtype: torch.dtype
-    ) -> Callable[[Tensor], Tensor]:
-        """``v -> (H + diag ρ) v`` at outputs ``f``."""
-        rows, ridge = self._rows_in(dtype), rho.to(dtype)
-        curvature = self.likelihood.hessian_operator(f.to(dtype))
-        weights = output_weights(self.likelihood, self.targets, f.shape[1])
-        roots = None if weights is None else weights.sqrt().to(dtype)
-
-        def bent(u: Tensor) -> Tensor:
-            return curvature(u) if roots is None else roots * curvature(roots * u)
-
-        def product(v: Tensor) -> Tensor:
-            return rows._backward(rows._weigh(bent(rows._forward(v)))) + ridge * v
-
-        return product
-
     def dense_curvature_at(self, f: Tensor, rho: Tensor) -> Tensor:
         """The same matrix written out, (P, P), float64."""
         full = self._accumulate(FullAccumulator(self.layout), f, GGN).dense()
@@ -272,6 +198,11 @@ class HeadRows:
     def __init__(self, output_map: Tensor | None) -> None:
         self._output_map = output_map
         self._rows: list[tuple[Tensor, ...]] = []
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether there are rows to build a head of."""
+        return self._output_map is not None and bool(self._rows)
 
     def add(
         self,

@@ -237,6 +237,12 @@ def unfolded(a: Inputs) -> Tensor:
     return a.unfold() if isinstance(a, Patches) else a
 
 
+def mean_input(a: Inputs) -> Tensor:
+    """Mean over positions, (b, 1, i)."""
+    pieces = a.pieces() if isinstance(a, Patches) else [a]
+    return torch.cat([unfolded(piece).mean(1, keepdim=True) for piece in pieces])
+
+
 def joined_inputs(parts: list[Inputs]) -> Inputs:
     """Inputs of several batches as those of one."""
     first = parts[0]

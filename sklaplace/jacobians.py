@@ -121,6 +121,17 @@ class Jacobian:
         keys = None if self.keys is None else self.keys[rows.to(self.keys.device)]
         return Jacobian(blocks, keys=keys)
 
+    def combined(self, columns: Tensor) -> "Jacobian":
+        """Rows ``Sᵀ J`` for ``S`` (b, k, q), as many as columns."""
+        known: dict[int, Tensor] = {}
+        blocks = []
+        for block in self.blocks:
+            if id(block.g) not in known:
+                g = block.g.expand(len(columns), -1, -1, -1)
+                known[id(block.g)] = torch.einsum("bkq,bkro->bqro", columns, g)
+            blocks.append(Block(known[id(block.g)], block.a))
+        return replace(self, blocks=blocks)
+
     def times(self, factor: Tensor) -> "Jacobian":
         """All rows times a number; blocks that share output gradients go on to."""
         known = {id(block.g): block.g * factor for block in self.blocks}

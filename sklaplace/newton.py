@@ -102,7 +102,7 @@ def minimum(
         theta, (value, gradient, f) = trial
     if not gradient.abs().max() <= GRADIENT_TOLERANCE * max(unit, float(value)):
         warnings.warn(
-            "The last layer could not be refitted to full precision; gradient "
+            "The weights could not be refitted to full precision; gradient "
             f"{float(gradient.abs().max()):.1e}. A larger prior_precision, or "
             "features of similar size, would help.",
             ConvergenceWarning,

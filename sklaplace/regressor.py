@@ -56,7 +56,8 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         Part of the curvature that is kept. ``full`` takes memory quadratic in the
         number of weights, ``lowrank`` that of ``rank`` networks.
     structure_params : dict, default=None
-        Options of the structure. ``lowrank`` takes ``rank`` (100), the number of
+        Options of the structure. ``kron`` takes ``weight_sharing`` (``"expand"``, or
+        ``"reduce"``), ``lowrank`` takes ``rank`` (100), the number of
         eigenvectors to keep, and ``tolerance`` (1e-12), the share of the largest
         eigenvalue below which they are dropped. ``gp``, ``nystrom`` and ``variational``
         take ``n_points`` (100), the number of rows that stand for all.
@@ -84,9 +85,10 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         defaults, and nothing is tuned. Give ``sigma_noise`` a number. For ``full``,
         ``kron`` and ``diag``.
     refine : bool or "auto", default="auto"
-        Whether the last layer is refitted to its most probable weights under the
-        prior; predictions then use it, the network keeps its own. ``"auto"``
-        leaves that to the tuner; where nothing is tuned it is False.
+        Whether the weights are refitted to the most probable ones under the prior, of
+        the linearised network; predictions then use them, the network keeps its own.
+        ``"auto"`` leaves that to the tuner for the last layer, and is False where
+        nothing is tuned, or more weights are selected.
     temperature : float, default=1.0
         Divides the log-likelihood in the posterior; below one sharpens it.
     validation_fraction : float, default=0.2

@@ -304,11 +304,12 @@ def _check_refine(model: Any) -> None:
     selects_head = isinstance(model.subset_of_weights, (list, tuple)) or (
         model.subset_of_weights == "last_layer"
     )
-    if is_flag and value and not selects_head:
+    if is_flag and value and model.pred_type == "nn" and not selects_head:
         raise ValueError(
-            "refine=True cannot be used with subset_of_weights="
-            f"{model.subset_of_weights!r}. Use subset_of_weights='last_layer', or "
-            "refine='auto'."
+            "refine=True cannot be used with pred_type='nn' and subset_of_weights="
+            f"{model.subset_of_weights!r}: the weights that it finds are those of the "
+            "linearised network. Use pred_type='glm', or subset_of_weights="
+            "'last_layer'."
         )
 
 

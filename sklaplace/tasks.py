@@ -8,8 +8,8 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from sklaplace.heads import LinearHead
 from sklaplace.jacobians import Jacobian
+from sklaplace.linear import LinearModel
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.structures import Projection
 
@@ -21,12 +21,13 @@ SMALLEST, LARGEST = math.exp(-100), math.exp(100)
 
 @dataclass(frozen=True)
 class Rows:
-    """One batch of held-out rows: outputs, their Jacobian, targets, weights."""
+    """One batch of rows: outputs, their Jacobian, targets, weights, perhaps keys."""
 
     f: Tensor
     jacobian: Jacobian
     targets: Tensor
     weights: Tensor
+    keys: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class Task:
     ----------
     posterior : GaussianPosterior
         At the network's own weights, with initial hyperparameters.
-    head : LinearHead or None
-        Training rows as the last layer sees them; None where it is not linear
-        or not the selected subset.
+    head : LinearModel or None
+        Training rows as the selected weights see them, where these enter linearly or
+        the network is taken as linear in them.
     validation : iterable of Rows or None
         Rows that the network did not see.
     log_proba : callable or None
@@ -57,7 +58,7 @@ class Task:
     """
 
     posterior: GaussianPosterior
-    head: LinearHead | None
+    head: LinearModel | None
     validation: Iterable[Rows] | None
     log_proba: Callable[[Tensor, Tensor], Tensor] | None
     free_prior: bool

@@ -146,6 +146,8 @@ def check_questions(problem: Problem, name: str, prior: str) -> None:
     assert_equal(structure.covariance(jacobian, delta, s), expected)
     assert_equal(structure.project(jacobian).covariance(delta, s), expected)
     assert_equal(structure.variance(delta, s), cov.diagonal())
+    v = torch.linspace(-1, 2, len(P), dtype=P.dtype)
+    assert_equal(structure.solve(v, delta, s), cov @ v)
     gamma = 1 - references.expand(delta, problem.layout) * cov.diagonal()
     assert_equal(structure.effective_parameters(delta, s), gamma)
     # A root F of the covariance: the draws are F ε for noise ε, in rows.

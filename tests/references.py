@@ -226,7 +226,7 @@ def diag(parts: Curvature) -> Tensor:
     return full(parts).diagonal().diag()
 
 
-def kron(parts: Curvature) -> Tensor:
+def kron(parts: Curvature, reduces: bool = False) -> Tensor:
     """KFAC: per weight tensor ``B ⊗ A``, other blocks exact."""
     exact = full(parts)
     blocks, start = [], 0
@@ -235,16 +235,18 @@ def kron(parts: Curvature) -> Tensor:
         if spec.layer is None or spec.is_bias or spec.indices is not None:
             blocks.append(exact[rows, rows])
         else:
-            blocks.append(_kfac(parts, spec.layer))
+            blocks.append(_kfac(parts, spec.layer, reduces))
         start += spec.size
     return torch.block_diag(*blocks)
 
 
-def _kfac(parts: Curvature, name: str) -> Tensor:
+def _kfac(parts: Curvature, name: str, reduces: bool = False) -> Tensor:
     """``B = Σ Gᵀ L G`` over positions, ``A`` the weighted mean of ``a aᵀ``."""
     B, A, n_positions = 0.0, 0.0, 0.0
     for n, (L, w) in enumerate(zip(parts.L, parts.weights, strict=True)):
         a, G = _layer(parts.forward, row(parts.x, n), name)  # (r, i), (c, r, o)
+        if reduces:  # positions become one
+            a, G = a.mean(0, keepdim=True), G.sum(1, keepdim=True)
         B = B + torch.einsum("cro,cd,drj->oj", G, L, G)
         A = A + w * a.T @ a
         n_positions = n_positions + w * len(a)

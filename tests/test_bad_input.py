@@ -11,7 +11,6 @@ from nets import (
     ReLUNet,
     SigmoidMLP,
     SoftmaxMLP,
-    TanhMLP,
     TwoInputs,
     binary_classifier,
     blobs,
@@ -105,8 +104,12 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            ({"rank": 3}, ["has 'rank'", "'kron' does not take", "It takes none."]),
-            ({"n_draws": 3}, ["It takes none."]),
+            (
+                {"rank": 3},
+                ["has 'rank'", "'kron' does not take", "It takes 'weight_sharing'."],
+            ),
+            ({"n_draws": 3}, ["It takes 'weight_sharing'."]),
+            ({"weight_sharing": "sum"}, ["'sum'", "'expand', 'reduce'"]),
         ],
     )
     def test_options_of_another_structure(self, options, words):
@@ -247,15 +250,9 @@ class TestOptions:
         refused_fit(for_classes(refine=value), "refine=", "True, False or 'auto'")
 
     @pytest.mark.parametrize("value", [True, np.True_])
-    def test_refine_of_all_weights(self, value):
-        model = for_classes(refine=value, subset_of_weights="all")
-        refused_fit(model, "refine=True", "subset_of_weights='last_layer'")
-
-    @pytest.mark.parametrize("prior", [1.0, "marglik", "validation"])
-    def test_refine_of_outputs_that_bend(self, prior):
-        net = regressor(TanhMLP, **RECORD)
-        model = for_numbers(net, refine=True, prior_precision=prior, sigma_noise=0.1)
-        refused_fit(model, "refine=True", "linear", "refine=False")
+    def test_refine_of_all_weights_and_draws_of_them(self, value):
+        model = for_classes(refine=value, subset_of_weights="all", pred_type="nn")
+        refused_fit(model, "refine=True", "pred_type='nn'", "pred_type='glm'")
 
     @pytest.mark.parametrize("value", [0, 1, 5, -0.1, np.nan, "a", None, True])
     def test_validation_fraction(self, value):

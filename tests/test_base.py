@@ -51,6 +51,7 @@ SETTINGS = [
         "structure_params": {"n_points": 7},
     },
     {"prior_precision": "marglik", "hessian_structure": "nystrom"},
+    {"prior_precision": 1.0, "subset_of_weights": "all", "refine": True},
     {
         "prior_precision": 1.0,
         "subset_of_weights": "all",

@@ -127,6 +127,14 @@ class TestAgainstGridSearch:
         assert_same_choice(model, search)
         np.testing.assert_array_equal(model.predict_proba(X), search.predict_proba(X))
 
+    def test_with_all_weights_refined(self):
+        """To those of the linearised network, anew for every candidate and fold."""
+        net = classifier(TanhMLP, **DOUBLE)
+        for subset in ("last_layer", "all"):
+            settings = {"refine": True, "subset_of_weights": subset}
+            model = for_classes(net, **settings).fit(X, Y)
+            assert_same_choice(model, grid_search(model, X, Y, "neg_log_loss"), 1e-6)
+
     @pytest.mark.parametrize("structure", ["kron", "diag", "full"])
     @pytest.mark.parametrize("subset", ["last_layer", "all"])
     @pytest.mark.parametrize("kind", BOTH)
@@ -652,7 +660,7 @@ class TestBadInput:
             {"hessian_structure": "kronecker"},
             {"link_approx": "logit"},
             {"refine": "yes"},
-            {"refine": True, "subset_of_weights": "all"},
+            {"refine": True, "subset_of_weights": "all", "pred_type": "nn"},
             {"temperature": 0},
             {"random_state": "zero"},
             {"verbose": -1},
@@ -661,10 +669,6 @@ class TestBadInput:
     )
     def test_what_the_plain_estimator_refuses(self, net, settings):
         refused(for_classes(net, **settings), next(iter(settings)))
-
-    def test_refine_without_a_linear_head(self):
-        net = classifier(TanhMLP, **DOUBLE, callbacks=[RecordTraining()])
-        refused(for_classes(net, refine=True), "refine=True")
 
     @pytest.mark.parametrize("noise", ["marglik", "validation", 0.0, None, [1.0]])
     def test_noise(self, noise):

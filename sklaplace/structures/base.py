@@ -146,6 +146,10 @@ class Structure(ABC):
         """``H v``, (P,), which is not written out."""
 
     @abstractmethod
+    def solve(self, vector: Tensor, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """``(scale·H + diag δ)⁻¹ v``, (P,)."""
+
+    @abstractmethod
     def logdet(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """``log det(scale·H + diag δ)``, in nats."""
 
@@ -284,6 +288,11 @@ class Diagonalised(Structure):
         """``Q diag(e) Qᵀ v``, (P,)."""
         turned = self.eigenvalues * self.to_basis(vector.unsqueeze(0))
         return self.unrotate(turned).squeeze(0)
+
+    def solve(self, vector: Tensor, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """``Q diag(1/(scale·e + δ)) Qᵀ v``, (P,)."""
+        precision = self._precision(prior_precision, scale)
+        return self.unrotate(self.to_basis(vector.unsqueeze(0)) / precision).squeeze(0)
 
     def rotate(self, jacobian: Jacobian) -> Jacobian:
         """All rows in the eigenbasis, in their dtype."""

@@ -56,6 +56,13 @@ class DualForm(Structure):
         """``Rᵀ R v``, (P,)."""
         return self._back(self._onto(vector.unsqueeze(0))).squeeze(0)
 
+    def solve(self, vector: Tensor, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """``D⁻¹ v - D⁻¹ Rᵀ (I/scale + R D⁻¹ Rᵀ)⁻¹ R D⁻¹ v``, (P,)."""
+        delta = priors.expand(prior_precision, self.layout)
+        inverse = self._inverse(prior_precision, scale)
+        shares = self._onto((vector / delta).unsqueeze(0)) @ inverse.T @ inverse
+        return (vector - scale * self._back(shares).squeeze(0)) / delta
+
     @cached_property
     def _eigh(self) -> tuple[Tensor, Tensor]:
         return symmetric_eigh(self._gram)

@@ -112,6 +112,11 @@ class Full(Diagonalised):
         """``H v``, (P,)."""
         return self.hessian @ vector
 
+    def solve(self, vector: Tensor, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """``(scale·H + diag δ)⁻¹ v``, (P,)."""
+        root = self._root(prior_precision, scale)
+        return root @ (root.T @ vector)
+
     def resume(self, accumulator: Accumulator) -> None:
         """The matrix."""
         accumulator.add_matrix(self.hessian, is_semidefinite=self.is_semidefinite)

@@ -11,7 +11,7 @@ added to the products of their eigenvalues exactly (Ritter, Botev and Barber 201
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from sklaplace.inputs import Inputs, second_diagonal, second_moment
 from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import Layout
 from sklaplace.linalg import symmetric_eigh
+from sklaplace.options import check_option
 from sklaplace.structures.base import Accumulator, Diagonalised
 
 # A factor wider than this keeps its diagonal only: the eigenvectors of a denser
@@ -207,11 +208,36 @@ class Kron(Diagonalised):
         return dense
 
 
-class KronAccumulator(Accumulator):
-    """Sums ``g gᵀ`` and ``a aᵀ``; memory Σ (o² + i²) over layers."""
+# how positions that share a weight are made one row
+WEIGHT_SHARING = "expand", "reduce"
 
-    def __init__(self, layout: Layout) -> None:
+
+def _check_sharing(name: str, value: Any) -> None:
+    check_option(name, value, WEIGHT_SHARING)
+
+
+class KronAccumulator(Accumulator):
+    """Sums ``g gᵀ`` and ``a aᵀ``; memory Σ (o² + i²) over layers.
+
+    Parameters
+    ----------
+    layout : Layout
+        The selected parameters.
+    weight_sharing : {"expand", "reduce"}, default="expand"
+        Whether each position of a row counts as a row, or the mean of their ``a`` and
+        the sum of their ``g`` do.
+
+    References
+    ----------
+    Eschenhagen, Immer, Turner, Schneider, Hennig (2023), "Kronecker-factored
+    approximate curvature for modern neural network architectures", sections 3.2, 3.3.
+    """
+
+    checks: ClassVar = {"weight_sharing": _check_sharing}
+
+    def __init__(self, layout: Layout, weight_sharing: str = "expand") -> None:
         super().__init__(layout)
+        self._reduces = weight_sharing == "reduce"
         self._outputs: list[Tensor] = []
         self._inputs: list[Tensor] = []
         self._n_positions: list[Tensor] = []
@@ -226,6 +252,8 @@ class KronAccumulator(Accumulator):
     def update(self, jacobian: Jacobian) -> None:
         """Add the factors of one batch."""
         blocks = jacobian.blocks
+        if self._reduces:
+            blocks = [block.reduced() for block in blocks]
         sides = [(block.outputs,) for block in blocks]
         outputs = once(_output_moment, [(block,) for block in blocks], sides)
         if jacobian.first_column:  # of a batch whose inputs have been seen

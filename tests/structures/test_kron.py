@@ -1,9 +1,11 @@
 import pytest
+import references
 import torch
 from cases import CASES, normal, positive
 from contracts import N_ROWS, assert_equal, prior_precision, problem, scale
 
 from sklaplace.blocks import Block
+from sklaplace.curvature import GGN, accumulate
 from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import BlockSpec, Layout
 from sklaplace.structures import kron
@@ -50,6 +52,36 @@ def test_bytes_of_wide_factors(monkeypatch):
     dense = KronAccumulator.n_bytes(layout)
     monkeypatch.setattr(kron, "MAX_FACTOR", 10)
     assert KronAccumulator.n_bytes(layout) < dense / 100
+
+
+def reduced(found, *sizes, weights=None):
+    accumulator = KronAccumulator(found.layout, weight_sharing="reduce")
+    batches = found.batches(*sizes, weights=weights)
+    accumulate(found.forward, batches, found.likelihood, GGN, accumulator)
+    return accumulator.decompose()
+
+
+@pytest.mark.parametrize("case", ["mlp", "cnn", "conv1d", "sequence", "called_twice"])
+def test_reduced_positions(case):
+    """The mean of inputs and the sum of gradients, as if there were one position."""
+    found = problem(case)
+    expected = references.kron(found.parts, reduces=True)
+    for sizes in ((N_ROWS,), (1, 5), (2, 2, 2)):
+        assert_equal(reduced(found, *sizes).dense(), expected)
+    expanded = found.structure("kron").dense()
+    assert torch.allclose(expected, expanded) == (case == "mlp")
+
+
+def test_reducing_is_exact_where_positions_are_averaged():
+    """One row of a head on every position; expanding is not."""
+    found = problem("head_on_positions", subset="last_layer")
+    row = torch.tensor([1.0, 0, 0, 0, 0, 0], dtype=torch.float64)
+    H = found.structure("full", found.batches(N_ROWS, weights=row)).dense()
+    n = found.layout.blocks[0].size  # the weight; the bias is a block of its own
+    weight = reduced(found, N_ROWS, weights=row).dense()[:n, :n]
+    assert_equal(weight, H[:n, :n])
+    expanded = found.structure("kron", found.batches(N_ROWS, weights=row)).dense()
+    assert (expanded[:n, :n] - H[:n, :n]).abs().max() > 1e-2 * H.abs().max()
 
 
 def test_convolutions_divide_by_their_positions():
