@@ -4,7 +4,7 @@ Its requirements exclude current versions of some packages, so that it is no dep
 of the tests. ``tests/benchmarks/compare.py`` says how to install it; then::
 
     peers/bin/pip install -e ".[test]"
-    peers/bin/python -m pytest tests/test_laplace_torch.py
+    peers/bin/python -m pytest tests/test_laplace_torch*.py
 
 Left out is what it does otherwise on purpose or by mistake: links that read the
 variance of a shift of all logits (probit), the empirical Fisher matrix of regression,
