@@ -524,7 +524,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
         Returns
         -------
-        ndarray of shape (n, K), (n, n_labels) or (n, K, *positions)
+        ndarray of shape (n, K), (n, n_labels) or (n, K, ...)
             Rows sum to one; columns in the order of ``classes_``. For a matrix of
             labels: that each of them is one.
         """
@@ -587,7 +587,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
         Returns
         -------
-        ndarray of shape (n, K), (n, n_labels) or (n, K, *positions)
+        ndarray of shape (n, K), (n, n_labels) or (n, K, ...)
             In nats; ``-inf`` where a probability is zero.
         """
         with np.errstate(divide="ignore"):
@@ -605,7 +605,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
         Returns
         -------
-        ndarray of shape (n,), (n, n_labels) or (n, *positions)
+        ndarray of shape (n,), (n, n_labels) or (n, ...)
             Labels; of a matrix of labels zeros and ones.
         """
         proba = self.predict_proba(X)
@@ -619,7 +619,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Rows to predict.
-        y : array-like of shape (n,), (n, n_labels) or (n, *positions)
+        y : array-like of shape (n,), (n, n_labels) or (n, ...)
             Their labels.
         sample_weight : array-like of shape (n,), optional
             Weights of the rows.
@@ -656,7 +656,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
         Returns
         -------
-        ndarray of shape (n, K), (n, n_labels, 2) or (n, K, *positions)
+        ndarray of shape (n, K), (n, n_labels, 2) or (n, K, ...)
             Concentrations; positive. Of a matrix of labels each has two: a Beta
             distribution.
 
@@ -693,7 +693,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         Returns
         -------
         ndarray of shape (n, K, n_samples)
-            (n, n_labels, n_samples) for a matrix of labels, and (n, K, *positions,
+            (n, n_labels, n_samples) for a matrix of labels, and (n, K, ...,
             n_samples) for maps.
 
         Notes
