@@ -168,3 +168,12 @@ def test_repr_tells_what_has_no_kronecker_form(case, words):
     assert shown.startswith("GaussianPosterior(Kron over ")
     assert shown.endswith(f"{words})")
     assert ("layer form" in shown) == bool(words)
+
+
+def test_draws_are_around_the_mean_and_not_the_networks_weights():
+    """Where the head was refitted, the two differ."""
+    posterior = problem("mlp").posterior("kron")
+    shift = torch.linspace(0, 1, len(posterior.mean), dtype=torch.float64)
+    refitted = replace(posterior, mean=posterior.mean + shift)
+    draws = [p.sample(3, generator(1)) for p in (posterior, refitted)]
+    assert_equal(draws[1] - draws[0], shift.expand(3, -1))
