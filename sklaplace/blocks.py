@@ -167,6 +167,8 @@ class Block:
         # inputs first: b·p·q operations whatever k, and (b, o, q) in between
         matrices = v.reshape(self.g.shape[-1], -1, v.shape[1])  # (o, i, q)
         g, inputs = self.g.squeeze(2), self._inputs.squeeze(1)
+        if v.shape[1] == 1:  # one product in place of o with vectors
+            return g @ (inputs @ matrices.squeeze(2).T).unsqueeze(2)
         n_rows = max(1, CHUNK_ELEMENTS // max(1, len(matrices) * v.shape[1]))
         found = []
         for start in range(0, len(inputs), n_rows):
@@ -219,7 +221,7 @@ class Block:
     def products(self, other: "Block") -> Tensor:
         """Products with all rows of another block, (b, k, b', k')."""
         here = self.dense()
-        pieces = [other.dense()] if other.a is None else other._pieces()
+        pieces = [other.dense()] if other.a is None else list(other._pieces())
         return torch.cat([torch.tensordot(here, p, ([2], [2])) for p in pieces], 2)
 
     def input_products(self, other: "Block") -> Tensor:

@@ -256,7 +256,8 @@ class MarglikTraining(PriorCallback):
         Weights that have the prior; all others are trained without one.
     hessian_structure : {"kron", "diag", "full", "lowrank", "gp", "nystrom", \
             "variational"}, default="kron"
-        Part of the curvature that is kept.
+        Part of the curvature that is kept; ``nystrom`` and ``variational`` with
+        ``prior_structure="scalar"`` only.
     curvature : {"ggn", "ggn_mc", "ef"}, default="ggn"
         Approximation of the Hessian.
     prior_precision : float or array, default=1.0

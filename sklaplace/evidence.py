@@ -35,11 +35,30 @@ SMALLEST_NOISE = 1e-4
 
 def evidence(task: Task) -> GaussianPosterior:
     """Evidence at the refitted head, or as it stands where ``refine`` is False."""
+    _warn_if_overstated(task.posterior)
     if task.refine is False or (task.refine == "auto" and task.head is None):
         return marglik(
             task.posterior, free_prior=task.free_prior, free_noise=task.free_noise
         )
     return marglik_refitted(task)
+
+
+def _warn_if_overstated(posterior: GaussianPosterior) -> None:
+    """Warn of curvature that is left out, which the evidence takes for a good fit."""
+    structure = posterior.structure
+    if not structure.overstates:
+        return
+    per_row = posterior.likelihood.n_targets(structure.n_columns)
+    if structure.n_points < float(posterior.data_fit.n_targets) / per_row:
+        warnings.warn(
+            f"hessian_structure={structure.kind!r} leaves out what its "
+            f"{structure.n_points} points cannot tell, and the evidence grows by that: "
+            "prior_precision will be too small. Use more points, "
+            "prior_precision='validation', or hessian_structure='variational', whose "
+            "evidence is a lower bound.",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 # ----------------------------------------------------- at the weights as they are
@@ -319,6 +338,7 @@ def marglik_refitted(task: Task) -> GaussianPosterior:
     free = task.free_prior, task.free_noise
     units = _units(task.posterior, *free)
     history: list[Tensor] = []
+    best = posterior
     for _ in range(MAX_FIXED_POINT):
         now = _logs(posterior.hyperparameters, *free) - units
         then = _logs(_mackay(posterior, task), *free) - units
@@ -329,28 +349,37 @@ def marglik_refitted(task: Task) -> GaussianPosterior:
         v = _accelerated(history) if _may_accelerate(history) else then
         h = _with_logs(posterior.hyperparameters, v + units, *free)
         posterior = head.refit(replace(posterior, hyperparameters=h))
+        if len(history) > MAX_FIXED_POINT // 3:  # it may not be reached
+            best = max(best, posterior, key=_value)
     warnings.warn(
-        "The fixed point of the evidence was not reached; prior_precision is close "
-        "to it. prior_precision='validation' needs none.",
+        "The fixed point of the evidence was not reached; prior_precision has the "
+        "highest evidence that was found. prior_precision='validation' needs none.",
         ConvergenceWarning,
         stacklevel=2,
     )
-    return posterior
+    return best
+
+
+def _value(posterior: GaussianPosterior) -> float:
+    return float(posterior.log_marginal_likelihood())
 
 
 def _mackay(posterior: GaussianPosterior, task: Task) -> Hyperparameters:
     """MacKay's updates of prior precision and noise."""
     h = posterior.hyperparameters
-    delta = h.prior_precision
+    delta, order = h.prior_precision, posterior.curvature_order
     gamma = _determined(posterior)
+    slack = posterior.structure.slack(delta, posterior.scale)
     if task.free_prior:
         scatter = _group_scatter(posterior, delta)
-        h = replace(h, prior_precision=clamped(gamma / scatter))
+        # δ² scatter = δ γ + δ slack, whose last term does not depend on δ
+        root = (gamma**2 + 4 * scatter * delta * slack).sqrt()
+        h = replace(h, prior_precision=clamped((gamma + root) / (2 * scatter)))
     if task.free_noise:
         n, residual = posterior.data_fit.n_targets, 2 * posterior.data_fit.loss
-        known = posterior.curvature_order * gamma.sum()
+        squares = residual / h.temperature + order * slack * h.sigma_noise**2
         # γ reaches n only where every target is fitted; keep a tenth of a row
-        variance = residual / h.temperature / (n - known).clamp(min=0.1)
+        variance = squares / (n - order * gamma.sum()).clamp(min=0.1)
         floor = SMALLEST_NOISE**2 * require_head(task.head).target_variance()
         h = replace(h, sigma_noise=clamped(torch.maximum(variance, floor).sqrt()))
     return h

@@ -298,6 +298,14 @@ class NetworkFitter(PosteriorPredictor):
         check_earlier_layout(self.prior, inspected.layout)
         if self._may_refit() and inspected.head_map is not None:
             self._check_head_rows(inspected, len(dataset), device_of(net))
+        is_bent = self._refine() is True and inspected.head_map is None
+        if is_bent and self.pred_type == "nn":
+            raise ValueError(
+                "refine=True cannot be used with pred_type='nn' here: the weights that "
+                "it finds are those of the linearised network. Use pred_type='glm', or "
+                "subset_of_weights='last_layer' with a network that ends in a Linear "
+                "layer."
+            )
         if self._refine() is True and not inspected.likelihood.is_convex:
             raise ValueError(
                 "refine=True needs a loss that is convex in the outputs, which "

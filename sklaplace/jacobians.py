@@ -99,8 +99,15 @@ class Jacobian:
         return torch.cat([piece.expand(b, -1, -1) for piece in pieces], -1)
 
     def double(self) -> "Jacobian":
-        """The same in float64."""
-        return replace(self, blocks=[block.double() for block in self.blocks])
+        """The same in float64; blocks share output gradients as before."""
+        if self.dtype == torch.float64 or isinstance(self.blocks[0], HeadBlock):
+            return replace(self, blocks=[block.double() for block in self.blocks])
+        known = {id(block.g): block.g.double() for block in self.blocks}
+        blocks = [
+            Block(known[id(b.g)], None if b.a is None else b.a.double())
+            for b in self.blocks
+        ]
+        return replace(self, blocks=blocks)
 
     def take(self, rows: Tensor) -> "Jacobian":
         """Some rows of the batch, by their places (n,), float64.
@@ -132,8 +139,25 @@ class Jacobian:
             blocks.append(Block(known[id(block.g)], block.a))
         return replace(self, blocks=blocks)
 
+    def shortest(self) -> "Jacobian":
+        """Rows written out where that takes less, as of layers with many positions."""
+        blocks = [
+            Block(block.dense().unsqueeze(2))
+            if block.a is not None
+            and block.a.shape[1] > 1
+            and block.n_columns * block.n_parameters * len(block)
+            < block.g.numel() + block.a.numel()
+            else block
+            for block in self.blocks
+        ]
+        return replace(self, blocks=blocks)
+
+    def gradients(self) -> list[Tensor]:
+        """Output gradients, each once where blocks share them."""
+        return list({id(block.g): block.g for block in self.blocks}.values())
+
     def times(self, factor: Tensor) -> "Jacobian":
-        """All rows times a number; blocks that share output gradients go on to."""
+        """Rows times a number, or (b, 1, 1, 1); blocks share gradients as before."""
         known = {id(block.g): block.g * factor for block in self.blocks}
         blocks = [Block(known[id(block.g)], block.a) for block in self.blocks]
         return replace(self, blocks=blocks)

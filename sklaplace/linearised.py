@@ -20,7 +20,10 @@ from sklaplace.linear import LinearModel, Products
 from sklaplace.memory import free_bytes
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.structures import Accumulator, Structure
+from sklaplace.structures.base import Diagonalised
+from sklaplace.structures.diag import DiagAccumulator
 from sklaplace.structures.full import FullAccumulator
+from sklaplace.structures.kron import KronAccumulator
 from sklaplace.tasks import Rows
 
 # Share of the free memory that rows of the Jacobian may take; where they would take
@@ -158,12 +161,17 @@ class LinearisedNetwork(LinearModel):
     def preconditioner_at(
         self, f: Tensor, rho: Tensor, dtype: torch.dtype
     ) -> Callable[[Tensor], Tensor]:
-        """By the structure at the network's own weights, whose rows it is made of."""
+        """By a structure that has an eigenbasis, or by Kronecker factors at ``f``."""
         one = torch.ones((), dtype=torch.float64, device=rho.device)
-        prior = _bearable(rho, self.structure)
+        structure = self.structure
+        if not isinstance(structure, Diagonalised):
+            has_masks = any(block.indices is not None for block in self.layout.blocks)
+            kind = DiagAccumulator if has_masks else KronAccumulator
+            structure = self._accumulate(kind(self.layout), f, GGN)
+        prior = _bearable(rho, structure)
 
         def precondition(v: Tensor) -> Tensor:
-            return self.structure.solve(v.double(), prior, one).to(dtype)
+            return structure.solve(v.double(), prior, one).to(dtype)
 
         return precondition
 

@@ -256,7 +256,8 @@ def _check_earlier_structure(model: Any, earlier: GaussianPosterior) -> None:
     if name not in adding:
         raise ValueError(
             f"hessian_structure={name!r} cannot be used with prior: truncated "
-            f"curvatures do not add up. Choose one of {listed(adding)}."
+            "curvatures, and those of a few points alone, do not add up. Choose one "
+            f"of {listed(adding)}."
         )
     if kind != name:
         raise ValueError(
@@ -300,16 +301,6 @@ def _check_refine(model: Any) -> None:
     if not is_flag and not (isinstance(value, str) and value == "auto"):
         raise ValueError(
             f"refine={value!r} is not known. Choose True, False or 'auto'."
-        )
-    selects_head = isinstance(model.subset_of_weights, (list, tuple)) or (
-        model.subset_of_weights == "last_layer"
-    )
-    if is_flag and value and model.pred_type == "nn" and not selects_head:
-        raise ValueError(
-            "refine=True cannot be used with pred_type='nn' and subset_of_weights="
-            f"{model.subset_of_weights!r}: the weights that it finds are those of the "
-            "linearised network. Use pred_type='glm', or subset_of_weights="
-            "'last_layer'."
         )
 
 

@@ -215,6 +215,7 @@ def test_a_last_layer_costs_one_forward_pass(kind, structure):
     assert costs.backward == []
 
 
+@pytest.mark.filterwarnings("ignore:.*leaves out what its")
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("tuner", ["marglik", "validation"])
 def test_tuning_a_last_layer_passes_held_out_rows_once(tuner, structure):
@@ -337,6 +338,7 @@ def test_evidence_takes_few_evaluations_on_one_decomposition(subset, structure):
     assert costs.cholesky == (expected[structure] if structure == "lowrank" else [])
 
 
+@pytest.mark.filterwarnings("ignore:.*leaves out what its")
 @pytest.mark.parametrize("structure", LAYERWISE)
 def test_evidence_of_several_priors_and_noise_takes_few_evaluations(structure):
     model = LaplaceRegressor(

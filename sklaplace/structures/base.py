@@ -119,6 +119,19 @@ class Structure(ABC):
     priors: ClassVar[frozenset[str]]
     is_spectral: ClassVar[bool] = True
     """Whether under a scalar prior the log-determinant is that of `eigenvalues`."""
+    overstates: ClassVar[bool] = False
+    """Whether the evidence grows by what is left out of ``H``."""
+
+    @property
+    def n_points(self) -> int:
+        """Rows of the data that stand for all, where it is made of such."""
+        return 0
+
+    @property
+    def n_columns(self) -> int:
+        """Rows of the Jacobian that each of them has."""
+        return 1
+
     kind: ClassVar[str]
     """Name in the registry."""
     adds_up: ClassVar[bool] = True
@@ -202,6 +215,10 @@ class Structure(ABC):
         """
         delta = priors.expand(prior_precision, self.layout)
         return 1 - delta * self.variance(prior_precision, scale)
+
+    def slack(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """What `logdet` has beyond that of the kept part of ``H``, (): a bound's."""
+        return torch.zeros_like(scale)
 
     def effective_dimension(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """Their sum for a scalar prior, (): no eigenvector is needed."""

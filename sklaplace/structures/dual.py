@@ -134,7 +134,8 @@ class DualForm(Structure):
         whole = jacobian.double()
         delta = priors.expand(prior_precision, self.layout)
         known = self._known(whole, prior_precision, scale)
-        return (whole.variance(1 / delta) - (known**2).sum(-1)).clamp(min=0)
+        prior = whole.variance(1 / delta)
+        return _less(prior, (known**2).sum(-1))
 
     def _known(
         self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
@@ -278,6 +279,12 @@ class Dual(DualForm):
         accumulator.update(Jacobian(blocks))
 
 
+def _less(prior: Tensor, known: Tensor) -> Tensor:
+    """What is left of variances, at least their rounding: never certain by accident."""
+    left: Tensor = (prior - known).maximum(torch.finfo(prior.dtype).eps * prior)
+    return left
+
+
 def _half(root: Tensor) -> Tensor:
     """``W = L⁻ᵀ (I + L)⁻¹``, with ``(I - BᵀWB)(I - BᵀWB)ᵀ = (I + BᵀB)⁻¹``."""
     identity = torch.eye(len(root), dtype=root.dtype, device=root.device)
@@ -331,4 +338,4 @@ class _DualProjection(Projection):
             )
         known = self._crossed**2 @ self._shares(prior_precision, scale)
         prior = self._prior.diagonal(dim1=1, dim2=2)
-        return ((prior - known) / prior_precision).clamp(min=0)
+        return _less(prior, known) / prior_precision

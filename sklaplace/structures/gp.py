@@ -9,6 +9,7 @@ layer inputs beside output gradients: neither ``H`` nor a dense Jacobian is writ
 where all rows are points.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -17,13 +18,15 @@ import torch
 from torch import Tensor
 
 from sklaplace.jacobians import Jacobian
-from sklaplace.layouts import Layout
+from sklaplace.layouts import BlockSpec, Layout
 from sklaplace.options import check_count
-from sklaplace.structures.base import Accumulator, Structure
+from sklaplace.structures.base import Accumulator, Remembered, Structure
 from sklaplace.structures.dual import Dual, DualForm
 
 # points, where no number is given
 N_POINTS = 100
+# share of its entries by which a row may differ from a multiple of its copy
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class FunctionSpace(DualForm):
     kind = "gp"
     # more points than are asked for are dropped
     adds_up = False
+    overstates = True
     priors = frozenset({"scalar", "layerwise"})
 
     @cached_property
@@ -63,9 +67,30 @@ class FunctionSpace(DualForm):
         return self._rooted(rows.T).T
 
     def _cross(self, jacobian: Jacobian, prior_precision: Tensor) -> Tensor:
+        return self._rooted(self._raw(jacobian, prior_precision))
+
+    def _raw(self, jacobian: Jacobian, prior_precision: Tensor) -> Tensor:
+        """Products with the rows of the points themselves, (b, c, m)."""
         v = self._variances(prior_precision)
         parts = [jacobian.kernel(point, v).flatten(2) for point in self.points]
-        return self._rooted(torch.cat(parts, -1))
+        return torch.cat(parts, -1)
+
+    def _known(
+        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
+    ) -> Tensor:
+        """The same, by one product with a matrix that is kept."""
+
+        def multiplied() -> Tensor:
+            inverse = self._inverse(prior_precision, scale) * scale.sqrt()
+            return inverse if self.root is None else inverse @ self.root
+
+        # L⁻¹ F, (n, m)
+        both = self._products.get((prior_precision, scale), multiplied)
+        return self._raw(jacobian, prior_precision) @ both.T
+
+    @cached_property
+    def _products(self) -> Remembered:
+        return Remembered()
 
     def _rooted(self, values: Tensor) -> Tensor:
         """``values Fᵀ`` for (..., m), as (..., n)."""
@@ -103,6 +128,17 @@ class FunctionSpace(DualForm):
         return sum(point.n_rows * point.n_columns for point in self.points)
 
     @property
+    def n_points(self) -> int:
+        """Rows of the data; those of several forms count once."""
+        keys = [point.keys for point in self.points if point.keys is not None]
+        return len(torch.cat(keys).unique())
+
+    @property
+    def n_columns(self) -> int:
+        """Rows of the Jacobian that each of them has."""
+        return self.points[0].n_columns
+
+    @property
     def is_wide(self) -> bool:
         """Whether there are more rows than parameters."""
         return self.n_rows > self.layout.n_parameters
@@ -136,6 +172,7 @@ class Compact(Dual):
     points: FunctionSpace
     kind = "gp"
     adds_up = False
+    overstates = True
 
     @classmethod
     def of(cls, points: FunctionSpace, **more: Tensor) -> "Compact":
@@ -152,6 +189,16 @@ class Compact(Dual):
         """Rows and points of ``factor·H``."""
         points = self.points.scaled(factor)
         return replace(self, rows=self.rows * factor.sqrt(), points=points)
+
+    @property
+    def n_points(self) -> int:
+        """Rows of the data."""
+        return self.points.n_points
+
+    @property
+    def n_columns(self) -> int:
+        """Rows of the Jacobian that each of them has."""
+        return self.points.n_columns
 
     def resume(self, accumulator: Accumulator) -> None:
         """The points."""
@@ -193,16 +240,16 @@ class PointsAccumulator(Accumulator):
         """Rows of the points, and their products with each other."""
         n = n_points * n_columns
         n = n if n_rows is None else min(n, n_rows)
-        shapes = [block.factor_shape for block in layout.blocks]
-        widths = sum(i + n_columns * o for o, i in shapes)
+        widths = sum(_width(block, n_columns) for block in layout.blocks)
         return 8 * (n * widths // n_columns + 4 * n**2)
 
     @staticmethod
     def row_elements(
         layout: Layout, n_columns: int, n_points: int = N_POINTS, **options: Any
     ) -> int:
-        """Products of a row's columns with those of all points."""
-        return 3 * n_points * n_columns**2
+        """Products of a row's columns with those of all points, and wide rows."""
+        wide = [block.size for block in layout.blocks if len(block.shape) > 2]
+        return 3 * n_points * n_columns**2 + 2 * n_columns * max(wide, default=0)
 
     def update(self, jacobian: Jacobian) -> None:
         """Keep the rows of one batch that are points; drop those that are no more."""
@@ -210,7 +257,9 @@ class PointsAccumulator(Accumulator):
         keys = jacobian.keys.cpu()
         self._admit(keys)
         if places := self._places(keys):
-            self._pieces.append(jacobian.take(torch.tensor(places)))
+            self._pieces.append(jacobian.take(torch.tensor(places)).shortest())
+        if sum(piece.n_rows for piece in self._pieces) > 2 * self.n_points:
+            self._pieces = list(self.points())  # equal rows, as one
 
     def _places(self, keys: Tensor) -> list[int]:
         """Where rows are points, as far as is known."""
@@ -250,17 +299,56 @@ class PointsAccumulator(Accumulator):
         groups: dict[Any, list[Jacobian]] = {}
         for piece in self._pieces:
             groups.setdefault(_form(piece), []).append(piece)
-        found = []
-        for form in sorted(groups):
-            rows = Jacobian.stacked(groups[form])
-            assert rows.keys is not None
-            found.append(rows.take(rows.keys.sort(stable=True).indices))
-        return tuple(found)
+        merged = [one for form in sorted(groups) for one in _merged(groups[form])]
+        return tuple(merged)
 
     def decompose(self) -> Structure:
         """The frozen rows."""
         found = FunctionSpace(self.layout, self.points(), None)
         return Compact.of(found) if found.is_wide else found
+
+
+def _width(block: BlockSpec, n_columns: int) -> int:
+    """Numbers that a row of the data takes: of convolutions, at most those of dense."""
+    if block.layer is None or len(block.shape) > 2:
+        return n_columns * block.size
+    o, i = block.factor_shape
+    return i + n_columns * o
+
+
+def _merged(parts: list[Jacobian]) -> Iterator[Jacobian]:
+    """Rows of one form, ordered by their keys; equal ones as one where they can be.
+
+    Copies have gradients that are multiples of each other, unless their targets have a
+    say in ``S``: then those of further copies stay, as other columns of the same row.
+    """
+    rows = Jacobian.stacked(parts)
+    assert rows.keys is not None
+    rest: Jacobian | None = rows.take(rows.keys.sort(stable=True).indices)
+    while rest is not None:
+        one, rest = _first_copies(rest)
+        yield one
+
+
+def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
+    """One row for each key, in which its multiples are, and what is no multiple."""
+    assert rows.keys is not None
+    names, owner = rows.keys.unique(return_inverse=True)
+    if len(names) == len(rows.keys):
+        return rows, None
+    flat = torch.cat([g.flatten(1) for g in rows.gradients()], 1)  # (n, k·r·o)
+    places = torch.arange(len(owner), device=owner.device)
+    first = torch.full_like(names, len(owner)).scatter_reduce(0, owner, places, "amin")
+    lead = flat[first][owner]
+    squares = (lead**2).sum(1)
+    ratio = torch.where(squares > 0, (flat * lead).sum(1) / squares, 0)
+    gap = (flat - ratio[:, None] * lead).abs().amax(1)
+    same = gap <= ROUNDING * flat.abs().amax(1)
+    shares = torch.where(same, ratio**2, 0).masked_fill(places == first[owner], 1)
+    total = flat.new_zeros(len(names)).index_add_(0, owner, shares)
+    merged = rows.take(first).times(total.sqrt()[:, None, None, None])
+    others = (~same & (places != first[owner])).nonzero().flatten()
+    return merged, rows.take(others) if len(others) else None
 
 
 def _form(rows: Jacobian) -> tuple[tuple[int, ...], ...]:

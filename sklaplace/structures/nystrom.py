@@ -76,16 +76,16 @@ class Bounded(DualForm):
     rest: Tensor
     kind = "variational"
     is_spectral = False
+    overstates = False
 
     def logdet(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """``log det(scale·UUᵀHUUᵀ + δ) + scale/δ tr(H - UUᵀH)``, in nats."""
-        bound = scale / prior_precision * self.rest
+        bound = self.slack(prior_precision, scale)
         return super().logdet(prior_precision, scale) + bound
 
-    def effective_dimension(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """``P`` less the derivative of the bound in ``log δ``, ()."""
-        bound = scale / prior_precision * self.rest
-        return super().effective_dimension(prior_precision, scale) + bound
+    def slack(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+        """``scale/δ tr(H - UUᵀH)``, ()."""
+        return scale / prior_precision * self.rest
 
 
 @dataclass(frozen=True)

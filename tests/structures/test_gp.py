@@ -1,10 +1,11 @@
 import pytest
 import torch
-from cases import normal
+from cases import generator, normal
 from contracts import N_ROWS, ROUNDING, assert_equal, prior_precision, problem, scale
 
 from sklaplace.curvature import CURVATURES, GGN, accumulate
 from sklaplace.draws import keys_of
+from sklaplace.structures import STRUCTURES
 from sklaplace.structures.gp import PointsAccumulator
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
@@ -75,6 +76,26 @@ def test_equal_rows_are_one_point():
     weighted = accumulated(found, found.batches(2, 4, weights=weights)).decompose()
     repeated = accumulated(found, [found.rows(copies)]).decompose()
     assert_equal(weighted.dense(), repeated.dense(), ROUNDING)
+
+
+@pytest.mark.parametrize("curvature", ["ggn", "ggn_mc", "ef"])
+def test_copies_take_no_memory(curvature):
+    """However often a row comes; targets of their own may make it a few."""
+    found = problem("mlp")
+    copies = torch.arange(N_ROWS).repeat(50)
+    x, y, _ = found.rows(copies)
+    y = torch.randint(3, y.shape, generator=generator(5)) if curvature == "ef" else y
+    batches = [(x[:120], y[:120], None), (x[120:], y[120:], None)]
+    kind = CURVATURES[curvature]
+    structure = accumulated(found, batches, curvature=kind).decompose()
+    points = getattr(structure.points, "points", structure.points)  # if compact
+    n_rows = sum(point.n_rows for point in points)
+    assert n_rows <= FEW * (3 if curvature == "ef" else 1)
+    kept = torch.isin(copies, chosen_rows(found))
+    full = STRUCTURES["full"][0](found.layout)
+    rows = [(x[kept], y[kept], None)]
+    accumulate(found.forward, rows, found.likelihood, kind, full)
+    assert_equal(structure.dense(), full.decompose().dense(), 1e-9)
 
 
 def test_rows_stay_unmultiplied():
