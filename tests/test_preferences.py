@@ -187,6 +187,15 @@ def test_more_pairs_and_batches(trained):
     np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
+def test_pairs_of_an_earlier_task(trained):
+    frozen = FrozenEstimator(trained)
+    first = LaplaceRanker(frozen, prior_precision=DELTA).fit(X[:40], Y[:40])
+    second = LaplaceRanker(frozen, prior=first.posterior_).fit(X[40:], Y[40:])
+    found = second.predict_score(ITEMS, return_std=True)
+    expected = fitted(trained).predict_score(ITEMS, return_std=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+
+
 class TestBadInput:
     def model(self, **params):
         return LaplaceRanker(net(callbacks=[RecordTraining()], **params))
