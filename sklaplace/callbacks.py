@@ -7,15 +7,18 @@ maximum of the posterior.
 """
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
 from skorch.callbacks import Callback
 from skorch.dataset import unpack_data
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from sklaplace import priors
 from sklaplace.base import plain
@@ -77,8 +80,10 @@ def criterion_unit(net: Any, inspected: Inspected, y: Any, n_rows: int) -> Tenso
         loss = net.get_loss(_as_module(inspected, f, y), y, training=True)
         (found,) = torch.autograd.grad(loss, f)
     expected = _gradient(inspected, f.detach().double(), y, batch_weights(net))
-    ratio = (found.double() * expected).sum() / (expected**2).sum()
-    return ratio * (n / n_rows)
+    square = (expected**2).sum()
+    ratio = (found.double() * expected).sum() / square
+    # a batch whose targets all weigh nothing tells no unit, and takes no step
+    return torch.where(square > 0, ratio, torch.zeros_like(ratio)) * (n / n_rows)
 
 
 def _gradient(
@@ -159,8 +164,10 @@ class PriorCallback(Callback):  # type: ignore[misc]
             adapted = partial(_adapted, raw_outputs(net, x))
             options: dict[str, Any] = {"is_trained": False, "adapted": adapted}
             inspected = inspect(net, x, subset, _LIKELIHOODS, None, **options)
+            _check_labels(net, dataset_train, inspected)
             layout = self._begin(net, inspected, len(dataset_train))
             _check_optimizer(net, layout)
+            _check_single(net, layout)
         self.running_ = _Running(inspected, layout, dataset_train)
 
     def on_grad_computed(
@@ -170,7 +177,6 @@ class PriorCallback(Callback):  # type: ignore[misc]
         running, module = self.running_, unwrapped(net.module_)
         _, y = unpack_data(batch)
         y = torch.as_tensor(y, device=device_of(net))
-        _check_labels(y, running.inspected)
         unit = criterion_unit(net, running.inspected, y, len(running.rows))
         slope = self._slope(running.layout.read(module))
         add_to_gradients(running.layout, module, unit / self._loss_scale() * slope)
@@ -212,13 +218,54 @@ def _adapted(raw: Tensor, likelihood: Any) -> Any:
     return likelihood.of_labels() if has_columns and is_of_one else likelihood
 
 
-def _check_labels(y: Tensor, inspected: Inspected) -> None:
+def _check_labels(net: Any, rows: Any, inspected: Inspected) -> None:
     """Refuse rows that the criterion ignores, and the curvature would not."""
-    if inspected.likelihood.noun == "class" and bool((y < 0).any()):
+    if inspected.likelihood.noun != "class":
+        return
+    batches = Batches(net, rows, inspected.batch_size())
+    if any(bool((torch.as_tensor(y) < 0).any()) for y in _targets(rows, batches)):
         raise ValueError(
             "Some labels are negative, as of rows that the criterion ignores. Leave "
             "these rows out, or train the net within LaplaceClassifier, which does."
         )
+
+
+def _targets(rows: Any, batches: Batches) -> Iterator[Any]:
+    """Targets of a dataset; its rows are not read where it has them as an array."""
+    picked = np.arange(len(rows))
+    while isinstance(rows, Subset):
+        rows, picked = rows.dataset, np.asarray(rows.indices)[picked]
+    y = getattr(rows, "y", None)
+    if isinstance(y, np.ndarray):
+        yield y[picked]
+    else:
+        yield from (y for _, y, _ in batches)
+
+
+def _check_single(net: Any, layout: Layout) -> None:
+    """Refuse a second callback with a prior over the same weights."""
+    for _, other in net.callbacks_:
+        running = vars(other).get("running_")
+        if isinstance(running, _Running) and _overlap(layout, running.layout):
+            raise ValueError(
+                f"{type(other).__name__} among the callbacks has a prior over the same "
+                "weights already. Weights have one: leave one of the callbacks out, or "
+                "select other weights."
+            )
+
+
+def _overlap(one: Layout, other: Layout) -> bool:
+    """Whether two layouts have a weight in common."""
+    known = {block.name: block.indices for block in other.blocks}
+    for block in one.blocks:
+        if block.name not in known:
+            continue
+        indices = known[block.name]
+        if block.indices is None or indices is None:
+            return True
+        if bool(torch.isin(block.indices, indices).any()):
+            return True
+    return False
 
 
 def _check_optimizer(net: Any, layout: Layout) -> None:

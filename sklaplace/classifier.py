@@ -97,7 +97,9 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         ``posterior_`` of an estimator that was fitted to an earlier task, around a
         network with the same weights: the prior is then that Gaussian, in place of
         ``prior_precision``, ``prior_structure`` and ``prior_mean``, which stay at their
-        defaults, and nothing is tuned. For ``full``, ``kron`` and ``diag``.
+        defaults, and nothing is tuned. Outputs are matched by their number. Exact for
+        ``full`` and ``diag``; see the guide on the others, of which ``gp`` and
+        ``lowrank`` are refused.
     refine : bool or "auto", default="auto"
         Whether the weights are refitted to the most probable ones under the prior, of
         the linearised network; predictions then use them, the network keeps its own.
@@ -628,18 +630,29 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         -------
         float
             Share of the rows whose labels are all right; for maps, share of the
-            positions, without those that the criterion ignores.
+            positions. Labels that the criterion ignores do not count.
+
+        Raises
+        ------
+        ValueError
+            If it ignores all of them, or y has labels of another kind than in fit.
         """
-        predicted = self.predict(X)
-        if predicted.ndim > 1 and self._labelling.has_names:
-            labels = self._labels(y)
-            known = ~self._is_ignored(labels)
-            shares = None
-            if sample_weight is not None:
-                rows = np.asarray(sample_weight).reshape(-1, *[1] * (labels.ndim - 1))
-                shares = np.broadcast_to(rows, labels.shape)[known]
-            return float(np.average((predicted == labels)[known], weights=shares))
-        return float(accuracy_score(y, predicted, sample_weight=sample_weight))
+        predicted, labels = self.predict(X), self._labels(y)
+        check_consistent_length(predicted, labels, sample_weight)
+        known = ~self._is_ignored(labels)
+        if not self._labelling.has_names:  # a row is right as a whole
+            labels, known = labels.astype(predicted.dtype), known[:, 0]
+        if not known.any():
+            raise ValueError(
+                "All labels are those that the criterion ignores, so that there is "
+                "nothing to score. Pass some rows with classes."
+            )
+        weights = None
+        if sample_weight is not None:
+            rows = np.asarray(sample_weight).reshape(-1, *[1] * (known.ndim - 1))
+            weights = np.broadcast_to(rows, known.shape)[known]
+        found = accuracy_score(labels[known], predicted[known], sample_weight=weights)
+        return float(found)
 
     def predict_dirichlet(self, X: Any) -> np.ndarray:
         """Dirichlet distribution over class probabilities, by the Laplace Bridge.

@@ -50,6 +50,9 @@ class Forward(nn.Module):
     tap : str or None, default=None
         Name of the submodule whose output is taken instead, such as the layer
         before a softmax: it has the logits to full precision.
+    shape : tuple of int or None, default=None
+        What the network returns per row, where it is known: maps of another size
+        would be read at the wrong positions.
 
     Attributes
     ----------
@@ -63,18 +66,20 @@ class Forward(nn.Module):
         call: Callable[[Any], Any],
         output_map: str = "identity",
         tap: str | None = None,
+        shape: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
         self.module = module
         self.call = call
         self.output_map = output_map
         self.tap = tap
+        self.shape = shape
         named = module.named_parameters()
         self.trainable = frozenset(name for name, p in named if p.requires_grad)
 
     def reading(self, output_map: str, tap: str | None) -> "Forward":
         """The same network, its outputs read in another way."""
-        other = Forward(self.module, self.call, output_map, tap)
+        other = Forward(self.module, self.call, output_map, tap, self.shape)
         other.trainable = self.trainable
         return other
 
@@ -84,9 +89,20 @@ class Forward(nn.Module):
             outputs = OUTPUT_MAPS[self.output_map](first_tensor(self.call(x)))
         else:
             outputs = self._tapped(x)
+        self._check_maps(tuple(outputs.shape[1:]))
         if outputs.ndim > 2:  # classes at positions: one position after the other
             return outputs.movedim(1, -1).flatten(1)
         return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
+
+    def _check_maps(self, shape: tuple[int, ...]) -> None:
+        """Refuse maps that are not of the size seen in fit."""
+        if self.shape is None or max(len(shape), len(self.shape)) < 2:
+            return
+        if shape != self.shape:
+            raise ValueError(
+                f"The network gives maps of shape {shape} for these rows, but "
+                f"{self.shape} in fit. Pass maps of one size."
+            )
 
     def _tapped(self, x: Any) -> Tensor:
         """Output of the tapped submodule while the network runs."""

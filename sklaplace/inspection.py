@@ -65,6 +65,8 @@ class Inspected:
         Memory that one row of a batch takes.
     has_two_softmaxes : bool
         Whether probabilities go to a criterion that expects logits.
+    output_shape : tuple of int or None
+        What the module returns per row.
     """
 
     likelihood: Likelihood
@@ -75,6 +77,7 @@ class Inspected:
     head_map: Tensor | None
     row_bytes: int
     has_two_softmaxes: bool = False
+    output_shape: tuple[int, ...] | None = None
 
     @property
     def covariance_size(self) -> int:
@@ -103,14 +106,19 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return getattr(module, "_orig_mod", module)
 
 
-def view(net: Any, output_map: str = "identity", tap: str | None = None) -> Forward:
+def view(
+    net: Any,
+    output_map: str = "identity",
+    tap: str | None = None,
+    shape: tuple[int, ...] | None = None,
+) -> Forward:
     """The network of a skorch net as a `Forward`; the net is not changed."""
     module = unwrapped(net.module_)
     if module is not net.module_:
         bare = object.__new__(type(net))
         bare.__dict__.update(net.__dict__, module_=module)
         net = bare
-    return Forward(module, net.infer, output_map, tap)
+    return Forward(module, net.infer, output_map, tap, shape)
 
 
 def inspect(
@@ -194,6 +202,7 @@ def inspect(
         has_two_softmaxes=convention == "logits"
         and sums_to_one
         and _is_distribution(raw, sums_to_one),
+        output_shape=tuple(raw.shape[1:]),
     )
 
 

@@ -66,7 +66,7 @@ class Labelling(ABC):
     def decided(
         self, proba: np.ndarray, classes: np.ndarray, threshold: float | None
     ) -> np.ndarray:
-        """Targets from `probabilities`; a threshold is that of two classes."""
+        """Targets from `probabilities`; a threshold is of one label, of two classes."""
 
     @abstractmethod
     def latent(
@@ -200,8 +200,7 @@ class LabelMatrix(Labelling):
         self, proba: np.ndarray, classes: np.ndarray, threshold: float | None
     ) -> np.ndarray:
         """Zeros and ones, (n, L)."""
-        limit = 0.5 if threshold is None else threshold
-        return (proba > limit).astype(np.int64)
+        return (proba > 0.5).astype(np.int64)
 
     def latent(
         self, likelihood: ClassLikelihood, mean: Tensor, cov: Tensor

@@ -52,7 +52,8 @@ class FittedNetwork:
 
     def forward(self) -> Forward:
         """The network as a function to differentiate."""
-        return view(self.net, self.inspected.output_map, self.inspected.tap)
+        known = self.inspected
+        return view(self.net, known.output_map, known.tap, known.output_shape)
 
 
 class ProjectedRows:

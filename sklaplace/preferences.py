@@ -10,14 +10,22 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
+import torch
 from sklearn.utils.validation import check_array, check_is_fitted
 from torch import Tensor, nn
 
 from sklaplace.classifier import LaplaceClassifier
 from sklaplace.data import TrainingData, is_opaque
+from sklaplace.forward import Forward
+from sklaplace.inspection import Inspected, raw_outputs, view
 from sklaplace.labelling import OneLabel
 from sklaplace.likelihoods import Bernoulli
 from sklaplace.networks import TabularNetwork, penalised_classifier
+from sklaplace.training import first_rows
+
+# share of two scores that rounding may put between their difference and a logit;
+# logits beyond the limit are too coarse in a probability to be compared
+_ROUNDING, _COARSE = 1e-3, 10.0
 
 
 class BradleyTerry(nn.Module):
@@ -128,8 +136,18 @@ class LaplaceRanker(LaplaceClassifier):
     estimator : skorch net, FrozenEstimator or None, default=None
         The network, whose module is a `BradleyTerry` around a scorer, or another that
         takes (b, 2, ...) and (b, 1, ...); None makes a small one that suits tables.
-    **params
-        As for `LaplaceClassifier`.
+    subset_of_weights : str or list of str, default="all"
+        Weights that are treated as random.
+    hessian_structure : str, default="full"
+        Part of the curvature that is kept; see Notes on ``"kron"``.
+    prior_precision : float, array or {"auto", "validation", "marglik"}, \
+            default="marglik"
+        One over the prior variance of a weight, or what chooses it.
+    likelihood, subset_params, structure_params, curvature, curvature_params, \
+            prior_structure, prior_mean, prior, refine, temperature, class_weight, \
+            validation_fraction, pred_type, link_approx, n_samples, batch_size, \
+            memory, random_state, verbose
+        As for `LaplaceClassifier`, which has other defaults for the three above.
 
     Attributes
     ----------
@@ -144,8 +162,16 @@ class LaplaceRanker(LaplaceClassifier):
 
     Notes
     -----
-    A scorer is called twice for each pair, so that its last layer is not refitted: the
-    posterior is around the trained weights.
+    A scorer is called twice for each pair, so that ``refine="auto"`` refits nothing:
+    the posterior is around the trained weights. ``refine=True`` refits all that is
+    selected.
+
+    The defaults are chosen for scores: evidence on all pairs, since held-out answers
+    say little of how far off a score may be, and all correlations of all weights. Their
+    memory is quadratic in the number of weights; a network too large for it is refused
+    with what to do. ``"kron"`` takes sums over both items for their difference, and
+    forgets that they enter with opposite signs: error bars of single scores then are
+    too small, by factors of two to three where this was measured.
 
     References
     ----------
@@ -166,6 +192,78 @@ class LaplaceRanker(LaplaceClassifier):
     """
 
     _likelihoods = (Bernoulli,)
+
+    def __init__(
+        self,
+        estimator: Any = None,
+        *,
+        likelihood: Any = None,
+        subset_of_weights: str | list[str] = "all",
+        subset_params: dict[str, Any] | None = None,
+        hessian_structure: str = "full",
+        structure_params: dict[str, Any] | None = None,
+        curvature: str = "ggn",
+        curvature_params: dict[str, Any] | None = None,
+        prior_precision: Any = "marglik",
+        prior_structure: str = "scalar",
+        prior_mean: Any = 0.0,
+        prior: Any = None,
+        refine: Any = "auto",
+        temperature: float = 1.0,
+        class_weight: dict[Any, float] | str | None = None,
+        validation_fraction: float = 0.2,
+        pred_type: str = "glm",
+        link_approx: str = "auto",
+        n_samples: int = 100,
+        batch_size: int | None = None,
+        memory: Any = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.estimator = estimator
+        self.likelihood = likelihood
+        self.subset_of_weights = subset_of_weights
+        self.subset_params = subset_params
+        self.hessian_structure = hessian_structure
+        self.structure_params = structure_params
+        self.curvature = curvature
+        self.curvature_params = curvature_params
+        self.prior_precision = prior_precision
+        self.prior_structure = prior_structure
+        self.prior_mean = prior_mean
+        self.prior = prior
+        self.refine = refine
+        self.temperature = temperature
+        self.class_weight = class_weight
+        self.validation_fraction = validation_fraction
+        self.pred_type = pred_type
+        self.link_approx = link_approx
+        self.n_samples = n_samples
+        self.batch_size = batch_size
+        self.memory = memory
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        if (self.structure_params or {}).get("weight_sharing") == "reduce":
+            raise ValueError(
+                "structure_params={'weight_sharing': 'reduce'} adds up the gradients "
+                "of the two items of a pair, which enter with opposite signs, so that "
+                "their sum says nothing. Use 'expand', or hessian_structure='full'."
+            )
+
+    def _check_data(self, *args: Any) -> Any:
+        # an earlier fit says nothing of the items of this one
+        self.__dict__.pop("_item_shape", None)
+        return super()._check_data(*args)
+
+    def _inspect(self, net: Any, dataset: Any, **options: Any) -> Inspected:
+        inspected = super()._inspect(net, dataset, **options)
+        forward = view(net, inspected.output_map, inspected.tap)
+        with forward.frozen():
+            _check_difference(net, forward, first_rows(net, dataset))
+        return inspected
 
     def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
         shape = np.asarray(X).shape
@@ -277,3 +375,33 @@ class LaplaceRanker(LaplaceClassifier):
         tags.classifier_tags.multi_label = False
         tags.classifier_tags.multi_class = False
         return tags
+
+
+def _check_difference(net: Any, forward: Forward, x: Any) -> None:
+    """Refuse a network whose answer to a pair is no difference of two scores."""
+    if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[1] != 2:
+        return
+    wrong = (
+        "The network {}, so that it has no scores of single items. Wrap the scorer in "
+        "BradleyTerry, which takes the difference of two scores."
+    )
+    singles = [x[:, k : k + 1] for k in (0, 1)]
+    try:
+        for item in singles:
+            raw_outputs(net, item)
+    except ValueError as error:
+        raise ValueError(wrong.format("takes pairs alone")) from error
+    with torch.no_grad():
+        first, second, logit = (forward(rows).double() for rows in (*singles, x))
+    difference = (logit - (second - first)).abs()
+    size = first.abs() + second.abs() + logit.abs()
+    compared = torch.ones_like(size, dtype=torch.bool)
+    if forward.output_map == "logit":
+        compared = size < _COARSE
+    if bool((difference > _ROUNDING * size + 1e-6)[compared].any()):
+        raise ValueError(
+            wrong.format(
+                "gives pairs other logits than the difference of its outputs "
+                "for the second and the first item"
+            )
+        )

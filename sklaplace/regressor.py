@@ -82,8 +82,9 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         ``posterior_`` of an estimator that was fitted to an earlier task, around a
         network with the same weights: the prior is then that Gaussian, in place of
         ``prior_precision``, ``prior_structure`` and ``prior_mean``, which stay at their
-        defaults, and nothing is tuned. Give ``sigma_noise`` a number. For ``full``,
-        ``kron`` and ``diag``.
+        defaults, and nothing is tuned. Give ``sigma_noise`` a number. Outputs
+        are matched by their number. Exact for ``full`` and ``diag``; see the guide on
+        the others, of which ``gp`` and ``lowrank`` are refused.
     refine : bool or "auto", default="auto"
         Whether the weights are refitted to the most probable ones under the prior, of
         the linearised network; predictions then use them, the network keeps its own.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy.stats import rankdata
 from sklearn.base import is_classifier
-from sklearn.metrics import check_scoring
+from sklearn.metrics import brier_score_loss, check_scoring, log_loss
 from sklearn.model_selection import check_cv
 from sklearn.utils import indexable
 from sklearn.utils.parallel import Parallel, delayed
@@ -160,8 +160,10 @@ class _PriorSearch(BaseLaplace):
         model._check_parameters()
         check_memory(self.memory)
         _check_n_jobs(self.n_jobs)
-        self._scorer(model)
+        scorer = self._scorer(model)
         model._check_data(X, y, sample_weight, None, None)
+        if is_classifier(self) and not model._labelling.is_single:
+            _check_scores_columns(scorer)
         rows = self._without_ignored(model, self._indexable(model, X, y, sample_weight))
         splits = self._splits(*rows[:2])
         for number, split in enumerate(splits):
@@ -260,6 +262,17 @@ class _PriorSearch(BaseLaplace):
         return candidates, list(scores)
 
 
+def _check_scores_columns(scorer: Any) -> None:
+    """Refuse scores that take several labels per row for one, written out."""
+    score = getattr(scorer, "_score_func", None)
+    if score in (log_loss, brier_score_loss):
+        raise ValueError(
+            f"scoring with {score.__name__} takes columns of y for the classes of one "
+            "label per row, and y has several labels. Use scoring=None, the "
+            "log-likelihood of all labels."
+        )
+
+
 def _check_n_jobs(n_jobs: Any) -> None:
     is_integer = isinstance(n_jobs, Integral) and not isinstance(n_jobs, bool)
     if n_jobs is not None and (not is_integer or n_jobs == 0):
@@ -326,8 +339,9 @@ class LaplaceClassifierCV(_PriorSearch, LaplaceClassifier):
     scoring : str, callable or None, default=None
         What a prior precision is judged by, the higher the better. None is the mean
         log-probability of the held-out labels: ``"neg_log_loss"``, but finite for
-        all predictions and with weights. Scores of the labels alone
-        (``"accuracy"``) hardly tell prior precisions apart.
+        all predictions and with weights, and right for several labels per row, where
+        that one is refused. Scores of the labels alone (``"accuracy"``) hardly tell
+        prior precisions apart.
     likelihood, subset_of_weights, subset_params, hessian_structure, \
             structure_params, curvature, curvature_params, prior_structure, \
             prior_mean, \

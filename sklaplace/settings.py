@@ -5,6 +5,7 @@ checked as soon as these are known, with the network still untrained.
 """
 
 from collections.abc import Iterable, Mapping
+from inspect import signature
 from itertools import zip_longest
 from typing import Any
 
@@ -214,11 +215,9 @@ def _check_earlier(model: Any) -> None:
     if earlier is None:
         return
     check_posterior("prior", earlier)
-    plain: dict[str, Any] = {
-        "prior_precision": "auto",
-        "prior_structure": "scalar",
-        "prior_mean": 0.0,
-    }
+    defaults = signature(type(model)).parameters
+    names = "prior_precision", "prior_structure", "prior_mean"
+    plain = {name: defaults[name].default for name in names}
     given = [k for k, v in plain.items() if not np.array_equal(getattr(model, k), v)]
     if given:
         raise ValueError(

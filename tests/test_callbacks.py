@@ -31,7 +31,12 @@ from skorch.callbacks import Callback, PrintLog
 from skorch.dataset import unpack_data
 from torch import nn
 
-from sklaplace import LaplaceClassifier, LaplaceRegressor, MarglikTraining
+from sklaplace import (
+    LaplaceClassifier,
+    LaplaceRegressor,
+    MarglikTraining,
+    PriorTraining,
+)
 from sklaplace.curvature import CURVATURES, accumulate
 from sklaplace.evidence import marglik
 from sklaplace.inspection import view
@@ -609,6 +614,101 @@ def test_rows_that_are_ignored_are_left_out_or_refused():
         seeded(net, X, y)
     model = LaplaceClassifier(net, prior_precision=1.0, random_state=0).fit(X, y)
     assert model.posterior_.data_fit.n_targets == (y >= 0).sum()
+
+
+class Rows(torch.utils.data.Dataset):
+    """Rows that are read one by one."""
+
+    def __init__(self, X, y):
+        self.rows = list(zip(X, y, strict=True))
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+@pytest.mark.parametrize("kind", ["arrays", "dataset", "split"])
+def test_labels_are_read_before_the_first_step(kind):
+    X, y = blobs()
+    y = y.copy()
+    y[-3:] = -100
+    steps = Note()
+    settings = {"callbacks": [MarglikTraining(), steps], "batch_size": 8}
+    settings["iterator_train__shuffle"] = False
+    if kind == "split":
+        settings["train_split"] = lambda rows, y=None: (
+            torch.utils.data.Subset(rows, range(5, len(rows))),
+            torch.utils.data.Subset(rows, range(5)),
+        )
+    data = (Rows(X, y), None) if kind == "dataset" else (X, y)
+    with pytest.raises(ValueError, match="Some labels are negative"):
+        seeded(classifier(**settings), *data)
+    assert steps.gradients_ == []
+
+
+def test_labels_that_are_held_out_may_be_negative():
+    X, y = blobs()
+    y = np.where(np.arange(len(y)) < 5, -100, y)
+    net = classifier(
+        callbacks=[MarglikTraining()],
+        max_epochs=1,
+        train_split=lambda rows, y=None: (
+            torch.utils.data.Subset(rows, range(5, len(rows))),
+            None,
+        ),
+    )
+    seeded(net, X, y)
+
+
+def test_a_batch_that_weighs_nothing_takes_no_step():
+    X, y = blobs()
+    order = np.argsort(y, kind="stable")
+    net = classifier(
+        callbacks=[MarglikTraining()],
+        criterion__weight=torch.tensor([0.0, 1.0, 1.0]),
+        criterion__reduction="sum",
+        batch_size=2,
+        iterator_train__shuffle=False,
+        lr=1e-3,
+        max_epochs=1,
+    )
+    seeded(net, X[order], y[order])
+    assert all(p.isfinite().all() for p in net.module_.parameters())
+
+
+@pytest.mark.parametrize("subsets", [("all", "all"), ("last_layer", "all")])
+def test_two_priors_over_the_same_weights_are_refused(subsets):
+    X, y = blobs()
+    steps = Note()
+    callbacks = [MarglikTraining(subset) for subset in subsets]
+    net = classifier(callbacks=[*callbacks, steps])
+    with pytest.raises(ValueError, match="MarglikTraining among the callbacks has a"):
+        seeded(net, X, y)
+    assert steps.gradients_ == []
+
+
+def test_priors_over_different_weights_go_together():
+    X, y = blobs()
+    net = initialised(classifier())
+    names = [name for name, _ in net.module_.named_parameters()]
+    callbacks = [MarglikTraining(names[:2]), MarglikTraining(names[2:])]
+    seeded(classifier(callbacks=callbacks, max_epochs=1), X, y)
+    assert all(callback.best_epoch_ == 1 for callback in callbacks)
+
+
+def test_the_prior_of_a_task_goes_with_no_other():
+    X, y = blobs()
+    first = LaplaceClassifier(
+        FrozenEstimator(initialised(classifier())),
+        subset_of_weights="all",
+        prior_precision=1.0,
+    )
+    earlier = first.fit(X, y).posterior_
+    net = classifier(callbacks=[PriorTraining(earlier), MarglikTraining()])
+    with pytest.raises(ValueError, match="PriorTraining among the callbacks has a"):
+        seeded(net, X, y)
 
 
 # --------------------------------------------------------------------- does it help

@@ -12,7 +12,7 @@ from scipy import sparse
 from scipy.special import expit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
-from sklearn.metrics import log_loss
+from sklearn.metrics import get_scorer, log_loss
 from sklearn.model_selection import GridSearchCV
 from skorch import NeuralNet
 from test_bad_input import refused_fit
@@ -397,3 +397,47 @@ def test_a_likelihood_of_one_label():
         labelling_of(Y, Own())
     with pytest.raises(ValueError, match="labels at positions"):
         Own().of_map((3, 4))
+
+
+# -------------------------------------------------------------------------- scores
+@pytest.mark.parametrize("scoring", ["neg_log_loss", "neg_brier_score"])
+def test_scores_that_take_columns_for_classes_are_refused(scoring):
+    recording = net(callbacks=[RecordTraining()])
+    for given in (scoring, get_scorer(scoring)):
+        model = LaplaceClassifierCV(recording, scoring=given, random_state=0)
+        refused_fit(model, "several labels", "scoring=None", data=(X, Y))
+
+
+@pytest.mark.parametrize("kind", [object, bool, float, sparse.csr_matrix, list])
+def test_any_matrix_that_can_be_fitted_can_be_scored(kind, trained):
+    forms = {sparse.csr_matrix: sparse.csr_matrix(Y), list: Y.tolist()}
+    y = forms[kind] if kind in forms else Y.astype(kind)
+    model = LaplaceClassifier(
+        FrozenEstimator(trained), prior_precision=1.0, random_state=0
+    ).fit(X, y)
+    weights = np.arange(len(X))
+    right = (model.predict(X) == Y).all(1)
+    assert model.score(X, y) == pytest.approx(right.mean())
+    assert model.score(X, y, weights) == pytest.approx(right @ weights / weights.sum())
+    with pytest.raises(ValueError, match="inconsistent numbers"):
+        model.score(X[:5], Y)
+
+
+def test_labels_are_one_where_that_is_more_probable(trained):
+    model = fitted(trained)
+    np.testing.assert_array_equal(model.predict(X), model.predict_proba(X) > 0.5)
+
+
+def test_ignored_rows_are_not_scored():
+    y = np.where(np.arange(len(X)) % 4 == 0, -1, Y[:, 0])
+    recorded = classifier(
+        module__n_in=2,
+        module__n_out=2,
+        module__dtype=torch.float64,
+        criterion__ignore_index=-1,
+    )
+    model = LaplaceClassifier(recorded, prior_precision=1.0, random_state=0).fit(X, y)
+    right = (model.predict(X) == y)[y >= 0]
+    assert model.score(X, y) == pytest.approx(right.mean())
+    with pytest.raises(ValueError, match=r"criterion ignores.*Pass some rows"):
+        model.score(X, np.full(len(X), -1))

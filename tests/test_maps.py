@@ -349,3 +349,37 @@ class TestBadInput:
 
         model = recorded().set_params(estimator__module=Thin)
         refused_fit(model, "the Jacobian of 2 rows", "crops", data=(large, labels))
+
+
+@pytest.mark.parametrize("softmax", [False, True])
+@pytest.mark.parametrize("size", [(WIDTH, HEIGHT), (HEIGHT, WIDTH + 1), (R,)])
+def test_maps_of_another_size_are_refused(size, softmax):
+    """Also such as have as many positions, which would be read at wrong places."""
+    if softmax:
+        model = net(lambda: Segmenter(softmax=True), nn.NLLLoss, max_epochs=1)
+    else:
+        model = net(max_epochs=1)
+    model = fitted(seeded(model, X, Y))
+    rows = np.ones((4, 2, *size))
+    if len(size) == 1:
+        rows = np.ones((4, 2, *size, 1))
+    words = r"maps of shape .* but \(3, 2, 3\) in fit\. Pass maps of one size"
+    calls = [
+        lambda: model.predict(rows),
+        lambda: model.predict_proba(rows),
+        lambda: model.sample_proba(rows, 2),
+        lambda: model.partial_fit(rows, Y[:4]),
+        lambda: model.set_params(pred_type="nn").predict_proba(rows),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=words):
+            call()
+    model.set_params(pred_type="glm")
+    model.predict(X[:4])
+
+
+def test_rows_to_tune_on_have_the_size_of_the_others():
+    frozen = FrozenEstimator(seeded(net(max_epochs=1), X, Y))
+    model = LaplaceClassifier(frozen, subset_of_weights="all", random_state=0)
+    with pytest.raises(ValueError, match="Pass maps of one size"):
+        model.fit(X, Y, X_val=X.swapaxes(2, 3), y_val=Y)
