@@ -46,16 +46,12 @@ def evidence(task: Task) -> GaussianPosterior:
 def _warn_if_overstated(posterior: GaussianPosterior) -> None:
     """Warn of curvature that is left out, which the evidence takes for a good fit."""
     structure = posterior.structure
-    if not structure.overstates:
-        return
-    per_row = posterior.likelihood.n_targets(structure.n_columns)
-    if structure.n_points < float(posterior.data_fit.n_targets) / per_row:
+    if structure.overstates:
         warnings.warn(
-            f"hessian_structure={structure.kind!r} leaves out what its "
-            f"{structure.n_points} points cannot tell, and the evidence grows by that: "
-            "prior_precision will be too small. Use more points, "
-            "prior_precision='validation', or hessian_structure='variational', whose "
-            "evidence is a lower bound.",
+            f"hessian_structure={structure.kind!r} leaves out what its points cannot "
+            "tell, and the evidence grows by that: prior_precision will be too small. "
+            "Use more points, prior_precision='validation', or hessian_structure="
+            "'variational', whose evidence is a lower bound.",
             UserWarning,
             stacklevel=2,
         )

@@ -119,23 +119,15 @@ class Structure(ABC):
     priors: ClassVar[frozenset[str]]
     is_spectral: ClassVar[bool] = True
     """Whether under a scalar prior the log-determinant is that of `eigenvalues`."""
-    overstates: ClassVar[bool] = False
-    """Whether the evidence grows by what is left out of ``H``."""
-
-    @property
-    def n_points(self) -> int:
-        """Rows of the data that stand for all, where it is made of such."""
-        return 0
-
-    @property
-    def n_columns(self) -> int:
-        """Rows of the Jacobian that each of them has."""
-        return 1
-
     kind: ClassVar[str]
     """Name in the registry."""
     adds_up: ClassVar[bool] = True
     """Whether what two of them kept can go on as one, with nothing lost."""
+
+    @property
+    def overstates(self) -> bool:
+        """Whether the evidence grows by what was left out of ``H``."""
+        return False
 
     @property
     @abstractmethod

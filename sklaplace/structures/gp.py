@@ -39,14 +39,16 @@ class FunctionSpace(DualForm):
         ``R``, (m, P) in all, float64, unmultiplied, with the keys of its rows.
     root : Tensor of shape (n, m) or None
         ``F``; None: the identity.
+    is_partial : bool
+        Whether there were rows that are no points.
     """
 
     points: tuple[Jacobian, ...]
     root: Tensor | None
+    is_partial: bool
     kind = "gp"
     # more points than are asked for are dropped
     adds_up = False
-    overstates = True
     priors = frozenset({"scalar", "layerwise"})
 
     @cached_property
@@ -128,15 +130,9 @@ class FunctionSpace(DualForm):
         return sum(point.n_rows * point.n_columns for point in self.points)
 
     @property
-    def n_points(self) -> int:
-        """Rows of the data; those of several forms count once."""
-        keys = [point.keys for point in self.points if point.keys is not None]
-        return len(torch.cat(keys).unique())
-
-    @property
-    def n_columns(self) -> int:
-        """Rows of the Jacobian that each of them has."""
-        return self.points[0].n_columns
+    def overstates(self) -> bool:
+        """Whether there were rows that are no points."""
+        return self.is_partial
 
     @property
     def is_wide(self) -> bool:
@@ -155,6 +151,8 @@ class FunctionSpace(DualForm):
 
     def resume(self, accumulator: Accumulator) -> None:
         """The points."""
+        assert isinstance(accumulator, PointsAccumulator)
+        accumulator.is_partial |= self.is_partial
         for point in self.points:
             accumulator.update(point)
 
@@ -172,7 +170,6 @@ class Compact(Dual):
     points: FunctionSpace
     kind = "gp"
     adds_up = False
-    overstates = True
 
     @classmethod
     def of(cls, points: FunctionSpace, **more: Tensor) -> "Compact":
@@ -191,14 +188,9 @@ class Compact(Dual):
         return replace(self, rows=self.rows * factor.sqrt(), points=points)
 
     @property
-    def n_points(self) -> int:
-        """Rows of the data."""
-        return self.points.n_points
-
-    @property
-    def n_columns(self) -> int:
-        """Rows of the Jacobian that each of them has."""
-        return self.points.n_columns
+    def overstates(self) -> bool:
+        """Whether there were rows that are no points."""
+        return self.points.overstates
 
     def resume(self, accumulator: Accumulator) -> None:
         """The points."""
@@ -228,6 +220,7 @@ class PointsAccumulator(Accumulator):
         self._pieces: list[Jacobian] = []
         self._keys = torch.zeros(0, dtype=torch.long)
         self._bound: int | None = None
+        self.is_partial = False
 
     @staticmethod
     def n_bytes(
@@ -270,7 +263,9 @@ class PointsAccumulator(Accumulator):
 
     def _admit(self, keys: Tensor) -> None:
         """Lower the bound on keys to where so many rows are below it."""
-        self._keys = torch.cat([self._keys, keys]).unique()[: self.n_points]
+        seen = torch.cat([self._keys, keys]).unique()
+        self.is_partial |= len(seen) > self.n_points
+        self._keys = seen[: self.n_points]
         bound = int(self._keys[-1])
         if len(self._keys) == self.n_points and bound != self._bound:
             self._bound = bound
@@ -291,6 +286,7 @@ class PointsAccumulator(Accumulator):
     def merge(self, other: Accumulator) -> None:
         """Add what another accumulator has seen."""
         assert isinstance(other, PointsAccumulator)
+        self.is_partial |= other.is_partial
         self._admit(other._keys)
         self._pieces += self._below(other._pieces)
 
@@ -304,7 +300,7 @@ class PointsAccumulator(Accumulator):
 
     def decompose(self) -> Structure:
         """The frozen rows."""
-        found = FunctionSpace(self.layout, self.points(), None)
+        found = FunctionSpace(self.layout, self.points(), None, self.is_partial)
         return Compact.of(found) if found.is_wide else found
 
 

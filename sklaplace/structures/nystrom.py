@@ -76,7 +76,11 @@ class Bounded(DualForm):
     rest: Tensor
     kind = "variational"
     is_spectral = False
-    overstates = False
+
+    @property
+    def overstates(self) -> bool:
+        """Never: what is left out is part of the bound."""
+        return False
 
     def logdet(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """``log det(scale·UUᵀHUUᵀ + δ) + scale/δ tr(H - UUᵀH)``, in nats."""
@@ -97,7 +101,9 @@ class Variational(Bounded, Nystrom):
     def scaled(self, factor: Tensor) -> "Variational":
         """Points and rest of ``factor·H``."""
         found, rest = super().scaled(factor), factor * self.rest
-        return Variational(self.layout, found.points, found.root, rest)
+        return Variational(
+            self.layout, found.points, found.root, found.is_partial, rest
+        )
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ class NystromAccumulator(PointsAccumulator):
         """Once, after the points have been found."""
         if self._chosen is not None:
             return False
-        points = FunctionSpace(self.layout, self._choose(), None)
+        points = FunctionSpace(self.layout, self._choose(), None, self.is_partial)
         values, vectors = symmetric_eigh(points._gram)
         kept = values > TOLERANCE * values[-1]
         basis = vectors[:, kept] * values[kept].rsqrt()
@@ -176,7 +182,8 @@ class NystromAccumulator(PointsAccumulator):
         """One approximation from several, whose points stay apart."""
         points = tuple(point for part in parts for point in part.points)
         roots = [part.root for part in parts if part.root is not None]
-        return Nystrom(self.layout, points, torch.block_diag(*roots))
+        is_partial = any(part.is_partial for part in parts)
+        return Nystrom(self.layout, points, torch.block_diag(*roots), is_partial)
 
     def _own(self) -> Nystrom:
         """``UᵀHU = W diag(e) Wᵀ``, and ``(FR)ᵀ = U W diag(√e)``."""
@@ -185,7 +192,7 @@ class NystromAccumulator(PointsAccumulator):
         assert self._moment is not None
         e, w = symmetric_eigh(self._moment)
         root = (w * e.sqrt()).T @ self._chosen.root
-        return Nystrom(self.layout, self._chosen.points, root)
+        return Nystrom(self.layout, self._chosen.points, root, self.is_partial)
 
 
 class VariationalAccumulator(NystromAccumulator):
@@ -224,7 +231,7 @@ class VariationalAccumulator(NystromAccumulator):
         keys = torch.cat(
             [_keys(rows).repeat_interleave(rows.n_columns) for rows in pool]
         )
-        gram = FunctionSpace(self.layout, pool, None)._gram
+        gram = FunctionSpace(self.layout, pool, None, True)._gram
         chosen = _least_explained(gram, keys, self._n_chosen)
         places = [torch.isin(_keys(rows), chosen).nonzero().flatten() for rows in pool]
         pairs = zip(pool, places, strict=True)
@@ -240,14 +247,18 @@ class VariationalAccumulator(NystromAccumulator):
     def _sum(self, parts: list[Nystrom]) -> Variational:
         whole = super()._sum(parts)
         rest = torch.stack([p.rest for p in parts if isinstance(p, Variational)]).sum()
-        return Variational(self.layout, whole.points, whole.root, rest)
+        return Variational(
+            self.layout, whole.points, whole.root, whole.is_partial, rest
+        )
 
     def _own(self) -> Variational:
         found = super()._own()
         assert self._moment is not None
         assert self._trace is not None
         rest = (self._trace - self._moment.trace()).clamp(min=0)
-        return Variational(self.layout, found.points, found.root, rest)
+        return Variational(
+            self.layout, found.points, found.root, found.is_partial, rest
+        )
 
 
 def _keys(rows: Jacobian) -> Tensor:
