@@ -16,6 +16,7 @@ from sklearn.utils.validation import (
     check_is_fitted,
     validate_data,
 )
+from skorch import NeuralNetBinaryClassifier
 from torch import Tensor
 
 from sklaplace import dirichlet, links
@@ -414,6 +415,12 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
     def _n_outputs(self) -> int:
         return len(self.classes_)
 
+    def _new_net(self, data: TrainingData) -> Any:
+        net = super()._new_net(data)
+        if not (self._labelling.is_single or self._is_frozen()):
+            _check_takes_columns(net)
+        return net
+
     def _default_net(self, data: TrainingData) -> Any:
         return self._labelling.default_net(data, len(self.classes_))
 
@@ -753,6 +760,22 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
         mean, variance = self._moments(X, moments, full_cov)
         return mean, variance
+
+
+def _check_takes_columns(net: Any) -> None:
+    """Refuse a net that skorch itself keeps to one label per row."""
+    kind = type(net).__name__
+    if isinstance(net, NeuralNetBinaryClassifier):
+        raise ValueError(
+            f"estimator is a {kind}, which takes one label per row, and y has several. "
+            "Use skorch.NeuralNet with criterion=torch.nn.BCEWithLogitsLoss."
+        )
+    if getattr(net.train_split, "stratified", False):
+        raise ValueError(
+            f"The train_split of estimator, a {kind}, keeps shares of classes, which "
+            "several labels per row do not have. Use skorch.NeuralNet, or "
+            "train_split=None."
+        )
 
 
 def _ignore_index(net: Any) -> int | None:

@@ -7,14 +7,22 @@ import numpy as np
 import pytest
 import references
 import torch
-from nets import MLP, RecordTraining, SigmoidMLP, classifier, initialised, seeded
+from nets import (
+    MLP,
+    RecordTraining,
+    SigmoidMLP,
+    blobs,
+    classifier,
+    initialised,
+    seeded,
+)
 from scipy import sparse
 from scipy.special import expit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import get_scorer, log_loss
 from sklearn.model_selection import GridSearchCV
-from skorch import NeuralNet
+from skorch import NeuralNet, NeuralNetBinaryClassifier, NeuralNetClassifier
 from test_bad_input import refused_fit
 from torch import nn
 
@@ -441,3 +449,20 @@ def test_ignored_rows_are_not_scored():
     assert model.score(X, y) == pytest.approx(right.mean())
     with pytest.raises(ValueError, match=r"criterion ignores.*Pass some rows"):
         model.score(X, np.full(len(X), -1))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (NeuralNetBinaryClassifier, ["one label per row", "skorch.NeuralNet with"]),
+        (NeuralNetClassifier, ["keeps shares of classes", "train_split=None"]),
+    ],
+)
+def test_nets_that_skorch_keeps_to_one_label(make, words):
+    """With words of what to use, before any training."""
+    X, _ = blobs()
+    Y = np.stack([X[:, 0] > 0, X[:, 1] > 0], 1).astype(int)
+    net = make(MLP, module__n_out=2, criterion=torch.nn.BCEWithLogitsLoss, verbose=0)
+    with pytest.raises(ValueError, match=r"Use skorch\.NeuralNet") as caught:
+        LaplaceClassifier(net).fit(X, Y)
+    assert all(word in str(caught.value) for word in words)
