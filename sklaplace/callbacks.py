@@ -7,6 +7,7 @@ maximum of the posterior.
 """
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -144,7 +145,7 @@ class _Running:
     rows: Any
 
 
-class PriorCallback(Callback):  # type: ignore[misc]
+class PriorCallback(Callback, ABC):  # type: ignore[misc]
     """Adds the gradient of a Gaussian prior to every batch; not for direct use."""
 
     def on_train_begin(self, net: Any, X: Any = None, y: Any = None, **kw: Any) -> None:
@@ -185,24 +186,25 @@ class PriorCallback(Callback):  # type: ignore[misc]
         """Forget what belongs to the training only."""
         self.__dict__.pop("running_", None)
 
+    @abstractmethod
     def _check_settings(self) -> None:
-        raise NotImplementedError
+        """Refuse settings that cannot be right."""
 
+    @abstractmethod
     def _subset(self, net: Any) -> Any:
         """Weights that have the prior, as `inspect` takes them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _begin(self, net: Any, inspected: Inspected, n_rows: int) -> Layout:
         """Get ready for the first step; the weights that have the prior."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _slope(self, theta: Tensor) -> Tensor:
         """``P₀ (θ - μ₀)``, (P,)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _loss_scale(self) -> Tensor:
         """Factor of the loss in the negative log-posterior, ()."""
-        raise NotImplementedError
 
 
 def _adapted(raw: Tensor, likelihood: Any) -> Any:

@@ -4,7 +4,7 @@ Where the selected weights enter linearly, ``f(θ) = f* + J (θ - θ*)`` holds
 exactly, and training rows are features.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -17,13 +17,12 @@ from sklaplace.hessians import OutputHessian
 from sklaplace.inputs import second_moment
 from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import Layout
-from sklaplace.likelihoods import DataFit, Likelihood
+from sklaplace.likelihoods import Likelihood
 from sklaplace.linear import LinearModel, Products
 from sklaplace.memory import batch_rows
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.preconditioners import kronecker, output_blocks
 from sklaplace.structures import Accumulator, Structure
-from sklaplace.structures.full import FullAccumulator
 from sklaplace.structures.kron import Factor, Kron, KronAccumulator
 
 
@@ -96,26 +95,23 @@ class LinearHead(LinearModel):
         has_bias = len(self.layout.blocks) > 1
         return torch.cat([weight, hidden.sum(0)]) if has_bias else weight
 
-    def _accumulate(
-        self, accumulator: Accumulator, f: Tensor, curvature: Curvature
-    ) -> Structure:
+    def rows_at(
+        self, f: Tensor, curvature: Curvature, accumulator: Accumulator
+    ) -> Iterator[Jacobian]:
+        """Features, and the Hessian of the loss at outputs ``f``."""
         hessian = partial(output_hessian, curvature, self.likelihood)
         given = self.features, f, self.targets, self.sample_weight, self.keys
         elements = accumulator.row_elements(self.layout, f.shape[1])
         n_rows = batch_rows(8 * (elements + self.features.shape[1]))
         pieces = [tensor.split(n_rows) for tensor in given]
-        is_first = True
-        while is_first or accumulator.needs_another_pass():
-            is_first = False
-            for features, outputs, targets, weights, keys in zip(*pieces, strict=True):
-                columns = hessian(outputs, targets, weights, keys)
-                blocks = [
-                    HeadBlock(columns, self._map, features.unsqueeze(1)),
-                    HeadBlock(columns, self._map),
-                ]
-                some = blocks[: len(self.layout.blocks)]
-                accumulator.update(Jacobian(some, weights, keys=keys))
-        return accumulator.decompose()
+        for features, outputs, targets, weights, keys in zip(*pieces, strict=True):
+            columns = hessian(outputs, targets, weights, keys)
+            blocks = [
+                HeadBlock(columns, self._map, features.unsqueeze(1)),
+                HeadBlock(columns, self._map),
+            ]
+            some = blocks[: len(self.layout.blocks)]
+            yield Jacobian(some, weights, keys=keys)
 
     @cached_property
     def _map(self) -> Tensor | None:
@@ -153,25 +149,11 @@ class LinearHead(LinearModel):
         counts = tuple([n, torch.ones_like(n)][: len(inputs)])
         return Kron(self.layout, tuple((outputs, a) for a in inputs), counts)
 
-    def posterior(
-        self, template: GaussianPosterior, weights: Tensor
-    ) -> GaussianPosterior:
-        """Posterior around other weights of the head: new curvature, new loss."""
-        f = self.at(weights)
-        accumulator = self.accumulator(self.layout)
-        # the input factor is the same for all weights
-        structure = (
-            self._kron(f, self.curvature)
-            if isinstance(accumulator, KronAccumulator)
-            else self._accumulate(accumulator, f, self.curvature)
-        )
-        data_fit = DataFit(self.loss(f), template.data_fit.n_targets)
-        return replace(template, mean=weights, structure=structure, data_fit=data_fit)
-
-    def dense_curvature_at(self, f: Tensor, rho: Tensor) -> Tensor:
-        """The same matrix written out, (P, P), float64."""
-        full = self._accumulate(FullAccumulator(self.layout), f, GGN).dense()
-        return full + rho.diag()
+    def structure_at(self, f: Tensor) -> Structure:
+        """The structure in use at outputs ``f``; of ``kron`` one factor stays."""
+        if isinstance(self.accumulator(self.layout), KronAccumulator):
+            return self._kron(f, self.curvature)
+        return super().structure_at(f)
 
     def preconditioner_at(
         self, f: Tensor, rho: Tensor, dtype: torch.dtype

@@ -9,16 +9,21 @@ modern deep learning").
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from sklaplace import priors
+from sklaplace.curvature import GGN, Curvature
+from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import Layout
-from sklaplace.likelihoods import Likelihood, output_weights
+from sklaplace.likelihoods import DataFit, Likelihood, output_weights
 from sklaplace.newton import ROUNDING, minimum
 from sklaplace.posterior import GaussianPosterior
+from sklaplace.structures import Accumulator, Structure
+from sklaplace.structures.full import FullAccumulator
 
 Products = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
@@ -40,6 +45,10 @@ class LinearModel(ABC):
         The network's own weights.
     likelihood : Likelihood
         Of targets given outputs.
+    curvature : Curvature
+        How curvature is measured at other outputs.
+    accumulator : callable
+        Makes the accumulator of the structure in use, from a layout.
     """
 
     layout: Layout
@@ -48,6 +57,8 @@ class LinearModel(ABC):
     sample_weight: Tensor
     weights: Tensor
     likelihood: Likelihood
+    curvature: Curvature
+    accumulator: Callable[[Layout], Accumulator]
     dtype: torch.dtype
 
     @abstractmethod
@@ -55,14 +66,10 @@ class LinearModel(ABC):
         """``v -> J v``, (P,) to (N, c), and ``u -> Jᵀ u`` back, in a dtype."""
 
     @abstractmethod
-    def posterior(
-        self, template: GaussianPosterior, weights: Tensor
-    ) -> GaussianPosterior:
-        """Posterior around other weights: new curvature, new loss."""
-
-    @abstractmethod
-    def dense_curvature_at(self, f: Tensor, rho: Tensor) -> Tensor:
-        """``H + diag ρ`` at outputs ``f``, written out, (P, P), float64."""
+    def rows_at(
+        self, f: Tensor, curvature: Curvature, accumulator: Accumulator
+    ) -> Iterator[Jacobian]:
+        """Rows ``Sᵀ J`` at outputs ``f``, in batches that the accumulator can take."""
 
     @abstractmethod
     def preconditioner_at(
@@ -88,6 +95,35 @@ class LinearModel(ABC):
     def _weigh(self, per_row: Tensor) -> Tensor:
         weights = self.sample_weight.to(per_row)
         return per_row * weights.reshape(-1, *[1] * (per_row.ndim - 1))
+
+    def accumulated(
+        self, accumulator: Accumulator, f: Tensor, curvature: Curvature
+    ) -> Structure:
+        """Curvature at outputs ``f``, in as many passes as the accumulator needs."""
+        is_first = True
+        while is_first or accumulator.needs_another_pass():
+            is_first = False
+            for rows in self.rows_at(f, curvature, accumulator):
+                accumulator.update(rows)
+        return accumulator.decompose()
+
+    def structure_at(self, f: Tensor) -> Structure:
+        """The structure in use at outputs ``f``."""
+        return self.accumulated(self.accumulator(self.layout), f, self.curvature)
+
+    def posterior(
+        self, template: GaussianPosterior, weights: Tensor
+    ) -> GaussianPosterior:
+        """Posterior around other weights: new curvature, new loss."""
+        f = self.at(weights)
+        structure = self.structure_at(f)
+        data_fit = DataFit(self.loss(f), template.data_fit.n_targets)
+        return replace(template, mean=weights, structure=structure, data_fit=data_fit)
+
+    def dense_curvature_at(self, f: Tensor, rho: Tensor) -> Tensor:
+        """``H + diag ρ`` at outputs ``f``, written out, (P, P), float64."""
+        full = self.accumulated(FullAccumulator(self.layout), f, GGN).dense()
+        return full + rho.diag()
 
     def refit(
         self,

@@ -15,14 +15,13 @@ from torch import Tensor
 from sklaplace.curvature import GGN, Curvature, output_hessian
 from sklaplace.jacobians import Jacobian
 from sklaplace.layouts import Layout
-from sklaplace.likelihoods import DataFit, Likelihood
+from sklaplace.likelihoods import Likelihood
 from sklaplace.linear import LinearModel, Products
 from sklaplace.memory import free_bytes
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.structures import Accumulator, Structure
 from sklaplace.structures.base import Diagonalised
 from sklaplace.structures.diag import DiagAccumulator
-from sklaplace.structures.full import FullAccumulator
 from sklaplace.structures.kron import KronAccumulator
 from sklaplace.tasks import Rows
 
@@ -127,36 +126,19 @@ class LinearisedNetwork(LinearModel):
 
         return forward, backward
 
-    def _accumulate(
-        self, accumulator: Accumulator, f: Tensor, curvature: Curvature
-    ) -> Structure:
-        """Curvature at other outputs: of the loss, since the Jacobian stays."""
-        is_first = True
-        while is_first or accumulator.needs_another_pass():
-            is_first, start = False, 0
-            for some in self.jacobians:
-                rows = slice(start, start + some.n_rows)
-                start += some.n_rows
-                given = f[rows], self.targets[rows], self.sample_weight[rows]
-                keys = self.keys[rows]
-                hessian = output_hessian(curvature, self.likelihood, *given, keys)
-                columns = some.double().combined(hessian.factor())
-                accumulator.update(replace(columns, weights=given[2], keys=keys))
-        return accumulator.decompose()
-
-    def posterior(
-        self, template: GaussianPosterior, weights: Tensor
-    ) -> GaussianPosterior:
-        """Posterior around other weights of the tangent: new curvature, new loss."""
-        f = self.at(weights)
-        structure = self._accumulate(self.accumulator(self.layout), f, self.curvature)
-        data_fit = DataFit(self.loss(f), template.data_fit.n_targets)
-        return replace(template, mean=weights, structure=structure, data_fit=data_fit)
-
-    def dense_curvature_at(self, f: Tensor, rho: Tensor) -> Tensor:
-        """The generalised Gauss-Newton matrix and the prior, (P, P)."""
-        full = self._accumulate(FullAccumulator(self.layout), f, GGN).dense()
-        return full + rho.diag()
+    def rows_at(
+        self, f: Tensor, curvature: Curvature, accumulator: Accumulator
+    ) -> Iterator[Jacobian]:
+        """The Jacobian as it is, and the Hessian of the loss at outputs ``f``."""
+        start = 0
+        for some in self.jacobians:
+            rows = slice(start, start + some.n_rows)
+            start += some.n_rows
+            given = f[rows], self.targets[rows], self.sample_weight[rows]
+            keys = self.keys[rows]
+            hessian = output_hessian(curvature, self.likelihood, *given, keys)
+            columns = some.double().combined(hessian.factor())
+            yield replace(columns, weights=given[2], keys=keys)
 
     def preconditioner_at(
         self, f: Tensor, rho: Tensor, dtype: torch.dtype
@@ -167,7 +149,7 @@ class LinearisedNetwork(LinearModel):
         if not isinstance(structure, Diagonalised):
             has_masks = any(block.indices is not None for block in self.layout.blocks)
             kind = DiagAccumulator if has_masks else KronAccumulator
-            structure = self._accumulate(kind(self.layout), f, GGN)
+            structure = self.accumulated(kind(self.layout), f, GGN)
         prior = _bearable(rho, structure)
 
         def precondition(v: Tensor) -> Tensor:
