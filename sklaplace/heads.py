@@ -231,8 +231,9 @@ class HeadRows:
         accumulator: Callable[[Layout], Accumulator],
     ) -> LinearHead | None:
         """The head as a linear model; None where it is not linear."""
-        if self._output_map is None or not self._rows:
+        if not self.is_linear:
             return None
+        assert self._output_map is not None
         features, outputs, targets, weights, keys = (
             torch.cat(parts) for parts in zip(*self._rows, strict=True)
         )

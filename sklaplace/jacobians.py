@@ -102,7 +102,7 @@ class Jacobian:
         """The same in float64; blocks share output gradients as before."""
         if self.dtype == torch.float64 or isinstance(self.blocks[0], HeadBlock):
             return replace(self, blocks=[block.double() for block in self.blocks])
-        known = {id(block.g): block.g.double() for block in self.blocks}
+        known = {id(g): g.double() for g in self.gradients()}
         blocks = [
             Block(known[id(b.g)], None if b.a is None else b.a.double())
             for b in self.blocks
@@ -130,14 +130,10 @@ class Jacobian:
 
     def combined(self, columns: Tensor) -> "Jacobian":
         """Rows ``Sᵀ J`` for ``S`` (b, k, q), as many as columns."""
-        known: dict[int, Tensor] = {}
-        blocks = []
-        for block in self.blocks:
-            if id(block.g) not in known:
-                g = block.g.expand(len(columns), -1, -1, -1)
-                known[id(block.g)] = torch.einsum("bkq,bkro->bqro", columns, g)
-            blocks.append(Block(known[id(block.g)], block.a))
-        return replace(self, blocks=blocks)
+        n = len(columns)
+        return self._changed(
+            lambda g: torch.einsum("bkq,bkro->bqro", columns, g.expand(n, -1, -1, -1))
+        )
 
     def shortest(self) -> "Jacobian":
         """Rows written out where that takes less, as of layers with many positions."""
@@ -158,7 +154,11 @@ class Jacobian:
 
     def times(self, factor: Tensor) -> "Jacobian":
         """Rows times a number, or (b, 1, 1, 1); blocks share gradients as before."""
-        known = {id(block.g): block.g * factor for block in self.blocks}
+        return self._changed(lambda g: g * factor)
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> "Jacobian":
+        """With a function of the output gradients in their place."""
+        known = {id(g): change(g) for g in self.gradients()}
         blocks = [Block(known[id(block.g)], block.a) for block in self.blocks]
         return replace(self, blocks=blocks)
 

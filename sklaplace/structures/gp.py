@@ -53,11 +53,7 @@ class FunctionSpace(DualForm):
 
     @cached_property
     def _gram(self) -> Tensor:
-        return self._gram_under(self._ones(()))
-
-    def _ones(self, shape: tuple[int, ...]) -> Tensor:
-        g = self.points[0].blocks[0].g
-        return torch.ones(shape, dtype=torch.float64, device=g.device)
+        return self._gram_under(self.points[0].blocks[0].g.new_ones(()))
 
     def _variances(self, prior_precision: Tensor) -> Tensor:
         """``1/δ`` of each parameter tensor, (L,)."""
