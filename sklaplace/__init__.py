@@ -3,13 +3,13 @@
 `LaplaceClassifier` and `LaplaceRegressor` are all that most people need. Below
 them, from the ground up:
 
-* pure maths: ``linalg``, ``dirichlet``, ``links``, ``metrics``
+* pure maths: ``linalg``, ``logits``, ``dirichlet``, ``links``, ``metrics``
 * the statistical model: ``likelihoods``, ``priors``
 * from a network to its curvature: ``layouts``, ``forward``, ``jacobians``,
   ``subsets``, ``structures``, ``curvature``, ``subnetworks``
 * inference: ``posterior``, ``predictive``, ``heads``, ``tuning``
 * the estimators: ``networks``, ``holdout``, ``training``, ``data``, ``labelling``,
-  ``settings``, ``inspection``, ``prediction``, ``fitting``, ``base``,
+  ``settings``, ``inspection``, ``prediction``, ``simplex``, ``fitting``, ``base``,
   ``classifier``, ``preferences``, ``regressor``, ``selection``, ``callbacks``
 * pictures: ``plotting``
 

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -19,7 +18,7 @@ from sklearn.utils.validation import (
 from skorch import NeuralNetBinaryClassifier
 from torch import Tensor
 
-from sklaplace import dirichlet, links
+from sklaplace import links
 from sklaplace.base import BaseLaplace, unchanged_on_error
 from sklaplace.data import TrainingData
 from sklaplace.labelling import Labelling, labelling_of
@@ -34,13 +33,13 @@ from sklaplace.likelihoods import (
 from sklaplace.links import LINKS
 from sklaplace.options import check_option
 from sklaplace.posterior import GaussianPosterior
+from sklaplace.simplex import SimplexPredictor
 
 # torch's default, which is an ordinary label where nobody has asked for it
 _NO_INDEX = -100
-_draws = lru_cache(maxsize=8)(links.normal_draws)
 
 
-class LaplaceClassifier(ClassifierMixin, BaseLaplace):
+class LaplaceClassifier(ClassifierMixin, SimplexPredictor, BaseLaplace):
     """Class probabilities that know what they do not know, from a skorch net.
 
     A Laplace approximation: a Gaussian over (some of) the network's weights around
@@ -122,6 +121,10 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
             default="auto"
         How a Gaussian over logits becomes probabilities; see
         `sklaplace.links.choose_link` for the rule of ``"auto"``.
+    dirichlet_approx : {"projection", "bridge", "bridge_norm", \
+            "bridge_norm_published"}, default="projection"
+        How a Gaussian over logits becomes a Dirichlet distribution: the closest one, or
+        the Laplace bridge, as it is or with a correction for large variances.
     n_samples : int, default=100
         Draws of the ``"mc"`` link, and of the weights for ``pred_type="nn"``.
     batch_size : int or None, default=None
@@ -216,6 +219,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         validation_fraction: float = 0.2,
         pred_type: str = "glm",
         link_approx: str = "auto",
+        dirichlet_approx: str = "projection",
         n_samples: int = 100,
         batch_size: int | None = None,
         memory: Any = None,
@@ -240,6 +244,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
         self.validation_fraction = validation_fraction
         self.pred_type = pred_type
         self.link_approx = link_approx
+        self.dirichlet_approx = dirichlet_approx
         self.n_samples = n_samples
         self.batch_size = batch_size
         self.memory = memory
@@ -250,6 +255,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
     def _check_parameters(self) -> None:
         super()._check_parameters()
         self._check_link()
+        self._check_dirichlet()
 
     def _check_link(self) -> None:
         check_option("link_approx", self.link_approx, ["auto", *LINKS])
@@ -290,10 +296,6 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
     @property
     def _stratify(self) -> bool:
         return self._labelling.is_single
-
-    def _n_options(self) -> int:
-        """Classes K among which a label is one."""
-        return self._labelling.n_options(self.classes_)
 
     def _labels(self, y: Any, name: str = "y") -> np.ndarray:
         """Targets as an array, as the labelling wants them."""
@@ -453,7 +455,7 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
             # scrambling takes time: no points for links that use none
             draws = mean.new_empty(0, mean.shape[1])
             if name in links.SAMPLED:
-                draws = _draws(self.n_samples, mean.shape[1], self._seed).to(mean)
+                draws = self._normal_draws(mean)
             return LINKS[name](mean, cov, draws)
 
         return link
@@ -520,9 +522,6 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
             )
 
     # ----------------------------------------------------------------- predict
-    def _likelihood(self) -> ClassLikelihood:
-        return cast(ClassLikelihood, self.posterior_.likelihood)
-
     def predict_proba(self, X: Any) -> np.ndarray:
         """Class probabilities, averaged over the posterior.
 
@@ -565,24 +564,19 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
 
     def _linked(self, X: Any) -> np.ndarray:
         """Probabilities (n·r, K) of Gaussian logits."""
-        link, class_logits = self._link(), self._likelihood().class_logits
-        (proba,) = self._collect(
-            X,
-            lambda m, v: (link(*class_logits(m, v)),),
-            diagonal=self._needs_variances_only(),
-            centred=self._likelihood().is_shift_invariant,
+        (proba,) = self._of_logits(
+            X, self._link(), variances_only=self._link_name() in links.DIAGONAL
         )
         return proba
 
     def _averaged(self, X: Any) -> np.ndarray:
         """Probabilities (n·r, K), the mean of those under drawn weights."""
-        probabilities = self._likelihood().probabilities
-
-        def averaged(draws: Tensor) -> Tensor:
-            mean = probabilities(draws.mT).mean(1)
-            return mean.reshape(-1, mean.shape[-1])
-
-        found = self._of_draws(X, self.n_samples, self._seed, averaged)
+        found = self._of_draws(
+            X,
+            self.n_samples,
+            self._seed,
+            lambda draws: self._proba_of_draws(draws).mean(-1),
+        )
         proba: np.ndarray = found.numpy()
         return proba
 
@@ -660,41 +654,6 @@ class LaplaceClassifier(ClassifierMixin, BaseLaplace):
             weights = np.broadcast_to(rows, known.shape)[known]
         found = accuracy_score(labels[known], predicted[known], sample_weight=weights)
         return float(found)
-
-    def predict_dirichlet(self, X: Any) -> np.ndarray:
-        """Dirichlet distribution over class probabilities, by the Laplace Bridge.
-
-        A whole distribution in closed form. Its concentrations grow with the size
-        of the logits as well as with certainty, so their sum does not detect
-        unknown rows, and the mean does not feel the size of the variances: for
-        probabilities prefer `predict_proba`.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
-
-        Returns
-        -------
-        ndarray of shape (n, K), (n, n_labels, 2) or (n, K, ...)
-            Concentrations; positive. Of a matrix of labels each has two: a Beta
-            distribution.
-
-        References
-        ----------
-        MacKay (1998), "Choice of basis for Laplace approximation"; Hobbhahn,
-        Kristiadi and Hennig (2022), "Fast predictive uncertainty for
-        classification with Bayesian deep networks".
-        """
-
-        def bridge(mean: Tensor, variances: Tensor) -> tuple[Tensor]:
-            logits = self._likelihood().class_logits(mean, variances)
-            return (dirichlet.laplace_bridge(*logits, project=False),)
-
-        check_is_fitted(self)
-        centred = self._likelihood().is_shift_invariant
-        (alpha,) = self._collect(X, bridge, diagonal=True, centred=centred)
-        return self._labelling.by_class(alpha[:, : self._n_options()])
 
     def sample_proba(
         self, X: Any, n_samples: int = 1, random_state: Any = 0

@@ -56,7 +56,7 @@ class Labelling(ABC):
 
     @abstractmethod
     def by_class(self, values: np.ndarray) -> np.ndarray:
-        """Values (n·r, K) of classes as they are handed out."""
+        """Values (n·r, k), such as of k classes, as they are handed out."""
 
     @abstractmethod
     def probabilities(self, values: np.ndarray) -> np.ndarray:
@@ -189,8 +189,8 @@ class LabelMatrix(Labelling):
         return adapted
 
     def by_class(self, values: np.ndarray) -> np.ndarray:
-        """(n, L, 2)."""
-        return values.reshape(-1, self.n_labels, 2)
+        """(n, L, 2), or (n, L, k) of k values."""
+        return values.reshape(-1, self.n_labels, values.shape[-1])
 
     def probabilities(self, values: np.ndarray) -> np.ndarray:
         """Of labels being one, (n, L)."""

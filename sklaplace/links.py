@@ -1,60 +1,20 @@
 """Links: from a Gaussian over logits to class probabilities.
 
-All approximate ``p = E[softmax(f)]``, ``f ~ N(μ, Σ)``. The softmax ignores a shift
-common to all logits, so only the centred Gaussian matters: ``m = Cμ``,
-``S = CΣC`` with ``C = I − 11ᵀ/K``.
+All approximate ``p = E[softmax(f)]``, ``f ~ N(μ, Σ)``, of which only the centred
+Gaussian ``N(m, S)`` matters; see `sklaplace.logits`.
 """
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from sklaplace import dirichlet
+from sklaplace.logits import centre, centred_factor, centred_moments, chunks
 
 Link = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-# Logits beyond this are one-hot in any case, and their sums must not overflow.
-_MAX_LOGIT = 1e100
-# Keeps the pivots of a covariance that is zero numbers.
-_MIN_LIFT = 1e-200
-# What the two (rows, s, K) tensors of a chunk of Monte-Carlo rows may take: more
-# does not fit into the cache of a core, and takes half as long again.
-_CHUNK_BYTES = 2**20
-
-
-def centre(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-    """Gaussian without the direction that the softmax does not see.
-
-    Parameters
-    ----------
-    mean : Tensor of shape (b, K)
-        Means of the logits.
-    cov : Tensor of shape (b, K, K)
-        Covariances of the logits, symmetric positive semidefinite.
-
-    Returns
-    -------
-    mean : Tensor of shape (b, K)
-        ``Cμ``, float64; rows sum to zero.
-    cov : Tensor of shape (b, K, K)
-        ``CΣC``, float64; rows and columns sum to zero.
-
-    Notes
-    -----
-    O(K²) per row. Curvature does not reach the all-ones direction, so its
-    posterior variance is that of the prior and may be larger than all others
-    by orders of magnitude. What it leaves behind in ``CΣC`` by rounding alone
-    is set to zero.
-    """
-    rows = cov.mean(-1, keepdim=True, dtype=torch.float64)  # (b, K, 1)
-    columns = cov.mean(-2, keepdim=True, dtype=torch.float64)  # (b, 1, K)
-    centred = cov.double() - rows
-    centred -= columns
-    centred += rows.mean(-2, keepdim=True)
-    noise = _is_rounding(centred.diagonal(dim1=-2, dim2=-1), cov)  # (b, 1)
-    return _centre_mean(mean), centred.masked_fill_(noise.unsqueeze(-1), 0)
 
 
 def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
@@ -129,7 +89,7 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Gibbs (1997), "Bayesian Gaussian processes for regression and
     classification", PhD thesis, University of Cambridge (more classes).
     """
-    mean, variances = _centred_moments(mean, cov)
+    mean, variances = centred_moments(mean, cov)
     return (mean / _inflation(variances)).softmax(-1)
 
 
@@ -158,10 +118,50 @@ def mc(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     O(K³ + s K²) per row. Rows are taken in chunks, so that memory beyond the inputs
     stays near 1 MiB, or one row's draws if they are larger.
     """
-    per_row = 2 * 8 * draws.numel()  # two float64 tensors
-    rows = max(1, _CHUNK_BYTES // per_row)
-    chunks = zip(torch.split(mean, rows), torch.split(cov, rows), strict=True)
-    return torch.cat([_mean_softmax(*chunk, draws) for chunk in chunks])
+    parts = chunks(mean, cov, len(draws))
+    return torch.cat([_drawn(*part, draws).mean(-1) for part in parts])
+
+
+def mc_uncertainty(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
+    """`uncertainty_of_draws` of Gaussian logits, with the points of `mc`.
+
+    Parameters
+    ----------
+    mean : Tensor of shape (b, K)
+        Means of the logits.
+    cov : Tensor of shape (b, K, K)
+        Covariances of the logits.
+    draws : Tensor of shape (s, K)
+        Standard-normal points.
+
+    Returns
+    -------
+    Tensor of shape (b, 3)
+        In nats, float64.
+    """
+    parts = chunks(mean, cov, len(draws))
+    return torch.cat([uncertainty_of_draws(_drawn(*part, draws)) for part in parts])
+
+
+def uncertainty_of_draws(proba: Tensor) -> Tensor:
+    """Entropy of a label whose probabilities are drawn: total, and its two parts.
+
+    Parameters
+    ----------
+    proba : Tensor of shape (b, K, s)
+        Probabilities of K classes under each of s draws.
+
+    Returns
+    -------
+    Tensor of shape (b, 3)
+        In nats: entropy of the mean (total), mean of the entropies (aleatoric), and
+        their difference (epistemic).
+    """
+    average = proba.mean(-1)
+    total = -torch.special.xlogy(average, average).sum(-1)
+    aleatoric = -torch.special.xlogy(proba, proba).sum(-2).mean(-1)
+    aleatoric = torch.minimum(aleatoric, total)  # up to rounding
+    return torch.stack([total, aleatoric, total - aleatoric], -1)
 
 
 def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
@@ -195,8 +195,7 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Hobbhahn, Kristiadi, Hennig (2022), "Fast predictive uncertainty for
     classification with Bayesian deep networks", UAI.
     """
-    centred = _centred_moments(mean, cov)
-    return dirichlet.mean(dirichlet.laplace_bridge(*centred, project=False))
+    return dirichlet.mean(dirichlet.APPROXIMATIONS["bridge"](mean, cov))
 
 
 def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
@@ -228,10 +227,7 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Hobbhahn, Kristiadi, Hennig (2022), "Fast predictive uncertainty for
     classification with Bayesian deep networks", UAI.
     """
-    centred = _centred_moments(mean, cov)
-    return dirichlet.mean(
-        dirichlet.laplace_bridge(*centred, project=False, norm="guarded")
-    )
+    return dirichlet.mean(dirichlet.APPROXIMATIONS["bridge_norm"](mean, cov))
 
 
 # links that use their draws
@@ -346,57 +342,18 @@ def normal_draws(n_samples: int, dim: int, seed: int) -> Tensor:
     return torch.cat([points, -points])[:n_samples]
 
 
-def _mean_softmax(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-    """Average softmax over the draws: (b, K), (b, K, K), (s, K) -> (b, K)."""
+# for the same points in every call; not to be written to
+cached_draws = lru_cache(maxsize=8)(normal_draws)
+
+
+def _drawn(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
+    """Softmax at the draws: (b, K), (b, K, K), (s, K) -> (b, K, s)."""
     mean, cov = centre(mean, cov)
-    factor = _centred_factor(cov)  # (b, K, K - 1)
+    factor = centred_factor(cov)  # (b, K, K - 1)
     points = draws[:, : factor.shape[-1]].to(mean)
     # draws last: a softmax over many short rows is slow
     logits = factor @ points.T + mean.unsqueeze(-1)  # (b, K, s)
-    return logits.softmax(-2).mean(-1)
-
-
-def _centred_factor(cov: Tensor) -> Tensor:
-    """``F`` (b, K, K - 1) with ``F Fᵀ`` a centred covariance.
-
-    The Cholesky factor of all classes but the last, whose logit is minus the sum
-    of theirs. What is added to the diagonal keeps singular matrices factorisable,
-    and the factor a smooth function of them.
-    """
-    leading = cov[:, :-1, :-1]
-    largest = cov.diagonal(dim1=-2, dim2=-1).amax(-1)
-    lift = 1e-10 * largest.clamp(min=_MIN_LIFT)
-    identity = torch.eye(leading.shape[-1], dtype=cov.dtype, device=cov.device)
-    root, _ = torch.linalg.cholesky_ex(leading + lift[:, None, None] * identity)
-    return torch.cat([root, -root.sum(-2, keepdim=True)], -2)
-
-
-def _centre_mean(mean: Tensor) -> Tensor:
-    """``Cμ`` in float64."""
-    mean = mean.double().clamp(-_MAX_LOGIT, _MAX_LOGIT)
-    return mean - mean.mean(-1, keepdim=True)
-
-
-def _centred_moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-    """Centred means and variances, (b, K), from covariances or such variances."""
-    if cov.ndim == mean.ndim:
-        return _centre_mean(mean), cov.double()
-    return _centre_mean(mean), _centred_variances(cov)
-
-
-def _centred_variances(cov: Tensor) -> Tensor:
-    """Diagonal of ``CΣC`` alone, without a second (b, K, K) tensor."""
-    rows = cov.mean(-1, dtype=torch.float64)  # (b, K)
-    diagonal = cov.diagonal(dim1=-2, dim2=-1)
-    variances = diagonal - 2 * rows + rows.mean(-1, keepdim=True)
-    return variances.masked_fill(_is_rounding(variances, cov), 0)
-
-
-def _is_rounding(variances: Tensor, cov: Tensor) -> Tensor:
-    """Whether the centred variances are only rounding of cov: (b, 1)."""
-    largest = cov.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True).double()
-    rounding = 16 * torch.finfo(cov.dtype).eps * largest
-    return variances.amax(-1, keepdim=True) <= rounding
+    return logits.softmax(-2)
 
 
 def _inflation(variances: Tensor) -> Tensor:

@@ -1,11 +1,13 @@
 """Options: checks of constructor values, with messages that say what to do."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+from sklearn.utils import check_random_state
 
 # refuses a value, named as in the first argument
 Check = Callable[[str, Any], None]
@@ -122,3 +124,13 @@ def check_seed(name: str, value: Any) -> None:
             f"{name}={value!r} cannot seed a generator. Choose None, an integer "
             "from 0 to 2**32 - 1, or a numpy.random.RandomState."
         )
+
+
+def as_seed(name: str, value: Any) -> int:
+    """Seed of a generator of one's own; None gives a fresh one each time."""
+    check_seed(name, value)
+    if value is None:
+        return int.from_bytes(os.urandom(4), "little")
+    if isinstance(value, Integral):
+        return int(value)
+    return int(check_random_state(value).randint(np.iinfo(np.int32).max))

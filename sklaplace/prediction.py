@@ -4,16 +4,13 @@ The network is linearised on the rows given and the posterior is asked for the
 Gaussian over its outputs; each estimator makes of it what it is asked for.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
@@ -23,7 +20,7 @@ from sklaplace.inspection import Inspected, raw_outputs, view
 from sklaplace.jacobians import Centring, backpropagate
 from sklaplace.linalg import all_finite
 from sklaplace.memory import move, require_bytes
-from sklaplace.options import check_count, check_option, check_positive, check_seed
+from sklaplace.options import as_seed, check_count, check_option, check_positive
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.predictive import (
     PREDICTIVES,
@@ -256,7 +253,7 @@ class PosteriorPredictor(BaseEstimator):
     def _sample_outputs(self, X: Any, n_samples: int, random_state: Any) -> np.ndarray:
         """Joint draws of the outputs, (n, c, n_samples)."""
         check_is_fitted(self)
-        seed = self._sample_seed(random_state)
+        seed = as_seed("random_state", random_state)
         return self._of_draws(X, n_samples, seed, lambda draws: draws).numpy()
 
     def _require_variance(self) -> None:
@@ -401,16 +398,6 @@ class PosteriorPredictor(BaseEstimator):
         mean, rows = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
         cov = torch.einsum("ncp,mcp->nmc", rows, rows)
         return mean.cpu().numpy(), cov.cpu().numpy()
-
-    @staticmethod
-    def _sample_seed(random_state: Any) -> int:
-        """Seed of draws; None gives fresh ones each time."""
-        check_seed("random_state", random_state)
-        if random_state is None:
-            return int.from_bytes(os.urandom(4), "little")
-        if isinstance(random_state, Integral):
-            return int(random_state)
-        return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
 
     def log_marginal_likelihood(
         self, prior_precision: Any = None, sigma_noise: Any = None

@@ -145,8 +145,8 @@ class LaplaceRanker(LaplaceClassifier):
         One over the prior variance of a weight, or what chooses it.
     likelihood, subset_params, structure_params, curvature, curvature_params, \
             prior_structure, prior_mean, prior, refine, temperature, class_weight, \
-            validation_fraction, pred_type, link_approx, n_samples, batch_size, \
-            memory, random_state, verbose
+            validation_fraction, pred_type, link_approx, dirichlet_approx, \
+            n_samples, batch_size, memory, random_state, verbose
         As for `LaplaceClassifier`, which has other defaults for the three above.
 
     Attributes
@@ -214,6 +214,7 @@ class LaplaceRanker(LaplaceClassifier):
         validation_fraction: float = 0.2,
         pred_type: str = "glm",
         link_approx: str = "auto",
+        dirichlet_approx: str = "projection",
         n_samples: int = 100,
         batch_size: int | None = None,
         memory: Any = None,
@@ -238,6 +239,7 @@ class LaplaceRanker(LaplaceClassifier):
         self.validation_fraction = validation_fraction
         self.pred_type = pred_type
         self.link_approx = link_approx
+        self.dirichlet_approx = dirichlet_approx
         self.n_samples = n_samples
         self.batch_size = batch_size
         self.memory = memory

@@ -20,7 +20,7 @@ from sklaplace.likelihoods import (
     Poisson,
 )
 from sklaplace.networks import default_regressor
-from sklaplace.options import as_levels, check_positive
+from sklaplace.options import as_levels, as_seed, check_positive
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.tuning import TUNERS
 
@@ -562,7 +562,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         ndarray of shape (n, n_samples) or (n, n_outputs, n_samples)
         """
         outputs = self._sample_outputs(X, n_samples, random_state)
-        generator = np.random.default_rng(self._sample_seed(random_state))
+        generator = np.random.default_rng(as_seed("random_state", random_state))
         draws = self._likelihood().sample(outputs, self._noise(), generator)
         if (self.sigma_scaling_ != 1).any():
             mean = self._mean_and_variance(X)[0][..., None]

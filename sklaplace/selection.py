@@ -344,9 +344,8 @@ class LaplaceClassifierCV(_PriorSearch, LaplaceClassifier):
         prior precisions apart.
     likelihood, subset_of_weights, subset_params, hessian_structure, \
             structure_params, curvature, curvature_params, prior_structure, \
-            prior_mean, \
-            refine, temperature, class_weight, pred_type, link_approx, n_samples, \
-            batch_size
+            prior_mean, refine, temperature, class_weight, pred_type, link_approx, \
+            dirichlet_approx, n_samples, batch_size
         As for `LaplaceClassifier`. Under a ``prior_structure`` other than
         ``"scalar"`` all precisions are the same. ``refine=True`` refits the last
         layer under every prior precision; ``"auto"`` is False.
@@ -431,6 +430,7 @@ class LaplaceClassifierCV(_PriorSearch, LaplaceClassifier):
         class_weight: dict[Any, float] | str | None = None,
         pred_type: str = "glm",
         link_approx: str = "auto",
+        dirichlet_approx: str = "projection",
         n_samples: int = 100,
         batch_size: int | None = None,
         memory: Any = None,
@@ -456,6 +456,7 @@ class LaplaceClassifierCV(_PriorSearch, LaplaceClassifier):
         self.class_weight = class_weight
         self.pred_type = pred_type
         self.link_approx = link_approx
+        self.dirichlet_approx = dirichlet_approx
         self.n_samples = n_samples
         self.batch_size = batch_size
         self.memory = memory
@@ -505,8 +506,7 @@ class LaplaceRegressorCV(_PriorSearch, LaplaceRegressor):
         ``refine=True``.
     likelihood, subset_of_weights, subset_params, hessian_structure, \
             structure_params, curvature, curvature_params, prior_structure, \
-            prior_mean, \
-            refine, temperature, pred_type, n_samples, batch_size
+            prior_mean, refine, temperature, pred_type, n_samples, batch_size
         As for `LaplaceRegressor`. Under a ``prior_structure`` other than
         ``"scalar"`` all precisions are the same. ``refine=True`` refits the last
         layer under every prior precision; ``"auto"`` is False.

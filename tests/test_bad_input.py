@@ -598,6 +598,8 @@ class TestPredict:
         "predict_proba",
         "predict_log_proba",
         "predict_dirichlet",
+        "predict_uncertainty",
+        "predict_set",
         "sample_proba",
         "latent_mean_and_variance",
     )

@@ -220,6 +220,8 @@ METHODS = {
         "predict_proba": lambda m, X, y: m.predict_proba(X),
         "predict_log_proba": lambda m, X, y: m.predict_log_proba(X),
         "predict_dirichlet": lambda m, X, y: m.predict_dirichlet(X),
+        "predict_uncertainty": lambda m, X, y: m.predict_uncertainty(X),
+        "predict_set": lambda m, X, y: m.predict_set(X),
         "sample_proba": lambda m, X, y: m.sample_proba(X, 3),
         "latent_mean_and_variance": lambda m, X, y: m.latent_mean_and_variance(X),
         "latent_full_cov": lambda m, X, y: m.latent_mean_and_variance(X, full_cov=True),
@@ -679,9 +681,13 @@ class TestEvidence:
 
 
 # ---------------------------------------------------------------------- the rest
-def test_both_estimators_have_the_same_parameters_but_three():
+def test_both_estimators_have_the_same_parameters_but_four():
     names = [set(python_inspect.signature(kind).parameters) for kind in ESTIMATORS]
-    assert names[0] - names[1] == {"class_weight", "link_approx"}
+    assert names[0] - names[1] == {
+        "class_weight",
+        "dirichlet_approx",
+        "link_approx",
+    }
     assert names[1] - names[0] == {"sigma_noise"}
 
 

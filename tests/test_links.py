@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sklaplace import dirichlet, links
-from sklaplace.links import LINKS, centre, choose_link, normal_draws
+from sklaplace import dirichlet, links, logits
+from sklaplace.links import LINKS, choose_link, normal_draws
+from sklaplace.logits import centre
 
 every_link = pytest.mark.parametrize("link", LINKS.values(), ids=LINKS.keys())
 # The Laplace bridge does not tend to the softmax.
@@ -242,7 +243,7 @@ def test_mc_does_not_depend_on_chunks(monkeypatch):
     draws = normal_draws(64, 5, 0)
     at_once = links.mc(mean, cov, draws)
     for rows in (1, 4):
-        monkeypatch.setattr(links, "_CHUNK_BYTES", rows * 2 * 8 * draws.numel())
+        monkeypatch.setattr(logits, "_CHUNK_BYTES", rows * 2 * 8 * draws.numel())
         torch.testing.assert_close(
             links.mc(mean, cov, draws), at_once, rtol=1e-12, atol=1e-14
         )

@@ -1,31 +1,31 @@
-"""Dirichlet distributions over class probabilities, and their Gaussian twins.
+"""The Laplace bridge: between Gaussians over logits and Dirichlet distributions.
 
-The Laplace bridge matches a Gaussian over logits ``N(μ, Σ)`` with a Dirichlet of
-concentrations ``α``, by Laplace approximation in the softmax basis:
+It matches ``N(μ, Σ)`` with a Dirichlet of concentrations ``α``, by Laplace
+approximation in the softmax basis:
 ``α_k = (1 − 2/K + e^{μ_k} Σ_l e^{−μ_l} / K²) / Σ_kk``.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Array = TypeVar("Array", Tensor, NDArray[Any])
+from sklaplace.dirichlet.arrays import (
+    Array,
+    as_tensor,
+    capped,
+    check_alpha,
+    check_shapes,
+    like,
+)
+from sklaplace.logits import MAX_LOGIT
+
 Norm = Literal["guarded", "published"]
 
-# Concentrations beyond this say "no uncertainty"; digamma differences and Beta
-# quantiles lose all their digits there.
-MAX_TOTAL = 1e9
-# Keeps 1/α, its square and log α finite.
-MIN_CONCENTRATION = 1e-100
 # Smaller variances give a total far above MAX_TOTAL, whatever the mean.
 _MIN_VARIANCE = 1e-200
-# Logits beyond this are one-hot in any case, and their sums must not overflow.
-_MAX_LOGIT = 1e100
 
 
 def _published(excess: Tensor) -> Tensor:
@@ -108,18 +108,17 @@ def laplace_bridge(
     if norm is not None and norm not in NORMS:
         known = ", ".join(repr(name) for name in NORMS)
         raise ValueError(f"norm={norm!r} is not known. Choose one of {known}, or None.")
-    logits, covariances = _tensor(mean), _tensor(cov)
+    logits, covariances = as_tensor(mean), as_tensor(cov)
     is_diagonal = covariances.shape == logits.shape and not project
     if not is_diagonal:
-        _check_shapes(logits, covariances)
+        check_shapes(logits, covariances)
     if logits.shape[-1] == 1:
-        return _like(torch.ones_like(logits, dtype=torch.float64), mean)
+        return like(torch.ones_like(logits, dtype=torch.float64), mean)
     rounding = torch.finfo(covariances.dtype).eps
-    logits = logits.double().clamp(-_MAX_LOGIT, _MAX_LOGIT)
-    covariances = covariances.double()
+    logits = logits.double().clamp(-MAX_LOGIT, MAX_LOGIT)
     variances = (
         covariances if is_diagonal else covariances.diagonal(dim1=-2, dim2=-1)
-    )  # (..., K)
+    ).double()  # (..., K)
     lowest = (8 * rounding * variances.amax(-1, keepdim=True)).clamp(min=_MIN_VARIANCE)
     if project:
         logits, variances = _project(logits, covariances, rounding)
@@ -128,7 +127,7 @@ def laplace_bridge(
         excess = variances.mean(-1, keepdim=True) / math.sqrt(logits.shape[-1] / 2)
         divisor = NORMS[norm](excess)
         logits, variances = logits / divisor.sqrt(), variances / divisor
-    return _like(_concentrations(logits, variances), mean)
+    return like(_concentrations(logits, variances), mean)
 
 
 def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
@@ -160,7 +159,7 @@ def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
     ----------
     MacKay (1998), "Choice of basis for Laplace approximation".
     """
-    concentrations = _check_alpha(alpha)
+    concentrations = check_alpha(alpha)
     inverse = 1 / concentrations
     n_classes = inverse.shape[-1]
     row, column = inverse.unsqueeze(-1), inverse.unsqueeze(-2)
@@ -168,61 +167,14 @@ def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
     cov = torch.diag_embed(inverse) - (row + column - average) / n_classes
     log_alpha = concentrations.log()
     mean = log_alpha - log_alpha.mean(-1, keepdim=True)
-    return _like(mean, alpha), _like(cov, alpha)
-
-
-def mean(alpha: Array) -> Array:
-    """Class probabilities expected under a Dirichlet.
-
-    Parameters
-    ----------
-    alpha : Tensor or ndarray of shape (..., K)
-        Positive concentrations.
-
-    Returns
-    -------
-    Tensor or ndarray of shape (..., K)
-        ``α / A`` with the total ``A = Σ_k α_k``, float64.
-
-    Raises
-    ------
-    ValueError
-        If a concentration is not positive.
-    """
-    concentrations = _check_alpha(alpha)
-    return _like(concentrations / concentrations.sum(-1, keepdim=True), alpha)
-
-
-def variance(alpha: Array) -> Array:
-    """Marginal variances of the class probabilities of a Dirichlet.
-
-    Parameters
-    ----------
-    alpha : Tensor or ndarray of shape (..., K)
-        Positive concentrations.
-
-    Returns
-    -------
-    Tensor or ndarray of shape (..., K)
-        Variances (not standard deviations) ``m (1 − m) / (A + 1)`` with
-        ``m = α / A``, float64.
-
-    Raises
-    ------
-    ValueError
-        If a concentration is not positive.
-    """
-    concentrations = _check_alpha(alpha)
-    total = concentrations.sum(-1, keepdim=True)
-    expected = concentrations / total
-    return _like(expected * (1 - expected) / (total + 1), alpha)
+    return like(mean, alpha), like(cov, alpha)
 
 
 def _project(mean: Tensor, cov: Tensor, rounding: float) -> tuple[Tensor, Tensor]:
     """Mean and variances (both (..., K)) given that the logits sum to zero."""
-    row_sums = cov.sum(-1)  # Σ1
+    row_sums = cov.sum(-1, dtype=torch.float64)  # Σ1
     total = row_sums.sum(-1, keepdim=True)  # 1ᵀΣ1
-    variances = cov.diagonal(dim1=-2, dim2=-1)
+    variances = cov.diagonal(dim1=-2, dim2=-1).double()
     # A sum of K² entries that should vanish and does not, by rounding alone.
     negligible = 8 * cov.shape[-1] ** 2 * rounding * variances.amax(-1, keepdim=True)
     on_plane = total <= negligible
@@ -236,46 +188,4 @@ def _concentrations(mean: Tensor, variances: Tensor) -> Tensor:
     mean = mean - mean.mean(-1, keepdim=True)
     constant = math.log1p(-2 / n_classes) if n_classes > 2 else -math.inf
     ratio = mean + (-mean).logsumexp(-1, keepdim=True) - 2 * math.log(n_classes)
-    log_alpha = torch.logaddexp(ratio.new_tensor(constant), ratio) - variances.log()
-    log_total = log_alpha.logsumexp(-1, keepdim=True).clamp(max=math.log(MAX_TOTAL))
-    return (log_alpha.softmax(-1) * log_total.exp()).clamp(min=MIN_CONCENTRATION)
-
-
-def _tensor(array: Tensor | NDArray[Any]) -> Tensor:
-    """Floating-point tensor; arrays are copied, as they may be read-only."""
-    if not isinstance(array, Tensor):
-        array = torch.from_numpy(np.array(array, order="C"))
-    return array if array.is_floating_point() else array.double()
-
-
-def _like(result: Tensor, example: Array) -> Array:
-    """Convert the result to the kind of array that the caller passed."""
-    if isinstance(example, Tensor):
-        return result
-    return result.numpy()
-
-
-def _check_shapes(mean: Tensor, cov: Tensor) -> None:
-    """Raise unless cov has one (K, K) matrix for each row of mean."""
-    if mean.ndim == 0:
-        raise ValueError("mean is a scalar. Give logits of shape (..., K).")
-    wanted = (*mean.shape, mean.shape[-1])
-    if cov.shape != wanted:
-        raise ValueError(
-            f"cov has shape {tuple(cov.shape)}, but mean has shape "
-            f"{tuple(mean.shape)}. Give cov the shape {wanted}."
-        )
-
-
-def _check_alpha(alpha: Tensor | NDArray[Any]) -> Tensor:
-    """Concentrations as a float64 tensor; raise unless all are positive."""
-    concentrations = _tensor(alpha).double()
-    if concentrations.ndim == 0:
-        raise ValueError("alpha is a scalar. Give concentrations of shape (..., K).")
-    positive = (concentrations > 0) & concentrations.isfinite()
-    if not bool(positive.all()):
-        value = concentrations[~positive][0].item()
-        raise ValueError(
-            f"alpha has the entry {value}. Concentrations are positive and finite."
-        )
-    return concentrations
+    return capped(torch.logaddexp(ratio.new_tensor(constant), ratio) - variances.log())

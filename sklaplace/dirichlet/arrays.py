@@ -1,0 +1,84 @@
+"""What goes in and out: arrays or tensors, checked, and concentrations in bounds."""
+
+import math
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = TypeVar("Array", Tensor, NDArray[Any])
+
+# Concentrations beyond this say "no uncertainty"; digamma differences and Beta
+# quantiles lose all their digits there.
+MAX_TOTAL = 1e9
+# Keeps 1/α, its square and log α finite.
+MIN_CONCENTRATION = 1e-100
+# Rows of float32 probabilities miss one by about 1e-6 for a thousand classes.
+_SUM_TOLERANCE = 1e-4
+
+
+def as_tensor(array: Tensor | NDArray[Any]) -> Tensor:
+    """Floating-point tensor; arrays that are read-only are copied."""
+    if not isinstance(array, Tensor):
+        array = np.asarray(array)
+        is_plain = array.flags.writeable and min((0, *array.strides)) == 0
+        array = torch.from_numpy(array if is_plain else np.array(array, order="C"))
+    return array if array.is_floating_point() else array.double()
+
+
+def like(result: Tensor, example: Array) -> Array:
+    """Convert the result to the kind of array that the caller passed."""
+    if isinstance(example, Tensor):
+        return result
+    return result.numpy()
+
+
+def check_shapes(mean: Tensor, cov: Tensor) -> None:
+    """Raise unless cov has one (K, K) matrix for each row of mean."""
+    if mean.ndim == 0:
+        raise ValueError("mean is a scalar. Give logits of shape (..., K).")
+    wanted = (*mean.shape, mean.shape[-1])
+    if cov.shape != wanted:
+        raise ValueError(
+            f"cov has shape {tuple(cov.shape)}, but mean has shape "
+            f"{tuple(mean.shape)}. Give cov the shape {wanted}."
+        )
+
+
+def check_alpha(alpha: Tensor | NDArray[Any]) -> Tensor:
+    """Concentrations as a float64 tensor; raise unless all are positive."""
+    concentrations = as_tensor(alpha).double()
+    if concentrations.ndim == 0:
+        raise ValueError("alpha is a scalar. Give concentrations of shape (..., K).")
+    positive = (concentrations > 0) & concentrations.isfinite()
+    if not bool(positive.all()):
+        value = concentrations[~positive][0].item()
+        raise ValueError(
+            f"alpha has the entry {value}. Concentrations are positive and finite."
+        )
+    return concentrations
+
+
+def check_proba(proba: Tensor | NDArray[Any], alpha: Tensor) -> Tensor:
+    """Probabilities as a float64 tensor; raise unless they fit the concentrations."""
+    p = as_tensor(proba).double().to(alpha.device)
+    if p.ndim == 0 or p.shape[-1] != alpha.shape[-1]:
+        raise ValueError(
+            f"proba has shape {tuple(p.shape)}, but alpha has shape "
+            f"{tuple(alpha.shape)}. Give one probability for each concentration."
+        )
+    sums = p.sum(-1)
+    if not bool(((p >= 0).all(-1) & ((sums - 1).abs() <= _SUM_TOLERANCE)).all()):
+        raise ValueError(
+            "proba has rows that are negative somewhere or do not sum to one. Divide "
+            "them by their sums."
+        )
+    return p
+
+
+def capped(log_alpha: Tensor) -> Tensor:
+    """Concentrations with the total capped, which keeps their mean; (..., K) each."""
+    log_total = log_alpha.logsumexp(-1, keepdim=True).clamp(max=math.log(MAX_TOTAL))
+    return (log_alpha.softmax(-1) * log_total.exp()).clamp(min=MIN_CONCENTRATION)

@@ -1,0 +1,130 @@
+"""The projection: the Dirichlet distribution that is closest to Gaussian logits.
+
+Among all Dirichlet distributions, ``KL(p ‖ Dir(α))`` is least for the one with the
+same ``E[log π]``, which is ``μ_k − E[logsumexp(f)]``:
+``ψ(α_k) − ψ(A) = E[log π_k]``, ``A = Σ α_k``.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from sklaplace.dirichlet.arrays import (
+    MAX_TOTAL,
+    Array,
+    as_tensor,
+    capped,
+    check_shapes,
+    like,
+)
+from sklaplace.logits import centre, centred_factor, chunks, logsumexp_gap
+
+# Newton's method squares the error: after a step this short it is about 1e-8.
+_SHORT_STEP = 1e-4
+_MAX_STEPS = 100
+# Keeps trigamma finite at the concentrations that follow.
+_MAX_GAP = 1e99
+# A row's points take about as much memory as these.
+_N_POINTS = 36
+
+
+def kl_projection(mean: Array, cov: Array) -> Array:
+    """Concentrations of the Dirichlet closest to the softmax of a Gaussian.
+
+    Closest in ``KL(p ‖ Dir)``, where ``p`` is the distribution of ``softmax(f)``,
+    ``f ~ N(μ, Σ)``. The most probable class of the mean logits stays the most probable,
+    the mean tends to their softmax as the covariance vanishes, and a shift common to
+    all logits changes nothing. For a few milliseconds per thousand rows it is the one
+    to trust; `laplace_bridge` is several times cheaper, and may be far off.
+
+    Parameters
+    ----------
+    mean : Tensor or ndarray of shape (..., K)
+        Means of the logits.
+    cov : Tensor or ndarray of shape (..., K, K)
+        Covariances of the logits, symmetric positive semidefinite.
+
+    Returns
+    -------
+    Tensor or ndarray of shape (..., K)
+        Concentrations, float64, the kind of ``mean``. They are positive and their total
+        is at most 1e9 (the mean is kept where this cap acts). One class alone has
+        concentration one.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit.
+
+    Notes
+    -----
+    ``E[logsumexp(f)]`` is the only approximation: see `sklaplace.logits.logsumexp_gap`.
+    The rest is Newton's method for ``log α``, where the Hessian is diagonal plus rank
+    one: three or four steps, as it starts from ``ψ⁻¹(y) ≈ 1/log(1 + e^{−y})``. O(K³)
+    per row for the root of the covariance; 36 points for ten classes, at most 256.
+    Rows are taken in chunks: memory beyond the inputs is a few MiB, or some covariances
+    of one row. Finite for all finite inputs below 1e300.
+
+    References
+    ----------
+    Minka (2000), "Estimating a Dirichlet distribution" (Newton's method).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> kl_projection(np.zeros(3), 0.1 * np.eye(3)).round(2)
+    array([10.3, 10.3, 10.3])
+    """
+    logits, covariances = as_tensor(mean), as_tensor(cov)
+    check_shapes(logits, covariances)
+    n_classes = logits.shape[-1]
+    if n_classes == 1 or logits.numel() == 0:
+        return like(torch.ones_like(logits, dtype=torch.float64), mean)
+    rows = logits.reshape(-1, n_classes)
+    matrices = covariances.reshape(-1, n_classes, n_classes)
+    parts = [_expected(*part) for part in chunks(rows, matrices, _N_POINTS)]
+    log_proba, gap = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
+    return like(capped(_matched(log_proba, gap)).reshape(logits.shape), mean)
+
+
+def _expected(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+    """``log p`` (b, K) and ``gap`` (b, 1) with ``E[log π] = log p − gap``."""
+    mean, cov = centre(mean, cov)
+    log_proba = mean.log_softmax(-1)
+    gap = logsumexp_gap(log_proba, centred_factor(cov))
+    # below, the total would exceed its cap
+    return log_proba, gap.clamp((mean.shape[-1] - 1) / (2 * MAX_TOTAL), _MAX_GAP)
+
+
+def _matched(log_proba: Tensor, gap: Tensor) -> Tensor:
+    """``log α`` (b, K) of the distribution with these expectations."""
+    expected = log_proba - gap
+    with torch.no_grad():
+        # what holds for large totals, and is near enough for others
+        total = (log_proba.shape[-1] - 1) / (2 * gap)
+        log_alpha = -softplus(-total.digamma() - expected).log()
+        rows = torch.arange(len(gap), device=gap.device)
+        for _ in range(_MAX_STEPS):
+            step = _newton_step(log_alpha[rows], expected[rows])
+            log_alpha[rows] -= step
+            rows = rows[step.abs().amax(-1) > _SHORT_STEP]
+            if not len(rows):
+                break
+    if expected.requires_grad:  # at the solution, one more step has its derivative
+        log_alpha = log_alpha - _newton_step(log_alpha, expected)
+    return log_alpha
+
+
+def _newton_step(log_alpha: Tensor, expected: Tensor) -> Tensor:
+    """Change of ``log α`` by Newton's method, at most two, (b, K)."""
+    alpha = log_alpha.exp()
+    total = alpha.sum(-1, keepdim=True)
+    missing = alpha.digamma() - total.digamma() - expected
+    # Jacobian: diag(ψ'(α) α) − ψ'(A) 1 αᵀ
+    inverse = 1 / (torch.polygamma(1, alpha) * alpha)
+    own = missing * inverse
+    shared = torch.polygamma(1, total)
+    ratio = (alpha * own).sum(-1, keepdim=True) / (
+        1 - shared * (alpha * inverse).sum(-1, keepdim=True)
+    )
+    return (own + inverse * shared * ratio).clamp(-2, 2)

@@ -1,0 +1,223 @@
+"""Gaussians over logits ``N(μ, Σ)``, as the softmax sees them.
+
+The softmax ignores a shift common to all logits, so only the centred Gaussian matters:
+``m = Cμ``, ``S = CΣC`` with ``C = I − 11ᵀ/K``.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Logits beyond this are one-hot in any case, and their sums must not overflow.
+MAX_LOGIT = 1e100
+# Keeps the pivots of a covariance that is zero numbers.
+_MIN_LIFT = 1e-200
+# What the tensors of a chunk of rows may take: more does not fit into the cache of a
+# core, and takes half as long again.
+_CHUNK_BYTES = 2**20
+# Points of `logsumexp_gap`: directions at least and at most, and up to how many
+# dimensions they are taken at three radii and not at two.
+_MIN_DIRECTIONS, _MAX_DIRECTIONS, _MAX_DIM_OF_THREE = 8, 64, 8
+
+
+def centre(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+    """Gaussian without the direction that the softmax does not see.
+
+    Parameters
+    ----------
+    mean : Tensor of shape (b, K)
+        Means of the logits.
+    cov : Tensor of shape (b, K, K)
+        Covariances of the logits, symmetric positive semidefinite.
+
+    Returns
+    -------
+    mean : Tensor of shape (b, K)
+        ``Cμ``, float64; rows sum to zero.
+    cov : Tensor of shape (b, K, K)
+        ``CΣC``, float64; rows and columns sum to zero.
+
+    Notes
+    -----
+    O(K²) per row. Curvature does not reach the all-ones direction, so its
+    posterior variance is that of the prior and may be larger than all others
+    by orders of magnitude. What it leaves behind in ``CΣC`` by rounding alone
+    is set to zero.
+    """
+    rows = cov.mean(-1, keepdim=True, dtype=torch.float64)  # (b, K, 1)
+    columns = cov.mean(-2, keepdim=True, dtype=torch.float64)  # (b, 1, K)
+    centred = cov.double() - rows
+    centred -= columns
+    centred += rows.mean(-2, keepdim=True)
+    noise = _is_rounding(centred.diagonal(dim1=-2, dim2=-1), cov)  # (b, 1)
+    return _centre_mean(mean), centred.masked_fill_(noise.unsqueeze(-1), 0)
+
+
+def centred_moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+    """Centred means and variances, (b, K) each, float64.
+
+    Parameters
+    ----------
+    mean : Tensor of shape (b, K)
+        Means of the logits.
+    cov : Tensor of shape (b, K, K) or (b, K)
+        Covariances of the logits, or variances alone of centred ones.
+
+    Notes
+    -----
+    O(K²) time and O(K) memory per row.
+    """
+    if cov.ndim == mean.ndim:
+        return _centre_mean(mean), cov.double()
+    rows = cov.mean(-1, dtype=torch.float64)  # (b, K)
+    diagonal = cov.diagonal(dim1=-2, dim2=-1)
+    variances = diagonal - 2 * rows + rows.mean(-1, keepdim=True)
+    return _centre_mean(mean), variances.masked_fill(_is_rounding(variances, cov), 0)
+
+
+def centred_factor(cov: Tensor) -> Tensor:
+    """``F`` (b, K, K - 1) with ``F Fᵀ`` a centred covariance.
+
+    The Cholesky factor of all classes but the last, whose logit is minus the sum
+    of theirs. What is added to the diagonal keeps singular matrices factorisable,
+    and the factor a smooth function of them.
+    """
+    leading = cov[:, :-1, :-1]
+    largest = cov.diagonal(dim1=-2, dim2=-1).amax(-1)
+    lift = 1e-10 * largest.clamp(min=_MIN_LIFT)
+    identity = torch.eye(leading.shape[-1], dtype=cov.dtype, device=cov.device)
+    root, _ = torch.linalg.cholesky_ex(leading + lift[:, None, None] * identity)
+    return torch.cat([root, -root.sum(-2, keepdim=True)], -2)
+
+
+def chunks(mean: Tensor, cov: Tensor, n_points: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of both, as many at a time as fit into a core's cache.
+
+    Parameters
+    ----------
+    mean, cov : Tensor of shape (b, K) and (b, K, K)
+        A Gaussian for each row.
+    n_points : int
+        Points at which each row is evaluated.
+    """
+    n_classes = mean.shape[-1]
+    per_row = 2 * 8 * n_classes * max(n_points, n_classes)  # two float64 tensors
+    rows = max(1, _CHUNK_BYTES // per_row)
+    return zip(torch.split(mean, rows), torch.split(cov, rows), strict=True)
+
+
+def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
+    """How much ``E[logsumexp(f)]`` exceeds ``logsumexp(E[f])``, for Gaussian logits.
+
+    Parameters
+    ----------
+    log_proba : Tensor of shape (b, K)
+        Mean of the logits, less its ``logsumexp``.
+    factor : Tensor of shape (b, K, d)
+        ``F`` with ``F Fᵀ`` the covariance of the logits.
+
+    Returns
+    -------
+    Tensor of shape (b, 1)
+        Not negative, up to rounding: logsumexp is convex.
+
+    Notes
+    -----
+    A spherical-radial rule: ``f = log p ± r_j F q``, with nodes ``r_j²/2`` of
+    Gauss-Laguerre quadrature, exact to the third power of ``r²`` for two and to the
+    fifth for three, and orthonormal directions ``q`` (several bases of them in few
+    dimensions). The bases are random, but always the same: axes of the factor itself
+    would put all points on few classes. Expectations of quadratic functions are exact;
+    in many dimensions, where not all directions of a basis are taken, what these say of
+    the curvature at the mean, which is known, corrects the rest by regression.
+
+    36 points of (K) logits for ten classes, at most 256; O(K²) for each.
+
+    References
+    ----------
+    Genz and Monahan (1998), "Stochastic integration rules for infinite regions", SIAM
+    Journal on Scientific Computing 19(2).
+    """
+    directions, radii, weights = (part.to(factor) for part in _rule(factor.shape[-1]))
+    moves = factor @ directions.mT  # (b, K, s)
+    centre = log_proba.unsqueeze(-1)
+    gaps = torch.stack(
+        [
+            ((centre + r * moves).logsumexp(-2) + (centre - r * moves).logsumexp(-2))
+            for r in radii.tolist()
+        ],
+        -1,
+    )  # (b, s, j)
+    gaps = gaps / 2
+    average = (gaps @ weights).mean(-1, keepdim=True)
+    if len(directions) >= factor.shape[-1]:
+        return average
+    proba = log_proba.exp()
+    return average + _regressed(gaps, proba, moves, factor, radii, weights)
+
+
+def _regressed(
+    gaps: Tensor,
+    proba: Tensor,
+    moves: Tensor,
+    factor: Tensor,
+    radii: Tensor,
+    weights: Tensor,
+) -> Tensor:
+    """What half the curvature at the mean, as a control variate, adds, (b, 1)."""
+    bends = _variance(proba, moves) / 2  # (b, s)
+    known = _variance(proba, factor).sum(-1, keepdim=True) / 2
+    controls = bends.unsqueeze(-1) * radii**2  # (b, s, j)
+    found = (controls @ weights).mean(-1, keepdim=True)
+    deviations = controls - found.unsqueeze(-1)
+    spread = (deviations**2 @ weights).sum(-1, keepdim=True)
+    slope = (deviations * gaps @ weights).sum(-1, keepdim=True)
+    slope = slope / spread.clamp(min=torch.finfo(spread.dtype).tiny)
+    return slope.clamp(0, 1) * (known - found)
+
+
+def _variance(proba: Tensor, columns: Tensor) -> Tensor:
+    """Variance of each column (b, K, s) under class probabilities, (b, s)."""
+    p = proba.unsqueeze(-1)
+    mean = (p * columns).sum(-2, keepdim=True)
+    return (p * (columns - mean) ** 2).sum(-2)
+
+
+@lru_cache(maxsize=32)
+def _rule(dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Directions (s, d), radii (j,) and their weights (j,)."""
+    generator = torch.Generator().manual_seed(0)
+    n_bases = max(1, math.ceil(_MIN_DIRECTIONS / max(dim, 1)))
+    columns = min(dim, _MAX_DIRECTIONS)
+    bases = torch.linalg.qr(
+        torch.randn(n_bases, dim, columns, generator=generator, dtype=torch.float64)
+    )[0]
+    # Golub and Welsch: nodes of generalised Gauss-Laguerre quadrature
+    i = np.arange(3 if dim <= _MAX_DIM_OF_THREE else 2)
+    exponent = dim / 2 - 1
+    beside = np.sqrt(i[1:] * (i[1:] + exponent))
+    matrix = np.diag(2 * i + exponent + 1) + np.diag(beside, 1) + np.diag(beside, -1)
+    nodes, vectors = np.linalg.eigh(matrix)
+    directions = bases.mT.reshape(-1, dim)
+    return (
+        directions,
+        torch.from_numpy(np.sqrt(2 * nodes)),
+        torch.from_numpy(vectors[0] ** 2),
+    )
+
+
+def _centre_mean(mean: Tensor) -> Tensor:
+    """``Cμ`` in float64."""
+    mean = mean.double().clamp(-MAX_LOGIT, MAX_LOGIT)
+    return mean - mean.mean(-1, keepdim=True)
+
+
+def _is_rounding(variances: Tensor, cov: Tensor) -> Tensor:
+    """Whether the centred variances are only rounding of cov: (b, 1)."""
+    largest = cov.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True).double()
+    rounding = 16 * torch.finfo(cov.dtype).eps * largest
+    return variances.amax(-1, keepdim=True) <= rounding

@@ -1,0 +1,227 @@
+"""SimplexPredictor: whole distributions over class probabilities, and what they say."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor
+
+from sklaplace import dirichlet
+from sklaplace.labelling import Labelling
+from sklaplace.likelihoods import ClassLikelihood
+from sklaplace.links import cached_draws, mc_uncertainty, uncertainty_of_draws
+from sklaplace.options import check_option
+from sklaplace.prediction import PosteriorPredictor
+
+
+class SimplexPredictor(PosteriorPredictor):
+    """The part of classifiers that answers with distributions; not for direct use."""
+
+    dirichlet_approx: str
+    classes_: np.ndarray
+    _labelling: Labelling
+
+    def _check_dirichlet(self) -> None:
+        check_option(
+            "dirichlet_approx", self.dirichlet_approx, dirichlet.APPROXIMATIONS
+        )
+
+    def _likelihood(self) -> ClassLikelihood:
+        return cast(ClassLikelihood, self.posterior_.likelihood)
+
+    def _n_options(self) -> int:
+        """Classes K among which a label is one."""
+        return self._labelling.n_options(self.classes_)
+
+    def _concentrations(self, X: Any, method: Any) -> np.ndarray:
+        """Concentrations (n·r, K) of r labels per row."""
+        self._fitted_posterior()
+        self._check_dirichlet()
+        if method is None:
+            method = self.dirichlet_approx
+        check_option("method", method, dirichlet.APPROXIMATIONS)
+        approximate = dirichlet.APPROXIMATIONS[method]
+        (alpha,) = self._of_logits(
+            X, approximate, variances_only=method in dirichlet.DIAGONAL
+        )
+        # a one-logit network has a column for a class that y did not have
+        return alpha[:, : self._n_options()]
+
+    def _of_logits(
+        self,
+        X: Any,
+        function: Callable[[Tensor, Tensor], Tensor],
+        *,
+        variances_only: bool = False,
+    ) -> list[np.ndarray]:
+        """A function of the Gaussian over class logits, (n·r, ...)."""
+        likelihood = self._likelihood()
+
+        def ask(mean: Tensor, cov: Tensor) -> tuple[Tensor]:
+            return (function(*likelihood.class_logits(mean, cov)),)
+
+        return self._collect(
+            X,
+            ask,
+            # labels in columns are predicted one by one
+            diagonal=variances_only or not self._labelling.has_names,
+            centred=likelihood.is_shift_invariant,
+        )
+
+    def _proba_of_draws(self, draws: Tensor) -> Tensor:
+        """Outputs (b, c, s) of drawn weights to probabilities (b·r, K, s)."""
+        proba = self._likelihood().probabilities(draws.mT)  # (b, s, K) or (b, s, r, K)
+        by_label = proba.movedim(1, -1)
+        return by_label.reshape(-1, *by_label.shape[-2:])
+
+    def _normal_draws(self, like: Tensor) -> Tensor:
+        """Points of the sampled link for logits (b, K): the same for all rows."""
+        return cached_draws(self.n_samples, like.shape[1], self._seed).to(like)
+
+    def predict_dirichlet(self, X: Any, method: str | None = None) -> np.ndarray:
+        """Dirichlet distribution over class probabilities.
+
+        A whole distribution in closed form: `sklaplace.dirichlet` has its mean,
+        variances, intervals, draws and more.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
+            Rows to predict.
+        method : {"projection", "bridge", "bridge_norm", "bridge_norm_published"}, \
+                optional
+            In place of ``dirichlet_approx``.
+
+        Returns
+        -------
+        ndarray of shape (n, K), (n, n_labels, 2) or (n, K, ...)
+            Concentrations; positive. Of a matrix of labels each has two: a Beta
+            distribution.
+
+        Raises
+        ------
+        ValueError
+            If there is no such method.
+
+        Notes
+        -----
+        With ``pred_type="nn"``, of the Gaussian that has mean and covariance of the
+        drawn logits.
+
+        Of the bridges: concentrations grow with the size of the logits as well as with
+        certainty, so that their sum does not detect unknown rows, and the mean does not
+        feel the size of the variances. They do not need covariances between
+        classes, which makes them fast for many classes.
+
+        References
+        ----------
+        Minka (2000), "Estimating a Dirichlet distribution"; MacKay (1998), "Choice of
+        basis for Laplace approximation"; Hobbhahn, Kristiadi and Hennig (2022), "Fast
+        predictive uncertainty for classification with Bayesian deep networks".
+        """
+        alpha = self._concentrations(X, method)
+        return self._labelling.by_class(alpha)
+
+    def predict_uncertainty(self, X: Any, method: str | None = None) -> np.ndarray:
+        """How uncertain the label is, and how much of that data could remove.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
+            Rows to predict.
+        method : {"projection", "bridge", "bridge_norm", "bridge_norm_published", \
+                "mc"}, optional
+            Distribution over probabilities that is split, in closed form for a
+            Dirichlet; ``"mc"`` takes ``n_samples`` draws. None takes
+            ``dirichlet_approx``, and draws with ``pred_type="nn"``.
+
+        Returns
+        -------
+        ndarray of shape (n, 3), (n, n_labels, 3) or (n, 3, ...)
+            Entropy in nats: total, aleatoric (expected under known probabilities) and
+            epistemic (mutual information of label and weights). The first is the sum of
+            the others, and at most ``log K``.
+
+        Raises
+        ------
+        ValueError
+            If there is no such method.
+
+        References
+        ----------
+        Depeweg, Hernández-Lobato, Doshi-Velez and Udluft (2018),
+        "Decomposition of uncertainty in Bayesian deep learning for efficient and
+        risk-sensitive learning".
+        """
+        self._fitted_posterior()
+        has_gaussian = self._predictive().gaussian is not None
+        if method is None:
+            method = self.dirichlet_approx if has_gaussian else "mc"
+        check_option("method", method, ["mc", *dirichlet.APPROXIMATIONS])
+        if method != "mc":
+            found = dirichlet.uncertainty(self._concentrations(X, method))
+        elif has_gaussian:
+            (found,) = self._of_logits(
+                X, lambda mean, cov: mc_uncertainty(mean, cov, self._normal_draws(mean))
+            )
+        else:
+            drawn = self._of_draws(
+                X,
+                self.n_samples,
+                self._seed,
+                lambda draws: uncertainty_of_draws(self._proba_of_draws(draws)),
+            )
+            found = drawn.numpy()
+        return self._labelling.by_class(found)
+
+    def predict_set(
+        self,
+        X: Any,
+        q: float = 0.05,
+        k_max: int = 10,
+        *,
+        reference: str = "top",
+        method: str | None = None,
+    ) -> np.ndarray:
+        """Classes that may well be the most probable one: an uncertainty-aware top-k.
+
+        One class where the network is sure, several where it is not. A class belongs
+        to the set if its probability is, at the upper end of its distribution, at least
+        that of the top class at the lower end. There is no promise of coverage: that of
+        conformal prediction needs rows to calibrate on.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
+            Rows to predict.
+        q : float, default=0.05
+            Tail probability of both ends; sets shrink as it grows.
+        k_max : int, default=10
+            Classes in a set, at most.
+        reference : {"top", "previous"}, default="top"
+            Whether a class is compared with the top class, or with the one before it in
+            descending order ("next class"), which gives larger sets.
+        method : {"projection", "bridge", "bridge_norm", "bridge_norm_published"}, \
+                optional
+            In place of ``dirichlet_approx``.
+
+        Returns
+        -------
+        ndarray of shape (n, K), (n, n_labels, 2) or (n, K, ...)
+            Boolean; True for members, of which there is one at least. Columns in the
+            order of ``classes_``.
+
+        Raises
+        ------
+        ValueError
+            If an option has no such value.
+
+        References
+        ----------
+        Hobbhahn, Kristiadi and Hennig (2022), "Fast predictive uncertainty for
+        classification with Bayesian deep networks", UAI, section 4.
+        """
+        dirichlet.check_set(q, k_max, reference)
+        alpha = self._concentrations(X, method)
+        members = dirichlet.plausible_classes(alpha, q, k_max, reference)
+        return self._labelling.by_class(members)

@@ -1,0 +1,49 @@
+"""Examples, run as they stand or on a smaller scale."""
+
+import ast
+import io
+from contextlib import redirect_stdout
+from pathlib import Path
+
+FOLDER = Path(__file__).parent.parent / "examples"
+
+
+class _Smaller(ast.NodeTransformer):
+    """Replaces the values of constants that an example assigns on its top level."""
+
+    def __init__(self, constants):
+        self.constants, self.seen = constants, set()
+
+    def visit_Module(self, node):
+        for statement in node.body:
+            if isinstance(statement, ast.Assign):
+                self._assign(statement)
+        return node
+
+    def _assign(self, statement):
+        names = {target.id for target in statement.targets if hasattr(target, "id")}
+        for name in names & self.constants.keys():
+            value = ast.parse(repr(self.constants[name]), mode="eval").body
+            statement.value = ast.copy_location(value, statement.value)
+            self.seen.add(name)
+
+
+def run_example(path, **constants):
+    """Run an example with other constants; return its names, and what it prints.
+
+    Parameters
+    ----------
+    path : str
+        Below ``examples``.
+    **constants
+        In place of what the example assigns to these names; numbers, strings and tuples
+        of them.
+    """
+    source = (FOLDER / path).read_text(encoding="utf-8")
+    smaller = _Smaller(constants)
+    tree = ast.fix_missing_locations(smaller.visit(ast.parse(source, path)))
+    assert smaller.seen == constants.keys(), f"{path} does not assign these."
+    names, printed = {"__name__": Path(path).stem}, io.StringIO()
+    with redirect_stdout(printed):
+        exec(compile(tree, path, "exec"), names)
+    return names, printed.getvalue()
