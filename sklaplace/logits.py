@@ -99,14 +99,13 @@ def chunks(mean: Tensor, cov: Tensor, n_points: int) -> Iterator[tuple[Tensor, T
 
     Parameters
     ----------
-    mean, cov : Tensor of shape (b, K) and (b, K, K)
-        A Gaussian for each row.
+    mean, cov : Tensor of shape (b, K), and (b, K, K) or (b, K)
+        A Gaussian for each row, by covariances or variances.
     n_points : int
         Points at which each row is evaluated.
     """
-    n_classes = mean.shape[-1]
-    per_row = 2 * 8 * n_classes * max(n_points, n_classes)  # two float64 tensors
-    rows = max(1, _CHUNK_BYTES // per_row)
+    per_row = 8 * (n_points * mean.shape[-1] + cov[:1].numel())  # float64
+    rows = max(1, _CHUNK_BYTES // (2 * per_row))
     return zip(torch.split(mean, rows), torch.split(cov, rows), strict=True)
 
 
