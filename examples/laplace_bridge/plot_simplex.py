@@ -1,0 +1,153 @@
+"""
+Where the bridge fails, seen on the simplex
+===========================================
+
+Five Gaussians over three logits, each with the true distribution of class probabilities
+and three Dirichlet distributions that stand for it: the Laplace bridge, its correction
+for large variances, and the projection. Triangles are the simplex: a corner is
+certainty about one class. KL is from the truth, in nats.
+"""
+
+# %%
+# The Gaussians
+# -------------
+#
+# The softmax ignores a shift common to all logits. So all are centred, as
+# ``predict_dirichlet`` does, and the bridge has nothing left to condition on.
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.colors import PowerNorm
+from matplotlib.tri import Triangulation
+from scipy.special import gammaln, logsumexp
+from scipy.stats import multivariate_normal
+
+from sklaplace.dirichlet import kl_projection, laplace_bridge, log_density, mean
+
+SIDE, NODES = 150, 60
+
+gaussians = {
+    "small": ([0.5, 0, -0.5], 0.1 * np.eye(3)),
+    "large": ([0.5, 0, -0.5], 9 * np.eye(3)),
+    "off-centre": ([2, -1, -1], 0.3 * np.eye(3)),
+    "correlated": ([0.5, 0, -0.5], [[2, 1.8, -1], [1.8, 2, -1], [-1, -1, 1]]),
+    "nearly singular": ([0, 0, 0], np.outer([1, -1, 0], [1, -1, 0]) + 0.01 * np.eye(3)),
+}
+centring = np.eye(3) - 1 / 3
+gaussians = {
+    name: (centring @ np.array(m), centring @ np.array(cov) @ centring)
+    for name, (m, cov) in gaussians.items()
+}
+METHODS = {
+    "bridge": laplace_bridge,
+    "norm": lambda m, cov: laplace_bridge(m, cov, norm="guarded"),
+    "projection": kl_projection,
+}
+alphas = {
+    (name, method): function(*gaussian)
+    for name, gaussian in gaussians.items()
+    for method, function in METHODS.items()
+}
+
+# %%
+# How far, exactly
+# ----------------
+#
+# KL needs no samples here. The truth is a normal distribution of two differences of
+# logits, whose entropy is known, and expectations are sums over Gauss-Hermite nodes.
+
+differences = np.array([[1, 0, -1], [0, 1, -1]])
+nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
+first, second = (axis.ravel() for axis in np.meshgrid(nodes, nodes))
+weights = np.outer(weights, weights).ravel() / (2 * np.pi)
+
+
+def log_proba_at_nodes(m, cov):
+    root = np.linalg.cholesky(differences @ cov @ differences.T)
+    two = np.stack([first, second], axis=1) @ root.T + differences @ m
+    logits = np.column_stack([two, np.zeros(len(two))])
+    return logits - logsumexp(logits, axis=1, keepdims=True)
+
+
+def kl(m, cov, alpha):
+    expected = weights @ log_proba_at_nodes(m, cov)  # of log p
+    entropy = multivariate_normal(cov=differences @ cov @ differences.T).entropy()
+    log_beta = gammaln(alpha).sum() - gammaln(alpha.sum())
+    return log_beta - alpha @ expected - entropy
+
+
+distance = {key: kl(*gaussians[key[0]], alpha) for key, alpha in alphas.items()}
+true_means = {
+    name: weights @ np.exp(log_proba_at_nodes(*gaussian))
+    for name, gaussian in gaussians.items()
+}
+
+print(f"{'':16}{'':12}{'KL':>8}{'mean':>12}{'total':>15}")
+for name, true_mean in true_means.items():
+    print(f"{name:16}{'truth':12}{'':10}" + " ".join(f"{p:.3f}" for p in true_mean))
+    for method in METHODS:
+        alpha = alphas[name, method]
+        means = " ".join(f"{p:.3f}" for p in mean(alpha))
+        value = distance[name, method]
+        print(f"{name:16}{method:12}{value:8.3f}  {means}{alpha.sum():10.1f}")
+
+# %%
+# In pictures
+# -----------
+#
+# Each row has its own colours, for the square root of the density, up to what the
+# truth exceeds on one part in two hundred of the triangle; what is higher is cut off.
+
+rows, places = np.divmod(np.arange((SIDE + 1) ** 2), SIDE + 1)
+keep = (rows > 0) & (places > 0) & (rows + places < SIDE)
+p = np.stack([rows, places, SIDE - rows - places], axis=1)[keep] / SIDE
+across, up = p[:, 1] + p[:, 2] / 2, p[:, 2] * np.sqrt(3) / 2
+mesh = Triangulation(across, up)
+
+
+def true_density(m, cov):
+    normal = multivariate_normal(differences @ m, differences @ cov @ differences.T)
+    return np.exp(normal.logpdf(np.log(p) @ differences.T) - np.log(p).sum(1))
+
+
+figure, axes = plt.subplots(
+    5, 4, figsize=(8, 9.4), sharex=True, sharey=True, layout="constrained"
+)
+for row, (name, gaussian) in zip(axes, gaussians.items(), strict=True):
+    panels = {"truth": true_density(*gaussian)}
+    colours = PowerNorm(0.5, vmin=0, vmax=np.quantile(panels["truth"], 0.995))
+    for method in METHODS:
+        panels[method] = np.exp(log_density(alphas[name, method], p))
+    for ax, (label, density) in zip(row, panels.items(), strict=True):
+        ax.tripcolor(mesh, density, norm=colours, shading="gouraud", rasterized=True)
+        ax.plot([0, 1, 0.5, 0], [0, 0, np.sqrt(0.75), 0], color="black", lw=0.8)
+        ax.set(aspect="equal", xticks=[], yticks=[])
+        ax.spines[:].set_visible(False)
+        value = distance.get((name, label))
+        title = label if value is None else f"{label}, KL {value:.3g}"
+        ax.set_title(title, fontsize="medium")
+    row[0].set_ylabel(name)
+for number, x, y in [(1, -0.06, 0), (2, 1.06, 0), (3, 0.58, 0.83)]:
+    axes[0, 0].text(x, y, number, ha="center", va="center")
+plt.show()
+
+# %%
+# What to see
+# -----------
+#
+# *Small variance.* As variances vanish, the truth tends to the softmax of the mean
+# logits, and so does the projection. The bridge does not: for more than two classes its
+# mean is another, at any scale, here with too little for the first class. Off-centre it
+# is the same, and worse.
+#
+# *Large variance.* With the same mean logits, the bridge has the same mean as for small
+# variances; only its total shrinks. The correction is for this case, helps, and stays
+# behind the projection. Elsewhere in this picture it has nothing to do.
+#
+# *Correlated.* Only variances of logits enter the bridge. The third class varies most,
+# so that its concentration is lowest; the truth gives it about three times as much.
+#
+# *Nearly singular.* The first two logits are opposites and uncertain, the third is
+# known to be between them. The bridge takes its small variance for a reason to be sure
+# of that class. No Dirichlet distribution follows a curve, but the projection stays
+# careful, and has the right order.
