@@ -25,8 +25,11 @@ from scipy.stats import multivariate_normal
 
 from sklaplace.dirichlet import kl_projection, laplace_bridge, log_density
 
-SIDE, FINE = 20, 10
-MOST, RUNS, ROWS = 100_000, 10, 1000
+SIDE = 20
+FINE = 40
+MOST = 100_000  # samples
+RUNS = 10
+ROWS = 1000  # for timing
 ADDED = 0.1
 
 gaussians = {
@@ -182,9 +185,9 @@ print("Published: the bridge is worth 750 to 10,000 samples.")
 # Dirichlet distribution there is, and even that is worth fewer than 250 samples: this
 # truth is like no Dirichlet distribution.
 #
-# In the figure, grey lines are histograms of more and more samples, and marks are closed
-# forms: above at the number of samples that they are worth, below at the time that they
-# take.
+# In the figure, grey lines are histograms of more and more samples, and marks are the
+# closed forms: above at the number of samples that they are worth, below at the time
+# that they take.
 
 COLOURS = dict(
     zip(METHODS, ["#0072B2", "#56B4E9", "#009E73", "black", "#D55E00"], strict=True)

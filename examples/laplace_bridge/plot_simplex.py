@@ -24,7 +24,8 @@ from scipy.stats import multivariate_normal
 
 from sklaplace.dirichlet import kl_projection, laplace_bridge, log_density, mean
 
-SIDE, NODES = 150, 60
+SIDE = 150  # cells of the pictures
+NODES = 60  # of the quadrature, per dimension
 
 gaussians = {
     "small": ([0.5, 0, -0.5], 0.1 * np.eye(3)),
@@ -149,5 +150,5 @@ plt.show()
 #
 # *Nearly singular.* The first two logits are opposites and uncertain, the third is
 # known to be between them. The bridge takes its small variance for a reason to be sure
-# of that class. No Dirichlet distribution follows a curve, but the projection stays
-# careful, and has the right order.
+# of that class. No Dirichlet distribution follows a curve; the projection at least
+# stays careful, with the same for all three.

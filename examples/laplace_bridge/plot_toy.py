@@ -27,7 +27,8 @@ from sklaplace import LaplaceClassifier, dirichlet
 
 torch.set_num_threads(1)  # small networks gain nothing from more
 
-EPOCHS, RESOLUTION = 1000, 100
+EPOCHS = 1000
+RESOLUTION = 100
 WEIGHT_DECAY = 5e-4
 
 X, y = make_moons(100, noise=0.1, random_state=62)
@@ -120,7 +121,7 @@ for label in columns:
 # the data.
 #
 # At the data, draws and correction are less sure than the network, too: with a prior
-# this weak, what a hundred points say about 502 weights leaves much open.
+# this weak, what a hundred points say about 522 weights leaves much open.
 #
 # The projection is the closest Dirichlet distribution, but not the one with the right
 # mean: with so much variance, probabilities pile up at zero and one, no Dirichlet
