@@ -68,6 +68,11 @@ def samples():
     return run_example("laplace_bridge/plot_samples.py", MOST=30_000, RUNS=3, ROWS=100)
 
 
+@pytest.fixture(scope="module")
+def simplex():
+    return run_example("laplace_bridge/plot_simplex.py", SIDE=24, NODES=40)
+
+
 PUBLISHED = {
     "small": [6.667, 6.667, 6.667],
     "off-centre": [4.908, 0.561, 0.561],
@@ -90,6 +95,22 @@ def test_a_dirichlet_is_worth_hundreds_of_samples(samples, gaussian):
     for method in samples[0]["METHODS"]:
         assert worth[gaussian, method] >= 250
     assert distance[gaussian, "projection"] < distance[gaussian, "bridge, centred"]
+
+
+def test_on_a_coarser_grid_it_is_worth_less(samples):
+    coarse, _ = run_example(
+        "laplace_bridge/plot_samples.py", SIDE=10, MOST=30_000, RUNS=5, ROWS=10
+    )
+    for case in [("small", "bridge, published"), ("off-centre", "bridge, centred")]:
+        assert 1.5 < samples[0]["worth"][case] / coarse["worth"][case] < 4
+    assert coarse["worth"]["off-centre", "bridge, centred"] < 250
+
+
+def test_exact_divergences_are_larger_than_those_of_cells(samples, simplex):
+    exact, names = simplex[0]["kl"], samples[0]
+    for (gaussian, method), value in names["distance"].items():
+        alpha = names["alphas"][gaussian][method]
+        assert value < exact(*names["gaussians"][gaussian], alpha)
 
 
 def test_it_is_not_for_correlated_logits(samples):
@@ -139,11 +160,6 @@ def test_the_table_of_samples_has_all_rows(samples):
             / names["duration"][gaussian, method]
         )
         assert float(ratio.rstrip("x")) == pytest.approx(expected, abs=0.06)
-
-
-@pytest.fixture(scope="module")
-def simplex():
-    return run_example("laplace_bridge/plot_simplex.py", SIDE=24, NODES=40)
 
 
 def test_the_projection_is_the_closest_of_all(simplex):

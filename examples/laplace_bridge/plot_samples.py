@@ -86,8 +86,8 @@ inside = cell(centres(SIDE))
 # Gaussian as it is. By default ``laplace_bridge`` conditions the logits on a sum of
 # zero, which is *another* Gaussian than the truth if logits differ in their variances
 # or are correlated. ``predict_dirichlet`` centres them, which the softmax cannot see.
-# The correction ``norm`` is on top of that, and so has nothing to do here for small
-# variances.
+# The correction ``norm`` is on top of that; guarded against sharpening, it has nothing
+# to do for variances as small as these.
 
 CENTRE = np.eye(3) - 1 / 3
 METHODS = {
@@ -112,7 +112,7 @@ for name, found in alphas.items():
 # ---------------------
 #
 # A tenth of a sample is added to every cell, because a histogram with empty cells is
-# infinitely far from the truth; half a sample makes histograms worse. KL is that of the
+# infinitely far from the truth. KL is that of the
 # truth to the histogram, in nats, as a mean over runs. Times are per Gaussian, for many
 # at once: of drawing the samples with their softmax, and of the closed forms.
 
@@ -176,7 +176,8 @@ print("Published: the bridge is worth 750 to 10,000 samples.")
 # For the first two Gaussians, every Dirichlet distribution is worth more than 250
 # samples here. The numbers depend on the grid: with a hundred cells in place of four
 # hundred, they are two to three times smaller, and the least of them falls below 250.
-# They are largest for small variances, where the truth is nearly a Dirichlet
+# Nor does a grid see what happens within its cells: exact divergences are larger. The
+# numbers are largest for small variances, where the truth is nearly a Dirichlet
 # distribution, and where the bridge as published loses most by not centring.
 #
 # For the third Gaussian, the claim does not hold. The bridge sees no covariances and
