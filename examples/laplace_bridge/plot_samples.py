@@ -176,9 +176,10 @@ print("Published: the bridge is worth 750 to 10,000 samples.")
 # For the first two Gaussians, every Dirichlet distribution is worth more than 250
 # samples here. The numbers depend on the grid: with a hundred cells in place of four
 # hundred, they are two to three times smaller, and the least of them falls below 250.
-# Nor does a grid see what happens within its cells: exact divergences are larger. The
-# numbers are largest for small variances, where the truth is nearly a Dirichlet
-# distribution, and where the bridge as published loses most by not centring.
+# Nor does a grid see what happens within its cells: exact divergences are larger, and
+# off-centre it is the projection that is exactly the closest, not the bridge as
+# published. The numbers are largest for small variances, where the truth is nearly a
+# Dirichlet distribution, and where the bridge as published loses most by not centring.
 #
 # For the third Gaussian, the claim does not hold. The bridge sees no covariances and
 # its mean does not feel how large the variances are; conditioned or centred, it is
