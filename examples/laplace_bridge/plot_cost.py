@@ -154,7 +154,9 @@ names = list(best)[::-1]
 positions = np.arange(len(names))
 colors = [ORANGE if name.startswith("plain") else BLUE for name in names]
 ax.barh(positions, [best[name] for name in names], color=colors, height=0.65)
-points = [(PUBLISHED[name][0], names.index(name)) for name in PUBLISHED]
+points = [
+    (PUBLISHED[name][0], names.index(name)) for name in names if name in PUBLISHED
+]
 ax.plot(*zip(*points, strict=True), "kD", markerfacecolor="white", label="published")
 ax.axvline(passing, color=GREY, linestyle="--", label="forward pass, measured here")
 ax.set(
