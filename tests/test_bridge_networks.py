@@ -1,6 +1,7 @@
 """Examples around networks: what was published of the bridge holds on a small scale."""
 
 import re
+import time
 
 import matplotlib as mpl
 import numpy as np
@@ -31,7 +32,7 @@ def printed_numbers(printed, title, row):
 # --------------------------------------------------------------- foreign inputs
 @pytest.fixture(scope="module")
 def ood():
-    return run_example("laplace_bridge/plot_ood.py", SEEDS=(0, 1))
+    return run_example("laplace_bridge/plot_ood.py", SEEDS=(0, 1), MORE_EPOCHS=60)
 
 
 def aurocs(scores, name="inverted"):
@@ -82,6 +83,13 @@ def test_other_settings_do_not_suit_the_norm(ood):
             assert means[name]["bridge_norm", "accuracy"] < accuracy - 0.2
 
 
+def test_the_order_remains_after_longer_training(ood):
+    longer = ood[0]["means"]["trained for longer"]
+    found = aurocs(longer)
+    assert found["bridge_norm"] > found["mc"] > found["MAP"] + 0.15
+    assert longer["MAP", "conf."] > ood[0]["first"]["MAP", "conf."] + 0.005
+
+
 def test_the_published_norm_sharpens_under_a_narrow_prior(ood):
     narrow = ood[0]["means"]["precision 400"]
     network = narrow["MAP", "inverted", "conf."]
@@ -103,7 +111,7 @@ def test_tables_of_foreign_inputs_hold_what_was_measured(ood):
             shown = printed_numbers(printed, f"foreign, {score}", method)
             expected = [first[method, name, score] for name in FOREIGN]
             assert shown == pytest.approx(expected, abs=6e-4)
-    for setting in names["SETTINGS"]:
+    for setting in names["SETTINGS"] | names["LONGER"]:
         shown = printed_numbers(printed, "AUROC, inverted   ", setting)
         found = aurocs(means[setting])
         expected = [found[method] for method in names["COMPARED"]]
@@ -114,9 +122,12 @@ def test_tables_of_foreign_inputs_hold_what_was_measured(ood):
 # ------------------------------------------------------------------------- cost
 @pytest.fixture(scope="module")
 def cost():
-    return run_example(
-        "laplace_bridge/plot_cost.py", ROWS=4000, DRAWS=(10, 100), ROUNDS=9
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        # other programs that run at the same time do not count
+        patch.setattr(time, "perf_counter", time.thread_time)
+        return run_example(
+            "laplace_bridge/plot_cost.py", ROWS=1000, DRAWS=(10, 100), ROUNDS=15
+        )
 
 
 def test_the_bridge_is_far_cheaper_than_plain_sampling(cost):
@@ -128,7 +139,8 @@ def test_the_bridge_is_far_cheaper_than_plain_sampling(cost):
 
 def test_the_projection_is_cheaper_than_plain_sampling(cost):
     ratios = cost[0]["ratios"]
-    assert ratios["KL projection"] <= ratios["plain sampling, 100"] / 5
+    assert ratios["KL projection"] <= ratios["plain sampling, 100"] / 3
+    assert ratios["KL projection"] <= ratios["double precision, 100"] / 5
     assert ratios["KL projection"] <= 25
 
 
@@ -148,7 +160,7 @@ def test_plain_sampling_of_the_example_is_sampling(cost):
 def test_the_table_of_costs_holds_what_was_measured(cost):
     names, printed = cost
     best, passing = names["best"], names["passing"]
-    assert len(best) == 9
+    assert len(best) == 10
     for name, seconds in best.items():
         shown = printed_numbers(printed, "", name)
         ratio, share = names["ratios"][name], 100 * seconds / (seconds + passing)
