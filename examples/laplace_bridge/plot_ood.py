@@ -205,8 +205,8 @@ for score, published in PUBLISHED.items():
 # changes the most probable class of many known digits, and sampling loses some as well.
 # The projection, which keeps that class, is ahead of the network on inverted images in
 # all settings. Around a network that is trained for longer, the order of the first
-# setting remains, but the norm loses more on the digits 7 to 9, and more accuracy. None
-# of all these would be chosen for its NLL: so wide a prior suits detection, not the
+# setting remains, but the norm loses more on the digits 7 to 9, and more accuracy. The
+# NLL would choose none of these settings: so wide a prior suits detection, not the
 # known digits.
 
 COMPARED = "MAP", "mc", "bridge", "bridge_norm", "projection"
