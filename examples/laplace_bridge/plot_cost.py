@@ -95,7 +95,7 @@ images = torch.randn(ROWS, 1, 16, 16, generator=generator)
 
 @torch.no_grad()
 def forward():
-    return torch.cat([network(part) for part in images.split(500)])
+    return torch.cat([network(part) for part in images.split(100)])
 
 
 # %%
