@@ -266,7 +266,7 @@ def mc(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Notes
     -----
     O(K³ + s K²) per row. Rows are taken in chunks, so that memory beyond the inputs
-    stays near 1 MiB, or one row's draws if they are larger.
+    stays near 2 MiB, or one row's draws if they are larger.
     """
     parts = chunks(mean, cov, len(draws))
     return torch.cat([_drawn(*part, draws).mean(-1) for part in parts])

@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +17,7 @@ MAX_LOGIT = 1e100
 _MIN_LIFT = 1e-200
 # What the tensors of a chunk of rows may take: more does not fit into the cache of a
 # core, and takes half as long again.
-_CHUNK_BYTES = 2**20
+_CHUNK_BYTES = 2**21
 # Points of `logsumexp_gap`: directions at least and at most, and up to how many
 # dimensions they are taken at three radii and not at two.
 _MIN_DIRECTIONS, _MAX_DIRECTIONS, _MAX_DIM_OF_THREE = 8, 64, 8
@@ -134,49 +133,34 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     in many dimensions, where not all directions of a basis are taken, what these say of
     the curvature at the mean, which is known, corrects the rest by regression.
 
-    36 points of (K) logits for ten classes, at most 256; O(K²) for each.
+    36 points for ten classes, at most 256; O(K²) for each.
 
     References
     ----------
     Genz and Monahan (1998), "Stochastic integration rules for infinite regions", SIAM
     Journal on Scientific Computing 19(2).
     """
-    directions, radii, weights = (part.to(factor) for part in _rule(factor.shape[-1]))
-    moves = factor @ directions.mT  # (b, K, s)
-    centre = log_proba.unsqueeze(-1)
-    gaps = torch.stack(
-        [
-            ((centre + r * moves).logsumexp(-2) + (centre - r * moves).logsumexp(-2))
-            for r in radii.tolist()
-        ],
-        -1,
-    )  # (b, s, j)
-    gaps = gaps / 2
-    average = (gaps @ weights).mean(-1, keepdim=True)
-    if len(directions) >= factor.shape[-1]:
-        return average
-    proba = log_proba.exp()
-    return average + _regressed(gaps, proba, moves, factor, radii, weights)
+    points, weights = (part.to(factor) for part in _rule(factor.shape[-1]))
+    moves = factor @ points.mT  # (b, K, s)
+    middle = log_proba.unsqueeze(-1)
+    gaps = ((middle + moves).logsumexp(-2) + (middle - moves).logsumexp(-2)) / 2
+    average = (gaps @ weights).unsqueeze(-1)
+    if factor.shape[-1] > _MAX_DIRECTIONS:
+        proba = log_proba.exp()
+        bends = _variance(proba, moves) / 2  # (b, s)
+        known = _variance(proba, factor).sum(-1, keepdim=True) / 2
+        average = average + _regressed(gaps, bends, known, weights)
+    return average
 
 
-def _regressed(
-    gaps: Tensor,
-    proba: Tensor,
-    moves: Tensor,
-    factor: Tensor,
-    radii: Tensor,
-    weights: Tensor,
-) -> Tensor:
-    """What half the curvature at the mean, as a control variate, adds, (b, 1)."""
-    bends = _variance(proba, moves) / 2  # (b, s)
-    known = _variance(proba, factor).sum(-1, keepdim=True) / 2
-    controls = bends.unsqueeze(-1) * radii**2  # (b, s, j)
-    found = (controls @ weights).mean(-1, keepdim=True)
-    deviations = controls - found.unsqueeze(-1)
-    spread = (deviations**2 @ weights).sum(-1, keepdim=True)
-    slope = (deviations * gaps @ weights).sum(-1, keepdim=True)
+def _regressed(gaps: Tensor, bends: Tensor, known: Tensor, weights: Tensor) -> Tensor:
+    """What control variates (b, s) of known mean add to a weighted average, (b, 1)."""
+    missing = known - (bends @ weights).unsqueeze(-1)
+    deviations = bends - known + missing
+    spread = (deviations**2 @ weights).unsqueeze(-1)
+    slope = (deviations * gaps @ weights).unsqueeze(-1)
     slope = slope / spread.clamp(min=torch.finfo(spread.dtype).tiny)
-    return slope.clamp(0, 1) * (known - found)
+    return slope.clamp(0, 1) * missing
 
 
 def _variance(proba: Tensor, columns: Tensor) -> Tensor:
@@ -187,26 +171,21 @@ def _variance(proba: Tensor, columns: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=32)
-def _rule(dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Directions (s, d), radii (j,) and their weights (j,)."""
+def _rule(dim: int) -> tuple[Tensor, Tensor]:
+    """Points (s, d), to be taken with both signs, and their weights (s,)."""
     generator = torch.Generator().manual_seed(0)
-    n_bases = max(1, math.ceil(_MIN_DIRECTIONS / max(dim, 1)))
+    n_bases = max(1, math.ceil(_MIN_DIRECTIONS / dim))
     columns = min(dim, _MAX_DIRECTIONS)
-    bases = torch.linalg.qr(
-        torch.randn(n_bases, dim, columns, generator=generator, dtype=torch.float64)
-    )[0]
+    normal = torch.randn(n_bases, dim, columns, generator=generator).double()
+    directions = torch.linalg.qr(normal)[0].mT.reshape(-1, dim)
     # Golub and Welsch: nodes of generalised Gauss-Laguerre quadrature
-    i = np.arange(3 if dim <= _MAX_DIM_OF_THREE else 2)
-    exponent = dim / 2 - 1
-    beside = np.sqrt(i[1:] * (i[1:] + exponent))
-    matrix = np.diag(2 * i + exponent + 1) + np.diag(beside, 1) + np.diag(beside, -1)
-    nodes, vectors = np.linalg.eigh(matrix)
-    directions = bases.mT.reshape(-1, dim)
-    return (
-        directions,
-        torch.from_numpy(np.sqrt(2 * nodes)),
-        torch.from_numpy(vectors[0] ** 2),
-    )
+    i = torch.arange(3 if dim <= _MAX_DIM_OF_THREE else 2).double()
+    beside = (i[1:] * (i[1:] + dim / 2 - 1)).sqrt()
+    matrix = torch.diag(2 * i + dim / 2) + beside.diag(1) + beside.diag(-1)
+    nodes, vectors = torch.linalg.eigh(matrix)
+    points = (2 * nodes).sqrt()[:, None, None] * directions
+    weights = (vectors[0] ** 2).repeat_interleave(len(directions)) / len(directions)
+    return points.reshape(-1, dim), weights
 
 
 def _centre_mean(mean: Tensor) -> Tensor:
