@@ -117,8 +117,8 @@ class LaplaceClassifier(ClassifierMixin, SimplexPredictor, BaseLaplace):
     pred_type : {"glm", "nn"}, default="glm"
         Predictive: the linearised network, or the network itself under ``n_samples``
         draws of the weights. What is tuned is tuned for the first.
-    link_approx : {"auto", "mean_field", "probit", "mc", "bridge", "bridge_norm"}, \
-            default="auto"
+    link_approx : {"auto", "mean_field", "mc", "gumbel", "threshold", "probit", \
+            "sodpp", "bridge", "bridge_norm"}, default="auto"
         How a Gaussian over logits becomes probabilities; see
         `sklaplace.links.choose_link` for the rule of ``"auto"``.
     dirichlet_approx : {"projection", "bridge", "bridge_norm", \

@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from sklaplace import dirichlet
+from sklaplace.dirichlet.distribution import check_set
 from sklaplace.labelling import Labelling
 from sklaplace.likelihoods import ClassLikelihood
 from sklaplace.links import cached_draws, mc_uncertainty, uncertainty_of_draws
@@ -221,7 +222,7 @@ class SimplexPredictor(PosteriorPredictor):
         Hobbhahn, Kristiadi and Hennig (2022), "Fast predictive uncertainty for
         classification with Bayesian deep networks", UAI, section 4.
         """
-        dirichlet.check_set(q, k_max, reference)
+        check_set(q, k_max, reference)
         alpha = self._concentrations(X, method)
         members = dirichlet.plausible_classes(alpha, q, k_max, reference)
         return self._labelling.by_class(members)

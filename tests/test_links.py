@@ -1,5 +1,6 @@
 import math
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from sklaplace import dirichlet, links, logits
 from sklaplace.links import LINKS, choose_link, normal_draws
 from sklaplace.logits import centre
+from tests.examples import run_example
 
 every_link = pytest.mark.parametrize("link", LINKS.values(), ids=LINKS.keys())
 # The Laplace bridge does not tend to the softmax.
@@ -331,6 +333,25 @@ def test_choice_is_never_worse_than_probit(kind, n_classes):
             for name in (choose_link(n_classes), "probit")
         }
         assert errors[choose_link(n_classes)] <= errors["probit"] + 1e-4
+
+
+def test_the_gallery_measures_what_the_rule_says():
+    names, printed = run_example(
+        "plot_links.py",
+        CLASSES=(2, 3, 10, 30),
+        DEVIATIONS=(0.1, 1.0, 4.0),
+        ROWS=10,
+        POINTS=2048,
+    )
+    plt.close("all")
+    for kind in names["kinds"]:
+        for k in (2, 3, 10, 30):
+            for sd in (0.1, 1.0, 4.0):
+                found = {name: names["errors"][kind, k, sd, name] for name in LINKS}
+                assert found[choose_link(k)] <= found["probit"] + 1e-4
+                row = f"{k:4}{sd:5}{names['errors'][kind, k, sd, 'softmax']:11.3f}"
+                assert row in printed
+    assert all(f"{cost:11.1f}" in printed for cost in names["costs"].values())
 
 
 @pytest.mark.parametrize("sd", [0.5, 1.0, 4.0, 30.0])

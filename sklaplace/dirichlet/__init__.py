@@ -17,7 +17,6 @@ from torch import Tensor
 from sklaplace.dirichlet.arrays import MAX_TOTAL, MIN_CONCENTRATION
 from sklaplace.dirichlet.bridge import NORMS, inverse_bridge, laplace_bridge
 from sklaplace.dirichlet.distribution import (
-    check_set,
     entropy,
     expected_entropy,
     interval,
@@ -58,7 +57,6 @@ __all__ = [
     "MAX_TOTAL",
     "MIN_CONCENTRATION",
     "NORMS",
-    "check_set",
     "entropy",
     "expected_entropy",
     "interval",

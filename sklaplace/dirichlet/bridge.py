@@ -54,7 +54,8 @@ def laplace_bridge(
     where speed matters more than accuracy: its mean does not depend on the
     scale of the covariance (only the total concentration does), does not tend
     to the softmax for more than two classes, and may change the most probable
-    class.
+    class. Where variances differ much between classes it is sure of the one that
+    varies least, and may be far off. `kl_projection` has none of these faults.
 
     Parameters
     ----------
@@ -65,8 +66,11 @@ def laplace_bridge(
         are enough without ``project``.
     project : bool, default=True
         Whether to condition the logits on a sum of zero first, the plane on
-        which the bridge is exact. Gaussians that lie on it already (those
-        centred by the softmax's invariance) are left as they are.
+        which the bridge is exact, as MacKay (1998) does. It changes the distribution
+        of the probabilities unless all logits vary alike. Centring them (see
+        `sklaplace.logits.centre`) does not, and is what ``predict_dirichlet`` does;
+        Gaussians that lie on the plane already are left as they are. The published
+        examples take neither.
     norm : {'guarded', 'published'} or None, default=None
         Correction for large variances: with ``c = mean_k Σ_kk / √(K/2)``, the
         mean is divided by ``√c`` and the covariance by ``c``. ``'published'``

@@ -8,8 +8,12 @@ them less. Other libraries are in ``compare.py``.
 import time
 
 import pytest
+import torch
 from benchmarks.operations import Case
 from benchmarks.ours import Sklaplace
+
+from sklaplace.dirichlet import APPROXIMATIONS
+from sklaplace.links import LINKS, choose_link, normal_draws
 
 pytest.importorskip("pytest_benchmark")
 
@@ -45,3 +49,27 @@ def test_speed(benchmark, case, name):
         return (operation.prepare(),), {}
 
     benchmark.pedantic(operation.run, setup=fresh, rounds=5, warmup_rounds=1)
+
+
+def _gaussians(rows, n_classes):
+    """Means (b, K) and covariances (b, K, K) of logits."""
+    generator = torch.Generator().manual_seed(0)
+    A = torch.randn(
+        rows, n_classes, n_classes, generator=generator, dtype=torch.float64
+    )
+    mean = torch.randn(rows, n_classes, generator=generator, dtype=torch.float64)
+    return mean, A @ A.mT / n_classes
+
+
+@pytest.mark.benchmark(timer=time.process_time)
+@pytest.mark.parametrize("name", APPROXIMATIONS)
+def test_dirichlet(benchmark, name):
+    benchmark(APPROXIMATIONS[name], *_gaussians(10_000, 10))
+
+
+@pytest.mark.benchmark(timer=time.process_time)
+@pytest.mark.parametrize(("rows", "n_classes"), [(10_000, 2), (10_000, 10), (500, 100)])
+def test_chosen_link(benchmark, rows, n_classes):
+    draws = normal_draws(100, n_classes, 0)
+    link = LINKS[choose_link(n_classes)]
+    benchmark(link, *_gaussians(rows, n_classes), draws)
