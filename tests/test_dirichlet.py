@@ -252,3 +252,19 @@ def test_concentrations_must_be_positive(function, value):
         function(np.array([1.0, value]))
     with pytest.raises(ValueError, match=r"alpha is a scalar"):
         function(np.array(2.0))
+
+
+@pytest.mark.parametrize("function", [laplace_bridge, dirichlet.kl_projection])
+@pytest.mark.parametrize(
+    ("mean", "cov", "message"),
+    [
+        ([0, np.nan, 0], np.eye(3), "mean has entries that are not finite"),
+        ([0, np.inf, 0], np.eye(3), "mean has entries that are not finite"),
+        ([0, 0, 0], np.full((3, 3), np.nan), "cov has entries that are not finite"),
+        ([0, 0, 0], np.diag([1, np.inf, 1]), "cov has entries that are not finite"),
+        ([0, 0, 0], np.diag([1, -0.1, 1]), "cov has negative variances"),
+    ],
+)
+def test_gaussians_must_be_gaussians(function, mean, cov, message):
+    with pytest.raises(ValueError, match=message):
+        function(np.array(mean, dtype=float), cov)

@@ -47,6 +47,23 @@ def check_shapes(mean: Tensor, cov: Tensor) -> None:
         )
 
 
+def check_moments(mean: Tensor, variances: Tensor) -> None:
+    """Raise unless both (..., K) are finite and the latter not negative."""
+    for name, values in ("mean", mean), ("cov", variances):
+        if not bool(values.isfinite().all()):
+            raise ValueError(
+                f"{name} has entries that are not finite. Look for divisions by zero "
+                "and overflow in what made it."
+            )
+    # a little below zero is rounding
+    least = -1e-3 * variances.abs().amax(-1, keepdim=True)
+    if bool((variances < least).any()):
+        raise ValueError(
+            "cov has negative variances. Give covariances of logits, symmetric and "
+            "positive semidefinite."
+        )
+
+
 def check_alpha(alpha: Tensor | NDArray[Any]) -> Tensor:
     """Concentrations as a float64 tensor; raise unless all are positive."""
     concentrations = as_tensor(alpha).double()

@@ -17,6 +17,7 @@ from sklaplace.dirichlet.arrays import (
     as_tensor,
     capped,
     check_alpha,
+    check_moments,
     check_shapes,
     like,
 )
@@ -87,7 +88,8 @@ def laplace_bridge(
     Raises
     ------
     ValueError
-        If ``norm`` is not known or the shapes do not fit.
+        If ``norm`` is not known, the shapes do not fit, or there are numbers that are
+        not finite, or negative variances.
 
     Notes
     -----
@@ -116,14 +118,15 @@ def laplace_bridge(
     is_diagonal = covariances.shape == logits.shape and not project
     if not is_diagonal:
         check_shapes(logits, covariances)
-    if logits.shape[-1] == 1:
+    if logits.shape[-1] == 1 or logits.numel() == 0:
         return like(torch.ones_like(logits, dtype=torch.float64), mean)
     rounding = torch.finfo(covariances.dtype).eps
-    logits = logits.double().clamp(-MAX_LOGIT, MAX_LOGIT)
     variances = (
         covariances if is_diagonal else covariances.diagonal(dim1=-2, dim2=-1)
     ).double()  # (..., K)
+    check_moments(logits, variances)
     lowest = (8 * rounding * variances.amax(-1, keepdim=True)).clamp(min=_MIN_VARIANCE)
+    logits = logits.double().clamp(-MAX_LOGIT, MAX_LOGIT)
     if project:
         logits, variances = _project(logits, covariances, rounding)
     variances = variances.maximum(lowest)
