@@ -155,12 +155,15 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
 
 def _regressed(gaps: Tensor, bends: Tensor, known: Tensor, weights: Tensor) -> Tensor:
     """What control variates (b, s) of known mean add to a weighted average, (b, 1)."""
-    missing = known - (bends @ weights).unsqueeze(-1)
-    deviations = bends - known + missing
+    # in units in which squares do not overflow
+    unit = known.clamp(min=torch.finfo(known.dtype).tiny)
+    expected, bends = known / unit, bends / unit
+    missing = expected - (bends @ weights).unsqueeze(-1)
+    deviations = bends - expected + missing
     spread = (deviations**2 @ weights).unsqueeze(-1)
     slope = (deviations * gaps @ weights).unsqueeze(-1)
-    slope = slope / spread.clamp(min=torch.finfo(spread.dtype).tiny)
-    return slope.clamp(0, 1) * missing
+    slope = slope / spread.clamp(min=torch.finfo(spread.dtype).tiny) / unit
+    return slope.clamp(0, 1) * missing * unit
 
 
 def _variance(proba: Tensor, columns: Tensor) -> Tensor:
