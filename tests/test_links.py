@@ -253,28 +253,6 @@ def test_mc_does_not_depend_on_chunks(monkeypatch):
         )
 
 
-# Centring
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n_classes", [1, 2, 6])
-def test_centre_multiplies_by_the_centring_matrix(n_classes, dtype):
-    mean, cov = gaussian(4, n_classes, dtype=dtype)
-    centring = torch.eye(n_classes, dtype=torch.float64) - 1 / n_classes
-    centred_mean, centred_cov = centre(mean, cov)
-    torch.testing.assert_close(centred_mean, mean.double() @ centring)
-    torch.testing.assert_close(centred_cov, centring @ cov.double() @ centring)
-    again = centre(centred_mean, centred_cov)
-    torch.testing.assert_close(again, (centred_mean, centred_cov))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("common", [0.1, 1e12 / 3])
-def test_centre_leaves_nothing_of_a_common_shift(common, dtype):
-    cov = torch.full((2, 1000, 1000), common, dtype=dtype)
-    assert torch.equal(centre(cov[:, 0], cov)[1], torch.zeros_like(cov).double())
-
-
 # Choice and draws
 
 

@@ -184,18 +184,18 @@ def test_no_covariance_leaves_no_gap(n_classes):
 @every_kind
 @pytest.mark.parametrize("n_classes", [2, 3, 10, 64, 65, 66, 100, 300])
 def test_small_gaps_are_half_the_curvature(n_classes, kind):
-    """Above 65 classes only with the control variate: without it errs by 30 %."""
+    """Above 65 classes only with the control variate."""
     mean, cov = gaussian(6, n_classes, kind, sd=1e-3)
-    # what follows is of the order of Σ², 1e-6 times a kurtosis: 2e-6 measured for
-    # Wishart matrices, 7e-5 for variances that differ by a factor of a hundred
+    # what follows is smaller by Σ, 1e-6 times a kurtosis: 1e-6 measured for Wishart
+    # matrices, 7e-5 for variances that differ by a factor of a thousand
     torch.testing.assert_close(
         gap_of(mean, cov), bend(*centre(mean, cov)), rtol=2e-4, atol=0
     )
 
 
-# Of the gap: errors measured are at most 2/3 of these. Rules with few points err most
-# where logsumexp is the maximum of few logits, a kink.
-BOUNDS = {0.1: 0.003, 1.0: 0.1, 4.0: 0.2, 8.0: 0.15}
+# Shares of the gap. Errors measured are .03, .09, .10 and .11 of it: few points err
+# where few directions matter, and where logsumexp is a maximum, which has kinks.
+BOUNDS = {0.1: 0.05, 1.0: 0.14, 4.0: 0.15, 8.0: 0.17}
 
 
 @every_kind
@@ -208,7 +208,7 @@ def test_gap_is_near_that_of_many_draws(n_classes, sd, kind):
     expected, error = sampled_gap(mean, cov, n_points)
     off = (found - expected).abs() - 3 * error
     assert (off <= BOUNDS[sd] * expected).all()
-    # on average far nearer, and to neither side
+    # on average nearer: .042 measured, for two classes and the largest variance
     bias = ((found - expected) / expected).mean()
     assert bias.abs() <= BOUNDS[sd] / 3 + (error / expected).mean()
 
