@@ -15,6 +15,8 @@ from torch import Tensor
 MAX_LOGIT = 1e100
 # Keeps the pivots of a covariance that is zero numbers.
 _MIN_LIFT = 1e-200
+# Gaps below this are nothing.
+_MIN_UNIT = 1e-100
 # What the tensors of a chunk of rows may take: more does not fit into the cache of a
 # core, and takes half as long again.
 _CHUNK_BYTES = 2**21
@@ -155,15 +157,16 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
 
 def _regressed(gaps: Tensor, bends: Tensor, known: Tensor, weights: Tensor) -> Tensor:
     """What control variates (b, s) of known mean add to a weighted average, (b, 1)."""
-    # in units in which squares do not overflow
-    unit = known.clamp(min=torch.finfo(known.dtype).tiny)
+    # in units in which squares neither overflow nor vanish, nor those of derivatives
+    unit = known.clamp(min=_MIN_UNIT)
     expected, bends = known / unit, bends / unit
     missing = expected - (bends @ weights).unsqueeze(-1)
     deviations = bends - expected + missing
-    spread = (deviations**2 @ weights).unsqueeze(-1)
-    slope = (deviations * gaps @ weights).unsqueeze(-1)
-    slope = slope / spread.clamp(min=torch.finfo(spread.dtype).tiny) / unit
-    return slope.clamp(0, 1) * missing * unit
+    spread = unit * (deviations**2 @ weights).unsqueeze(-1)
+    spread = spread.clamp(min=_MIN_UNIT)
+    shared = (deviations * gaps @ weights).unsqueeze(-1)
+    slope = shared.clamp(min=0).minimum(spread) / spread
+    return slope * missing * unit
 
 
 def _variance(proba: Tensor, columns: Tensor) -> Tensor:
