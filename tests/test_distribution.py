@@ -1,0 +1,407 @@
+"""What Dirichlet distributions say, against scipy, sampling and plain loops."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from sklaplace import dirichlet
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+ALPHAS = np.random.default_rng(0).gamma(1.0, 3.0, size=(2, 5, 4)) + 0.01
+TINY, HUGE = 1e-100, 1e9
+concentrations = st.lists(st.floats(-100, 8), min_size=1, max_size=12).map(
+    lambda logs: 10.0 ** np.array(logs)
+)
+FUNCTIONS = {
+    "entropy": dirichlet.entropy,
+    "expected_entropy": dirichlet.expected_entropy,
+    "interval": dirichlet.interval,
+    "log_density": lambda a: dirichlet.log_density(a, dirichlet.mean(a)),
+    "mean": dirichlet.mean,
+    "plausible_classes": dirichlet.plausible_classes,
+    "sample": dirichlet.sample,
+    "uncertainty": dirichlet.uncertainty,
+    "variance": dirichlet.variance,
+}
+every_function = pytest.mark.parametrize(
+    "function", FUNCTIONS.values(), ids=FUNCTIONS.keys()
+)
+
+
+def label_entropy(proba):
+    return stats.entropy(proba, axis=-1)
+
+
+# All of them
+
+
+@every_function
+def test_tensors_and_arrays_come_back_as_given_and_unchanged(function):
+    alpha = ALPHAS.copy()
+    alpha.flags.writeable = False
+    tensor = torch.tensor(ALPHAS)
+    found, twin = function(alpha), function(tensor)
+    assert isinstance(found, np.ndarray)
+    assert isinstance(twin, torch.Tensor)
+    assert found.dtype in (np.float64, bool)
+    np.testing.assert_array_equal(found, twin.numpy())
+    np.testing.assert_array_equal(alpha, ALPHAS)
+    np.testing.assert_array_equal(tensor.numpy(), ALPHAS)
+
+
+@every_function
+def test_other_numbers_are_taken_as_float64(function):
+    whole = np.array([[1, 2, 5], [3, 3, 1]])
+    expected = function(whole.astype(float))
+    for other in (whole, whole.astype(np.float16), whole.astype(np.float32)):
+        np.testing.assert_array_equal(function(other), expected)
+    spread = np.repeat(whole, 2, axis=1)[::-1, ::2][::-1]
+    np.testing.assert_array_equal(function(spread), expected)
+
+
+@every_function
+def test_leading_axes_are_batches(function):
+    if function is dirichlet.sample:  # of which a row depends on its place
+        assert function(np.empty((0, 3))).shape == (1, 0, 3)
+        return
+    found = function(ALPHAS)
+    assert found.shape[:2] == (2, 5)
+    for index in np.ndindex(2, 5):
+        np.testing.assert_allclose(found[index], function(ALPHAS[index]), rtol=1e-14)
+    assert len(function(np.empty((0, 3)))) == 0
+
+
+@every_function
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
+def test_concentrations_must_be_positive(function, value):
+    with pytest.raises(ValueError, match=rf"entry {value}.*positive and finite"):
+        function(np.array([[1.0, 2.0], [1.0, value]]))
+    with pytest.raises(ValueError, match=r"alpha is a scalar"):
+        function(np.array(2.0))
+
+
+@every_function
+@given(alpha=concentrations)
+def test_finite_for_all_concentrations_of_this_library(function, alpha):
+    """From 1e-100 to a total of 1e9; a density may be infinite where one is zero."""
+    if function is FUNCTIONS["log_density"]:
+        found = dirichlet.log_density(alpha, np.full(len(alpha), 1 / len(alpha)))
+    else:
+        found = function(alpha)
+    assert np.isfinite(found).all()
+
+
+# Moments and entropies
+
+
+def test_equal_to_scipy():
+    found = {
+        "mean": dirichlet.mean(ALPHAS),
+        "var": dirichlet.variance(ALPHAS),
+        "entropy": dirichlet.entropy(ALPHAS),
+    }
+    for index in np.ndindex(2, 5):
+        twin = stats.dirichlet(ALPHAS[index])
+        for name, values in found.items():
+            # differences of logΓ lose a few digits
+            np.testing.assert_allclose(
+                values[index], getattr(twin, name)(), rtol=1e-11, atol=1e-12
+            )
+
+
+def test_density_equals_scipy():
+    proba = np.random.default_rng(1).dirichlet(np.ones(4), size=5)
+    found = dirichlet.log_density(ALPHAS, proba)  # leading axes are broadcast
+    for i, k in np.ndindex(2, 5):
+        expected = stats.dirichlet(ALPHAS[i, k]).logpdf(proba[k])
+        np.testing.assert_allclose(found[i, k], expected, rtol=1e-11)
+    one = dirichlet.log_density(ALPHAS[0, 0], proba)
+    assert one.shape == (5,)
+    single = dirichlet.log_density(np.array([3.0]), np.array([1.0]))
+    assert single == pytest.approx(0, abs=1e-14)
+
+
+def test_density_where_probabilities_are_zero():
+    alpha = np.array([[2.0, 3.0], [1.0, 3.0], [0.5, 3.0]])
+    found = dirichlet.log_density(alpha, np.array([0.0, 1.0]))
+    # Beta(1, 3) has the density 3 there
+    np.testing.assert_allclose(found, [-np.inf, np.log(3), np.inf])
+
+
+def test_density_of_float32_rows():
+    proba = np.random.default_rng(1).dirichlet(np.ones(1000), 5).astype(np.float32)
+    assert np.isfinite(dirichlet.log_density(np.full(1000, 0.5), proba)).all()
+
+
+@pytest.mark.parametrize(
+    ("proba", "message"),
+    [
+        ([0.5, 0.2, 0.2], r"do not sum to one\. Divide"),
+        ([1.2, -0.2, 0.0], r"negative somewhere"),
+        ([np.nan, 0.5, 0.5], r"negative somewhere or do not sum to one"),
+        ([0.5, 0.5], r"proba has shape \(2,\), but alpha has shape \(3,\)\. Give one"),
+        (1.0, r"proba has shape \(\), but"),
+    ],
+)
+def test_density_at_what_are_no_probabilities(proba, message):
+    with pytest.raises(ValueError, match=message):
+        dirichlet.log_density(np.ones(3), np.array(proba))
+
+
+def test_split_of_the_entropy_equals_that_of_draws():
+    draws = np.random.default_rng(0).dirichlet(ALPHAS[0, 0], size=40_000)
+    total, aleatoric, epistemic = dirichlet.uncertainty(ALPHAS[0, 0])
+    entropies = label_entropy(draws)
+    bound = 5 * entropies.std() / 200
+    assert aleatoric == pytest.approx(entropies.mean(), abs=bound)
+    assert total == pytest.approx(label_entropy(ALPHAS[0, 0] / ALPHAS[0, 0].sum()))
+    assert epistemic == pytest.approx(total - aleatoric, abs=1e-15)
+    assert dirichlet.expected_entropy(ALPHAS[0, 0]) == aleatoric
+
+
+@given(alpha=concentrations)
+def test_parts_of_the_entropy_add_up(alpha):
+    total, aleatoric, epistemic = dirichlet.uncertainty(alpha)
+    assert total == pytest.approx(aleatoric + epistemic, abs=1e-15)
+    assert min(total, aleatoric, epistemic) >= 0
+    assert total <= np.log(len(alpha)) + 1e-14
+
+
+def test_nothing_to_learn_of_sure_probabilities():
+    alpha = HUGE * np.array([0.2, 0.3, 0.5])
+    total, aleatoric, epistemic = dirichlet.uncertainty(alpha)
+    # (K - 1) / (2 A) is left
+    assert aleatoric == pytest.approx(total, rel=1e-8)
+    assert 0 <= epistemic < 1e-8
+
+
+def test_all_to_learn_of_one_hot_probabilities():
+    total, aleatoric, epistemic = dirichlet.uncertainty(TINY * np.array([1.0, 1, 2]))
+    assert total == pytest.approx(1.5 * np.log(2))
+    assert aleatoric == pytest.approx(0, abs=1e-90)
+    assert epistemic == total
+
+
+# Intervals
+
+
+def test_intervals_equal_scipys():
+    for coverage in (0.5, 0.9, 0.999):
+        found = dirichlet.interval(ALPHAS, coverage)
+        assert found.shape == (*ALPHAS.shape, 2)
+        marginal = stats.beta(ALPHAS, ALPHAS.sum(-1, keepdims=True) - ALPHAS)
+        expected = np.stack(marginal.interval(coverage), -1)
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+    assert (dirichlet.interval(ALPHAS) == dirichlet.interval(ALPHAS, 0.9)).all()
+
+
+def test_interval_of_one_class_is_one():
+    np.testing.assert_array_equal(dirichlet.interval(np.array([0.3])), [[1, 1]])
+
+
+@pytest.mark.parametrize("coverage", [0, 1, -0.1, 1.5, np.nan, True, "0.9", None])
+def test_coverage_is_a_probability(coverage):
+    with pytest.raises(ValueError, match=r"coverage=.*is not between 0 and 1"):
+        dirichlet.interval(ALPHAS, coverage)
+
+
+# Draws
+
+
+def test_draws_have_the_moments():
+    alpha = ALPHAS[0, :2]
+    draws = dirichlet.sample(alpha, 40_000)
+    assert draws.shape == (40_000, 2, 4)
+    np.testing.assert_allclose(draws.sum(-1), 1, rtol=1e-12)
+    variance = dirichlet.variance(alpha)
+    # five standard errors; kurtosis of a Beta distribution is below 10 here
+    bound = 5 * np.sqrt(variance) / 200
+    assert (np.abs(draws.mean(0) - dirichlet.mean(alpha)) < bound).all()
+    np.testing.assert_allclose(draws.var(0), variance, rtol=5 * 3 / 200)
+    # not only moments: the first class is distributed as a Beta variable
+    marginal = stats.beta(alpha[0, 0], alpha[0].sum() - alpha[0, 0])
+    assert stats.kstest(draws[:, 0, 0], marginal.cdf).pvalue > 1e-3
+
+
+def test_draws_of_small_concentrations():
+    """Where a Gamma variable is below the smallest number."""
+    alpha = np.array([0.01, 0.03])
+    draws = dirichlet.sample(alpha, 20_000)[:, 0]
+    points = np.array([1e-150, 1e-50, 1e-5, 0.5, 1 - 1e-10])
+    share = (draws[:, None] < points).mean(0)
+    expected = stats.beta(*alpha).cdf(points)
+    bound = 5 * np.sqrt(expected * (1 - expected) / 20_000)
+    assert (np.abs(share - expected) < bound).all()
+
+
+def test_draws_of_tiny_concentrations_are_one_hot():
+    draws = dirichlet.sample(TINY * np.array([1.0, 3.0]), 2000)
+    assert np.isfinite(draws).all()
+    np.testing.assert_array_equal(draws.max(-1), 1)
+    share = 5 * np.sqrt(0.25 * 0.75 / 2000)
+    assert draws[:, 0].mean() == pytest.approx(0.25, abs=share)
+
+
+def test_draws_of_huge_concentrations_are_the_mean():
+    draws = dirichlet.sample(HUGE * np.array([0.2, 0.8]), 100)
+    np.testing.assert_allclose(draws, np.tile([0.2, 0.8], (100, 1)), rtol=1e-3)
+
+
+def test_draws_of_a_seed():
+    first = dirichlet.sample(ALPHAS, 3)
+    np.testing.assert_array_equal(first, dirichlet.sample(ALPHAS, 3, random_state=0))
+    assert dirichlet.sample(ALPHAS).shape == (1, *ALPHAS.shape)
+    assert not np.allclose(first[0], first[1])
+    assert not np.allclose(first, dirichlet.sample(ALPHAS, 3, random_state=1))
+    fresh = [dirichlet.sample(ALPHAS, 3, random_state=None) for _ in range(2)]
+    assert not np.allclose(*fresh)
+    states = [np.random.RandomState(4) for _ in range(2)]
+    drawn = [dirichlet.sample(ALPHAS, 3, random_state=state) for state in states]
+    np.testing.assert_array_equal(*drawn)
+    assert not np.allclose(drawn[0], dirichlet.sample(ALPHAS, 3, states[0]))
+
+
+@pytest.mark.parametrize("n_samples", [0, -1, 2.0, True, None])
+def test_number_of_draws(n_samples):
+    with pytest.raises(ValueError, match=r"n_samples=.* is not an integer of at least"):
+        dirichlet.sample(ALPHAS, n_samples)
+
+
+@pytest.mark.parametrize("random_state", [-1, 2**32, 1.5, "0"])
+def test_seeds(random_state):
+    with pytest.raises(ValueError, match=r"random_state=.*cannot seed a generator"):
+        dirichlet.sample(ALPHAS, random_state=random_state)
+
+
+# Sets
+
+
+def by_loop(alpha, q, k_max, reference):
+    """One row, in words: the classes that may be the most probable one."""
+    total = alpha.sum()
+    order = sorted(range(len(alpha)), key=lambda k: -alpha[k])  # stable
+    members = [order[0]]
+    for place, k in enumerate(order[1:k_max], start=1):
+        before = order[0] if reference == "top" else order[place - 1]
+        lower = stats.beta.ppf(q, alpha[before], total - alpha[before])
+        upper = stats.beta.ppf(1 - q, alpha[k], total - alpha[k])
+        if upper < lower:
+            break
+        members.append(k)
+    mask = np.zeros(len(alpha), dtype=bool)
+    mask[members] = True
+    return mask
+
+
+def rows_of(n_classes, n=60):
+    """From flat to peaked, from vague to sure."""
+    rng = np.random.default_rng(n_classes)
+    shapes = rng.dirichlet(np.full(n_classes, 0.5), size=n) + 1e-3
+    return shapes * 10 ** rng.uniform(0, 4, size=(n, 1))
+
+
+@pytest.mark.parametrize("reference", ["top", "previous"])
+@pytest.mark.parametrize("n_classes", [2, 3, 12])
+@pytest.mark.parametrize("q", [0.001, 0.05, 0.3, 0.5, 0.7])
+@pytest.mark.parametrize("k_max", [1, 2, 10, 100])
+def test_sets_equal_a_loop(n_classes, q, k_max, reference):
+    alpha = rows_of(n_classes)
+    found = dirichlet.plausible_classes(alpha, q, k_max, reference)
+    expected = [by_loop(row, q, k_max, reference) for row in alpha]
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == bool
+    assert found.any(-1).all()
+    assert (found.sum(-1) <= k_max).all()
+    np.testing.assert_array_equal(found[np.arange(60), alpha.argmax(-1)], True)
+
+
+@pytest.mark.parametrize("reference", ["top", "previous"])
+def test_sets_are_nested(reference):
+    alpha = rows_of(12)
+    levels = [0.5, 0.4, 0.2, 0.1, 0.05, 0.01, 1e-4]
+    sets = [dirichlet.plausible_classes(alpha, q, 20, reference) for q in levels]
+    for smaller, larger in itertools.pairwise(sets):
+        assert (larger | ~smaller).all()
+    assert sets[0].sum() < sets[3].sum() < sets[-1].sum()
+    np.testing.assert_array_equal(sets[0].sum(-1), 1)
+
+
+@pytest.mark.parametrize("q", [0.01, 0.1, 0.4])
+def test_the_next_class_allows_for_more(q):
+    alpha = rows_of(12)
+    top = dirichlet.plausible_classes(alpha, q)
+    previous = dirichlet.plausible_classes(alpha, q, reference="previous")
+    assert (previous | ~top).all()
+    assert previous.sum() > top.sum()
+
+
+def test_next_classes_end_at_the_first_gap():
+    """A later class is no member, though it is close to the one before it."""
+    alpha = np.array([9000.0, 8900, 500, 490])
+    found = dirichlet.plausible_classes(alpha, reference="previous")
+    np.testing.assert_array_equal(found, [True, True, False, False])
+
+
+def test_order_of_classes_does_not_matter():
+    alpha = rows_of(12)
+    order = np.random.default_rng(0).permutation(12)
+    found = dirichlet.plausible_classes(alpha, k_max=3)
+    permuted = dirichlet.plausible_classes(alpha[:, order], k_max=3)
+    np.testing.assert_array_equal(permuted, found[:, order])
+
+
+def test_of_equal_classes_the_first_come_first():
+    alpha = np.full((2, 5), 3.0)
+    for reference in ("top", "previous"):
+        found = dirichlet.plausible_classes(alpha, 0.1, 3, reference)
+        np.testing.assert_array_equal(found, [[True] * 3 + [False] * 2] * 2)
+    alone = dirichlet.plausible_classes(alpha, 0.6)
+    np.testing.assert_array_equal(alone, [[True] + [False] * 4] * 2)
+
+
+def test_sets_of_one_class():
+    np.testing.assert_array_equal(dirichlet.plausible_classes(np.ones((3, 1))), True)
+
+
+@pytest.mark.parametrize("scale", [TINY, HUGE])
+def test_sets_at_the_limits(scale):
+    alpha = scale * np.array([0.6, 0.3, 0.1])
+    found = dirichlet.plausible_classes(alpha)
+    assert found[0]
+    assert found.all() == (scale == TINY)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"q": 0}, r"q=0 is not between 0 and 1\. Choose a small tail probability"),
+        ({"q": 1.0}, r"q=1\.0 is not between"),
+        ({"q": np.nan}, r"q=nan is not between"),
+        ({"q": "0.1"}, r"q='0\.1' is not between"),
+        ({"k_max": 0}, r"k_max=0 is not an integer of at least 1"),
+        ({"k_max": 2.0}, r"k_max=2\.0 is not an integer"),
+        ({"reference": "next"}, r"reference='next' is not known.*'previous', 'top'"),
+        ({"reference": None}, r"reference=None is not known"),
+    ],
+)
+def test_options_of_sets(options, message):
+    with pytest.raises(ValueError, match=message):
+        dirichlet.plausible_classes(ALPHAS, **options)
+
+
+def test_derivatives():
+    alpha = torch.tensor(ALPHAS[0], requires_grad=True)
+    for name in ("mean", "variance", "entropy", "expected_entropy", "uncertainty"):
+        assert torch.autograd.gradcheck(FUNCTIONS[name], (alpha,))
+    proba = torch.tensor(dirichlet.mean(ALPHAS[0]))
+    assert torch.autograd.gradcheck(lambda a: dirichlet.log_density(a, proba), (alpha,))
+    # draws and quantiles have none, and do not fail
+    dirichlet.sample(alpha)
+    dirichlet.interval(alpha)
+    dirichlet.plausible_classes(alpha)
