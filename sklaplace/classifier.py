@@ -684,6 +684,7 @@ class LaplaceClassifier(ClassifierMixin, SimplexPredictor, BaseLaplace):
             outputs.mT
         )  # (n, s, K) or (n, s, r, K)
         proba = drawn.reshape(-1, drawn.shape[-1])[:, : self._n_options()].numpy()
+        proba /= proba.sum(1, keepdims=True)
         handed = self._labelling.probabilities(proba)
         by_draw = handed.reshape(*drawn.shape[:2], *handed.shape[1:])
         return np.moveaxis(by_draw, 1, -1)
