@@ -157,6 +157,7 @@ class SimplexPredictor(PosteriorPredictor):
         self._fitted_posterior()
         has_gaussian = self._predictive().gaussian is not None
         if method is None:
+            self._check_dirichlet()
             method = self.dirichlet_approx if has_gaussian else "mc"
         check_option("method", method, ["mc", *dirichlet.APPROXIMATIONS])
         if method != "mc":
@@ -173,6 +174,8 @@ class SimplexPredictor(PosteriorPredictor):
                 lambda draws: uncertainty_of_draws(self._proba_of_draws(draws)),
             )
             found = drawn.numpy()
+        if self._n_options() == 1:  # of the two that a one-logit network draws
+            found = np.zeros_like(found)
         return self._labelling.by_class(found)
 
     def predict_set(
