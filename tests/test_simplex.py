@@ -1,0 +1,526 @@
+"""Distributions over class probabilities, and what classifiers say with them."""
+
+import pickle
+
+import numpy as np
+import pytest
+import test_labelling
+import test_maps
+import torch
+from conftest import global_rng_states
+from nets import (
+    LinearModel,
+    RecordTraining,
+    binary_classifier,
+    blobs,
+    classifier,
+    initialised,
+    seeded,
+)
+from scipy.special import expit
+from scipy.stats import entropy
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from test_bad_input import refused_fit
+
+from sklaplace import LaplaceClassifier, LaplaceClassifierCV, dirichlet
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+METHODS = ["projection", "bridge", "bridge_norm", "bridge_norm_published"]
+every_method = pytest.mark.parametrize("method", METHODS)
+ASKED = {
+    "predict_dirichlet": lambda m, X, **options: m.predict_dirichlet(X, **options),
+    "predict_uncertainty": lambda m, X, **options: m.predict_uncertainty(X, **options),
+    "predict_set": lambda m, X, **options: m.predict_set(X, **options),
+}
+every_question = pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED.keys())
+X, Y = blobs(dtype=np.float64)
+FLOAT64 = {"module__dtype": torch.float64}
+
+
+@pytest.fixture(scope="module")
+def net():
+    return seeded(classifier(**FLOAT64), X, Y)
+
+
+@pytest.fixture(scope="module")
+def binary_net():
+    return seeded(binary_classifier(**FLOAT64), X, (Y > 0).astype(float))
+
+
+def fitted(net, y=Y, **settings):
+    settings = {"prior_precision": 0.1, "random_state": 0} | settings
+    return LaplaceClassifier(FrozenEstimator(net), **settings).fit(X, y)
+
+
+@pytest.fixture(scope="module")
+def model(net):
+    return fitted(net)
+
+
+@pytest.fixture(scope="module")
+def tags():
+    """Of a matrix of labels."""
+    return test_labelling.fitted(
+        seeded(test_labelling.net(), test_labelling.X, test_labelling.Y.astype(float))
+    )
+
+
+@pytest.fixture(scope="module")
+def maps():
+    """Of a label at every position."""
+    return test_maps.fitted(seeded(test_maps.net(), test_maps.X, test_maps.Y))
+
+
+def gaussian_of(model, X):
+    """Means and full covariances of the class logits, (n, K) and (n, K, K)."""
+    mean, cov = model.latent_mean_and_variance(X, full_cov=True)
+    return torch.as_tensor(mean), torch.as_tensor(cov)
+
+
+# Concentrations
+
+
+def test_methods_are_all_there_are():
+    assert sorted(METHODS) == sorted(dirichlet.APPROXIMATIONS)
+
+
+@every_method
+@pytest.mark.parametrize("subset", ["last_layer", "all"])
+@pytest.mark.parametrize("structure", ["kron", "full"])
+def test_equal_to_the_function_of_the_gaussian(net, method, subset, structure):
+    model = fitted(net, subset_of_weights=subset, hessian_structure=structure)
+    alpha = model.predict_dirichlet(X, method)
+    assert alpha.shape == (60, 3)
+    assert alpha.dtype == np.float64
+    expected = dirichlet.APPROXIMATIONS[method](*gaussian_of(model, X))
+    np.testing.assert_allclose(alpha, expected, rtol=1e-9)
+    # as users would do it, of the centred Gaussian
+    mean, cov = (part.numpy() for part in gaussian_of(model, X))
+    centring = np.eye(3) - 1 / 3
+    centred = mean @ centring, centring @ cov @ centring
+    norm = {"bridge_norm": "guarded", "bridge_norm_published": "published"}.get(method)
+    function = dirichlet.kl_projection
+    if method != "projection":
+        alpha_of = dirichlet.laplace_bridge(*centred, norm=norm)
+    else:
+        alpha_of = function(*centred)
+    np.testing.assert_allclose(alpha, alpha_of, rtol=1e-9)
+
+
+@every_method
+def test_constructor_says_which(net, model, method):
+    expected = model.predict_dirichlet(X, method)
+    chosen = fitted(net, dirichlet_approx=method)
+    np.testing.assert_array_equal(chosen.predict_dirichlet(X), expected)
+    # a setting of predictions alone: it takes effect without a fit
+    later = fitted(net).set_params(dirichlet_approx=method)
+    np.testing.assert_array_equal(later.predict_dirichlet(X), expected)
+    for copy in (pickle.loads(pickle.dumps(later)), clone(later).fit(X, Y)):
+        np.testing.assert_array_equal(copy.predict_dirichlet(X), expected)
+        np.testing.assert_array_equal(
+            copy.predict_uncertainty(X), model.predict_uncertainty(X, method)
+        )
+        np.testing.assert_array_equal(
+            copy.predict_set(X), model.predict_set(X, method=method)
+        )
+    # and what is said goes before it
+    np.testing.assert_array_equal(
+        later.predict_dirichlet(X, "projection"), model.predict_dirichlet(X)
+    )
+
+
+def test_methods_differ(model):
+    # far enough out for the norm that does nothing where variances are small
+    found = [model.predict_dirichlet(30 * X, method) for method in METHODS]
+    for i in range(4):
+        for j in range(i):
+            assert not np.allclose(found[i], found[j])
+
+
+def test_projection_is_the_default():
+    assert LaplaceClassifier().dirichlet_approx == "projection"
+    assert LaplaceClassifierCV().dirichlet_approx == "projection"
+
+
+def test_most_probable_class_stays(model):
+    rows = np.concatenate([X, 100 * X])
+    mean, _ = model.latent_mean_and_variance(rows)
+    np.testing.assert_array_equal(
+        model.predict_dirichlet(rows).argmax(1), mean.argmax(1)
+    )
+
+
+@pytest.mark.parametrize("method", ["bridge", "projection"])
+def test_searches_pass_it_on(net, method):
+    around = {"random_state": 0, "dirichlet_approx": method}
+    searched = LaplaceClassifierCV(
+        FrozenEstimator(net), prior_precisions=[0.1], cv=2, **around
+    ).fit(X, Y)
+    expected = fitted(net).predict_dirichlet(X, method)
+    np.testing.assert_allclose(searched.predict_dirichlet(X), expected, rtol=1e-9)
+    simple = LaplaceClassifier(FrozenEstimator(net), **around)
+    grid = GridSearchCV(simple, {"prior_precision": [0.1]}, cv=2).fit(X, Y)
+    found = grid.best_estimator_.predict_dirichlet(X)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    grid = {"dirichlet_approx": METHODS}
+    grid = GridSearchCV(fitted(net), grid, cv=2, error_score="raise").fit(X, Y)
+    # a score of the classes says nothing about distributions
+    assert len(set(grid.cv_results_["mean_test_score"])) == 1
+
+
+def test_pipelines_hold_it(net):
+    scaler = StandardScaler().fit(X)
+    pipeline = make_pipeline(
+        StandardScaler(),
+        LaplaceClassifier(FrozenEstimator(net), prior_precision=1.0, random_state=0),
+    ).set_params(laplaceclassifier__dirichlet_approx="bridge")
+    pipeline.fit(X, Y)
+    found = pipeline[-1].predict_dirichlet(scaler.transform(X))
+    np.testing.assert_array_equal(
+        found, pipeline[-1].predict_dirichlet(scaler.transform(X), "bridge")
+    )
+
+
+@every_question
+@pytest.mark.parametrize("pred_type", ["glm", "nn"])
+def test_batches_and_order_of_rows_do_not_matter(net, ask, pred_type):
+    settings = {"pred_type": pred_type, "subset_of_weights": "all", "n_samples": 20}
+    model = fitted(net, **settings)
+    whole = ask(model, X)
+    order = np.random.default_rng(0).permutation(len(X))
+    parts = clone(model).set_params(batch_size=7).fit(X, Y)
+    # totals near zero of the epistemic part have an absolute error
+    np.testing.assert_allclose(ask(parts, X), whole, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(ask(model, X[order]), whole[order], rtol=1e-7, atol=1e-9)
+    one = ask(model, X[:1])
+    np.testing.assert_allclose(one, whole[:1], rtol=1e-7, atol=1e-9)
+
+
+@every_question
+def test_asking_changes_nothing(model, ask):
+    params, state = model.get_params(deep=False), dict(vars(model))
+    before = global_rng_states()
+    first = ask(model, X)
+    np.testing.assert_array_equal(ask(model, X), first)
+    assert global_rng_states() == before
+    after = model.get_params(deep=False)
+    assert all(after[name] is value for name, value in params.items())
+    assert vars(model).keys() == state.keys()
+    assert all(vars(model)[name] is value for name, value in state.items())
+
+
+@every_question
+def test_float32_networks_answer_in_float64(ask):
+    rows = X.astype(np.float32)
+    model = LaplaceClassifier(classifier(), random_state=0).fit(rows, Y)
+    assert ask(model, rows).dtype in (np.float64, bool)
+
+
+@every_question
+def test_far_rows(model, ask):
+    found = ask(model, 1e6 * X)
+    assert np.isfinite(found).all()
+    assert (found >= 0).all()
+
+
+# Uncertainty
+
+
+@pytest.mark.parametrize("method", [None, "mc", *METHODS])
+@pytest.mark.parametrize("pred_type", ["glm", "nn"])
+def test_parts_of_the_uncertainty_add_up(net, method, pred_type):
+    model = fitted(net, subset_of_weights="all").set_params(pred_type=pred_type)
+    found = model.predict_uncertainty(X, method)
+    assert found.shape == (60, 3)
+    assert found.dtype == np.float64
+    total, aleatoric, epistemic = found.T
+    np.testing.assert_allclose(total, aleatoric + epistemic, rtol=1e-14)
+    assert (found >= 0).all()
+    assert (total <= np.log(3) * (1 + 1e-12)).all()
+    assert epistemic.max() > 1e-3
+
+
+@every_method
+def test_uncertainty_is_that_of_the_dirichlet(model, method):
+    expected = dirichlet.uncertainty(model.predict_dirichlet(X, method))
+    np.testing.assert_array_equal(model.predict_uncertainty(X, method), expected)
+
+
+def split(draws):
+    """Of (n, K, s)."""
+    total, aleatoric = entropy(draws.mean(-1), axis=1), entropy(draws, axis=1).mean(-1)
+    return np.stack([total, aleatoric, total - aleatoric], -1)
+
+
+def test_drawn_uncertainty_is_that_of_many_draws(net):
+    model = fitted(net, n_samples=4096)
+    expected = split(model.sample_proba(X, 10_000))
+    found = model.predict_uncertainty(X, "mc")
+    # five standard errors of 10,000 entropies with deviations below 0.3
+    np.testing.assert_allclose(found, expected, atol=5 * 0.3 / 100)
+    # of which the total is the entropy of predict_proba by the same points
+    model.set_params(link_approx="mc")
+    proba = model.predict_proba(X)
+    np.testing.assert_allclose(found[:, 0], entropy(proba, axis=1), rtol=1e-10)
+    # and the projection is near:
+    closed = model.predict_uncertainty(X)
+    # it is another distribution: .042 on average and .093 at most measured
+    assert np.abs(closed - found).mean() < 0.06
+    assert np.abs(closed - found).max() < 0.15
+
+
+def test_drawn_networks_are_split_by_their_draws(net):
+    model = fitted(net, subset_of_weights="all", pred_type="nn", n_samples=50)
+    expected = split(model.sample_proba(X, 50, random_state=model._seed))
+    np.testing.assert_allclose(model.predict_uncertainty(X), expected, atol=1e-12)
+    np.testing.assert_allclose(model.predict_uncertainty(X, "mc"), expected, atol=1e-12)
+    # a Dirichlet is had from the moments of the draws
+    closed = model.predict_uncertainty(X, "projection")
+    np.testing.assert_array_equal(
+        closed, dirichlet.uncertainty(model.predict_dirichlet(X))
+    )
+    assert np.abs(closed - expected).max() < 0.2
+
+
+def test_more_data_removes_epistemic_uncertainty(net):
+    few = fitted(net)
+    many = LaplaceClassifier(
+        FrozenEstimator(net), prior_precision=0.1, random_state=0
+    ).fit(np.tile(X, (50, 1)), np.tile(Y, 50))
+    epistemic = [m.predict_uncertainty(X)[:, 2].mean() for m in (few, many)]
+    # in proportion to the rows, where the prior does not matter
+    assert epistemic[1] < 0.1 * epistemic[0]
+
+
+# Sets
+
+
+@pytest.mark.parametrize("reference", ["top", "previous"])
+@pytest.mark.parametrize("method", [None, *METHODS])
+def test_sets_are_those_of_the_dirichlet(model, reference, method):
+    found = model.predict_set(X, 0.1, 2, reference=reference, method=method)
+    assert found.shape == (60, 3)
+    assert found.dtype == bool
+    alpha = model.predict_dirichlet(X, method)
+    expected = dirichlet.plausible_classes(alpha, 0.1, 2, reference)
+    np.testing.assert_array_equal(found, expected)
+    assert set(found.sum(1)) == {1, 2}
+
+
+def test_sets_shrink_as_the_tail_grows(model):
+    sets = [model.predict_set(X, q) for q in (0.001, 0.05, 0.3, 0.5)]
+    assert all((large | ~small).all() for large, small in zip(sets, sets[1:]))  # noqa: B905, RUF007
+    assert sets[0].sum() > sets[1].sum() > sets[3].sum() == 60
+    alone = model.predict_set(X, 0.9)
+    np.testing.assert_array_equal(alone, sets[3])
+
+
+def test_sets_by_default(model):
+    expected = dirichlet.plausible_classes(model.predict_dirichlet(X), 0.05, 10, "top")
+    np.testing.assert_array_equal(model.predict_set(X), expected)
+
+
+# Other targets
+
+
+def test_labels_of_a_matrix(tags):
+    rows = test_labelling.X
+    mean, variance = tags.latent_mean_and_variance(rows)
+    for method in METHODS:
+        alpha = tags.predict_dirichlet(rows, method)
+        assert alpha.shape == (90, 3, 2)
+        for label in range(3):
+            f, v = mean[:, label], variance[:, label]
+            sides = np.array([-0.5, 0.5])
+            m, S = f[:, None] * sides, v[:, None, None] * np.outer(sides, sides)
+            alone = dirichlet.APPROXIMATIONS[method](torch.tensor(m), torch.tensor(S))
+            np.testing.assert_allclose(alpha[:, label], alone, rtol=1e-9)
+    # the second is that of labels that are one
+    proba = dirichlet.mean(tags.predict_dirichlet(rows))[..., 1]
+    assert np.abs(proba - tags.predict_proba(rows)).max() < 0.05
+
+
+@pytest.mark.parametrize("method", [None, "mc", "bridge"])
+@pytest.mark.parametrize("pred_type", ["glm", "nn"])
+def test_uncertainty_of_a_matrix(tags, method, pred_type):
+    model = clone(tags).set_params(pred_type=pred_type, n_samples=500)
+    model.fit(test_labelling.X, test_labelling.Y)
+    found = model.predict_uncertainty(test_labelling.X, method)
+    assert found.shape == (90, 3, 3)
+    np.testing.assert_allclose(found[..., 0], found[..., 1:].sum(-1), rtol=1e-14)
+    assert (found >= 0).all()
+    assert (found <= np.log(2) * (1 + 1e-12)).all()
+    ones = model.sample_proba(test_labelling.X, 2000)  # (n, L, s)
+    both = np.stack([ones, 1 - ones], 2).reshape(-1, 2, 2000)
+    # five standard errors of 500 entropies with deviations below 0.2, and more of a
+    # bridge, which is another distribution
+    allowed = 0.15 if method == "bridge" else 5 * 0.2 / 500**0.5
+    np.testing.assert_allclose(found.reshape(-1, 3), split(both), atol=allowed)
+
+
+@pytest.mark.parametrize("method", [None, "mc", "bridge"])
+@pytest.mark.parametrize("pred_type", ["glm", "nn"])
+def test_uncertainty_of_maps(maps, method, pred_type):
+    model = clone(maps).set_params(pred_type=pred_type, n_samples=500)
+    model.fit(test_maps.X, test_maps.Y)
+    found = model.predict_uncertainty(test_maps.X, method)
+    assert found.shape == (30, 3, *test_maps.POSITIONS)
+    np.testing.assert_allclose(found[:, 0], found[:, 1:].sum(1), rtol=1e-14)
+    assert (found >= 0).all()
+    draws = model.sample_proba(test_maps.X, 2000)  # (n, K, h, w, s)
+    total = entropy(draws.mean(-1), axis=1)
+    # measured: draws are off by .005 and .008 on average; a Dirichlet is another
+    # distribution, of which the projection is off by .05 and the bridge by .17
+    allowed = {None: 0.07, "mc": 0.02, "bridge": 0.25}[method]
+    assert np.abs(found[:, 0] - total).mean() < allowed
+
+
+@every_method
+def test_positions_are_rows_of_their_own(maps, method):
+    mean, cov = gaussian_of(maps, test_maps.X)
+    alpha = maps.predict_dirichlet(test_maps.X, method)
+    for place in np.ndindex(test_maps.POSITIONS):
+        here = (..., *place)
+        alone = dirichlet.APPROXIMATIONS[method](mean[here], cov[here])
+        np.testing.assert_allclose(alpha[here], alone, rtol=1e-8)
+
+
+def test_sets_of_maps_and_matrices(maps, tags):
+    found = maps.predict_set(test_maps.X, 0.1)
+    assert found.shape == (30, 3, *test_maps.POSITIONS)
+    assert found.dtype == bool
+    alpha = np.moveaxis(maps.predict_dirichlet(test_maps.X), 1, -1)
+    expected = dirichlet.plausible_classes(alpha, 0.1)
+    np.testing.assert_array_equal(found, np.moveaxis(expected, -1, 1))
+    assert found.any(1).all()
+    assert not found.all(1).all()
+
+    found = tags.predict_set(test_labelling.X, 0.1)
+    assert found.shape == (90, 3, 2)
+    alpha = tags.predict_dirichlet(test_labelling.X)
+    np.testing.assert_array_equal(found, dirichlet.plausible_classes(alpha, 0.1))
+
+
+@every_method
+def test_one_logit_is_a_beta(binary_net, method):
+    model = fitted(binary_net, np.where(Y > 0, "yes", "no"))
+    alpha = model.predict_dirichlet(X, method)
+    assert alpha.shape == (60, 2)
+    with torch.no_grad():
+        f = binary_net.module_(torch.tensor(X)).numpy()[:, 0]
+    if method == "projection":
+        # the mean of "yes" is that of a sigmoid, and the same side is favoured
+        draws = model.sample_proba(X, 4000)
+        np.testing.assert_allclose(dirichlet.mean(alpha), draws.mean(-1), atol=0.05)
+        np.testing.assert_array_equal(alpha[:, 1] > alpha[:, 0], f > 0)
+    elif method == "bridge":
+        np.testing.assert_allclose(dirichlet.mean(alpha)[:, 1], expit(f), rtol=1e-9)
+    found = model.predict_uncertainty(X, method)
+    assert (found[:, 0] <= np.log(2)).all()
+
+
+NETS_OF_ONE = {
+    "default": None,
+    "logits": classifier(module__n_out=1),
+    "binary": binary_classifier(),
+}
+
+
+@pytest.mark.parametrize("name", NETS_OF_ONE)
+@pytest.mark.parametrize("pred_type", ["glm", "nn"])
+def test_one_class_is_certain(name, pred_type):
+    rows = X.astype(np.float32)
+    model = LaplaceClassifier(NETS_OF_ONE[name], random_state=0, pred_type=pred_type)
+    model.fit(rows, np.full(60, "only"))
+    for method in METHODS:
+        assert (model.predict_dirichlet(rows, method) > 0).all()
+    for method in (None, "mc", *METHODS):
+        found = model.predict_uncertainty(rows, method)
+        np.testing.assert_array_equal(found, np.zeros((60, 3)))
+    np.testing.assert_array_equal(model.predict_set(rows), np.ones((60, 1)))
+    np.testing.assert_allclose(model.sample_proba(rows, 3), np.ones((60, 1, 3)))
+
+
+def test_many_classes_need_no_covariances(monkeypatch):
+    """Bridges do with variances, the projection does not."""
+    rows, y = blobs(80, n_classes=40, dtype=np.float64)
+    net = initialised(classifier(LinearModel, module__n_out=40))
+    frozen = FrozenEstimator(net)
+    model = LaplaceClassifier(frozen, prior_precision=1.0).fit(rows, y)
+    asked = []
+    monkeypatch.setattr(
+        LaplaceClassifier, "_check_covariances", lambda self: asked.append(1)
+    )
+    for method in METHODS:
+        model.predict_dirichlet(rows, method)
+        assert bool(asked) == (method == "projection")
+        asked.clear()
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("value", ["Bridge", "mc", "guarded", None, 3, ["bridge"]])
+def test_unknown_approximations(value):
+    net = classifier(callbacks=[RecordTraining()])
+    around = LaplaceClassifier(net, dirichlet_approx=value)
+    words = f"dirichlet_approx={value!r} is not known", "'bridge', 'bridge_norm'"
+    refused_fit(around, *words, data=(X.astype("f4"), Y))
+
+
+@every_question
+def test_approximations_that_become_unknown(net, ask):
+    model = fitted(net)
+    for value in ("mc", "project"):
+        model.set_params(dirichlet_approx=value)
+        with pytest.raises(ValueError, match=f"dirichlet_approx='{value}' is not know"):
+            ask(model, X)
+
+
+@every_question
+@pytest.mark.parametrize("value", ["project", 3, "", ["bridge"]])
+def test_unknown_methods(model, ask, value):
+    with pytest.raises(ValueError, match=r"method=.* is not known. Choose one of") as e:
+        ask(model, X, method=value)
+    assert all(repr(method) in str(e.value) for method in METHODS)
+    if value == "project":
+        assert str(e.value).endswith("Did you mean 'projection'?")
+
+
+def test_draws_are_no_dirichlet(model):
+    for name in ("predict_dirichlet", "predict_set"):
+        with pytest.raises(ValueError, match=r"method='mc' is not known"):
+            ASKED[name](model, X, method="mc")
+
+
+@pytest.mark.parametrize(
+    "options", [{"q": 0}, {"q": 1}, {"k_max": 0}, {"reference": "next"}]
+)
+def test_options_of_sets(model, options):
+    ((name, value),) = options.items()
+    with pytest.raises(ValueError, match=f"{name}={value!r} is not"):
+        model.predict_set(X, **options)
+
+
+@every_question
+def test_before_fit(ask):
+    with pytest.raises(NotFittedError):
+        ask(LaplaceClassifier(), X)
+
+
+@every_question
+@pytest.mark.parametrize(
+    "rows", [np.zeros((3, 0)), np.zeros((3, 9)), np.full((2, 2), np.nan)]
+)
+def test_rows_as_predict_proba_has_them(model, ask, rows):
+    with pytest.raises(ValueError, match=r"\w") as expected:
+        model.predict_proba(rows)
+    with pytest.raises(ValueError, match=r"\w") as found:
+        ask(model, rows)
+    assert str(found.value) == str(expected.value)
