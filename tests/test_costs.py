@@ -8,6 +8,7 @@ import functools
 import gc
 import math
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from skorch import NeuralNet
 from skorch.dataset import ValidSplit
 from torch import nn
 
-from sklaplace import LaplaceClassifier, LaplaceRegressor, evidence, links
+from sklaplace import LaplaceClassifier, LaplaceRegressor, dirichlet, evidence, links
 from sklaplace.heads import LinearHead
 from sklaplace.inputs import Patches
 from sklaplace.posterior import GaussianPosterior
@@ -425,6 +426,32 @@ def test_many_classes_make_no_matrix_per_row(structure, link, prior):
     assert fit.largest <= FEW * c**2
     assert predict.largest <= max(c**2, 3 * b * c)
     assert max(fit.peak, predict.peak) < b * c**2 * 4
+
+
+# Of what is as large as the means, at most so many copies are alive at once: inside
+# steps of Newton's method, and in the bridge.
+SIMPLICES = {
+    "kl_projection": (dirichlet.kl_projection, 20),
+    "laplace_bridge": (dirichlet.laplace_bridge, 10),
+    "laplace_bridge, norm": (partial(dirichlet.laplace_bridge, norm="guarded"), 10),
+    **{name: (function, 20) for name, function in dirichlet.APPROXIMATIONS.items()},
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "copies"), SIMPLICES.values(), ids=SIMPLICES.keys()
+)
+@pytest.mark.parametrize(("n", "c"), [(4, 1000), (16, 1000), (20_000, 10)])
+def test_distributions_make_no_matrix_per_row(function, copies, n, c):
+    """For 2,000 rows of 1,000 classes that is 350 MiB at most, not 8 GiB."""
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.randn(n, c, generator=generator)
+    cov = torch.eye(c).expand(n, c, c)  # one covariance for all
+    with counted() as costs:
+        function(mean, cov)
+    # of one row: centred, its root, and what factorising takes
+    assert costs.peak <= copies * 8 * n * c + 4 * 8 * c**2 + 6 * MIB
+    assert costs.peak < 64 * MIB
 
 
 @pytest.mark.parametrize("structure", ["kron", "diag"])
