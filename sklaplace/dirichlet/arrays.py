@@ -20,11 +20,14 @@ _SUM_TOLERANCE = 1e-4
 
 
 def as_tensor(array: Tensor | NDArray[Any]) -> Tensor:
-    """Floating-point tensor; arrays that are read-only are copied."""
+    """Floating-point tensor; arrays that torch does not take are copied."""
     if not isinstance(array, Tensor):
         array = np.asarray(array)
+        native = array.dtype.newbyteorder("=")
         is_plain = array.flags.writeable and min((0, *array.strides)) == 0
-        array = torch.from_numpy(array if is_plain else np.array(array, order="C"))
+        if not is_plain or array.dtype != native:
+            array = np.array(array, dtype=native, order="C")
+        array = torch.from_numpy(array)
     return array if array.is_floating_point() else array.double()
 
 
