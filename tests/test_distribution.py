@@ -132,6 +132,8 @@ def test_density_where_probabilities_are_zero():
     found = dirichlet.log_density(alpha, np.array([0.0, 1.0]))
     # Beta(1, 3) has the density 3 there
     np.testing.assert_allclose(found, [-np.inf, np.log(3), np.inf])
+    both = dirichlet.log_density(np.array([2, 0.5, 3]), np.array([0.0, 0, 1]))
+    assert np.isnan(both)
 
 
 def test_density_of_float32_rows():

@@ -143,7 +143,8 @@ def log_density(alpha: Array, proba: Array) -> Array:
     -------
     Tensor or ndarray of shape (...,)
         With respect to volume in the first K − 1 probabilities; float64. Where a
-        probability is zero: ``-inf``, or ``inf`` if its concentration is below one.
+        probability is zero: ``-inf``, or ``inf`` if its concentration is below one;
+        ``nan`` where both meet, and the density has no limit.
 
     Raises
     ------
