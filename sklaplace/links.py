@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sklaplace import dirichlet
+from sklaplace.dirichlet.distribution import split_entropy
 from sklaplace.logits import centre, centred_factor, centred_moments, chunks
 
 Link = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -307,11 +308,8 @@ def uncertainty_of_draws(proba: Tensor) -> Tensor:
         In nats: entropy of the mean (total), mean of the entropies (aleatoric), and
         their difference (epistemic).
     """
-    average = proba.mean(-1)
-    total = -torch.special.xlogy(average, average).sum(-1)
-    aleatoric = -torch.special.xlogy(proba, proba).sum(-2).mean(-1)
-    aleatoric = torch.minimum(aleatoric, total)  # up to rounding
-    return torch.stack([total, aleatoric, total - aleatoric], -1)
+    entropies = -torch.special.xlogy(proba, proba).sum(-2)
+    return split_entropy(proba.mean(-1), entropies.mean(-1))
 
 
 def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:

@@ -13,8 +13,11 @@ from torch import Tensor
 
 # Logits beyond this are one-hot in any case, and their sums must not overflow.
 MAX_LOGIT = 1e100
-# Keeps the pivots of a covariance that is zero numbers.
-_MIN_LIFT = 1e-200
+# What is added to diagonals, as a share of the largest variance; the latter is at least
+# this, so that the pivots of a covariance that is zero are numbers.
+_SHARE, _MIN_LIFT = 1e-10, 1e-200
+# Negative eigenvalues up to this share of the largest are rounding.
+_NEGATIVE = 1e-3
 # Gaps below this are nothing.
 _MIN_UNIT = 1e-100
 # What the tensors of a chunk of rows may take: more does not fit into the cache of a
@@ -23,6 +26,10 @@ _CHUNK_BYTES = 2**21
 # Points of `logsumexp_gap`: directions at least and at most, and up to how many
 # dimensions they are taken at three radii and not at two.
 _MIN_DIRECTIONS, _MAX_DIRECTIONS, _MAX_DIM_OF_THREE = 8, 64, 8
+# How many logits, those that vary most, have one-dimensional integrals of their own,
+# and the nodes of these: the trapezoidal rule.
+_N_WIDEST = 2
+_NODES = torch.linspace(-8, 8, 33, dtype=torch.float64)
 
 
 def centre(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,18 +88,59 @@ def centred_moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def centred_factor(cov: Tensor) -> Tensor:
-    """``F`` (b, K, K - 1) with ``F Fᵀ`` a centred covariance.
+    """Root of a centred covariance.
 
-    The Cholesky factor of all classes but the last, whose logit is minus the sum
-    of theirs. What is added to the diagonal keeps singular matrices factorisable,
-    and the factor a smooth function of them.
+    Parameters
+    ----------
+    cov : Tensor of shape (b, K, K)
+        Centred covariances, float64.
+
+    Returns
+    -------
+    Tensor of shape (b, K, K - 1)
+        ``F`` with ``F Fᵀ`` the covariance.
+
+    Raises
+    ------
+    ValueError
+        If a covariance is not finite, or not positive semidefinite.
+
+    Notes
+    -----
+    The Cholesky factor of all classes but the last, whose logit is minus the sum of
+    theirs. What is added to the diagonal keeps singular matrices factorisable, and the
+    factor a smooth function of them. Where that is not enough, as of singular ones that
+    were rounded to single precision, eigenvectors are asked.
     """
     leading = cov[:, :-1, :-1]
     largest = cov.diagonal(dim1=-2, dim2=-1).amax(-1)
-    lift = 1e-10 * largest.clamp(min=_MIN_LIFT)
+    lift = _SHARE * largest.clamp(min=_MIN_LIFT)
     identity = torch.eye(leading.shape[-1], dtype=cov.dtype, device=cov.device)
-    root, _ = torch.linalg.cholesky_ex(leading + lift[:, None, None] * identity)
+    root, failed = torch.linalg.cholesky_ex(leading + lift[:, None, None] * identity)
+    if bool(failed.any()):
+        rows = failed.nonzero().squeeze(-1)
+        root = root.index_copy(0, rows, _eigen_root(leading[rows]))
     return torch.cat([root, -root.sum(-2, keepdim=True)], -2)
+
+
+def _eigen_root(cov: Tensor) -> Tensor:
+    """The Cholesky factor (b, k, k) without negative eigenvalues that are rounding."""
+    if not bool(cov.isfinite().all()):
+        raise ValueError(
+            "cov has entries that are not finite. Look for divisions by zero and "
+            "overflow in what made it."
+        )
+    values, vectors = torch.linalg.eigh(cov)
+    if bool((values[:, 0] < -_NEGATIVE * values[:, -1]).any()):
+        raise ValueError(
+            "cov is not positive semidefinite. Give covariances of logits, symmetric, "
+            "without negative eigenvalues."
+        )
+    root = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
+    lower = torch.linalg.qr(root.mT)[1].mT
+    signs = torch.where(lower.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
+    factor: Tensor = lower * signs.unsqueeze(-2)
+    return factor
 
 
 def chunks(mean: Tensor, cov: Tensor, n_points: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -131,9 +179,12 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     Gauss-Laguerre quadrature, exact to the third power of ``r²`` for two and to the
     fifth for three, and orthonormal directions ``q`` (several bases of them in few
     dimensions). The bases are random, but always the same: axes of the factor itself
-    would put all points on few classes. Expectations of quadratic functions are exact;
-    in many dimensions, where not all directions of a basis are taken, what these say of
-    the curvature at the mean, which is known, corrects the rest by regression.
+    would put all points on few classes. They hardly hit a logit that varies far more
+    than the others, such as that of a class without training rows: so
+    ``log(1 − p + p exp(f_k − m_k))`` of the two widest is integrated on its own, and
+    the points have what it leaves. Expectations of quadratic functions are exact; in
+    many dimensions, where not all directions of a basis are taken, by regression on the
+    curvature at the mean, the expectation of which is known.
 
     36 points for ten classes, at most 256; O(K²) for each.
 
@@ -146,13 +197,37 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     moves = factor @ points.mT  # (b, K, s)
     middle = log_proba.unsqueeze(-1)
     gaps = ((middle + moves).logsumexp(-2) + (middle - moves).logsumexp(-2)) / 2
-    average = (gaps @ weights).unsqueeze(-1)
-    if factor.shape[-1] > _MAX_DIRECTIONS:
-        proba = log_proba.exp()
-        bends = _variance(proba, moves) / 2  # (b, s)
-        known = _variance(proba, factor).sum(-1, keepdim=True) / 2
-        average = average + _regressed(gaps, bends, known, weights)
-    return average
+    variances = factor.square().sum(-1)
+    widest = variances.topk(min(_N_WIDEST, variances.shape[-1]), -1).indices  # (b, r)
+    own, spread = log_proba.gather(-1, widest), variances.gather(-1, widest)
+    moved = moves.gather(-2, widest.unsqueeze(-1).expand(-1, -1, moves.shape[-1]))
+    gaps = gaps - (_alone(own, moved) + _alone(own, -moved)).sum(-2) / 2
+    average = _alone_on_average(own, spread) + (gaps @ weights).unsqueeze(-1)
+    if factor.shape[-1] <= _MAX_DIRECTIONS:
+        return average
+    # what the curvature at the mean has beyond that of the widest alone
+    proba, share = log_proba.exp(), own.exp() * (1 - own.exp())
+    bends = _variance(proba, moves) - (share.unsqueeze(-1) * moved**2).sum(-2)  # (b, s)
+    known = _variance(proba, factor).sum(-1, keepdim=True)
+    known = known - (share * spread).sum(-1, keepdim=True)
+    return average + _regressed(gaps, bends / 2, known / 2, weights)
+
+
+def _alone(log_proba: Tensor, moves: Tensor) -> Tensor:
+    """Change of logsumexp by that of one logit: (b, r), (b, r, s) -> (b, r, s)."""
+    own = log_proba.unsqueeze(-1)
+    has_rest = own < -torch.finfo(own.dtype).tiny
+    rest = (-own.where(has_rest, -own.new_ones(())).expm1()).log()
+    # without one, the change is the move itself
+    return torch.logaddexp(rest.where(has_rest, -torch.inf), own + moves)
+
+
+def _alone_on_average(log_proba: Tensor, variances: Tensor) -> Tensor:
+    """Expected change by each of r normal logits, summed: (b, r), (b, r) -> (b, 1)."""
+    nodes = _NODES.to(variances)
+    deviations = variances.clamp(min=_MIN_LIFT).sqrt().unsqueeze(-1)
+    mass = (-(nodes**2) / 2).softmax(-1)
+    return (_alone(log_proba, deviations * nodes) @ mass).sum(-1, keepdim=True)
 
 
 def _regressed(gaps: Tensor, bends: Tensor, known: Tensor, weights: Tensor) -> Tensor:
@@ -204,4 +279,4 @@ def _is_rounding(variances: Tensor, cov: Tensor) -> Tensor:
     """Whether the centred variances are only rounding of cov: (b, 1)."""
     largest = cov.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True).double()
     rounding = 16 * torch.finfo(cov.dtype).eps * largest
-    return variances.amax(-1, keepdim=True) <= rounding
+    return variances.abs().amax(-1, keepdim=True) <= rounding

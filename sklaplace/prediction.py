@@ -243,7 +243,8 @@ class PosteriorPredictor(BaseEstimator):
             4 * 8 * self.inspected_.covariance_size,
             "cpu",
             f"a covariance between {c:,} outputs",
-            "use link_approx='probit', which needs variances alone",
+            "use link_approx='probit' and dirichlet_approx='bridge', which need "
+            "variances alone",
         )
 
     def _predictive(self) -> Predictive:

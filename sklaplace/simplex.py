@@ -82,8 +82,7 @@ class SimplexPredictor(PosteriorPredictor):
     def predict_dirichlet(self, X: Any, method: str | None = None) -> np.ndarray:
         """Dirichlet distribution over class probabilities.
 
-        A whole distribution in closed form: `sklaplace.dirichlet` has its mean,
-        variances, intervals, draws and more.
+        `sklaplace.dirichlet` has its mean, variances, intervals, draws and more.
 
         Parameters
         ----------
@@ -109,10 +108,13 @@ class SimplexPredictor(PosteriorPredictor):
         With ``pred_type="nn"``, of the Gaussian that has mean and covariance of the
         drawn logits.
 
+        ``"projection"`` needs covariances between classes and takes O(K³) per row: about
+        10 microseconds for 10 classes, half a millisecond for 100 and 40 for 1,000. The
+        bridges need variances alone, and O(K).
+
         Of the bridges: concentrations grow with the size of the logits as well as with
         certainty, so that their sum does not detect unknown rows, and the mean does not
-        feel the size of the variances. They do not need covariances between
-        classes, which makes them fast for many classes.
+        feel the size of the variances.
 
         References
         ----------
@@ -132,8 +134,8 @@ class SimplexPredictor(PosteriorPredictor):
             Rows to predict.
         method : {"projection", "bridge", "bridge_norm", "bridge_norm_published", \
                 "mc"}, optional
-            Distribution over probabilities that is split, in closed form for a
-            Dirichlet; ``"mc"`` takes ``n_samples`` draws. None takes
+            Distribution over probabilities that is split: a Dirichlet, the parts of
+            which are known in closed form, or ``"mc"``: ``n_samples`` draws. None takes
             ``dirichlet_approx``, and draws with ``pred_type="nn"``.
 
         Returns

@@ -262,9 +262,18 @@ def test_concentrations_must_be_positive(function, value):
         ([0, np.inf, 0], np.eye(3), "mean has entries that are not finite"),
         ([0, 0, 0], np.full((3, 3), np.nan), "cov has entries that are not finite"),
         ([0, 0, 0], np.diag([1, np.inf, 1]), "cov has entries that are not finite"),
-        ([0, 0, 0], np.diag([1, -0.1, 1]), "cov has negative variances"),
+        ([0, 0, 0], [[1, np.nan, 0], [np.nan, 1, 0], [0, 0, 1]], "cov .* not finite"),
+        ([0, 0, 0], -np.eye(3), "cov is not positive semidefinite"),
+        ([0, 0], [[1, 2], [2, 1]], "cov is not positive semidefinite"),
     ],
 )
 def test_gaussians_must_be_gaussians(function, mean, cov, message):
     with pytest.raises(ValueError, match=message):
-        function(np.array(mean, dtype=float), cov)
+        function(np.array(mean, dtype=float), np.array(cov, dtype=float))
+
+
+def test_variances_must_not_be_negative():
+    with pytest.raises(ValueError, match="cov is not positive semidefinite"):
+        laplace_bridge(np.zeros(3), np.diag([1, -0.1, 1]))
+    with pytest.raises(ValueError, match="cov is not positive semidefinite"):
+        laplace_bridge(np.zeros(3), np.array([1, -0.1, 1]), project=False)

@@ -340,6 +340,10 @@ def covariances(kind, rng, rows, n_classes):
         return np.exp(1.5 * A[:, 0, :, None]) * np.eye(n_classes)
     if kind == "wishart":
         return A @ A.transpose(0, 2, 1) / n_classes
+    if "wide" in kind:  # a class or two without training rows
+        variances = np.full((rows, n_classes), 0.01)
+        variances[:, : 1 + (kind == "two wide")] = 1
+        return variances[..., None] * np.eye(n_classes)
     few = A[..., :2]
     return few @ few.transpose(0, 2, 1) / 2 + 0.01 * np.eye(n_classes)
 
@@ -352,7 +356,8 @@ def gap_of_many_draws(mean, cov, n_points):
     """
     centred = cov - cov.mean(0) - cov.mean(1)[:, None] + cov.mean()
     values, vectors = np.linalg.eigh(centred)
-    root = vectors[:, 1:] * np.sqrt(values[1:].clip(min=0))
+    # the first points are the most even: for the largest eigenvalues
+    root = (vectors[:, 1:] * np.sqrt(values[1:].clip(min=0)))[:, ::-1].copy()
     points = normal_draws(2 * n_points, len(mean) - 1, 0)[:n_points]
     moves = torch.tensor(root) @ points.mT
     log_p = torch.tensor(log_softmax(mean))
@@ -408,13 +413,15 @@ SIZES += [(65, 1, 1024), (66, 1, 1024), (200, 1, 512)]
 SDS = [0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0]
 
 
-@pytest.mark.parametrize("kind", ["isotropic", "diagonal", "wishart", "low rank"])
+@pytest.mark.parametrize(
+    "kind", ["isotropic", "diagonal", "wishart", "low rank", "one wide", "two wide"]
+)
 @pytest.mark.parametrize(
     ("n_classes", "rows", "n_points"), [*SIZES, (1000, 1, 256)], ids=str
 )
 def test_is_close_to_the_closest(kind, n_classes, rows, n_points):
-    """404 cases: within 1 % or 0.02 nats of the optimum, of which the share used was
-    .44 at most; and so never worse than a bridge by more."""
+    """606 cases: within 1 % or 0.02 nats of the optimum, and so never worse than a
+    bridge by more."""
     rng = np.random.default_rng(n_classes)
     for sd in SDS if n_classes < 1000 else [0.1, 2.0, 8.0]:
         mean = 2 * rng.normal(size=(rows, n_classes))
@@ -431,6 +438,20 @@ def test_is_close_to_the_closest(kind, n_classes, rows, n_points):
             assert n_classes / 4 * (error / gap) ** 2 < 0.1 * allowed
             assert best > 0
             here = kl(found[i], expected, entropy)
-            assert best - 1e-6 <= here + 1e-9 * abs(best) <= best + allowed
+            assert best - 1e-6 <= here + 1e-8 * abs(best) <= best + allowed
             for other in bridged:
                 assert here <= kl(other[i], expected, entropy) + allowed
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+@pytest.mark.parametrize("n_classes", [3, 10, 100])
+def test_singular_covariances_in_single_precision(rank, n_classes):
+    """Such as those of a small ensemble, whose rounding is no longer semidefinite."""
+    generator = torch.Generator().manual_seed(rank)
+    A = torch.randn(6, n_classes, rank, generator=generator)
+    mean = torch.randn(6, n_classes, generator=generator)
+    cov = A @ A.mT / rank
+    exact = A.double() @ A.double().mT / rank
+    found, expected = kl_projection(mean, cov), kl_projection(mean.double(), exact)
+    # entries of cov are off by 1e-7; a root of that is what the points may move by
+    torch.testing.assert_close(found, expected, rtol=2e-3, atol=0)

@@ -15,6 +15,8 @@ Array = TypeVar("Array", Tensor, NDArray[Any])
 MAX_TOTAL = 1e9
 # Keeps 1/α, its square and log α finite.
 MIN_CONCENTRATION = 1e-100
+# Variances this little below zero, as a share of the largest, are rounding.
+_NEGATIVE = 1e-3
 # Rows of float32 probabilities miss one by about 1e-6 for a thousand classes.
 _SUM_TOLERANCE = 1e-4
 
@@ -38,7 +40,7 @@ def like(result: Tensor, example: Array) -> Array:
     return result.numpy()
 
 
-def check_shapes(mean: Tensor, cov: Tensor) -> None:
+def check_shapes(mean: Tensor, cov: Tensor, hint: str = "") -> None:
     """Raise unless cov has one (K, K) matrix for each row of mean."""
     if mean.ndim == 0:
         raise ValueError("mean is a scalar. Give logits of shape (..., K).")
@@ -46,24 +48,29 @@ def check_shapes(mean: Tensor, cov: Tensor) -> None:
     if cov.shape != wanted:
         raise ValueError(
             f"cov has shape {tuple(cov.shape)}, but mean has shape "
-            f"{tuple(mean.shape)}. Give cov the shape {wanted}."
+            f"{tuple(mean.shape)}. Give cov the shape {wanted}{hint}."
         )
 
 
-def check_moments(mean: Tensor, variances: Tensor) -> None:
-    """Raise unless both (..., K) are finite and the latter not negative."""
-    for name, values in ("mean", mean), ("cov", variances):
-        if not bool(values.isfinite().all()):
-            raise ValueError(
-                f"{name} has entries that are not finite. Look for divisions by zero "
-                "and overflow in what made it."
-            )
-    # a little below zero is rounding
-    least = -1e-3 * variances.abs().amax(-1, keepdim=True)
-    if bool((variances < least).any()):
+def check_finite(name: str, values: Tensor) -> None:
+    """Raise unless all values are finite."""
+    if not bool(values.isfinite().all()):
         raise ValueError(
-            "cov has negative variances. Give covariances of logits, symmetric and "
-            "positive semidefinite."
+            f"{name} has entries that are not finite. Look for divisions by zero and "
+            "overflow in what made it."
+        )
+
+
+def check_variances(variances: Tensor, largest: Tensor) -> None:
+    """Raise unless variances (..., K) are finite, and not negative but for rounding.
+
+    ``largest`` (..., 1) is the variance to which rounding is relative.
+    """
+    check_finite("cov", variances)
+    if bool((variances < -_NEGATIVE * largest.abs()).any()):
+        raise ValueError(
+            "cov is not positive semidefinite. Give covariances of logits, symmetric, "
+            "without negative eigenvalues."
         )
 
 
@@ -78,7 +85,8 @@ def check_alpha(alpha: Tensor | NDArray[Any]) -> Tensor:
         raise ValueError(
             f"alpha has the entry {value}. Concentrations are positive and finite."
         )
-    return concentrations
+    # totals, their squares and inverses are finite, too
+    return concentrations.clamp(MIN_CONCENTRATION, 1 / MIN_CONCENTRATION)
 
 
 def check_proba(proba: Tensor | NDArray[Any], alpha: Tensor) -> Tensor:

@@ -17,8 +17,9 @@ from sklaplace.dirichlet.arrays import (
     as_tensor,
     capped,
     check_alpha,
-    check_moments,
+    check_finite,
     check_shapes,
+    check_variances,
     like,
 )
 from sklaplace.logits import MAX_LOGIT
@@ -117,18 +118,21 @@ def laplace_bridge(
     logits, covariances = as_tensor(mean), as_tensor(cov)
     is_diagonal = covariances.shape == logits.shape and not project
     if not is_diagonal:
-        check_shapes(logits, covariances)
+        check_shapes(logits, covariances, ", or variances and project=False")
     if logits.shape[-1] == 1 or logits.numel() == 0:
         return like(torch.ones_like(logits, dtype=torch.float64), mean)
     rounding = torch.finfo(covariances.dtype).eps
     variances = (
         covariances if is_diagonal else covariances.diagonal(dim1=-2, dim2=-1)
     ).double()  # (..., K)
-    check_moments(logits, variances)
-    lowest = (8 * rounding * variances.amax(-1, keepdim=True)).clamp(min=_MIN_VARIANCE)
+    largest = variances.amax(-1, keepdim=True)
+    check_finite("mean", logits)
+    check_variances(variances, largest)
+    lowest = (8 * rounding * largest).clamp(min=_MIN_VARIANCE)
     logits = logits.double().clamp(-MAX_LOGIT, MAX_LOGIT)
     if project:
         logits, variances = _project(logits, covariances, rounding)
+        check_variances(variances, largest)
     variances = variances.maximum(lowest)
     if norm is not None:
         excess = variances.mean(-1, keepdim=True) / math.sqrt(logits.shape[-1] / 2)

@@ -252,10 +252,18 @@ def uncertainty(alpha: Array) -> Array:
     uncertainty in Bayesian deep learning for efficient and risk-sensitive learning".
     """
     a = check_alpha(alpha)
-    average = mean(a)
+    return like(split_entropy(mean(a), expected_entropy(a)), alpha)
+
+
+def split_entropy(average: Tensor, aleatoric: Tensor) -> Tensor:
+    """Total, aleatoric and epistemic entropy, (..., 3).
+
+    From mean probabilities (..., K), and entropies on average (...).
+    """
     total = -torch.special.xlogy(average, average).sum(-1)
-    aleatoric = torch.minimum(expected_entropy(a), total)  # up to rounding
-    return like(torch.stack([total, aleatoric, total - aleatoric], -1), alpha)
+    aleatoric = torch.minimum(aleatoric, total)  # up to rounding
+    # zero has no sign
+    return torch.stack([total, aleatoric, total - aleatoric], -1) + 0.0
 
 
 def plausible_classes(
@@ -272,7 +280,7 @@ def plausible_classes(
         Positive concentrations.
     q : float, default=0.05
         Tail probability of both ends. Sets shrink as it grows, to the top class alone
-        above 0.5.
+        from 0.5 on.
     k_max : int, default=10
         Classes in a set, at most.
     reference : {"top", "previous"}, default="top"
@@ -307,7 +315,9 @@ def plausible_classes(
     leading, total = a.gather(-1, order), a.sum(-1, keepdim=True)
     upper = _marginal_quantile(leading[..., 1:], total, 1 - q)
     before = leading[..., :1] if reference == "top" else leading[..., :-1]
-    stays = (upper >= _marginal_quantile(before, total, q)).cumprod(-1).bool()
+    above = upper >= _marginal_quantile(before, total, q)
+    # of equal classes, ends that cross or meet at the median keep the first alone
+    stays = (above & (q < 0.5)).cumprod(-1).bool()
     members = torch.zeros_like(a, dtype=torch.bool)
     members.scatter_(-1, order[..., :1], True)
     return like(members.scatter(-1, order[..., 1:], stays), alpha)

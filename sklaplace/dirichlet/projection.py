@@ -14,7 +14,7 @@ from sklaplace.dirichlet.arrays import (
     Array,
     as_tensor,
     capped,
-    check_moments,
+    check_finite,
     check_shapes,
     like,
 )
@@ -84,7 +84,8 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     n_classes = logits.shape[-1]
     if n_classes == 1 or logits.numel() == 0:
         return like(torch.ones_like(logits, dtype=torch.float64), mean)
-    check_moments(logits, covariances.diagonal(dim1=-2, dim2=-1))
+    check_finite("mean", logits)
+    check_finite("cov", covariances.diagonal(dim1=-2, dim2=-1))
     rows = logits.reshape(-1, n_classes)
     matrices = covariances.reshape(-1, n_classes, n_classes)
     parts = [_expected(*part) for part in chunks(rows, matrices, _N_POINTS)]
