@@ -108,9 +108,9 @@ class SimplexPredictor(PosteriorPredictor):
         With ``pred_type="nn"``, of the Gaussian that has mean and covariance of the
         drawn logits.
 
-        ``"projection"`` needs covariances between classes and takes O(K³) per row: about
-        10 microseconds for 10 classes, half a millisecond for 100 and 40 for 1,000. The
-        bridges need variances alone, and O(K).
+        ``"projection"`` needs covariances between classes and takes O(K³) per row:
+        about 10 microseconds for 10 classes, half a millisecond for 100 and 40 for
+        1,000. The bridges need variances alone, and O(K).
 
         Of the bridges: concentrations grow with the size of the logits as well as with
         certainty, so that their sum does not detect unknown rows, and the mean does not

@@ -407,3 +407,24 @@ def test_derivatives():
     dirichlet.sample(alpha)
     dirichlet.interval(alpha)
     dirichlet.plausible_classes(alpha)
+
+
+@pytest.mark.parametrize("size", [1e308, 5e-324])
+def test_extreme_concentrations_have_finite_answers(size):
+    alpha = np.full((2, 3), size)
+    np.testing.assert_allclose(dirichlet.mean(alpha), 1 / 3)
+    for function in (
+        dirichlet.variance,
+        dirichlet.entropy,
+        dirichlet.expected_entropy,
+        dirichlet.uncertainty,
+        dirichlet.interval,
+        dirichlet.sample,
+    ):
+        assert np.isfinite(function(alpha)).all()
+
+
+def test_from_the_median_on_equal_classes_are_not_members():
+    alpha = np.ones((1, 3))
+    assert dirichlet.plausible_classes(alpha, 0.499).sum() == 3
+    assert dirichlet.plausible_classes(alpha, 0.5).sum() == 1

@@ -23,6 +23,8 @@ from sklaplace.options import (
 
 # What concentrations of one class are compared with; see `plausible_classes`.
 REFERENCES = ("top", "previous")
+# Totals of which Beta quantiles are asked; larger ones differ by less than 1e-6.
+_MAX_OF_QUANTILES = 1e12
 
 
 def mean(alpha: Array) -> Array:
@@ -332,7 +334,9 @@ def check_set(q: Any, k_max: Any, reference: Any) -> None:
 
 def _marginal_quantile(a: Tensor, total: Tensor, q: float) -> Tensor:
     """Quantile of ``Beta(a, A − a)``."""
-    rest = (total - a).clamp(min=MIN_CONCENTRATION)
+    # scipy's quantiles are good up to about here
+    share = (_MAX_OF_QUANTILES / total).clamp(max=1)
+    a, rest = a * share, ((total - a) * share).clamp(min=MIN_CONCENTRATION)
     found = betaincinv(a.detach().cpu().numpy(), rest.detach().cpu().numpy(), q)
     return torch.from_numpy(np.asarray(found)).to(a.device)
 
