@@ -126,7 +126,8 @@ class LaplaceClassifier(ClassifierMixin, SimplexPredictor, BaseLaplace):
         How a Gaussian over logits becomes a Dirichlet distribution: the closest one, or
         the Laplace bridge, as it is or with a correction for large variances.
     n_samples : int, default=100
-        Draws of the ``"mc"`` link, and of the weights for ``pred_type="nn"``.
+        Draws of the ``"mc"`` link and of ``predict_uncertainty(X, "mc")``, and of the
+        weights for ``pred_type="nn"``.
     batch_size : int or None, default=None
         Rows per batch for curvature and prediction; None fits them into a fixed
         memory budget. Results do not depend on it.

@@ -11,7 +11,7 @@ from sklaplace.dirichlet.distribution import check_set
 from sklaplace.labelling import Labelling
 from sklaplace.likelihoods import ClassLikelihood
 from sklaplace.links import cached_draws, mc_uncertainty, uncertainty_of_draws
-from sklaplace.options import check_option
+from sklaplace.options import check_count, check_option
 from sklaplace.prediction import PosteriorPredictor
 
 
@@ -162,23 +162,29 @@ class SimplexPredictor(PosteriorPredictor):
             self._check_dirichlet()
             method = self.dirichlet_approx if has_gaussian else "mc"
         check_option("method", method, ["mc", *dirichlet.APPROXIMATIONS])
-        if method != "mc":
-            found = dirichlet.uncertainty(self._concentrations(X, method))
-        elif has_gaussian:
-            (found,) = self._of_logits(
-                X, lambda mean, cov: mc_uncertainty(mean, cov, self._normal_draws(mean))
-            )
+        if method == "mc":
+            found = self._sampled_uncertainty(X)
         else:
+            found = dirichlet.uncertainty(self._concentrations(X, method))
+        if self._n_options() == 1:  # of the two that a one-logit network draws
+            found = np.zeros_like(found)
+        return self._labelling.by_class(found)
+
+    def _sampled_uncertainty(self, X: Any) -> np.ndarray:
+        """Total, aleatoric and epistemic entropy of draws, (n·r, 3)."""
+        check_count("n_samples", self.n_samples, 2)
+        if self._predictive().gaussian is None:
             drawn = self._of_draws(
                 X,
                 self.n_samples,
                 self._seed,
                 lambda draws: uncertainty_of_draws(self._proba_of_draws(draws)),
             )
-            found = drawn.numpy()
-        if self._n_options() == 1:  # of the two that a one-logit network draws
-            found = np.zeros_like(found)
-        return self._labelling.by_class(found)
+            return drawn.numpy()
+        (found,) = self._of_logits(
+            X, lambda mean, cov: mc_uncertainty(mean, cov, self._normal_draws(mean))
+        )
+        return found
 
     def predict_set(
         self,

@@ -20,6 +20,7 @@ from nets import (
 from scipy.special import expit
 from scipy.stats import entropy
 from sklearn.base import clone
+from sklearn.datasets import load_iris
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import GridSearchCV
@@ -524,3 +525,15 @@ def test_rows_as_predict_proba_has_them(model, ask, rows):
     with pytest.raises(ValueError, match=r"\w") as found:
         ask(model, rows)
     assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("pred_type", ["glm", "nn"])
+def test_uncertainty_of_a_single_draw_is_refused(pred_type):
+    X, y = load_iris(return_X_y=True)
+    model = LaplaceClassifier(pred_type=pred_type, random_state=0).fit(X, y)
+    for n_samples in (1, 2.5):
+        model.set_params(n_samples=n_samples)
+        with pytest.raises(
+            ValueError, match=f"n_samples={n_samples} is not an integer"
+        ):
+            model.predict_uncertainty(X[:2], "mc")
