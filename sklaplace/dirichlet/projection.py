@@ -67,7 +67,8 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     one: three or four steps, as it starts from ``ψ⁻¹(y) ≈ 1/log(1 + e^{−y})``. O(K³)
     per row for the root of the covariance; 36 points for ten classes, at most 256.
     Rows are taken in chunks: memory beyond the inputs is a few MiB, or some covariances
-    of one row (but arrays that are read-only are copied). Finite for all finite inputs below 1e300.
+    of one row; arrays that are read-only are copied, though. Finite for all finite
+    inputs below 1e300.
 
     References
     ----------
