@@ -112,9 +112,9 @@ for name, found in alphas.items():
 # ---------------------
 #
 # A tenth of a sample is added to every cell, because a histogram with empty cells is
-# infinitely far from the truth. KL is that of the
-# truth to the histogram, in nats, as a mean over runs. Times are per Gaussian, for many
-# at once: of drawing the samples with their softmax, and of the closed forms.
+# infinitely far from the truth. KL is that of the truth to the histogram, in nats, as a
+# mean over runs. Times are per Gaussian, for many at once: of drawing the samples with
+# their softmax, and of the closed forms.
 
 counts = np.unique(np.geomspace(1, MOST, 51).round().astype(int))
 
