@@ -3,7 +3,8 @@
 `LaplaceClassifier` and `LaplaceRegressor` are all that most people need. Below
 them, from the ground up:
 
-* pure maths: ``linalg``, ``logits``, ``dirichlet``, ``links``, ``metrics``
+* pure maths: ``linalg``, ``logits``, ``dirichlet``, ``points``, ``independent``,
+  ``links``, ``metrics``
 * the statistical model: ``likelihoods``, ``priors``
 * from a network to its curvature: ``layouts``, ``forward``, ``jacobians``,
   ``subsets``, ``structures``, ``curvature``, ``subnetworks``

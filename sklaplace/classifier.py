@@ -31,7 +31,7 @@ from sklaplace.likelihoods import (
     Likelihood,
 )
 from sklaplace.links import LINKS
-from sklaplace.options import check_option
+from sklaplace.options import check_count, check_option
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.simplex import SimplexPredictor
 
@@ -117,8 +117,8 @@ class LaplaceClassifier(ClassifierMixin, SimplexPredictor, BaseLaplace):
     pred_type : {"glm", "nn"}, default="glm"
         Predictive: the linearised network, or the network itself under ``n_samples``
         draws of the weights. What is tuned is tuned for the first.
-    link_approx : {"auto", "mean_field", "mc", "gumbel", "threshold", "probit", \
-            "sodpp", "bridge", "bridge_norm"}, default="auto"
+    link_approx : {"auto", "mean_field", "mc", "gumbel", "probit", "sodpp", \
+            "bridge", "bridge_norm"}, default="auto"
         How a Gaussian over logits becomes probabilities; see
         `sklaplace.links.choose_link` for the rule of ``"auto"``.
     dirichlet_approx : {"projection", "bridge", "bridge_norm", \
@@ -440,8 +440,9 @@ class LaplaceClassifier(ClassifierMixin, SimplexPredictor, BaseLaplace):
 
     def _link_name(self) -> str:
         self._check_link()
+        check_count("n_samples", self.n_samples)  # may have been set after fit
         if self.link_approx == "auto":
-            return links.choose_link(self._n_options())
+            return links.choose_link(self._n_options(), self.n_samples)
         return str(self.link_approx)
 
     def _needs_variances_only(self) -> bool:

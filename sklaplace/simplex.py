@@ -10,8 +10,9 @@ from sklaplace import dirichlet
 from sklaplace.dirichlet.distribution import check_set
 from sklaplace.labelling import Labelling
 from sklaplace.likelihoods import ClassLikelihood
-from sklaplace.links import cached_draws, mc_uncertainty, uncertainty_of_draws
+from sklaplace.links import mc_uncertainty, uncertainty_of_draws
 from sklaplace.options import check_count, check_option
+from sklaplace.points import cached_draws
 from sklaplace.prediction import PosteriorPredictor
 
 

@@ -29,6 +29,8 @@ MODULES = [
     "dirichlet.projection",
     "dirichlet.distribution",
     "dirichlet",
+    "points",
+    "independent",
     "links",
     "metrics",
     "hessians",

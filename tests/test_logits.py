@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sklaplace import logits
-from sklaplace.links import normal_draws
 from sklaplace.logits import (
     centre,
     centred_factor,
@@ -14,6 +13,7 @@ from sklaplace.logits import (
     chunks,
     logsumexp_gap,
 )
+from sklaplace.points import normal_draws
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 

@@ -10,7 +10,7 @@ from scipy.special import digamma, gammaln, log_softmax, polygamma, softmax
 
 from sklaplace import dirichlet, logits
 from sklaplace.dirichlet import kl_projection, laplace_bridge
-from sklaplace.links import normal_draws
+from sklaplace.points import normal_draws
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 

@@ -26,6 +26,7 @@ from torch import nn
 from torch.distributions import MultivariateNormal
 
 from sklaplace import dirichlet, links
+from sklaplace.points import normal_draws
 
 torch.set_num_threads(1)
 
@@ -60,7 +61,7 @@ def plain_sampling(n_draws, dtype=torch.float32):
 
 
 def mc_link(n_points):
-    return links.mc(mean, cov, links.normal_draws(n_points, CLASSES, seed=0))
+    return links.mc(mean, cov, normal_draws(n_points, CLASSES, seed=0))
 
 
 candidates = {}

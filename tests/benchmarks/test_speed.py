@@ -13,7 +13,8 @@ from benchmarks.operations import Case
 from benchmarks.ours import Sklaplace
 
 from sklaplace.dirichlet import APPROXIMATIONS
-from sklaplace.links import LINKS, choose_link, normal_draws
+from sklaplace.links import LINKS, choose_link
+from sklaplace.points import normal_draws
 
 pytest.importorskip("pytest_benchmark")
 
