@@ -65,8 +65,8 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Softmax of logits scaled down by their own standard deviations.
 
     The cheapest link that sees the variances, and the usual one elsewhere. It
-    neglects how logits vary together, and for many classes it errs more than the
-    softmax of the mean.
+    neglects how logits vary together. For tens of classes and more, and standard
+    deviations up to about one, it errs more than the softmax of the mean.
 
     Parameters
     ----------
@@ -101,8 +101,8 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Second-order expansion of the softmax around the mean of the logits.
 
-    The most accurate closed form for standard deviations below 0.3, and the least for
-    those above one. Prefer it where the posterior is narrow and nothing may be sampled.
+    The most accurate closed form for standard deviations below 0.3, and not to be used
+    above one. Prefer it where the posterior is narrow and nothing may be sampled.
 
     Parameters
     ----------
@@ -141,9 +141,10 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     The softmax is the probability that a logit is the largest once each has got Gumbel
     noise of its own. For independent logits, that leaves one integral over the largest
-    value, whatever the number of classes. Prefer it for tens to hundreds of classes,
-    and large variances: its error does not grow with them. How logits vary together is
-    kept only as far as independent ones can have the same centred variances.
+    value, whatever the number of classes. Prefer it where logits share little, and from
+    thirty classes on for standard deviations above two. How logits vary together is
+    kept only as far as independent ones can have the same centred variances: where few
+    causes move more than two logits, `mc` is far better.
 
     Parameters
     ----------
@@ -164,11 +165,13 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     ``p_k = ∫ F_k'(t) Π_{j≠k} F_j(t) dt`` with the distribution ``F_j`` of a normal plus
     a Gumbel variable, where the latter is a mixture of six normals. Their variances
     ``d`` have ``C diag(d) C`` of the diagonal of ``S``, which is exact for two classes
-    (and for three, unless one would be negative). Errors are about 0.002 for
-    independent logits. By Jensen's inequality
+    (and for three, unless one would be negative). For independent logits, the mixture
+    errs by about 0.002 per class, and the quadrature by less than 0.001 over all of
+    them. By Jensen's inequality
     ``p_k ≥ e^{a_k} / (Σ_{j≠k} e^{a_j} + e^{a_k + d_k})``, ``a = m + d/2``, which holds
     the tails up. Rows of variances below 0.09 have the expansion of `sodpp`, also for
-    independent logits. O(K) per row, 200 normal distribution functions for each class.
+    independent logits. O(K) per row, 150 error functions and as many exponentials for
+    each class, twice or four times that where variances differ by many orders.
 
     References
     ----------
@@ -192,7 +195,10 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 def mc(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Average softmax over draws of the logits.
 
-    The only link whose error vanishes as its budget grows.
+    The only link whose error vanishes as its budget grows. For standard deviations of
+    two and random covariances, the absolute errors of a hundred draws sum to 0.03 for
+    ten classes, 0.05 for thirty and 0.2 for three hundred; where two causes move all
+    logits, to less than 0.05 for any of them.
 
     Parameters
     ----------
@@ -352,7 +358,8 @@ def choose_link(n_classes: int, n_samples: int = 100) -> str:
     * up to 2 classes ``'mean_field'``: nearly exact, and the cheapest;
     * 3 to 16 classes ``'mc'``, given 50 draws or more: these cover so few dimensions
       well, and see how logits vary together;
-    * otherwise ``'gumbel'``.
+    * otherwise ``'gumbel'``: draws cover many dimensions too thinly, unless all logits
+      vary by few common causes, which the rule does not look for.
 
     Parameters
     ----------
@@ -365,6 +372,13 @@ def choose_link(n_classes: int, n_samples: int = 100) -> str:
     -------
     str
         A key of ``LINKS``.
+
+    Notes
+    -----
+    Not the best link in every case, but it has erred no more than ``'probit'`` (up to
+    1e-4) with four kinds of covariances from 2 to 256 classes, and independent logits
+    of 1000: for standard deviations of logits from 0.01 to 8, means of two and of ten
+    times standard normal, and 4, 16 and 100 draws. The gallery has a table.
     """
     if n_classes <= _CLASSES_OF_MEAN_FIELD:
         return "mean_field"

@@ -554,6 +554,27 @@ class TestProbabilities:
         assert variances == sorted(variances)
 
 
+@pytest.mark.parametrize("link", ["auto", "mc"])
+@pytest.mark.parametrize("n_samples", [2.5, 0, None])
+def test_number_of_draws_is_checked_when_set_after_fit(
+    rows, logits_net, link, n_samples
+):
+    X, y = rows
+    model = fitted(logits_net, X, y, prior_precision=1.0, link_approx=link)
+    model.set_params(n_samples=n_samples)
+    with pytest.raises(ValueError, match=f"n_samples={n_samples} is not an integer"):
+        model.predict_proba(X)
+
+
+def test_few_draws_are_not_the_choice_of_auto(rows, logits_net):
+    X, y = rows
+    model = fitted(logits_net, X, y, prior_precision=1.0)
+    model.set_params(n_samples=8)
+    few = model.predict_proba(X)
+    model.set_params(link_approx="gumbel")
+    np.testing.assert_array_equal(few, model.predict_proba(X))
+
+
 class TestSampleProba:
     def test_shape_and_rows(self, model_of_all, rows):
         draws = model_of_all.sample_proba(rows[0], 5)
