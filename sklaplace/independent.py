@@ -28,6 +28,9 @@ _GUMBEL = (
 _MEAN, _VARIANCE = 0.5772157, math.pi**2 / 6
 # Nodes of the quadrature, first and at most, and how much probability may be missing.
 _FIRST_NODES, _MOST_NODES, _MISSING = 24, 3072, 3e-4
+# Coarser nodes, by the ratio of spacing to distance, may miss as much for one class as
+# they add for another.
+_COARSE = 0.35
 # Below the low end, which is found by so many bisections, the largest value has a
 # probability of about exp(_LOG_LOW); above the high end, it has one below _ABOVE.
 _LOG_LOW, _BISECTIONS, _ABOVE = -16.0, 7, 1e-4
@@ -81,8 +84,8 @@ def largest(mean: Tensor, variances: Tensor, n_nodes: int = _FIRST_NODES) -> Ten
     value is almost never below to where it is almost never above. Nodes are spaced by
     the smallest variance at the low end, and in proportion to their distance from it
     further up, where only wide logits still vary: narrow ones far above the low end
-    would have raised it. Rows of which too much probability is missing have twice as
-    many nodes, and so on. Nodes are constants to autograd, on which an integral does
+    would have raised it. Rows of which too much probability is missing, or whose nodes
+    are too coarse, have twice as many, and so on. Nodes are constants to autograd, on which an integral does
     not depend.
 
     Six error functions and six exponentials for each class and node; memory beyond the
@@ -96,7 +99,7 @@ def _largest_of(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
     """`largest` of one chunk."""
     # from the top, where digits are needed
     mean = mean - mean.detach().amax(-1, keepdim=True)
-    nodes, steps = _nodes(mean, variances, n_nodes)
+    nodes, steps, ratio = _nodes(mean, variances, n_nodes)
     spans = nodes.unsqueeze(-2)  # (b, 1, t)
     excess = density = torch.zeros_like(mean).unsqueeze(-1)
     for weight, location, variance in _GUMBEL:
@@ -110,17 +113,23 @@ def _largest_of(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
     below = ((1 + excess) / 2).clamp(min=_TINY)
     of_all = below.log().sum(-2).exp() * steps  # (b, t)
     proba = (density / below @ of_all.unsqueeze(-1)).squeeze(-1)
-    missing = ((proba.sum(-1) - 1).abs() > _MISSING).nonzero().squeeze(-1)
-    if len(missing) and n_nodes < _MOST_NODES:
-        finer = largest(mean[missing], variances[missing], 2 * n_nodes)
-        proba = proba.index_put((missing,), finer)
+    is_coarse = ((proba.sum(-1) - 1).abs() > _MISSING) | (ratio > _COARSE)
+    coarse = is_coarse.nonzero().squeeze(-1)
+    if len(coarse) and n_nodes < _MOST_NODES:
+        finer = largest(mean[coarse], variances[coarse], 2 * n_nodes)
+        proba = proba.index_put((coarse,), finer)
     proba = proba.maximum(_least(mean, variances))
     return proba / proba.sum(-1, keepdim=True)
 
 
 @torch.no_grad()
-def _nodes(mean: Tensor, variances: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
-    """Nodes of the quadrature, and their weights, (b, t) each."""
+def _nodes(
+    mean: Tensor, variances: Tensor, n_nodes: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Nodes of the quadrature, and their weights, (b, t) each, and ratios (b,).
+
+    The latter are those of far nodes' spacing to their distance from the low end.
+    """
     last = _GUMBEL[-1]
     tail = -_quantile(_ABOVE / mean.shape[-1])
     high = mean + last[1] + tail * (variances + last[2]).sqrt()
@@ -140,9 +149,9 @@ def _nodes(mean: Tensor, variances: Tensor, n_nodes: int) -> tuple[Tensor, Tenso
     low = low + scale * under.sinh()
     end = ((high - low) / scale).asinh()
     even = torch.linspace(0, 1, n_nodes, dtype=mean.dtype, device=mean.device)
-    places = end * even
-    steps = scale * places.cosh() * (end / (n_nodes - 1))
-    return low + scale * places.sinh(), steps
+    places, ratio = end * even, end / (n_nodes - 1)
+    steps = scale * places.cosh() * ratio
+    return low + scale * places.sinh(), steps, ratio.squeeze(-1)
 
 
 def _quantile(probability: float) -> float:

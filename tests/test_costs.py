@@ -31,7 +31,14 @@ from skorch import NeuralNet
 from skorch.dataset import ValidSplit
 from torch import nn
 
-from sklaplace import LaplaceClassifier, LaplaceRegressor, dirichlet, evidence, links
+from sklaplace import (
+    LaplaceClassifier,
+    LaplaceRegressor,
+    dirichlet,
+    evidence,
+    links,
+    logits,
+)
 from sklaplace.heads import LinearHead
 from sklaplace.inputs import Patches
 from sklaplace.posterior import GaussianPosterior
@@ -422,9 +429,11 @@ def test_many_classes_make_no_matrix_per_row(structure, link, prior):
     model.predict_proba(X[:1])  # numbers for drawing points are made once
     with counted() as predict:
         model.predict_proba(X[:b])
-    # the output factor, and inspection's three rows
-    assert fit.largest <= FEW * c**2
-    assert predict.largest <= max(c**2, 3 * b * c)
+    # the output factor, and inspection's three rows; nodes of `gumbel` come in chunks,
+    # each half of what fits into the cache
+    chunk = logits._CHUNK_BYTES // 16 if link == "gumbel" else 0
+    assert fit.largest <= max(FEW * c**2, chunk)
+    assert predict.largest <= max(c**2, 3 * b * c, chunk)
     assert max(fit.peak, predict.peak) < b * c**2 * 4
 
 
