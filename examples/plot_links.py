@@ -137,8 +137,8 @@ for n_classes in CLASSES:
 # What to take
 # ------------
 #
-# For two classes ``mean_field`` errs by less than 0.01 at every deviation, ``gumbel`` by
-# 0.001 at most, for several times the price.
+# For two classes ``mean_field`` errs by less than 0.01 at every deviation, ``gumbel``
+# by 0.001 at most, for several times the price.
 #
 # For more, it is between ``mc``, which takes all logits as they are and covers them
 # with a hundred points, and ``gumbel``, which takes them for independent and is nearly

@@ -85,8 +85,8 @@ def largest(mean: Tensor, variances: Tensor, n_nodes: int = _FIRST_NODES) -> Ten
     the smallest variance at the low end, and in proportion to their distance from it
     further up, where only wide logits still vary: narrow ones far above the low end
     would have raised it. Rows of which too much probability is missing, or whose nodes
-    are too coarse, have twice as many, and so on. Nodes are constants to autograd, on which an integral does
-    not depend.
+    are too coarse, have twice as many, and so on. Nodes are constants to autograd, as
+    an integral does not depend on them.
 
     Six error functions and six exponentials for each class and node; memory beyond the
     inputs stays near a few chunks of `logits.chunks`.

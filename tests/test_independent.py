@@ -40,7 +40,7 @@ def test_agrees_with_a_fine_quadrature(monkeypatch, kind, mean_scale, n_classes)
     mean = mean_scale * normal(2, n_classes)
     variances = VARIANCES[kind](normal(2, n_classes, seed=1))
     proba = largest(mean, variances)
-    # of fixed range and density
+    # without further refinement
     monkeypatch.setattr(independent, "_MISSING", math.inf)
     monkeypatch.setattr(independent, "_COARSE", math.inf)
     fine = largest(mean, variances, 2048)
