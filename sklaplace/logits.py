@@ -16,7 +16,7 @@ MAX_LOGIT = 1e100
 # What is added to diagonals, as a share of the largest variance; the latter is at least
 # this, so that the pivots of a covariance that is zero are numbers.
 _SHARE, _MIN_LIFT = 1e-10, 1e-200
-# Negative eigenvalues up to this share of the largest are rounding.
+# Variances this little below zero, as a share of the largest, are rounding.
 _NEGATIVE = 1e-3
 # Gaps below this are nothing.
 _MIN_UNIT = 1e-100
@@ -30,6 +30,28 @@ _MIN_DIRECTIONS, _MAX_DIRECTIONS, _MAX_DIM_OF_THREE = 8, 64, 8
 # and the nodes of these: the trapezoidal rule.
 _N_WIDEST = 2
 _NODES = torch.linspace(-8, 8, 33, dtype=torch.float64)
+
+
+def check_finite(name: str, values: Tensor) -> None:
+    """Raise unless all values are finite."""
+    if not bool(values.isfinite().all()):
+        raise ValueError(
+            f"{name} has entries that are not finite. Look for divisions by zero and "
+            "overflow in what made it."
+        )
+
+
+def check_variances(variances: Tensor, largest: Tensor) -> None:
+    """Raise unless variances (..., K) are finite, and not negative but for rounding.
+
+    ``largest`` (..., 1) is the variance to which rounding is relative.
+    """
+    check_finite("cov", variances)
+    if bool((variances < -_NEGATIVE * largest.abs()).any()):
+        raise ValueError(
+            "cov is not positive semidefinite. Give covariances of logits, symmetric, "
+            "without negative eigenvalues."
+        )
 
 
 def centre(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,17 +147,9 @@ def centred_factor(cov: Tensor) -> Tensor:
 
 def _eigen_root(cov: Tensor) -> Tensor:
     """The Cholesky factor (b, k, k) without negative eigenvalues that are rounding."""
-    if not bool(cov.isfinite().all()):
-        raise ValueError(
-            "cov has entries that are not finite. Look for divisions by zero and "
-            "overflow in what made it."
-        )
+    check_finite("cov", cov)
     values, vectors = torch.linalg.eigh(cov)
-    if bool((values[:, 0] < -_NEGATIVE * values[:, -1]).any()):
-        raise ValueError(
-            "cov is not positive semidefinite. Give covariances of logits, symmetric, "
-            "without negative eigenvalues."
-        )
+    check_variances(values, values[:, -1:])
     root = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
     lower = torch.linalg.qr(root.mT)[1].mT
     signs = torch.where(lower.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)

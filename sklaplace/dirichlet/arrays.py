@@ -15,8 +15,6 @@ Array = TypeVar("Array", Tensor, NDArray[Any])
 MAX_TOTAL = 1e9
 # Keeps 1/α, its square and log α finite.
 MIN_CONCENTRATION = 1e-100
-# Variances this little below zero, as a share of the largest, are rounding.
-_NEGATIVE = 1e-3
 # Rows of float32 probabilities miss one by about 1e-6 for a thousand classes.
 _SUM_TOLERANCE = 1e-4
 
@@ -49,28 +47,6 @@ def check_shapes(mean: Tensor, cov: Tensor, hint: str = "") -> None:
         raise ValueError(
             f"cov has shape {tuple(cov.shape)}, but mean has shape "
             f"{tuple(mean.shape)}. Give cov the shape {wanted}{hint}."
-        )
-
-
-def check_finite(name: str, values: Tensor) -> None:
-    """Raise unless all values are finite."""
-    if not bool(values.isfinite().all()):
-        raise ValueError(
-            f"{name} has entries that are not finite. Look for divisions by zero and "
-            "overflow in what made it."
-        )
-
-
-def check_variances(variances: Tensor, largest: Tensor) -> None:
-    """Raise unless variances (..., K) are finite, and not negative but for rounding.
-
-    ``largest`` (..., 1) is the variance to which rounding is relative.
-    """
-    check_finite("cov", variances)
-    if bool((variances < -_NEGATIVE * largest.abs()).any()):
-        raise ValueError(
-            "cov is not positive semidefinite. Give covariances of logits, symmetric, "
-            "without negative eigenvalues."
         )
 
 

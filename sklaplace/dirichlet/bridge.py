@@ -17,12 +17,10 @@ from sklaplace.dirichlet.arrays import (
     as_tensor,
     capped,
     check_alpha,
-    check_finite,
     check_shapes,
-    check_variances,
     like,
 )
-from sklaplace.logits import MAX_LOGIT
+from sklaplace.logits import MAX_LOGIT, check_finite, check_variances
 
 Norm = Literal["guarded", "published"]
 

@@ -14,11 +14,16 @@ from sklaplace.dirichlet.arrays import (
     Array,
     as_tensor,
     capped,
-    check_finite,
     check_shapes,
     like,
 )
-from sklaplace.logits import centre, centred_factor, chunks, logsumexp_gap
+from sklaplace.logits import (
+    centre,
+    centred_factor,
+    check_finite,
+    chunks,
+    logsumexp_gap,
+)
 
 # Newton's method squares the error: after a step this short it is about 1e-8.
 _SHORT_STEP = 1e-4
