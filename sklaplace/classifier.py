@@ -446,8 +446,7 @@ class LaplaceClassifier(ClassifierMixin, SimplexPredictor, BaseLaplace):
         return str(self.link_approx)
 
     def _needs_variances_only(self) -> bool:
-        # labels in columns are predicted one by one
-        return self._link_name() in links.DIAGONAL or not self._labelling.has_names
+        return self._variances_are_enough(self._link_name() in links.DIAGONAL)
 
     def _link(self) -> Any:
         """The link chosen; its draws are the same for all rows and all calls."""
@@ -547,10 +546,7 @@ class LaplaceClassifier(ClassifierMixin, SimplexPredictor, BaseLaplace):
             proba = self._averaged(X)
         else:
             proba = self._linked(X)
-        # a one-logit network has a column for a class that y did not have
-        proba = proba[:, : self._n_options()]
-        proba /= proba.sum(1, keepdims=True)
-        return proba
+        return self._over_options(proba)
 
     def _log_proba_of(self, X: Any, y: Any) -> np.ndarray:
         """Log-probability of the labels of each row, (n,); finite."""
@@ -566,9 +562,8 @@ class LaplaceClassifier(ClassifierMixin, SimplexPredictor, BaseLaplace):
 
     def _linked(self, X: Any) -> np.ndarray:
         """Probabilities (n·r, K) of Gaussian logits."""
-        (proba,) = self._of_logits(
-            X, self._link(), variances_only=self._link_name() in links.DIAGONAL
-        )
+        diagonal = self._needs_variances_only()
+        (proba,) = self._of_logits(X, self._link(), diagonal=diagonal)
         return proba
 
     def _averaged(self, X: Any) -> np.ndarray:
@@ -685,8 +680,7 @@ class LaplaceClassifier(ClassifierMixin, SimplexPredictor, BaseLaplace):
         drawn = self._likelihood().probabilities(
             outputs.mT
         )  # (n, s, K) or (n, s, r, K)
-        proba = drawn.reshape(-1, drawn.shape[-1])[:, : self._n_options()].numpy()
-        proba /= proba.sum(1, keepdims=True)
+        proba = self._over_options(drawn.reshape(-1, drawn.shape[-1]).numpy())
         handed = self._labelling.probabilities(proba)
         by_draw = handed.reshape(*drawn.shape[:2], *handed.shape[1:])
         return np.moveaxis(by_draw, 1, -1)

@@ -43,18 +43,18 @@ class SimplexPredictor(PosteriorPredictor):
             method = self.dirichlet_approx
         check_option("method", method, dirichlet.APPROXIMATIONS)
         approximate = dirichlet.APPROXIMATIONS[method]
-        (alpha,) = self._of_logits(
-            X, approximate, variances_only=method in dirichlet.DIAGONAL
-        )
+        diagonal = self._variances_are_enough(method in dirichlet.DIAGONAL)
+        (alpha,) = self._of_logits(X, approximate, diagonal=diagonal)
         # a one-logit network has a column for a class that y did not have
         return alpha[:, : self._n_options()]
 
+    def _variances_are_enough(self, for_one_label: bool) -> bool:
+        """Whether covariances between logits may be left out."""
+        # labels in columns are predicted one by one
+        return for_one_label or not self._labelling.has_names
+
     def _of_logits(
-        self,
-        X: Any,
-        function: Callable[[Tensor, Tensor], Tensor],
-        *,
-        variances_only: bool = False,
+        self, X: Any, function: Callable[[Tensor, Tensor], Tensor], *, diagonal: bool
     ) -> list[np.ndarray]:
         """A function of the Gaussian over class logits, (n·r, ...)."""
         likelihood = self._likelihood()
@@ -62,13 +62,15 @@ class SimplexPredictor(PosteriorPredictor):
         def ask(mean: Tensor, cov: Tensor) -> tuple[Tensor]:
             return (function(*likelihood.class_logits(mean, cov)),)
 
-        return self._collect(
-            X,
-            ask,
-            # labels in columns are predicted one by one
-            diagonal=variances_only or not self._labelling.has_names,
-            centred=likelihood.is_shift_invariant,
-        )
+        centred = likelihood.is_shift_invariant
+        return self._collect(X, ask, diagonal=diagonal, centred=centred)
+
+    def _over_options(self, proba: np.ndarray) -> np.ndarray:
+        """Probabilities (n, K) of classes that there are; rows sum to one."""
+        # a one-logit network has a column for a class that y did not have
+        proba = proba[:, : self._n_options()]
+        shares: np.ndarray = proba / proba.sum(1, keepdims=True)
+        return shares
 
     def _proba_of_draws(self, draws: Tensor) -> Tensor:
         """Outputs (b, c, s) of drawn weights to probabilities (b·r, K, s)."""
@@ -183,7 +185,9 @@ class SimplexPredictor(PosteriorPredictor):
             )
             return drawn.numpy()
         (found,) = self._of_logits(
-            X, lambda mean, cov: mc_uncertainty(mean, cov, self._normal_draws(mean))
+            X,
+            lambda mean, cov: mc_uncertainty(mean, cov, self._normal_draws(mean)),
+            diagonal=self._variances_are_enough(False),
         )
         return found
 

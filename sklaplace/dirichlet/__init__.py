@@ -15,7 +15,12 @@ from functools import partial
 from torch import Tensor
 
 from sklaplace.dirichlet.arrays import MAX_TOTAL, MIN_CONCENTRATION
-from sklaplace.dirichlet.bridge import NORMS, inverse_bridge, laplace_bridge
+from sklaplace.dirichlet.bridge import (
+    NORMS,
+    centred_bridge,
+    inverse_bridge,
+    laplace_bridge,
+)
 from sklaplace.dirichlet.distribution import (
     entropy,
     expected_entropy,
@@ -28,24 +33,17 @@ from sklaplace.dirichlet.distribution import (
     variance,
 )
 from sklaplace.dirichlet.projection import kl_projection
-from sklaplace.logits import centred_moments
 
 Approximation = Callable[[Tensor, Tensor], Tensor]
-
-
-def _bridged(mean: Tensor, cov: Tensor, norm: str | None = None) -> Tensor:
-    """Laplace bridge of the centred Gaussian: (b, K), (b, K, K) or (b, K)."""
-    moments = centred_moments(mean, cov)
-    return laplace_bridge(*moments, project=False, norm=norm)  # type: ignore[arg-type]
 
 
 # those for which the variances of the centred logits say enough
 DIAGONAL = frozenset({"bridge", "bridge_norm", "bridge_norm_published"})
 
 APPROXIMATIONS: dict[str, Approximation] = {
-    "bridge": _bridged,
-    "bridge_norm": partial(_bridged, norm="guarded"),
-    "bridge_norm_published": partial(_bridged, norm="published"),
+    "bridge": centred_bridge,
+    "bridge_norm": partial(centred_bridge, norm="guarded"),
+    "bridge_norm_published": partial(centred_bridge, norm="published"),
     "projection": kl_projection,
 }
 """From means (b, K) and covariances (b, K, K) of logits to concentrations (b, K), by

@@ -7,7 +7,6 @@ approximation in the softmax basis:
 
 import math
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,9 +19,12 @@ from sklaplace.dirichlet.arrays import (
     check_shapes,
     like,
 )
-from sklaplace.logits import MAX_LOGIT, check_finite, check_variances
-
-Norm = Literal["guarded", "published"]
+from sklaplace.logits import (
+    MAX_LOGIT,
+    centred_moments,
+    check_finite,
+    check_variances,
+)
 
 # Smaller variances give a total far above MAX_TOTAL, whatever the mean.
 _MIN_VARIANCE = 1e-200
@@ -46,7 +48,7 @@ NORMS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def laplace_bridge(
-    mean: Array, cov: Array, *, project: bool = True, norm: Norm | None = None
+    mean: Array, cov: Array, *, project: bool = True, norm: str | None = None
 ) -> Array:
     """Concentrations of the Dirichlet that the Laplace bridge gives a Gaussian.
 
@@ -137,6 +139,11 @@ def laplace_bridge(
         divisor = NORMS[norm](excess)
         logits, variances = logits / divisor.sqrt(), variances / divisor
     return like(_concentrations(logits, variances), mean)
+
+
+def centred_bridge(mean: Tensor, cov: Tensor, norm: str | None = None) -> Tensor:
+    """`laplace_bridge` of the centred Gaussian: (b, K), (b, K, K) or (b, K)."""
+    return laplace_bridge(*centred_moments(mean, cov), project=False, norm=norm)
 
 
 def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
