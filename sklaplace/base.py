@@ -25,12 +25,10 @@ from sklaplace.data import (
 )
 from sklaplace.draws import keys_of
 from sklaplace.fingerprints import fingerprint
-from sklaplace.fitting import NetworkFitter
+from sklaplace.fitting import unchanged_on_error
 from sklaplace.heads import HeadRows
-from sklaplace.inspection import (
-    view,
-)
 from sklaplace.jacobians import Centring, backpropagate
+from sklaplace.laplace import LaplaceFitter
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import DataFit, weighed
 from sklaplace.linear import LinearModel
@@ -39,26 +37,15 @@ from sklaplace.memory import move
 from sklaplace.options import (
     listed,
 )
+from sklaplace.outputs import FittedNetwork
 from sklaplace.posterior import GaussianPosterior, Hyperparameters
-from sklaplace.prediction import FittedNetwork
 from sklaplace.priors import PRIOR_STRUCTURES
+from sklaplace.reading import view
 from sklaplace.settings import check_earlier_layout
 from sklaplace.structures import STRUCTURES, Accumulator, Structure
 from sklaplace.tasks import Rows, Task, require_head
 from sklaplace.training import Batches, copied, private_rng
 from sklaplace.tuning import TUNERS
-
-
-@contextmanager
-def unchanged_on_error(estimator: Any) -> Iterator[None]:
-    """Put the estimator's attributes back if anything raises."""
-    before = dict(vars(estimator))
-    try:
-        yield
-    except BaseException:
-        vars(estimator).clear()
-        vars(estimator).update(before)
-        raise
 
 
 @dataclass(frozen=True)
@@ -78,7 +65,7 @@ class Curved:
         return replace(self, network=replace(self.network, train=None))
 
 
-class BaseLaplace(NetworkFitter):
+class BaseLaplace(LaplaceFitter):
     """Shared by `LaplaceClassifier` and `LaplaceRegressor`; not for direct use."""
 
     memory: Any

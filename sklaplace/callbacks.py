@@ -25,14 +25,15 @@ from sklaplace import priors
 from sklaplace.base import plain
 from sklaplace.curvature import CURVATURES, accumulate
 from sklaplace.evidence import marglik
-from sklaplace.inspection import Inspected, inspect, raw_outputs, unwrapped, view
+from sklaplace.inspection import Inspected, inspect
 from sklaplace.layouts import Layout
 from sklaplace.likelihoods import CRITERIA, weighed
 from sklaplace.memory import move
 from sklaplace.options import check_count, check_option, check_positive, check_share
+from sklaplace.outputs import device_of
 from sklaplace.posterior import GaussianPosterior, Hyperparameters
-from sklaplace.prediction import device_of
 from sklaplace.priors import PRIOR_STRUCTURES
+from sklaplace.reading import raw_outputs, unwrapped, view
 from sklaplace.settings import (
     check_earlier_layout,
     check_layout,

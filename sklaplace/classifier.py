@@ -1,45 +1,22 @@
 """LaplaceClassifier: class probabilities that know what they do not know."""
 
-import warnings
-from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
-from sklearn.base import ClassifierMixin
-from sklearn.metrics import accuracy_score
-from sklearn.utils.class_weight import compute_class_weight
-from sklearn.utils.validation import (
-    check_array,
-    check_consistent_length,
-    check_is_fitted,
-    validate_data,
-)
-from skorch import NeuralNetBinaryClassifier
 from torch import Tensor
 
 from sklaplace import links
-from sklaplace.base import BaseLaplace, unchanged_on_error
-from sklaplace.data import TrainingData
-from sklaplace.labelling import Labelling, labelling_of
-from sklaplace.likelihoods import (
-    CRITERIA,
-    Bernoulli,
-    Categorical,
-    ClassLikelihood,
-    DataFit,
-    Likelihood,
-)
+from sklaplace.base import BaseLaplace
+from sklaplace.fitting import unchanged_on_error
+from sklaplace.likelihoods import ClassLikelihood, DataFit
 from sklaplace.links import LINKS
 from sklaplace.options import check_count, check_option
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.simplex import SimplexPredictor
 
-# torch's default, which is an ordinary label where nobody has asked for it
-_NO_INDEX = -100
 
-
-class LaplaceClassifier(ClassifierMixin, SimplexPredictor, BaseLaplace):
+class LaplaceClassifier(SimplexPredictor, BaseLaplace):
     """Class probabilities that know what they do not know, from a skorch net.
 
     A Laplace approximation: a Gaussian over (some of) the network's weights around
@@ -195,10 +172,6 @@ class LaplaceClassifier(ClassifierMixin, SimplexPredictor, BaseLaplace):
     array([0, 0])
     """
 
-    _likelihoods: tuple[type, ...] = (Categorical, Bernoulli)
-    _target_options: ClassVar[dict[str, Any]] = {"multi_output": True}
-    _labelling: Labelling
-
     def __init__(
         self,
         estimator: Any = None,
@@ -261,171 +234,8 @@ class LaplaceClassifier(ClassifierMixin, SimplexPredictor, BaseLaplace):
     def _check_link(self) -> None:
         check_option("link_approx", self.link_approx, ["auto", *LINKS])
 
-    def _check_held_out(self, dataset: Any, held_out: Any) -> None:
-        """Refuse targets of a split's own that are not numbered as the net's are."""
-        while isinstance(held_out, torch.utils.data.Subset):
-            held_out = held_out.dataset
-        numbered = np.array_equal(self.classes_, np.arange(len(self.classes_)))
-        if held_out is not None and held_out is not dataset and not numbered:
-            raise ValueError(
-                "train_split brings rows with targets of their own, which cannot be "
-                f"matched with the labels {self.classes_[:5].tolist()}. Number the "
-                "classes from 0, or pass X_val and y_val to fit."
-            )
-
     def _check_loss(self, data_fit: DataFit) -> None:
-        loss = float(data_fit.loss / data_fit.n_targets)
-        n_options = self._n_options()
-        guessing = np.log(n_options)
-        if n_options > 1 and loss > 2 * guessing:
-            warnings.warn(
-                f"The network's training loss, {loss:.3g} nats per label, is larger "
-                f"than that of guessing, {guessing:.3g}: its training has diverged or "
-                "not begun. Lower the learning rate, scale the inputs or train longer.",
-                UserWarning,
-                stacklevel=2,
-            )
-
-    def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
-        if np.asarray(y).ndim <= 2:
-            return super()._validated(X, y, reset=reset)
-        X = validate_data(self, X, reset=reset, dtype=None, allow_nd=True)
-        y = check_array(y, dtype=None, allow_nd=True, input_name="y")
-        check_consistent_length(X, y)
-        return X, y
-
-    @property
-    def _stratify(self) -> bool:
-        return self._labelling.is_single
-
-    def _labels(self, y: Any, name: str = "y") -> np.ndarray:
-        """Targets as an array, as the labelling wants them."""
-        return self._labelling.labels(y, name)
-
-    def _adapted(self, likelihood: Likelihood) -> Likelihood:
-        return self._labelling.adapted(likelihood)
-
-    def _asked_likelihood(self) -> Any:
-        """The likelihood given, or that of the criterion; None for unknown ones."""
-        if self.likelihood is not None:
-            return self.likelihood
-        return CRITERIA.get(self._criterion(), (None, ""))[0]
-
-    def _criterion(self) -> type:
-        """Class of the net's criterion."""
-        criterion = getattr(self._net(), "criterion", None)
-        return criterion if isinstance(criterion, type) else type(criterion)
-
-    def _encode(self, y: Any, *, reset: bool, name: str = "y") -> np.ndarray:
-        """Labels as 0 … K-1, in the dtype that the criterion takes; -1 is ignored."""
-        if reset:
-            self._labelling = labelling_of(y, self._asked_likelihood())
-        labels = self._labels(y, name)
-        ignored = self._is_ignored(labels)
-        if reset:
-            if ignored.all():
-                raise ValueError(
-                    "All rows have the label that the criterion ignores. Pass some "
-                    "with classes."
-                )
-            self.classes_ = self._classes_of(labels[~ignored])
-        unknown = np.setdiff1d(labels[~ignored], self.classes_)
-        if len(unknown):
-            raise ValueError(
-                f"{name} has labels that y in fit does not: {unknown[:5].tolist()}. "
-                "Use rows of the classes that the network knows."
-            )
-        # what the criterion knows it by, where a row has others beside it
-        index = _ignore_index(self._net())
-        codes = np.full(labels.shape, -1 if index is None else min(index, -1))
-        codes[~ignored] = self._labelling.codes(labels[~ignored], self.classes_)
-        if reset:
-            self._class_weights = self._weights_of_classes(codes[~ignored])
-        return codes.astype(self._code_dtype())
-
-    def _is_ignored(self, labels: np.ndarray) -> np.ndarray:
-        """Rows that the criterion is told to ignore, (n,)."""
-        none = np.zeros(labels.shape, dtype=bool)
-        index = _ignore_index(self._net())
-        if index is None or labels.dtype.kind not in "iuf":
-            return none
-        ignored: np.ndarray = labels == index
-        return ignored
-
-    def _weights_of_classes(self, codes: np.ndarray) -> np.ndarray | None:
-        """``class_weight`` as an array (K,); classes without rows weigh one."""
-        if self.class_weight is None:
-            return None
-        if not self._labelling.is_single:
-            raise ValueError(
-                f"class_weight={self.class_weight!r} weighs rows by their one label, "
-                "and y has several. Use criterion__pos_weight (criterion__weight for "
-                "maps), or sample_weight."
-            )
-        weights = np.ones(len(self.classes_))
-        if isinstance(self.class_weight, Mapping):  # also of classes yet to come
-            codes = np.arange(len(weights))
-        present = np.unique(codes)
-        weights[present] = compute_class_weight(
-            self.class_weight,
-            classes=self.classes_[present],
-            y=self.classes_[codes],
-        )
-        if not (np.isfinite(weights) & (weights >= 0)).all():
-            raise ValueError(
-                f"class_weight={self.class_weight!r} has entries that are not finite, "
-                "or negative. Choose numbers from 0."
-            )
-        return weights
-
-    def _own_weights(self, y: np.ndarray) -> np.ndarray | None:
-        codes = y.astype(np.int64)
-        weights: np.ndarray | None = None
-        if self._class_weights is not None:
-            weights = np.asarray(self._class_weights[codes])
-        known: np.ndarray = (codes >= 0).reshape(len(codes), -1).max(1)
-        if known.all():
-            return weights
-        kept = known.astype(np.float64)
-        return kept if weights is None else weights * kept
-
-    def _classes_of(self, y: np.ndarray) -> np.ndarray:
-        """Labels that outputs stand for: a frozen net knows its own."""
-        found = self._labelling.classes(y)
-        announced = getattr(self, "_announced", None)
-        if not self._labelling.has_names:
-            if announced is not None and not np.array_equal(announced, found):
-                raise ValueError(
-                    f"classes={announced.tolist()} are not the numbers of the columns "
-                    f"of y, {found.tolist()}. Leave classes out."
-                )
-            return found
-        if announced is not None:
-            found = announced
-        if not self._is_frozen():
-            return found
-        known = _known_classes(self._net())
-        if known is None or known.dtype.kind != found.dtype.kind:
-            return found
-        known = known[~self._is_ignored(known)]
-        return known if np.isin(found, known).all() else found
-
-    def _code_dtype(self) -> type:
-        binary = (torch.nn.BCEWithLogitsLoss, torch.nn.BCELoss)
-        has_floats = issubclass(self._criterion(), binary)
-        return np.float32 if has_floats or not self._labelling.has_names else np.int64
-
-    def _n_outputs(self) -> int:
-        return len(self.classes_)
-
-    def _new_net(self, data: TrainingData) -> Any:
-        net = super()._new_net(data)
-        if not (self._labelling.is_single or self._is_frozen()):
-            _check_takes_columns(net)
-        return net
-
-    def _default_net(self, data: TrainingData) -> Any:
-        return self._labelling.default_net(data, len(self.classes_))
+        self._warn_if_guessing(float(data_fit.loss / data_fit.n_targets))
 
     def _log_proba(self, posterior: GaussianPosterior) -> Any:
         link = self._link()
@@ -523,229 +333,13 @@ class LaplaceClassifier(ClassifierMixin, SimplexPredictor, BaseLaplace):
             )
 
     # ----------------------------------------------------------------- predict
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Class probabilities, averaged over the posterior.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
-
-        Returns
-        -------
-        ndarray of shape (n, K), (n, n_labels) or (n, K, ...)
-            Rows sum to one; columns in the order of ``classes_``. For a matrix of
-            labels: that each of them is one.
-        """
-        check_is_fitted(self)
-        return self._labelling.probabilities(self._class_probabilities(X))
-
     def _class_probabilities(self, X: Any) -> np.ndarray:
-        """Probabilities (n·r, K) of r labels per row; rows sum to one."""
-        if self._predictive().gaussian is None:
-            proba = self._averaged(X)
-        else:
-            proba = self._linked(X)
-        return self._over_options(proba)
-
-    def _log_proba_of(self, X: Any, y: Any) -> np.ndarray:
-        """Log-probability of the labels of each row, (n,); finite."""
-        labels = self._labels(y)
-        known = ~self._is_ignored(labels)
-        codes = self._labelling.codes(labels[known], self.classes_)
-        proba = self._class_probabilities(X)[known.ravel()]
-        chosen = proba[np.arange(len(codes)), codes.ravel()]
-        found = np.zeros(labels.shape)
-        found[known] = np.log(np.maximum(chosen, np.finfo(np.float64).tiny))
-        total: np.ndarray = found.reshape(len(labels), -1).sum(1)
-        return total
+        if not self._has_gaussian:
+            return super()._class_probabilities(X)
+        return self._over_options(self._linked(X))
 
     def _linked(self, X: Any) -> np.ndarray:
         """Probabilities (n·r, K) of Gaussian logits."""
         diagonal = self._needs_variances_only()
         (proba,) = self._of_logits(X, self._link(), diagonal=diagonal)
         return proba
-
-    def _averaged(self, X: Any) -> np.ndarray:
-        """Probabilities (n·r, K), the mean of those under drawn weights."""
-        found = self._of_draws(
-            X,
-            self.n_samples,
-            self._seed,
-            lambda draws: self._proba_of_draws(draws).mean(-1),
-        )
-        proba: np.ndarray = found.numpy()
-        return proba
-
-    def predict_log_proba(self, X: Any) -> np.ndarray:
-        """Logarithms of `predict_proba`.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
-
-        Returns
-        -------
-        ndarray of shape (n, K), (n, n_labels) or (n, K, ...)
-            In nats; ``-inf`` where a probability is zero.
-        """
-        with np.errstate(divide="ignore"):
-            return np.log(self.predict_proba(X))
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Most probable class under `predict_proba`.
-
-        A net with a ``threshold`` (``skorch.NeuralNetBinaryClassifier``) keeps it.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
-
-        Returns
-        -------
-        ndarray of shape (n,), (n, n_labels) or (n, ...)
-            Labels; of a matrix of labels zeros and ones.
-        """
-        proba = self.predict_proba(X)
-        threshold = getattr(self.estimator_, "threshold", None)
-        return self._labelling.decided(proba, self.classes_, threshold)
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Accuracy of `predict`.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
-        y : array-like of shape (n,), (n, n_labels) or (n, ...)
-            Their labels.
-        sample_weight : array-like of shape (n,), optional
-            Weights of the rows.
-
-        Returns
-        -------
-        float
-            Share of the rows whose labels are all right; for maps, share of the
-            positions. Labels that the criterion ignores do not count.
-
-        Raises
-        ------
-        ValueError
-            If it ignores all of them, or y has labels of another kind than in fit.
-        """
-        predicted, labels = self.predict(X), self._labels(y)
-        check_consistent_length(predicted, labels, sample_weight)
-        known = ~self._is_ignored(labels)
-        if not self._labelling.has_names:  # a row is right as a whole
-            labels, known = labels.astype(predicted.dtype), known[:, 0]
-        if not known.any():
-            raise ValueError(
-                "All labels are those that the criterion ignores, so that there is "
-                "nothing to score. Pass some rows with classes."
-            )
-        weights = None
-        if sample_weight is not None:
-            rows = np.asarray(sample_weight).reshape(-1, *[1] * (known.ndim - 1))
-            weights = np.broadcast_to(rows, known.shape)[known]
-        found = accuracy_score(labels[known], predicted[known], sample_weight=weights)
-        return float(found)
-
-    def sample_proba(
-        self, X: Any, n_samples: int = 1, random_state: Any = 0
-    ) -> np.ndarray:
-        """Draws of class probabilities from the posterior, joint across rows.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
-        n_samples : int, default=1
-            Number of draws; each is one function, evaluated on all rows.
-        random_state : int, RandomState or None, default=0
-            Seeds the draws.
-
-        Returns
-        -------
-        ndarray of shape (n, K, n_samples)
-            (n, n_labels, n_samples) for a matrix of labels, and (n, K, ...,
-            n_samples) for maps.
-
-        Notes
-        -----
-        Memory is n_samples times the number of selected weights.
-        """
-        outputs = torch.as_tensor(self._sample_outputs(X, n_samples, random_state))
-        drawn = self._likelihood().probabilities(
-            outputs.mT
-        )  # (n, s, K) or (n, s, r, K)
-        proba = self._over_options(drawn.reshape(-1, drawn.shape[-1]).numpy())
-        handed = self._labelling.probabilities(proba)
-        by_draw = handed.reshape(*drawn.shape[:2], *handed.shape[1:])
-        return np.moveaxis(by_draw, 1, -1)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        kind = getattr(self._asked_likelihood(), "columns", "labels")
-        tags.classifier_tags.multi_label = kind == "labels"
-        return tags
-
-    def latent_mean_and_variance(
-        self, X: Any, full_cov: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of the class logits.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
-        full_cov : bool, default=False
-            Return covariances between classes, not variances alone.
-
-        Returns
-        -------
-        mean : ndarray of shape (n, K)
-        variance : ndarray of shape (n, K) or (n, K, K)
-            For a matrix of labels: of one logit per label. For maps positions are the
-            last axes.
-        """
-
-        def moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-            return self._labelling.latent(self._likelihood(), mean, cov)
-
-        mean, variance = self._moments(X, moments, full_cov)
-        return mean, variance
-
-
-def _check_takes_columns(net: Any) -> None:
-    """Refuse a net that skorch itself keeps to one label per row."""
-    kind = type(net).__name__
-    if isinstance(net, NeuralNetBinaryClassifier):
-        raise ValueError(
-            f"estimator is a {kind}, which takes one label per row, and y has several. "
-            "Use skorch.NeuralNet with criterion=torch.nn.BCEWithLogitsLoss."
-        )
-    if getattr(net.train_split, "stratified", False):
-        raise ValueError(
-            f"The train_split of estimator, a {kind}, keeps shares of classes, which "
-            "several labels per row do not have. Use skorch.NeuralNet, or "
-            "train_split=None."
-        )
-
-
-def _ignore_index(net: Any) -> int | None:
-    """Label of rows to ignore, where a net's criterion has been given one."""
-    criterion = getattr(net, "criterion", None)
-    if isinstance(criterion, torch.nn.Module):
-        index = getattr(criterion, "ignore_index", _NO_INDEX)
-        return None if index == _NO_INDEX else int(index)
-    return vars(net).get("criterion__ignore_index") if net is not None else None
-
-
-def _known_classes(net: Any) -> np.ndarray | None:
-    """Labels that a fitted net was trained on, if it says."""
-    try:
-        return np.asarray(net.classes_)
-    except AttributeError:
-        return None

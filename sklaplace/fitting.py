@@ -6,17 +6,18 @@ frozen, and what it means is read from a few rows, before and after the training
 
 import os
 import warnings
-from typing import Any, Literal
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from sklearn.base import clone
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import (
     _check_sample_weight,
     validate_data,
 )
-from torch import Tensor
 
 from sklaplace import holdout
 from sklaplace.data import (
@@ -26,41 +27,47 @@ from sklaplace.data import (
     input_type,
     is_opaque,
 )
-from sklaplace.inspection import (
-    Inspected,
-    inspect,
+from sklaplace.likelihoods import Likelihood
+from sklaplace.options import listed
+from sklaplace.outputs import FittedNetwork, OutputPredictor
+from sklaplace.reading import (
+    Reading,
     raw_outputs,
+    read,
     view,
     warn_if_double_softmax,
 )
-from sklaplace.likelihoods import Likelihood
-from sklaplace.memory import require_bytes
-from sklaplace.options import (
-    listed,
-)
-from sklaplace.prediction import FittedNetwork, PosteriorPredictor, device_of
-from sklaplace.settings import (
-    check_earlier_layout,
-    check_layout,
-    check_settings,
-    inner_net,
-    is_frozen,
-)
-from sklaplace.subnetworks import Question, choose
-from sklaplace.subsets import CRITERION, select
+from sklaplace.settings import check_common, inner_net, is_frozen
 from sklaplace.training import copied, first_rows, train
 
 
-class NetworkFitter(PosteriorPredictor):
+@contextmanager
+def unchanged_on_error(estimator: Any) -> Iterator[None]:
+    """Put the estimator's attributes back if anything raises."""
+    before = dict(vars(estimator))
+    try:
+        yield
+    except BaseException:
+        vars(estimator).clear()
+        vars(estimator).update(before)
+        raise
+
+
+class NetworkFitter(OutputPredictor):
     """Rows and settings in, a `FittedNetwork` out; not for direct use."""
 
     _likelihoods: tuple[type, ...]
-    likelihood: Any
-    prior: Any = None
+    _target_options: ClassVar[dict[str, Any]]
+    estimator: Any
+    likelihood: Any = None
+    random_state: Any
+    validation_fraction: float
 
     # ------------------------------------------------------------------ settings
     def _check_parameters(self) -> None:
-        check_settings(self)
+        """Refuse settings that cannot be right whatever the data."""
+        check_common(self)
+        self._check_draws()
 
     def _is_frozen(self) -> bool:
         return is_frozen(self.estimator)
@@ -74,33 +81,6 @@ class NetworkFitter(PosteriorPredictor):
             return np.random.RandomState(int.from_bytes(os.urandom(4), "little"))
         given: np.random.RandomState = check_random_state(self.random_state)
         return given
-
-    def _tuners(self) -> list[str]:
-        """Names of the tuners asked for, the more specific ones first.
-
-        None under an earlier posterior, which says all of the prior.
-        """
-        if self.prior is not None:
-            return []
-        values = [self.prior_precision, self._sigma_noise()]
-        names = {value for value in values if isinstance(value, str)}
-        return sorted(names, key=lambda name: name == "auto")
-
-    def _sigma_noise(self) -> Any:
-        """Noise setting; one where the likelihood has none."""
-        return 1.0
-
-    def _tunes_on_rows(self) -> bool:
-        return bool(self._tuners()) and self._tuners()[0] in ("auto", "validation")
-
-    def _refine(self) -> bool | Literal["auto"]:
-        """The setting as it is compared with: numpy's flags are not True or False."""
-        return "auto" if self.refine == "auto" else bool(self.refine)
-
-    def _may_refit(self) -> bool:
-        """Whether anything can ask for another last layer."""
-        refine = self._refine()
-        return refine is True or (refine == "auto" and bool(self._tuners()))
 
     # ------------------------------------------------------------------- the data
     def _check_data(
@@ -174,56 +154,25 @@ class NetworkFitter(PosteriorPredictor):
             data, validation = self._hold_out(data)
         if validation is None and (self._is_frozen() or not net.train_split):
             self._require_no_rows()
-        if self._is_frozen():
-            if fit_params:
-                raise TypeError(
-                    f"fit got the unknown arguments {listed(fit_params)}. They would "
-                    "go to the training of the network, but this one is frozen."
-                )
-            self._check_targets(net, data.y)
-            seen, held_out = data.dataset(net), None
-        else:
-            seen, held_out = self._train(net, data, fit_params)
+        seen, held_out = self._learn(net, data, fit_params)
         if validation is not None:
             held_out = validation.dataset(net)
         inspected = self._inspect(net, seen, is_trained=True)
-        if self._chooses_weights():
-            fitted = FittedNetwork(net, inspected, seen, None)
-            options = {"indices": self._chosen_weights(fitted)}
-            inspected = self._inspect(net, seen, is_trained=True, options=options)
         if self._is_frozen():  # else that was said before the training
             warn_if_double_softmax(net, inspected)
         return FittedNetwork(net, inspected, seen, held_out)
 
-    def _new_net(self, data: TrainingData) -> Any:
-        if self.estimator is None:
-            return self._default_net(data)
-        # a copy, so that training the original further cannot outdate the posterior
-        return copied(self._net()) if self._is_frozen() else clone(self._net())
+    @property
+    def _stratify(self) -> bool:
+        """Whether rows are held out class by class."""
+        return False
 
-    def _train(
-        self, net: Any, data: TrainingData, fit_params: dict[str, Any]
-    ) -> tuple[Any, Any]:
-        def check(dataset: Any, held_out: Any) -> None:
-            self._check_held_out(dataset, held_out)
-            self._check_targets(net, data.y)
-            _match_targets(net, dataset)
-            inspected = self._inspect(net, dataset, is_trained=False)
-            warn_if_double_softmax(net, inspected)
-
-        rows = data.X, data.y, data.sample_weight
-        seen, held_out = train(net, *rows, check, **fit_params)
-        _check_history(net)
-        return seen, held_out
-
-    def _check_targets(self, net: Any, y: np.ndarray) -> None:
-        """Overridden where a criterion does not take all numbers."""
-
-    def _check_held_out(self, dataset: Any, held_out: Any) -> None:
-        """Overridden where targets are encoded: a split may bring its own."""
+    def _tunes_on_rows(self) -> bool:
+        """Whether anything is chosen on rows that the network does not see."""
+        return False
 
     def _hold_out(self, data: TrainingData) -> tuple[TrainingData, TrainingData | None]:
-        """Set rows aside for the tuner, if it wants some and there are enough."""
+        """Set rows aside for what is chosen on them, if there are enough."""
         if not self._tunes_on_rows():
             return data, None
         parts = holdout.split_by_content(
@@ -238,100 +187,86 @@ class NetworkFitter(PosteriorPredictor):
         return data.take(parts[0]), data.take(parts[1])
 
     def _require_no_rows(self) -> None:
-        """Refuse, before training, a tuner whose rows are not there."""
-        reason = "the network is frozen, so that only you know what it has seen"
+        """Overridden where there is no going on without held-out rows."""
+
+    def _learn(
+        self, net: Any, data: TrainingData, fit_params: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        """Rows that a net has learned from, and those that it held out."""
         if not self._is_frozen():
-            reason = f"fewer than {holdout.MIN_ROWS} distinct rows are too few to share"
-        if self._tuners()[:1] == ["validation"]:
-            raise ValueError(
-                "'validation' needs rows that the network did not see, and there are "
-                f"none: {reason}. Pass X_val and y_val to fit, or use "
-                "prior_precision='marglik'."
+            return self._train(net, data, fit_params)
+        if fit_params:
+            raise TypeError(
+                f"fit got the unknown arguments {listed(fit_params)}. They would "
+                "go to the training of the network, but this one is frozen."
             )
+        self._check_targets(net, data.y)
+        return data.dataset(net), None
 
-    def _chooses_weights(self) -> bool:
-        """Whether the training decides which single weights are random."""
-        is_subnetwork = isinstance(self.subset_of_weights, str) and (
-            self.subset_of_weights == "subnetwork"
-        )
-        return is_subnetwork and "indices" not in (self.subset_params or {})
+    def _new_net(self, data: TrainingData) -> Any:
+        if self.estimator is None:
+            return self._default_net(data)
+        # a copy, so that training the original further cannot outdate the posterior
+        return copied(self._net()) if self._is_frozen() else clone(self._net())
 
-    def _chosen_weights(self, fitted: FittedNetwork) -> Tensor:
-        """Places of the weights that the criterion prefers."""
-        options = self.subset_params or {}
-        forward = fitted.forward()
-        with forward.frozen():
-            layout = select(forward, first_rows(fitted.net, fitted.train), "all", {})
-            question = Question(
-                forward,
-                layout,
-                fitted.inspected.likelihood,
-                lambda: self._batches(fitted, fitted.train),
-                self._seed,
-            )
-            by = options.get("by", CRITERION)
-            return choose(question, by, fitted.inspected.layout.n_parameters)
+    def _train(
+        self, net: Any, data: TrainingData, fit_params: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        def check(dataset: Any, held_out: Any) -> None:
+            self._check_held_out(dataset, held_out)
+            self._check_targets(net, data.y)
+            _match_targets(net, dataset)
+            reading = self._inspect(net, dataset, is_trained=False)
+            warn_if_double_softmax(net, reading)
+            self._begin(net, reading)
 
-    def _inspect(
-        self,
-        net: Any,
-        dataset: Any,
-        *,
-        is_trained: bool,
-        options: dict[str, Any] | None = None,
-    ) -> Inspected:
+        rows = data.X, data.y, data.sample_weight
+        seen, held_out = train(net, *rows, check, self._changes(), **fit_params)
+        _check_history(net)
+        return seen, held_out
+
+    def _begin(self, net: Any, reading: Reading) -> None:
+        """Overridden where a training is got ready for its first step."""
+
+    def _changes(self) -> tuple[type, ...]:
+        """Mixins of the net for the time of training."""
+        return ()
+
+    def _check_targets(self, net: Any, y: np.ndarray) -> None:
+        """Overridden where a criterion does not take all numbers."""
+
+    def _check_held_out(self, dataset: Any, held_out: Any) -> None:
+        """Overridden where targets are encoded: a split may bring its own."""
+
+    def _inspect(self, net: Any, dataset: Any, *, is_trained: bool) -> Reading:
         """Read the net's conventions and refuse what does not fit."""
-        inspected = inspect(
-            net,
-            first_rows(net, dataset),
-            self.subset_of_weights,
-            self._likelihoods,
-            self._n_outputs(),
-            is_trained=is_trained,
-            options=options or self.subset_params,
-            likelihood=self.likelihood,
-            adapted=self._adapted,
-        )
-        n_columns = inspected.n_outputs
-        size = len(dataset) * n_columns, n_columns
-        check_layout(self, inspected.layout, device_of(net), *size)
-        check_earlier_layout(self.prior, inspected.layout)
-        if self._may_refit() and inspected.head_map is not None:
-            self._check_head_rows(inspected, len(dataset), device_of(net))
-        is_bent = self._refine() is True and inspected.head_map is None
-        if is_bent and self.pred_type == "nn":
-            raise ValueError(
-                "refine=True cannot be used with pred_type='nn' here: the weights that "
-                "it finds are those of the linearised network. Use pred_type='glm', or "
-                "subset_of_weights='last_layer' with a network that ends in a Linear "
-                "layer."
-            )
-        if self._refine() is True and not inspected.likelihood.is_convex:
-            raise ValueError(
-                "refine=True needs a loss that is convex in the outputs, which "
-                f"that of {type(inspected.likelihood).__name__} is not. Use "
-                "refine=False."
-            )
-        return inspected
+        return read(net, first_rows(net, dataset), **self._meaning(is_trained))
+
+    def _meaning(self, is_trained: bool) -> dict[str, Any]:
+        """What is known of the outputs beforehand, as `read` takes it."""
+        return {
+            "allowed": self._likelihoods,
+            "n_targets": self._n_outputs(),
+            "is_trained": is_trained,
+            "likelihood": self.likelihood,
+            "adapted": self._adapted,
+        }
+
+    @abstractmethod
+    def _n_outputs(self) -> int:
+        """Number of classes or target columns."""
+
+    @abstractmethod
+    def _encode(self, y: Any, *, reset: bool, name: str = "y") -> np.ndarray:
+        """Targets as the criterion takes them."""
+
+    @abstractmethod
+    def _default_net(self, data: TrainingData) -> Any:
+        """The network for who has none."""
 
     def _adapted(self, likelihood: Likelihood) -> Likelihood:
         """Overridden where settings say more of a likelihood than the criterion."""
         return likelihood
-
-    def _check_head_rows(
-        self, inspected: Inspected, n_rows: int, device: torch.device
-    ) -> None:
-        """Refuse to keep more rows for refitting than memory holds."""
-        n_inputs = inspected.layout.blocks[0].factor_shape[1]
-        # as they come, in float64 and in the dtype of the network; outputs, gradients
-        # and what a step makes of them
-        per_row = 16 * n_inputs + 6 * 8 * inspected.n_outputs
-        require_bytes(
-            per_row * n_rows,
-            device,
-            f"refitting the last layer on {n_rows:,} rows",
-            "use refine=False, or fewer rows",
-        )
 
 
 def _match_targets(net: Any, dataset: Any) -> None:

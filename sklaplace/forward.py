@@ -90,9 +90,7 @@ class Forward(nn.Module):
         else:
             outputs = self._tapped(x)
         self._check_maps(tuple(outputs.shape[1:]))
-        if outputs.ndim > 2:  # classes at positions: one position after the other
-            return outputs.movedim(1, -1).flatten(1)
-        return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
+        return as_columns(outputs)
 
     def _check_maps(self, shape: tuple[int, ...]) -> None:
         """Refuse maps that are not of the size seen in fit."""
@@ -128,6 +126,13 @@ class Forward(nn.Module):
                 module.training = flag
             for parameter, flag in gradients:
                 parameter.requires_grad_(flag)
+
+
+def as_columns(outputs: Tensor) -> Tensor:
+    """Outputs as (b, c); of classes at positions one position after the other."""
+    if outputs.ndim > 2:
+        return outputs.movedim(1, -1).flatten(1)
+    return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
 
 
 def first_tensor(outputs: Any) -> Tensor:

@@ -4,23 +4,27 @@ The network is linearised on the rows given and the posterior is asked for the
 Gaussian over its outputs; each estimator makes of it what it is asked for.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from sklaplace.data import InputType, count_rows, is_opaque
 from sklaplace.forward import Forward
-from sklaplace.inspection import Inspected, raw_outputs, view
+from sklaplace.inspection import Inspected
 from sklaplace.jacobians import Centring, backpropagate
-from sklaplace.linalg import all_finite
-from sklaplace.memory import move, require_bytes
-from sklaplace.options import as_seed, check_count, check_option, check_positive
+from sklaplace.memory import require_bytes
+from sklaplace.options import check_option, check_positive
+from sklaplace.outputs import (
+    Draws,
+    FittedNetwork,
+    Question,
+    WeightPredictor,
+    n_rows,
+    require_finite,
+)
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.predictive import (
     PREDICTIVES,
@@ -29,28 +33,12 @@ from sklaplace.predictive import (
     in_graph,
     linearise,
     linearised_mean,
-    moments,
     side_by_side,
 )
+from sklaplace.reading import raw_outputs
 from sklaplace.settings import check_prior_shape
 from sklaplace.structures import STRUCTURES
-from sklaplace.training import Batches, private_rng
 from sklaplace.trees import leaves, mapped
-
-
-@dataclass(frozen=True)
-class FittedNetwork:
-    """A trained net, how it is read, and the rows it has and has not seen."""
-
-    net: Any
-    inspected: Inspected
-    train: Any
-    held_out: Any
-
-    def forward(self) -> Forward:
-        """The network as a function to differentiate."""
-        known = self.inspected
-        return view(self.net, known.output_map, known.tap, known.output_shape)
 
 
 class ProjectedRows:
@@ -94,202 +82,56 @@ class ProjectedRows:
             yield side_by_side(p.projected(posterior, diagonal=diagonal) for p in parts)
 
 
-class PosteriorPredictor(BaseEstimator):
+class PosteriorPredictor(WeightPredictor):
     """The part of the estimators that answers; not for direct use."""
 
-    batch_size: int | None
     hessian_structure: str
-    n_samples: int
     structure_params: dict[str, Any] | None
     pred_type: str
     prior_structure: str
-    estimator_: Any
-    inspected_: Inspected
     posterior_: GaussianPosterior
-    _input_type: InputType
-    _seed: int
 
-    def _batches(
-        self,
-        fitted: FittedNetwork,
-        dataset: Any,
-        *,
-        with_covariance: bool = False,
-        n_draws: int = 0,
-    ) -> Batches:
-        inspected = fitted.inspected
+    def _row_elements(self, inspected: Inspected) -> int:
         accumulator, _ = STRUCTURES[self.hessian_structure]
-        elements = accumulator.row_elements(
+        return accumulator.row_elements(
             inspected.layout, inspected.n_outputs, **(self.structure_params or {})
-        )
-        # outputs under each draw, and what is made of them
-        elements += 3 * n_draws * inspected.n_outputs
-        fitting = inspected.batch_size(
-            row_elements=elements, with_covariance=with_covariance
-        )
-        return Batches(fitted.net, dataset, self.batch_size or fitting)
-
-    def _fitted_posterior(self) -> GaussianPosterior:
-        check_is_fitted(self)
-        return self.posterior_
-
-    @property
-    def log_marginal_likelihood_value_(self) -> float:
-        """Laplace evidence of the training rows, in nats; factorises when asked."""
-        return float(self._fitted_posterior().log_marginal_likelihood())
-
-    def _each_batch(
-        self,
-        X: Any,
-        function: Callable[..., Any],
-        *,
-        with_covariance: bool = False,
-        n_draws: int = 0,
-    ) -> list[Any]:
-        """``function(forward, x)`` of every batch of X, the network frozen."""
-        X = self._rows(X)
-        net = self.estimator_
-        fitted = FittedNetwork(net, self.inspected_, None, None)
-        batches = self._batches(
-            fitted,
-            net.get_dataset(X),
-            with_covariance=with_covariance,
-            n_draws=n_draws,
-        )
-        with private_rng(None), torch.inference_mode(False):
-            forward = fitted.forward()
-            with forward.frozen():
-                return [function(forward, x) for x, _, _ in batches]
-
-    def _rows(self, X: Any) -> Any:
-        """Rows to predict, checked and as the network takes them."""
-        if is_opaque(X):
-            count_rows(X)
-            return X
-        X = validate_data(self, X, reset=False, dtype=None, allow_nd=True)
-        return self._input_type.inputs(X)
-
-    def _collect(
-        self,
-        X: Any,
-        function: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
-        *,
-        diagonal: bool = False,
-        centred: bool = False,
-    ) -> list[np.ndarray]:
-        """Functions of each row's Gaussian over outputs, for all rows, as arrays.
-
-        ``diagonal`` and ``centred`` say which Gaussian; see `glm`.
-        """
-        posterior = self._fitted_posterior()
-        predictive = self._predictive()
-        question = {"diagonal": diagonal, "centred": centred}
-        if not diagonal:
-            self._check_covariances()
-
-        weights = None
-        if predictive.gaussian is None:
-            self._require_variance()
-            weights = self._drawn_weights(X, self.n_samples, self._seed)
-
-        def ask(forward: Forward, x: Any) -> tuple[Tensor, ...]:
-            if predictive.gaussian is None:
-                assert weights is not None
-                draws = predictive.draws(posterior, forward, x, weights)
-                blocks = posterior.likelihood.n_blocks
-                gaussian = moments(draws, n_blocks=blocks, **question)
-            else:
-                gaussian = predictive.gaussian(posterior, forward, x, **question)
-            return function(*_checked(*gaussian))
-
-        path: ProjectedRows | None = vars(self).get("_projected_rows")
-        if path is not None and predictive.gaussian is not None:
-            gaussians = path.gaussians(self, X, posterior, **question)
-            parts = [function(*_checked(*gaussian)) for gaussian in gaussians]
-        else:
-            n_draws = 0 if weights is None else len(weights)
-            parts = self._each_batch(
-                X, ask, with_covariance=not diagonal, n_draws=n_draws
-            )
-        # one batch alone is copied, too: it may be a view of what is remembered
-        return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
-
-    def _moments(
-        self,
-        X: Any,
-        function: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
-        full_cov: bool,
-    ) -> list[np.ndarray]:
-        """`_collect` of means and of covariances, which all stay, or variances."""
-        check_is_fitted(self)
-        if full_cov:
-            c = self.inspected_.n_outputs
-            require_bytes(
-                2 * 8 * _n_rows(X) * self.inspected_.covariance_size,
-                "cpu",
-                f"full_cov=True for {_n_rows(X):,} rows of {c:,} outputs",
-                "use full_cov=False, or fewer rows at a time",
-            )
-        return self._collect(X, function, diagonal=not full_cov)
-
-    def _latent(self, X: Any) -> list[np.ndarray]:
-        """Means and variances of the outputs, (n, c) each."""
-        return self._collect(X, lambda mean, variance: (mean, variance), diagonal=True)
-
-    def _check_covariances(self) -> None:
-        """Refuse covariances between outputs of which not even one row's fits."""
-        c = self.inspected_.n_outputs
-        require_bytes(
-            4 * 8 * self.inspected_.covariance_size,
-            "cpu",
-            f"a covariance between {c:,} outputs",
-            "use link_approx='probit' and dirichlet_approx='bridge', which need "
-            "variances alone",
         )
 
     def _predictive(self) -> Predictive:
         check_option("pred_type", self.pred_type, PREDICTIVES)
         return PREDICTIVES[self.pred_type]
 
-    def _sample_outputs(self, X: Any, n_samples: int, random_state: Any) -> np.ndarray:
-        """Joint draws of the outputs, (n, c, n_samples)."""
-        check_is_fitted(self)
-        seed = as_seed("random_state", random_state)
-        return self._of_draws(X, n_samples, seed, lambda draws: draws).numpy()
+    @property
+    def _has_gaussian(self) -> bool:
+        return self._predictive().gaussian is not None
 
-    def _require_variance(self) -> None:
-        """Refuse a single draw where a variance is made of draws."""
-        if self.n_samples == 1:
-            raise ValueError(
-                f"n_samples=1 has no variance, and pred_type={self.pred_type!r} has no "
-                "other. Use 2 or more, such as 100."
-            )
-
-    def _of_draws(
-        self, X: Any, n_samples: int, seed: int, function: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """A function of the outputs (b, c, s) under drawn weights, for all rows."""
-        posterior, predictive = self.posterior_, self._predictive()
+    def _drawn(self, X: Any, n_samples: int, seed: int) -> Draws:
+        """Outputs under drawn weights, of the network or of its tangent."""
         weights = self._drawn_weights(X, n_samples, seed)
+        posterior, draws = self.posterior_, self._predictive().draws
+        return lambda forward, x: draws(posterior, forward, x, weights)
 
-        def ask(forward: Forward, x: Any) -> Tensor:
-            return function(predictive.draws(posterior, forward, x, weights)).cpu()
+    def _answers(
+        self, X: Any, function: Question, *, diagonal: bool, centred: bool
+    ) -> Iterable[tuple[Tensor, ...]]:
+        posterior, gaussian = self._fitted_posterior(), self._predictive().gaussian
+        question = {"diagonal": diagonal, "centred": centred}
+        if gaussian is None:
+            return super()._answers(X, function, **question)
+        path: ProjectedRows | None = vars(self).get("_projected_rows")
+        if path is not None:
+            gaussians = path.gaussians(self, X, posterior, **question)
+            return [function(*known) for known in gaussians]
 
-        return torch.cat(self._each_batch(X, ask, n_draws=n_samples))
+        def ask(forward: Forward, x: Any) -> tuple[Tensor, ...]:
+            return function(*gaussian(posterior, forward, x, **question))
 
-    def _drawn_weights(self, X: Any, n_samples: int, seed: int) -> Tensor:
-        """Weights (s, P), if they and what rows make of them fit into memory."""
-        posterior = self._fitted_posterior()
-        check_count("n_samples", n_samples)
-        outputs = _n_rows(X) * self.inspected_.n_outputs
-        require_bytes(
-            8 * n_samples * (3 * posterior.layout.n_parameters + 2 * outputs),
-            "cpu",
-            f"n_samples={n_samples:,} draws of {posterior.layout.n_parameters:,} "
-            f"weights for {outputs:,} outputs",
-            "draw fewer at a time, each with a random_state of its own",
-        )
-        return posterior.sample(n_samples, torch.Generator().manual_seed(seed))
+        return self._each_batch(X, ask, with_covariance=not diagonal)
+
+    @property
+    def log_marginal_likelihood_value_(self) -> float:
+        """Laplace evidence of the training rows, in nats; factorises when asked."""
+        return float(self._fitted_posterior().log_marginal_likelihood())
 
     def predictive(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and covariance of the outputs as functions of ``x``, in its graph.
@@ -336,7 +178,7 @@ class PosteriorPredictor(BaseEstimator):
         torch.Size([2, 10])
         """
         posterior = self._fitted_posterior()
-        if self._predictive().gaussian is None:
+        if not self._has_gaussian:
             raise ValueError(
                 f"pred_type={self.pred_type!r} has no Gaussian over outputs. Use "
                 "pred_type='glm'."
@@ -346,7 +188,7 @@ class PosteriorPredictor(BaseEstimator):
         rows = self._as_tensors(x)
         with torch.inference_mode(False), torch.enable_grad(), forward.frozen():
             raw_outputs(self.estimator_, rows)  # says what does not fit
-            return _checked(*in_graph(posterior, forward, rows))
+            return require_finite(*in_graph(posterior, forward, rows))
 
     def _as_tensors(self, x: Any) -> Any:
         """Rows for the network, in their graph."""
@@ -373,20 +215,15 @@ class PosteriorPredictor(BaseEstimator):
     def _joint(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Mean (n, c) and covariance (n, n, c) of each output across rows."""
         posterior = self._fitted_posterior()
-        n, p = _n_rows(X), posterior.layout.n_parameters
+        if not self._has_gaussian:
+            return super()._joint(X)
+        n, p = n_rows(X), posterior.layout.n_parameters
         require_bytes(
             8 * n * self.inspected_.n_outputs * (2 * n + 2 * p),
             "cpu",
             f"the joint covariance of {n:,} rows over {p:,} weights",
             "use return_std=True, or fewer rows at a time",
         )
-
-        if self._predictive().gaussian is None:
-            self._require_variance()
-            drawn = self._of_draws(X, self.n_samples, self._seed, lambda draws: draws)
-            by_output = drawn.movedim(1, 0)  # (c, n, s)
-            mean, cov = moments(by_output, diagonal=False, centred=False)
-            return mean.T.numpy(), cov.movedim(0, -1).numpy()
 
         def whitened(forward: Forward, x: Any) -> tuple[Tensor, Tensor]:
             f, jacobian = backpropagate(forward, x, posterior.layout)
@@ -445,46 +282,3 @@ class PosteriorPredictor(BaseEstimator):
                 "sigma_noise was given, but this likelihood has no observation noise. "
                 "Leave it out."
             )
-
-    # ------------------------------------------------------------------ pickle
-    def __getstate__(self) -> dict[str, Any]:
-        """The posterior travels on the CPU; skorch sees to the network."""
-        state = dict(super().__getstate__())
-        for name in ("posterior_", "inspected_"):
-            if name in state:
-                state[name] = move(state[name], "cpu")
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if hasattr(self, "posterior_"):
-            device = device_of(self.estimator_)
-            self.posterior_ = move(self.posterior_, device)
-            self.inspected_ = move(self.inspected_, device)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.three_d_array = True
-        return tags
-
-
-def _n_rows(X: Any) -> int:
-    """Rows of what may still be found not to have any."""
-    if is_opaque(X):
-        return count_rows(X)
-    return len(X) if hasattr(X, "__len__") else 1
-
-
-def _checked(mean: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
-    """The Gaussian over outputs, if it is one."""
-    if all_finite(mean) and all_finite(spread):
-        return mean, spread
-    raise ValueError(
-        "The network's outputs are not finite for some rows of X. Look for values far "
-        "beyond those it was trained on."
-    )
-
-
-def device_of(net: Any) -> torch.device:
-    """Where the weights of a net are."""
-    return next(net.module_.parameters()).device

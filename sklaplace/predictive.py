@@ -8,7 +8,7 @@ are drawn for the network itself (``nn``) give whatever distribution it makes of
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -160,8 +160,19 @@ def linearised_draws(
     return f.double().unsqueeze(-1) + jacobian.double().matmul(shifts)
 
 
+class WeightDistribution(Protocol):
+    """Anything that weights of a network can be drawn from."""
+
+    @property
+    def layout(self) -> Layout:
+        """The weights that are drawn."""
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Weights (s, P), float64."""
+
+
 def network_draws(
-    posterior: GaussianPosterior, forward: Forward, x: Any, weights: Tensor
+    posterior: WeightDistribution, forward: Forward, x: Any, weights: Tensor
 ) -> Tensor:
     """Outputs (b, c, s) of the network itself under weights (s, P), float64.
 

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from sklaplace.classifier import LaplaceClassifier
 from sklaplace.data import TrainingData, is_opaque
 from sklaplace.forward import Forward
-from sklaplace.inspection import Inspected, raw_outputs, view
+from sklaplace.inspection import Inspected
 from sklaplace.labelling import OneLabel
 from sklaplace.likelihoods import Bernoulli
 from sklaplace.networks import TabularNetwork, penalised_classifier
+from sklaplace.reading import raw_outputs, view
 from sklaplace.training import first_rows
 
 # share of two scores that rounding may put between their difference and a logit;

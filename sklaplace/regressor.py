@@ -1,31 +1,20 @@
 """LaplaceRegressor: predictions with standard deviations, intervals and samples."""
 
-import warnings
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
-from sklearn.base import RegressorMixin
-from sklearn.utils.validation import check_is_fitted
 
-from sklaplace.base import BaseLaplace, plain, unchanged_on_error
+from sklaplace.bands import BandPredictor
+from sklaplace.base import BaseLaplace, plain
+from sklaplace.columns import check_noise, geometric_mean, likelihood_of
 from sklaplace.curvature import CURVATURES
-from sklaplace.data import TrainingData
-from sklaplace.likelihoods import (
-    CRITERIA,
-    Gaussian,
-    HeteroscedasticGaussian,
-    Likelihood,
-    NumberLikelihood,
-    Poisson,
-)
-from sklaplace.networks import default_regressor
-from sklaplace.options import as_levels, as_seed, check_positive
+from sklaplace.likelihoods import NumberLikelihood
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.tuning import TUNERS
 
 
-class LaplaceRegressor(RegressorMixin, BaseLaplace):
+class LaplaceRegressor(BandPredictor, BaseLaplace):
     """Predictions with standard deviations and intervals, from a skorch net.
 
     A Laplace approximation: a Gaussian over (some of) the network's weights around
@@ -165,13 +154,6 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
     (2, 2)
     """
 
-    _likelihoods = (Gaussian, HeteroscedasticGaussian, Poisson)
-    _stratify = False
-    _target_options: ClassVar[dict[str, Any]] = {
-        "multi_output": True,
-        "y_numeric": True,
-    }
-
     def __init__(
         self,
         estimator: Any = None,
@@ -224,13 +206,7 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
     # --------------------------------------------------------------------- fit
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        is_one = np.ndim(self.sigma_noise) == 0
-        check_positive("sigma_noise", self.sigma_noise, TUNERS, scalar=is_one)
-        if np.ndim(self.sigma_noise) > 1:
-            raise ValueError(
-                f"sigma_noise has shape {np.shape(self.sigma_noise)}. Pass one number, "
-                "or one per column of y."
-            )
+        check_noise(self.sigma_noise, TUNERS)
         if self.prior is not None and isinstance(self._sigma_noise(), str):
             raise ValueError(
                 f"sigma_noise={self.sigma_noise!r} cannot be chosen under the "
@@ -255,61 +231,16 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
 
     def _sigma_noise(self) -> Any:
         if np.ndim(self.sigma_noise):
-            return _geometric_mean(np.asarray(self.sigma_noise, dtype=float))
+            return geometric_mean(np.asarray(self.sigma_noise, dtype=float))
         if not isinstance(self.sigma_noise, str):
             return self.sigma_noise
-        likelihood = self.likelihood or _likelihood_of(self._net())
+        likelihood = self.likelihood or likelihood_of(self._net())
         has_none = likelihood is not None and not likelihood.has_noise
         # nothing to tune, and no rows to hold out for it
         return 1.0 if has_none else self.sigma_noise
 
-    def _relative_noise(self) -> tuple[float, ...] | None:
-        """Noise of each output over their geometric mean, if there are several."""
-        if np.ndim(self.sigma_noise) == 0:
-            return None
-        levels = np.asarray(self.sigma_noise, dtype=float)
-        if len(levels) != self._n_targets:
-            raise ValueError(
-                f"sigma_noise has shape {levels.shape}, but y has {self._n_targets} "
-                f"column{'s' if self._n_targets > 1 else ''}. Pass one number, or one "
-                "for each column."
-            )
-        return tuple((levels / _geometric_mean(levels)).tolist())
-
-    def _adapted(self, likelihood: Likelihood) -> Likelihood:
-        relative = self._relative_noise()
-        if relative is None or not isinstance(likelihood, Gaussian):
-            return likelihood
-        return Gaussian(relative)
-
     def _likelihood_settings(self) -> Any:
         return super()._likelihood_settings(), self._relative_noise()
-
-    def _encode(self, y: Any, *, reset: bool, name: str = "y") -> np.ndarray:
-        """Targets as (n, n_outputs), in the dtype of the network."""
-        y = np.asarray(y)
-        columns = y.reshape(len(y), -1)
-        if reset:
-            self._y_ndim, self._n_targets = y.ndim, columns.shape[1]
-            if np.ndim(self.sigma_noise) == 0:
-                _warn_of_unequal_scales(columns)
-        elif columns.shape[1] != self._n_targets:
-            raise ValueError(
-                f"{name} has {columns.shape[1]} columns, but y has {self._n_targets} "
-                "in fit. Pass the same targets in both."
-            )
-        if columns.dtype.kind not in "fiub":
-            raise ValueError(
-                f"y has entries of type {columns.dtype}; a regressor needs numbers. "
-                "For labels use LaplaceClassifier."
-            )
-        return self._input_type.floats(columns, "y")
-
-    def _n_outputs(self) -> int:
-        return int(self._n_targets)
-
-    def _default_net(self, data: TrainingData) -> Any:
-        return default_regressor(data.X, data.y, data.sample_weight)
 
     def _log_proba(self, posterior: GaussianPosterior) -> None:
         return None
@@ -320,24 +251,12 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
             return None  # the noise is chosen, too
         return partial(likelihood.log_density, noise=1.0)
 
-    def _check_targets(self, net: Any, y: np.ndarray) -> None:
-        likelihood = self.likelihood or _likelihood_of(net)
-        if likelihood is None:
-            return  # refused by name soon
-        likelihood.check_targets(y)
-        given = self.sigma_noise
-        if not (likelihood.has_noise or isinstance(given, str) or np.all(given == 1)):
-            raise ValueError(
-                f"sigma_noise={given!r} was given, but criterion="
-                f"{type(net.criterion_).__name__} has no noise level. Leave it out."
-            )
-
     def _publish(self, curved: Any, posterior: GaussianPosterior) -> None:
         super()._publish(curved, posterior)
-        sigma = plain(posterior.hyperparameters.sigma_noise)
-        relative = getattr(posterior.likelihood, "relative", None)
-        self.sigma_noise_ = sigma if relative is None else sigma * np.array(relative)
-        self.sigma_scaling_ = np.ones(self._n_targets)
+        self._set_noise(plain(posterior.hyperparameters.sigma_noise))
+
+    def _noise(self) -> float:
+        return float(self._fitted_posterior().hyperparameters.sigma_noise)
 
     def partial_fit(
         self, X: Any, y: Any, sample_weight: Any = None
@@ -375,251 +294,4 @@ class LaplaceRegressor(RegressorMixin, BaseLaplace):
         self._add_rows(X, y, sample_weight)
         return self
 
-    def recalibrate(
-        self, X: Any, y: Any, sample_weight: Any = None
-    ) -> "LaplaceRegressor":
-        """Scale predictive standard deviations to residuals of held-out rows.
-
-        Each output's standard deviations, noise included, are multiplied by one number
-        from then on: the root of the mean of ``(y - mean)² / variance``, under which
-        these rows are most probable. Means stay. ``fit`` begins anew.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows that neither the network nor a tuner has seen.
-        y : array-like of shape (n,) or (n, n_outputs)
-            Their targets.
-        sample_weight : array-like of shape (n,), optional
-            Non-negative weights of the rows.
-
-        Returns
-        -------
-        self : object
-            The estimator, with ``sigma_scaling_``.
-
-        Raises
-        ------
-        ValueError
-            If the rows are fitted perfectly, or there are fewer than two.
-
-        Notes
-        -----
-        One prediction. n rows tell the scale to a share of ``1/√(2n)``.
-
-        References
-        ----------
-        Levi, Gispan, Giladi, Fetaya (2022), "Evaluating and calibrating uncertainty
-        prediction in regression tasks", Sensors 22(15) (σ-scaling); offered by
-        LaplaceRedux.jl as well.
-        """
-        check_is_fitted(self)
-        if not self._likelihood().has_noise:
-            raise ValueError(
-                "recalibrate scales the noise of targets around their mean, which "
-                f"{type(self._likelihood()).__name__} does not have. Use a net with "
-                "criterion=torch.nn.MSELoss."
-            )
-        before = self.sigma_scaling_
-        with unchanged_on_error(self):
-            data = self._weighted(self._checked(X, y, reset=False), sample_weight)
-            if len(data.y) < 2:
-                raise ValueError(
-                    f"{len(data.y)} row tells no scale. Pass a hundred or more."
-                )
-            self.sigma_scaling_ = np.ones_like(before)
-            mean, variance = self._mean_and_variance(data.X)
-            squares = (data.y - mean) ** 2 / variance
-            scaling = np.sqrt(np.average(squares, axis=0, weights=data.sample_weight))
-            if not (scaling > 0).all():
-                raise ValueError(
-                    "The targets equal the predictions, so that there is nothing to "
-                    "scale to. Pass rows that were measured with noise."
-                )
-            self.sigma_scaling_ = scaling
-        return self
-
     # ----------------------------------------------------------------- predict
-    def _shaped(self, values: np.ndarray) -> np.ndarray:
-        """Drop the axis of outputs, the second, where y had none."""
-        return values[:, 0] if self._y_ndim == 1 else values
-
-    def _likelihood(self) -> NumberLikelihood:
-        return cast(NumberLikelihood, self._fitted_posterior().likelihood)
-
-    def _noise(self) -> float:
-        return float(self._fitted_posterior().hyperparameters.sigma_noise)
-
-    def _mean_and_variance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance (n, t) of new targets, noise included."""
-        likelihood = self._likelihood()
-        mean, variance = self._latent(X)
-        mean, variance = likelihood.moments(mean, variance, self._noise())
-        return mean, variance * self.sigma_scaling_**2
-
-    def predict(
-        self, X: Any, return_std: bool = False, return_cov: bool = False
-    ) -> Any:
-        """Predictive mean, optionally with standard deviation or covariance.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, ...)
-            Rows to predict.
-        return_std : bool, default=False
-            Also return standard deviations of new targets, noise included.
-        return_cov : bool, default=False
-            Also return their joint covariance across rows, noise included.
-
-        Returns
-        -------
-        mean : ndarray of shape (n,) or (n, n_outputs)
-        std : ndarray of the same shape
-            Only with ``return_std``.
-        cov : ndarray of shape (n, n) or (n, n, n_outputs)
-            Only with ``return_cov``.
-
-        Raises
-        ------
-        RuntimeError
-            If both are asked for, as in scikit-learn's Gaussian processes.
-        """
-        if return_std and return_cov:
-            raise RuntimeError(
-                "return_std and return_cov cannot both be True. The diagonal of the "
-                "covariance is the squared standard deviation."
-            )
-        if return_cov:
-            mean, cov = self._joint(X)
-            mean, cov = self._likelihood().joint_moments(mean, cov, self._noise())
-            cov = cov * self.sigma_scaling_**2
-            return self._shaped(mean), cov[..., 0] if self._y_ndim == 1 else cov
-        mean, variance = self._mean_and_variance(X)
-        if return_std:
-            return self._shaped(mean), np.sqrt(self._shaped(variance))
-        return self._shaped(mean)
-
-    def predict_quantiles(self, X: Any, alpha: Any) -> np.ndarray:
-        """Quantiles of the predictive distribution, noise included.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, ...)
-            Rows to predict.
-        alpha : float or array-like of shape (n_alpha,)
-            Levels in (0, 1).
-
-        Returns
-        -------
-        ndarray of shape (n,), (n, n_alpha) or with an axis of outputs after n
-            The last axis is there if ``alpha`` has one.
-        """
-        levels = as_levels("alpha", alpha, "Choose a level, such as 0.95.")
-        mean, variance = self._latent(X)
-        arguments = mean, variance, self._noise(), levels
-        values = self._likelihood().quantiles(*arguments)
-        if (self.sigma_scaling_ != 1).any():
-            scaling = self.sigma_scaling_[:, None]
-            values = mean[..., None] + (values - mean[..., None]) * scaling
-        values = self._shaped(values)
-        return values if np.ndim(alpha) else values[..., 0]
-
-    def predict_interval(self, X: Any, coverage: Any = 0.9) -> np.ndarray:
-        """Central intervals that hold new targets with given probability.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, ...)
-            Rows to predict.
-        coverage : float or array-like of shape (n_levels,), default=0.9
-            Probabilities in (0, 1).
-
-        Returns
-        -------
-        ndarray of shape (n, 2) or (n, 2, n_levels)
-            Lower and upper ends; an axis of outputs follows n where y has one.
-        """
-        levels = as_levels("coverage", coverage, "Choose a probability, such as 0.9.")
-        tails = np.stack([(1 - levels) / 2, (1 + levels) / 2])  # (2, n_levels)
-        values = self.predict_quantiles(X, tails.ravel())
-        values = values.reshape(*values.shape[:-1], *tails.shape)
-        return values if np.ndim(coverage) else values[..., 0]
-
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
-        """Joint draws of new targets: each column is one function plus noise.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, ...)
-            Rows to predict.
-        n_samples : int, default=1
-            Number of draws.
-        random_state : int, RandomState or None, default=0
-            Seeds the draws.
-
-        Returns
-        -------
-        ndarray of shape (n, n_samples) or (n, n_outputs, n_samples)
-        """
-        outputs = self._sample_outputs(X, n_samples, random_state)
-        generator = np.random.default_rng(as_seed("random_state", random_state))
-        draws = self._likelihood().sample(outputs, self._noise(), generator)
-        if (self.sigma_scaling_ != 1).any():
-            mean = self._mean_and_variance(X)[0][..., None]
-            draws = mean + (draws - mean) * self.sigma_scaling_[:, None]
-        return self._shaped(draws)
-
-    def latent_mean_and_variance(
-        self, X: Any, full_cov: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of the noise-free function.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, ...)
-            Rows to predict.
-        full_cov : bool, default=False
-            Return the covariance between outputs, not their variances alone.
-
-        Returns
-        -------
-        mean : ndarray of shape (n, n_outputs)
-        variance : ndarray of shape (n, n_outputs) or (n, n_outputs, n_outputs)
-        """
-        mean, variance = self._moments(X, lambda m, v: (m, v), full_cov)
-        return mean, variance
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        tags.target_tags.single_output = True
-        return tags
-
-
-def _geometric_mean(values: np.ndarray) -> float:
-    return float(np.exp(np.log(values).mean()))
-
-
-def _likelihood_of(net: Any) -> NumberLikelihood | None:
-    """The likelihood that a net's criterion stands for; None for others."""
-    criterion = getattr(net, "criterion", None)
-    kind = criterion if isinstance(criterion, type) else type(criterion)
-    likelihood, _ = CRITERIA.get(kind, (None, ""))
-    is_known = isinstance(likelihood, LaplaceRegressor._likelihoods)
-    return cast(NumberLikelihood, likelihood) if is_known else None
-
-
-def _warn_of_unequal_scales(y: np.ndarray) -> None:
-    """Warn of target columns whose spreads one noise level cannot serve."""
-    spreads = y.std(axis=0) if y.dtype.kind in "fiub" else np.ones(1)
-    spreads = spreads[spreads > 0]
-    if len(spreads) > 1 and spreads.max() > 10 * spreads.min():
-        warnings.warn(
-            f"The columns of y have standard deviations from {spreads.min():.3g} to "
-            f"{spreads.max():.3g}, but one noise level is shared by all of them. "
-            "Divide each column of y by its standard deviation before fit, and "
-            "multiply predictions and their deviations by it; or pass an array of "
-            "sigma_noise.",
-            UserWarning,
-            stacklevel=2,
-        )

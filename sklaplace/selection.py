@@ -18,10 +18,11 @@ from sklearn.utils import indexable
 from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import _check_method_params, _check_sample_weight
 
-from sklaplace.base import BaseLaplace, unchanged_on_error
+from sklaplace.base import BaseLaplace
 from sklaplace.caching import check_memory
 from sklaplace.classifier import LaplaceClassifier
 from sklaplace.data import is_opaque
+from sklaplace.fitting import unchanged_on_error
 from sklaplace.folds import (
     AllRows,
     Fold,

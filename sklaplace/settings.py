@@ -47,9 +47,19 @@ def is_frozen(estimator: Any) -> bool:
     return isinstance(estimator, FrozenEstimator)
 
 
-def check_settings(model: Any) -> None:
-    """Refuse values that cannot be right whatever the data."""
+def check_common(model: Any) -> None:
+    """Refuse values of what all estimators have that cannot be right."""
     _check_estimator(model.estimator)
+    _check_likelihood(model)
+    if not isinstance(model.verbose, (bool, np.bool_)):
+        check_count("verbose", model.verbose, smallest=0)
+    check_seed("random_state", model.random_state)
+    if model.batch_size is not None:
+        check_count("batch_size", model.batch_size)
+
+
+def check_settings(model: Any) -> None:
+    """Refuse values of a Laplace approximation that cannot be right."""
     registries: dict[str, Iterable[str]] = {
         "hessian_structure": STRUCTURES,
         "curvature": CURVATURES,
@@ -58,7 +68,6 @@ def check_settings(model: Any) -> None:
     }
     for name, registry in registries.items():
         check_option(name, getattr(model, name), registry)
-    _check_likelihood(model)
     check_subset(model.subset_of_weights, model.subset_params)
     _check_params(model)
     _check_prior(model)
@@ -70,12 +79,6 @@ def check_settings(model: Any) -> None:
         model.validation_fraction,
         "Choose a share of the rows, such as 0.2.",
     )
-    check_count("n_samples", model.n_samples)
-    if not isinstance(model.verbose, (bool, np.bool_)):
-        check_count("verbose", model.verbose, smallest=0)
-    check_seed("random_state", model.random_state)
-    if model.batch_size is not None:
-        check_count("batch_size", model.batch_size)
 
 
 def _check_estimator(estimator: Any) -> None:

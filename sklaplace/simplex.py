@@ -1,43 +1,30 @@
 """SimplexPredictor: whole distributions over class probabilities, and what they say."""
 
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from torch import Tensor
+from sklearn.utils.validation import check_is_fitted
 
 from sklaplace import dirichlet
 from sklaplace.dirichlet.distribution import check_set
-from sklaplace.labelling import Labelling
-from sklaplace.likelihoods import ClassLikelihood
 from sklaplace.links import mc_uncertainty, uncertainty_of_draws
-from sklaplace.options import check_count, check_option
-from sklaplace.points import cached_draws
-from sklaplace.prediction import PosteriorPredictor
+from sklaplace.options import check_option
+from sklaplace.probabilities import ClassPredictor
 
 
-class SimplexPredictor(PosteriorPredictor):
+class SimplexPredictor(ClassPredictor):
     """The part of classifiers that answers with distributions; not for direct use."""
 
     dirichlet_approx: str
-    classes_: np.ndarray
-    _labelling: Labelling
 
     def _check_dirichlet(self) -> None:
         check_option(
             "dirichlet_approx", self.dirichlet_approx, dirichlet.APPROXIMATIONS
         )
 
-    def _likelihood(self) -> ClassLikelihood:
-        return cast(ClassLikelihood, self.posterior_.likelihood)
-
-    def _n_options(self) -> int:
-        """Classes K among which a label is one."""
-        return self._labelling.n_options(self.classes_)
-
     def _concentrations(self, X: Any, method: Any) -> np.ndarray:
         """Concentrations (n·r, K) of r labels per row."""
-        self._fitted_posterior()
+        check_is_fitted(self)
         self._check_dirichlet()
         if method is None:
             method = self.dirichlet_approx
@@ -52,35 +39,6 @@ class SimplexPredictor(PosteriorPredictor):
         """Whether covariances between logits may be left out."""
         # labels in columns are predicted one by one
         return for_one_label or not self._labelling.has_names
-
-    def _of_logits(
-        self, X: Any, function: Callable[[Tensor, Tensor], Tensor], *, diagonal: bool
-    ) -> list[np.ndarray]:
-        """A function of the Gaussian over class logits, (n·r, ...)."""
-        likelihood = self._likelihood()
-
-        def ask(mean: Tensor, cov: Tensor) -> tuple[Tensor]:
-            return (function(*likelihood.class_logits(mean, cov)),)
-
-        centred = likelihood.is_shift_invariant
-        return self._collect(X, ask, diagonal=diagonal, centred=centred)
-
-    def _over_options(self, proba: np.ndarray) -> np.ndarray:
-        """Probabilities (n, K) of classes that there are; rows sum to one."""
-        # a one-logit network has a column for a class that y did not have
-        proba = proba[:, : self._n_options()]
-        shares: np.ndarray = proba / proba.sum(1, keepdims=True)
-        return shares
-
-    def _proba_of_draws(self, draws: Tensor) -> Tensor:
-        """Outputs (b, c, s) of drawn weights to probabilities (b·r, K, s)."""
-        proba = self._likelihood().probabilities(draws.mT)  # (b, s, K) or (b, s, r, K)
-        by_label = proba.movedim(1, -1)
-        return by_label.reshape(-1, *by_label.shape[-2:])
-
-    def _normal_draws(self, like: Tensor) -> Tensor:
-        """Points of the sampled link for logits (b, K): the same for all rows."""
-        return cached_draws(self.n_samples, like.shape[1], self._seed).to(like)
 
     def predict_dirichlet(self, X: Any, method: str | None = None) -> np.ndarray:
         """Dirichlet distribution over class probabilities.
@@ -159,11 +117,10 @@ class SimplexPredictor(PosteriorPredictor):
         "Decomposition of uncertainty in Bayesian deep learning for efficient and
         risk-sensitive learning".
         """
-        self._fitted_posterior()
-        has_gaussian = self._predictive().gaussian is not None
+        check_is_fitted(self)
         if method is None:
             self._check_dirichlet()
-            method = self.dirichlet_approx if has_gaussian else "mc"
+            method = self.dirichlet_approx if self._has_gaussian else "mc"
         check_option("method", method, ["mc", *dirichlet.APPROXIMATIONS])
         if method == "mc":
             found = self._sampled_uncertainty(X)
@@ -175,13 +132,10 @@ class SimplexPredictor(PosteriorPredictor):
 
     def _sampled_uncertainty(self, X: Any) -> np.ndarray:
         """Total, aleatoric and epistemic entropy of draws, (n·r, 3)."""
-        check_count("n_samples", self.n_samples, 2)
-        if self._predictive().gaussian is None:
-            drawn = self._of_draws(
-                X,
-                self.n_samples,
-                self._seed,
-                lambda draws: uncertainty_of_draws(self._proba_of_draws(draws)),
+        self._check_draws(2)
+        if not self._has_gaussian:
+            drawn = self._of_own_draws(
+                X, lambda draws: uncertainty_of_draws(self._proba_of_draws(draws))
             )
             return drawn.numpy()
         (found,) = self._of_logits(

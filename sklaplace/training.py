@@ -229,6 +229,7 @@ def train(
     y: np.ndarray,
     weights: np.ndarray | None,
     check: Callable[[Any, Any], None],
+    changes: tuple[type, ...] = (),
     /,
     **fit_params: Any,
 ) -> tuple[Any, Any]:
@@ -245,6 +246,8 @@ def train(
     check : callable
         Called before the first step with the dataset and what was held out of it;
         raises to refuse.
+    changes : tuple of types
+        Mixins that come before the net's own class for the time of training.
 
     Returns
     -------
@@ -257,7 +260,7 @@ def train(
     if weights is not None or isinstance(X, torch.utils.data.Dataset):
         rows = RowDataset(net.get_dataset(X, y), y, weights)
     try:
-        with _own_rows(net, X, rows):
+        with _changed(net, X, rows, changes):
             net.fit(X, y, **fit_params)
     finally:
         net.train_split = original
@@ -267,24 +270,40 @@ def train(
 
 
 @contextmanager
-def _own_rows(net: Any, X: Any, rows: RowDataset | None) -> Iterator[None]:
-    """Let a net train on ``rows`` where it is given X, and mind their weights.
+def _changed(
+    net: Any, X: Any, rows: RowDataset | None, changes: tuple[type, ...]
+) -> Iterator[None]:
+    """Change what a net does; let it train on ``rows``, where it is given X.
 
     A class for the time of training, since every attribute of a skorch net
     becomes a parameter.
     """
-    if rows is None:
+    original = type(net)
+    known: dict[str, Any] = {"_original": original}
+    if rows is not None:
+        changes = (*changes, _OnOwnRows)
+        known["_job"] = _Job(X, rows)
+    if not changes:
         yield
         return
-    original = type(net)
-    job = _Job(original, X, rows)
     names = {"__qualname__": original.__qualname__, "__module__": original.__module__}
-    bases = (_OnOwnRows, original)
-    net.__class__ = type(original.__name__, bases, {"_job": job, **names})
+    bases = (_ForTraining, *changes, original)
+    net.__class__ = type(original.__name__, bases, {**known, **names})
     try:
         yield
     finally:
         net.__class__ = original
+
+
+class _ForTraining:
+    """Mixin of nets that have another class for the time of training."""
+
+    _original: type
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # callbacks that pickle the net get one of the user's class
+        state: Any = self.__getstate__()
+        return object.__new__, (self._original,), state
 
 
 _OF_CLASSES = torch.nn.CrossEntropyLoss, torch.nn.NLLLoss
@@ -294,7 +313,6 @@ _OF_CLASSES = torch.nn.CrossEntropyLoss, torch.nn.NLLLoss
 class _Job:
     """What `_OnOwnRows` works on, and the weights of the batch in hand."""
 
-    original: type
     X: Any
     rows: RowDataset
     weights: Tensor | None = None
@@ -305,6 +323,12 @@ def batch_weights(net: Any) -> Tensor | None:
     """Sample weights (b,) of the batch that a net is being trained on, if any."""
     job = getattr(net, "_job", None)
     return job.weights if isinstance(job, _Job) else None
+
+
+def mean_weight(net: Any) -> float:
+    """Mean sample weight of the rows that a net is being trained or validated on."""
+    job = getattr(net, "_job", None)
+    return job.mean_weight if isinstance(job, _Job) else 1.0
 
 
 class _OnOwnRows:
@@ -346,11 +370,6 @@ class _OnOwnRows:
             return (per_row * weights).sum() * (loss.numel() / len(weights))
         of_classes = _class_weights(self.criterion_, y_true, per_row)
         return (per_row * weights).mean() / self._job.mean_weight / of_classes.mean()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # callbacks that pickle the net get one of the user's class
-        state: Any = self.__getstate__()
-        return object.__new__, (self._job.original,), state
 
 
 def _class_weights(criterion: Any, y: Any, losses: Tensor) -> Tensor:

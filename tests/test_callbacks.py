@@ -39,9 +39,9 @@ from sklaplace import (
 )
 from sklaplace.curvature import CURVATURES, accumulate
 from sklaplace.evidence import marglik
-from sklaplace.inspection import view
 from sklaplace.likelihoods import Gaussian, HeteroscedasticNLLLoss
 from sklaplace.posterior import GaussianPosterior, Hyperparameters
+from sklaplace.reading import view
 from sklaplace.structures import STRUCTURES
 from sklaplace.subsets import SUBSETS
 from sklaplace.training import copied, train

@@ -21,8 +21,9 @@ from nets import (
 from torch import nn
 
 from sklaplace.forward import OUTPUT_MAPS
-from sklaplace.inspection import inspect, unwrapped, view
+from sklaplace.inspection import inspect
 from sklaplace.likelihoods import Bernoulli, Categorical, Gaussian
+from sklaplace.reading import unwrapped, view
 
 EVERY = (Categorical, Bernoulli, Gaussian)
 ROWS = torch.tensor(blobs()[0][:3])

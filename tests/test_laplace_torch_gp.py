@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
-from sklaplace.inspection import view
+from sklaplace.reading import view
 
 laplace = pytest.importorskip("laplace", reason="laplace-torch is not installed")
 
