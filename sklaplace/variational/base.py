@@ -44,6 +44,8 @@ class WeightPosterior(nn.Module, ABC):
 
     Attributes
     ----------
+    n_weights : int
+        Number of weights, P.
     name : str
         Its key in `POSTERIORS`.
     is_bounded : bool
@@ -69,12 +71,8 @@ class WeightPosterior(nn.Module, ABC):
         super().__init__()
         _check_start(location, scale)
         check_positive("bound", bound)
+        self.n_weights = len(location)
         self.bound = float(bound)
-
-    @property
-    @abstractmethod
-    def n_weights(self) -> int:
-        """Number of weights, P."""
 
     @abstractmethod
     def sample(
@@ -176,6 +174,14 @@ def uniform_noise(
         n, len(like), generator=generator, dtype=like.dtype, device=device
     )
     return noise.to(like.device)
+
+
+def draw(
+    function: type[torch.autograd.Function], *inputs: Tensor | float
+) -> tuple[Tensor, Tensor]:
+    """Weights and log densities of a function with a gradient of its own."""
+    w, log_q = function.apply(*inputs)
+    return w, log_q
 
 
 def total(x: Tensor) -> Tensor:

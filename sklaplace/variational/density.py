@@ -1,14 +1,15 @@
 """The density posterior: a small network as unnormalised density.
 
-``w = μ + σ z`` where ``z ∈ [−4, 4]`` has a density in proportion to ``p(z)``. At G nodes
-``z_j``, ``p_j = exp(−z_j²/2 + Σ_k v_k φ_k(z_j))`` with bumps ``φ_k``; between them,
-``p`` is linear. Then ``∫ p = Σ_j W_j p_j``, and the inverse of the distribution
+``w = μ + σ z`` where ``z ∈ [−4, 4]`` has a density in proportion to ``p(z)``. At G
+nodes ``z_j``, ``p_j = exp(−z_j²/2 + Σ_k v_k φ_k(z_j))`` with bumps ``φ_k``; between
+them, ``p`` is linear. Then ``∫ p = Σ_j W_j p_j``, and the inverse of the distribution
 function ``F`` solves a quadratic equation. The gradient of a draw is implicit:
 ``dz/dp_j = −(W_j(z) − u W_j)/p(z)`` with ``u = F(z)``, where ``W_j(z)`` integrates the
 hat function of node j up to ``z``.
 """
 
 import math
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from sklaplace.variational.base import (
     WeightPosterior,
+    draw,
     inverse_softplus,
     positive,
     total,
@@ -81,11 +83,6 @@ class Density(WeightPosterior):
             sigma = scale / self._standard_moments()[1].sqrt()
         self.raw_scale = nn.Parameter(inverse_softplus(sigma).to(start))
 
-    @property
-    def n_weights(self) -> int:
-        """Number of weights, P."""
-        return len(self.location)
-
     def sample(
         self, n: int = 1, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -128,8 +125,7 @@ class Density(WeightPosterior):
     def _quantile(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Weights below which the mass is ``u``, and their log densities, (s, P)."""
         shape = (self.heights, self.basis)
-        w, log_q = _Draw.apply(self.location, self.raw_scale, *shape, u)
-        return w, log_q
+        return draw(_Draw, self.location, self.raw_scale, *shape, u)
 
     def _nodes(self) -> Tensor:
         return _exponentials(self.heights, self.basis) + _FLOOR
@@ -143,9 +139,10 @@ class Density(WeightPosterior):
 
 def _integrals_of_hats(nodes: Tensor) -> Tensor:
     """Integrals of the hat functions times 1, ``z`` and ``z²``, (3, G)."""
-    inner = torch.stack(
-        [torch.ones_like(nodes), nodes, nodes.square() + _STEP**2 / 6]
-    ) * _STEP
+    inner = (
+        torch.stack([torch.ones_like(nodes), nodes, nodes.square() + _STEP**2 / 6])
+        * _STEP
+    )
     # half a hat next to an edge: ∫ t (1 − t/Δ) = Δ²/6, ∫ t² (1 − t/Δ) = Δ³/12
     edge, lean = EDGE, _STEP / 3
     second = edge**2 - 2 * edge * lean + _STEP**2 / 6
@@ -173,23 +170,24 @@ class _Draw(torch.autograd.Function):
         u: Tensor,
     ) -> tuple[Tensor, Tensor]:
         scale = positive(raw_scale)
-        p = _exponentials(heights, basis).add_(_FLOOR)
-        index, excess, mass = _segment(p, u)
-        left = p.gather(0, index)
-        rise = p.gather(0, index + 1).sub_(left)
+        bare = _exponentials(heights, basis)
+        index, excess, mass = _segment(bare, u)
+        left = bare.gather(0, index)
+        rise = bare.gather(0, index + 1).sub_(left)
+        left.add_(_FLOOR)
         # left τ + rise τ²/2 = excess, and the density there
         density = left.square().addcmul_(rise, excess, value=2)
         density = density.clamp_(min=_FLOOR**2).sqrt_()
         part = excess.mul_(2).div_(left.add_(density)).clamp_(max=1)
         z = (index + part).mul_(_STEP).sub_(EDGE)
         log_q = density.log().sub_(mass.log().add_(scale.log()))
-        ctx.save_for_backward(scale, basis, u, p, mass, index, rise, density, part)
+        ctx.save_for_backward(scale, basis, u, bare, mass, index, rise, density, part)
         return torch.addcmul(location, scale, z), log_q
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_w: Tensor, grad_log_q: Tensor) -> tuple[Any, ...]:
-        scale, basis, u, p, mass, index, rise, density, part = ctx.saved_tensors
+        scale, basis, u, bare, mass, index, rise, density, part = ctx.saved_tensors
         z = (index + part).mul_(_STEP).sub_(EDGE)
         by_log_q = total(grad_log_q)
         by_scale = total(z.mul_(grad_w)).sub(by_log_q / scale)
@@ -200,26 +198,27 @@ class _Draw(torch.autograd.Function):
         pull.div_(density)
         everywhere = total(pull * u).sub(by_log_q / mass)
         grad_p = _spread(pull, everywhere, index, part, at_point)
-        # dp/d(log p), which lacks the floor
-        grad_p.mul_(p - _FLOOR)
-        heights = basis[:, :-1].mT @ grad_p
-        return total(grad_w), raw_scale, heights, None, None
+        heights = basis[:, :-1].mT @ grad_p.mul_(bare)
+        return grad_w.sum(0), raw_scale, heights, None, None
 
 
-def _segment(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _segment(bare: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Where ``F(z) = u``: segment (s, P), mass beyond its left end over Δ, and ``∫ p``.
 
-    The mass is summed segment by segment, so that no table of sums is kept.
+    Node by node: a table of partial sums would take as much memory as the density.
     """
-    areas = (p[:-1] + p[1:]).mul_(_STEP / 2)  # (G − 1, P)
-    mass = areas.sum(0)
+    mass = torch.zeros_like(bare[0])
+    for j, row in enumerate(bare):
+        mass.add_(row, alpha=_STEP / 2 if j in (0, N_NODES - 1) else _STEP)
+    mass.add_(2 * EDGE * _FLOOR)
     target = u * mass
-    index = torch.zeros_like(u)
-    below = torch.zeros_like(u)
-    reached = torch.zeros_like(mass)
-    for area in areas[:-1]:
-        reached += area
-        passed = (reached <= target).to(u.dtype)
+    index, below = torch.zeros_like(u), torch.zeros_like(u)
+    reached, area = torch.zeros_like(mass), torch.empty_like(mass)
+    passed = torch.empty_like(u)
+    for left, right in pairwise(bare[:-1]):
+        torch.add(left, right, out=area).mul_(_STEP / 2).add_(_STEP * _FLOOR)
+        # as numbers: vectorised, unlike what is done with booleans
+        torch.le(reached.add_(area), target, out=passed)
         index += passed
         below.addcmul_(passed, area)
     excess = target.sub_(below).div_(_STEP).clamp_(min=0)
@@ -234,20 +233,20 @@ def _spread(
     Of each draw: ``γ (u W_j − W_j(z))`` from the implicit gradient, and ``hat_j(z)/p``
     from the density at the draw, where ``everywhere`` is the sum of ``γ u − g/∫p``.
     """
+    pull = pull * (_STEP / 2)
+    ahead = everywhere * (_STEP / 2)
     grad = pull.new_zeros(N_NODES, pull.shape[1])
     grad.scatter_add_(0, index, pull)
-    beyond = torch.zeros_like(everywhere)
-    for j in range(N_NODES - 1, -1, -1):
-        row = grad[j]
-        # half the hat's mass lies left of its node
-        half = row * 0.5 if j else torch.zeros_like(row)
-        gained = beyond + row
-        torch.sub(everywhere, beyond, out=row)
-        row.mul_(0.5 if j in (0, N_NODES - 1) else 1).sub_(half)
-        beyond = gained
-    grad.mul_(_STEP)
-    pull = pull * _STEP
-    square = part.square().mul_(0.5)
-    grad.scatter_add_(0, index, pull * (square - part) + at_point * (1 - part))
-    grad.scatter_add_(0, index + 1, at_point * part - pull * square)
+    other = torch.empty_like(ahead)
+    grad[-1] = ahead
+    for row in reversed(grad[1:-1].unbind()):
+        # a draw in the segment right of a node has half the node's hat behind it
+        torch.sub(ahead, row, out=other)
+        torch.add(ahead, other, out=row)
+        ahead, other = other, ahead
+    grad[0] = ahead
+    square = part.square()
+    ramp = at_point * part
+    grad.scatter_add_(0, index, pull * (square - 2 * part) + (at_point - ramp))
+    grad.scatter_add_(0, index + 1, ramp.addcmul_(pull, square, value=-1))
     return grad

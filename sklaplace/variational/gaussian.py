@@ -59,11 +59,6 @@ class Gaussian(WeightPosterior):
         self.raw_scale = nn.Parameter(inverse_softplus(scale.detach()).to(location))
 
     @property
-    def n_weights(self) -> int:
-        """Number of weights, P."""
-        return len(self.location)
-
-    @property
     def scale(self) -> Tensor:
         """Standard deviations, (P,)."""
         return positive(self.raw_scale)

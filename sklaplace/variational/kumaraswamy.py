@@ -9,7 +9,7 @@ with ``E ~ Exp(1)`` and ``y = E/b``,
 Learned are ``logit m`` of the median ``m`` of ``x``, and ``log a``: with
 ``t = a log m`` and ``L(t) = log(−log(1 − e^t))``, ``log b = log log 2 − L(t)``.
 A narrow posterior has a ``b`` beyond what floats hold. Only ``log b`` is formed, and
-``z + log b = log E + log((1 − e^{−y})/y)`` takes the place of ``z`` where both are huge.
+``z + log b = log E + log((1 − e^{−y})/y)`` takes the place of ``z``.
 """
 
 import math
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
-from sklaplace.variational.base import WeightPosterior, total, uniform_noise
+from sklaplace.variational.base import WeightPosterior, draw, total, uniform_noise
 
 _LOG_LOG_TWO = math.log(math.log(2))
 # Parameters beyond act as if they were these, so that float32 holds what follows.
@@ -94,18 +94,12 @@ class Kumaraswamy(WeightPosterior):
         self.logit_median = nn.Parameter(logit.to(location))
         self.log_a = nn.Parameter(_fitted_log_a(logit, spread).to(location))
 
-    @property
-    def n_weights(self) -> int:
-        """Number of weights, P."""
-        return len(self.log_a)
-
     def sample(
         self, n: int = 1, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         """Draws (s, P) and their log densities (s, P); see `WeightPosterior.sample`."""
         noise = exponential_noise(n, self.log_a, generator)
-        w, log_q = _Draw.apply(self.logit_median, self.log_a, noise, self.bound)
-        return w, log_q
+        return draw(_Draw, self.logit_median, self.log_a, noise, self.bound)
 
     def log_prob(self, w: Tensor) -> Tensor:
         """Log density of weights (..., P), in nats; −inf from the bounds on."""

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from sklaplace.options import check_fraction, check_positive
-
-_LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
+from sklaplace.variational.base import LOG_ROOT_TWO_PI
 
 
 class WeightPrior(Protocol):
@@ -64,12 +63,14 @@ class GaussianPrior:
 
     @property
     def _log_normalizer(self) -> float:
-        return math.log(self.scale) + _LOG_ROOT_TWO_PI
+        return math.log(self.scale) + LOG_ROOT_TWO_PI
 
 
 @dataclass(frozen=True)
 class ScaleMixturePrior:
-    """``weight · N(0, scale²) + (1 − weight) · N(0, (narrow · scale)²)``, spike and slab.
+    """A smooth spike and slab: a wide Gaussian and a narrow one, mixed.
+
+    ``weight · N(0, scale²) + (1 − weight) · N(0, narrow²)``.
 
     Pulls most weights to zero and leaves a few alone, where it helps to prune. Its
     divergence is estimated from draws, which adds noise to gradients.

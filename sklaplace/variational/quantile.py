@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from sklaplace.variational.base import (
     LOG_ROOT_TWO_PI,
     WeightPosterior,
+    draw,
     inverse_softplus,
     normal_noise,
     positive,
@@ -68,7 +69,7 @@ class Quantile(WeightPosterior):
     def __init__(self, location: Tensor, scale: Tensor, bound: float = 3.0) -> None:
         super().__init__(location, scale, bound)
         start = location.detach()
-        outermost = torch.linspace(-_OUTERMOST, _OUTERMOST, N_STEPS)
+        outermost = torch.linspace(-1, 1, N_STEPS, dtype=torch.float64) * _OUTERMOST
         heights = start.new_full((N_STEPS, len(start)), _HEIGHT)
         self.location = nn.Parameter(start.clone())
         self.raw_heights = nn.Parameter(inverse_softplus(heights))
@@ -78,19 +79,13 @@ class Quantile(WeightPosterior):
             sigma = scale / self._standard_moments()[1].sqrt()
         self.raw_scale = nn.Parameter(inverse_softplus(sigma).to(start))
 
-    @property
-    def n_weights(self) -> int:
-        """Number of weights, P."""
-        return len(self.location)
-
     def sample(
         self, n: int = 1, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         """Draws (s, P) and their log densities (s, P); see `WeightPosterior.sample`."""
         noise = normal_noise(n, self.location, generator)
         shape = (self.raw_heights, positive(self.raw_slopes), self.centres)
-        w, log_q = _Draw.apply(self.location, self.raw_scale, *shape, noise)
-        return w, log_q
+        return draw(_Draw, self.location, self.raw_scale, *shape, noise)
 
     def log_prob(self, w: Tensor) -> Tensor:
         """Log density of weights (..., P), in nats, by bisection.
@@ -141,7 +136,10 @@ class Quantile(WeightPosterior):
         for _ in range(int(digits) + 8):
             middle = (low + high) / 2
             above = self._forward(middle, heights)[0] > standardised
-            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+            low, high = (
+                torch.where(above, low, middle),
+                torch.where(above, middle, high),
+            )
         return (low + high) / 2
 
     def _standard_moments(self) -> tuple[Tensor, Tensor]:
@@ -190,7 +188,7 @@ class _Draw(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_w: Tensor, grad_log_q: Tensor) -> tuple[Any, ...]:
         scale, heights, noise, steps, h, slope = ctx.saved_tensors
-        location = total(grad_w)
+        location = grad_w.sum(0)
         # d softplus = 1 − exp(−softplus)
         by_scale = total(grad_w * h).sub(total(grad_log_q) / scale)
         raw_scale = by_scale.mul_((-scale).expm1_().neg_())
@@ -207,7 +205,9 @@ class _Draw(torch.autograd.Function):
             # dw = σ v (1 − T²) d(s (ε − c)); its effect on h' has −2 s T for σ
             common = torch.addcmul(G, R, step, value=2 * s).mul_(decline)
             mass = common.sum()
-            pairs.append(torch.stack([_dot(common, noise) - c * mass - fall, -s * mass]))
+            pairs.append(
+                torch.stack([_dot(common, noise) - c * mass - fall, -s * mass])
+            )
         raw_heights.mul_((-heights).expm1_().neg_())
         slopes, centres = torch.stack(pairs, 1)
         return location, raw_scale, raw_heights, slopes, centres, None

@@ -1,0 +1,115 @@
+"""Posteriors with known parameters, and integrals over their densities on a grid.
+
+The integrals use ``log_prob`` alone, never a draw.
+"""
+
+import math
+
+import torch
+
+from sklaplace.variational import POSTERIORS
+
+N_WEIGHTS = 4
+LOCATION = torch.tensor([0.0, 0.4, -1.5, 2.0], dtype=torch.float64)
+SCALE = torch.tensor([0.05, 0.3, 0.7, 0.1], dtype=torch.float64)
+BOUND = 3.0
+# a fresh start, and parameters drawn at random
+SETTINGS = [None, 0, 1]
+CASES = [(name, setting) for name in POSTERIORS for setting in SETTINGS]
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def posterior(name, setting=None, dtype=torch.float64):
+    """A posterior as it starts, or perturbed so that all parameters matter."""
+    found = POSTERIORS[name](LOCATION.to(dtype), SCALE.to(dtype), BOUND)
+    if setting is None:
+        return found
+    source = generator(setting)
+    with torch.no_grad():
+        if name == "kumaraswamy":
+            u = torch.rand(2, N_WEIGHTS, generator=source, dtype=torch.float64)
+            # from 0.6, where floats near the bounds still hold all but 1e-9 of the mass
+            a, b = (0.6 * 40**u).to(dtype)
+            set_kumaraswamy(found, a, b)
+        else:
+            for parameter in found.parameters():
+                noise = torch.randn(parameter.shape, generator=source, dtype=dtype)
+                parameter.add_(noise)
+    return found
+
+
+def set_kumaraswamy(found, a, b):
+    """Give a posterior the usual parameters."""
+    log_m = (-torch.expm1(-math.log(2) / b.double())).log() / a.double()
+    with torch.no_grad():
+        found.log_a.copy_(a.log())
+        found.logit_median.copy_(log_m - (-torch.expm1(log_m)).log())
+
+
+def grid(found, n=20_000):
+    """Points (G, P) and what they stand for (G, P), which move with the parameters."""
+    middles = (torch.arange(n, dtype=torch.float64) + 0.5).unsqueeze(-1) / n
+    if found.name == "kumaraswamy":
+        # where x = 1e-16, the density of a, b = 0.6 has 1e-9 of its mass beyond
+        y = (2 * middles - 1) * 36.0
+        x = torch.sigmoid(y)
+        w = found.bound * (2 * x - 1)
+        weight = 2 * found.bound * x * torch.sigmoid(-y) * 72 / n
+        return w.expand(n, N_WEIGHTS), weight
+    if found.name == "density":
+        edge = 4 * torch.nn.functional.softplus(found.raw_scale)
+        return found.location + (2 * middles - 1) * edge, 2 * edge / n
+    # the density beyond is below exp(-70)
+    reach = 13 * found.variance().sqrt().detach()
+    return found.mean().detach() + (2 * middles - 1) * reach, 2 * reach / n
+
+
+def expectation(found, function, n=20_000):
+    """``E[f(w)]`` (P,), differentiable; f takes and gives (G, P)."""
+    w, weight = grid(found, n)
+    return (found.log_prob(w).exp() * function(w) * weight).sum(0)
+
+
+def distribution(found, n=20_000):
+    """Points (G, P) and the mass below them, (G, P)."""
+    with torch.no_grad():
+        w, weight = grid(found, n)
+        mass = found.log_prob(w).exp() * weight
+        return w, mass.cumsum(0) - mass / 2
+
+
+def even_noise(monkeypatch, name, n=20_000):
+    """Replace the noise by its quantiles: draws become a quadrature over the noise."""
+    import importlib
+
+    module = importlib.import_module(f"sklaplace.variational.{name}")
+    u = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    u = u.unsqueeze(-1).expand(n, N_WEIGHTS).contiguous()
+    kind, values = {
+        "gaussian": ("normal_noise", torch.special.ndtri(u)),
+        "quantile": ("normal_noise", torch.special.ndtri(u)),
+        "kumaraswamy": ("exponential_noise", -torch.log1p(-u)),
+        "density": ("uniform_noise", u),
+    }[name]
+    monkeypatch.setattr(module, kind, lambda *_: values.clone())
+
+
+def gradients(value, found):
+    """Gradient of each of (P,) values in the parameters, in one row each."""
+    rows = []
+    for one in value:
+        parts = torch.autograd.grad(
+            one, list(found.parameters()), retain_graph=True, allow_unused=True
+        )
+        rows.append(
+            torch.cat(
+                [
+                    torch.zeros_like(parameter).flatten() if part is None else part.flatten()
+                    for part, parameter in zip(parts, found.parameters(), strict=True)
+                ]
+            )
+        )
+    return torch.stack(rows)
