@@ -43,7 +43,12 @@ def posterior(name, setting=None, dtype=torch.float64):
 
 def set_kumaraswamy(found, a, b):
     """Give a posterior the usual parameters."""
-    log_m = (-torch.expm1(-math.log(2) / b.double())).log() / a.double()
+    decay = math.log(2) / b.double()
+    # both forms of log(1 − e^{−decay}), each precise where the other is not
+    log_root = torch.where(
+        decay < 1, (-torch.expm1(-decay)).log(), torch.log1p(-(-decay).exp())
+    )
+    log_m = log_root / a.double()
     with torch.no_grad():
         found.log_a.copy_(a.log())
         found.logit_median.copy_(log_m - (-torch.expm1(log_m)).log())

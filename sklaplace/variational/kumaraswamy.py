@@ -201,6 +201,7 @@ class _Draw(torch.autograd.Function):
         # dβ/dα = −t L'(t), which is finite however large L' is
         slope = t / t.expm1() * (t - (_LOG_LOG_TWO - log_b)).exp_()
         grad_shape = slope.mul_(grad_log_b)
+        logit = logit.clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT)
         ratio = torch.sigmoid(-logit).div_(softplus(-logit))
         return -grad_shape * ratio, grad_log_a + grad_shape, None, None
 

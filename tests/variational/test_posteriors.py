@@ -4,6 +4,7 @@ import copy
 import pickle
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from densities import (
@@ -66,10 +67,9 @@ def test_draws_follow_the_integrated_density(name, setting):
     points, below = distribution(found)
     w = found.sample(4000, generator(1))[0].detach()
     for p in range(N_WEIGHTS):
-        order = torch.searchsorted(points[:, p].contiguous(), w[:, p].contiguous())
-        mass = below[order.clamp(max=len(below) - 1), p]
+        mass = np.interp(w[:, p], points[:, p], below[:, p])
         # 48 fixed tests: one p-value below 1e-4 has a chance of 0.5 %
-        assert kstest(mass.numpy(), "uniform").pvalue > 1e-4
+        assert kstest(mass, "uniform").pvalue > 1e-4
 
 
 @pytest.mark.parametrize(("name", "setting"), CASES)
@@ -85,14 +85,11 @@ def test_log_densities_of_draws_are_those_of_log_prob(name, setting):
 def test_gradients_of_log_densities_are_those_of_log_prob(name, setting):
     """Both directly and by way of the draw."""
     found = posterior(name, setting)
-    parameters = list(found.parameters())
     c = torch.randn(3, N_WEIGHTS, generator=generator(4), dtype=torch.float64)
     w, log_q = found.sample(3, generator(3))
-    wanted = torch.autograd.grad((c * found.log_prob(w)).sum(), parameters, retain_graph=True)
-    for one, other in zip(
-        torch.autograd.grad((c * log_q).sum(), parameters), wanted, strict=True
-    ):
-        close(one, other, rtol=1e-8, atol=1e-8)
+    wanted = gradients((c * found.log_prob(w)).sum(0), found)
+    assert (wanted.abs().amax(-1) > 0.1).all()
+    close(gradients((c * log_q).sum(0), found), wanted, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize(("name", "setting"), CASES)
@@ -141,10 +138,10 @@ def test_moments(name, setting):
 @pytest.mark.parametrize(("name", "setting"), CASES)
 def test_medians(name, setting):
     found = posterior(name, setting)
-    below = expectation(found, lambda w: (w < found.median()).double())
-    # a cell of the grid at the median: 1e-4 of the range, at densities of up to some
-    # tens of one over the range
-    close(below, torch.full_like(below, 0.5), rtol=0, atol=2e-3)
+    points, below = distribution(found)
+    for p, median in enumerate(found.median().tolist()):
+        # linear between points, which have at most 5 % of the mass between them
+        assert abs(np.interp(median, points[:, p], below[:, p]) - 0.5) < 1e-3
 
 
 @pytest.mark.parametrize(("name", "setting"), CASES)
@@ -315,7 +312,7 @@ def test_adam_maximises_an_expectation(name):
     found = posterior(name)
     optimizer = torch.optim.Adam(found.parameters(), lr=0.05)
     source = generator()
-    for _ in range(400):
+    for _ in range(250):
         w, log_q = found.sample(4, source)
         loss = ((w - 1).square() / (2 * 0.2**2) + log_q).sum(-1).mean()
         optimizer.zero_grad()
