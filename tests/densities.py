@@ -112,7 +112,9 @@ def gradients(value, found):
         rows.append(
             torch.cat(
                 [
-                    torch.zeros_like(parameter).flatten() if part is None else part.flatten()
+                    torch.zeros_like(parameter).flatten()
+                    if part is None
+                    else part.flatten()
                     for part, parameter in zip(parts, found.parameters(), strict=True)
                 ]
             )

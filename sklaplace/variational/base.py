@@ -136,6 +136,14 @@ class WeightPosterior(nn.Module, ABC):
         """``E[w²]``, (P,), in closed form; None where there is none."""
         return None
 
+    def closed_form(self) -> tuple[Tensor, Tensor] | None:
+        """Entropies and ``E[w²]``, (P,) each, at once; None where one has no form."""
+        entropy = self.entropy()
+        second_moment = None if entropy is None else self.second_moment()
+        if entropy is None or second_moment is None:
+            return None
+        return entropy, second_moment
+
     def extra_repr(self) -> str:
         """Number of weights, and the bound where there is one."""
         bound = f", bound={self.bound:g}" if self.is_bounded else ""
@@ -144,7 +152,7 @@ class WeightPosterior(nn.Module, ABC):
 
 def positive(raw: Tensor) -> Tensor:
     """Positive numbers from any: ``softplus(raw)``, but never zero."""
-    return softplus(raw) + _SMALLEST
+    return softplus(raw).add_(_SMALLEST)
 
 
 def inverse_softplus(x: Tensor) -> Tensor:

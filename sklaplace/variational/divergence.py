@@ -18,8 +18,8 @@ def divergence(
     """Divergence of a posterior from a prior, as training uses it.
 
     Takes the closed form where it is cheaper than a draw, and an unbiased estimate
-    otherwise. The latter is not worse for training: its noise vanishes as the
-    posterior gets equal to the prior. For reports see `exact_divergence`.
+    otherwise. For reports, where noise matters and time does not, see
+    `exact_divergence`.
 
     Parameters
     ----------
@@ -75,13 +75,12 @@ def exact_divergence(posterior: WeightPosterior, prior: WeightPrior) -> Tensor |
         posterior does not know its entropy or second moment, or the prior's
         expectation takes more than that.
     """
-    entropy, second_moment = posterior.entropy(), posterior.second_moment()
-    if entropy is None or second_moment is None:
+    closed_form = posterior.closed_form()
+    if closed_form is None:
         return None
+    entropy, second_moment = closed_form
     expected = prior.expected_log_prob(second_moment)
-    if expected is None:
-        return None
-    return -(entropy + expected).sum()
+    return None if expected is None else -(entropy + expected).sum()
 
 
 def check_support(

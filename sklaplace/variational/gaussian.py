@@ -92,8 +92,14 @@ class Gaussian(WeightPosterior):
 
     def entropy(self) -> Tensor:
         """Entropies in nats, (P,)."""
-        return self.scale.log() + (LOG_ROOT_TWO_PI + 0.5)
+        return self.closed_form()[0]
 
     def second_moment(self) -> Tensor:
         """``E[w²]``, (P,)."""
-        return self.location.square() + self.scale.square()
+        return self.closed_form()[1]
+
+    def closed_form(self) -> tuple[Tensor, Tensor]:
+        """Entropies and ``E[w²]``, (P,) each, from one evaluation of the scales."""
+        scale = self.scale
+        entropy = scale.log() + (LOG_ROOT_TWO_PI + 0.5)
+        return entropy, self.location.square() + scale.square()

@@ -6,15 +6,19 @@ them less. Other libraries are in ``compare.py``.
 """
 
 import time
+from itertools import pairwise
 
 import pytest
 import torch
 from benchmarks.operations import Case
 from benchmarks.ours import Sklaplace
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 from sklaplace.dirichlet import APPROXIMATIONS
 from sklaplace.links import LINKS, choose_link
 from sklaplace.points import normal_draws
+from sklaplace.variational import POSTERIORS, GaussianPrior, divergence
 
 pytest.importorskip("pytest_benchmark")
 
@@ -74,3 +78,37 @@ def test_chosen_link(benchmark, rows, n_classes):
     draws = normal_draws(100, n_classes, 0)
     link = LINKS[choose_link(n_classes)]
     benchmark(link, *_gaussians(rows, n_classes), draws)
+
+
+@pytest.mark.benchmark(timer=time.process_time)
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_variational_step(benchmark, name):
+    """A step of training 85,614 weights with 128 rows: compare with the Gaussian."""
+    source = torch.Generator().manual_seed(0)
+    sizes = [784, 100, 64, 10]
+    layers = [torch.nn.Linear(i, o) for i, o in pairwise(sizes)]
+    network = torch.nn.Sequential(
+        layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU(), layers[2]
+    )
+    shapes = {key: value.shape for key, value in network.named_parameters()}
+    x = torch.randn(128, 784, generator=source)
+    y = torch.randint(10, (128,), generator=source)
+    n_weights = sum(shape.numel() for shape in shapes.values())
+    location = 0.05 * torch.randn(n_weights, generator=source)
+    posterior = POSTERIORS[name](location, torch.full_like(location, 0.05))
+    optimizer = torch.optim.Adam(posterior.parameters())
+
+    def step():
+        w, log_q = posterior.sample(1, source)
+        parts = w[0].split([shape.numel() for shape in shapes.values()])
+        weights = {
+            key: part.view(shape)
+            for (key, shape), part in zip(shapes.items(), parts, strict=True)
+        }
+        loss = cross_entropy(functional_call(network, weights, (x,)), y)
+        loss = loss + divergence(posterior, GaussianPrior(), w, log_q) / 60_000
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    benchmark.pedantic(step, rounds=100, warmup_rounds=10)

@@ -10,8 +10,8 @@ from sklaplace.variational import POSTERIORS, GaussianPrior, divergence
 
 # numbers per weight that one draw keeps, and that a step has at once, parameters and
 # gradients aside
-KEPT = {"gaussian": 4, "kumaraswamy": 6, "quantile": 13, "density": 26}
-PEAK = {"gaussian": 14, "kumaraswamy": 15, "quantile": 26, "density": 52}
+KEPT = {"gaussian": 2, "kumaraswamy": 5, "quantile": 12, "density": 24}
+PEAK = {"gaussian": 10, "kumaraswamy": 17, "quantile": 29, "density": 56}
 
 
 def fresh(name, n_weights):

@@ -57,7 +57,9 @@ def test_draws_average_to_the_closed_form(name, prior, setting):
 
 
 @pytest.mark.parametrize(("name", "setting"), CASES)
-@pytest.mark.parametrize("prior", [GaussianPrior(0.5), ScaleMixturePrior(1.0, 0.4, 0.1)])
+@pytest.mark.parametrize(
+    "prior", [GaussianPrior(0.5), ScaleMixturePrior(1.0, 0.4, 0.1)]
+)
 def test_draws_average_to_the_integral(name, setting, prior):
     found = posterior(name, setting)
 
@@ -114,7 +116,9 @@ def test_divergence_from_itself_is_zero():
     with torch.no_grad():
         flat.log_a.zero_()
         flat.logit_median.zero_()
-    assert exact_divergence(flat, UniformPrior(3.0)).item() == pytest.approx(0, abs=1e-14)
+    assert exact_divergence(flat, UniformPrior(3.0)).item() == pytest.approx(
+        0, abs=1e-14
+    )
 
 
 @pytest.mark.parametrize("prior", [GaussianPrior(), ScaleMixturePrior()])
@@ -138,9 +142,9 @@ def test_gradients_are_finite_in_single_precision(name, prior):
 @pytest.mark.parametrize("name", ["density", "gaussian", "quantile"])
 def test_unbounded_posteriors_are_refused_by_a_bounded_prior(name):
     message = re.escape(
-        f"posterior={name!r} has no bounds, but prior='uniform' allows no weight beyond "
-        "its own: their divergence is infinite. Choose posterior='kumaraswamy', or "
-        "prior as one of 'gaussian', 'scale_mixture'."
+        f"posterior={name!r} has no bounds, but prior='uniform' allows no weight "
+        "beyond its own: their divergence is infinite. Choose posterior='kumaraswamy', "
+        "or prior as one of 'gaussian', 'scale_mixture'."
     )
     for found in (POSTERIORS[name], posterior(name)):
         with pytest.raises(ValueError, match=message):

@@ -150,9 +150,13 @@ def test_entropies(name, setting):
     entropy = found.entropy()
     assert (entropy is None) == (name in {"density", "quantile"})
     if entropy is not None:
-        numeric = expectation(
-            found, lambda w: -found.log_prob(w).masked_fill(w.abs() >= 3, 0)
-        ) if found.is_bounded else expectation(found, lambda w: -found.log_prob(w))
+        numeric = (
+            expectation(
+                found, lambda w: -found.log_prob(w).masked_fill(w.abs() >= 3, 0)
+            )
+            if found.is_bounded
+            else expectation(found, lambda w: -found.log_prob(w))
+        )
         close(entropy, numeric, rtol=1e-6, atol=1e-6)
 
 
@@ -175,7 +179,9 @@ def test_starts_as_asked(name):
     [lambda w: w, torch.square, torch.cos],
     ids=["w", "square", "cos"],
 )
-def test_pathwise_gradients_are_those_of_integrals(name, setting, function, monkeypatch):
+def test_pathwise_gradients_are_those_of_integrals(
+    name, setting, function, monkeypatch
+):
     found = posterior(name, setting)
     wanted = gradients(expectation(found, function), found)
     even_noise(monkeypatch, name)
@@ -216,7 +222,9 @@ def test_one_of_the_outputs_is_enough(name, part):
     found = posterior(name, 0)
     found.sample(2, generator())[part].sum().backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in found.parameters())
-    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in found.parameters())
+    assert any(
+        p.grad is not None and p.grad.abs().max() > 0 for p in found.parameters()
+    )
 
 
 # Noise
@@ -353,7 +361,7 @@ def test_integers_are_refused(name):
 @pytest.mark.parametrize("name", POSTERIORS)
 @pytest.mark.parametrize("bound", [0, -1.0, float("inf"), "3", None])
 def test_bad_bounds(name, bound):
-    with pytest.raises(ValueError, match="bound.*is not"):
+    with pytest.raises(ValueError, match=r"bound.*is not"):
         POSTERIORS[name](LOCATION, SCALE, bound)
 
 

@@ -53,7 +53,7 @@ def test_bisection_finds_the_noise(setting):
         log_q = found.log_prob(w).detach()
         for p in range(len(location)):
             e = brentq(
-                lambda e, p=p: h(e, v[:, p], s, c) - z, z - 50, z + 50, xtol=1e-14
+                lambda e, p=p, z=z: h(e, v[:, p], s, c) - z, z - 50, z + 50, xtol=1e-14
             )
             step = np.tanh(s * (e - c))
             slope = 1 + v[:, p] @ (s * (1 - step**2))
