@@ -8,10 +8,16 @@ from skorch import NeuralNetClassifier, NeuralNetRegressor
 from torch import nn
 
 from sklaplace import (
+    DeepEnsembleClassifier,
+    DeepEnsembleRegressor,
     LaplaceClassifier,
     LaplaceClassifierCV,
     LaplaceRegressor,
     LaplaceRegressorCV,
+    MCDropoutClassifier,
+    MCDropoutRegressor,
+    VariationalClassifier,
+    VariationalRegressor,
 )
 
 # The checks use tables of 10 to 40 rows, too few to set any aside for the noise.
@@ -20,6 +26,21 @@ pytestmark = pytest.mark.filterwarnings("ignore:sigma_noise comes from the train
 
 @parametrize_with_checks([LaplaceClassifier(), LaplaceRegressor()])
 def test_defaults(estimator, check):
+    check(estimator)
+
+
+SAMPLING = [
+    VariationalClassifier(),
+    VariationalRegressor(),
+    MCDropoutClassifier(),
+    MCDropoutRegressor(),
+    DeepEnsembleClassifier(),
+    DeepEnsembleRegressor(),
+]
+
+
+@parametrize_with_checks(SAMPLING)
+def test_defaults_that_predict_from_draws(estimator, check):
     check(estimator)
 
 

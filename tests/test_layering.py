@@ -74,6 +74,7 @@ MODULES = [
     "evidence",
     "validation",
     "tuning",
+    "descent",
     "networks",
     "holdout",
     "training",
@@ -98,6 +99,12 @@ MODULES = [
     "folds",
     "selection",
     "callbacks",
+    "sampling",
+    "stochastic",
+    "elbo",
+    "bayes_by_backprop",
+    "dropout",
+    "ensembles",
     "plotting",
 ]
 

@@ -1,0 +1,563 @@
+"""VariationalClassifier and VariationalRegressor: posteriors that are learned.
+
+Bayes by Backprop: in place of weights, a distribution of each weight is trained, by
+gradients of the evidence lower bound.
+"""
+
+import copy
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import clone
+from skorch.callbacks import ParamMapper
+from torch import Tensor
+
+from sklaplace.bands import BandPredictor
+from sklaplace.callbacks import PriorCallback
+from sklaplace.columns import check_noise, geometric_mean
+from sklaplace.data import TrainingData
+from sklaplace.elbo import KL_SCHEDULES, Elbo, nats
+from sklaplace.forward import Forward
+from sklaplace.likelihoods import weighed
+from sklaplace.networks import without_penalty
+from sklaplace.options import Check, check_option, check_params, check_positive
+from sklaplace.outputs import FittedNetwork, WeightPredictor
+from sklaplace.predictive import network_draws
+from sklaplace.reading import Reading
+from sklaplace.sampling import SamplingEstimator
+from sklaplace.simplex import SimplexPredictor
+from sklaplace.stochastic import StochasticModule, VariationalPosterior
+from sklaplace.training import copied
+from sklaplace.variational import POSTERIORS
+from sklaplace.variational.divergence import check_support
+from sklaplace.variational.priors import PRIORS, WeightPrior
+
+# Draws of the weights that the evidence lower bound is averaged over: the average over
+# rows leaves little noise.
+ELBO_DRAWS = 20
+# nats per row by which predictions must be worse to be worth a word
+NOTABLE_RISE = 0.02
+
+
+class BaseVariational(SamplingEstimator, WeightPredictor):
+    """Shared by both estimators; not for direct use."""
+
+    posterior: str
+    prior: str
+    prior_scale: float
+    prior_params: dict[str, Any] | None
+    kl_weight: float
+    kl_schedule: str
+    bound: float
+    verbose: int
+    posterior_: VariationalPosterior
+    elbo_: float
+    kl_: float
+    _elbo: Elbo
+
+    # ------------------------------------------------------------------ settings
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        check_option("posterior", self.posterior, POSTERIORS)
+        check_option("kl_schedule", self.kl_schedule, KL_SCHEDULES)
+        check_positive("kl_weight", self.kl_weight)
+        check_positive("bound", self.bound)
+        check_support(POSTERIORS[self.posterior], self._prior())
+
+    def _prior(self) -> WeightPrior:
+        """The prior asked for, with its options."""
+        check_option("prior", self.prior, PRIORS)
+        kind = PRIORS[self.prior]
+        names = {field.name for field in fields(kind)}
+        common: dict[str, Any] = {"scale": self.prior_scale, "bound": self.bound}
+        options: dict[str, Check] = dict.fromkeys(names - set(common), _checked_later)
+        given = self.prior_params or {}
+        check_params("prior_params", given, options, f"prior={self.prior!r}")
+        check_positive("prior_scale", self.prior_scale)
+        known = {k: v for k, v in common.items() if k in names}
+        return kind(**known, **given)
+
+    def _sigma(self) -> float | None:
+        """Noise that is given; None: learned."""
+        return None
+
+    # ------------------------------------------------------------------ training
+    def _new_net(self, data: TrainingData) -> Any:
+        if self.estimator is None:
+            return without_penalty(self._default_net(data))
+        return clone(self._net())
+
+    def _learn(
+        self, net: Any, data: TrainingData, fit_params: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        _check_net(net)
+        start = self._net().module_ if self._is_frozen() else None
+        self._elbo = Elbo(
+            posterior=self.posterior,
+            prior=self._prior(),
+            bound=float(self.bound),
+            kl_weight=float(self.kl_weight),
+            schedule=self.kl_schedule,
+            sigma=self._sigma(),
+            start=copy.deepcopy(start),
+        )
+        rows = self._train(net, data, fit_params)
+        self._settle(net)
+        return rows
+
+    def _changes(self) -> tuple[type, ...]:
+        return (self._elbo.mixin(),)
+
+    def _begin(self, net: Any, reading: Reading) -> None:
+        self._elbo.begin(net.module_, reading)
+
+    def _settle(self, net: Any) -> None:
+        """Take the posterior out of a trained net, which keeps the medians."""
+        module: StochasticModule = net.module_
+        distribution = module.posterior.requires_grad_(False)
+        if not all(bool(p.isfinite().all()) for p in distribution.parameters()):
+            raise ValueError(
+                "The training of the posterior has diverged: its parameters are not "
+                "finite. Lower the learning rate, or scale the inputs."
+            )
+        self.posterior_ = VariationalPosterior(
+            distribution, self._elbo.prior, module.layout
+        )
+        self._elbo.start = None
+        net.module_ = module.settled()
+        net.initialize_optimizer()  # of the weights that the net now has
+
+    # ------------------------------------------------------------ what was learned
+    def _publish(self, fitted: FittedNetwork) -> None:
+        super()._publish(fitted)
+        n_draws = min(ELBO_DRAWS, max(2, self.n_samples))
+        generator = torch.Generator().manual_seed(self._seed)
+        weights = self.posterior_.sample(n_draws, generator)
+        self.kl_ = float(self.posterior_.kl(n_draws, generator))
+        loss, n_targets = 0.0, 0.0
+        for rows, w, n in self._losses(fitted, fitted.train, weights):
+            loss += float(w @ rows.mean(-1))
+            n_targets += float(w.sum()) * n
+        self.elbo_ = -loss - self.kl_
+        self._check_loss(loss / n_targets)
+        if self._is_frozen() and fitted.held_out is not None:
+            self._compare(fitted, weights)
+
+    def _summary(self) -> str:
+        return (
+            f"{self.posterior} posterior over "
+            f"{self.posterior_.layout.n_parameters:,} weights, ELBO {self.elbo_:.1f}, "
+            f"KL {self.kl_:.1f} (weight {self.kl_weight:g})"
+        )
+
+    def _check_loss(self, loss: float) -> None:
+        """Overridden where a loss per target says that training has failed."""
+
+    def _losses(
+        self,
+        fitted: FittedNetwork,
+        dataset: Any,
+        weights: Tensor,
+        start: Forward | None = None,
+    ) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """Negative log-likelihoods (b, s) of each batch, weights (b,), targets per row.
+
+        Those under the draws come after that of a network to compare with, if any.
+        """
+        likelihood = fitted.inspected.likelihood
+        forward = fitted.forward()
+        for x, y, w in self._batches(fitted, dataset, n_draws=len(weights)):
+            drawn = network_draws(self.posterior_, forward, x, weights)  # (b, c, s)
+            if start is not None:
+                with torch.no_grad():
+                    drawn = torch.cat([start(x).double().unsqueeze(-1), drawn], -1)
+            targets = likelihood.targets(y, drawn[..., 0])
+            losses = [likelihood.loss(f, targets) for f in drawn.unbind(-1)]
+            n_targets = likelihood.n_targets(drawn.shape[1])
+            rows = nats(
+                likelihood, torch.stack(losses, -1), self._elbo.noise, n_targets
+            )
+            w = weighed(likelihood, targets, w)
+            yield (
+                rows,
+                torch.ones_like(rows[:, 0]) if w is None else w.to(rows),
+                n_targets,
+            )
+
+    def _compare(self, fitted: FittedNetwork, weights: Tensor) -> None:
+        """Warn where held-out rows say that the network was better before."""
+        before = replace(fitted, net=copied(self._net())).forward()
+        rise = []
+        with before.frozen():
+            for rows, *_ in self._losses(fitted, fitted.held_out, weights, before):
+                first, drawn = rows[:, 0], rows[:, 1:]
+                averaged = math.log(drawn.shape[1]) - (-drawn).logsumexp(1)
+                rise.append(averaged - first)
+        change = torch.cat(rise).cpu().numpy()
+        noise = change.std() / len(change) ** 0.5
+        if change.mean() > max(2 * noise, NOTABLE_RISE):
+            warnings.warn(
+                f"The posterior predicts the {len(change)} rows that the net holds out "
+                f"worse than the network that it started from: by {change.mean():.2g} "
+                "nats per row. Train longer (max_epochs), lower kl_weight, or use "
+                "LaplaceClassifier or LaplaceRegressor, which keep the network.",
+                UserWarning,
+                stacklevel=4,
+            )
+
+
+def _checked_later(name: str, value: Any) -> None:
+    """Values that the prior itself checks."""
+
+
+def _check_net(net: Any) -> None:
+    """Refuse nets whose training would not be what they say."""
+    kind = type(net)
+    owner = next(base for base in kind.__mro__ if "get_loss" in vars(base))
+    if not owner.__module__.startswith("skorch."):
+        raise ValueError(
+            f"estimator is a {kind.__name__}, whose get_loss would not be used: the "
+            "objective is made of the likelihood that belongs to its criterion. Leave "
+            "get_loss as skorch has it, or pass likelihood."
+        )
+    if getattr(net, "optimizer__param_groups", None):
+        raise ValueError(
+            "optimizer__param_groups names parameters of the module, in whose place "
+            "those of their distributions are trained. Leave it out."
+        )
+    if getattr(net, "optimizer__line_search_fn", None):
+        raise ValueError(
+            "The optimizer has optimizer__line_search_fn, which compares losses under "
+            "different draws of the weights. Set it to None, or use torch.optim.Adam."
+        )
+    for callback in _callbacks(net):
+        if isinstance(callback, PriorCallback | ParamMapper):
+            raise ValueError(
+                f"The callback {type(callback).__name__} is about parameters of the "
+                "module, in whose place those of their distributions are trained. "
+                "Leave it out; parameters with requires_grad=False stay as they are."
+            )
+
+
+def _callbacks(net: Any) -> list[Any]:
+    """Callbacks that were given, without their names."""
+    given = getattr(net, "callbacks", None)
+    if given is None or isinstance(given, str):
+        return []
+    return [entry[1] if isinstance(entry, tuple) else entry for entry in given]
+
+
+class VariationalClassifier(SimplexPredictor, BaseVariational):
+    """Class probabilities from a skorch net whose weights are distributions.
+
+    Bayes by Backprop: the posterior is learned, not expanded around trained weights.
+    Prefer `LaplaceClassifier` for a network that is trained already; this one where the
+    distribution of the weights itself is of interest, or for comparison.
+
+    Parameters
+    ----------
+    estimator : skorch net, FrozenEstimator or None, default=None
+        The network. A skorch net is cloned, and its module's initialisation is where
+        the distributions start; around a trained net, a
+        ``sklearn.frozen.FrozenEstimator`` makes them start at its weights. None makes
+        a small network that suits tables.
+    likelihood : object or None, default=None
+        Of the targets given the outputs, where the criterion is none of those that are
+        known; see `sklaplace.likelihoods`. None takes that of the criterion.
+    posterior : {"gaussian", "kumaraswamy", "quantile", "density"}, default="gaussian"
+        Family of the distribution of each weight; all but the first are experimental.
+    prior : {"gaussian", "scale_mixture", "uniform"}, default="gaussian"
+        Distribution of each weight before the data.
+    prior_scale : float, default=1.0
+        Standard deviation of the prior, of its wide part for ``scale_mixture``.
+    prior_params : dict, default=None
+        Options of the prior. ``scale_mixture`` takes ``weight`` (0.5), the share of the
+        wide part, and ``narrow`` (exp(-6)), the standard deviation of the narrow one.
+    kl_weight : float, default=0.1
+        Factor of the divergence from the prior. One is the Bayesian objective, which
+        underfits where rows are few for the weights; below one the posterior is
+        sharper than Bayes' rule says. ``elbo_`` is always that of one.
+    kl_schedule : {"uniform", "blundell"}, default="uniform"
+        How the divergence is shared among the batches of an epoch: equally, or half of
+        it with the first, a quarter with the second, and so on.
+    bound : float, default=3.0
+        Largest magnitude of weights under ``posterior="kumaraswamy"`` and
+        ``prior="uniform"``.
+    class_weight : dict, "balanced" or None, default=None
+        Weights of the classes, by label, which multiply ``sample_weight``:
+        ``"balanced"`` gives all classes the same in total.
+    dirichlet_approx : {"projection", "bridge", "bridge_norm", \
+            "bridge_norm_published"}, default="projection"
+        How the Gaussian of the drawn logits becomes a Dirichlet distribution.
+    n_samples : int, default=100
+        Draws of the weights that predictions are averaged over; the same in each call.
+    batch_size : int or None, default=None
+        Rows per batch for prediction; None fits them into a fixed memory budget.
+        Results do not depend on it. The net has its own for training.
+    random_state : int, RandomState or None, default=None
+        Seeds initialisation, training and draws. None differs every time. The global
+        generators are never touched.
+    verbose : int, default=0
+        Print one line after fitting if positive.
+
+    Attributes
+    ----------
+    estimator_ : skorch net
+        The net, its weights at the medians of their distributions. Its history has
+        ``kl`` and ``elbo`` of each epoch.
+    posterior_ : VariationalPosterior
+        The distributions.
+    elbo_ : float
+        Evidence lower bound of the training rows in nats, the divergence with weight
+        one: averaged over up to 20 draws.
+    kl_ : float
+        The divergence from the prior, in nats.
+    classes_ : ndarray of shape (K,)
+        Class labels; for a matrix of labels the numbers of its columns.
+    n_features_in_ : int
+        Number of features (of the second axis), for array input.
+    feature_names_in_ : ndarray of str
+        Column names, for data frames with string columns.
+    n_iter_ : int
+        Epochs the network was trained for.
+
+    See Also
+    --------
+    VariationalRegressor : The same for numbers.
+    LaplaceClassifier : A posterior around trained weights.
+
+    Notes
+    -----
+    Every parameter that requires gradients has a distribution, independent of all
+    others; others, and buffers, stay as they are. skorch's training loop runs as it is,
+    with its callbacks, validation and device; ``train_loss`` in the history is the
+    objective in nats per row, ``valid_loss`` the loss at the medians. Losses are those
+    of the likelihood that belongs to the criterion.
+
+    Training takes about as long as that of the network, for more epochs: distributions
+    need several times as many until they stand still. Prediction takes ``n_samples``
+    forward passes. A Laplace approximation is trained faster, predicts faster and,
+    around a network that is good already, is usually the better choice; see the guide.
+
+    References
+    ----------
+    Blundell, Cornebise, Kavukcuoglu and Wierstra (2015), "Weight uncertainty in neural
+    networks". Graves (2011), "Practical variational inference for neural networks".
+    Wenzel et al. (2020), "How good is the Bayes posterior in deep neural networks
+    really?", on weights of the divergence below one.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklaplace import VariationalClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = VariationalClassifier(random_state=0).fit(X, y)
+    >>> model.predict_proba(X[:2]).shape
+    (2, 3)
+    >>> bool(model.score(X, y) > 0.9)
+    True
+    """
+
+    def __init__(
+        self,
+        estimator: Any = None,
+        *,
+        likelihood: Any = None,
+        posterior: str = "gaussian",
+        prior: str = "gaussian",
+        prior_scale: float = 1.0,
+        prior_params: dict[str, Any] | None = None,
+        kl_weight: float = 0.1,
+        kl_schedule: str = "uniform",
+        bound: float = 3.0,
+        class_weight: dict[Any, float] | str | None = None,
+        dirichlet_approx: str = "projection",
+        n_samples: int = 100,
+        batch_size: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.estimator = estimator
+        self.likelihood = likelihood
+        self.posterior = posterior
+        self.prior = prior
+        self.prior_scale = prior_scale
+        self.prior_params = prior_params
+        self.kl_weight = kl_weight
+        self.kl_schedule = kl_schedule
+        self.bound = bound
+        self.class_weight = class_weight
+        self.dirichlet_approx = dirichlet_approx
+        self.n_samples = n_samples
+        self.batch_size = batch_size
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        self._check_dirichlet()
+
+    def _check_loss(self, loss: float) -> None:
+        self._warn_if_guessing(loss)
+
+
+class VariationalRegressor(BandPredictor, BaseVariational):
+    """Predictions with bands from a skorch net whose weights are distributions.
+
+    Bayes by Backprop: the posterior is learned, and the noise with it. Prefer
+    `LaplaceRegressor` for a network that is trained already.
+
+    Parameters
+    ----------
+    estimator : skorch net, FrozenEstimator or None, default=None
+        The network. A skorch net is cloned, and its module's initialisation is where
+        the distributions start; around a trained net, a
+        ``sklearn.frozen.FrozenEstimator`` makes them start at its weights. None makes
+        a small network that suits tables.
+    likelihood : object or None, default=None
+        Of the targets given the outputs, where the criterion is none of those that are
+        known; see `sklaplace.likelihoods`. None takes that of the criterion.
+    posterior : {"gaussian", "kumaraswamy", "quantile", "density"}, default="gaussian"
+        Family of the distribution of each weight; all but the first are experimental.
+    prior : {"gaussian", "scale_mixture", "uniform"}, default="gaussian"
+        Distribution of each weight before the data.
+    prior_scale : float, default=1.0
+        Standard deviation of the prior, of its wide part for ``scale_mixture``.
+    prior_params : dict, default=None
+        Options of the prior. ``scale_mixture`` takes ``weight`` (0.5), the share of the
+        wide part, and ``narrow`` (exp(-6)), the standard deviation of the narrow one.
+    kl_weight : float, default=0.1
+        Factor of the divergence from the prior. One is the Bayesian objective, which
+        underfits where rows are few for the weights; below one the posterior is
+        sharper than Bayes' rule says. ``elbo_`` is always that of one.
+    kl_schedule : {"uniform", "blundell"}, default="uniform"
+        How the divergence is shared among the batches of an epoch: equally, or half of
+        it with the first, a quarter with the second, and so on.
+    bound : float, default=3.0
+        Largest magnitude of weights under ``posterior="kumaraswamy"`` and
+        ``prior="uniform"``.
+    sigma_noise : float, array or "learned", default="learned"
+        Standard deviation of the observation noise, one for all outputs; only for nets
+        with ``MSELoss``, whose criterion leaves it open. An array has one for each
+        column of ``y``. ``"learned"`` follows the one that maximises the objective.
+    n_samples : int, default=100
+        Draws of the weights that predictions are averaged over; the same in each call.
+    batch_size : int or None, default=None
+        Rows per batch for prediction; None fits them into a fixed memory budget.
+        Results do not depend on it. The net has its own for training.
+    random_state : int, RandomState or None, default=None
+        Seeds initialisation, training and draws. None differs every time. The global
+        generators are never touched.
+    verbose : int, default=0
+        Print one line after fitting if positive.
+
+    Attributes
+    ----------
+    estimator_ : skorch net
+        The net, its weights at the medians of their distributions. Its history has
+        ``kl`` and ``elbo`` of each epoch.
+    posterior_ : VariationalPosterior
+        The distributions.
+    elbo_ : float
+        Evidence lower bound of the training rows in nats, the divergence with weight
+        one: averaged over up to 20 draws.
+    kl_ : float
+        The divergence from the prior, in nats.
+    sigma_noise_ : float or ndarray of shape (n_outputs,)
+        Standard deviation of the observation noise in use; one where there is none.
+    sigma_scaling_ : ndarray of shape (n_outputs,)
+        Factors of standard deviations, one each unless `recalibrate` was called.
+    n_features_in_ : int
+        Number of features (of the second axis), for array input.
+    feature_names_in_ : ndarray of str
+        Column names, for data frames with string columns.
+    n_iter_ : int
+        Epochs the network was trained for.
+
+    See Also
+    --------
+    VariationalClassifier : The same for classes.
+    LaplaceRegressor : A posterior around trained weights.
+
+    Notes
+    -----
+    Every parameter that requires gradients has a distribution, independent of all
+    others; others, and buffers, stay as they are. skorch's training loop runs as it is,
+    with its callbacks, validation and device; ``train_loss`` in the history is the
+    objective in nats per row, ``valid_loss`` the loss at the medians. Losses are those
+    of the likelihood that belongs to the criterion.
+
+    Training takes about as long as that of the network, for more epochs: distributions
+    need several times as many until they stand still. Prediction takes ``n_samples``
+    forward passes. A Laplace approximation is trained faster, predicts faster and,
+    around a network that is good already, is usually the better choice; see the guide.
+
+    References
+    ----------
+    Blundell, Cornebise, Kavukcuoglu and Wierstra (2015), "Weight uncertainty in neural
+    networks". Graves (2011), "Practical variational inference for neural networks".
+    Wenzel et al. (2020), "How good is the Bayes posterior in deep neural networks
+    really?", on weights of the divergence below one.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from sklaplace import VariationalRegressor
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> model = VariationalRegressor(random_state=0).fit(X, y)
+    >>> mean, std = model.predict(X[:2], return_std=True)
+    >>> mean.shape, std.shape
+    ((2,), (2,))
+    """
+
+    def __init__(
+        self,
+        estimator: Any = None,
+        *,
+        likelihood: Any = None,
+        posterior: str = "gaussian",
+        prior: str = "gaussian",
+        prior_scale: float = 1.0,
+        prior_params: dict[str, Any] | None = None,
+        kl_weight: float = 0.1,
+        kl_schedule: str = "uniform",
+        bound: float = 3.0,
+        sigma_noise: Any = "learned",
+        n_samples: int = 100,
+        batch_size: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.estimator = estimator
+        self.likelihood = likelihood
+        self.posterior = posterior
+        self.prior = prior
+        self.prior_scale = prior_scale
+        self.prior_params = prior_params
+        self.kl_weight = kl_weight
+        self.kl_schedule = kl_schedule
+        self.bound = bound
+        self.sigma_noise = sigma_noise
+        self.n_samples = n_samples
+        self.batch_size = batch_size
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        check_noise(self.sigma_noise, ["learned"])
+
+    def _sigma(self) -> float | None:
+        if isinstance(self.sigma_noise, str):
+            return None
+        return geometric_mean(np.atleast_1d(self.sigma_noise))
+
+    def _publish(self, fitted: FittedNetwork) -> None:
+        super()._publish(fitted)
+        has_noise = fitted.inspected.likelihood.has_noise
+        self._set_noise(float(self._elbo.noise) if has_noise else 1.0)
