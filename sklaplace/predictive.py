@@ -26,9 +26,13 @@ from sklaplace.jacobians import (
     joined,
 )
 from sklaplace.layouts import Layout
+from sklaplace.memory import CACHE
 from sklaplace.posterior import GaussianPosterior
 from sklaplace.structures import Projection, projected
 from sklaplace.trees import leaves, tree_rows
+
+# Numbers that a network is taken to make of each number of its input, at a time.
+PASSES = 16
 
 
 def linearised_mean(
@@ -176,16 +180,40 @@ def network_draws(
 ) -> Tensor:
     """Outputs (b, c, s) of the network itself under weights (s, P), float64.
 
-    One forward pass for each draw; the network's own weights are not touched.
+    One forward pass for each draw, or for as many draws at a time as the caches hold;
+    the network's own weights are not touched.
     """
     own = dict(forward.module.named_parameters())
-    found = []
+
+    def outputs(vector: Tensor) -> Tensor:
+        values = posterior.layout.unflatten(vector, forward.module)
+        given = {name: value.to(own[name]) for name, value in values.items()}
+        return call_with(forward, given, x).double()
+
+    size = weights.shape[1] + PASSES * sum(leaf.numel() for leaf in leaves(x))
+    at_once = CACHE // 8 // size
     with torch.no_grad():
-        for vector in weights:
-            values = posterior.layout.unflatten(vector, forward.module)
-            given = {name: value.to(own[name]) for name, value in values.items()}
-            found.append(call_with(forward, given, x).double())
-    return torch.stack(found, -1)
+        if at_once > 1:
+            found = _vectorised(outputs, forward, weights.split(at_once))
+            if found is not None:
+                return found.movedim(0, -1)
+        return torch.stack([outputs(vector) for vector in weights], -1)
+
+
+def _vectorised(
+    outputs: Callable[[Tensor], Tensor], forward: Forward, parts: Iterable[Tensor]
+) -> Tensor | None:
+    """Outputs (s, b, c) of many draws in one pass; None where an operator refuses."""
+    # what a module notes while it runs is of no use outside of vmap
+    noted = [(module, dict(vars(module))) for module in forward.modules()]
+    try:
+        return torch.cat([vmap(outputs)(part) for part in parts])
+    except RuntimeError:  # no batching rule: one draw after the other
+        return None
+    finally:
+        for module, attributes in noted:
+            vars(module).clear()
+            vars(module).update(attributes)
 
 
 def moments(

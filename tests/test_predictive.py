@@ -1,14 +1,18 @@
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import references
 import torch
 from cases import CASES, DOUBLE, call, generator, normal
 from contracts import N_ROWS, STRUCTURES_AND_PRIORS, assert_equal, problem
+from torch._C._functorch import is_batchedtensor
 from torch.autograd import gradcheck
 
+from sklaplace.forward import Forward
 from sklaplace.jacobians import backpropagate
+from sklaplace.layouts import BlockSpec, Layout
 from sklaplace.predictive import (
     PREDICTIVES,
     glm,
@@ -94,6 +98,51 @@ def test_network_draws_are_networks_with_those_weights(case, subset):
         for name, value in values.items():
             module.get_parameter(name).data = value
         assert_equal(call(module, found.x).detach(), expected, 1e-13)
+
+
+class Noting(torch.nn.Module):
+    """Keeps its last output, as some modules keep attention weights."""
+
+    def __init__(self, refuses=False):
+        super().__init__()
+        self.linear = torch.nn.utils.skip_init(torch.nn.Linear, 3, 2).double()
+        self.refuses, self.last, self.n_calls = refuses, None, 0
+
+    def forward(self, x):
+        self.n_calls += 1
+        if self.refuses and float(self.linear.weight.sum()) > 1e9:
+            return x
+        self.last = self.linear(x)
+        return self.last
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_draws_are_made_in_one_pass_where_the_module_lets_them(refuses):
+    module = Noting(refuses)
+    layout = Layout(
+        tuple(BlockSpec(name, tuple(p.shape)) for name, p in module.named_parameters())
+    )
+    posterior = SimpleNamespace(layout=layout)
+    weights, x = normal(5, 8), normal(4, 3, seed=1)
+    forward = Forward(module, module)
+    with forward.frozen():
+        draws = PREDICTIVES["nn"].draws(posterior, forward, x, weights)
+    assert module.n_calls == (5 if refuses else 0)  # notes of the pass are gone
+    assert module.last is None or not is_batchedtensor(module.last)
+    for vector, found in zip(weights, draws.unbind(-1), strict=True):
+        expected = x @ vector[:6].reshape(2, 3).T + vector[6:]
+        assert_equal(found, expected, 1e-14)
+
+
+@pytest.mark.parametrize("budget", [0, 500, 10**9])
+def test_number_of_draws_at_a_time_changes_nothing(monkeypatch, budget):
+    found = problem("mlp", subset="all")
+    posterior = found.posterior("diag")
+    weights = posterior.sample(7, generator(1))
+    expected = PREDICTIVES["nn"].draws(posterior, found.forward, found.x, weights)
+    monkeypatch.setattr("sklaplace.predictive.CACHE", 8 * budget)
+    draws = PREDICTIVES["nn"].draws(posterior, found.forward, found.x, weights)
+    assert_equal(draws, expected, 1e-13)
 
 
 def test_moments():
