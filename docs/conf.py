@@ -78,6 +78,7 @@ html_sidebars = {
         "changelog",
         "choices",
         "contributing",
+        "other_roads",
         "quickstart",
     )
 }

@@ -128,7 +128,7 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
         self.posterior_ = VariationalPosterior(
             distribution, self._elbo.prior, module.layout
         )
-        self._elbo.start = None
+        distribution.zero_grad()
         net.module_ = module.settled()
         net.initialize_optimizer()  # of the weights that the net now has
 
@@ -147,6 +147,9 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
         self._check_loss(loss / n_targets)
         if self._is_frozen() and fitted.held_out is not None:
             self._compare(fitted, weights)
+
+    def _forget(self) -> None:
+        del self._elbo
 
     def _summary(self) -> str:
         return (

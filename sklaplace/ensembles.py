@@ -66,7 +66,8 @@ class BaseEnsemble(SamplingEstimator):
     def _publish(self, fitted: FittedNetwork) -> None:
         super()._publish(fitted)
         self.n_iter_ = max(max(1, len(net.history)) for net in self.estimators_)
-        # rows have done their part
+
+    def _forget(self) -> None:
         self._members = [
             FittedNetwork(m.net, m.inspected, None, None) for m in self._members
         ]

@@ -1,11 +1,12 @@
 """Memory: how much there is, in units that people read, and where things are."""
 
+import copy
 import os
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # Bytes that the work on one batch may take beside the network and the factors of
 # the posterior.
@@ -68,9 +69,13 @@ def readable(n_bytes: float) -> str:
 
 
 def move(value: Any, device: torch.device | str) -> Any:
-    """Nested dataclasses and sequences with tensors on a device; copied if need be."""
+    """Nested dataclasses, sequences and modules on a device; copied if need be."""
     if isinstance(value, Tensor):
         return value.to(device)
+    if isinstance(value, nn.Module):
+        kinds = {parameter.device.type for parameter in value.parameters()}
+        is_there = kinds <= {torch.device(device).type}
+        return value if is_there else copy.deepcopy(value).to(device)
     if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
         moved = type(value)(move(entry, device) for entry in value)
         same = all(new is old for new, old in zip(moved, value, strict=True))

@@ -68,12 +68,16 @@ class SamplingEstimator(NetworkFitter):
                 self.n_iter_ = max(1, len(getattr(fitted.net, "history_", None) or []))
                 with fitted.forward().frozen():
                     self._publish(fitted)
+            self._forget()
         if self.verbose:
             print(f"[{type(self).__name__}] {self._summary()}")  # noqa: T201
         return self
 
     def _publish(self, fitted: FittedNetwork) -> None:
         """Overridden where more is known once the network has been trained."""
+
+    def _forget(self) -> None:
+        """Overridden where something is of no use once fit is over."""
 
     def _summary(self) -> str:
         """What was fitted, in one line."""

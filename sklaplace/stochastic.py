@@ -16,7 +16,7 @@ from torch.func import functional_call
 from sklaplace.forward import first_tensor
 from sklaplace.layouts import BlockSpec, Layout
 from sklaplace.variational.base import WeightPosterior
-from sklaplace.variational.divergence import divergence
+from sklaplace.variational.divergence import divergence, exact_divergence
 from sklaplace.variational.priors import WeightPrior
 
 # Standard deviations to start with, as a share of the weights' root mean square in
@@ -181,5 +181,8 @@ class VariationalPosterior:
     @torch.no_grad()
     def kl(self, n_samples: int, generator: torch.Generator) -> Tensor:
         """``KL(posterior ‖ prior)`` in nats, (): exact, or by draws."""
+        exact = exact_divergence(self.distribution, self.prior)
+        if exact is not None:
+            return exact.double()
         drawn = self.distribution.sample(n_samples, generator)
         return divergence(self.distribution, self.prior, *drawn).double()

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-README, QUICKSTART = ROOT / "README.md", ROOT / "docs" / "quickstart.rst"
+README = ROOT / "README.md"
+PAGES = [ROOT / "docs" / "quickstart.rst", ROOT / "docs" / "other_roads.rst"]
 MARKDOWN = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 RST = re.compile(r"^\.\. code-block:: python\n\n((?:   .*\n|\n)+)", re.MULTILINE)
 # the block after the example, which shows what it prints
@@ -47,10 +48,11 @@ def test_the_readme_example_is_as_short_as_it_says():
     assert f"## In {len(lines)} lines" in README.read_text(encoding="utf-8")
 
 
-def test_quickstart_runs_from_top_to_bottom():
-    run(QUICKSTART, RST)
-    blocks = RST.findall(QUICKSTART.read_text(encoding="utf-8"))
-    assert len(blocks) == QUICKSTART.read_text().count("code-block:: python")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_run_from_top_to_bottom(page):
+    run(page, RST)
+    blocks = RST.findall(page.read_text(encoding="utf-8"))
+    assert len(blocks) == page.read_text().count("code-block:: python")
 
 
 def test_the_table_of_combinations_is_what_happens(monkeypatch):
