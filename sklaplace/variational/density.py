@@ -181,17 +181,20 @@ class _Draw(torch.autograd.Function):
         part = excess.mul_(2).div_(left.add_(density)).clamp_(max=1)
         z = (index + part).mul_(_STEP).sub_(EDGE)
         log_q = density.log().sub_(mass.log().add_(scale.log()))
-        ctx.save_for_backward(scale, basis, u, bare, mass, index, rise, density, part)
+        raw = (raw_scale, basis, u)
+        ctx.save_for_backward(*raw, scale, bare, mass, index, rise, density, part)
         return torch.addcmul(location, scale, z), log_q
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_w: Tensor, grad_log_q: Tensor) -> tuple[Any, ...]:
-        scale, basis, u, bare, mass, index, rise, density, part = ctx.saved_tensors
+        raw_scale, basis, u, *saved = ctx.saved_tensors
+        scale, bare, mass, index, rise, density, part = saved
         z = (index + part).mul_(_STEP).sub_(EDGE)
         by_log_q = total(grad_log_q)
         by_scale = total(z.mul_(grad_w)).sub(by_log_q / scale)
-        raw_scale = by_scale.mul_((-scale).expm1_().neg_())
+        # with the derivative of softplus
+        by_raw_scale = by_scale.mul_(torch.sigmoid(raw_scale))
         at_point = grad_log_q / density
         # γ: gradient in z, by way of log p(z) as well, over p(z)
         pull = torch.addcmul(grad_w * scale, at_point, rise, value=1 / _STEP)
@@ -199,7 +202,7 @@ class _Draw(torch.autograd.Function):
         everywhere = total(pull * u).sub(by_log_q / mass)
         grad_p = _spread(pull, everywhere, index, part, at_point)
         heights = basis[:, :-1].mT @ grad_p.mul_(bare)
-        return grad_w.sum(0), raw_scale, heights, None, None
+        return grad_w.sum(0), by_raw_scale, heights, None, None
 
 
 def _segment(bare: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -58,8 +58,8 @@ class Quantile(WeightPosterior):
     -----
     Six parameters per weight: ``μ``, ``σ`` and four heights ``v_k``. Slopes ``s_k`` and
     centres ``c_k`` are learned, too, but all weights share them: with slopes and
-    centres of their own, a training step of 85,000 weights takes 2.8 times as long as
-    with Gaussians, instead of 1.9 times. Sharing also leaves the moments of ``h`` to
+    centres of their own, a training step of 85,000 weights takes 2.5 times as long as
+    with Gaussians, instead of 1.7 times. Sharing also leaves the moments of ``h`` to
     one quadrature for all weights. O(s P) time and memory for s draws; draws have first
     derivatives only.
     """
@@ -176,10 +176,12 @@ class _Draw(torch.autograd.Function):
         # numbers instead of tensors fuse into the operations
         ctx.shared = list(zip(slopes.tolist(), centres.tolist(), strict=True))
         for (s, c), step, v in zip(ctx.shared, steps, heights, strict=True):
-            torch.sub(noise, c, out=step).mul_(s).tanh_()
+            # tanh(x) = 2 sigmoid(2 x) − 1, which is three times as fast
+            torch.sub(noise, c, out=step).mul_(2 * s).sigmoid_().mul_(2).sub_(1)
             h.addcmul_(v, step)
             slope.addcmul_(v, _decline(step), value=s)
-        ctx.save_for_backward(scale, heights, noise, steps, h, slope)
+        raw = (raw_scale, raw_heights)
+        ctx.save_for_backward(*raw, scale, heights, noise, steps, h, slope)
         log_q = noise.square().mul_(-0.5).sub_(slope.log())
         log_q.sub_(scale.log().add_(LOG_ROOT_TWO_PI))
         return torch.addcmul(location, scale, h), log_q
@@ -187,11 +189,11 @@ class _Draw(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_w: Tensor, grad_log_q: Tensor) -> tuple[Any, ...]:
-        scale, heights, noise, steps, h, slope = ctx.saved_tensors
+        *raw, scale, heights, noise, steps, h, slope = ctx.saved_tensors
         location = grad_w.sum(0)
-        # d softplus = 1 − exp(−softplus)
         by_scale = total(grad_w * h).sub(total(grad_log_q) / scale)
-        raw_scale = by_scale.mul_((-scale).expm1_().neg_())
+        # the derivative of softplus
+        raw_scale = by_scale.mul_(torch.sigmoid(raw[0]))
         G, R = grad_w * scale, grad_log_q / slope
         raw_heights = torch.empty_like(heights)
         pairs = []
@@ -208,7 +210,7 @@ class _Draw(torch.autograd.Function):
             pairs.append(
                 torch.stack([_dot(common, noise) - c * mass - fall, -s * mass])
             )
-        raw_heights.mul_((-heights).expm1_().neg_())
+        raw_heights.mul_(torch.sigmoid(raw[1]))
         slopes, centres = torch.stack(pairs, 1)
         return location, raw_scale, raw_heights, slopes, centres, None
 

@@ -155,8 +155,8 @@ def test_densities_stay_right_where_draws_round_to_a_bound():
     assert log_q[w == 2].isfinite().all()
     # −E[log q] is the entropy, although a fifth of the draws is where log_prob is −inf
     found = usual(a.double(), a.double())
-    error = float(log_q.std()) / 50_000**0.5
-    assert abs(float(-log_q.mean()) - found.entropy().item()) < 5 * error
+    error = log_q.std().item() / 50_000**0.5
+    assert abs(-log_q.mean().item() - found.entropy().item()) < 5 * error
 
 
 def test_single_precision_is_that_of_double():
@@ -193,8 +193,8 @@ def test_uniform_is_a_special_case():
     found = usual(one, one)
     w, log_q = found.sample(100, generator())
     torch.testing.assert_close(log_q.detach(), torch.full_like(w, -math.log(4)))
-    assert float(found.variance()) == pytest.approx(16 / 12)
-    assert float(found.entropy()) == pytest.approx(math.log(4))
+    assert found.variance().item() == pytest.approx(16 / 12)
+    assert found.entropy().item() == pytest.approx(math.log(4))
 
 
 @pytest.mark.parametrize("location", [3.0, -3.0, 4.5])
@@ -216,10 +216,10 @@ def test_scales_to_start_with(location, scale):
     limit = 0.5 * (3 - abs(location))
     # (and rounding of 1e-16 next to relative variances of (1e-6/3)² = 1e-13)
     rtol = 0.4 if scale > limit else 5e-3 if scale < 1e-5 else 1e-3
-    assert float(found.variance().sqrt()) == pytest.approx(scale, rel=rtol)
+    assert found.variance().sqrt().item() == pytest.approx(scale, rel=rtol)
 
 
 def test_a_scale_that_does_not_fit_starts_as_wide_as_can_be():
     found = Kumaraswamy(torch.zeros(1), torch.full((1,), 100.0))
-    assert 2 < float(found.variance().sqrt()) < 3
+    assert 2 < found.variance().sqrt().item() < 3
     assert float(found.log_a.detach()) == pytest.approx(-2)
