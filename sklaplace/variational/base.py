@@ -8,6 +8,7 @@ reparameterisation, gradient).
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -164,24 +165,14 @@ def normal_noise(
     n: int, like: Tensor, generator: torch.Generator | None = None
 ) -> Tensor:
     """Standard normal numbers, (n, P), on the device of ``like`` (P,)."""
-    check_count("n", n)
-    device = generator.device if generator is not None else like.device
-    noise = torch.randn(
-        n, len(like), generator=generator, dtype=like.dtype, device=device
-    )
-    return noise.to(like.device)
+    return _noise(torch.randn, n, like, generator)
 
 
 def uniform_noise(
     n: int, like: Tensor, generator: torch.Generator | None = None
 ) -> Tensor:
     """Uniform numbers in [0, 1), (n, P), on the device of ``like`` (P,)."""
-    check_count("n", n)
-    device = generator.device if generator is not None else like.device
-    noise = torch.rand(
-        n, len(like), generator=generator, dtype=like.dtype, device=device
-    )
-    return noise.to(like.device)
+    return _noise(torch.rand, n, like, generator)
 
 
 def draw(
@@ -195,6 +186,17 @@ def draw(
 def total(x: Tensor) -> Tensor:
     """Sum over draws, (s, P) -> (P,); one draw is not copied."""
     return x[0] if len(x) == 1 else x.sum(0)
+
+
+def _noise(
+    kind: Callable[..., Tensor], n: int, like: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    """Numbers (n, P), drawn where the generator is."""
+    check_count("n", n)
+    device = like.device if generator is None else generator.device
+    size = (n, len(like))
+    drawn = kind(size, generator=generator, dtype=like.dtype, device=device)
+    return drawn.to(like.device)
 
 
 def _check_start(location: Tensor, scale: Tensor) -> None:

@@ -61,6 +61,10 @@ class Density(WeightPosterior):
     Gaussian bumps of unit width from −2.5 to 2.5, which all weights share. Sixteen
     nodes: O((16 + s) P) time and memory for s draws. Draws have first derivatives only.
     No Markov chain is needed in one dimension, nor would it give a gradient.
+
+    References
+    ----------
+    Figurnov, Mohamed, Mnih (2018), "Implicit reparameterization gradients", NeurIPS.
     """
 
     name: ClassVar[str] = "density"

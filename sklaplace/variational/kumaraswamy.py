@@ -61,12 +61,13 @@ class Kumaraswamy(WeightPosterior):
 
     Notes
     -----
-    Two parameters per weight: free ``a`` and ``b`` make training far slower. O(s P)
-    time and memory for s draws; draws have first derivatives only. Entropy and moments
-    have closed forms in gamma and digamma functions, which cost ten times as much as a
-    draw, in float64: for reports rather than for training.
-    All is finite in float32, also where ``w`` rounds to a bound, since densities are
-    functions of the noise and not of ``w``.
+    Two parameters per weight, of which one moves the median alone: with ``log a`` and
+    ``log b`` learned instead, training was far slower. O(s P) time and memory for s
+    draws; draws have first derivatives only. Entropy and moments have closed forms in
+    gamma and digamma functions, which cost ten times as much as a draw, in float64: for
+    reports rather than for training. All is finite in float32, also where ``w`` rounds
+    to a bound (``torch.distributions.Kumaraswamy`` is not, see pytorch issues 95548 and
+    139019), since densities are functions of the noise and not of ``w``.
 
     References
     ----------
@@ -74,6 +75,8 @@ class Kumaraswamy(WeightPosterior):
     random processes", Journal of Hydrology 46.
     Jones (2009), "Kumaraswamy's distribution: a beta-type distribution with some
     tractability advantages", Statistical Methodology 6 (moments).
+    Wasserman and Mateos (2024), "Stabilizing the Kumaraswamy distribution",
+    arXiv:2410.00660 (what is unstable in the usual formulas).
     """
 
     name: ClassVar[str] = "kumaraswamy"
