@@ -3,6 +3,7 @@
 The integrals use ``log_prob`` alone, never a draw.
 """
 
+import importlib
 import math
 
 import torch
@@ -88,8 +89,6 @@ def distribution(found, n=20_000):
 
 def even_noise(monkeypatch, name, n=20_000):
     """Replace the noise by its quantiles: draws become a quadrature over the noise."""
-    import importlib
-
     module = importlib.import_module(f"sklaplace.variational.{name}")
     u = (torch.arange(n, dtype=torch.float64) + 0.5) / n
     u = u.unsqueeze(-1).expand(n, N_WEIGHTS).contiguous()
@@ -104,19 +103,7 @@ def even_noise(monkeypatch, name, n=20_000):
 
 def gradients(value, found):
     """Gradient of each of (P,) values in the parameters, in one row each."""
-    rows = []
-    for one in value:
-        parts = torch.autograd.grad(
-            one, list(found.parameters()), retain_graph=True, allow_unused=True
-        )
-        rows.append(
-            torch.cat(
-                [
-                    torch.zeros_like(parameter).flatten()
-                    if part is None
-                    else part.flatten()
-                    for part, parameter in zip(parts, found.parameters(), strict=True)
-                ]
-            )
-        )
-    return torch.stack(rows)
+    parameters = list(found.parameters())
+    options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+    rows = (torch.autograd.grad(one, parameters, **options) for one in value)
+    return torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
