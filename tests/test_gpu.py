@@ -11,11 +11,21 @@ import pytest
 import torch
 from conftest import global_rng_states
 from nets import MLP, TinyCNN, binary_classifier, blobs, classifier, regressor, waves
-from sklearn.base import clone
+from sklearn.base import clone, is_classifier
 from sklearn.frozen import FrozenEstimator
 from torch import nn
 
-from sklaplace import LaplaceClassifier, LaplaceRegressor
+from sklaplace import (
+    DeepEnsembleClassifier,
+    DeepEnsembleRegressor,
+    LaplaceClassifier,
+    LaplaceRegressor,
+    MCDropoutClassifier,
+    MCDropoutRegressor,
+    VariationalClassifier,
+    VariationalRegressor,
+)
+from sklaplace.variational import POSTERIORS
 
 pytestmark = pytest.mark.gpu
 
@@ -229,3 +239,67 @@ def test_half_of_the_net_is_frozen_on_the_gpu():
     model = LaplaceClassifier(FrozenEstimator(net), **FIXED, **ALL).fit(X, y)
     assert model.posterior_.layout.n_parameters == 39
     assert not net.module_.hidden.weight.requires_grad
+
+
+class Dropping(MLP):
+    """Dropout before the head."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, X):
+        return self.head(self.dropout(torch.tanh(self.hidden(X))))
+
+
+SAMPLING = [
+    *[VariationalClassifier(posterior=name) for name in POSTERIORS],
+    VariationalRegressor(prior="scale_mixture"),
+    MCDropoutClassifier(),
+    MCDropoutRegressor(),
+    DeepEnsembleClassifier(n_estimators=2),
+    DeepEnsembleRegressor(n_estimators=2),
+]
+
+
+@pytest.mark.parametrize("estimator", SAMPLING, ids=repr)
+def test_estimators_that_predict_from_draws(estimator, tmp_path):
+    classifies = is_classifier(estimator)
+    net = classifier(Dropping) if classifies else regressor(Dropping)
+    X, y = blobs() if classifies else waves()
+    model = clone(estimator).set_params(estimator=net, random_state=0)
+    model.set_params(estimator__device="cuda")
+    torch.rand(3, device="cuda")
+    before = global_rng_states()
+    model.fit(X, y)
+    ask = model.predict_proba if classifies else model.predict
+    answer = ask(X)
+    assert global_rng_states() == before
+    assert next(model.estimator_.module_.parameters()).is_cuda
+    assert np.isfinite(answer).all()
+    np.testing.assert_allclose(
+        clone(model).fit(X, y).predict(X), model.predict(X), 1e-3
+    )
+    joblib.dump((model, X), tmp_path / "model.joblib")
+    np.testing.assert_allclose(
+        joblib.load(tmp_path / "model.joblib")[0].predict(X), model.predict(X), 1e-6
+    )
+    subprocess.run(
+        [sys.executable, "-c", SAMPLED, str(ROOT), str(TESTS), str(tmp_path)],
+        check=True,
+        timeout=300,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    found = np.load(tmp_path / "mean.npy")
+    mean = model.latent_mean_and_variance(X)[0]
+    np.testing.assert_allclose(found, mean, rtol=10 * TOLERANCE, atol=TOLERANCE)
+
+
+SAMPLED = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+import joblib, numpy as np, torch
+assert not torch.cuda.is_available()
+model, X = joblib.load(sys.argv[3] + "/model.joblib")
+np.save(sys.argv[3] + "/mean.npy", model.latent_mean_and_variance(X)[0])
+"""
