@@ -95,7 +95,7 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
     def _learn(
         self, net: Any, data: TrainingData, fit_params: dict[str, Any]
     ) -> tuple[Any, Any]:
-        _check_net(net)
+        _check_net(net, has_likelihood=self.likelihood is not None)
         start = self._net().module_ if self._is_frozen() else None
         self._elbo = Elbo(
             posterior=self.posterior,
@@ -218,11 +218,11 @@ def _checked_later(name: str, value: Any) -> None:
     """Values that the prior itself checks."""
 
 
-def _check_net(net: Any) -> None:
+def _check_net(net: Any, *, has_likelihood: bool) -> None:
     """Refuse nets whose training would not be what they say."""
     kind = type(net)
     owner = next(base for base in kind.__mro__ if "get_loss" in vars(base))
-    if not owner.__module__.startswith("skorch."):
+    if not (has_likelihood or owner.__module__.startswith("skorch.")):
         raise ValueError(
             f"estimator is a {kind.__name__}, whose get_loss would not be used: the "
             "objective is made of the likelihood that belongs to its criterion. Leave "
