@@ -107,6 +107,7 @@ class Elbo:
     )
     _n_squares: int = 0
     _sums: _Sums = field(default_factory=_Sums)
+    _total: float = 0.0
 
     def mixin(self) -> type:
         """What comes before a net's own class for the time of training."""
@@ -159,7 +160,7 @@ class Elbo:
         kl = divergence(module.posterior, self.prior, *module.drawn)
         self._sums.add(nll.detach(), kl.detach(), len(losses))
         factor = KL_SCHEDULES[self.schedule](self.batch, self.n_batches)
-        n = self.n_rows * mean_weight(net)
+        self._total = n = self.n_rows * mean_weight(net)
         return nll + (factor * self.kl_weight / n) * kl
 
     def _follow(self, square: Tensor) -> None:
@@ -168,7 +169,7 @@ class Elbo:
         share = 1 / min(self._n_squares, max(NOISE_STEPS, self.n_batches))
         self._square = self._square.to(square.device).lerp(square.double(), share)
 
-    def summary(self, weight: float) -> dict[str, float]:
+    def summary(self) -> dict[str, float]:
         """Divergence and evidence lower bound, in nats, as an epoch saw them."""
         sums, self._sums = self._sums, _Sums()
         if not sums.n_rows:
@@ -176,7 +177,7 @@ class Elbo:
         kl = float(sums.divergence / sums.n_batches)
         return {
             "kl": kl,
-            "elbo": -float(sums.nll / sums.n_rows) * self.n_rows * weight - kl,
+            "elbo": -float(sums.nll / sums.n_rows) * self._total - kl,
         }
 
 
@@ -222,11 +223,12 @@ class _ElboTraining:
 
     def on_epoch_end(self, net: Any, **kwargs: Any) -> None:
         super().on_epoch_end(net, **kwargs)  # type: ignore[misc]
-        for name, value in self._elbo.summary(mean_weight(self)).items():
+        for name, value in self._elbo.summary().items():
             self.history.record(name, value)
 
     def get_loss(
-        self, y_pred: Any, y_true: Any, *args: Any, training: bool = False, **kw: Any
+        self, y_pred: Any, y_true: Any, X: Any = None, training: bool = False
     ) -> Tensor:
         y = to_tensor(y_true, device=self.device)
-        return self._elbo.loss(self, y_pred, y, training=training)
+        # a training step of one's own need not say that it is one; its weights do
+        return self._elbo.loss(self, y_pred, y, training=self.module_.training)

@@ -1,0 +1,572 @@
+"""Elbo: the objective, term by term, against a computation of its own."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from nets import (
+    MLP,
+    FunctionalSoftmaxMLP,
+    SharpSigmoidMLP,
+    SharpSoftmaxMLP,
+    SigmoidMLP,
+    SoftmaxMLP,
+    SqueezedMLP,
+    binary_classifier,
+    blobs,
+    classifier,
+    regressor,
+    waves,
+)
+from skorch import NeuralNet, NeuralNetClassifier
+from skorch.callbacks import Callback, EpochScoring
+from skorch.dataset import ValidSplit
+from torch import nn
+from torch.distributions import Normal, Poisson
+from torch.func import functional_call
+from torch.nn import functional
+
+from sklaplace import VariationalClassifier, VariationalRegressor
+from sklaplace.elbo import KL_SCHEDULES, blundell, uniform
+from sklaplace.likelihoods import Categorical, HeteroscedasticNLLLoss
+from sklaplace.training import private_rng
+
+DOUBLE = {"module__dtype": torch.float64}
+# Both sides add up a hundred numbers of size one in float64.
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+# Where one side takes logarithms of probabilities that are rounded.
+ROUNDED = {"rtol": 1e-9, "atol": 1e-9}
+
+
+class Steps(Callback):
+    """Notes each step: parameters, draw, gradients, rows and loss."""
+
+    seen: ClassVar[list] = []
+
+    def on_train_begin(self, net, **kwargs):
+        Steps.seen.clear()
+
+    def on_grad_computed(self, net, named_parameters, batch=None, **kwargs):
+        X, y = batch
+        posterior, (w, _) = net.module_.posterior, net.module_.drawn
+        Steps.seen.append(
+            {
+                "location": posterior.location.detach().clone(),
+                "raw_scale": posterior.raw_scale.detach().clone(),
+                "w": w[0].detach().clone(),
+                "gradient": [p.grad.clone() for p in posterior.parameters()],
+                "X": X.clone(),
+                "y": y,
+            }
+        )
+
+    def on_batch_end(self, net, training=False, **kwargs):
+        if training:
+            Steps.seen[-1]["loss"] = net.history[-1, "batches", -1, "train_loss"]
+
+
+def network(module, vector):
+    """The module as a function of rows, under one vector of weights."""
+    named, start = dict(module.named_parameters()), 0
+    values = {}
+    for name, p in named.items():
+        values[name] = vector[start : start + p.numel()].reshape(p.shape)
+        start += p.numel()
+    return lambda X: functional_call(module, values, (X,))
+
+
+def reference(step, module, nll, kl_factor, *, prior_scale=1.0):
+    """Objective, its gradients and parts: written out, Gaussian under Gaussian."""
+    location = step["location"].requires_grad_()
+    raw_scale = step["raw_scale"].requires_grad_()
+    scale = functional.softplus(raw_scale)
+    noise = ((step["w"] - location) / scale).detach()
+    rows = nll(network(module, location + scale * noise)(step["X"]))
+    q, p = Normal(location, scale), Normal(0.0, prior_scale)
+    kl = torch.distributions.kl_divergence(q, p).sum()
+    loss = rows + kl_factor * kl
+    gradient = torch.autograd.grad(loss, [location, raw_scale])
+    return loss.item(), gradient, rows.item(), kl.item()
+
+
+def agrees(step, module, nll, kl_factor, tolerance=EXACT, **options):
+    loss, gradient, *_ = reference(step, module, nll, kl_factor, **options)
+    np.testing.assert_allclose(step["loss"], loss, **tolerance)
+    for found, expected in zip(step["gradient"], gradient, strict=True):
+        np.testing.assert_allclose(found, expected, **tolerance)
+
+
+# ------------------------------------------------------------------- likelihoods
+@dataclass
+class Case:
+    """A net, targets and the mean loss of outputs, by other means than ours."""
+
+    net: object
+    module: nn.Module
+    y: np.ndarray
+    nll: object
+    settings: dict
+    kind: type = VariationalClassifier
+    keep: np.ndarray | None = None
+    tolerance: dict | None = None
+
+
+X = np.random.default_rng(0).normal(size=(20, 2))
+LABELS = np.arange(20) % 3
+IGNORING = np.where(np.arange(20) % 5 == 0, -1, LABELS)
+BINARY = np.arange(20) % 2
+MANY = (np.random.default_rng(1).random((20, 3)) > 0.5).astype(int)
+NUMBERS = np.random.default_rng(2).normal(size=20)
+TWO = np.random.default_rng(3).normal(size=(20, 2))
+COUNTS = np.random.default_rng(4).poisson(2.0, size=20)
+CLASS_WEIGHT = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
+WEIGHED = 1 + 2.0 * (LABELS == 1)
+
+
+def double(kind=MLP, **params):
+    return kind(dtype=torch.float64, **params)
+
+
+def of_net(make, module=MLP, **params):
+    return make(module, **DOUBLE, callbacks=[Steps()], max_epochs=3, **params)
+
+
+def entropy(y=LABELS, **options):
+    target = torch.tensor(y)
+    options.setdefault("reduction", "none")
+    return lambda f: functional.cross_entropy(f, target, **options).mean()
+
+
+def logits(y=BINARY, **options):
+    target = torch.tensor(y, dtype=torch.float64)
+    return lambda f: (
+        functional.binary_cross_entropy_with_logits(
+            f.reshape(target.shape), target, reduction="none", **options
+        )
+        .reshape(len(target), -1)
+        .sum(1)
+        .mean()
+    )
+
+
+def of_probabilities(p):
+    return -p.log()[torch.arange(20), torch.tensor(LABELS)].mean()
+
+
+def of_probability(p):
+    y = torch.tensor(BINARY, dtype=torch.float64)
+    return functional.binary_cross_entropy(p[:, 0], y)
+
+
+def normal(y, sigma):
+    target = torch.tensor(y.reshape(20, -1))
+    return lambda f: (
+        -(Normal(f.reshape(target.shape), sigma).log_prob(target).sum(1).mean())
+    )
+
+
+def heteroscedastic(f):
+    mean, log_variance = f.chunk(2, 1)
+    target = torch.tensor(NUMBERS.reshape(20, 1))
+    return -Normal(mean, (log_variance / 2).exp()).log_prob(target).mean()
+
+
+def counts(f):
+    return -Poisson(f[:, 0].exp()).log_prob(torch.tensor(COUNTS).double()).mean()
+
+
+KNOWN = IGNORING >= 0
+SIGMAS = torch.tensor([0.3, 0.8], dtype=torch.float64)
+MULTILABEL = NeuralNet(
+    MLP,
+    criterion=nn.BCEWithLogitsLoss,
+    optimizer=torch.optim.Adam,
+    lr=0.05,
+    verbose=0,
+    train_split=None,
+    batch_size=-1,
+    max_epochs=3,
+    callbacks=[Steps()],
+    **DOUBLE,
+)
+CASES = {
+    "classes": Case(of_net(classifier), double(), LABELS, entropy(), {}),
+    "criterion_weight": Case(
+        of_net(classifier, criterion__weight=CLASS_WEIGHT),
+        double(),
+        LABELS,
+        entropy(weight=CLASS_WEIGHT),
+        {},
+    ),
+    "label_smoothing": Case(
+        of_net(
+            classifier,
+            criterion__weight=CLASS_WEIGHT,
+            criterion__label_smoothing=0.2,
+        ),
+        double(),
+        LABELS,
+        entropy(weight=CLASS_WEIGHT, label_smoothing=0.2),
+        {},
+    ),
+    "ignore_index": Case(
+        of_net(classifier, criterion__ignore_index=-1),
+        double(),
+        IGNORING,
+        entropy(IGNORING[KNOWN]),
+        {},
+        keep=KNOWN,
+    ),
+    "class_weight": Case(
+        of_net(classifier),
+        double(),
+        LABELS,
+        lambda f: (
+            entropy(weight=torch.tensor([1.0, 3, 1]).double())(f) / WEIGHED.mean()
+        ),
+        {"class_weight": {0: 1.0, 1: 3.0, 2: 1.0}},
+    ),
+    "softmax": Case(
+        of_net(classifier, SoftmaxMLP, criterion=nn.NLLLoss),
+        double(SoftmaxMLP),
+        LABELS,
+        of_probabilities,
+        {},
+        tolerance=ROUNDED,
+    ),
+    "softmax_function": Case(
+        of_net(classifier, FunctionalSoftmaxMLP, criterion=nn.NLLLoss),
+        double(FunctionalSoftmaxMLP),
+        LABELS,
+        of_probabilities,
+        {},
+        tolerance=ROUNDED,
+    ),
+    "softmax_of_no_layer": Case(
+        of_net(classifier, SharpSoftmaxMLP, criterion=nn.NLLLoss),
+        double(SharpSoftmaxMLP),
+        LABELS,
+        of_probabilities,
+        {},
+        tolerance=ROUNDED,
+    ),
+    "one_logit": Case(of_net(binary_classifier), double(n_out=1), BINARY, logits(), {}),
+    "one_logit_without_axis": Case(
+        of_net(binary_classifier, SqueezedMLP),
+        double(SqueezedMLP, n_out=1),
+        BINARY,
+        logits(),
+        {},
+    ),
+    "pos_weight": Case(
+        of_net(binary_classifier, criterion__pos_weight=torch.tensor(3.0)),
+        double(n_out=1),
+        BINARY,
+        logits(pos_weight=torch.tensor(3.0)),
+        {},
+    ),
+    "sigmoid": Case(
+        of_net(binary_classifier, SigmoidMLP, criterion=nn.BCELoss),
+        double(SigmoidMLP, n_out=1),
+        BINARY,
+        of_probability,
+        {},
+        tolerance=ROUNDED,
+    ),
+    "sigmoid_of_no_layer": Case(
+        of_net(binary_classifier, SharpSigmoidMLP, criterion=nn.BCELoss),
+        double(SharpSigmoidMLP, n_out=1),
+        BINARY,
+        of_probability,
+        {},
+        tolerance=ROUNDED,
+    ),
+    "multilabel": Case(MULTILABEL, double(), MANY, logits(MANY), {}),
+    "numbers": Case(
+        of_net(regressor),
+        double(n_out=1),
+        NUMBERS,
+        normal(NUMBERS, 0.3),
+        {"sigma_noise": 0.3},
+        VariationalRegressor,
+    ),
+    "numbers_without_axis": Case(
+        of_net(regressor, SqueezedMLP),
+        double(SqueezedMLP, n_out=1),
+        NUMBERS,
+        normal(NUMBERS, 0.3),
+        {"sigma_noise": 0.3},
+        VariationalRegressor,
+    ),
+    "columns": Case(
+        of_net(regressor, module__n_out=2),
+        double(n_out=2),
+        TWO,
+        normal(TWO, SIGMAS),
+        {"sigma_noise": SIGMAS.numpy()},
+        VariationalRegressor,
+    ),
+    "counts": Case(
+        of_net(regressor, criterion=nn.PoissonNLLLoss),
+        double(n_out=1),
+        COUNTS,
+        counts,
+        {},
+        VariationalRegressor,
+    ),
+    "heteroscedastic": Case(
+        of_net(regressor, criterion=HeteroscedasticNLLLoss, module__n_out=2),
+        double(n_out=2),
+        NUMBERS,
+        heteroscedastic,
+        {},
+        VariationalRegressor,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loss_and_gradients_are_those_written_out(name):
+    case = CASES[name]
+    settings = {"kl_weight": 0.7, "prior_scale": 0.5, "random_state": 0}
+    model = case.kind(case.net, **settings, **case.settings).fit(X, case.y)
+    steps, history = list(Steps.seen), model.estimator_.history
+    rows = X if case.keep is None else X[case.keep]
+    n = WEIGHED.sum() if "class_weight" in case.settings else len(rows)
+    tolerance = case.tolerance or EXACT
+    assert len(steps) == 3
+    for epoch, step in enumerate(steps):
+        np.testing.assert_array_equal(step["X"], rows)
+        agrees(step, case.module, case.nll, 0.7 / n, tolerance, prior_scale=0.5)
+        *_, nll, kl = reference(step, case.module, case.nll, 0.7 / n, prior_scale=0.5)
+        assert history[epoch, "train_loss"] == pytest.approx(step["loss"])
+        assert history[epoch, "kl"] == pytest.approx(kl)
+        assert history[epoch, "elbo"] == pytest.approx(-n * nll - kl)
+
+
+# ----------------------------------------------------------------------- batches
+def per_batch(step):
+    target = step["y"]
+    return lambda f: functional.cross_entropy(f, target)
+
+
+@pytest.mark.parametrize("schedule", KL_SCHEDULES)
+def test_batches_share_the_divergence(schedule):
+    net = classifier(**DOUBLE, callbacks=[Steps()], max_epochs=2, batch_size=6)
+    settings = {"kl_schedule": schedule, "kl_weight": 0.5, "random_state": 0}
+    VariationalClassifier(net, **settings).fit(X, LABELS)
+    assert [len(step["X"]) for step in Steps.seen] == [6, 6, 6, 2] * 2
+    for number, step in enumerate(Steps.seen):
+        factor = KL_SCHEDULES[schedule](number % 4, 4)
+        agrees(step, double(), per_batch(step), factor * 0.5 / 20)
+
+
+def test_rows_are_counted_after_the_nets_own_split():
+    callbacks = [Steps(), EpochScoring("accuracy", on_train=True, use_caching=False)]
+    net = classifier(
+        **DOUBLE,
+        callbacks=callbacks,
+        max_epochs=2,
+        train_split=ValidSplit(0.3, random_state=0),
+    )
+    VariationalClassifier(net, kl_weight=0.5, random_state=0).fit(X, LABELS)
+    for step in Steps.seen:
+        assert len(step["X"]) == 14
+        agrees(step, double(), per_batch(step), 0.5 / 14)
+
+
+def test_weights_of_rows_in_batches():
+    weight = np.linspace(0.5, 2, 20)
+    net = classifier(**DOUBLE, callbacks=[Steps()], max_epochs=1, batch_size=6)
+    settings = {"kl_weight": 0.5, "random_state": 0}
+    VariationalClassifier(net, **settings).fit(X, LABELS, sample_weight=weight)
+    for number, step in enumerate(Steps.seen):
+        own = torch.tensor(weight[6 * number : 6 * number + 6] / weight.mean())
+        target = step["y"]
+
+        def nll(f, own=own, target=target):
+            return (own * functional.cross_entropy(f, target, reduction="none")).mean()
+
+        agrees(step, double(), nll, 0.5 / weight.sum())
+
+
+def test_recorded_elbo_counts_the_weights_of_training_rows_alone():
+    weight = np.r_[np.full(10, 1.0), np.full(10, 9.0)]
+    split = ValidSplit(2)
+    net = classifier(**DOUBLE, max_epochs=2, train_split=split, callbacks=[Steps()])
+    model = VariationalClassifier(net, kl_weight=0.5, random_state=0)
+    model.fit(X, LABELS, sample_weight=weight)
+    rows = Steps.seen[-1]["X"].numpy()
+    own = weight[[int(np.flatnonzero((X == row).all(1))[0]) for row in rows]]
+    assert own.mean() != weight.mean()
+    last = model.estimator_.history[-1]
+    nll = last["train_loss"] - 0.5 * last["kl"] / own.sum()
+    assert last["elbo"] == pytest.approx(-own.sum() * nll - last["kl"])
+
+
+def test_validation_loss_is_that_of_the_medians():
+    net = classifier(**DOUBLE, max_epochs=3, train_split=ValidSplit(2), callbacks=None)
+    model = VariationalClassifier(net, random_state=0).fit(X, LABELS)
+    first, second = (np.asarray(part.indices) for part in splits(net))
+    assert len(first) == len(second) == 10
+    f = model.estimator_.forward(X[second])
+    expected = functional.cross_entropy(f, torch.tensor(LABELS[second]))
+    found = model.estimator_.history[-1, "valid_loss"]
+    np.testing.assert_allclose(found, expected, **EXACT)
+
+
+def splits(net):
+    dataset = net.get_dataset(X, LABELS)
+    return net.train_split(dataset, LABELS)
+
+
+# --------------------------------------------------------------------- schedules
+class TestSchedules:
+    @pytest.mark.parametrize("schedule", KL_SCHEDULES)
+    @pytest.mark.parametrize("m", [1, 2, 7, 60, 2000])
+    def test_mean_is_one(self, schedule, m):
+        factors = [KL_SCHEDULES[schedule](batch, m) for batch in range(m)]
+        assert np.mean(factors) == pytest.approx(1, rel=1e-12)
+        assert np.isfinite(factors).all()
+        assert min(factors) >= 0
+
+    @pytest.mark.parametrize("m", [1, 2, 5, 40])
+    def test_blundell_is_the_published_formula(self, m):
+        for i in range(1, m + 1):
+            published = 2 ** (m - i) / (2**m - 1)
+            assert blundell(i - 1, m) == pytest.approx(m * published, rel=1e-12)
+
+    def test_uniform_is_one(self):
+        assert {uniform(batch, 5) for batch in range(5)} == {1.0}
+
+
+# ------------------------------------------------------------------------- noise
+class TestLearnedNoise:
+    def test_follows_the_squared_residuals_of_the_draws(self):
+        Z, y = waves(dtype=np.float64)
+        net = regressor(**DOUBLE, max_epochs=1200, lr=0.02)
+        model = VariationalRegressor(net, random_state=0, n_samples=400).fit(Z, y)
+        drawn = model.sample_y(Z, 2000, random_state=1)
+        # what noise adds has a mean square of its own
+        squares = np.mean((drawn - y[:, None]) ** 2) - model.sigma_noise_**2
+        # a running mean over 20 draws
+        assert model.sigma_noise_ == pytest.approx(np.sqrt(squares), rel=0.15)
+
+    def test_is_used_from_the_first_step(self):
+        net = regressor(**DOUBLE, max_epochs=1, callbacks=[Steps()])
+        model = VariationalRegressor(net, random_state=0, kl_weight=0.5)
+        model.fit(X, NUMBERS)
+        (step,) = Steps.seen
+        f = network(double(n_out=1), step["w"])(step["X"])[:, 0]
+        sigma = (f - torch.tensor(NUMBERS)).square().mean().sqrt()
+        assert model.sigma_noise_ == pytest.approx(float(sigma))
+        agrees(step, double(n_out=1), normal(NUMBERS, sigma), 0.5 / 20)
+
+    def test_weights_of_rows_count(self):
+        weight = np.linspace(0.5, 2, 20)
+        net = regressor(**DOUBLE, max_epochs=1, callbacks=[Steps()])
+        model = VariationalRegressor(net, random_state=0)
+        model.fit(X, NUMBERS, sample_weight=weight)
+        (step,) = Steps.seen
+        f = network(double(n_out=1), step["w"])(step["X"])[:, 0].numpy()
+        squares = np.average((f - NUMBERS) ** 2, weights=weight)
+        assert model.sigma_noise_ == pytest.approx(np.sqrt(squares))
+
+    def test_perfect_fit_stays_finite(self):
+        net = regressor(**DOUBLE, max_epochs=3)
+        model = VariationalRegressor(net, random_state=0).fit(X, np.zeros(20))
+        assert model.sigma_noise_ > 0
+        assert np.isfinite(model.elbo_)
+
+
+# ------------------------------------------------------------------ nets of one's own
+class OwnStep(NeuralNetClassifier):
+    """Calls get_loss with positions in place of names."""
+
+    def train_step_single(self, batch, **fit_params):
+        self._set_training(True)
+        Xi, yi = batch
+        y_pred = self.infer(Xi, **fit_params)
+        loss = self.get_loss(y_pred, yi, Xi, True)
+        loss.backward()
+        return {"loss": loss, "y_pred": y_pred}
+
+
+class PlainStep(NeuralNetClassifier):
+    """Does not say that it trains."""
+
+    def train_step_single(self, batch, **fit_params):
+        self._set_training(True)
+        Xi, yi = batch
+        y_pred = self.infer(Xi, **fit_params)
+        loss = self.get_loss(y_pred, yi)
+        loss.backward()
+        return {"loss": loss, "y_pred": y_pred}
+
+
+@pytest.mark.parametrize("kind", [OwnStep, PlainStep])
+def test_divergence_is_in_the_loss_of_training_steps_of_ones_own(kind):
+    params = classifier(**DOUBLE, callbacks=[Steps()], max_epochs=2).get_params(False)
+    params = {k: v for k, v in params.items() if k != "classes"}
+    VariationalClassifier(kind(**params), kl_weight=0.5, random_state=0).fit(X, LABELS)
+    for step in Steps.seen:
+        agrees(step, double(), entropy(), 0.5 / 20)
+
+
+class OwnLoss(NeuralNetClassifier):
+    """A loss that the likelihood does not know of."""
+
+    def get_loss(self, *args, **kwargs):
+        return 2 * super().get_loss(*args, **kwargs)
+
+
+def test_loss_of_ones_own_is_refused_unless_a_likelihood_is_given():
+    params = classifier(**DOUBLE, callbacks=[Steps()], max_epochs=1).get_params(False)
+    params = {k: v for k, v in params.items() if k != "classes"}
+    model = VariationalClassifier(OwnLoss(**params), kl_weight=0.5, random_state=0)
+    with pytest.raises(ValueError, match="pass likelihood"):
+        model.fit(X, LABELS)
+    model.set_params(likelihood=Categorical()).fit(X, LABELS)
+    agrees(Steps.seen[0], double(), entropy(), 0.5 / 20)
+
+
+# ------------------------------------------------------------------ weighted rows
+@pytest.mark.parametrize("kind", [VariationalClassifier, VariationalRegressor])
+def test_weights_count_as_repeated_rows(kind):
+    classifies = kind is VariationalClassifier
+    Z, y = (blobs if classifies else waves)(dtype=np.float64, n=30)
+    make = classifier if classifies else regressor
+    net = make(**DOUBLE, max_epochs=40, callbacks=None)
+    weight = np.arange(30) % 4
+    rows = np.repeat(np.arange(30), weight)
+    options = {"random_state": 0, "n_samples": 20, "kl_weight": 0.4}
+    weighted = kind(net, **options).fit(Z, y, sample_weight=weight)
+    repeated = kind(net, **options).fit(Z[rows], y[rows])
+    assert weighted.elbo_ == pytest.approx(repeated.elbo_, rel=1e-9)
+    assert weighted.kl_ == pytest.approx(repeated.kl_, rel=1e-9)
+    ask = "predict_proba" if classifies else "predict"
+    found, expected = getattr(weighted, ask)(Z), getattr(repeated, ask)(Z)
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+    for key in ("train_loss", "kl", "elbo"):
+        np.testing.assert_allclose(
+            weighted.estimator_.history[:, key],
+            repeated.estimator_.history[:, key],
+            rtol=1e-9,
+        )
+
+
+def test_elbo_is_that_of_the_draws_it_says():
+    net = classifier(**DOUBLE, max_epochs=10)
+    model = VariationalClassifier(net, random_state=0, kl_weight=0.3).fit(X, LABELS)
+    generator = torch.Generator().manual_seed(model._seed)
+    weights = model.posterior_.sample(20, generator)
+    module, rows = double(), torch.tensor(X)
+    with private_rng(0), torch.no_grad():
+        losses = [20 * entropy()(network(module, w)(rows)) for w in weights]
+    posterior = model.posterior_.distribution
+    q = Normal(posterior.location, posterior.scale)
+    kl = torch.distributions.kl_divergence(q, Normal(0.0, 1.0)).sum().item()
+    assert model.kl_ == pytest.approx(kl)
+    assert model.elbo_ == pytest.approx(-float(np.mean(losses)) - kl)
