@@ -121,6 +121,10 @@ class StochasticModule(nn.Module):
             return self.tapped
         return first_tensor(returned)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied or stored: not the graph of the last pass."""
+        return self.__dict__ | {"drawn": None, "tapped": None}
+
     def settled(self) -> nn.Module:
         """The network with the medians for its weights, as trainable as it was."""
         own = dict(self._orig_mod.named_parameters())
