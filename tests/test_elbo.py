@@ -399,7 +399,7 @@ def test_recorded_elbo_counts_the_weights_of_training_rows_alone():
     model = VariationalClassifier(net, kl_weight=0.5, random_state=0)
     model.fit(X, LABELS, sample_weight=weight)
     rows = Steps.seen[-1]["X"].numpy()
-    own = weight[[int(np.flatnonzero((X == row).all(1))[0]) for row in rows]]
+    own = weight[[int(np.flatnonzero((row == X).all(1))[0]) for row in rows]]
     assert own.mean() != weight.mean()
     last = model.estimator_.history[-1]
     nll = last["train_loss"] - 0.5 * last["kl"] / own.sum()
