@@ -17,9 +17,8 @@ from sklearn.base import clone
 from skorch.callbacks import ParamMapper
 from torch import Tensor
 
-from sklaplace.bands import BandPredictor
 from sklaplace.callbacks import PriorCallback
-from sklaplace.columns import check_noise, geometric_mean
+from sklaplace.columns import geometric_mean
 from sklaplace.data import TrainingData
 from sklaplace.elbo import KL_SCHEDULES, Elbo, nats
 from sklaplace.forward import Forward
@@ -29,7 +28,7 @@ from sklaplace.options import Check, check_option, check_params, check_positive
 from sklaplace.outputs import FittedNetwork, WeightPredictor
 from sklaplace.predictive import network_draws
 from sklaplace.reading import Reading
-from sklaplace.sampling import SamplingEstimator
+from sklaplace.sampling import NoiseFromRows, SamplingEstimator
 from sklaplace.simplex import SimplexPredictor
 from sklaplace.stochastic import StochasticModule, VariationalPosterior
 from sklaplace.training import copied
@@ -83,8 +82,12 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
         return kind(**known, **given)
 
     def _sigma(self) -> float | None:
-        """Noise that is given; None: learned."""
+        """Noise that is given; None: found in training."""
         return None
+
+    def _noise(self) -> float:
+        """Noise in use; of classes there is none."""
+        return 1.0
 
     # ------------------------------------------------------------------ training
     def _new_net(self, data: TrainingData) -> Any:
@@ -93,7 +96,11 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
         return clone(self._net())
 
     def _learn(
-        self, net: Any, data: TrainingData, fit_params: dict[str, Any]
+        self,
+        net: Any,
+        data: TrainingData,
+        validation: TrainingData | None,
+        fit_params: dict[str, Any],
     ) -> tuple[Any, Any]:
         _check_net(net, has_likelihood=self.likelihood is not None)
         start = self._net().module_ if self._is_frozen() else None
@@ -106,14 +113,16 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
             sigma=self._sigma(),
             start=copy.deepcopy(start),
         )
-        rows = self._train(net, data, fit_params)
+        rows = self._train(net, data, validation, fit_params)
         self._settle(net)
         return rows
 
     def _changes(self) -> tuple[type, ...]:
         return (self._elbo.mixin(),)
 
-    def _begin(self, net: Any, reading: Reading) -> None:
+    def _begin(self, net: Any, reading: Reading, held_out: Any) -> None:
+        if self._tunes_on_rows():
+            self._elbo.held_out = held_out
         self._elbo.begin(net.module_, reading)
 
     def _settle(self, net: Any) -> None:
@@ -182,9 +191,8 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
             targets = likelihood.targets(y, drawn[..., 0])
             losses = [likelihood.loss(f, targets) for f in drawn.unbind(-1)]
             n_targets = likelihood.n_targets(drawn.shape[1])
-            rows = nats(
-                likelihood, torch.stack(losses, -1), self._elbo.noise, n_targets
-            )
+            sigma = torch.tensor(self._noise(), dtype=torch.float64)
+            rows = nats(likelihood, torch.stack(losses, -1), sigma, n_targets)
             w = weighed(likelihood, targets, w)
             yield (
                 rows,
@@ -409,7 +417,7 @@ class VariationalClassifier(SimplexPredictor, BaseVariational):
         self._warn_if_guessing(loss)
 
 
-class VariationalRegressor(BandPredictor, BaseVariational):
+class VariationalRegressor(NoiseFromRows, BaseVariational):
     """Predictions with bands from a skorch net whose weights are distributions.
 
     Bayes by Backprop: the posterior is learned, and the noise with it. Prefer
@@ -444,10 +452,16 @@ class VariationalRegressor(BandPredictor, BaseVariational):
     bound : float, default=3.0
         Largest magnitude of weights under ``posterior="kumaraswamy"`` and
         ``prior="uniform"``.
-    sigma_noise : float, array or "learned", default="learned"
+    sigma_noise : float, array or {"auto", "learned"}, default="auto"
         Standard deviation of the observation noise, one for all outputs; only for nets
         with ``MSELoss``, whose criterion leaves it open. An array has one for each
-        column of ``y``. ``"learned"`` follows the one that maximises the objective.
+        column of ``y``. ``"learned"`` is the one that maximises the objective,
+        ``"auto"`` is that of held-out rows, in training and afterwards: of the net's
+        ``train_split``, else of ``validation_fraction``; and ``"learned"`` without
+        such rows.
+    validation_fraction : float, default=0.2
+        Share of rows to hold out for the noise, from a net that starts anew and holds
+        nothing out itself, if there are at least 50 distinct rows.
     n_samples : int, default=100
         Draws of the weights that predictions are averaged over; the same in each call.
     batch_size : int or None, default=None
@@ -518,6 +532,8 @@ class VariationalRegressor(BandPredictor, BaseVariational):
     ((2,), (2,))
     """
 
+    _noise_names = ("auto", "learned")
+
     def __init__(
         self,
         estimator: Any = None,
@@ -530,7 +546,8 @@ class VariationalRegressor(BandPredictor, BaseVariational):
         kl_weight: float = 0.1,
         kl_schedule: str = "uniform",
         bound: float = 3.0,
-        sigma_noise: Any = "learned",
+        sigma_noise: Any = "auto",
+        validation_fraction: float = 0.2,
         n_samples: int = 100,
         batch_size: int | None = None,
         random_state: Any = None,
@@ -546,21 +563,24 @@ class VariationalRegressor(BandPredictor, BaseVariational):
         self.kl_schedule = kl_schedule
         self.bound = bound
         self.sigma_noise = sigma_noise
+        self.validation_fraction = validation_fraction
         self.n_samples = n_samples
         self.batch_size = batch_size
         self.random_state = random_state
         self.verbose = verbose
 
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        check_noise(self.sigma_noise, ["learned"])
+    def _tunes_on_rows(self) -> bool:
+        return super()._tunes_on_rows() and self.sigma_noise == "auto"
 
     def _sigma(self) -> float | None:
         if isinstance(self.sigma_noise, str):
             return None
         return geometric_mean(np.atleast_1d(self.sigma_noise))
 
-    def _publish(self, fitted: FittedNetwork) -> None:
-        super()._publish(fitted)
-        has_noise = fitted.inspected.likelihood.has_noise
-        self._set_noise(float(self._elbo.noise) if has_noise else 1.0)
+    def _noise(self) -> float:
+        return NoiseFromRows._noise(self)
+
+    def _chosen_noise(self, fitted: FittedNetwork) -> float:
+        if self.sigma_noise == "auto" and fitted.held_out is not None:
+            return super()._chosen_noise(fitted)
+        return float(self._elbo.noise)

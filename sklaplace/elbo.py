@@ -4,8 +4,9 @@
 
 per batch, in nats, with one draw of the weights for each of them; N counts training
 rows after whatever skorch holds out, or their weights. ``factor`` is the schedule's,
-with mean one over an epoch. The noise of numbers is the one that maximises the
-objective, followed by a running mean of squared residuals.
+with mean one over an epoch. The noise of numbers is that of held-out rows, where there
+are some, at the medians of the weights; else the one that maximises the objective,
+followed by a running mean of squared residuals.
 """
 
 import copy
@@ -21,7 +22,7 @@ from sklaplace.forward import OUTPUT_MAPS, as_columns
 from sklaplace.likelihoods import Likelihood, weighed
 from sklaplace.reading import Reading, unwrapped
 from sklaplace.stochastic import StochasticModule, random_weights, start_scales
-from sklaplace.training import batch_weights, mean_weight
+from sklaplace.training import Batches, batch_weights, mean_weight
 from sklaplace.variational import POSTERIORS
 from sklaplace.variational.divergence import divergence
 from sklaplace.variational.priors import WeightPrior
@@ -29,6 +30,8 @@ from sklaplace.variational.priors import WeightPrior
 # Steps that the running mean of squared residuals reaches back, at least: fewer would
 # follow the noise of single draws.
 NOISE_STEPS = 20
+# Steps from one look at held-out rows to the next, at least.
+LOOK_EVERY = 10
 
 
 def uniform(batch: int, n_batches: int) -> float:
@@ -89,6 +92,8 @@ class Elbo:
         Standard deviation of the noise; None: learned.
     start : nn.Module or None
         A trained network to start from; None: the net's own initialisation.
+    held_out : Dataset or None
+        Rows that the noise is taken from; None: those of the batch.
     """
 
     posterior: str
@@ -98,6 +103,7 @@ class Elbo:
     schedule: str
     sigma: float | None = None
     start: nn.Module | None = None
+    held_out: Any = None
     reading: Reading | None = None
     n_rows: int = 0
     n_batches: int = 1
@@ -151,8 +157,11 @@ class Elbo:
         weights = weights.to(losses) / mean_weight(net)
         n_targets = likelihood.n_targets(f.shape[1])
         if training and likelihood.has_noise and self.sigma is None:
-            mean = (weights * losses.detach()).sum() / weights.sum()
-            self._follow(2 * mean / n_targets)
+            if self.held_out is None:
+                mean = (weights * losses.detach()).sum() / weights.sum()
+                self._follow(2 * mean / n_targets)
+            else:
+                self._look(net)
         nll = (weights * nats(likelihood, losses, self.noise, n_targets)).mean()
         if not training:
             return nll
@@ -168,6 +177,32 @@ class Elbo:
         self._n_squares += 1
         share = 1 / min(self._n_squares, max(NOISE_STEPS, self.n_batches))
         self._square = self._square.to(square.device).lerp(square.double(), share)
+
+    def _look(self, net: Any) -> None:
+        """Take the noise from rows that are not trained on, now and then."""
+        every = max(LOOK_EVERY, self.n_batches)
+        if self._n_squares % every == 0:
+            self._square = self._held_out_square(net)
+        self._n_squares += 1
+
+    @torch.no_grad()
+    def _held_out_square(self, net: Any) -> Tensor:
+        """Mean squared residual of held-out rows at the medians, ()."""
+        assert self.reading is not None
+        likelihood, module = self.reading.likelihood, net.module_
+        total, count = torch.zeros(2).double()
+        module.eval()
+        try:
+            for x, y, w in Batches(net, self.held_out, self.reading.batch_size()):
+                f = as_columns(module.outputs(net.infer(x))).double()
+                losses = likelihood.loss(f, likelihood.targets(y, f)).cpu()
+                weights = torch.ones_like(losses) if w is None else w.cpu().double()
+                total += weights @ losses
+                count += weights.sum() * likelihood.n_targets(f.shape[1])
+        finally:
+            module.train()
+        square: Tensor = 2 * total / count
+        return square
 
     def summary(self) -> dict[str, float]:
         """Divergence and evidence lower bound, in nats, as an epoch saw them."""

@@ -154,7 +154,7 @@ class NetworkFitter(OutputPredictor):
             data, validation = self._hold_out(data)
         if validation is None and (self._is_frozen() or not net.train_split):
             self._require_no_rows()
-        seen, held_out = self._learn(net, data, fit_params)
+        seen, held_out = self._learn(net, data, validation, fit_params)
         if validation is not None:
             held_out = validation.dataset(net)
         inspected = self._inspect(net, seen, is_trained=True)
@@ -190,11 +190,15 @@ class NetworkFitter(OutputPredictor):
         """Overridden where there is no going on without held-out rows."""
 
     def _learn(
-        self, net: Any, data: TrainingData, fit_params: dict[str, Any]
+        self,
+        net: Any,
+        data: TrainingData,
+        validation: TrainingData | None,
+        fit_params: dict[str, Any],
     ) -> tuple[Any, Any]:
         """Rows that a net has learned from, and those that it held out."""
         if not self._is_frozen():
-            return self._train(net, data, fit_params)
+            return self._train(net, data, validation, fit_params)
         if fit_params:
             raise TypeError(
                 f"fit got the unknown arguments {listed(fit_params)}. They would "
@@ -210,7 +214,11 @@ class NetworkFitter(OutputPredictor):
         return copied(self._net()) if self._is_frozen() else clone(self._net())
 
     def _train(
-        self, net: Any, data: TrainingData, fit_params: dict[str, Any]
+        self,
+        net: Any,
+        data: TrainingData,
+        validation: TrainingData | None,
+        fit_params: dict[str, Any],
     ) -> tuple[Any, Any]:
         def check(dataset: Any, held_out: Any) -> None:
             self._check_held_out(dataset, held_out)
@@ -218,14 +226,15 @@ class NetworkFitter(OutputPredictor):
             _match_targets(net, dataset)
             reading = self._inspect(net, dataset, is_trained=False)
             warn_if_double_softmax(net, reading)
-            self._begin(net, reading)
+            kept = held_out if validation is None else validation.dataset(net)
+            self._begin(net, reading, kept)
 
         rows = data.X, data.y, data.sample_weight
         seen, held_out = train(net, *rows, check, self._changes(), **fit_params)
         _check_history(net)
         return seen, held_out
 
-    def _begin(self, net: Any, reading: Reading) -> None:
+    def _begin(self, net: Any, reading: Reading, held_out: Any) -> None:
         """Overridden where a training is got ready for its first step."""
 
     def _changes(self) -> tuple[type, ...]:

@@ -58,7 +58,7 @@ CLASSIFICATION_STRENGTH = 0.3
 MIN_NOISE = 0.01
 
 # Noisy gradients, of drawn weights or of units left out, need more and smaller steps.
-NOISY_STEPS, NOISY_RATE = 500, 0.03
+NOISY_STEPS, NOISY_RATE = 500, 0.05
 
 # Share of the hidden units that are left out at random.
 DROPOUT_RATE = 0.1

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -96,10 +96,11 @@ class NoiseFromRows(BandPredictor, SamplingEstimator):
     """Regressors whose noise is chosen once the network is there."""
 
     validation_fraction: float
+    _noise_names: ClassVar[tuple[str, ...]] = ("auto",)
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        check_noise(self.sigma_noise, ["auto"])
+        check_noise(self.sigma_noise, self._noise_names)
         check_fraction(
             "validation_fraction",
             self.validation_fraction,
@@ -112,15 +113,18 @@ class NoiseFromRows(BandPredictor, SamplingEstimator):
         return isinstance(self.sigma_noise, str) and not has_none
 
     def _publish(self, fitted: FittedNetwork) -> None:
-        super()._publish(fitted)
         if not fitted.inspected.likelihood.has_noise:
-            sigma = 1.0
+            self._set_noise(1.0)
         elif isinstance(self.sigma_noise, str):
-            rows = fitted.train if fitted.held_out is None else fitted.held_out
-            sigma = self._most_probable_noise(fitted, rows)
+            self._set_noise(self._chosen_noise(fitted))
         else:
-            sigma = geometric_mean(np.atleast_1d(self.sigma_noise))
-        self._set_noise(sigma)
+            self._set_noise(geometric_mean(np.atleast_1d(self.sigma_noise)))
+        super()._publish(fitted)
+
+    def _chosen_noise(self, fitted: FittedNetwork) -> float:
+        """Noise by the rows that there are."""
+        rows = fitted.train if fitted.held_out is None else fitted.held_out
+        return self._most_probable_noise(fitted, rows)
 
     def _most_probable_noise(self, fitted: FittedNetwork, dataset: Any) -> float:
         """Noise under which the targets of rows are most probable."""

@@ -13,7 +13,6 @@ from sklaplace.elbo import Elbo
 from sklaplace.layouts import BlockSpec, Layout
 from sklaplace.stochastic import (
     START_SHARE,
-    StochasticModule,
     VariationalPosterior,
     random_weights,
     start_scales,
