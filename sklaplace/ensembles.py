@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from joblib.parallel import get_active_backend
 from sklearn.utils.parallel import Parallel, delayed
 from torch import Tensor, nn
 
 from sklaplace.data import TrainingData
 from sklaplace.forward import Forward
-from sklaplace.options import check_count
+from sklaplace.options import check_count, check_n_jobs
 from sklaplace.outputs import Draws, FittedNetwork
 from sklaplace.sampling import NoiseFromRows, SamplingEstimator
 from sklaplace.simplex import SimplexPredictor
@@ -29,6 +30,7 @@ class BaseEnsemble(SamplingEstimator):
     # --------------------------------------------------------------------- fit
     def _check_parameters(self) -> None:
         super()._check_parameters()
+        check_n_jobs(self.n_jobs)
         if self._is_frozen():
             raise ValueError(
                 "The networks of an ensemble are trained, each from its own start, and "
@@ -52,7 +54,7 @@ class BaseEnsemble(SamplingEstimator):
         seeds = np.random.default_rng(self._seed).integers(
             2**31, size=self.n_estimators
         )
-        self._members = Parallel(n_jobs=self.n_jobs)(
+        self._members = Parallel(n_jobs=_processes(self.n_jobs))(
             delayed(_member)(copy(self), data, validation, fit_params, int(seed))
             for seed in seeds
         )
@@ -86,10 +88,10 @@ class BaseEnsemble(SamplingEstimator):
     def _n_draws(self) -> int:
         return len(self.estimators_)
 
-    def _own_draws(self, X: Any) -> Draws:
+    def _own_draws(self) -> Draws:
         return self._outputs_of(list(range(len(self._members))))
 
-    def _drawn(self, X: Any, n_samples: int, seed: int) -> Draws:
+    def _drawn(self, n_samples: int, seed: int) -> Draws:
         n_members = len(self._members)
         chosen = np.random.default_rng(seed).integers(n_members, size=n_samples)
         return self._outputs_of(chosen.tolist())
@@ -109,6 +111,12 @@ class BaseEnsemble(SamplingEstimator):
             return torch.stack([found[number] for number in chosen], -1)
 
         return draws
+
+
+def _processes(n_jobs: int | None) -> int | None:
+    """One where joblib would take threads, of which one at a time trains."""
+    backend, _ = get_active_backend()
+    return 1 if getattr(backend, "supports_sharedmem", False) else n_jobs
 
 
 def _member(

@@ -62,6 +62,16 @@ def check_count(name: str, value: Any, smallest: int = 1) -> None:
         )
 
 
+def check_n_jobs(n_jobs: Any) -> None:
+    """Refuse what is no number of processes."""
+    is_integer = isinstance(n_jobs, Integral) and not isinstance(n_jobs, bool)
+    if n_jobs is not None and (not is_integer or n_jobs == 0):
+        raise ValueError(
+            f"n_jobs={n_jobs!r} is not a number of processes. Choose None, a positive "
+            "integer, or -1 for one per core."
+        )
+
+
 def check_share(
     name: str, value: Any, hint: str = "Choose a small one, such as 1e-6."
 ) -> None:

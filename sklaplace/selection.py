@@ -6,7 +6,6 @@ As `RidgeCV` is to `Ridge`: `LaplaceClassifierCV` to `LaplaceClassifier`, and
 
 import copy
 import warnings
-from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,7 +31,7 @@ from sklaplace.folds import (
     trained_and_scored,
     with_noise,
 )
-from sklaplace.options import check_positive, listed
+from sklaplace.options import check_n_jobs, check_positive, listed
 from sklaplace.regressor import LaplaceRegressor
 from sklaplace.training import private_rng
 
@@ -160,7 +159,7 @@ class _PriorSearch(BaseLaplace):
         model = self._model(**self._first(), verbose=self.verbose)
         model._check_parameters()
         check_memory(self.memory)
-        _check_n_jobs(self.n_jobs)
+        check_n_jobs(self.n_jobs)
         scorer = self._scorer(model)
         model._check_data(X, y, sample_weight, None, None)
         if is_classifier(self) and not model._labelling.is_single:
@@ -271,15 +270,6 @@ def _check_scores_columns(scorer: Any) -> None:
             f"scoring with {score.__name__} takes columns of y for the classes of one "
             "label per row, and y has several labels. Use scoring=None, the "
             "log-likelihood of all labels."
-        )
-
-
-def _check_n_jobs(n_jobs: Any) -> None:
-    is_integer = isinstance(n_jobs, Integral) and not isinstance(n_jobs, bool)
-    if n_jobs is not None and (not is_integer or n_jobs == 0):
-        raise ValueError(
-            f"n_jobs={n_jobs!r} is not a number of processes. Choose None, a positive "
-            "integer, or -1 for one per core."
         )
 
 

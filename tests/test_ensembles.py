@@ -1,0 +1,283 @@
+"""Deep ensembles: networks from starts of their own, and the average of them."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+
+import joblib
+import numpy as np
+import pytest
+import torch
+from nets import (
+    MLP,
+    RecordTraining,
+    RowsSeen,
+    binary_classifier,
+    blobs,
+    classifier,
+    regressor,
+    seeded,
+    waves,
+)
+from scipy.optimize import minimize_scalar
+from scipy.stats import norm
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import GridSearchCV
+from skorch.dataset import ValidSplit
+from torch import nn
+
+from sklaplace import DeepEnsembleClassifier, DeepEnsembleRegressor
+from sklaplace.likelihoods import HeteroscedasticNLLLoss
+
+X, Y = blobs()
+X_REG, Y_REG = waves(80)
+# skorch answers in float32
+SINGLE = {"rtol": 0, "atol": 1e-6}
+
+
+@pytest.fixture(scope="module")
+def classes():
+    return DeepEnsembleClassifier(classifier(), n_estimators=3, random_state=0).fit(
+        X, Y
+    )
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    net = regressor(max_epochs=60)
+    return DeepEnsembleRegressor(net, n_estimators=3, random_state=0).fit(X_REG, Y_REG)
+
+
+class TestAverage:
+    def test_probabilities_are_the_mean_of_the_networks_own(self, classes):
+        softmax = [torch.softmax(net.forward(X), -1) for net in classes.estimators_]
+        expected = torch.stack(softmax).mean(0)
+        np.testing.assert_allclose(classes.predict_proba(X), expected, **SINGLE)
+
+    def test_probabilities_of_one_logit(self):
+        X, y = blobs(n_classes=2)
+        model = DeepEnsembleClassifier(
+            binary_classifier(), n_estimators=3, random_state=0
+        ).fit(X, y)
+        expected = np.mean([net.predict_proba(X) for net in model.estimators_], axis=0)
+        np.testing.assert_allclose(model.predict_proba(X), expected, **SINGLE)
+
+    def test_means_and_variances_are_those_of_the_networks(self, numbers):
+        outputs = np.stack([net.predict(X_REG)[:, 0] for net in numbers.estimators_])
+        mean, variance = numbers.latent_mean_and_variance(X_REG)
+        np.testing.assert_allclose(mean[:, 0], outputs.mean(0), **SINGLE)
+        np.testing.assert_allclose(variance[:, 0], outputs.var(0, ddof=1), **SINGLE)
+        _, std = numbers.predict(X_REG, return_std=True)
+        expected = np.sqrt(outputs.var(0, ddof=1) + numbers.sigma_noise_**2)
+        np.testing.assert_allclose(std, expected, **SINGLE)
+
+    def test_joint_covariance_is_that_of_the_networks(self, numbers):
+        outputs = np.stack([net.predict(X_REG)[:, 0] for net in numbers.estimators_])
+        _, cov = numbers.predict(X_REG, return_cov=True)
+        expected = np.cov(outputs.T) + numbers.sigma_noise_**2 * np.eye(len(X_REG))
+        np.testing.assert_allclose(cov, expected, **SINGLE)
+
+    def test_draws_are_networks(self, classes):
+        own = [torch.softmax(net.forward(X), -1).numpy() for net in classes.estimators_]
+        drawn = classes.sample_proba(X, 12, random_state=0)
+        chosen = [
+            np.flatnonzero([np.allclose(one, p, **SINGLE) for p in own])
+            for one in np.moveaxis(drawn, -1, 0)
+        ]
+        assert {len(found) for found in chosen} == {1}
+        assert len({int(found[0]) for found in chosen}) > 1
+
+    def test_one_network_is_the_plain_one(self):
+        model = DeepEnsembleClassifier(
+            classifier(), n_estimators=1, random_state=0
+        ).fit(X, Y)
+        (net,) = model.estimators_
+        assert net is model.estimator_
+        expected = torch.softmax(net.forward(X), -1)
+        np.testing.assert_allclose(model.predict_proba(X), expected, **SINGLE)
+        _, variance = model.latent_mean_and_variance(X, full_cov=True)
+        assert not variance.any()
+        assert not model.predict_uncertainty(X)[:, 2].any()
+        alpha = model.predict_dirichlet(X)
+        assert np.isfinite(alpha).all()
+        assert (alpha > 0).all()
+
+    def test_one_network_has_the_noise_for_its_deviation(self):
+        model = DeepEnsembleRegressor(regressor(), n_estimators=1, random_state=0)
+        _, std = model.fit(X_REG, Y_REG).predict(X_REG, return_std=True)
+        np.testing.assert_allclose(std, model.sigma_noise_)
+
+    def test_networks_differ_before_any_step(self):
+        net = classifier(max_epochs=0)
+        model = DeepEnsembleClassifier(net, n_estimators=2, random_state=0).fit(X, Y)
+        first, second = (net.forward(X) for net in model.estimators_)
+        assert not torch.allclose(first, second)
+        assert model.n_iter_ == 1
+
+
+class TestTraining:
+    @pytest.mark.parametrize("kind", [DeepEnsembleClassifier, DeepEnsembleRegressor])
+    def test_processes_change_nothing(self, kind):
+        is_classifier = kind is DeepEnsembleClassifier
+        net = classifier() if is_classifier else regressor()
+        data = (X, Y) if is_classifier else (X_REG, Y_REG)
+        ask = "predict_proba" if is_classifier else "predict"
+        options = {"n_estimators": 2, "random_state": 0}
+        alone = kind(net, **options).fit(*data)
+        together = kind(net, n_jobs=2, **options).fit(*data)
+        found = getattr(together, ask)(data[0])
+        np.testing.assert_array_equal(found, getattr(alone, ask)(data[0]))
+        assert len(together.estimators_) == 2
+
+    def test_threads_of_joblib_do_not_wait_for_each_other(self):
+        model = DeepEnsembleClassifier(
+            classifier(max_epochs=2), n_estimators=2, n_jobs=2, random_state=0
+        )
+
+        def fit():
+            with joblib.parallel_config(backend="threading", n_jobs=2):
+                return copy.copy(model).fit(X, Y)
+
+        pool = ThreadPoolExecutor(1)
+        found = pool.submit(fit).result(timeout=60)
+        pool.shutdown(wait=False)
+        np.testing.assert_array_equal(
+            found.predict_proba(X),
+            model.set_params(n_jobs=1).fit(X, Y).predict_proba(X),
+        )
+
+    def test_within_the_processes_of_a_search(self):
+        model = DeepEnsembleClassifier(classifier(max_epochs=2), n_jobs=2)
+        grid = {"n_estimators": [1, 2], "random_state": [0]}
+        search = GridSearchCV(model, grid, cv=2, n_jobs=2).fit(X, Y)
+        assert len(search.best_estimator_.estimators_) in (1, 2)
+
+    def test_starts_do_not_depend_on_their_number(self, classes):
+        fewer = DeepEnsembleClassifier(classifier(), n_estimators=2, random_state=0)
+        fewer.fit(X, Y)
+        for net, other in zip(fewer.estimators_, classes.estimators_, strict=False):
+            np.testing.assert_array_equal(net.forward(X), other.forward(X))
+
+    def test_networks_are_trained_from_other_starts(self, classes):
+        first, second, third = (net.forward(X) for net in classes.estimators_)
+        assert not torch.allclose(first, second)
+        assert not torch.allclose(second, third)
+
+    def test_longest_training_counts(self):
+        model = DeepEnsembleClassifier(classifier(max_epochs=4), n_estimators=2)
+        assert model.fit(X, Y).n_iter_ == 4
+
+    def test_prints_one_line(self, capsys):
+        model = DeepEnsembleClassifier(
+            classifier(max_epochs=2), n_estimators=2, verbose=1
+        )
+        model.fit(X, Y)
+        words = "[DeepEnsembleClassifier] 2 networks, trained for 2 epochs\n"
+        assert capsys.readouterr().out == words
+
+
+def best_noise(mean, variance, y, weight):
+    """Maximiser over noise, found on a grid and refined."""
+
+    def loss(log_sigma):
+        std = np.sqrt(variance + np.exp(2 * log_sigma))
+        return -np.sum(weight * norm.logpdf(y, mean, std))
+
+    grid = np.linspace(-8, 3, 400)
+    best = grid[np.argmin([loss(value) for value in grid])]
+    bounds = best - 0.1, best + 0.1
+    return np.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x)
+
+
+class TestNoise:
+    def test_maximises_the_probability_of_rows_held_out(self):
+        RowsSeen.trained.clear()
+        net = regressor(max_epochs=60, callbacks=[RowsSeen()])
+        model = DeepEnsembleRegressor(net, n_estimators=3, random_state=0)
+        model.fit(X_REG, Y_REG)
+        trained = {tuple(row) for row in RowsSeen.trained}
+        held = np.array([tuple(row.tolist()) not in trained for row in X_REG])
+        assert held.sum() == 16
+        mean, variance = model.latent_mean_and_variance(X_REG[held])
+        expected = best_noise(mean[:, 0], variance[:, 0], Y_REG[held], 1.0)
+        assert model.sigma_noise_ == pytest.approx(expected, rel=1e-3)
+
+    def test_of_the_nets_own_split(self):
+        RowsSeen.validated.clear()
+        split = ValidSplit(4)
+        net = regressor(max_epochs=20, train_split=split, callbacks=[RowsSeen()])
+        model = DeepEnsembleRegressor(net, n_estimators=2, random_state=0)
+        model.fit(X_REG, Y_REG)
+        rows = {tuple(row) for row in RowsSeen.validated}
+        held = np.array([tuple(row.tolist()) in rows for row in X_REG])
+        assert held.sum() == 20
+        mean, variance = model.latent_mean_and_variance(X_REG[held])
+        expected = best_noise(mean[:, 0], variance[:, 0], Y_REG[held], 1.0)
+        assert model.sigma_noise_ == pytest.approx(expected, rel=1e-3)
+
+    def test_of_few_rows_is_that_of_training_rows(self):
+        Z, y, weight = X_REG[:30], Y_REG[:30], np.linspace(0.5, 2, 30)
+        model = DeepEnsembleRegressor(regressor(), n_estimators=2, random_state=0)
+        model.fit(Z, y, sample_weight=weight)
+        mean, variance = model.latent_mean_and_variance(Z)
+        expected = best_noise(mean[:, 0], variance[:, 0], y, weight)
+        assert model.sigma_noise_ == pytest.approx(expected, rel=1e-3)
+
+    def test_given_noise_holds_nothing_out(self):
+        RowsSeen.trained.clear()
+        net = regressor(max_epochs=1, callbacks=[RowsSeen()])
+        model = DeepEnsembleRegressor(net, n_estimators=1, sigma_noise=0.3)
+        assert model.fit(X_REG, Y_REG).sigma_noise_ == 0.3
+        assert len(RowsSeen.trained) == len(X_REG)
+
+    def test_of_each_column(self):
+        Z, y = waves(80, n_targets=2)
+        net = regressor(module__n_out=2)
+        model = DeepEnsembleRegressor(net, n_estimators=2, sigma_noise=[0.1, 0.4])
+        model.fit(Z, y)
+        np.testing.assert_allclose(model.sigma_noise_, [0.1, 0.4])
+        _, variance = model.latent_mean_and_variance(Z)
+        _, std = model.predict(Z, return_std=True)
+        np.testing.assert_allclose(std**2, variance + np.array([0.01, 0.16]))
+
+    @pytest.mark.parametrize(
+        ("criterion", "n_out"), [(nn.PoissonNLLLoss, 1), (HeteroscedasticNLLLoss, 2)]
+    )
+    def test_there_is_none_where_targets_have_their_own(self, criterion, n_out):
+        RowsSeen.trained.clear()
+        settings = {"max_epochs": 1, "callbacks": [RowsSeen()]}
+        net = regressor(criterion=criterion, module__n_out=n_out, **settings)
+        model = DeepEnsembleRegressor(net, n_estimators=1)
+        assert model.fit(X_REG, np.abs(Y_REG).round()).sigma_noise_ == 1
+        assert len(RowsSeen.trained) == len(X_REG)
+
+
+class TestRefused:
+    def refused(self, model, words, data=(X, Y)):
+        RecordTraining.steps.clear()
+        with pytest.raises(ValueError, match=words):
+            model.fit(*data)
+        assert RecordTraining.steps == []
+        assert not hasattr(model, "estimators_")
+
+    def test_module_instances(self):
+        net = classifier(MLP(), callbacks=[RecordTraining()])
+        words = "module instance.*Pass its class, with arguments as module__"
+        self.refused(DeepEnsembleClassifier(net), words)
+
+    def test_frozen_nets(self):
+        net = seeded(classifier(), X, Y)
+        model = DeepEnsembleClassifier(FrozenEstimator(net))
+        self.refused(model, "Pass the net without FrozenEstimator")
+
+    @pytest.mark.parametrize("value", [0, -1, 2.5, "many", None, True])
+    def test_number_of_networks(self, value):
+        net = classifier(callbacks=[RecordTraining()])
+        model = DeepEnsembleClassifier(net, n_estimators=value)
+        self.refused(model, f"n_estimators={value!r} is not an integer.*1 or more")
+
+    @pytest.mark.parametrize("value", [0, 2.5, "two", True])
+    @pytest.mark.parametrize("kind", [DeepEnsembleClassifier, DeepEnsembleRegressor])
+    def test_number_of_processes(self, value, kind):
+        net = classifier(callbacks=[RecordTraining()])
+        model = kind(net, n_jobs=value)
+        self.refused(model, f"n_jobs={value!r} is not a number of processes")
