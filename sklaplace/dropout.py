@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from sklaplace.data import TrainingData
 from sklaplace.forward import Forward
-from sklaplace.memory import require_bytes
 from sklaplace.networks import with_dropout
 from sklaplace.options import check_count
-from sklaplace.outputs import Draws, n_rows
+from sklaplace.outputs import Draws
 from sklaplace.reading import Reading, view
 from sklaplace.sampling import NoiseFromRows, SamplingEstimator
 from sklaplace.simplex import SimplexPredictor
@@ -112,15 +111,8 @@ class BaseDropout(SamplingEstimator):
             )
         return super()._inspect(net, dataset, is_trained=is_trained)
 
-    def _drawn(self, X: Any, n_samples: int, seed: int) -> Draws:
+    def _drawn(self, n_samples: int, seed: int) -> Draws:
         check_count("n_samples", n_samples)
-        outputs = n_rows(X) * self.inspected_.n_outputs
-        require_bytes(
-            16 * n_samples * outputs,
-            "cpu",
-            f"n_samples={n_samples:,} draws of {outputs:,} outputs",
-            "draw fewer at a time, each with a random_state of its own",
-        )
         seeds = np.random.default_rng(seed).integers(2**63, size=n_samples).tolist()
         return partial(_thinned, seeds)
 

@@ -58,12 +58,12 @@ class OutputPredictor(BaseEstimator, ABC):  # type: ignore[misc]
 
     # -------------------------------------------------------------------- draws
     @abstractmethod
-    def _drawn(self, X: Any, n_samples: int, seed: int) -> Draws:
+    def _drawn(self, n_samples: int, seed: int) -> Draws:
         """Joint draws of the outputs; refuses more than memory holds."""
 
-    def _own_draws(self, X: Any) -> Draws:
+    def _own_draws(self) -> Draws:
         """Those that predictions are made of: the same in every call."""
-        return self._drawn(X, self.n_samples, self._seed)
+        return self._drawn(self.n_samples, self._seed)
 
     @property
     def _n_draws(self) -> int:
@@ -77,7 +77,7 @@ class OutputPredictor(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _of_own_draws(self, X: Any, function: Callable[[Tensor], Tensor]) -> Tensor:
         """A function of the outputs (b, c, s) that predictions are made of."""
-        return self._of_draws(X, self._own_draws(X), self._n_draws, function)
+        return self._of_draws(X, self._own_draws(), self._n_draws, function)
 
     def _of_draws(
         self, X: Any, draws: Draws, n: int, function: Callable[[Tensor], Tensor]
@@ -94,7 +94,14 @@ class OutputPredictor(BaseEstimator, ABC):  # type: ignore[misc]
         check_is_fitted(self)
         check_count("n_samples", n_samples)
         seed = as_seed("random_state", random_state)
-        draws = self._drawn(X, n_samples, seed)
+        outputs = n_rows(X) * self.inspected_.n_outputs
+        require_bytes(
+            16 * n_samples * outputs,
+            "cpu",
+            f"n_samples={n_samples:,} draws of {outputs:,} outputs",
+            "draw fewer at a time, each with a random_state of its own",
+        )
+        draws = self._drawn(n_samples, seed)
         return self._of_draws(X, draws, n_samples, lambda found: found).numpy()
 
     def _check_draws(self, smallest: int = 1) -> None:
@@ -192,7 +199,7 @@ class OutputPredictor(BaseEstimator, ABC):  # type: ignore[misc]
     ) -> Iterable[tuple[Tensor, ...]]:
         """The same of each batch, of a Gaussian with the moments of the draws."""
         self._require_variance()
-        draws = self._own_draws(X)
+        draws = self._own_draws()
         n_blocks = self.inspected_.likelihood.n_blocks
 
         def ask(forward: Forward, x: Any) -> tuple[Tensor, ...]:
@@ -280,23 +287,22 @@ class WeightPredictor(OutputPredictor):
         check_is_fitted(self)
         return self.posterior_
 
-    def _drawn_weights(self, X: Any, n_samples: int, seed: int) -> Tensor:
-        """Weights (s, P), if they and what rows make of them fit into memory."""
+    def _drawn_weights(self, n_samples: int, seed: int) -> Tensor:
+        """Weights (s, P), if they fit into memory."""
         posterior: WeightDistribution = self._fitted_posterior()
         check_count("n_samples", n_samples)
-        outputs = n_rows(X) * self.inspected_.n_outputs
         require_bytes(
-            8 * n_samples * (3 * posterior.layout.n_parameters + 2 * outputs),
+            8 * n_samples * 3 * posterior.layout.n_parameters,
             "cpu",
             f"n_samples={n_samples:,} draws of {posterior.layout.n_parameters:,} "
-            f"weights for {outputs:,} outputs",
+            "weights",
             "draw fewer at a time, each with a random_state of its own",
         )
         return posterior.sample(n_samples, torch.Generator().manual_seed(seed))
 
-    def _drawn(self, X: Any, n_samples: int, seed: int) -> Draws:
+    def _drawn(self, n_samples: int, seed: int) -> Draws:
         """Outputs of the network under drawn weights."""
-        weights = self._drawn_weights(X, n_samples, seed)
+        weights = self._drawn_weights(n_samples, seed)
         posterior: WeightDistribution = self.posterior_
         return lambda forward, x: network_draws(posterior, forward, x, weights)
 

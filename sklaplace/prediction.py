@@ -105,9 +105,9 @@ class PosteriorPredictor(WeightPredictor):
     def _has_gaussian(self) -> bool:
         return self._predictive().gaussian is not None
 
-    def _drawn(self, X: Any, n_samples: int, seed: int) -> Draws:
+    def _drawn(self, n_samples: int, seed: int) -> Draws:
         """Outputs under drawn weights, of the network or of its tangent."""
-        weights = self._drawn_weights(X, n_samples, seed)
+        weights = self._drawn_weights(n_samples, seed)
         posterior, draws = self.posterior_, self._predictive().draws
         return lambda forward, x: draws(posterior, forward, x, weights)
 

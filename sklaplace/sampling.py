@@ -129,7 +129,7 @@ class NoiseFromRows(BandPredictor, SamplingEstimator):
     def _most_probable_noise(self, fitted: FittedNetwork, dataset: Any) -> float:
         """Noise under which the targets of rows are most probable."""
         likelihood = fitted.inspected.likelihood
-        draws, parts = self._own_draws(dataset), []
+        draws, parts = self._own_draws(), []
         for drawn, y, w in self._drawn_rows(fitted, dataset, draws, self._n_draws):
             mean, variance = moments(drawn, diagonal=True, centred=False)
             targets = likelihood.targets(y, mean)
