@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from sklaplace.forward import Forward
 from sklaplace.likelihoods import weighed
 from sklaplace.networks import without_penalty
 from sklaplace.options import Check, check_option, check_params, check_positive
-from sklaplace.outputs import FittedNetwork, WeightPredictor
+from sklaplace.outputs import Draws, FittedNetwork, WeightPredictor
 from sklaplace.predictive import network_draws
 from sklaplace.reading import Reading
 from sklaplace.sampling import NoiseFromRows, SamplingEstimator
@@ -148,14 +149,17 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
         generator = torch.Generator().manual_seed(self._seed)
         weights = self.posterior_.sample(n_draws, generator)
         self.kl_ = float(self.posterior_.kl(n_draws, generator))
-        loss, n_targets = 0.0, 0.0
-        for rows, w, n in self._losses(fitted, fitted.train, weights):
-            loss += float(w @ rows.mean(-1))
+        draws = partial(network_draws, self.posterior_, weights=weights)
+        sigma = torch.tensor(self._noise(), dtype=torch.float64)
+        total, n_targets = 0.0, 0.0
+        for losses, w, n in self._losses(fitted, fitted.train, draws, n_draws):
+            nll = nats(fitted.inspected.likelihood, losses, sigma, n)
+            total += float(w @ nll.mean(-1))
             n_targets += float(w.sum()) * n
-        self.elbo_ = -loss - self.kl_
-        self._check_loss(loss / n_targets)
+        self.elbo_ = -total - self.kl_
+        self._check_loss(total / n_targets)
         if self._is_frozen() and fitted.held_out is not None:
-            self._compare(fitted, weights)
+            self._compare(fitted, draws, n_draws)
 
     def _forget(self) -> None:
         del self._elbo
@@ -171,45 +175,30 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
         """Overridden where a loss per target says that training has failed."""
 
     def _losses(
-        self,
-        fitted: FittedNetwork,
-        dataset: Any,
-        weights: Tensor,
-        start: Forward | None = None,
+        self, fitted: FittedNetwork, dataset: Any, draws: Draws, n_draws: int
     ) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """Negative log-likelihoods (b, s) of each batch, weights (b,), targets per row.
-
-        Those under the draws come after that of a network to compare with, if any.
-        """
+        """Of each batch: losses (b, s) under draws, weights (b,), targets per row."""
         likelihood = fitted.inspected.likelihood
-        forward = fitted.forward()
-        for x, y, w in self._batches(fitted, dataset, n_draws=len(weights)):
-            drawn = network_draws(self.posterior_, forward, x, weights)  # (b, c, s)
-            if start is not None:
-                with torch.no_grad():
-                    drawn = torch.cat([start(x).double().unsqueeze(-1), drawn], -1)
+        for drawn, y, w in self._drawn_rows(fitted, dataset, draws, n_draws):
             targets = likelihood.targets(y, drawn[..., 0])
-            losses = [likelihood.loss(f, targets) for f in drawn.unbind(-1)]
-            n_targets = likelihood.n_targets(drawn.shape[1])
-            sigma = torch.tensor(self._noise(), dtype=torch.float64)
-            rows = nats(likelihood, torch.stack(losses, -1), sigma, n_targets)
+            found = [likelihood.loss(f, targets) for f in drawn.unbind(-1)]
+            losses = torch.stack(found, -1)
             w = weighed(likelihood, targets, w)
-            yield (
-                rows,
-                torch.ones_like(rows[:, 0]) if w is None else w.to(rows),
-                n_targets,
-            )
+            weights = torch.ones_like(losses[:, 0]) if w is None else w.to(losses)
+            yield losses, weights, likelihood.n_targets(drawn.shape[1])
 
-    def _compare(self, fitted: FittedNetwork, weights: Tensor) -> None:
+    def _compare(self, fitted: FittedNetwork, draws: Draws, n_draws: int) -> None:
         """Warn where held-out rows say that the network was better before."""
         before = replace(fitted, net=copied(self._net())).forward()
-        rise = []
+
+        def first(_forward: Forward, x: Any) -> Tensor:
+            with torch.no_grad():
+                outputs: Tensor = before(x)
+            return outputs.double().unsqueeze(-1)
+
         with before.frozen():
-            for rows, *_ in self._losses(fitted, fitted.held_out, weights, before):
-                first, drawn = rows[:, 0], rows[:, 1:]
-                averaged = math.log(drawn.shape[1]) - (-drawn).logsumexp(1)
-                rise.append(averaged - first)
-        change = torch.cat(rise).cpu().numpy()
+            known = self._held_out_nll(fitted, first, 1, is_learned=False)
+        change = self._held_out_nll(fitted, draws, n_draws, is_learned=True) - known
         noise = change.std() / len(change) ** 0.5
         if change.mean() > max(2 * noise, NOTABLE_RISE):
             warnings.warn(
@@ -220,6 +209,22 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
                 UserWarning,
                 stacklevel=4,
             )
+
+    def _held_out_nll(
+        self, fitted: FittedNetwork, draws: Draws, n_draws: int, *, is_learned: bool
+    ) -> np.ndarray:
+        """Negative log-likelihood of held-out rows, averaged over draws, (n,)."""
+        likelihood = fitted.inspected.likelihood
+        parts = list(self._losses(fitted, fitted.held_out, draws, n_draws))
+        losses, n_targets = torch.cat([part[0] for part in parts]), parts[0][2]
+        sigma = torch.tensor(self._noise(), dtype=torch.float64)
+        if not is_learned and self._sigma() is None:  # one that has fitted noise, too
+            tiny = torch.finfo(torch.float32).tiny
+            sigma = (2 * losses.mean() / n_targets).clamp(min=tiny).sqrt()
+        nll = nats(likelihood, losses, sigma, n_targets)
+        averaged = math.log(nll.shape[1]) - (-nll).logsumexp(1)
+        found: np.ndarray = averaged.cpu().numpy()
+        return found
 
 
 def _checked_later(name: str, value: Any) -> None:

@@ -374,7 +374,7 @@ class TestRefused:
             given = {"error": TypeError} if options == {"prior_params": 3} else {}
             refused(kind(net, **options), *words, data=data, **given)
 
-    @pytest.mark.parametrize("value", ["auto", 0, -1.0, None, [[0.1]], [0.1, 0.2]])
+    @pytest.mark.parametrize("value", ["none", 0, -1.0, None, [[0.1]], [0.1, 0.2]])
     def test_noise(self, value):
         model = VariationalRegressor(regressor(**RECORD), sigma_noise=value)
         refused(model, "sigma_noise", data=(X_REG, Y_REG))

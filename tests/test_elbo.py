@@ -447,7 +447,9 @@ class TestLearnedNoise:
     def test_follows_the_squared_residuals_of_the_draws(self):
         Z, y = waves(dtype=np.float64)
         net = regressor(**DOUBLE, max_epochs=1200, lr=0.02)
-        model = VariationalRegressor(net, random_state=0, n_samples=400).fit(Z, y)
+        model = VariationalRegressor(
+            net, sigma_noise="learned", random_state=0, n_samples=400
+        ).fit(Z, y)
         drawn = model.sample_y(Z, 2000, random_state=1)
         # what noise adds has a mean square of its own
         squares = np.mean((drawn - y[:, None]) ** 2) - model.sigma_noise_**2
@@ -456,7 +458,9 @@ class TestLearnedNoise:
 
     def test_is_used_from_the_first_step(self):
         net = regressor(**DOUBLE, max_epochs=1, callbacks=[Steps()])
-        model = VariationalRegressor(net, random_state=0, kl_weight=0.5)
+        model = VariationalRegressor(
+            net, sigma_noise="learned", random_state=0, kl_weight=0.5
+        )
         model.fit(X, NUMBERS)
         (step,) = Steps.seen
         f = network(double(n_out=1), step["w"])(step["X"])[:, 0]
@@ -467,7 +471,7 @@ class TestLearnedNoise:
     def test_weights_of_rows_count(self):
         weight = np.linspace(0.5, 2, 20)
         net = regressor(**DOUBLE, max_epochs=1, callbacks=[Steps()])
-        model = VariationalRegressor(net, random_state=0)
+        model = VariationalRegressor(net, sigma_noise="learned", random_state=0)
         model.fit(X, NUMBERS, sample_weight=weight)
         (step,) = Steps.seen
         f = network(double(n_out=1), step["w"])(step["X"])[:, 0].numpy()
@@ -476,7 +480,9 @@ class TestLearnedNoise:
 
     def test_perfect_fit_stays_finite(self):
         net = regressor(**DOUBLE, max_epochs=3)
-        model = VariationalRegressor(net, random_state=0).fit(X, np.zeros(20))
+        model = VariationalRegressor(net, sigma_noise="learned", random_state=0).fit(
+            X, np.zeros(20)
+        )
         assert model.sigma_noise_ > 0
         assert np.isfinite(model.elbo_)
 
