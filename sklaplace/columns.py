@@ -19,6 +19,7 @@ from sklaplace.likelihoods import (
 )
 from sklaplace.networks import default_regressor
 from sklaplace.options import check_positive
+from sklaplace.settings import sibling
 
 
 class ColumnTargets(RegressorMixin, NetworkFitter):  # type: ignore[misc]
@@ -49,7 +50,7 @@ class ColumnTargets(RegressorMixin, NetworkFitter):  # type: ignore[misc]
         if columns.dtype.kind not in "fiub":
             raise ValueError(
                 f"y has entries of type {columns.dtype}; a regressor needs numbers. "
-                "For labels use LaplaceClassifier."
+                f"For labels use {sibling(self)}."
             )
         return self._input_type.floats(columns, "y")
 

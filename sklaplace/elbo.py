@@ -89,7 +89,7 @@ class Elbo:
     schedule : str
         Key of ``KL_SCHEDULES``.
     sigma : float or None
-        Standard deviation of the noise; None: learned.
+        Standard deviation of the noise; None: found in training.
     start : nn.Module or None
         A trained network to start from; None: the net's own initialisation.
     held_out : Dataset or None
@@ -190,19 +190,18 @@ class Elbo:
         """Mean squared residual of held-out rows at the medians, ()."""
         assert self.reading is not None
         likelihood, module = self.reading.likelihood, net.module_
-        total, count = torch.zeros(2).double()
+        total, count = 0.0, 0.0
         module.eval()
         try:
             for x, y, w in Batches(net, self.held_out, self.reading.batch_size()):
                 f = as_columns(module.outputs(net.infer(x))).double()
-                losses = likelihood.loss(f, likelihood.targets(y, f)).cpu()
-                weights = torch.ones_like(losses) if w is None else w.cpu().double()
-                total += weights @ losses
-                count += weights.sum() * likelihood.n_targets(f.shape[1])
+                losses = likelihood.loss(f, likelihood.targets(y, f))
+                weights = torch.ones_like(losses) if w is None else w.to(losses)
+                total += float(weights @ losses)
+                count += float(weights.sum()) * likelihood.n_targets(f.shape[1])
         finally:
             module.train()
-        square: Tensor = 2 * total / count
-        return square
+        return torch.tensor(2 * total / count, dtype=torch.float64)
 
     def summary(self) -> dict[str, float]:
         """Divergence and evidence lower bound, in nats, as an epoch saw them."""

@@ -37,7 +37,7 @@ from sklaplace.reading import (
     view,
     warn_if_double_softmax,
 )
-from sklaplace.settings import check_common, inner_net, is_frozen
+from sklaplace.settings import check_common, inner_net, is_frozen, sibling
 from sklaplace.training import copied, first_rows, train
 
 
@@ -259,6 +259,7 @@ class NetworkFitter(OutputPredictor):
             "is_trained": is_trained,
             "likelihood": self.likelihood,
             "adapted": self._adapted,
+            "other": sibling(self),
         }
 
     @abstractmethod

@@ -50,12 +50,13 @@ def inspect(
     options: Mapping[str, Any] | None = None,
     likelihood: Likelihood | None = None,
     adapted: Callable[[Likelihood], Likelihood] = lambda known: known,
+    other: str = "",
 ) -> Inspected:
     """Find out how the outputs of a net are to be read and differentiated.
 
     Parameters
     ----------
-    net, x, allowed, n_targets, is_trained, likelihood, adapted
+    net, x, allowed, n_targets, is_trained, likelihood, adapted, other
         As for `read`.
     subset : str or list of str
         Key of ``SUBSETS``, or names of parameters or modules.
@@ -74,7 +75,7 @@ def inspect(
     bare = view(net)
     with bare.frozen():
         found, raw, sizes = read_and_measure(
-            net, x, allowed, n_targets, is_trained, likelihood, adapted
+            net, x, allowed, n_targets, is_trained, likelihood, adapted, other
         )
         forward = bare.reading(found.output_map, found.tap)
         layout = select(forward, x, subset, options or {})

@@ -119,6 +119,7 @@ def read(
     is_trained: bool,
     likelihood: Likelihood | None = None,
     adapted: Callable[[Likelihood], Likelihood] = lambda known: known,
+    other: str = "",
 ) -> Reading:
     """Find out how the outputs of a net are to be read.
 
@@ -139,6 +140,8 @@ def read(
         it takes.
     adapted : callable, optional
         Makes of a likelihood the one for the targets at hand.
+    other : str, optional
+        Name of the estimator for targets of the other kind, for messages.
 
     Returns
     -------
@@ -151,7 +154,7 @@ def read(
     """
     with view(net).frozen():
         return read_and_measure(
-            net, x, allowed, n_targets, is_trained, likelihood, adapted
+            net, x, allowed, n_targets, is_trained, likelihood, adapted, other
         )[0]
 
 
@@ -163,10 +166,11 @@ def read_and_measure(
     is_trained: bool,
     likelihood: Likelihood | None,
     adapted: Callable[[Likelihood], Likelihood],
+    other: str,
 ) -> tuple[Reading, Tensor, dict[str, int]]:
     """`read`, raw outputs, and how much each module without children puts out."""
     if likelihood is None:
-        likelihood, convention = _likelihood(net, allowed, adapted)
+        likelihood, convention = _likelihood(net, allowed, adapted, other)
     else:
         likelihood, convention = adapted(likelihood), ""
     raw, sizes = _watched(net, x)
@@ -211,6 +215,7 @@ def _likelihood(
     net: Any,
     allowed: tuple[type, ...],
     adapted: Callable[[Likelihood], Likelihood],
+    other: str,
 ) -> tuple[Likelihood, str]:
     """Likelihood and output convention that belong to the net's criterion."""
     criterion = net.criterion_
@@ -218,9 +223,7 @@ def _likelihood(
     likelihood, convention = CRITERIA.get(type(criterion), (None, ""))
     if likelihood is None or not isinstance(likelihood, allowed):
         fitting = [k.__name__ for k, v in CRITERIA.items() if isinstance(v[0], allowed)]
-        estimators = {"column": "LaplaceRegressor", "class": "LaplaceClassifier"}
-        other = estimators[likelihood.noun] if likelihood is not None else ""
-        hint = f" For {name} use {other}." if other else ""
+        hint = f" For {name} use {other}." if other and likelihood is not None else ""
         raise ValueError(
             f"criterion={name} has no likelihood here. Choose one of "
             f"{', '.join(sorted(fitting))} from torch.nn.{hint}"

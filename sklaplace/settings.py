@@ -47,6 +47,14 @@ def is_frozen(estimator: Any) -> bool:
     return isinstance(estimator, FrozenEstimator)
 
 
+def sibling(model: Any) -> str:
+    """Name of the estimator for targets of the other kind: numbers, or classes."""
+    name = type(model).__name__
+    kinds = ("Classifier", "Regressor")
+    own, other = kinds if is_classifier(model) else kinds[::-1]
+    return name.replace(own, other) if own in name else f"Laplace{other}"
+
+
 def check_common(model: Any) -> None:
     """Refuse values of what all estimators have that cannot be right."""
     _check_estimator(model.estimator)
@@ -135,8 +143,7 @@ def _check_likelihood(model: Any) -> None:
         )
     if has_labels != (given.noun != "column"):
         raise ValueError(
-            f"likelihood={given!r} has targets of another kind. Use "
-            f"{'LaplaceRegressor' if given.noun == 'column' else 'LaplaceClassifier'}."
+            f"likelihood={given!r} has targets of another kind. Use {sibling(model)}."
         )
 
 
