@@ -1,7 +1,6 @@
 """Elbo: the objective, term by term, against a computation of its own."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,87 +14,33 @@ from nets import (
     SoftmaxMLP,
     SqueezedMLP,
     binary_classifier,
-    blobs,
     classifier,
     regressor,
-    waves,
 )
-from skorch import NeuralNet, NeuralNetClassifier
-from skorch.callbacks import Callback, EpochScoring
+from objectives import (
+    DOUBLE,
+    EXACT,
+    LABELS,
+    NUMBERS,
+    ROUNDED,
+    Steps,
+    X,
+    agrees,
+    double,
+    entropy,
+    normal,
+    reference,
+)
+from skorch import NeuralNet
+from skorch.callbacks import EpochScoring
 from skorch.dataset import ValidSplit
 from torch import nn
 from torch.distributions import Normal, Poisson
-from torch.func import functional_call
 from torch.nn import functional
 
 from sklaplace import VariationalClassifier, VariationalRegressor
 from sklaplace.elbo import KL_SCHEDULES, blundell, uniform
-from sklaplace.likelihoods import Categorical, HeteroscedasticNLLLoss
-from sklaplace.training import private_rng
-
-DOUBLE = {"module__dtype": torch.float64}
-# Both sides add up a hundred numbers of size one in float64.
-EXACT = {"rtol": 1e-12, "atol": 1e-12}
-# Where one side takes logarithms of probabilities that are rounded.
-ROUNDED = {"rtol": 1e-9, "atol": 1e-9}
-
-
-class Steps(Callback):
-    """Notes each step: parameters, draw, gradients, rows and loss."""
-
-    seen: ClassVar[list] = []
-
-    def on_train_begin(self, net, **kwargs):
-        Steps.seen.clear()
-
-    def on_grad_computed(self, net, named_parameters, batch=None, **kwargs):
-        X, y = batch
-        posterior, (w, _) = net.module_.posterior, net.module_.drawn
-        Steps.seen.append(
-            {
-                "location": posterior.location.detach().clone(),
-                "raw_scale": posterior.raw_scale.detach().clone(),
-                "w": w[0].detach().clone(),
-                "gradient": [p.grad.clone() for p in posterior.parameters()],
-                "X": X.clone(),
-                "y": y,
-            }
-        )
-
-    def on_batch_end(self, net, training=False, **kwargs):
-        if training:
-            Steps.seen[-1]["loss"] = net.history[-1, "batches", -1, "train_loss"]
-
-
-def network(module, vector):
-    """The module as a function of rows, under one vector of weights."""
-    named, start = dict(module.named_parameters()), 0
-    values = {}
-    for name, p in named.items():
-        values[name] = vector[start : start + p.numel()].reshape(p.shape)
-        start += p.numel()
-    return lambda X: functional_call(module, values, (X,))
-
-
-def reference(step, module, nll, kl_factor, *, prior_scale=1.0):
-    """Objective, its gradients and parts: written out, Gaussian under Gaussian."""
-    location = step["location"].requires_grad_()
-    raw_scale = step["raw_scale"].requires_grad_()
-    scale = functional.softplus(raw_scale)
-    noise = ((step["w"] - location) / scale).detach()
-    rows = nll(network(module, location + scale * noise)(step["X"]))
-    q, p = Normal(location, scale), Normal(0.0, prior_scale)
-    kl = torch.distributions.kl_divergence(q, p).sum()
-    loss = rows + kl_factor * kl
-    gradient = torch.autograd.grad(loss, [location, raw_scale])
-    return loss.item(), gradient, rows.item(), kl.item()
-
-
-def agrees(step, module, nll, kl_factor, tolerance=EXACT, **options):
-    loss, gradient, *_ = reference(step, module, nll, kl_factor, **options)
-    np.testing.assert_allclose(step["loss"], loss, **tolerance)
-    for found, expected in zip(step["gradient"], gradient, strict=True):
-        np.testing.assert_allclose(found, expected, **tolerance)
+from sklaplace.likelihoods import HeteroscedasticNLLLoss
 
 
 # ------------------------------------------------------------------- likelihoods
@@ -113,30 +58,17 @@ class Case:
     tolerance: dict | None = None
 
 
-X = np.random.default_rng(0).normal(size=(20, 2))
-LABELS = np.arange(20) % 3
 IGNORING = np.where(np.arange(20) % 5 == 0, -1, LABELS)
 BINARY = np.arange(20) % 2
 MANY = (np.random.default_rng(1).random((20, 3)) > 0.5).astype(int)
-NUMBERS = np.random.default_rng(2).normal(size=20)
 TWO = np.random.default_rng(3).normal(size=(20, 2))
 COUNTS = np.random.default_rng(4).poisson(2.0, size=20)
 CLASS_WEIGHT = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
 WEIGHED = 1 + 2.0 * (LABELS == 1)
 
 
-def double(kind=MLP, **params):
-    return kind(dtype=torch.float64, **params)
-
-
 def of_net(make, module=MLP, **params):
     return make(module, **DOUBLE, callbacks=[Steps()], max_epochs=3, **params)
-
-
-def entropy(y=LABELS, **options):
-    target = torch.tensor(y)
-    options.setdefault("reduction", "none")
-    return lambda f: functional.cross_entropy(f, target, **options).mean()
 
 
 def logits(y=BINARY, **options):
@@ -158,13 +90,6 @@ def of_probabilities(p):
 def of_probability(p):
     y = torch.tensor(BINARY, dtype=torch.float64)
     return functional.binary_cross_entropy(p[:, 0], y)
-
-
-def normal(y, sigma):
-    target = torch.tensor(y.reshape(20, -1))
-    return lambda f: (
-        -(Normal(f.reshape(target.shape), sigma).log_prob(target).sum(1).mean())
-    )
 
 
 def heteroscedastic(f):
@@ -440,139 +365,3 @@ class TestSchedules:
 
     def test_uniform_is_one(self):
         assert {uniform(batch, 5) for batch in range(5)} == {1.0}
-
-
-# ------------------------------------------------------------------------- noise
-class TestLearnedNoise:
-    def test_follows_the_squared_residuals_of_the_draws(self):
-        Z, y = waves(dtype=np.float64)
-        net = regressor(**DOUBLE, max_epochs=1200, lr=0.02)
-        model = VariationalRegressor(
-            net, sigma_noise="learned", random_state=0, n_samples=400
-        ).fit(Z, y)
-        drawn = model.sample_y(Z, 2000, random_state=1)
-        # what noise adds has a mean square of its own
-        squares = np.mean((drawn - y[:, None]) ** 2) - model.sigma_noise_**2
-        # a running mean over 20 draws
-        assert model.sigma_noise_ == pytest.approx(np.sqrt(squares), rel=0.15)
-
-    def test_is_used_from_the_first_step(self):
-        net = regressor(**DOUBLE, max_epochs=1, callbacks=[Steps()])
-        model = VariationalRegressor(
-            net, sigma_noise="learned", random_state=0, kl_weight=0.5
-        )
-        model.fit(X, NUMBERS)
-        (step,) = Steps.seen
-        f = network(double(n_out=1), step["w"])(step["X"])[:, 0]
-        sigma = (f - torch.tensor(NUMBERS)).square().mean().sqrt()
-        assert model.sigma_noise_ == pytest.approx(float(sigma))
-        agrees(step, double(n_out=1), normal(NUMBERS, sigma), 0.5 / 20)
-
-    def test_weights_of_rows_count(self):
-        weight = np.linspace(0.5, 2, 20)
-        net = regressor(**DOUBLE, max_epochs=1, callbacks=[Steps()])
-        model = VariationalRegressor(net, sigma_noise="learned", random_state=0)
-        model.fit(X, NUMBERS, sample_weight=weight)
-        (step,) = Steps.seen
-        f = network(double(n_out=1), step["w"])(step["X"])[:, 0].numpy()
-        squares = np.average((f - NUMBERS) ** 2, weights=weight)
-        assert model.sigma_noise_ == pytest.approx(np.sqrt(squares))
-
-    def test_perfect_fit_stays_finite(self):
-        net = regressor(**DOUBLE, max_epochs=3)
-        model = VariationalRegressor(net, sigma_noise="learned", random_state=0).fit(
-            X, np.zeros(20)
-        )
-        assert model.sigma_noise_ > 0
-        assert np.isfinite(model.elbo_)
-
-
-# ------------------------------------------------------------------ nets of one's own
-class OwnStep(NeuralNetClassifier):
-    """Calls get_loss with positions in place of names."""
-
-    def train_step_single(self, batch, **fit_params):
-        self._set_training(True)
-        Xi, yi = batch
-        y_pred = self.infer(Xi, **fit_params)
-        loss = self.get_loss(y_pred, yi, Xi, True)
-        loss.backward()
-        return {"loss": loss, "y_pred": y_pred}
-
-
-class PlainStep(NeuralNetClassifier):
-    """Does not say that it trains."""
-
-    def train_step_single(self, batch, **fit_params):
-        self._set_training(True)
-        Xi, yi = batch
-        y_pred = self.infer(Xi, **fit_params)
-        loss = self.get_loss(y_pred, yi)
-        loss.backward()
-        return {"loss": loss, "y_pred": y_pred}
-
-
-@pytest.mark.parametrize("kind", [OwnStep, PlainStep])
-def test_divergence_is_in_the_loss_of_training_steps_of_ones_own(kind):
-    params = classifier(**DOUBLE, callbacks=[Steps()], max_epochs=2).get_params(False)
-    params = {k: v for k, v in params.items() if k != "classes"}
-    VariationalClassifier(kind(**params), kl_weight=0.5, random_state=0).fit(X, LABELS)
-    for step in Steps.seen:
-        agrees(step, double(), entropy(), 0.5 / 20)
-
-
-class OwnLoss(NeuralNetClassifier):
-    """A loss that the likelihood does not know of."""
-
-    def get_loss(self, *args, **kwargs):
-        return 2 * super().get_loss(*args, **kwargs)
-
-
-def test_loss_of_ones_own_is_refused_unless_a_likelihood_is_given():
-    params = classifier(**DOUBLE, callbacks=[Steps()], max_epochs=1).get_params(False)
-    params = {k: v for k, v in params.items() if k != "classes"}
-    model = VariationalClassifier(OwnLoss(**params), kl_weight=0.5, random_state=0)
-    with pytest.raises(ValueError, match="pass likelihood"):
-        model.fit(X, LABELS)
-    model.set_params(likelihood=Categorical()).fit(X, LABELS)
-    agrees(Steps.seen[0], double(), entropy(), 0.5 / 20)
-
-
-# ------------------------------------------------------------------ weighted rows
-@pytest.mark.parametrize("kind", [VariationalClassifier, VariationalRegressor])
-def test_weights_count_as_repeated_rows(kind):
-    classifies = kind is VariationalClassifier
-    Z, y = (blobs if classifies else waves)(dtype=np.float64, n=30)
-    make = classifier if classifies else regressor
-    net = make(**DOUBLE, max_epochs=40, callbacks=None)
-    weight = np.arange(30) % 4
-    rows = np.repeat(np.arange(30), weight)
-    options = {"random_state": 0, "n_samples": 20, "kl_weight": 0.4}
-    weighted = kind(net, **options).fit(Z, y, sample_weight=weight)
-    repeated = kind(net, **options).fit(Z[rows], y[rows])
-    assert weighted.elbo_ == pytest.approx(repeated.elbo_, rel=1e-9)
-    assert weighted.kl_ == pytest.approx(repeated.kl_, rel=1e-9)
-    ask = "predict_proba" if classifies else "predict"
-    found, expected = getattr(weighted, ask)(Z), getattr(repeated, ask)(Z)
-    np.testing.assert_allclose(found, expected, atol=1e-9)
-    for key in ("train_loss", "kl", "elbo"):
-        np.testing.assert_allclose(
-            weighted.estimator_.history[:, key],
-            repeated.estimator_.history[:, key],
-            rtol=1e-9,
-        )
-
-
-def test_elbo_is_that_of_the_draws_it_says():
-    net = classifier(**DOUBLE, max_epochs=10)
-    model = VariationalClassifier(net, random_state=0, kl_weight=0.3).fit(X, LABELS)
-    generator = torch.Generator().manual_seed(model._seed)
-    weights = model.posterior_.sample(20, generator)
-    module, rows = double(), torch.tensor(X)
-    with private_rng(0), torch.no_grad():
-        losses = [20 * entropy()(network(module, w)(rows)) for w in weights]
-    posterior = model.posterior_.distribution
-    q = Normal(posterior.location, posterior.scale)
-    kl = torch.distributions.kl_divergence(q, Normal(0.0, 1.0)).sum().item()
-    assert model.kl_ == pytest.approx(kl)
-    assert model.elbo_ == pytest.approx(-float(np.mean(losses)) - kl)
