@@ -44,6 +44,17 @@ from sklaplace.likelihoods import HeteroscedasticNLLLoss
 
 
 # ------------------------------------------------------------------- likelihoods
+class Maps(nn.Module):
+    """Logits of three classes at each of two positions, (b, 3, 2)."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.head = nn.Linear(2, 6, dtype=dtype)
+
+    def forward(self, X):
+        return self.head(X).reshape(-1, 3, 2)
+
+
 @dataclass
 class Case:
     """A net, targets and the mean loss of outputs, by other means than ours."""
@@ -103,6 +114,7 @@ def counts(f):
 
 
 KNOWN = IGNORING >= 0
+PAIRS = np.stack([LABELS, LABELS[::-1]], 1)
 SIGMAS = torch.tensor([0.3, 0.8], dtype=torch.float64)
 MULTILABEL = NeuralNet(
     MLP,
@@ -209,6 +221,13 @@ CASES = {
         tolerance=ROUNDED,
     ),
     "multilabel": Case(MULTILABEL, double(), MANY, logits(MANY), {}),
+    "maps": Case(
+        of_net(classifier, Maps, criterion__weight=CLASS_WEIGHT),
+        double(Maps),
+        PAIRS,
+        lambda f: entropy(PAIRS, weight=CLASS_WEIGHT, reduction="sum")(f) / 20,
+        {},
+    ),
     "numbers": Case(
         of_net(regressor),
         double(n_out=1),
