@@ -59,6 +59,7 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
     elbo_: float
     kl_: float
     _elbo: Elbo
+    _noise_in_training: float
 
     # ------------------------------------------------------------------ settings
     def _check_parameters(self) -> None:
@@ -139,6 +140,7 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
             distribution, self._elbo.prior, module.layout
         )
         distribution.zero_grad()
+        self._noise_in_training = float(self._elbo.noise(module))
         net.module_ = module.settled()
         net.initialize_optimizer()  # of the weights that the net now has
 
@@ -162,7 +164,7 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
             self._compare(fitted, draws, n_draws)
 
     def _forget(self) -> None:
-        del self._elbo
+        del self._elbo, self._noise_in_training
 
     def _summary(self) -> str:
         return (
@@ -588,4 +590,4 @@ class VariationalRegressor(NoiseFromRows, BaseVariational):
     def _chosen_noise(self, fitted: FittedNetwork) -> float:
         if self.sigma_noise == "auto" and fitted.held_out is not None:
             return super()._chosen_noise(fitted)
-        return float(self._elbo.noise)
+        return self._noise_in_training

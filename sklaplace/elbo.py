@@ -108,9 +108,6 @@ class Elbo:
     n_rows: int = 0
     n_batches: int = 1
     batch: int = -1
-    _square: Tensor = field(
-        default_factory=lambda: torch.zeros((), dtype=torch.float64)
-    )
     _n_squares: int = 0
     _sums: _Sums = field(default_factory=_Sums)
     _total: float = 0.0
@@ -136,12 +133,11 @@ class Elbo:
         """Before the first step: how the outputs are read."""
         module.tap, self.reading = reading.tap, reading
 
-    @property
-    def noise(self) -> Tensor:
+    def noise(self, module: StochasticModule) -> Tensor:
         """Standard deviation of the noise in use, (), float64."""
         if self.sigma is not None:
             return torch.tensor(float(self.sigma), dtype=torch.float64)
-        return self._square.clamp(min=torch.finfo(torch.float32).tiny).sqrt()
+        return module.square.clamp(min=torch.finfo(torch.float32).tiny).sqrt()
 
     # -------------------------------------------------------------------- the loss
     def loss(self, net: Any, returned: Any, y: Tensor, *, training: bool) -> Tensor:
@@ -159,10 +155,11 @@ class Elbo:
         if training and likelihood.has_noise and self.sigma is None:
             if self.held_out is None:
                 mean = (weights * losses.detach()).sum() / weights.sum()
-                self._follow(2 * mean / n_targets)
+                self._follow(module, 2 * mean / n_targets)
             else:
                 self._look(net)
-        nll = (weights * nats(likelihood, losses, self.noise, n_targets)).mean()
+        sigma = self.noise(module)
+        nll = (weights * nats(likelihood, losses, sigma, n_targets)).mean()
         if not training:
             return nll
         assert module.drawn is not None
@@ -172,22 +169,22 @@ class Elbo:
         self._total = n = self.n_rows * mean_weight(net)
         return nll + (factor * self.kl_weight / n) * kl
 
-    def _follow(self, square: Tensor) -> None:
+    def _follow(self, module: StochasticModule, square: Tensor) -> None:
         """Move the noise to the mean squared residual of a batch, ()."""
         self._n_squares += 1
         share = 1 / min(self._n_squares, max(NOISE_STEPS, self.n_batches))
-        self._square = self._square.to(square.device).lerp(square.double(), share)
+        module.square.lerp_(square.double(), share)
 
     def _look(self, net: Any) -> None:
         """Take the noise from rows that are not trained on, now and then."""
         every = max(LOOK_EVERY, self.n_batches)
         if self._n_squares % every == 0:
-            self._square = self._held_out_square(net)
+            net.module_.square.fill_(self._held_out_square(net))
         self._n_squares += 1
 
     @torch.no_grad()
-    def _held_out_square(self, net: Any) -> Tensor:
-        """Mean squared residual of held-out rows at the medians, ()."""
+    def _held_out_square(self, net: Any) -> float:
+        """Mean squared residual of held-out rows at the medians."""
         assert self.reading is not None
         likelihood, module = self.reading.likelihood, net.module_
         total, count = 0.0, 0.0
@@ -201,7 +198,7 @@ class Elbo:
                 count += float(weights.sum()) * likelihood.n_targets(f.shape[1])
         finally:
             module.train()
-        return torch.tensor(2 * total / count, dtype=torch.float64)
+        return 2 * total / count
 
     def summary(self) -> dict[str, float]:
         """Divergence and evidence lower bound, in nats, as an epoch saw them."""

@@ -72,7 +72,12 @@ class StochasticModule(nn.Module):
     ----------
     drawn : tuple of Tensor
         Weights (1, P) of the last pass in training, and their log densities.
+    square : Tensor of shape ()
+        Square of the noise found in training: a buffer, so that callbacks which load the weights
+        of an earlier epoch load its noise as well.
     """
+
+    square: Tensor
 
     def __init__(
         self, base: nn.Module, layout: Layout, posterior: WeightPosterior
@@ -83,6 +88,7 @@ class StochasticModule(nn.Module):
         self.posterior = posterior
         self.layout = layout
         self.tap: str | None = None
+        self.register_buffer("square", torch.zeros((), dtype=torch.float64))
         self.drawn: tuple[Tensor, Tensor] | None = None
         self.tapped: Tensor | None = None
         own = dict(base.named_parameters())

@@ -73,6 +73,15 @@ class Medians(Callback):
         Medians.kinds.add(type(net).__name__)
 
 
+class Noise(Callback):
+    """Notes the noise after each epoch."""
+
+    seen: ClassVar[list] = []
+
+    def on_epoch_end(self, net, **kwargs):
+        Noise.seen.append(float(net._elbo.noise))
+
+
 class Interrupts(Callback):
     """What a user's Ctrl-C does in the third epoch."""
 
@@ -137,6 +146,20 @@ class TestCallbacks:
         assert torch.equal(flat(model.estimator_.module_), Medians.seen[best])
         found = model.posterior_.distribution.median()
         assert torch.equal(found, Medians.seen[best])
+
+    @pytest.mark.parametrize("way", ["stopping", "checkpoint"])
+    def test_noise_belongs_to_the_weights_that_are_loaded(self, way, tmp_path):
+        Noise.seen.clear()
+        if way == "stopping":
+            loading = EarlyStopping(patience=4, load_best=True)
+        else:
+            loading = Checkpoint(dirname=str(tmp_path), load_best=True)
+        net = regressor(max_epochs=60, lr=0.2, **SPLIT)
+        net.set_params(callbacks=[Noise(), ("loading", loading)])
+        model = VariationalRegressor(net, random_state=0).fit(*waves())
+        best = int(np.argmin(model.estimator_.history[:, "valid_loss"]))
+        assert best < len(Noise.seen) - 1
+        assert model.sigma_noise_ == Noise.seen[best] != Noise.seen[-1]
 
     def test_the_bound_itself_can_be_monitored(self):
         stopping = EarlyStopping("elbo", patience=3, lower_is_better=False)
