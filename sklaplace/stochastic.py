@@ -65,16 +65,16 @@ class StochasticModule(nn.Module):
         The weights that are random.
     posterior : WeightPosterior
         Their distribution.
-    tap : str or None, default=None
-        Name of a submodule whose outputs are kept in ``tapped``.
 
     Attributes
     ----------
+    tap : str or None
+        Name of a submodule whose outputs are kept in ``tapped``.
     drawn : tuple of Tensor
         Weights (1, P) of the last pass in training, and their log densities.
     square : Tensor of shape ()
-        Square of the noise found in training: a buffer, so that callbacks which load the weights
-        of an earlier epoch load its noise as well.
+        Square of the noise found in training: a buffer, so that callbacks which load
+        the weights of an earlier epoch load its noise as well.
     """
 
     square: Tensor

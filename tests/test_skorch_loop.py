@@ -79,7 +79,7 @@ class Noise(Callback):
     seen: ClassVar[list] = []
 
     def on_epoch_end(self, net, **kwargs):
-        Noise.seen.append(float(net._elbo.noise))
+        Noise.seen.append(float(net._elbo.noise(net.module_)))
 
 
 class Interrupts(Callback):
