@@ -1,0 +1,198 @@
+"""
+How much weight for the prior? What ``kl_weight`` does
+======================================================
+
+Bayes by Backprop minimises the loss of the rows plus ``kl_weight`` times the divergence
+of the posterior from the prior. One is Bayes' rule. Here it is varied on a small data
+set, together with the length of the training, and next to accuracy stands the evidence
+lower bound (ELBO), which is what a weight of one maximises.
+"""
+
+# %%
+# The rows and the network
+# ------------------------
+#
+# A hundred points of the two moons, and a network with five times as many weights.
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from sklearn.datasets import make_moons
+from sklearn.metrics import accuracy_score, log_loss
+from sklearn.model_selection import GridSearchCV, StratifiedKFold
+from skorch import NeuralNetClassifier
+from torch import nn
+
+from sklaplace import VariationalClassifier
+from sklaplace.plotting import ConfidenceDisplay
+
+torch.set_num_threads(1)  # small networks gain nothing from more
+
+SEEDS = (0, 1, 2)
+KL_WEIGHTS = (0.001, 0.01, 0.1, 1.0)
+EPOCHS = (50, 200, 600)
+ROWS = 100
+
+
+def moons(n_rows, seed):
+    X, y = make_moons(n_rows, noise=0.25, random_state=seed)
+    return X.astype("float32"), y
+
+
+def mlp():
+    return nn.Sequential(
+        nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 2)
+    )
+
+
+def variational(kl_weight, epochs, seed):
+    net = NeuralNetClassifier(
+        mlp,
+        criterion=nn.CrossEntropyLoss,
+        optimizer=torch.optim.Adam,
+        lr=0.02,
+        batch_size=-1,
+        max_epochs=epochs,
+        train_split=None,
+        verbose=0,
+    )
+    return VariationalClassifier(net, kl_weight=kl_weight, random_state=seed)
+
+
+# %%
+# What it does
+# ------------
+#
+# Accuracy and NLL (negative log-likelihood; lower is better) are those of new rows. The
+# ELBO is that of the training rows, with weight one whatever the setting, and the prior
+# has standard deviation one: with that, and a divergence of zero, a weight would be as
+# uncertain as before the data.
+
+X_test, y_test = moons(2000, 1000)
+NAMES = "accuracy", "NLL", "ELBO", "KL", "weight std"
+models, runs = {}, {}
+for seed in SEEDS:
+    X, y = moons(ROWS, seed)
+    for kl_weight in KL_WEIGHTS:
+        for epochs in EPOCHS:
+            model = variational(kl_weight, epochs, seed).fit(X, y)
+            models[kl_weight, epochs, seed] = model
+            proba = model.predict_proba(X_test)
+            scores = (
+                accuracy_score(y_test, proba.argmax(1)),
+                log_loss(y_test, proba),
+                model.elbo_,
+                model.kl_,
+                float(model.posterior_.variance().sqrt().mean()),
+            )
+            runs.setdefault((kl_weight, epochs), []).append(scores)
+# (kl_weight, epochs) -> of each score
+means = {key: np.mean(values, 0) for key, values in runs.items()}
+stds = {key: np.std(values, 0) for key, values in runs.items()}
+
+print(f"{'epochs':>6}{'kl_weight':>11}" + "".join(f"{name:>17}" for name in NAMES))
+for epochs in EPOCHS:
+    for kl_weight in KL_WEIGHTS:
+        line = f"{epochs:6}{kl_weight:11g}"
+        pairs = zip(means[kl_weight, epochs], stds[kl_weight, epochs], strict=True)
+        for name, (mean, std) in zip(NAMES, pairs, strict=True):
+            form = ".0f" if name in ("ELBO", "KL") else ".3f"
+            line += f"{mean:9{form}} ±{std:6{form}}"
+        print(line)
+
+# %%
+# *One underfits.* A hundred rows cannot outweigh five hundred weights: with a weight of
+# one and the longest training, posteriors are nearly as wide as the prior, and accuracy
+# and NLL of new rows are worse than with a tenth.
+#
+# *The ELBO does not tell.* It is highest there, after each number of epochs. It says
+# how close a posterior is to Bayes' rule under this prior, not how well it predicts.
+#
+# *A training that is not over can look better.* After the shortest, deviations are
+# nearly what they started as, and all ELBO are far from what they will be. Still, with
+# a weight of one, accuracy and NLL are then better than after the longest training; and
+# with the smallest weights the NLL is, which goes on to overfit. Only a tenth gives
+# about the same NLL after all three. Compare weights after the same number of epochs,
+# and see in the ELBO of ``model.estimator_.history`` whether training is over.
+
+figure, axes = plt.subplots(1, 4, figsize=(10, 2.9), layout="constrained")
+COLORS = dict(zip(EPOCHS, ("#56B4E9", "#0072B2", "#000000"), strict=True))
+LABELS = {
+    "accuracy": "test accuracy",
+    "NLL": "test NLL (nats)",
+    "ELBO": "ELBO (nats)",
+    "weight std": "mean std of a weight",
+}
+for ax, (name, label) in zip(axes, LABELS.items(), strict=True):
+    place = NAMES.index(name)
+    for epochs, color in COLORS.items():
+        mean, std = (
+            np.array([values[w, epochs][place] for w in KL_WEIGHTS])
+            for values in (means, stds)
+        )
+        ax.plot(KL_WEIGHTS, mean, "o-", color=color, ms=4, label=f"{epochs} epochs")
+        ax.fill_between(
+            KL_WEIGHTS, mean - std, mean + std, color=color, alpha=0.15, lw=0
+        )
+    ax.set(xscale="log", xlabel="kl_weight", title=label)
+    ax.spines[["top", "right"]].set_visible(False)
+axes[3].axhline(1, color="#6e6e6e", ls=":", lw=1)
+axes[3].annotate("prior", (KL_WEIGHTS[0], 1), (0, 3), textcoords="offset points")
+axes[3].set_ylim(0, 1.15)
+axes[0].legend(frameon=False, fontsize="small")
+plt.show()
+
+# %%
+# The same in the plane, after the longest training: confidence of the prediction.
+
+figure, axes = plt.subplots(
+    1,
+    len(KL_WEIGHTS),
+    figsize=(10, 2.7),
+    sharex=True,
+    sharey=True,
+    layout="constrained",
+)
+X, y = moons(ROWS, SEEDS[0])
+for ax, kl_weight in zip(axes, KL_WEIGHTS, strict=True):
+    display = ConfidenceDisplay.from_estimator(
+        models[kl_weight, EPOCHS[-1], SEEDS[0]],
+        X,
+        eps=1.0,
+        ax=ax,
+        surface_kw={"levels": np.linspace(0.5, 1, 21)},
+    )
+    for label, color, marker in [(0, "white", "o"), (1, "black", "^")]:
+        ax.scatter(
+            *X[y == label].T, s=10, c=color, marker=marker, edgecolor="black", lw=0.4
+        )
+    ax.set(title=f"kl_weight {kl_weight:g}", xticks=[], yticks=[])
+figure.colorbar(
+    display.surface_, ax=axes, label="confidence", ticks=np.linspace(0.5, 1, 6)
+)
+plt.show()
+
+# %%
+# How to choose it
+# ----------------
+#
+# By predictions of rows that are held out, not by the ELBO, and with the number of
+# epochs that will be used in the end.
+
+X, y = moons(ROWS, SEEDS[0])
+search = GridSearchCV(
+    variational(0.1, EPOCHS[1], SEEDS[0]),
+    {"kl_weight": list(KL_WEIGHTS)},
+    scoring="neg_log_loss",
+    cv=StratifiedKFold(3, shuffle=True, random_state=0),
+)
+search.fit(X, y)
+chosen = search.best_params_["kl_weight"]
+print(f"{'kl_weight':>9}{'NLL, held out':>15}{'NLL, new rows':>15}")
+for kl_weight, score in zip(
+    KL_WEIGHTS, search.cv_results_["mean_test_score"], strict=True
+):
+    model = models[kl_weight, EPOCHS[1], SEEDS[0]]
+    loss = log_loss(y_test, model.predict_proba(X_test))
+    mark = "  <- chosen" if kl_weight == chosen else ""
+    print(f"{kl_weight:9g}{-score:15.3f}{loss:15.3f}{mark}")
