@@ -74,6 +74,7 @@ html_sidebars = {
     page: []
     for page in (
         "auto_examples/*",
+        "auto_examples/bayes_by_backprop/*",
         "auto_examples/laplace_bridge/*",
         "changelog",
         "choices",

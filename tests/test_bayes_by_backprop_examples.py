@@ -1,0 +1,144 @@
+"""Examples around Bayes by Backprop: what they say holds on a small scale."""
+
+import re
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from examples import run_example
+
+
+@pytest.fixture(scope="module", autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+def printed_numbers(printed, row):
+    """Numbers of the first line that starts with row; those behind ± left out."""
+    (line, *_) = re.findall(rf"^ *{re.escape(row)}  +(.*)$", printed, flags=re.M)
+    found = re.sub("± *[0-9.]+", "", line).split()
+    return [float("nan" if number == "-" else number) for number in found]
+
+
+# ------------------------------------------------------------------- posteriors
+@pytest.fixture(scope="module")
+def posteriors():
+    return run_example("bayes_by_backprop/plot_posteriors.py", SEEDS=(0,))
+
+
+def test_no_family_predicts_better(posteriors):
+    names = posteriors[0]
+    losses = {family: np.mean(runs, 0)[1] for family, runs in names["runs"].items()}
+    assert set(losses) == set(names["FAMILIES"])
+    assert min(losses.values()) > losses["gaussian"] - 0.1
+
+
+def test_bands_open_in_the_gap(posteriors):
+    names = posteriors[0]
+    for runs in names["runs"].values():
+        assert np.mean(runs, 0)[names["NAMES"].index("in the gap")] > 3
+
+
+def test_flexible_families_leave_the_gaussian_a_little(posteriors):
+    lacking = posteriors[0]["lacking"]
+    assert np.abs(lacking["gaussian"]).max() < 0.01
+    for family in ("kumaraswamy", "quantile", "density"):
+        assert np.max(lacking[family]) > 0.01
+        assert np.median(lacking[family]) < 0.15
+    assert np.median(lacking["quantile"]) < 0.01
+
+
+def test_the_table_of_families_holds_what_was_measured(posteriors):
+    names, printed = posteriors
+    for family in names["FAMILIES"]:
+        shown = printed_numbers(printed, family)
+        assert shown == pytest.approx(np.mean(names["runs"][family], 0), abs=0.06)
+
+
+# ------------------------------------------------------------------- comparison
+@pytest.fixture(scope="module")
+def comparison():
+    return run_example("bayes_by_backprop/plot_comparison.py", SEEDS=(0,))
+
+
+def test_learned_posteriors_notice_inverted_digits_most(comparison):
+    (run,) = comparison[0]["digits_runs"]
+    found = {method: scores["AUROC inv."] for method, scores in run.items()}
+    assert found["variational, scratch"] > found["Laplace, all weights"] + 0.05
+    assert found["variational, scratch"] > found["deep ensemble"] + 0.05
+    assert found["Laplace, marglik"] > found["Laplace, all weights"] + 0.05
+
+
+def test_the_marginal_likelihood_costs_log_loss(comparison):
+    (run,) = comparison[0]["digits_runs"]
+    assert run["Laplace, marglik"]["NLL"] > run["network alone"]["NLL"] + 0.1
+    alone = run["network alone"]
+    assert run["deep ensemble"]["NLL"] < alone["NLL"]
+    for name in "last layer", "all weights":
+        assert run[f"Laplace, {name}"]["NLL"] < alone["NLL"] + 0.01
+
+
+def test_dropout_is_as_unsure_at_the_data_as_in_the_gap(comparison):
+    (run,) = comparison[0]["curve_runs"]
+    assert run["MC dropout"]["std, gap/data"] < 2
+    assert run["variational, scratch"]["std, gap/data"] > 3
+    assert run["MC dropout"]["RMSE"] > run["network alone"]["RMSE"] + 0.02
+
+
+def test_laplace_is_cheap_to_fit_and_draws_are_slow(comparison):
+    for name in "digits_runs", "curve_runs":
+        (run,) = comparison[0][name]
+        assert run["Laplace, all weights"]["fit"] < 2
+        assert run["deep ensemble"]["fit"] > 2.5
+        assert run["variational, scratch"]["predict"] > 10
+        assert run["deep ensemble"]["predict"] < 10
+
+
+def test_tables_of_methods_hold_what_was_measured(comparison):
+    names, printed = comparison
+    _, digits, curve = re.split("^(?:digits|curve)", printed, flags=re.M)
+    for table, runs in (digits, "digits_runs"), (curve, "curve_runs"):
+        (run,) = names[runs]
+        for method, scores in run.items():
+            shown = printed_numbers(table, method)
+            expected = list(scores.values())
+            assert shown == pytest.approx(expected, abs=0.06, nan_ok=True)
+
+
+# -------------------------------------------------------------------- kl_weight
+@pytest.fixture(scope="module")
+def kl_weight():
+    return run_example(
+        "bayes_by_backprop/plot_kl_weight.py", SEEDS=(0,), EPOCHS=(50, 200, 400)
+    )
+
+
+def test_a_weight_of_one_underfits_with_the_highest_elbo(kl_weight):
+    names = kl_weight[0]
+    for epochs in names["EPOCHS"]:
+        tables = [names["means"][w, epochs] for w in names["KL_WEIGHTS"]]
+        accuracy, loss, elbo, _, std = np.array(tables).T
+        assert elbo.argmax() == 3
+        assert accuracy[3] < accuracy[2] - 0.01
+        assert loss[3] > loss[2] + 0.02
+        assert (np.diff(elbo) > 0).all()
+        assert (np.diff(std) > 0).all()
+
+
+def test_an_unfinished_training_can_look_better(kl_weight):
+    means = kl_weight[0]["means"]
+    for weight in (0.001, 1.0):
+        assert means[weight, 50][1] < means[weight, 400][1]
+        assert means[weight, 50][2] < means[weight, 400][2] - 100
+
+
+def test_held_out_rows_choose_the_weight(kl_weight):
+    names, printed = kl_weight
+    assert names["chosen"] == 0.1
+    assert re.search(r"^ +0\.1 .*<- chosen$", printed, flags=re.M)
