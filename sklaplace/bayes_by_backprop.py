@@ -24,7 +24,7 @@ from sklaplace.data import TrainingData
 from sklaplace.elbo import KL_SCHEDULES, Elbo, nats
 from sklaplace.forward import Forward
 from sklaplace.likelihoods import weighed
-from sklaplace.networks import without_penalty
+from sklaplace.networks import is_penalised, without_penalty
 from sklaplace.options import Check, check_option, check_params, check_positive
 from sklaplace.outputs import Draws, FittedNetwork, WeightPredictor
 from sklaplace.predictive import network_draws
@@ -93,9 +93,8 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
 
     # ------------------------------------------------------------------ training
     def _new_net(self, data: TrainingData) -> Any:
-        if self.estimator is None:
-            return without_penalty(self._default_net(data))
-        return clone(self._net())
+        net = self._default_net(data) if self.estimator is None else clone(self._net())
+        return without_penalty(net) if is_penalised(net) else net
 
     def _learn(
         self,
@@ -123,6 +122,7 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
         return (self._elbo.mixin(),)
 
     def _begin(self, net: Any, reading: Reading, held_out: Any) -> None:
+        _check_optimizer(net)
         if self._tunes_on_rows():
             self._elbo.held_out = held_out
         self._elbo.begin(net.module_, reading)
@@ -248,10 +248,10 @@ def _check_net(net: Any, *, has_likelihood: bool) -> None:
             "optimizer__param_groups names parameters of the module, in whose place "
             "those of their distributions are trained. Leave it out."
         )
-    if getattr(net, "optimizer__line_search_fn", None):
+    if net.max_epochs == 0:
         raise ValueError(
-            "The optimizer has optimizer__line_search_fn, which compares losses under "
-            "different draws of the weights. Set it to None, or use torch.optim.Adam."
+            "The net has max_epochs=0, so that no distribution would be learned. "
+            "Choose 1 or more; distributions need more epochs than weights."
         )
     for callback in _callbacks(net):
         if isinstance(callback, PriorCallback | ParamMapper):
@@ -259,6 +259,23 @@ def _check_net(net: Any, *, has_likelihood: bool) -> None:
                 f"The callback {type(callback).__name__} is about parameters of the "
                 "module, in whose place those of their distributions are trained. "
                 "Leave it out; parameters with requires_grad=False stay as they are."
+            )
+
+
+def _check_optimizer(net: Any) -> None:
+    """Refuse steps by losses of other draws, and a second prior."""
+    for group in net.optimizer_.param_groups:
+        if group.get("line_search_fn"):
+            raise ValueError(
+                f"The optimizer has line_search_fn={group['line_search_fn']!r}, which "
+                "compares losses under different draws of the weights. Set "
+                "optimizer__line_search_fn=None, or use torch.optim.Adam."
+            )
+        if group.get("weight_decay"):
+            raise ValueError(
+                f"The optimizer has weight_decay={group['weight_decay']}, which would "
+                "pull at the parameters of the distributions. Set "
+                "optimizer__weight_decay=0; prior_scale says how wide weights may be."
             )
 
 

@@ -174,8 +174,9 @@ class MCDropoutClassifier(SimplexPredictor, BaseDropout):
     -----
     Prediction takes ``n_samples`` forward passes. Layers of `torch.nn` such as
     ``Dropout`` and ``Dropout2d`` are drawn; `torch.nn.functional.dropout`, and dropout
-    within attention and recurrent layers, are not. How far draws differ is set by the
-    rates and does not shrink with more rows.
+    within attention and recurrent layers, are not. A draw leaves the same units of all
+    rows out, where rows are the first axis of what a layer gets. How far draws differ
+    is set by the rates and does not shrink with more rows.
 
     References
     ----------
@@ -275,8 +276,9 @@ class MCDropoutRegressor(NoiseFromRows, BaseDropout):
     -----
     Prediction takes ``n_samples`` forward passes. Layers of `torch.nn` such as
     ``Dropout`` and ``Dropout2d`` are drawn; `torch.nn.functional.dropout`, and dropout
-    within attention and recurrent layers, are not. How far draws differ is set by the
-    rates and does not shrink with more rows.
+    within attention and recurrent layers, are not. A draw leaves the same units of all
+    rows out, where rows are the first axis of what a layer gets. How far draws differ
+    is set by the rates and does not shrink with more rows.
 
     References
     ----------

@@ -19,6 +19,26 @@ from sklaplace.simplex import SimplexPredictor
 from sklaplace.training import private_rng
 
 
+class _SharedSplit:
+    """A ``train_split`` that holds the same rows out for each network.
+
+    Rows that another network has learned would say little of the noise.
+    """
+
+    def __init__(self, split: Any, seed: int) -> None:
+        self.split, self.seed = split, seed
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Split under a seed of its own."""
+        with private_rng(self.seed):
+            return self.split(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.split, name)
+
+
 class BaseEnsemble(SamplingEstimator):
     """Shared by both estimators; not for direct use."""
 
@@ -60,6 +80,24 @@ class BaseEnsemble(SamplingEstimator):
         )
         self.estimators_ = [member.net for member in self._members]
         return self._members[0]
+
+    def _new_net(self, data: TrainingData) -> Any:
+        net = super()._new_net(data)
+        if net.train_split:
+            net.train_split = _SharedSplit(net.train_split, self._seed)
+        return net
+
+    def _learn(
+        self,
+        net: Any,
+        data: TrainingData,
+        validation: TrainingData | None,
+        fit_params: dict[str, Any],
+    ) -> tuple[Any, Any]:
+        rows = super()._learn(net, data, validation, fit_params)
+        if isinstance(net.train_split, _SharedSplit):
+            net.train_split = net.train_split.split
+        return rows
 
     def _holds_out_itself(self) -> bool:
         """Whether the net has a ``train_split``."""

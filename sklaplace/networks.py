@@ -451,6 +451,11 @@ class DropoutNetwork(TabularNetwork):
         return torch.cat([self.dropout(hidden), linear], 1)
 
 
+def is_penalised(net: Any) -> bool:
+    """Whether a net is one of the default networks, whose loss has a penalty."""
+    return isinstance(net, PenalisedClassifier | PenalisedRegressor)
+
+
 def without_penalty(net: PenalisedClassifier | PenalisedRegressor) -> NeuralNet:
     """The same default network for noisy gradients, without weight decay.
 

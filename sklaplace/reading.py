@@ -218,7 +218,7 @@ def _likelihood(
     other: str,
 ) -> tuple[Likelihood, str]:
     """Likelihood and output convention that belong to the net's criterion."""
-    criterion = net.criterion_
+    criterion = unwrapped(net.criterion_)
     name = type(criterion).__name__
     likelihood, convention = CRITERIA.get(type(criterion), (None, ""))
     if likelihood is None or not isinstance(likelihood, allowed):

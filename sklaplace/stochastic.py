@@ -33,6 +33,12 @@ def random_weights(module: nn.Module) -> Layout:
             f"The parameter {lazy[0]!r} has no size before the first batch. Use layers "
             "with sizes in place of lazy ones."
         )
+    sparse = [m for m in module.modules() if getattr(m, "sparse", False)]
+    if sparse:
+        raise ValueError(
+            f"{type(sparse[0]).__name__} has sparse=True, whose gradients cannot reach "
+            "the distributions. Use sparse=False."
+        )
     if not named:
         raise ValueError(
             "The network has no parameters that require gradients, so that there is "

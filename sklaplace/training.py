@@ -358,17 +358,19 @@ class _OnOwnRows:
         loss_of = super().get_loss  # type: ignore[misc]
         if self._job.weights is None:
             return loss_of(y_pred, y_true, *args, **kw)
-        reduction = self.criterion_.reduction
-        self.criterion_.reduction = "none"
+        # torch.compile wraps criteria, too
+        criterion = getattr(self.criterion_, "_orig_mod", self.criterion_)
+        reduction = criterion.reduction
+        criterion.reduction = "none"
         try:
             loss = loss_of(y_pred, y_true, *args, **kw)
         finally:
-            self.criterion_.reduction = reduction
+            criterion.reduction = reduction
         weights = to_tensor(self._job.weights, device=self.device).to(loss)
         per_row = loss.reshape(len(weights), -1).mean(1)
         if reduction == "sum":
             return (per_row * weights).sum() * (loss.numel() / len(weights))
-        of_classes = _class_weights(self.criterion_, y_true, per_row)
+        of_classes = _class_weights(criterion, y_true, per_row)
         return (per_row * weights).mean() / self._job.mean_weight / of_classes.mean()
 
 

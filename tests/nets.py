@@ -186,9 +186,7 @@ class CompilingClassifier(NeuralNetClassifier):
 
     def initialized_instance(self, instance_or_cls, kwargs):
         instance = super().initialized_instance(instance_or_cls, kwargs)
-        is_bare = isinstance(instance, nn.Module) and not isinstance(
-            instance, nn.modules.loss._Loss | Compiled
-        )
+        is_bare = isinstance(instance, nn.Module) and not isinstance(instance, Compiled)
         return Compiled(instance) if is_bare else instance
 
 

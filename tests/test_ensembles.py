@@ -281,3 +281,15 @@ class TestRefused:
         net = classifier(callbacks=[RecordTraining()])
         model = kind(net, n_jobs=value)
         self.refused(model, f"n_jobs={value!r} is not a number of processes")
+
+
+def test_networks_hold_the_same_rows_out():
+    X, y = waves()
+    net = regressor(max_epochs=2, train_split=ValidSplit(0.25), callbacks=[RowsSeen()])
+    RowsSeen.trained.clear()
+    RowsSeen.validated.clear()
+    model = DeepEnsembleRegressor(net, n_estimators=3, random_state=0).fit(X, y)
+    validated = {tuple(row) for row in RowsSeen.validated}
+    assert len(validated) == 15
+    assert not validated & {tuple(row) for row in RowsSeen.trained}
+    assert all(type(net.train_split) is ValidSplit for net in model.estimators_)

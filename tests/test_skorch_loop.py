@@ -156,7 +156,8 @@ class TestCallbacks:
             loading = Checkpoint(dirname=str(tmp_path), load_best=True)
         net = regressor(max_epochs=60, lr=0.2, **SPLIT)
         net.set_params(callbacks=[Noise(), ("loading", loading)])
-        model = VariationalRegressor(net, random_state=0).fit(*waves())
+        model = VariationalRegressor(net, sigma_noise="learned", random_state=0)
+        model.fit(*waves())
         best = int(np.argmin(model.estimator_.history[:, "valid_loss"]))
         assert best < len(Noise.seen) - 1
         assert model.sigma_noise_ == Noise.seen[best] != Noise.seen[-1]
