@@ -404,9 +404,10 @@ for seed in SEEDS:
 show("curve", curve_runs)
 
 # %%
-# Near the data, the network alone, all three kinds of Laplace, the ensemble and Bayes
-# by Backprop from scratch are as good as each other, within what differs from seed to
-# seed. Dropout and the start from the trained network cost accuracy.
+# Near the data, the network alone, all three kinds of Laplace and the ensemble are as
+# good as each other, within what differs from seed to seed. Bayes by Backprop from
+# scratch comes next; the start from the trained network, and dropout, cost more
+# accuracy.
 #
 # In the gap, Laplace on held-out rows often misses the curve: these rows are at the
 # data, and cannot tell how wide bands should be elsewhere. Under the marginal

@@ -115,11 +115,11 @@ for family in FAMILIES:
 # %%
 # No flexible family predicts better than the Gaussian by more than what differs from
 # seed to seed, and the quantile family can hardly be told from it. The Kumaraswamy
-# family predicts worse here, although its ELBO is no lower. All open up in the gap, and
-# none is faster to train.
+# family predicts somewhat worse here. All open up in the gap, and none is faster to
+# train.
 #
-# The picture shows the first seed. There the Kumaraswamy and the density family have
-# smoothed the bump on the left away: that is where most of their larger NLL comes from.
+# The picture shows the first seed. There the density family has smoothed the bump on
+# the left away: that is where most of its larger NLL comes from.
 
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 COLORS = dict(zip(FAMILIES, (BLUE, ORANGE, GREEN, PINK), strict=True))
