@@ -535,7 +535,7 @@ def _batched_gradients(f: Tensor, calls: list[_Call], columns: Tensor) -> list[T
         return [column, *(g for g in gradients if g is not None)]
 
     try:
-        with _quiet_batching():
+        with quiet_batching():
             found = list(vmap(pull)(columns))
     except RuntimeError:  # an operator without a batching rule: column by column
         found = [torch.stack(parts) for parts in zip(*map(pull, columns), strict=True)]
@@ -547,7 +547,7 @@ def _batched_gradients(f: Tensor, calls: list[_Call], columns: Tensor) -> list[T
 
 
 @contextmanager
-def _quiet_batching() -> Iterator[None]:
+def quiet_batching() -> Iterator[None]:
     """Without torch's hint that some operator is looped over: nobody can help it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*batching rule.*")
@@ -570,7 +570,7 @@ def _dense_rows(
     p = sum(value.numel() for value in parameters.values())
     chunk = max(1, CHUNK_ELEMENTS // max(1, columns.shape[-1] * p))
     try:
-        with _quiet_batching():
+        with quiet_batching():
             dense = vmap(rows, chunk_size=chunk)(x, columns)
     except RuntimeError:  # an operator without a batching rule: row by row
         dense = _dense_rows_by_loop(forward, x, parameters, columns)
@@ -685,7 +685,7 @@ def _derivatives(entries: Tensor, leaves: list[nn.Parameter], layout: Layout) ->
         return layout.flatten(pieces)
 
     try:
-        with _quiet_batching():
+        with quiet_batching():
             parts = [pull(some, is_batched=True) for some in identity.split(size)]
     except RuntimeError:  # an operator without a batching rule: row by row
         parts = [pull(row, is_batched=False).unsqueeze(0) for row in identity]

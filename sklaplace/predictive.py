@@ -24,6 +24,7 @@ from sklaplace.jacobians import (
     backpropagate_in_parts,
     call_with,
     joined,
+    quiet_batching,
 )
 from sklaplace.layouts import Layout
 from sklaplace.memory import CACHE
@@ -207,7 +208,8 @@ def _vectorised(
     # what a module notes while it runs is of no use outside of vmap
     noted = [(module, dict(vars(module))) for module in forward.modules()]
     try:
-        return torch.cat([vmap(outputs)(part) for part in parts])
+        with quiet_batching():
+            return torch.cat([vmap(outputs)(part) for part in parts])
     except RuntimeError:  # no batching rule: one draw after the other
         return None
     finally:
@@ -259,7 +261,8 @@ def in_graph(
         return jacrev(outputs)(chosen, row), outputs(chosen, row)
 
     try:
-        rows, f = vmap(both)(x)
+        with quiet_batching():
+            rows, f = vmap(both)(x)
     except RuntimeError:  # an operator without a batching rule: row by row
         n_rows = len(next(leaves(x)))
         rows, f = default_collate([both(tree_rows(x, n)) for n in range(n_rows)])

@@ -1,4 +1,5 @@
 import copy
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -132,6 +133,19 @@ def test_draws_are_made_in_one_pass_where_the_module_lets_them(refuses):
     for vector, found in zip(weights, draws.unbind(-1), strict=True):
         expected = x @ vector[:6].reshape(2, 3).T + vector[6:]
         assert_equal(found, expected, 1e-14)
+
+
+def test_operators_that_torch_loops_over_are_not_the_users_business():
+    bag = torch.nn.utils.skip_init(torch.nn.EmbeddingBag, 5, 2).double()
+    layout = Layout((BlockSpec("weight", (5, 2)),))
+    x = torch.tensor([[0, 1], [2, 4]])
+    forward = Forward(bag, bag)
+    with forward.frozen(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draws = PREDICTIVES["nn"].draws(
+            SimpleNamespace(layout=layout), forward, x, normal(3, 10)
+        )
+    assert draws.shape == (2, 2, 3)
 
 
 @pytest.mark.parametrize("budget", [0, 500, 10**9])
