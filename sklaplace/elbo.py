@@ -32,6 +32,8 @@ from sklaplace.variational.priors import WeightPrior
 NOISE_STEPS = 20
 # Steps from one look at held-out rows to the next, at least.
 LOOK_EVERY = 10
+# Share of the draws' mean squared residual that the noise found there keeps, at least.
+LEAST_SQUARE = 0.3
 
 
 def uniform(batch: int, n_batches: int) -> float:
@@ -153,11 +155,8 @@ class Elbo:
         weights = weights.to(losses) / mean_weight(net)
         n_targets = likelihood.n_targets(f.shape[1])
         if training and likelihood.has_noise and self.sigma is None:
-            if self.held_out is None:
-                mean = (weights * losses.detach()).sum() / weights.sum()
-                self._follow(module, 2 * mean / n_targets)
-            else:
-                self._look(net)
+            mean = (weights * losses.detach()).sum() / weights.sum()
+            self._move_noise(net, 2 * mean / n_targets)
         sigma = self.noise(module)
         nll = (weights * nats(likelihood, losses, sigma, n_targets)).mean()
         if not training:
@@ -169,17 +168,30 @@ class Elbo:
         self._total = n = self.n_rows * mean_weight(net)
         return nll + (factor * self.kl_weight / n) * kl
 
+    def _move_noise(self, net: Any, square: Tensor) -> None:
+        """Take the noise from a batch's mean squared residual, (), or other rows."""
+        if self.held_out is None:
+            self._follow(net.module_, square)
+        else:
+            self._look(net, square)
+
     def _follow(self, module: StochasticModule, square: Tensor) -> None:
         """Move the noise to the mean squared residual of a batch, ()."""
         self._n_squares += 1
         share = 1 / min(self._n_squares, max(NOISE_STEPS, self.n_batches))
         module.square.lerp_(square.double(), share)
 
-    def _look(self, net: Any) -> None:
-        """Take the noise from rows that are not trained on, now and then."""
+    def _look(self, net: Any, square: Tensor) -> None:
+        """Take the noise from rows that are not trained on, now and then.
+
+        It is no less than a share of what the draws miss a batch by: next to none, as
+        where constant targets are met before the first step, would make gradients that
+        Adam never forgets.
+        """
         every = max(LOOK_EVERY, self.n_batches)
         if self._n_squares % every == 0:
-            net.module_.square.fill_(self._held_out_square(net))
+            least = LEAST_SQUARE * float(square)
+            net.module_.square.fill_(max(self._held_out_square(net), least))
         self._n_squares += 1
 
     @torch.no_grad()

@@ -108,6 +108,14 @@ def test_divergence_is_in_the_loss_of_training_steps_of_ones_own(kind):
         agrees(step, double(), entropy(), 0.5 / 20)
 
 
+def test_targets_that_are_met_from_the_start_do_not_stop_training():
+    Z = np.random.default_rng(0).normal(size=(60, 4))
+    model = VariationalRegressor(random_state=0).fit(Z, np.full(60, 3.0))
+    mean, std = model.predict(Z, return_std=True)
+    np.testing.assert_allclose(mean, 3, atol=0.05)
+    assert std.max() < 0.1
+
+
 class OwnLoss(NeuralNetClassifier):
     """A loss that the likelihood does not know of."""
 
