@@ -152,7 +152,8 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
         weights = self.posterior_.sample(n_draws, generator)
         self.kl_ = float(self.posterior_.kl(n_draws, generator))
         draws = partial(network_draws, self.posterior_, weights=weights)
-        sigma = torch.tensor(self._noise(), dtype=torch.float64)
+        # the objective's: beside the spread of draws, sigma_noise_ may be next to none
+        sigma = torch.tensor(self._noise_in_training, dtype=torch.float64)
         total, n_targets = 0.0, 0.0
         for losses, w, n in self._losses(fitted, fitted.train, draws, n_draws):
             nll = nats(fitted.inspected.likelihood, losses, sigma, n)
@@ -506,7 +507,8 @@ class VariationalRegressor(NoiseFromRows, BaseVariational):
         The distributions.
     elbo_ : float
         Evidence lower bound of the training rows in nats, the divergence with weight
-        one: averaged over up to 20 draws.
+        one: averaged over up to 20 draws, under the
+        noise of training.
     kl_ : float
         The divergence from the prior, in nats.
     sigma_noise_ : float or ndarray of shape (n_outputs,)

@@ -116,6 +116,15 @@ def test_targets_that_are_met_from_the_start_do_not_stop_training():
     assert std.max() < 0.1
 
 
+def test_elbo_is_that_of_the_noise_of_the_objective():
+    Z = np.random.default_rng(0).normal(size=(100, 4))
+    model = VariationalRegressor(random_state=0).fit(Z, 10 * Z[:, 1])
+    assert model.score(Z, Z[:, 1] * 10) > 0.999
+    # beside the spread of the draws, there is no noise to be seen in held-out rows
+    assert model.sigma_noise_ < 1e-3
+    assert model.elbo_ > -1000
+
+
 class OwnLoss(NeuralNetClassifier):
     """A loss that the likelihood does not know of."""
 
