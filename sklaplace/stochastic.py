@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from sklaplace.forward import first_tensor
 from sklaplace.layouts import BlockSpec, Layout
+from sklaplace.memory import batch_rows
 from sklaplace.variational.base import WeightPosterior
 from sklaplace.variational.divergence import divergence, exact_divergence
 from sklaplace.variational.priors import WeightPrior
@@ -175,8 +176,16 @@ class VariationalPosterior:
 
     @torch.no_grad()
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """``n`` draws of the weights, (n, P), float64."""
-        return self.distribution.sample(n, generator)[0].double()
+        """``n`` draws of the weights, (n, P), float64.
+
+        A few at a time: densities and noise of all would take several times as much
+        memory as the draws.
+        """
+        location = self.distribution.median()
+        drawn = location.new_empty((n, len(location)), dtype=torch.float64)
+        for part in drawn.split(batch_rows(4 * 8 * len(location))):
+            part.copy_(self.distribution.sample(len(part), generator)[0])
+        return drawn
 
     @property
     @torch.no_grad()

@@ -225,6 +225,14 @@ class TestVariationalPosterior:
         np.testing.assert_allclose(drawn.mean(0), posterior.mean, atol=0.01)
         np.testing.assert_allclose(drawn.var(0), posterior.variance(), atol=0.005)
 
+    def test_draws_are_made_a_few_at_a_time(self, monkeypatch):
+        posterior = self.posterior()
+        generator = torch.Generator().manual_seed(0)
+        expected = [posterior.sample(n, generator) for n in (2, 2, 1)]
+        monkeypatch.setattr("sklaplace.stochastic.batch_rows", lambda _bytes: 2)
+        found = posterior.sample(5, generator.manual_seed(0))
+        assert torch.equal(found, torch.cat(expected))
+
     def test_divergence_is_that_of_torch(self):
         posterior = self.posterior()
         q = torch.distributions.Normal(posterior.mean, posterior.variance().sqrt())
