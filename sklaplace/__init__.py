@@ -9,14 +9,15 @@ them, from the ground up:
 * from a network to its curvature: ``layouts``, ``forward``, ``jacobians``,
   ``subsets``, ``structures``, ``curvature``, ``subnetworks``
 * inference: ``posterior``, ``predictive``, ``heads``, ``tuning``
-* skorch nets in training and prediction: ``networks``, ``holdout``, ``training``,
-  ``data``, ``labelling``, ``settings``, ``reading``, ``outputs``, ``fitting``
+* skorch nets in training and prediction: ``networks``, ``noisy_networks``,
+  ``holdout``, ``training``, ``data``, ``labelling``, ``settings``, ``reading``,
+  ``outputs``, ``fitting``
 * what all estimators take and answer: ``classes``, ``probabilities``, ``simplex`` for
   labels, ``columns``, ``bands`` for numbers
 * the Laplace estimators: ``inspection``, ``prediction``, ``laplace``, ``base``,
   ``classifier``, ``preferences``, ``regressor``, ``selection``, ``callbacks``
 * estimators that predict from draws: ``sampling``, ``stochastic``, ``elbo``,
-  ``bayes_by_backprop``, ``dropout``, ``ensembles``
+  ``backprop``, ``bayes_by_backprop``, ``dropout``, ``ensembles``
 * pictures: ``plotting``
 
 A module imports only from modules above it in this list.

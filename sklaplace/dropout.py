@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sklaplace.data import TrainingData
 from sklaplace.forward import Forward
-from sklaplace.networks import with_dropout
+from sklaplace.noisy_networks import with_dropout
 from sklaplace.options import check_count
 from sklaplace.outputs import Draws
 from sklaplace.reading import Reading, view

@@ -200,6 +200,7 @@ class Elbo:
         assert self.reading is not None
         likelihood, module = self.reading.likelihood, net.module_
         total, count = 0.0, 0.0
+        modes = [(part, part.training) for part in module.modules()]
         module.eval()
         try:
             for x, y, w in Batches(net, self.held_out, self.reading.batch_size()):
@@ -209,7 +210,8 @@ class Elbo:
                 total += float(weights @ losses)
                 count += float(weights.sum()) * likelihood.n_targets(f.shape[1])
         finally:
-            module.train()
+            for part, mode in modes:
+                part.training = mode
         return 2 * total / count
 
     def summary(self) -> dict[str, float]:

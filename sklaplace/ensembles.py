@@ -69,7 +69,7 @@ class BaseEnsemble(SamplingEstimator):
         validation: TrainingData | None,
         fit_params: dict[str, Any],
     ) -> FittedNetwork:
-        if not self._holds_out_itself():
+        if validation is None and not self._holds_out_itself():
             data, validation = self._hold_out(data)
         seeds = np.random.default_rng(self._seed).integers(
             2**31, size=self.n_estimators

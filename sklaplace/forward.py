@@ -58,6 +58,8 @@ class Forward(nn.Module):
     ----------
     trainable : frozenset of str
         Names of the parameters that had ``requires_grad`` when this was made.
+    takes_many : bool
+        False once an operator has refused to run under many weights at a time.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Forward(nn.Module):
         self.output_map = output_map
         self.tap = tap
         self.shape = shape
+        self.takes_many = True
         named = module.named_parameters()
         self.trainable = frozenset(name for name, p in named if p.requires_grad)
 

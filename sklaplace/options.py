@@ -18,15 +18,17 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in sorted(names))
 
 
-def check_option(name: str, value: Any, allowed: Iterable[str]) -> None:
-    """Refuse a value that is not one of the allowed names."""
+def check_option(
+    name: str, value: Any, allowed: Iterable[str], others: str = ""
+) -> None:
+    """Refuse a value that is not one of the allowed names; messages add ``others``."""
     allowed = list(allowed)
     if isinstance(value, str) and value in allowed:
         return
     close = get_close_matches(str(value), allowed, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ValueError(
-        f"{name}={value!r} is not known. Choose one of {listed(allowed)}.{hint}"
+        f"{name}={value!r} is not known. Choose one of {listed(allowed)}{others}.{hint}"
     )
 
 
@@ -36,7 +38,8 @@ def check_positive(
     """Refuse what is neither positive and finite nor the name of a tuner."""
     tuners = list(tuners)
     if isinstance(value, str) and tuners:
-        check_option(name, value, tuners)
+        kind = "a positive number" if scalar else "a positive number or array"
+        check_option(name, value, tuners, f", or {kind}")
         return
     names = f", or one of {listed(tuners)}" if tuners else ""
     wanted = f"Choose a positive number{'' if scalar else ' or array of them'}{names}."

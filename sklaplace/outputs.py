@@ -291,13 +291,7 @@ class WeightPredictor(OutputPredictor):
         """Weights (s, P), if they fit into memory."""
         posterior: WeightDistribution = self._fitted_posterior()
         check_count("n_samples", n_samples)
-        require_bytes(
-            8 * n_samples * 3 * posterior.layout.n_parameters,
-            "cpu",
-            f"n_samples={n_samples:,} draws of {posterior.layout.n_parameters:,} "
-            "weights",
-            "draw fewer at a time, each with a random_state of its own",
-        )
+        require_draws(n_samples, posterior.layout.n_parameters)
         return posterior.sample(n_samples, torch.Generator().manual_seed(seed))
 
     def _drawn(self, n_samples: int, seed: int) -> Draws:
@@ -305,6 +299,17 @@ class WeightPredictor(OutputPredictor):
         weights = self._drawn_weights(n_samples, seed)
         posterior: WeightDistribution = self.posterior_
         return lambda forward, x: network_draws(posterior, forward, x, weights)
+
+
+def require_draws(n_samples: int, n_weights: int) -> None:
+    """Refuse more draws of weights than memory holds."""
+    require_bytes(
+        8 * n_samples * 3 * n_weights,
+        "cpu",
+        f"n_samples={n_samples:,} draws of {n_weights:,} weights",
+        "set a smaller n_samples; of samples, draw fewer at a time, each with a "
+        "random_state of its own",
+    )
 
 
 def n_rows(X: Any) -> int:

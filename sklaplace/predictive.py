@@ -194,7 +194,7 @@ def network_draws(
     size = weights.shape[1] + PASSES * sum(leaf.numel() for leaf in leaves(x))
     at_once = CACHE // 8 // size
     with torch.no_grad():
-        if at_once > 1:
+        if at_once > 1 and forward.takes_many:
             found = _vectorised(outputs, forward, weights.split(at_once))
             if found is not None:
                 return found.movedim(0, -1)
@@ -211,6 +211,7 @@ def _vectorised(
         with quiet_batching():
             return torch.cat([vmap(outputs)(part) for part in parts])
     except RuntimeError:  # no batching rule: one draw after the other
+        forward.takes_many = False
         return None
     finally:
         for module, attributes in noted:

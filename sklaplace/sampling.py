@@ -27,7 +27,14 @@ class SamplingEstimator(NetworkFitter):
     verbose: int
 
     def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        X_val: Any = None,
+        y_val: Any = None,
+        **fit_params: Any,
     ) -> "SamplingEstimator":
         """Train on rows.
 
@@ -41,6 +48,10 @@ class SamplingEstimator(NetworkFitter):
             that are 0 or 1, or a map of labels for each row.
         sample_weight : array-like of shape (n,), optional
             Non-negative weights of the rows: a row of weight two counts as two.
+        X_val, y_val : optional
+            Rows that the network does not see, for what is chosen or compared on
+            held-out rows: the noise of numbers, and whether Bayes by Backprop predicts
+            worse than the network that it started from.
         **fit_params : dict
             Passed to the ``fit`` of the skorch net. They must not change what the
             module computes: predictions are made without them.
@@ -58,12 +69,12 @@ class SamplingEstimator(NetworkFitter):
         """
         with unchanged_on_error(self):
             self._check_parameters()
-            data, _ = self._check_data(X, y, sample_weight, None, None)
+            data, validation = self._check_data(X, y, sample_weight, X_val, y_val)
             random_state = self._fresh_random_state()
             self._seed = int(random_state.randint(np.iinfo(np.int32).max))
             device = getattr(self._net(), "device", "cpu")
             with private_rng(self._seed, device), torch.inference_mode(False):
-                fitted = self._fit_network(data, None, fit_params)
+                fitted = self._fit_network(data, validation, fit_params)
                 self.estimator_, self.inspected_ = fitted.net, fitted.inspected
                 self.n_iter_ = max(1, len(getattr(fitted.net, "history_", None) or []))
                 with fitted.forward().frozen():
@@ -100,6 +111,7 @@ class NoiseFromRows(BandPredictor, SamplingEstimator):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
+        self._check_draws(2)
         check_noise(self.sigma_noise, self._noise_names)
         check_fraction(
             "validation_fraction",

@@ -407,6 +407,10 @@ class TestRefused:
         net = classifier(optimizer=torch.optim.AdamW, **RECORD)
         refused(VariationalClassifier(net), "weight_decay=0.01", "prior_scale")
 
+    def test_more_draws_than_memory_holds(self):
+        model = VariationalClassifier(classifier(**RECORD), n_samples=10**12)
+        refused(model, "n_samples=1,000,000,000,000 draws", "set a smaller n_samples")
+
     def test_no_epochs(self):
         net = classifier(**RECORD | {"max_epochs": 0})
         refused(VariationalClassifier(net), "max_epochs=0")

@@ -24,7 +24,7 @@ from torch import nn
 from sklaplace import MCDropoutClassifier, MCDropoutRegressor
 from sklaplace.dropout import DROPOUTS, dropout_layers, left_out, thinned
 from sklaplace.forward import Forward
-from sklaplace.networks import JointDropout
+from sklaplace.noisy_networks import JointDropout
 from sklaplace.training import private_rng
 
 X, Y = blobs()

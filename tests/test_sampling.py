@@ -447,6 +447,21 @@ class TestBadInput:
         words = [f"validation_fraction={value!r}", "such as 0.2"]
         self.refused(kind, words, validation_fraction=value)
 
+    @pytest.mark.parametrize("kind", [VariationalRegressor, MCDropoutRegressor])
+    def test_one_draw_of_numbers(self, kind):
+        self.refused(kind, ["n_samples=1 is not an integer of at least 2"], n_samples=1)
+
+    @pytest.mark.parametrize("kind", ALL)
+    def test_rows_that_are_not_seen(self, kind):
+        Z, y = rows_of(kind)
+        model = make(kind)
+        with pytest.raises(ValueError, match="y_val is missing"):
+            model.fit(Z, y, X_val=Z)
+        model.fit(Z, y, X_val=Z[:20] + 0.1, y_val=y[:20])
+        if kind not in CLASSIFIERS:
+            alone = make(kind).fit(Z, y)
+            assert model.sigma_noise_ != alone.sigma_noise_
+
     def test_one_draw_has_no_variance(self, model):
         if "Ensemble" in type(model).__name__:
             return
