@@ -98,16 +98,16 @@ class VariationalClassifier(SimplexPredictor, BaseVariational):
     Notes
     -----
     Every parameter that requires gradients has a distribution, independent of all
-    others; others, and buffers, stay as they are. skorch's training loop runs as it is,
+    others; others, and buffers, are not random. skorch's training loop runs as it is,
     with its callbacks, validation and device; ``train_loss`` in the history is the
     objective in nats per row, ``valid_loss`` the loss at the medians. Losses are those
     of the likelihood that belongs to the criterion.
 
     A step of training takes as long as that of the network, and up to several times as
     long where weights are many for the work on a batch; and distributions need more
-    epochs until they stand still. Prediction takes ``n_samples``
-    forward passes. A Laplace approximation is trained faster, predicts faster and,
-    around a network that is good already, is usually the better choice; see the guide.
+    epochs until they stand still. Prediction takes ``n_samples`` forward passes. A
+    Laplace approximation trains and predicts faster, around a network that is there
+    already; the guide's comparison says who wins where.
 
     References
     ----------
@@ -174,7 +174,7 @@ class VariationalClassifier(SimplexPredictor, BaseVariational):
 class VariationalRegressor(NoiseFromRows, BaseVariational):
     """Predictions with bands from a skorch net whose weights are distributions.
 
-    Bayes by Backprop: the posterior is learned, and the noise with it. Prefer
+    Bayes by Backprop: the posterior is learned, and the noise found on the way. Prefer
     `LaplaceRegressor` for a network that is trained already.
 
     Parameters
@@ -210,9 +210,9 @@ class VariationalRegressor(NoiseFromRows, BaseVariational):
         Standard deviation of the observation noise, one for all outputs; only for nets
         with ``MSELoss``, whose criterion leaves it open. An array has one for each
         column of ``y``. ``"learned"`` is the one that maximises the objective,
-        ``"auto"`` is that of held-out rows, in training and afterwards: of the net's
-        ``train_split``, else of ``validation_fraction``; and ``"learned"`` without
-        such rows.
+        ``"auto"`` is that of held-out rows, in training and afterwards: of ``X_val``,
+        else of the net's ``train_split``, else of ``validation_fraction``; and
+        ``"learned"`` without such rows.
     validation_fraction : float, default=0.2
         Share of rows to hold out for the noise, from a net that starts anew and holds
         nothing out itself, if there are at least 50 distinct rows.
@@ -259,16 +259,16 @@ class VariationalRegressor(NoiseFromRows, BaseVariational):
     Notes
     -----
     Every parameter that requires gradients has a distribution, independent of all
-    others; others, and buffers, stay as they are. skorch's training loop runs as it is,
+    others; others, and buffers, are not random. skorch's training loop runs as it is,
     with its callbacks, validation and device; ``train_loss`` in the history is the
     objective in nats per row, ``valid_loss`` the loss at the medians. Losses are those
     of the likelihood that belongs to the criterion.
 
     A step of training takes as long as that of the network, and up to several times as
     long where weights are many for the work on a batch; and distributions need more
-    epochs until they stand still. Prediction takes ``n_samples``
-    forward passes. A Laplace approximation is trained faster, predicts faster and,
-    around a network that is good already, is usually the better choice; see the guide.
+    epochs until they stand still. Prediction takes ``n_samples`` forward passes. A
+    Laplace approximation trains and predicts faster, around a network that is there
+    already; the guide's comparison says who wins where.
 
     References
     ----------

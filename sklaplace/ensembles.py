@@ -292,8 +292,9 @@ class DeepEnsembleRegressor(NoiseFromRows, BaseEnsemble):
         Standard deviation of the observation noise, one for all outputs; only for nets
         with ``MSELoss``, whose criterion leaves it open. An array has one for each
         column of ``y``. ``"auto"`` takes the one under which held-out targets are most
-        probable: those of the net's ``train_split``, else of ``validation_fraction``,
-        else, where rows are few or the net is frozen, the training targets.
+        probable: those of ``y_val``, else of the net's ``train_split``, else of
+        ``validation_fraction``, else, where rows are few or the net is frozen, the
+        training targets.
     validation_fraction : float, default=0.2
         Share of rows to hold out for the noise, from a net that is trained here and
         holds nothing out itself, if there are at least 50 distinct rows.

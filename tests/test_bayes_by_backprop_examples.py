@@ -92,12 +92,11 @@ def test_dropout_is_as_unsure_at_the_data_as_in_the_gap(comparison):
 
 
 def test_laplace_is_cheap_to_fit_and_draws_are_slow(comparison):
+    # factors of 1.1, 4 to 6 and 30 on a quiet machine; one without is traced or busy
     for name in "digits_runs", "curve_runs":
         (run,) = comparison[0][name]
-        assert run["Laplace, all weights"]["fit"] < 2
-        assert run["deep ensemble"]["fit"] > 2.5
-        assert run["variational, scratch"]["predict"] > 10
-        assert run["deep ensemble"]["predict"] < 10
+        assert run["Laplace, all weights"]["fit"] < run["deep ensemble"]["fit"]
+        assert run["deep ensemble"]["predict"] < run["variational, scratch"]["predict"]
 
 
 def test_tables_of_methods_hold_what_was_measured(comparison):
