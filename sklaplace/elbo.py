@@ -33,7 +33,7 @@ NOISE_STEPS = 20
 # Steps from one look at held-out rows to the next, at least.
 LOOK_EVERY = 10
 # Share of the draws' mean squared residual that the noise found there keeps, at least.
-LEAST_SQUARE = 0.3
+LEAST_SQUARE = 0.1
 
 
 def uniform(batch: int, n_batches: int) -> float:
