@@ -206,7 +206,7 @@ def _vectorised(
 ) -> Tensor | None:
     """Outputs (s, b, c) of many draws in one pass; None where an operator refuses."""
     # what a module notes while it runs is of no use outside of vmap
-    noted = [(module, dict(vars(module))) for module in forward.modules()]
+    noted = [(part, dict(vars(part))) for part in forward.module.modules()]
     try:
         with quiet_batching():
             return torch.cat([vmap(outputs)(part) for part in parts])

@@ -129,6 +129,7 @@ def test_draws_are_made_in_one_pass_where_the_module_lets_them(refuses):
     with forward.frozen():
         draws = PREDICTIVES["nn"].draws(posterior, forward, x, weights)
     assert module.n_calls == (5 if refuses else 0)  # notes of the pass are gone
+    assert forward.takes_many is not refuses  # so that other batches do not try again
     assert module.last is None or not is_batchedtensor(module.last)
     for vector, found in zip(weights, draws.unbind(-1), strict=True):
         expected = x @ vector[:6].reshape(2, 3).T + vector[6:]
