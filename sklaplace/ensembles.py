@@ -69,7 +69,7 @@ class BaseEnsemble(SamplingEstimator):
         validation: TrainingData | None,
         fit_params: dict[str, Any],
     ) -> FittedNetwork:
-        if validation is None and not self._holds_out_itself():
+        if validation is None and not getattr(self._net(), "train_split", None):
             data, validation = self._hold_out(data)
         seeds = np.random.default_rng(self._seed).integers(
             2**31, size=self.n_estimators
@@ -98,10 +98,6 @@ class BaseEnsemble(SamplingEstimator):
         if isinstance(net.train_split, _SharedSplit):
             net.train_split = net.train_split.split
         return rows
-
-    def _holds_out_itself(self) -> bool:
-        """Whether the net has a ``train_split``."""
-        return bool(getattr(self._net(), "train_split", None))
 
     def _publish(self, fitted: FittedNetwork) -> None:
         super()._publish(fitted)

@@ -107,13 +107,8 @@ class Forward(nn.Module):
 
     def _tapped(self, x: Any) -> Tensor:
         """Output of the tapped submodule while the network runs."""
-        seen: list[Tensor] = []
-        layer = self.module.get_submodule(str(self.tap))
-        handle = layer.register_forward_hook(lambda _m, _i, out: seen.append(out))
-        try:
+        with tapping(self.module, str(self.tap)) as seen:
             self.call(x)
-        finally:
-            handle.remove()
         return seen[-1]
 
     @contextmanager
@@ -129,6 +124,18 @@ class Forward(nn.Module):
                 module.training = flag
             for parameter, flag in gradients:
                 parameter.requires_grad_(flag)
+
+
+@contextmanager
+def tapping(module: nn.Module, name: str) -> Iterator[list[Tensor]]:
+    """What a submodule puts out meanwhile, pass by pass."""
+    seen: list[Tensor] = []
+    layer = module.get_submodule(name)
+    handle = layer.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    try:
+        yield seen
+    finally:
+        handle.remove()
 
 
 def as_columns(outputs: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sklaplace.forward import first_tensor
+from sklaplace.forward import first_tensor, tapping
 from sklaplace.layouts import BlockSpec, Layout
 from sklaplace.memory import batch_rows
 from sklaplace.variational.base import WeightPosterior
@@ -116,16 +116,10 @@ class StochasticModule(nn.Module):
         }
         if self.tap is None:
             return functional_call(self._orig_mod, values, args, kwargs)
-        handle = self._orig_mod.get_submodule(self.tap).register_forward_hook(
-            self._keep
-        )
-        try:
-            return functional_call(self._orig_mod, values, args, kwargs)
-        finally:
-            handle.remove()
-
-    def _keep(self, _module: nn.Module, _inputs: Any, outputs: Any) -> None:
-        self.tapped = outputs
+        with tapping(self._orig_mod, self.tap) as seen:
+            returned = functional_call(self._orig_mod, values, args, kwargs)
+        self.tapped = seen[-1]
+        return returned
 
     def outputs(self, returned: Any) -> Tensor:
         """What is read of a pass: the tap, or what the network returned."""
