@@ -23,10 +23,10 @@ from skorch import NeuralNet
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
-from sklaplace.curvature import CURVATURES
+from sklaplace.curvature.ggn import CURVATURES
+from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.likelihoods import CRITERIA
-from sklaplace.structures import STRUCTURES
-from sklaplace.subsets import SUBSETS
 
 TABLE = Path(__file__).with_name("combinations.inc")
 # a list of names stands beside the entries of the registry

@@ -24,9 +24,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from sklaplace.links import DIAGONAL, LINKS, choose_link
-from sklaplace.logits import centre
-from sklaplace.points import normal_draws
+from sklaplace.core.points import normal_draws
+from sklaplace.dirichlet.links import DIAGONAL, LINKS, choose_link
+from sklaplace.dirichlet.logits import centre
 
 torch.set_num_threads(1)
 

@@ -1,36 +1,31 @@
 """sklaplace: Bayesian uncertainty for skorch networks as scikit-learn estimators.
 
-`LaplaceClassifier` and `LaplaceRegressor` are all that most people need. Below
-them, from the ground up:
+`LaplaceClassifier` and `LaplaceRegressor` are all that most people need. What they
+are made of, from the ground up:
 
-* pure maths: ``linalg``, ``logits``, ``dirichlet``, ``points``,
-  ``variational``, ``independent``, ``links``, ``metrics``
-* the statistical model: ``likelihoods``, ``priors``
-* from a network to its curvature: ``layouts``, ``forward``, ``jacobians``,
-  ``subsets``, ``structures``, ``curvature``, ``subnetworks``
-* inference: ``posterior``, ``predictive``, ``heads``, ``tuning``
-* skorch nets in training and prediction: ``networks``, ``noisy_networks``,
-  ``holdout``, ``training``, ``data``, ``labelling``, ``settings``, ``reading``,
-  ``outputs``, ``fitting``
-* what all estimators take and answer: ``classes``, ``probabilities``, ``simplex`` for
-  labels, ``columns``, ``bands`` for numbers
-* the Laplace estimators: ``inspection``, ``prediction``, ``laplace``, ``base``,
-  ``classifier``, ``preferences``, ``regressor``, ``selection``, ``callbacks``
-* estimators that predict from draws: ``sampling``, ``stochastic``, ``elbo``,
-  ``backprop``, ``bayes_by_backprop``, ``dropout``, ``ensembles``
-* pictures: ``plotting``
+* ``core``: linear algebra, Newton's method, option checks, random numbers, memory
+  budget, cache
+* ``metrics``: scores that scikit-learn lacks
+* ``dirichlet``: Gaussians over logits, links, Dirichlet distributions
+* ``likelihoods``: targets given the outputs of a network
+* ``networks``: a skorch net as a function, its training and its data
+* ``curvature``: layouts, Jacobians, subsets of weights, structures of the Hessian
+* ``posterior``: the Gaussian over weights, its predictives and its tuning; variational
+  posteriors
+* ``estimators``: everything with ``fit``
+* ``plotting``: displays
 
-A module imports only from modules above it in this list.
+A module imports only from its own room and from those above it in this list.
 """
 
-from sklaplace.bayes_by_backprop import VariationalClassifier, VariationalRegressor
-from sklaplace.callbacks import MarglikTraining, PriorTraining
-from sklaplace.classifier import LaplaceClassifier
-from sklaplace.dropout import MCDropoutClassifier, MCDropoutRegressor
-from sklaplace.ensembles import DeepEnsembleClassifier, DeepEnsembleRegressor
-from sklaplace.preferences import BradleyTerry, LaplaceRanker
-from sklaplace.regressor import LaplaceRegressor
-from sklaplace.selection import LaplaceClassifierCV, LaplaceRegressorCV
+from sklaplace.estimators.callbacks import MarglikTraining, PriorTraining
+from sklaplace.estimators.classifier import LaplaceClassifier
+from sklaplace.estimators.dropout import MCDropoutClassifier, MCDropoutRegressor
+from sklaplace.estimators.ensemble import DeepEnsembleClassifier, DeepEnsembleRegressor
+from sklaplace.estimators.ranker import BradleyTerry, LaplaceRanker
+from sklaplace.estimators.regressor import LaplaceRegressor
+from sklaplace.estimators.search import LaplaceClassifierCV, LaplaceRegressorCV
+from sklaplace.estimators.variational import VariationalClassifier, VariationalRegressor
 
 __version__ = "0.1.0"
 

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.stats import norm
 from sklearn.utils import check_array
 
-from sklaplace.options import as_levels, check_count
+from sklaplace.core.checks import as_levels, check_count
 
 # Okabe and Ito's blue, which readers with any colour vision tell from black and grey
 _COLOR = "#0072B2"

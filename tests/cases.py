@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sklaplace.forward import Forward
+from sklaplace.networks.forward import Forward
 
 DOUBLE = torch.float64
 

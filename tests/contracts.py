@@ -13,16 +13,16 @@ from cases import CASES, Case, positive
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from sklaplace.curvature import CURVATURES, accumulate
-from sklaplace.forward import Forward
-from sklaplace.jacobians import Jacobian, backpropagate
-from sklaplace.layouts import Layout
+from sklaplace.core.trees import tree_rows
+from sklaplace.curvature.ggn import CURVATURES, accumulate
+from sklaplace.curvature.jacobian import Jacobian, backpropagate
+from sklaplace.curvature.layout import Layout
+from sklaplace.curvature.priors import PRIOR_STRUCTURES
+from sklaplace.curvature.structures import STRUCTURES, Accumulator, Structure
+from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.likelihoods import DataFit, Likelihood
-from sklaplace.posterior import GaussianPosterior, Hyperparameters
-from sklaplace.priors import PRIOR_STRUCTURES
-from sklaplace.structures import STRUCTURES, Accumulator, Structure
-from sklaplace.subsets import SUBSETS
-from sklaplace.trees import tree_rows
+from sklaplace.networks.forward import Forward
+from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 
 N_ROWS = 6
 # weights of several tensors, some of which have none

@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from sklaplace.variational import POSTERIORS
+from sklaplace.posterior.variational import POSTERIORS
 
 N_WEIGHTS = 4
 LOCATION = torch.tensor([0.0, 0.4, -1.5, 2.0], dtype=torch.float64)
@@ -89,7 +89,7 @@ def distribution(found, n=20_000):
 
 def even_noise(monkeypatch, name, n=20_000):
     """Replace the noise by its quantiles: draws become a quadrature over the noise."""
-    module = importlib.import_module(f"sklaplace.variational.{name}")
+    module = importlib.import_module(f"sklaplace.posterior.variational.{name}")
     u = (torch.arange(n, dtype=torch.float64) + 0.5) / n
     u = u.unsqueeze(-1).expand(n, N_WEIGHTS).contiguous()
     kind, values = {

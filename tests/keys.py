@@ -8,7 +8,7 @@ import torch
 from skorch import NeuralNetClassifier
 from torch import nn
 
-from sklaplace.fingerprints import fingerprint
+from sklaplace.core.fingerprints import fingerprint
 
 
 class Net(nn.Module):

@@ -16,10 +16,10 @@ from cases import generator, normal
 from torch import Tensor, nn
 
 from sklaplace import likelihoods
-from sklaplace.forward import Forward
-from sklaplace.layouts import Layout
+from sklaplace.core.trees import tree_rows
+from sklaplace.curvature.layout import Layout
 from sklaplace.likelihoods import CRITERIA, Likelihood
-from sklaplace.trees import tree_rows
+from sklaplace.networks.forward import Forward
 
 # of several labels per row, which the criterion alone does not tell
 SEVERAL: list[Likelihood] = [

@@ -10,11 +10,13 @@ from cases import CASES, DOUBLE, generator, normal
 from references import LIKELIHOODS
 from torch import Tensor
 
-from sklaplace.curvature import CURVATURES, accumulate
-from sklaplace.forward import Forward
-from sklaplace.heads import HeadRows, LinearHead
-from sklaplace.jacobians import backpropagate
-from sklaplace.layouts import Layout
+from sklaplace.core.trees import tree_rows
+from sklaplace.curvature.ggn import CURVATURES, accumulate
+from sklaplace.curvature.jacobian import backpropagate
+from sklaplace.curvature.layout import Layout
+from sklaplace.curvature.priors import PRIOR_STRUCTURES
+from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.curvature.subsets import SUBSETS, common_gradient
 from sklaplace.likelihoods import (
     CategoricalMap,
     HeteroscedasticGaussian,
@@ -22,12 +24,10 @@ from sklaplace.likelihoods import (
     MultilabelBernoulli,
     Poisson,
 )
-from sklaplace.posterior import GaussianPosterior, Hyperparameters
-from sklaplace.priors import PRIOR_STRUCTURES
-from sklaplace.structures import STRUCTURES
-from sklaplace.subsets import SUBSETS, common_gradient
-from sklaplace.tasks import Rows, Task
-from sklaplace.trees import tree_rows
+from sklaplace.networks.forward import Forward
+from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
+from sklaplace.posterior.last_layer import HeadRows, LinearHead
+from sklaplace.posterior.tuning.task import Rows, Task
 
 N_ROWS = 60
 

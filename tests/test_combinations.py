@@ -11,10 +11,10 @@ import references
 import torch
 from contracts import N_ROWS, assert_equal, problem, scale
 
-from sklaplace.curvature import CURVATURES, accumulate
-from sklaplace.draws import keys_of
-from sklaplace.structures import STRUCTURES
-from sklaplace.subsets import SUBSETS
+from sklaplace.core.draws import keys_of
+from sklaplace.curvature.ggn import CURVATURES, accumulate
+from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.curvature.subsets import SUBSETS
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 

@@ -1,7 +1,12 @@
-"""The one rule of direction: a module imports only modules above it in MODULES."""
+"""The one rule of direction: a module imports only from its own room and lower ones.
+
+Rooms are the folders and files at the top of the package. Within a room, files
+import each other without cycles.
+"""
 
 import ast
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -11,107 +16,18 @@ import sklaplace
 PACKAGE = "sklaplace"
 ROOT = Path(sklaplace.__file__).parent
 
-# From the lowest floor to the highest, one module a line. A new module goes
-# after everything it imports.
-MODULES = [
-    "linalg",
-    "newton",
-    "options",
-    "trees",
-    "draws",
-    "definitions",
-    "fingerprints",
-    "caching",
-    "memory",
-    "logits",
-    "dirichlet.arrays",
-    "dirichlet.bridge",
-    "dirichlet.projection",
-    "dirichlet.distribution",
-    "dirichlet",
-    "points",
-    "variational.base",
-    "variational.priors",
-    "variational.gaussian",
-    "variational.kumaraswamy",
-    "variational.quantile",
-    "variational.density",
-    "variational.divergence",
-    "variational",
-    "independent",
-    "links",
+# From the lowest room to the highest; the package's own __init__ comes last.
+FLOORS = [
+    "core",
     "metrics",
-    "hessians",
-    "likelihoods.base",
-    "likelihoods.labels",
-    "likelihoods.numbers",
+    "dirichlet",
     "likelihoods",
-    "layouts",
-    "priors",
-    "forward",
-    "inputs",
-    "blocks",
-    "jacobians",
-    "subsets",
-    "structures.base",
-    "structures.dual",
-    "structures.full",
-    "structures.gp",
-    "structures.nystrom",
-    "structures.kron",
-    "structures.lowrank",
-    "structures.diag",
-    "structures",
-    "curvature",
-    "subnetworks",
-    "posterior",
-    "predictive",
-    "preconditioners",
-    "linear",
-    "heads",
-    "tasks",
-    "linearised",
-    "evidence",
-    "validation",
-    "tuning",
     "networks",
-    "descent",
-    "noisy_networks",
-    "holdout",
-    "training",
-    "data",
-    "labelling",
-    "settings",
-    "reading",
-    "outputs",
-    "fitting",
-    "classes",
-    "probabilities",
-    "simplex",
-    "columns",
-    "bands",
-    "inspection",
-    "prediction",
-    "laplace",
-    "base",
-    "classifier",
-    "preferences",
-    "regressor",
-    "folds",
-    "selection",
-    "callbacks",
-    "sampling",
-    "stochastic",
-    "elbo",
-    "backprop",
-    "bayes_by_backprop",
-    "dropout",
-    "ensembles",
+    "curvature",
+    "posterior",
+    "estimators",
     "plotting",
 ]
-
-# The package's own __init__ imports from all of them, and none of them from it.
-ORDER = [*(f"{PACKAGE}.{module}" for module in MODULES), PACKAGE]
 
 DEPENDENCIES = {"joblib", "numpy", "scipy", "sklearn", "skorch", "torch"}
 PLOTTING = f"{PACKAGE}.plotting"
@@ -123,9 +39,23 @@ def module_name(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+FILES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
 def is_package(module):
-    """Return whether a module of ORDER is a folder with an __init__ file."""
-    return any(other.startswith(f"{module}.") for other in ORDER)
+    """Return whether a module is a folder with an __init__ file."""
+    return any(other.startswith(f"{module}.") for other in FILES)
+
+
+def room(module):
+    """Return the name of the room of a module; "" for the package's own __init__."""
+    return module.removeprefix(PACKAGE).lstrip(".").partition(".")[0]
+
+
+def floor(module):
+    """Return the number of the floor of a module."""
+    name = room(module)
+    return FLOORS.index(name) if name else len(FLOORS)
 
 
 def import_from_targets(node, module):
@@ -138,7 +68,7 @@ def import_from_targets(node, module):
         source = ".".join([*parts, source] if source else parts)
     # `from package import x` imports x where x is a module, else from the package.
     targets = (f"{source}.{alias.name}" for alias in node.names)
-    return [target if target in ORDER else source for target in targets]
+    return [target if target in FILES else source for target in targets]
 
 
 def imports(node, module, in_function=False):
@@ -158,10 +88,10 @@ def fault(module, target, in_function):
     """Return what is wrong with an import, or None."""
     top = target.partition(".")[0]
     if top == PACKAGE:
-        if target not in ORDER:
-            return f"{target} is not listed in MODULES"
-        if ORDER.index(target) >= ORDER.index(module):
-            return f"{target} is not above {module} in MODULES"
+        if target not in FILES:
+            return f"{target} does not exist"
+        if floor(target) > floor(module) or (not room(target) and room(module)):
+            return f"{target} is not below {module} in FLOORS"
     elif top == "matplotlib":
         if module != PLOTTING or not in_function:
             return f"matplotlib is imported inside functions of {PLOTTING} only"
@@ -180,38 +110,72 @@ def faults(source, module):
     return found
 
 
-FILES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+def graph():
+    """Return the modules of the package, each with those that it imports."""
+    trees = {name: ast.parse(path.read_text("utf-8")) for name, path in FILES.items()}
+    return {
+        name: {target for target, *_ in imports(tree, name) if target in FILES}
+        for name, tree in trees.items()
+    }
 
 
-def test_every_module_is_listed():
-    assert sorted(set(FILES) - set(ORDER)) == []
+def inside(folder, modules):
+    """Return the import graph of what lies directly in a folder, files or folders."""
+    depth = folder.count(".") + 2
+
+    def entry(name):
+        return ".".join(name.split(".")[:depth])
+
+    found = {}
+    for name, targets in modules.items():
+        if name.startswith(f"{folder}."):
+            near = {entry(t) for t in targets if t.startswith(f"{folder}.")}
+            found.setdefault(entry(name), set()).update(near - {entry(name)})
+    return found
 
 
-def test_every_listed_module_exists():
-    assert [module for module in ORDER if module not in FILES] == []
+def test_the_top_of_the_package_is_its_rooms():
+    found = {path.stem for path in ROOT.glob("*.py")} - {"__init__"}
+    found |= {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert found == set(FLOORS)
 
 
-def test_no_module_is_listed_twice():
-    assert len(ORDER) == len(set(ORDER))
-
-
-@pytest.mark.parametrize("module", [module for module in ORDER if module in FILES])
+@pytest.mark.parametrize("module", FILES)
 def test_imports_point_downward(module):
-    source = FILES[module].read_text(encoding="utf-8")
-    assert faults(source, module) == []
+    assert faults(FILES[module].read_text(encoding="utf-8"), module) == []
+
+
+def test_files_import_each_other_without_cycles():
+    tuple(TopologicalSorter(graph()).static_order())
+
+
+@pytest.mark.parametrize("folder", [name for name in FILES if is_package(name)])
+def test_no_cycles_inside_a_folder(folder):
+    tuple(TopologicalSorter(inside(folder, graph())).static_order())
+
+
+def test_a_cycle_between_a_file_and_a_folder_is_found():
+    modules = {
+        "sklaplace.posterior.gaussian": {"sklaplace.posterior.tuning.task"},
+        "sklaplace.posterior.tuning.task": set(),
+        "sklaplace.posterior.tuning": {"sklaplace.posterior.gaussian"},
+    }
+    tuple(TopologicalSorter(modules).static_order())
+    with pytest.raises(CycleError):
+        tuple(TopologicalSorter(inside("sklaplace.posterior", modules)).static_order())
 
 
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("sklaplace.links", "from sklaplace import linalg"),
-        ("sklaplace.links", "from .linalg import psd_factor"),
-        ("sklaplace.structures.kron", "from ..linalg import symmetric_eigh"),
-        ("sklaplace.structures.kron", "from .base import Structure"),
-        ("sklaplace.structures", "from .kron import Kron"),
-        ("sklaplace.curvature", "from sklaplace.structures import STRUCTURES"),
-        ("sklaplace", "from .base import BaseLaplace\nfrom . import links"),
-        ("sklaplace.linalg", "import math\nimport scipy.special\nfrom torch import nn"),
+        ("sklaplace.dirichlet.links", "from sklaplace.core import linalg"),
+        ("sklaplace.core.newton", "from .linalg import solve_psd"),
+        ("sklaplace.curvature.structures.kron", "from ...core.linalg import eigh"),
+        ("sklaplace.curvature.structures.kron", "from .base import Structure"),
+        ("sklaplace.curvature.structures", "from .kron import Kron"),
+        ("sklaplace.posterior.gaussian", "from sklaplace.curvature import priors"),
+        ("sklaplace", "from .estimators import base\nfrom . import metrics"),
+        ("sklaplace.core.linalg", "import math\nimport scipy.special"),
         ("sklaplace.plotting", "def plot():\n    import matplotlib.pyplot as plt"),
     ],
 )
@@ -222,17 +186,15 @@ def test_accepts(module, source):
 @pytest.mark.parametrize(
     ("module", "source", "message"),
     [
-        ("sklaplace.linalg", "from sklaplace.links import LINKS", "not above"),
-        ("sklaplace.linalg", "from . import links", "not above"),
-        ("sklaplace.linalg", "import sklaplace.base", "not above"),
-        ("sklaplace.linalg", "def f():\n    from .links import LINKS", "not above"),
-        ("sklaplace.linalg", "from sklaplace import linalg", "not above"),
-        ("sklaplace.links", "from sklaplace import __version__", "not above"),
-        ("sklaplace.structures.base", "from ..curvature import ggn", "not above"),
-        ("sklaplace.structures.kron", "from . import STRUCTURES", "not above"),
-        ("sklaplace.base", "from sklaplace.helpers import x", "not listed"),
-        ("sklaplace.base", "import pandas as pd", "not a runtime dependency"),
-        ("sklaplace.base", "def f():\n    import matplotlib", "inside functions"),
+        ("sklaplace.core.linalg", "from sklaplace.dirichlet import LINKS", "not below"),
+        ("sklaplace.core.linalg", "from ..dirichlet import links", "not below"),
+        ("sklaplace.core.linalg", "import sklaplace.estimators.base", "not below"),
+        ("sklaplace.core.linalg", "def f():\n    from .. import metrics", "not below"),
+        ("sklaplace.plotting", "from sklaplace import __version__", "not below"),
+        ("sklaplace.curvature.ggn", "from ..posterior import gaussian", "not below"),
+        ("sklaplace.estimators.base", "from sklaplace.helpers import x", "not exist"),
+        ("sklaplace.estimators.base", "import pandas", "not a runtime dependency"),
+        ("sklaplace.metrics", "def f():\n    import matplotlib", "inside functions"),
         ("sklaplace.plotting", "import matplotlib.pyplot", "inside functions"),
     ],
 )

@@ -25,8 +25,9 @@ import torch
 from torch import nn
 from torch.distributions import MultivariateNormal
 
-from sklaplace import dirichlet, links
-from sklaplace.points import normal_draws
+from sklaplace import dirichlet
+from sklaplace.core.points import normal_draws
+from sklaplace.dirichlet import links
 
 torch.set_num_threads(1)
 

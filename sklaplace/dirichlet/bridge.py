@@ -19,7 +19,7 @@ from sklaplace.dirichlet.arrays import (
     check_shapes,
     like,
 )
-from sklaplace.logits import (
+from sklaplace.dirichlet.logits import (
     MAX_LOGIT,
     centred_moments,
     check_finite,
@@ -70,9 +70,9 @@ def laplace_bridge(
         Whether to condition the logits on a sum of zero first, the plane on
         which the bridge is exact, as MacKay (1998) does. It changes the distribution
         of the probabilities unless all logits vary alike. Centring them (see
-        `sklaplace.logits.centre`) does not, and is what ``predict_dirichlet`` does;
-        Gaussians that lie on the plane already are left as they are. The published
-        examples take neither.
+        `sklaplace.dirichlet.logits.centre`) does not, and is what
+        ``predict_dirichlet`` does; Gaussians that lie on the plane already are left as
+        they are. The published examples take neither.
     norm : {'guarded', 'published'} or None, default=None
         Correction for large variances: with ``c = mean_k Σ_kk / √(K/2)``, the
         mean is divided by ``√c`` and the covariance by ``c``. ``'published'``

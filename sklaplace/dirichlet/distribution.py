@@ -7,18 +7,18 @@ import torch
 from scipy.special import betaincinv
 from torch import Tensor
 
+from sklaplace.core.checks import (
+    as_seed,
+    check_count,
+    check_fraction,
+    check_option,
+)
 from sklaplace.dirichlet.arrays import (
     MIN_CONCENTRATION,
     Array,
     check_alpha,
     check_proba,
     like,
-)
-from sklaplace.options import (
-    as_seed,
-    check_count,
-    check_fraction,
-    check_option,
 )
 
 # What concentrations of one class are compared with; see `plausible_classes`.

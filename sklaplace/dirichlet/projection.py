@@ -17,7 +17,7 @@ from sklaplace.dirichlet.arrays import (
     check_shapes,
     like,
 )
-from sklaplace.logits import (
+from sklaplace.dirichlet.logits import (
     centre,
     centred_factor,
     check_finite,
@@ -67,13 +67,13 @@ def kl_projection(mean: Array, cov: Array) -> Array:
 
     Notes
     -----
-    ``E[logsumexp(f)]`` is the only approximation: see `sklaplace.logits.logsumexp_gap`.
-    The rest is Newton's method for ``log α``, where the Hessian is diagonal plus rank
-    one: three or four steps, as it starts from ``ψ⁻¹(y) ≈ 1/log(1 + e^{−y})``. O(K³)
-    per row for the root of the covariance; 36 points for ten classes, at most 256.
-    Rows are taken in chunks: memory beyond the inputs is a few MiB, or some covariances
-    of one row; arrays that are read-only are copied, though. Finite for all finite
-    inputs below 1e300.
+    ``E[logsumexp(f)]`` is the only approximation: see
+    `sklaplace.dirichlet.logits.logsumexp_gap`. The rest is Newton's method for ``log
+    α``, where the Hessian is diagonal plus rank one: three or four steps, as it starts
+    from ``ψ⁻¹(y) ≈ 1/log(1 + e^{−y})``. O(K³) per row for the root of the covariance;
+    36 points for ten classes, at most 256. Rows are taken in chunks: memory beyond the
+    inputs is a few MiB, or some covariances of one row; arrays that are read-only are
+    copied, though. Finite for all finite inputs below 1e300.
 
     References
     ----------

@@ -10,14 +10,14 @@ from sklaplace.likelihoods.base import (
     output_weights,
     weighed,
 )
-from sklaplace.likelihoods.labels import (
+from sklaplace.likelihoods.classification import (
     Bernoulli,
     Categorical,
     CategoricalMap,
     Labels,
     MultilabelBernoulli,
 )
-from sklaplace.likelihoods.numbers import (
+from sklaplace.likelihoods.regression import (
     Gaussian,
     HeteroscedasticGaussian,
     HeteroscedasticNLLLoss,

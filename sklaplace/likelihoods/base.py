@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from torch import Tensor, nn
 
-from sklaplace.hessians import OutputHessian
+from sklaplace.likelihoods.output_hessian import OutputHessian
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Array, Array]

@@ -16,8 +16,9 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.naive_bayes import GaussianNB
 
 import sklaplace
-from sklaplace import LaplaceClassifier, LaplaceRegressor, evidence
-from sklaplace.evidence import marglik
+from sklaplace import LaplaceClassifier, LaplaceRegressor
+from sklaplace.posterior.tuning import evidence
+from sklaplace.posterior.tuning.evidence import marglik
 
 PRIOR_PRECISIONS = np.logspace(-3, 3, 20)
 

@@ -15,10 +15,10 @@ from benchmarks.ours import Sklaplace
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from sklaplace.core.points import normal_draws
 from sklaplace.dirichlet import APPROXIMATIONS
-from sklaplace.links import LINKS, choose_link
-from sklaplace.points import normal_draws
-from sklaplace.variational import POSTERIORS, GaussianPrior, divergence
+from sklaplace.dirichlet.links import LINKS, choose_link
+from sklaplace.posterior.variational import POSTERIORS, GaussianPrior, divergence
 
 pytest.importorskip("pytest_benchmark")
 

@@ -1,0 +1,1 @@
+"""Linear algebra, option checks, random numbers, memory budget and cache."""

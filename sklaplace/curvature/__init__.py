@@ -1,0 +1,1 @@
+"""From a network and data to the curvature of the loss."""

@@ -1,0 +1,128 @@
+"""Inspection: what a skorch network means to the Laplace part, before it is trusted.
+
+How its outputs are read, which weights are selected, and what the Jacobian of a few
+rows says of the memory that a row takes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from sklaplace.core.budget import require_bytes
+from sklaplace.curvature.jacobian import Jacobian, backpropagate
+from sklaplace.curvature.layout import Layout
+from sklaplace.curvature.subsets import common_gradient, select
+from sklaplace.likelihoods import Likelihood
+from sklaplace.networks.outputs import OUTPUT_COPIES, Reading, read_and_measure, view
+
+# Copies that are alive at once, of a layer's inputs: as they are and rotated; of its
+# gradients: kept and passed on.
+INPUT_COPIES, GRADIENT_COPIES = 2, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspected(Reading):
+    """A network as the Laplace part sees it.
+
+    Attributes
+    ----------
+    layout : Layout
+        The selected parameters.
+    head_map : Tensor of shape (c, o) or None
+        Gradient of the outputs in what the last layer puts out, where that is
+        the same for all rows; None otherwise.
+    """
+
+    layout: Layout
+    head_map: Tensor | None
+
+
+def inspect(
+    net: Any,
+    x: Any,
+    subset: str | Sequence[str],
+    allowed: tuple[type, ...],
+    n_targets: int | None,
+    *,
+    is_trained: bool,
+    options: Mapping[str, Any] | None = None,
+    likelihood: Likelihood | None = None,
+    adapted: Callable[[Likelihood], Likelihood] = lambda known: known,
+    other: str = "",
+) -> Inspected:
+    """Find out how the outputs of a net are to be read and differentiated.
+
+    Parameters
+    ----------
+    net, x, allowed, n_targets, is_trained, likelihood, adapted, other
+        As for `read`.
+    subset : str or list of str
+        Key of ``SUBSETS``, or names of parameters or modules.
+    options : mapping, optional
+        Of the subset.
+
+    Returns
+    -------
+    Inspected
+
+    Raises
+    ------
+    ValueError
+        If criterion, outputs or layers do not fit.
+    """
+    bare = view(net)
+    with bare.frozen():
+        found, raw, sizes = read_and_measure(
+            net, x, allowed, n_targets, is_trained, likelihood, adapted, other
+        )
+        forward = bare.reading(found.output_map, found.tap)
+        layout = select(forward, x, subset, options or {})
+        _check_map_bytes(raw, sizes, layout)
+        f, jacobian = backpropagate(forward, x, layout)
+        n_blocks = found.likelihood.n_blocks
+        row_bytes = _row_bytes(f, sizes, layout, jacobian, n_blocks)
+    head_map = None if layout.head is None else layout.head.matrix
+    if not found.likelihood.is_convex:
+        head_map = None
+    elif subset == "last_layer" and head_map is None:
+        head_map = common_gradient(layout, jacobian)
+    known = vars(found) | {"row_bytes": row_bytes}
+    return Inspected(**known, layout=layout, head_map=head_map)
+
+
+def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None:
+    """Refuse maps so large that the Jacobian of a few rows does not fit."""
+    if raw.ndim < 3:
+        return
+    c = raw[0].numel()
+    gradients = sum(sizes.get(name, 0) for name in layout.layers)
+    # roots of the Hessian and columns that are propagated back; then rows of a tensor
+    elements = 3 * len(raw) * c**2 + GRADIENT_COPIES * c * gradients
+    elements += c * max(block.size for block in layout.blocks)
+    require_bytes(
+        elements * raw.element_size(),
+        raw.device,
+        f"the Jacobian of {len(raw)} rows with {c:,} outputs each, of shape "
+        f"{tuple(raw.shape[1:])},",
+        "use smaller maps (crops, or a coarser grid), or fewer layers: "
+        "subset_of_weights takes names",
+    )
+
+
+def _row_bytes(
+    f: Tensor, sizes: dict[str, int], layout: Layout, jacobian: Jacobian, n_blocks: int
+) -> int:
+    """Bytes that a row takes while its Jacobian is made and used."""
+    n_rows, c = f.shape
+    inputs = sum(b.a.numel() for b in jacobian.blocks if b.a is not None)
+    elements = INPUT_COPIES * inputs // n_rows + OUTPUT_COPIES * c
+    if layout.head is not None:  # nothing is kept but what a layer takes and gives
+        elements += 2 * max(sizes.values(), default=0) // n_rows
+    else:
+        gradients = sum(block.g.numel() for block in jacobian.blocks)
+        elements += (sum(sizes.values()) + GRADIENT_COPIES * gradients) // n_rows
+    if n_blocks > 1:  # columns that are written out
+        elements += 3 * c**2
+    return int(elements) * f.element_size()

@@ -1,0 +1,80 @@
+"""Gaussian priors over the selected parameters: ``N(prior_mean, diag(δ)⁻¹)``.
+
+``δ``, the prior precision, is one number (``scalar``), one per parameter tensor
+(``layerwise``) or one per parameter (``diag``). What the evidence and the training ask
+of a prior, any Gaussian can answer: see `Prior`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sklaplace.curvature.layout import Layout
+
+# prior structure -> shape of the prior precision
+PRIOR_STRUCTURES: dict[str, Callable[[Layout], tuple[int, ...]]] = {
+    "scalar": lambda layout: (),
+    "layerwise": lambda layout: (len(layout.blocks),),
+    "diag": lambda layout: (layout.n_parameters,),
+}
+
+
+def structure_of(prior_precision: Tensor, layout: Layout) -> str:
+    """Name of the prior structure that has this shape; the coarsest if several."""
+    shape = tuple(prior_precision.shape)
+    return next(k for k, size in PRIOR_STRUCTURES.items() if size(layout) == shape)
+
+
+def expand(prior_precision: Tensor, layout: Layout) -> Tensor:
+    """Prior precision per parameter, (P,), from (), (L,) or (P,).
+
+    Differentiable; the precision of a block is repeated over its parameters.
+    """
+    if structure_of(prior_precision, layout) == "layerwise":
+        sizes = torch.tensor(layout.sizes, device=prior_precision.device)
+        return prior_precision.repeat_interleave(sizes, output_size=layout.n_parameters)
+    return prior_precision.expand(layout.n_parameters)
+
+
+class Prior(Protocol):
+    """A Gaussian ``N(μ₀, P₀⁻¹)`` over the selected parameters."""
+
+    def logdet(self) -> Tensor:
+        """``log det P₀``, in nats."""
+
+    def distance(self, theta: Tensor) -> Tensor:
+        """``(θ - μ₀)ᵀ P₀ (θ - μ₀)``, ()."""
+
+    def slope(self, theta: Tensor) -> Tensor:
+        """``P₀ (θ - μ₀)``, (P,): the gradient of half the distance."""
+
+
+@dataclass(frozen=True)
+class Independent:
+    """A prior under which weights are independent; differentiable.
+
+    Attributes
+    ----------
+    precision : Tensor of shape (P,)
+        One over the variances.
+    mean : Tensor of shape () or (P,)
+        Means of the weights.
+    """
+
+    precision: Tensor
+    mean: Tensor
+
+    def logdet(self) -> Tensor:
+        """``Σ log δ``, in nats."""
+        return self.precision.log().sum()
+
+    def distance(self, theta: Tensor) -> Tensor:
+        """``Σ δ (θ - μ₀)²``, ()."""
+        return (self.precision * (theta - self.mean) ** 2).sum()
+
+    def slope(self, theta: Tensor) -> Tensor:
+        """``δ (θ - μ₀)``, (P,)."""
+        return self.precision * (theta - self.mean)

@@ -1,0 +1,175 @@
+"""Low-rank structure: the leading eigenvectors of ``H``, from a sketch of it.
+
+``Y = HΩ`` for a fixed random ``Ω`` (P, q) is a sum over rows of the Jacobian, which
+are never written out, so that batches and shards add up. Nyström's approximation
+``Y (ΩᵀY)⁻¹ Yᵀ`` is the best that such a sketch can tell, and exact where the rank of
+``H`` is no more than q.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sklaplace.core.checks import check_count, check_share
+from sklaplace.curvature.jacobian import Jacobian
+from sklaplace.curvature.layout import Layout
+from sklaplace.curvature.structures.base import Accumulator
+from sklaplace.curvature.structures.dual import Dual
+
+RANK = 100
+# Share of the largest eigenvalue below which an eigenvector is dropped: about what
+# the rounding of a sketch in double precision leaves undecided.
+TOLERANCE = 1e-12
+# Columns of the sketch beyond the rank that is asked for (Halko, Martinsson and Tropp
+# 2011, section 4.2: five or ten).
+OVERSAMPLING = 10
+
+
+@dataclass(frozen=True)
+class LowRank(Dual):
+    """Leading directions of the curvature; the prior alone holds in all others.
+
+    Its rows are ``√e Uᵀ`` of the eigenvalues and eigenvectors that were kept.
+
+    Attributes
+    ----------
+    sketch : Tensor of shape (P, q)
+        ``HΩ``, to which more can be added.
+    """
+
+    sketch: Tensor
+    kind = "lowrank"
+    # of two truncations each has dropped what the other may need
+    adds_up = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What can be made again stays behind."""
+        return {**super().__getstate__(), "sketch": self.sketch}
+
+    def scaled(self, factor: Tensor) -> "LowRank":
+        """Rows and sketch of ``factor·H``."""
+        return LowRank(self.layout, factor.sqrt() * self.rows, factor * self.sketch)
+
+    def resume(self, accumulator: Accumulator) -> None:
+        """The sketch."""
+        assert isinstance(accumulator, LowRankAccumulator)
+        accumulator._sketch = self.sketch.clone()
+
+    @cached_property
+    def _eigh(self) -> tuple[Tensor, Tensor]:
+        """Of the rows' products, which are zero between different rows."""
+        values = (self.rows**2).sum(1)
+        return values, torch.eye(len(values), dtype=values.dtype, device=values.device)
+
+    @cached_property
+    def eigenvalues(self) -> Tensor:
+        """Eigenvalues of ``H``, (P,), ascending; all but those kept are zero."""
+        values = self._eigh[0].flip(0)
+        n, p = self.rows.shape
+        return torch.cat([values.new_zeros(p - n), values])
+
+
+class LowRankAccumulator(Accumulator):
+    """Sums the sketch ``HΩ``; 2·P·q numbers for q = rank + 10.
+
+    Parameters
+    ----------
+    layout : Layout
+        The selected parameters.
+    rank : int
+        Eigenvectors to keep, at most.
+    tolerance : float
+        Those of eigenvalues below this share of the largest are dropped.
+
+    Notes
+    -----
+    ``4·P·q`` operations for each of the k rows that a row of a batch has, where all
+    weights are those of a Linear layer; fewer where rows are products.
+
+    References
+    ----------
+    Tropp, Yurtsever, Udell, Cevher (2017), "Fixed-rank approximation of a
+    positive-semidefinite matrix from streaming data", Algorithm 3.
+    """
+
+    checks: ClassVar = {"rank": check_count, "tolerance": check_share}
+
+    def __init__(
+        self, layout: Layout, rank: int = RANK, tolerance: float = TOLERANCE
+    ) -> None:
+        super().__init__(layout)
+        self.rank, self.tolerance = rank, tolerance
+        self._sketch: Tensor | None = None
+        self._basis: Tensor | None = None
+
+    @staticmethod
+    def n_bytes(
+        layout: Layout, n_rows: int | None = None, rank: int = RANK, **options: Any
+    ) -> int:
+        """Sketch and ``Ω``, and twice as much to decompose it."""
+        p = layout.n_parameters
+        return 4 * 8 * p * min(p, rank + OVERSAMPLING)
+
+    @staticmethod
+    def row_elements(
+        layout: Layout, n_columns: int, rank: int = RANK, **options: Any
+    ) -> int:
+        """Products of a row's gradients with ``Ω``."""
+        widest = max(o for o, _ in (block.factor_shape for block in layout.blocks))
+        return (n_columns + widest) * (rank + OVERSAMPLING)
+
+    def _omega(self, device: torch.device) -> Tensor:
+        """``Ω`` (P, q), orthonormal, the same for every accumulator of this size."""
+        if self._basis is None:
+            p = self.layout.n_parameters
+            q = min(p, self.rank + OVERSAMPLING)
+            generator = torch.Generator().manual_seed(0)
+            noise = torch.randn(p, q, dtype=torch.float64, generator=generator)
+            self._basis = torch.linalg.qr(noise.to(device)).Q
+        return self._basis
+
+    def update(self, jacobian: Jacobian) -> None:
+        """Add ``Σ rowsᵀ (rows Ω)`` of one batch."""
+        # what rounded rows leave would be taken for directions
+        rows = jacobian.double()
+        more = rows.rmatmul(rows.matmul(self._omega(rows.blocks[0].g.device)))
+        self._sketch = more if self._sketch is None else self._sketch.add_(more)
+
+    def merge(self, other: Accumulator) -> None:
+        """Add what another accumulator has seen."""
+        assert isinstance(other, LowRankAccumulator)
+        if other._sketch is None:
+            return
+        mine = self._sketch
+        self._sketch = other._sketch.clone() if mine is None else mine + other._sketch
+
+    def decompose(self) -> LowRank:
+        """Eigenvectors of Nyström's approximation, truncated."""
+        assert self._sketch is not None
+        omega = self._omega(self._sketch.device)
+        values, vectors = _nystrom(self._sketch, omega)
+        largest = float(values[0]) if len(values) else 0.0
+        kept = values[: self.rank] > self.tolerance * largest
+        values, vectors = values[: self.rank][kept], vectors[:, : self.rank][:, kept]
+        rows = values.sqrt().unsqueeze(1) * vectors.T
+        return LowRank(self.layout, rows, self._sketch.clone())
+
+
+def _nystrom(sketch: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, descending, and eigenvectors (P, q) of ``Y (ΩᵀY)⁻¹ Yᵀ``.
+
+    A shift that is later taken off keeps the inner matrix positive definite.
+    """
+    size = float(torch.linalg.matrix_norm(sketch))
+    if size == 0:
+        return sketch.new_zeros(0), sketch[:, :0]
+    shift = len(sketch) ** 0.5 * torch.finfo(sketch.dtype).eps * size
+    shifted = sketch + shift * omega
+    inner = omega.T @ shifted
+    root = torch.linalg.cholesky((inner + inner.T) / 2)
+    factor = torch.linalg.solve_triangular(root, shifted.T, upper=False).T
+    vectors, singular, _ = torch.linalg.svd(factor, full_matrices=False)
+    return (singular**2 - shift).clamp(min=0), vectors

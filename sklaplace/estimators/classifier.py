@@ -1,0 +1,345 @@
+"""LaplaceClassifier: class probabilities that know what they do not know."""
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sklaplace.core.checks import check_count, check_option
+from sklaplace.dirichlet import links
+from sklaplace.dirichlet.links import LINKS
+from sklaplace.estimators.base import BaseLaplace
+from sklaplace.estimators.fitting import unchanged_on_error
+from sklaplace.estimators.simplex import SimplexPredictor
+from sklaplace.likelihoods import ClassLikelihood, DataFit
+from sklaplace.posterior.gaussian import GaussianPosterior
+
+
+class LaplaceClassifier(SimplexPredictor, BaseLaplace):
+    """Class probabilities that know what they do not know, from a skorch net.
+
+    A Laplace approximation: a Gaussian over (some of) the network's weights around
+    their trained values. Probabilities are averaged over it, so that they become
+    less certain far from the training rows. Prefer it to the network alone where
+    wrong certainty costs; accuracy stays about the network's own.
+
+    Parameters
+    ----------
+    estimator : skorch net, FrozenEstimator or None, default=None
+        The network. A skorch net is cloned and trained in ``fit``; a
+        ``sklearn.frozen.FrozenEstimator`` around a net keeps its weights; None
+        makes a small network that suits tables.
+    likelihood : object or None, default=None
+        Of the targets given the outputs, where the criterion is none of those that are
+        known; see `sklaplace.likelihoods`. None takes that of the criterion.
+    subset_of_weights : {"last_layer", "all", "trainable", "subnetwork"} or list of \
+            str, default="last_layer"
+        Weights that are treated as random: those of the last layer, all, those with
+        ``requires_grad``, single ones, or parameters by name (or by that of a module
+        that contains them).
+    subset_params : dict, default=None
+        Options of the subset. ``subnetwork`` takes ``n_weights`` (100), and ``by``
+        (``"magnitude"``, ``"swag"``, ``"variance"``, ``"random"``), which chooses them
+        once the network has been trained; or ``indices``, their places in the
+        flattened network.
+    hessian_structure : {"kron", "diag", "full", "lowrank", "gp", "nystrom", \
+            "variational"}, default="kron"
+        Part of the curvature that is kept. ``full`` takes memory quadratic in the
+        number of weights, ``lowrank`` that of ``rank`` networks.
+    structure_params : dict, default=None
+        Options of the structure. ``kron`` takes ``weight_sharing`` (``"expand"``, or
+        ``"reduce"``), ``lowrank`` takes ``rank`` (100), the number of
+        eigenvectors to keep, and ``tolerance`` (1e-12), the share of the largest
+        eigenvalue below which they are dropped. ``gp``, ``nystrom`` and ``variational``
+        take ``n_points`` (100), the number of rows that stand for all.
+    curvature : {"ggn", "ggn_mc", "ef", "hessian"}, default="ggn"
+        Approximation of the Hessian: the generalised Gauss-Newton matrix, the same
+        by targets that the network draws, the empirical Fisher matrix, or the Hessian
+        itself (``full``, and small networks, only).
+    curvature_params : dict, default=None
+        Options of the curvature. ``ggn_mc`` takes ``n_draws`` (10).
+    prior_precision : float, array or {"auto", "validation", "marglik"}, default="auto"
+        One over the prior variance of a weight. ``"marglik"`` maximises the
+        evidence on training rows, ``"validation"`` the score on rows that the
+        network did not see, ``"auto"`` is the second where there are such rows and
+        the first otherwise. Rows are taken from ``X_val``, else from what the
+        net's ``train_split`` holds out, else from ``validation_fraction``.
+    prior_structure : {"scalar", "layerwise", "diag"}, default="scalar"
+        One precision for all weights, one per parameter tensor, or one per weight
+        (not for ``kron``).
+    prior_mean : float or array of shape (P,), default=0.0
+        Prior mean of the weights.
+    prior : GaussianPosterior or None, default=None
+        ``posterior_`` of an estimator that was fitted to an earlier task, around a
+        network with the same weights: the prior is then that Gaussian, in place of
+        ``prior_precision``, ``prior_structure`` and ``prior_mean``, which stay at their
+        defaults, and nothing is tuned. Outputs are matched by their number. Exact for
+        ``full`` and ``diag``; see the guide on the others, of which ``gp`` and
+        ``lowrank`` are refused.
+    refine : bool or "auto", default="auto"
+        Whether the weights are refitted to the most probable ones under the prior, of
+        the linearised network; predictions then use them, the network keeps its own.
+        ``"auto"`` leaves that to the tuner for the last layer, and is False where
+        nothing is tuned, or more weights are selected.
+    temperature : float, default=1.0
+        Divides the log-likelihood in the posterior; below one sharpens it.
+    class_weight : dict, "balanced" or None, default=None
+        Weights of the classes, by label, which multiply ``sample_weight``:
+        ``"balanced"`` gives all classes the same in total. Rows to tune on have them,
+        too.
+    validation_fraction : float, default=0.2
+        Share of rows to hold out for tuning, from a net that is trained here and
+        holds nothing out itself, if there are at least 50 distinct rows.
+    pred_type : {"glm", "nn"}, default="glm"
+        Predictive: the linearised network, or the network itself under ``n_samples``
+        draws of the weights. What is tuned is tuned for the first.
+    link_approx : {"auto", "mean_field", "mc", "gumbel", "probit", "sodpp", \
+            "bridge", "bridge_norm"}, default="auto"
+        How a Gaussian over logits becomes probabilities; see
+        `sklaplace.dirichlet.links.choose_link` for the rule of ``"auto"``.
+    dirichlet_approx : {"projection", "bridge", "bridge_norm", \
+            "bridge_norm_published"}, default="projection"
+        How a Gaussian over logits becomes a Dirichlet distribution: the closest one, or
+        the Laplace bridge, as it is or with a correction for large variances.
+    n_samples : int, default=100
+        Draws of the ``"mc"`` link and of ``predict_uncertainty(X, "mc")``, and of the
+        weights for ``pred_type="nn"``.
+    batch_size : int or None, default=None
+        Rows per batch for curvature and prediction; None fits them into a fixed
+        memory budget. Results do not depend on it.
+    memory : None, str, path or joblib.Memory, default=None
+        Where the trained network and its curvature are kept, so that a grid search
+        over prior, noise, temperature or link trains once per fold. Needs a
+        ``random_state``.
+    random_state : int, RandomState or None, default=None
+        Seeds training, the rows held out and the draws. None differs every time.
+        The global generators are never touched.
+    verbose : int, default=0
+        Print one line after fitting if positive.
+
+    Attributes
+    ----------
+    estimator_ : skorch net
+        The trained network; a copy where it was frozen.
+    posterior_ : GaussianPosterior
+        Gaussian over the selected weights.
+    classes_ : ndarray of shape (K,)
+        Class labels; for a matrix of labels the numbers of its columns.
+    n_features_in_ : int
+        Number of features (of the second axis), for array input.
+    feature_names_in_ : ndarray of str
+        Column names, for data frames with string columns.
+    n_iter_ : int
+        Epochs the network was trained for.
+    prior_precision_ : float or ndarray
+        Prior precision in use.
+    log_marginal_likelihood_value_ : float
+        Laplace evidence of the training rows, in nats.
+
+    See Also
+    --------
+    LaplaceClassifierCV : The prior precision by cross-validation.
+    LaplaceRegressor : The same for numbers, with intervals.
+
+    Notes
+    -----
+    Linearised predictive: Immer, Korzepa and Bauer (2021). Kronecker structure:
+    Ritter, Botev and Barber (2018). Last layer: Kristiadi, Hein and Hennig (2020).
+    Evidence: MacKay (1992). Why the last layer is refitted before its evidence is
+    trusted: Antorán et al. (2022).
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklaplace import LaplaceClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+    >>> model.predict_proba(X[:2]).shape
+    (2, 3)
+    >>> bool(model.score(X, y) > 0.9)
+    True
+
+    Around a network of one's own:
+
+    >>> import torch
+    >>> from skorch import NeuralNetClassifier
+    >>> net = NeuralNetClassifier(
+    ...     torch.nn.Linear, module__in_features=4, module__out_features=3,
+    ...     criterion=torch.nn.CrossEntropyLoss, lr=0.1, verbose=0,
+    ... )
+    >>> LaplaceClassifier(net, random_state=0).fit(X, y).predict(X[:2])
+    array([0, 0])
+    """
+
+    def __init__(
+        self,
+        estimator: Any = None,
+        *,
+        likelihood: Any = None,
+        subset_of_weights: str | list[str] = "last_layer",
+        subset_params: dict[str, Any] | None = None,
+        hessian_structure: str = "kron",
+        structure_params: dict[str, Any] | None = None,
+        curvature: str = "ggn",
+        curvature_params: dict[str, Any] | None = None,
+        prior_precision: Any = "auto",
+        prior_structure: str = "scalar",
+        prior_mean: Any = 0.0,
+        prior: Any = None,
+        refine: Any = "auto",
+        temperature: float = 1.0,
+        class_weight: dict[Any, float] | str | None = None,
+        validation_fraction: float = 0.2,
+        pred_type: str = "glm",
+        link_approx: str = "auto",
+        dirichlet_approx: str = "projection",
+        n_samples: int = 100,
+        batch_size: int | None = None,
+        memory: Any = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.estimator = estimator
+        self.likelihood = likelihood
+        self.subset_of_weights = subset_of_weights
+        self.subset_params = subset_params
+        self.hessian_structure = hessian_structure
+        self.structure_params = structure_params
+        self.curvature = curvature
+        self.curvature_params = curvature_params
+        self.prior_precision = prior_precision
+        self.prior_structure = prior_structure
+        self.prior_mean = prior_mean
+        self.prior = prior
+        self.refine = refine
+        self.temperature = temperature
+        self.class_weight = class_weight
+        self.validation_fraction = validation_fraction
+        self.pred_type = pred_type
+        self.link_approx = link_approx
+        self.dirichlet_approx = dirichlet_approx
+        self.n_samples = n_samples
+        self.batch_size = batch_size
+        self.memory = memory
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # --------------------------------------------------------------------- fit
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        self._check_link()
+        self._check_dirichlet()
+
+    def _check_link(self) -> None:
+        check_option("link_approx", self.link_approx, ["auto", *LINKS])
+
+    def _check_loss(self, data_fit: DataFit) -> None:
+        self._warn_if_guessing(float(data_fit.loss / data_fit.n_targets))
+
+    def _log_proba(self, posterior: GaussianPosterior) -> Any:
+        link = self._link()
+        likelihood = cast(ClassLikelihood, posterior.likelihood)
+        tiny = torch.finfo(torch.float64).tiny
+
+        def log_proba(mean: Tensor, cov: Tensor) -> Tensor:
+            logits = likelihood.class_logits(mean, cov)
+            return link(*logits).clamp(min=tiny).log()
+
+        return log_proba
+
+    def _link_name(self) -> str:
+        self._check_link()
+        check_count("n_samples", self.n_samples)  # may have been set after fit
+        if self.link_approx == "auto":
+            return links.choose_link(self._n_options(), self.n_samples)
+        return str(self.link_approx)
+
+    def _needs_variances_only(self) -> bool:
+        return self._variances_are_enough(self._link_name() in links.DIAGONAL)
+
+    def _link(self) -> Any:
+        """The link chosen; its draws are the same for all rows and all calls."""
+        name = self._link_name()
+
+        def link(mean: Tensor, cov: Tensor) -> Tensor:
+            # scrambling takes time: no points for links that use none
+            draws = mean.new_empty(0, mean.shape[1])
+            if name in links.SAMPLED:
+                draws = self._normal_draws(mean)
+            return LINKS[name](mean, cov, draws)
+
+        return link
+
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
+    ) -> "LaplaceClassifier":
+        """Add rows to the posterior; the network keeps its weights.
+
+        The result is that of one fit on all rows around the same weights, prior and
+        temperature, whatever the order. Before any fit, it is the first one.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
+            New rows.
+        y : array-like of shape (n,)
+            Their labels, of classes that are known.
+        classes : array-like of shape (K,), optional
+            All classes that there will be; for the first call, if ``y`` lacks some.
+        sample_weight : array-like of shape (n,), optional
+            Non-negative weights of the rows.
+
+        Returns
+        -------
+        self : object
+            The estimator.
+
+        Raises
+        ------
+        ValueError
+            If a label is new. The estimator is then as it was.
+
+        Notes
+        -----
+        One pass over the new rows, as in ``fit``. Prior and noise are not tuned again.
+        """
+        if classes is not None:
+            self._require_known(np.unique(classes), y)
+        if hasattr(self, "posterior_"):
+            if not self._is_ignored(np.asarray(y)).all():
+                self._add_rows(X, y, sample_weight)
+            return self
+        with unchanged_on_error(self):
+            self._announced = None if classes is None else np.unique(classes)
+            self.fit(X, y, sample_weight)
+        del self._announced
+        return self
+
+    def _require_known(self, classes: np.ndarray, y: Any) -> None:
+        """Refuse labels that ``classes`` lacks, or classes other than the fitted."""
+        fitted = getattr(self, "classes_", classes)
+        if not np.array_equal(fitted, classes):
+            raise ValueError(
+                f"classes={classes.tolist()} are not those of the first call, "
+                f"{fitted.tolist()}. Leave classes out, or fit anew."
+            )
+        labels = np.asarray(y)
+        unknown = np.setdiff1d(labels[~self._is_ignored(labels)], classes)
+        if len(unknown):
+            raise ValueError(
+                f"y has labels that classes lacks: {unknown[:5].tolist()}. List all of "
+                "them."
+            )
+
+    # ----------------------------------------------------------------- predict
+    def _class_probabilities(self, X: Any) -> np.ndarray:
+        if not self._has_gaussian:
+            return super()._class_probabilities(X)
+        return self._over_options(self._linked(X))
+
+    def _linked(self, X: Any) -> np.ndarray:
+        """Probabilities (n·r, K) of Gaussian logits."""
+        diagonal = self._needs_variances_only()
+        (proba,) = self._of_logits(X, self._link(), diagonal=diagonal)
+        return proba

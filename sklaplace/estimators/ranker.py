@@ -1,0 +1,410 @@
+"""Preferences: scores of items, learned from which of two was preferred.
+
+Bradley and Terry's model: ``P(second is preferred) = sigmoid(s(second) - s(first))``
+with a score ``s`` that a network gives each item by itself. Around it, a Laplace
+approximation is that of a classifier of pairs, and the scores are linear in the same
+Gaussian over weights.
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_array, check_is_fitted
+from torch import Tensor, nn
+
+from sklaplace.curvature.network import Inspected
+from sklaplace.estimators.classifier import LaplaceClassifier
+from sklaplace.estimators.labelling import OneLabel
+from sklaplace.likelihoods import Bernoulli
+from sklaplace.networks.data import TrainingData, is_opaque
+from sklaplace.networks.default import TabularNetwork, penalised_classifier
+from sklaplace.networks.forward import Forward
+from sklaplace.networks.outputs import raw_outputs, view
+from sklaplace.networks.training import first_rows
+
+# share of two scores that rounding may put between their difference and a logit;
+# logits beyond the limit are too coarse in a probability to be compared
+_ROUNDING, _COARSE = 1e-3, 10.0
+
+
+class BradleyTerry(nn.Module):
+    """Module that compares two items by a score that it gives to each of them.
+
+    Parameters
+    ----------
+    scorer : nn.Module
+        Gives one number per item: (b, ...) to (b,) or (b, 1). A bias of its last layer
+        cancels in every comparison, and is best left out: no pair says anything of it.
+
+    References
+    ----------
+    Bradley and Terry (1952), "Rank analysis of incomplete block designs: I. The method
+    of paired comparisons", Biometrika 39.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.estimators.ranker import BradleyTerry
+    >>> module = BradleyTerry(torch.nn.Linear(3, 1, bias=False))
+    >>> module(torch.ones(5, 2, 3)).flatten().tolist()
+    [0.0, 0.0, 0.0, 0.0, 0.0]
+    """
+
+    def __init__(self, scorer: nn.Module) -> None:
+        super().__init__()
+        self.scorer = scorer
+
+    def forward(self, X: Tensor) -> Tensor:
+        """Score of the second item less that of the first, or of a single item.
+
+        Parameters
+        ----------
+        X : Tensor of shape (b, 2, ...) or (b, 1, ...)
+            Pairs of items, or single ones.
+
+        Returns
+        -------
+        Tensor of shape (b, 1)
+            Logits, or scores.
+
+        Raises
+        ------
+        ValueError
+            If X has neither shape, or the scorer gives not one number per item.
+        """
+        if X.ndim < 2 or X.shape[1] not in (1, 2):
+            raise ValueError(
+                f"rows of shape {tuple(X.shape[1:])} are neither pairs (2, ...) nor "
+                "single items (1, ...)"
+            )
+        # one call for each item, so that layers keep one position per item
+        scores = [self._score(item) for item in X.unbind(1)]
+        return scores[-1] - scores[0] if len(scores) == 2 else scores[0]
+
+    def _score(self, item: Tensor) -> Tensor:
+        score: Tensor = self.scorer(item)
+        if score.numel() != len(item):
+            raise ValueError(
+                f"the scorer gives outputs of shape {tuple(score.shape[1:])} per item, "
+                "and has to give one number"
+            )
+        return score.reshape(-1, 1)
+
+
+class PairNetwork(BradleyTerry):
+    """The default: a small network that scores items by their features.
+
+    Parameters
+    ----------
+    **constants
+        Of `TabularNetwork`.
+    """
+
+    def __init__(self, **constants: Any) -> None:
+        scorer = TabularNetwork(**constants)
+        scorer.head.register_parameter("bias", None)
+        super().__init__(scorer)
+
+    def _score(self, item: Tensor) -> Tensor:
+        return super()._score(item.reshape(len(item), -1))
+
+    def squared_norm(self) -> Tensor:
+        """Sum of squares of all weights, ()."""
+        return cast(TabularNetwork, self.scorer).squared_norm()
+
+
+@dataclass(frozen=True)
+class _Items:
+    """Single items in place of pairs, (n, 1, ...)."""
+
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class LaplaceRanker(LaplaceClassifier):
+    """Scores of items with their uncertainty, from pairs of which one was preferred.
+
+    A `LaplaceClassifier` of pairs that also tells the scores behind its answers. Prefer
+    it where judgements compare (which answer is better, who won) and nobody can say how
+    good an item is by itself.
+
+    Parameters
+    ----------
+    estimator : skorch net, FrozenEstimator or None, default=None
+        The network, whose module is a `BradleyTerry` around a scorer, or another that
+        takes (b, 2, ...) and (b, 1, ...); None makes a small one that suits tables.
+    subset_of_weights : str or list of str, default="all"
+        Weights that are treated as random.
+    hessian_structure : str, default="full"
+        Part of the curvature that is kept; see Notes on ``"kron"``.
+    prior_precision : float, array or {"auto", "validation", "marglik"}, \
+            default="marglik"
+        One over the prior variance of a weight, or what chooses it.
+    likelihood, subset_params, structure_params, curvature, curvature_params, \
+            prior_structure, prior_mean, prior, refine, temperature, class_weight, \
+            validation_fraction, pred_type, link_approx, dirichlet_approx, \
+            n_samples, batch_size, memory, random_state, verbose
+        As for `LaplaceClassifier`, which has other defaults for the three above.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (2,)
+        Labels: the first one means that the first item was preferred.
+    estimator_, posterior_, n_iter_, prior_precision_, log_marginal_likelihood_value_
+        As for `LaplaceClassifier`.
+
+    See Also
+    --------
+    LaplaceClassifier : The same for labels of single rows.
+
+    Notes
+    -----
+    A scorer is called twice for each pair, so that ``refine="auto"`` refits nothing:
+    the posterior is around the trained weights. ``refine=True`` refits all that is
+    selected.
+
+    The defaults are chosen for scores: evidence on all pairs, since held-out answers
+    say little of how far off a score may be, and all correlations of all weights. Their
+    memory is quadratic in the number of weights; a network too large for it is refused
+    with what to do. ``"kron"`` takes sums over both items for their difference, and
+    forgets that they enter with opposite signs: error bars of single scores then are
+    too small, by factors of two to three where this was measured.
+
+    References
+    ----------
+    Bradley and Terry (1952), "Rank analysis of incomplete block designs: I. The method
+    of paired comparisons", Biometrika 39.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklaplace import LaplaceRanker
+    >>> rng = np.random.default_rng(0)
+    >>> pairs = rng.normal(size=(200, 2, 3))
+    >>> y = pairs[:, 1].sum(1) > pairs[:, 0].sum(1)  # the larger sum is preferred
+    >>> ranker = LaplaceRanker(random_state=0).fit(pairs, y)
+    >>> scores, std = ranker.predict_score(pairs[:, 0], return_std=True)
+    >>> bool(np.corrcoef(scores, pairs[:, 0].sum(1))[0, 1] > 0.9)
+    True
+    """
+
+    _likelihoods = (Bernoulli,)
+
+    def __init__(
+        self,
+        estimator: Any = None,
+        *,
+        likelihood: Any = None,
+        subset_of_weights: str | list[str] = "all",
+        subset_params: dict[str, Any] | None = None,
+        hessian_structure: str = "full",
+        structure_params: dict[str, Any] | None = None,
+        curvature: str = "ggn",
+        curvature_params: dict[str, Any] | None = None,
+        prior_precision: Any = "marglik",
+        prior_structure: str = "scalar",
+        prior_mean: Any = 0.0,
+        prior: Any = None,
+        refine: Any = "auto",
+        temperature: float = 1.0,
+        class_weight: dict[Any, float] | str | None = None,
+        validation_fraction: float = 0.2,
+        pred_type: str = "glm",
+        link_approx: str = "auto",
+        dirichlet_approx: str = "projection",
+        n_samples: int = 100,
+        batch_size: int | None = None,
+        memory: Any = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.estimator = estimator
+        self.likelihood = likelihood
+        self.subset_of_weights = subset_of_weights
+        self.subset_params = subset_params
+        self.hessian_structure = hessian_structure
+        self.structure_params = structure_params
+        self.curvature = curvature
+        self.curvature_params = curvature_params
+        self.prior_precision = prior_precision
+        self.prior_structure = prior_structure
+        self.prior_mean = prior_mean
+        self.prior = prior
+        self.refine = refine
+        self.temperature = temperature
+        self.class_weight = class_weight
+        self.validation_fraction = validation_fraction
+        self.pred_type = pred_type
+        self.link_approx = link_approx
+        self.dirichlet_approx = dirichlet_approx
+        self.n_samples = n_samples
+        self.batch_size = batch_size
+        self.memory = memory
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        if (self.structure_params or {}).get("weight_sharing") == "reduce":
+            raise ValueError(
+                "structure_params={'weight_sharing': 'reduce'} adds up the gradients "
+                "of the two items of a pair, which enter with opposite signs, so that "
+                "their sum says nothing. Use 'expand', or hessian_structure='full'."
+            )
+
+    def _check_data(self, *args: Any) -> Any:
+        # an earlier fit says nothing of the items of this one
+        self.__dict__.pop("_item_shape", None)
+        return super()._check_data(*args)
+
+    def _inspect(self, net: Any, dataset: Any, **options: Any) -> Inspected:
+        inspected = super()._inspect(net, dataset, **options)
+        forward = view(net, inspected.output_map, inspected.tap)
+        with forward.frozen():
+            _check_difference(net, forward, first_rows(net, dataset))
+        return inspected
+
+    def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
+        shape = np.asarray(X).shape
+        if len(shape) < 2 or shape[1] != 2:
+            raise ValueError(
+                f"X has shape {shape}, and pairs of items have (n, 2, ...). Stack the "
+                "first and the second items along axis 1."
+            )
+        X, y = super()._validated(X, y, reset=reset)
+        if reset:
+            self._item_shape = X.shape[2:]
+        self._check_items("X", X.shape[2:])
+        return X, y
+
+    def _check_items(self, name: str, shape: tuple[int, ...]) -> None:
+        known = getattr(self, "_item_shape", shape)
+        if shape != known:
+            raise ValueError(
+                f"{name} has items of shape {shape}, but those in fit have {known}. "
+                "Pass items of one kind."
+            )
+
+    def _encode(self, y: Any, *, reset: bool, name: str = "y") -> np.ndarray:
+        codes = super()._encode(y, reset=reset, name=name)
+        if self._labelling != OneLabel() or len(self.classes_) != 2:
+            raise ValueError(
+                f"y has shape {np.shape(y)} and the labels "
+                f"{self.classes_[:5].tolist()}. A pair has one of two labels, of which "
+                "the larger means that its second item was preferred."
+            )
+        # the default network, too, has one logit
+        return codes.astype(np.float32)
+
+    def _default_net(self, data: TrainingData) -> Any:
+        items = data.X.reshape(2 * len(data.X), -1)
+        preferred = np.stack([1 - data.y, data.y], 1).reshape(-1, 1)
+        weights = data.sample_weight
+        if weights is not None:
+            weights = np.repeat(weights, 2)
+        # each pair counts once, and is two items
+        return penalised_classifier(
+            items, preferred, weights, nn.BCEWithLogitsLoss, 2.0, PairNetwork
+        )
+
+    def _rows(self, X: Any) -> Any:
+        if isinstance(X, _Items):
+            return self._input_type.inputs(X.rows)
+        rows = super()._rows(X)
+        if not is_opaque(rows):
+            self._check_items("X", rows.shape[2:])
+        return rows
+
+    def predict_score(
+        self, items: Any, return_std: bool = False, return_cov: bool = False
+    ) -> Any:
+        """Scores of single items, whose differences are the logits of pairs.
+
+        Parameters
+        ----------
+        items : array-like of shape (n, ...)
+            As each of the two in a pair.
+        return_std : bool, default=False
+            Return standard deviations, too.
+        return_cov : bool, default=False
+            Return the joint covariance of all scores.
+
+        Returns
+        -------
+        mean : ndarray of shape (n,)
+            Posterior means, in nats. Only differences can be learned from pairs: a
+            constant common to all is as the network and the prior have it.
+        std : ndarray of shape (n,)
+            If ``return_std``. What all scores share by the prior is part of it; what a
+            difference has follows from the covariance.
+        cov : ndarray of shape (n, n)
+            If ``return_cov``.
+
+        Raises
+        ------
+        ValueError
+            If both are asked for, or items are not of the kind seen in fit.
+
+        Notes
+        -----
+        Linearised at the trained weights, as `predict_proba` is. Memory for the
+        covariance is that of n items times the selected weights.
+        """
+        check_is_fitted(self)
+        if return_std and return_cov:
+            raise ValueError(
+                "return_std and return_cov are both True. Ask for one: the diagonal of "
+                "the covariance has the variances."
+            )
+        array = check_array(
+            items, dtype=None, ensure_2d=False, allow_nd=True, input_name="items"
+        )
+        self._check_items("items", array.shape[1:])
+        rows = _Items(array[:, None])
+        if return_cov:
+            mean, cov = self._joint(rows)
+            return mean[:, 0], cov[..., 0]
+        mean, variance = self._latent(rows)
+        if return_std:
+            return mean[:, 0], np.sqrt(np.maximum(variance[:, 0], 0))
+        return mean[:, 0]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = False
+        tags.classifier_tags.multi_class = False
+        return tags
+
+
+def _check_difference(net: Any, forward: Forward, x: Any) -> None:
+    """Refuse a network whose answer to a pair is no difference of two scores."""
+    if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[1] != 2:
+        return
+    wrong = (
+        "The network {}, so that it has no scores of single items. Wrap the scorer in "
+        "BradleyTerry, which takes the difference of two scores."
+    )
+    singles = [x[:, k : k + 1] for k in (0, 1)]
+    try:
+        for item in singles:
+            raw_outputs(net, item)
+    except ValueError as error:
+        raise ValueError(wrong.format("takes pairs alone")) from error
+    with torch.no_grad():
+        first, second, logit = (forward(rows).double() for rows in (*singles, x))
+    difference = (logit - (second - first)).abs()
+    size = first.abs() + second.abs() + logit.abs()
+    compared = torch.ones_like(size, dtype=torch.bool)
+    if forward.output_map == "logit":
+        compared = size < _COARSE
+    if bool((difference > _ROUNDING * size + 1e-6)[compared].any()):
+        raise ValueError(
+            wrong.format(
+                "gives pairs other logits than the difference of its outputs "
+                "for the second and the first item"
+            )
+        )

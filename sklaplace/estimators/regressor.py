@@ -1,0 +1,297 @@
+"""LaplaceRegressor: predictions with standard deviations, intervals and samples."""
+
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from sklaplace.curvature.ggn import CURVATURES
+from sklaplace.estimators.bands import BandPredictor
+from sklaplace.estimators.base import BaseLaplace, plain
+from sklaplace.estimators.columns import check_noise, geometric_mean, likelihood_of
+from sklaplace.likelihoods import NumberLikelihood
+from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.tuning import TUNERS
+
+
+class LaplaceRegressor(BandPredictor, BaseLaplace):
+    """Predictions with standard deviations and intervals, from a skorch net.
+
+    A Laplace approximation: a Gaussian over (some of) the network's weights around
+    their trained values, and Gaussian observation noise. Bands widen away from the
+    training rows.
+
+    Parameters
+    ----------
+    estimator : skorch net, FrozenEstimator or None, default=None
+        The network. A skorch net is cloned and trained in ``fit``; a
+        ``sklearn.frozen.FrozenEstimator`` around a net keeps its weights; None
+        makes a small network that suits tables.
+    likelihood : object or None, default=None
+        Of the targets given the outputs, where the criterion is none of those that are
+        known; see `sklaplace.likelihoods`. None takes that of the criterion.
+    subset_of_weights : {"last_layer", "all", "trainable", "subnetwork"} or list of \
+            str, default="last_layer"
+        Weights that are treated as random: those of the last layer, all, those with
+        ``requires_grad``, single ones, or parameters by name (or by that of a module
+        that contains them).
+    subset_params : dict, default=None
+        Options of the subset. ``subnetwork`` takes ``n_weights`` (100), and ``by``
+        (``"magnitude"``, ``"swag"``, ``"variance"``, ``"random"``), which chooses them
+        once the network has been trained; or ``indices``, their places in the
+        flattened network.
+    hessian_structure : {"kron", "diag", "full", "lowrank", "gp", "nystrom", \
+            "variational"}, default="kron"
+        Part of the curvature that is kept. ``full`` takes memory quadratic in the
+        number of weights, ``lowrank`` that of ``rank`` networks.
+    structure_params : dict, default=None
+        Options of the structure. ``kron`` takes ``weight_sharing`` (``"expand"``, or
+        ``"reduce"``), ``lowrank`` takes ``rank`` (100), the number of
+        eigenvectors to keep, and ``tolerance`` (1e-12), the share of the largest
+        eigenvalue below which they are dropped. ``gp``, ``nystrom`` and ``variational``
+        take ``n_points`` (100), the number of rows that stand for all.
+    curvature : {"ggn", "ggn_mc", "ef", "hessian"}, default="ggn"
+        Approximation of the Hessian: the generalised Gauss-Newton matrix, the same
+        by targets that the network draws, the empirical Fisher matrix, or the Hessian
+        itself (``full``, and small networks, only).
+    curvature_params : dict, default=None
+        Options of the curvature. ``ggn_mc`` takes ``n_draws`` (10).
+    prior_precision : float, array or {"auto", "validation", "marglik"}, default="auto"
+        One over the prior variance of a weight. ``"marglik"`` maximises the
+        evidence on training rows, ``"validation"`` the score on rows that the
+        network did not see, ``"auto"`` is the second where there are such rows and
+        the first otherwise. Rows are taken from ``X_val``, else from what the
+        net's ``train_split`` holds out, else from ``validation_fraction``.
+    prior_structure : {"scalar", "layerwise", "diag"}, default="scalar"
+        One precision for all weights, one per parameter tensor, or one per weight
+        (not for ``kron``).
+    prior_mean : float or array of shape (P,), default=0.0
+        Prior mean of the weights.
+    prior : GaussianPosterior or None, default=None
+        ``posterior_`` of an estimator that was fitted to an earlier task, around a
+        network with the same weights: the prior is then that Gaussian, in place of
+        ``prior_precision``, ``prior_structure`` and ``prior_mean``, which stay at their
+        defaults, and nothing is tuned. Give ``sigma_noise`` a number. Outputs
+        are matched by their number. Exact for ``full`` and ``diag``; see the guide on
+        the others, of which ``gp`` and ``lowrank`` are refused.
+    refine : bool or "auto", default="auto"
+        Whether the weights are refitted to the most probable ones under the prior, of
+        the linearised network; predictions then use them, the network keeps its own.
+        ``"auto"`` leaves that to the tuner for the last layer, and is False where
+        nothing is tuned, or more weights are selected.
+    temperature : float, default=1.0
+        Divides the log-likelihood in the posterior; below one sharpens it.
+    validation_fraction : float, default=0.2
+        Share of rows to hold out for tuning, from a net that is trained here and
+        holds nothing out itself, if there are at least 50 distinct rows.
+    pred_type : {"glm", "nn"}, default="glm"
+        Predictive: the linearised network, or the network itself under ``n_samples``
+        draws of the weights. What is tuned is tuned for the first.
+    sigma_noise : float, array or {"auto", "validation", "marglik"}, default="auto"
+        Standard deviation of the observation noise, one for all outputs; only for
+        nets with ``MSELoss``, whose criterion leaves it open. An array has one for
+        each column of ``y``. A name
+        chooses it together with ``prior_precision``; where both are names other
+        than ``"auto"`` they must be the same.
+    n_samples : int, default=100
+        Draws of predictives that sample; the linearised one needs none.
+    batch_size : int or None, default=None
+        Rows per batch for curvature and prediction; None fits them into a fixed
+        memory budget. Results do not depend on it.
+    memory : None, str, path or joblib.Memory, default=None
+        Where the trained network and its curvature are kept, so that a grid search
+        over prior, noise, temperature or link trains once per fold. Needs a
+        ``random_state``.
+    random_state : int, RandomState or None, default=None
+        Seeds training, the rows held out and the draws. None differs every time.
+        The global generators are never touched.
+    verbose : int, default=0
+        Print one line after fitting if positive.
+
+    Attributes
+    ----------
+    estimator_ : skorch net
+        The trained network; a copy where it was frozen.
+    posterior_ : GaussianPosterior
+        Gaussian over the selected weights.
+    sigma_noise_ : float or ndarray of shape (n_outputs,)
+        Standard deviation of the observation noise in use; one where there is none.
+    sigma_scaling_ : ndarray of shape (n_outputs,)
+        Factors of standard deviations, one each unless `recalibrate` was called.
+    n_features_in_ : int
+        Number of features (of the second axis), for array input.
+    feature_names_in_ : ndarray of str
+        Column names, for data frames with string columns.
+    n_iter_ : int
+        Epochs the network was trained for.
+    prior_precision_ : float or ndarray
+        Prior precision in use.
+    log_marginal_likelihood_value_ : float
+        Laplace evidence of the training rows, in nats.
+
+    See Also
+    --------
+    LaplaceClassifier : The same for classes.
+    LaplaceRegressorCV : Prior precision and noise by cross-validation.
+
+    Notes
+    -----
+    For a network that is linear in the selected weights the posterior is exact.
+    Noise that is chosen on training rows is too small where the network is
+    over-trained, so held-out rows are preferred, and ``fit`` warns without them.
+    References as for `LaplaceClassifier`.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from sklaplace import LaplaceRegressor
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> model = LaplaceRegressor(random_state=0).fit(X, y)
+    >>> mean, std = model.predict(X[:2], return_std=True)
+    >>> mean.shape, std.shape
+    ((2,), (2,))
+    >>> model.predict_interval(X[:2], coverage=0.9).shape
+    (2, 2)
+    """
+
+    def __init__(
+        self,
+        estimator: Any = None,
+        *,
+        likelihood: Any = None,
+        subset_of_weights: str | list[str] = "last_layer",
+        subset_params: dict[str, Any] | None = None,
+        hessian_structure: str = "kron",
+        structure_params: dict[str, Any] | None = None,
+        curvature: str = "ggn",
+        curvature_params: dict[str, Any] | None = None,
+        prior_precision: Any = "auto",
+        prior_structure: str = "scalar",
+        prior_mean: Any = 0.0,
+        prior: Any = None,
+        refine: Any = "auto",
+        temperature: float = 1.0,
+        validation_fraction: float = 0.2,
+        pred_type: str = "glm",
+        sigma_noise: Any = "auto",
+        n_samples: int = 100,
+        batch_size: int | None = None,
+        memory: Any = None,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.estimator = estimator
+        self.likelihood = likelihood
+        self.subset_of_weights = subset_of_weights
+        self.subset_params = subset_params
+        self.hessian_structure = hessian_structure
+        self.structure_params = structure_params
+        self.curvature = curvature
+        self.curvature_params = curvature_params
+        self.prior_precision = prior_precision
+        self.prior_structure = prior_structure
+        self.prior_mean = prior_mean
+        self.prior = prior
+        self.refine = refine
+        self.temperature = temperature
+        self.validation_fraction = validation_fraction
+        self.pred_type = pred_type
+        self.sigma_noise = sigma_noise
+        self.n_samples = n_samples
+        self.batch_size = batch_size
+        self.memory = memory
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # --------------------------------------------------------------------- fit
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        check_noise(self.sigma_noise, TUNERS)
+        if self.prior is not None and isinstance(self._sigma_noise(), str):
+            raise ValueError(
+                f"sigma_noise={self.sigma_noise!r} cannot be chosen under the "
+                "posterior of an earlier task. Use a number, such as the "
+                "sigma_noise_ of the model that was fitted to it."
+            )
+        named = {name for name in self._tuners() if name != "auto"}
+        if len(named) > 1:
+            raise ValueError(
+                f"prior_precision={self.prior_precision!r} and sigma_noise="
+                f"{self.sigma_noise!r} name two tuners, but both are chosen "
+                "together. Use the same name for both, or sigma_noise='auto'."
+            )
+        is_free = isinstance(self.sigma_noise, str) and self.sigma_noise != "marglik"
+        is_of_second_order = CURVATURES[self.curvature].order > 1
+        if is_of_second_order and is_free and self._refine() is True:
+            raise ValueError(
+                f"refine=True cannot be used with curvature={self.curvature!r} where "
+                "the noise is chosen on held-out rows. Use sigma_noise='marglik' or a "
+                "number, or refine=False, or curvature='ggn'."
+            )
+
+    def _sigma_noise(self) -> Any:
+        if np.ndim(self.sigma_noise):
+            return geometric_mean(np.asarray(self.sigma_noise, dtype=float))
+        if not isinstance(self.sigma_noise, str):
+            return self.sigma_noise
+        likelihood = self.likelihood or likelihood_of(self._net())
+        has_none = likelihood is not None and not likelihood.has_noise
+        # nothing to tune, and no rows to hold out for it
+        return 1.0 if has_none else self.sigma_noise
+
+    def _likelihood_settings(self) -> Any:
+        return super()._likelihood_settings(), self._relative_noise()
+
+    def _log_proba(self, posterior: GaussianPosterior) -> None:
+        return None
+
+    def _log_density(self, posterior: GaussianPosterior) -> Any:
+        likelihood = cast(NumberLikelihood, posterior.likelihood)
+        if likelihood.has_noise:
+            return None  # the noise is chosen, too
+        return partial(likelihood.log_density, noise=1.0)
+
+    def _publish(self, curved: Any, posterior: GaussianPosterior) -> None:
+        super()._publish(curved, posterior)
+        self._set_noise(plain(posterior.hyperparameters.sigma_noise))
+
+    def _noise(self) -> float:
+        return float(self._fitted_posterior().hyperparameters.sigma_noise)
+
+    def partial_fit(
+        self, X: Any, y: Any, sample_weight: Any = None
+    ) -> "LaplaceRegressor":
+        """Add rows to the posterior; the network keeps its weights.
+
+        The result is that of one fit on all rows around the same weights, prior, noise
+        and temperature, whatever the order. Before any fit, it is the first one.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
+            New rows.
+        y : array-like of shape (n,) or (n, n_outputs)
+            Their targets.
+        sample_weight : array-like of shape (n,), optional
+            Non-negative weights of the rows.
+
+        Returns
+        -------
+        self : object
+            The estimator.
+
+        Raises
+        ------
+        ValueError
+            If the rows do not fit the earlier ones. The estimator is then as it was.
+
+        Notes
+        -----
+        One pass over the new rows, as in ``fit``. Prior and noise are not tuned again.
+        """
+        if not hasattr(self, "posterior_"):
+            return cast(LaplaceRegressor, self.fit(X, y, sample_weight))
+        self._add_rows(X, y, sample_weight)
+        return self
+
+    # ----------------------------------------------------------------- predict

@@ -1,0 +1,406 @@
+"""Likelihoods of numbers: real values and counts.
+
+New targets mix the likelihood over the Gaussian of the outputs. Where that has no
+closed form, Gauss and Hermite's nodes stand for the Gaussian.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.stats import norm, poisson
+from torch import Tensor, nn
+
+from sklaplace.likelihoods.base import Array, Curved, Pair
+from sklaplace.likelihoods.output_hessian import Constant, Factored, OutputHessian
+
+# Nodes of a Gaussian that outputs are averaged over, and their weights, which sum to
+# one: exact for polynomials of degree 63.
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+# halvings of an interval around a quantile
+_HALVINGS = 60
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class Numbers(Curved):
+    """To derive likelihoods of numbers from: one output per target, no noise level."""
+
+    noun = "column"
+    has_noise = False
+
+    def check_targets(self, y: Array) -> None:
+        """Any number will do."""
+
+    def targets(self, y: Tensor, f: Tensor) -> Tensor:
+        """Targets, (b, c), in the dtype of the outputs."""
+        return y.reshape(f.shape).to(f)
+
+    def scale(self, sigma_noise: Tensor) -> Tensor:
+        """One: there is no noise parameter."""
+        return torch.ones_like(sigma_noise)
+
+    def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
+        """Zero: the loss has it."""
+        return torch.zeros_like(sigma_noise)
+
+    def n_targets(self, n_outputs: int) -> int:
+        """One observed value per output."""
+        return n_outputs
+
+    def n_draws(self, n_outputs: int) -> int:
+        """One value per output."""
+        return n_outputs
+
+    def width(self, n_targets: int) -> int:
+        """One output per target column."""
+        return n_targets
+
+
+@dataclass(frozen=True)
+class Gaussian(Numbers):
+    """Normal targets around the outputs, with one noise level σ, or several.
+
+    Attributes
+    ----------
+    relative : tuple of float or None
+        ``r``: output k has noise ``σ r_k``. None: all have σ.
+    """
+
+    relative: tuple[float, ...] | None = None
+    has_noise = True
+
+    def _squares(self, f: Tensor) -> Tensor:
+        """``r²``, (c,) or (1,)."""
+        return f.new_tensor([r**2 for r in self.relative or (1.0,)])
+
+    def _noises(self, noise: float) -> Array:
+        """Variances of the noise, (c,) or (1,)."""
+        return noise**2 * np.array(self.relative or (1.0,)) ** 2
+
+    def loss(self, f: Tensor, y: Tensor) -> Tensor:
+        """Half the squared error per row, over ``r²``, summed over outputs, (b,)."""
+        return ((f - y) ** 2 / self._squares(f)).sum(-1) / 2
+
+    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
+        """``(f - y) / r²``, (b, c)."""
+        return (f - y) / self._squares(f)
+
+    def hessian(self, f: Tensor) -> OutputHessian:
+        """The identity, or ``diag 1/r²``."""
+        if self.relative is None:
+            return Constant(f.new_ones(len(f)), f.shape[-1])
+        root = self._squares(f).rsqrt().diag()
+        return Factored(root.expand(len(f), -1, -1))
+
+    def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
+        """``u -> u / r²``."""
+        squares = self._squares(f)
+        return lambda u: u / squares
+
+    def draw(self, f: Tensor, u: Tensor) -> Tensor:
+        """Normal values around the outputs, (b, c)."""
+        noise: Tensor = torch.special.ndtri(u)
+        return f + noise.to(f) * self._squares(f).sqrt()
+
+    def scale(self, sigma_noise: Tensor) -> Tensor:
+        """``1/σ²``."""
+        return sigma_noise**-2
+
+    def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
+        """``log(σ √(2π))`` per observed value, and the mean of ``log r``."""
+        extra = np.log(self.relative).mean() if self.relative else 0.0
+        return sigma_noise.log() + _LOG_2PI / 2 + float(extra)
+
+    def moments(self, mean: Array, variance: Array, noise: float) -> Pair:
+        """The outputs', and their variance with that of the noise."""
+        return mean, variance + self._noises(noise)
+
+    def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
+        """The outputs', and noise on the diagonal."""
+        return mean, cov + self._noises(noise) * np.eye(len(cov))[:, :, None]
+
+    def quantiles(
+        self, mean: Array, variance: Array, noise: float, levels: Array
+    ) -> Array:
+        """Those of a normal distribution."""
+        std = np.sqrt(variance + self._noises(noise))
+        found: Array = mean[..., None] + std[..., None] * norm.ppf(levels)
+        return found
+
+    def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
+        """Outputs with noise."""
+        std = np.sqrt(self._noises(noise))[:, None]
+        return f + std * generator.standard_normal(f.shape)
+
+    def log_density(
+        self, mean: Tensor, variance: Tensor, y: Tensor, noise: float
+    ) -> Tensor:
+        """Of a normal distribution."""
+        total = variance + noise**2 * self._squares(mean)
+        terms = (y - mean) ** 2 / total + total.log() + _LOG_2PI
+        return -terms.sum(-1) / 2
+
+
+@dataclass(frozen=True)
+class Poisson(Numbers):
+    """Counts with rates ``exp(f)``."""
+
+    def check_targets(self, y: Array) -> None:
+        """Refuse what is not a count."""
+        if (y < 0).any() or (y != np.round(y)).any():
+            raise ValueError(
+                "y has entries that are not counts (0, 1, 2, …), which "
+                "criterion=PoissonNLLLoss needs. Use torch.nn.MSELoss for real numbers."
+            )
+
+    def configured(self, criterion: nn.Module) -> "Poisson":
+        """The same, if outputs are logarithms of rates."""
+        if not getattr(criterion, "log_input", True):
+            raise ValueError(
+                "criterion__log_input=False lets the module return rates, which a "
+                "Gaussian could make negative. Leave it at True, and let the module "
+                "return logarithms of rates."
+            )
+        return self
+
+    def loss(self, f: Tensor, y: Tensor) -> Tensor:
+        """``exp(f) - y f + log y!`` per row, summed over outputs, (b,)."""
+        return (f.exp() - y * f + torch.lgamma(y + 1)).sum(-1)
+
+    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
+        """``exp(f) - y``, (b, c)."""
+        return f.exp() - y
+
+    def hessian(self, f: Tensor) -> OutputHessian:
+        """``diag exp(f)``."""
+        return Factored((f / 2).exp().diag_embed())
+
+    def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
+        """``u -> exp(f) u``."""
+        rates = f.exp()
+        return lambda u: rates * u
+
+    def draw(self, f: Tensor, u: Tensor) -> Tensor:
+        """Counts by the quantile function, (b, c)."""
+        rates = f.detach().double().exp().cpu().numpy()
+        return torch.from_numpy(poisson.ppf(u.cpu().numpy(), rates)).to(f)
+
+    def moments(self, mean: Array, variance: Array, noise: float) -> Pair:
+        """``λ = exp(m + v/2)`` and ``λ + λ² (exp(v) - 1)``: a log-normal rate."""
+        rate = np.exp(mean + variance / 2)
+        return rate, rate + rate**2 * np.expm1(variance)
+
+    def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
+        """The same, with ``λᵢ λⱼ (exp(Cᵢⱼ) - 1)`` between rows."""
+        rate = np.exp(mean + np.einsum("nnc->nc", cov) / 2)
+        between = rate[:, None] * rate[None] * np.expm1(cov)
+        return rate, between + np.eye(len(cov))[:, :, None] * rate
+
+    def quantiles(
+        self, mean: Array, variance: Array, noise: float, levels: Array
+    ) -> Array:
+        """The least counts whose cumulative probability reaches the levels."""
+        rates = _nodes(mean, variance, np.exp)[..., None, :]  # (n, t, 1, k)
+        levels = np.broadcast_to(levels, (*mean.shape, len(levels)))
+        high = poisson.ppf(levels, rates.max(-1))
+        low = np.full_like(high, -1.0)  # probability zero
+        while (high - low > 1).any():
+            middle = np.floor((low + high) / 2)
+            reached = poisson.cdf(middle[..., None], rates) @ _WEIGHTS >= levels
+            high, low = np.where(reached, middle, high), np.where(reached, low, middle)
+        counts: Array = high
+        return counts
+
+    def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
+        """Counts."""
+        counts: Array = generator.poisson(np.exp(f)).astype(np.float64)
+        return counts
+
+    def log_density(
+        self, mean: Tensor, variance: Tensor, y: Tensor, noise: float
+    ) -> Tensor:
+        """``log ∫ Poisson(y | exp f) N(f | m, v) df`` around the integrand's mode."""
+        v = variance.clamp(min=1e-12)
+        mode = _poisson_mode(mean, v, y).unsqueeze(-1)
+        width = (1 / v.unsqueeze(-1) + mode.exp()).rsqrt()
+        z, w = (torch.as_tensor(a).to(mean) for a in (_NODES, _WEIGHTS))
+        f, target = mode + width * z, y.unsqueeze(-1)
+        fit = target * f - f.exp() - torch.lgamma(target + 1)
+        prior = (f - mean.unsqueeze(-1)) ** 2 / v.unsqueeze(-1) + v.unsqueeze(-1).log()
+        terms = fit - prior / 2 + z**2 / 2 + width.log() + w.log()
+        return terms.logsumexp(-1).sum(-1)
+
+
+@dataclass(frozen=True)
+class HeteroscedasticGaussian(Numbers):
+    """Normal targets whose variance is an output, too: of the network, by its input.
+
+    Of 2·t outputs the first half are means μ and the second logarithms s of variances.
+    Curvature is the Fisher information, ``diag(exp(-s), ½)``: the Hessian of the loss
+    itself, averaged over targets, and never indefinite.
+    """
+
+    is_convex = False
+
+    def targets(self, y: Tensor, f: Tensor) -> Tensor:
+        """Targets, (b, t), in the dtype of the outputs."""
+        return y.reshape(len(f), -1).to(f)
+
+    def loss(self, f: Tensor, y: Tensor) -> Tensor:
+        """``((y - μ)² exp(-s) + s + log 2π) / 2``, summed over targets, (b,)."""
+        return _normal_losses(f, y).sum(-1)
+
+    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
+        """``(μ - y) exp(-s)`` and ``(1 - (y - μ)² exp(-s)) / 2``, (b, c)."""
+        mean, log_variance = f.chunk(2, -1)
+        precision = (-log_variance).exp()
+        residual = y - mean
+        return torch.cat([-residual * precision, (1 - residual**2 * precision) / 2], -1)
+
+    def _diagonal(self, f: Tensor) -> Tensor:
+        _, log_variance = f.chunk(2, -1)
+        return torch.cat(
+            [(-log_variance).exp(), torch.full_like(log_variance, 0.5)], -1
+        )
+
+    def hessian(self, f: Tensor) -> OutputHessian:
+        """``diag(exp(-s), ½)``."""
+        return Factored(self._diagonal(f).sqrt().diag_embed())
+
+    def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
+        """The same, times a vector."""
+        diagonal = self._diagonal(f)
+        return lambda u: diagonal * u
+
+    def n_targets(self, n_outputs: int) -> int:
+        """One observed value per pair of outputs."""
+        return n_outputs // 2
+
+    def n_draws(self, n_outputs: int) -> int:
+        """One value per pair of outputs."""
+        return n_outputs // 2
+
+    def width(self, n_targets: int) -> int:
+        """A mean and a logarithm of a variance per target column."""
+        return 2 * n_targets
+
+    def draw(self, f: Tensor, u: Tensor) -> Tensor:
+        """Normal values around the means, (b, t)."""
+        mean, log_variance = f.chunk(2, -1)
+        noise: Tensor = torch.special.ndtri(u)
+        return mean + (log_variance / 2).exp() * noise.to(f)
+
+    def moments(self, mean: Array, variance: Array, noise: float) -> Pair:
+        """``μ``, and its variance with ``E exp(s) = exp(m_s + v_s / 2)``."""
+        (mu, s), (v_mu, v_s) = (np.split(a, 2, -1) for a in (mean, variance))
+        return mu, v_mu + np.exp(s + v_s / 2)
+
+    def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
+        """The same, with the noise on the diagonal."""
+        variance = np.einsum("nnc->nc", cov)
+        mu, total = self.moments(mean, variance, noise)
+        between = np.split(cov, 2, -1)[0]
+        own = total - np.split(variance, 2, -1)[0]
+        return mu, between + np.eye(len(cov))[:, :, None] * own[:, None]
+
+    def quantiles(
+        self, mean: Array, variance: Array, noise: float, levels: Array
+    ) -> Array:
+        """Of the mixture of normal distributions; μ and s taken as independent."""
+        mu, s = np.split(mean, 2, -1)
+        v_mu, v_s = np.split(variance, 2, -1)
+        own = _nodes(s, v_s, np.exp)[..., None, :]  # (n, t, 1, k)
+        std = np.sqrt(v_mu[..., None, None] + own)
+        levels = np.broadcast_to(levels, (*mu.shape, len(levels)))
+        center = mu[..., None]
+        reach = np.abs(norm.ppf(levels)) * std.max(-1)
+        low, high = center - reach, center + reach
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            cdf = norm.cdf((middle - center)[..., None] / std) @ _WEIGHTS
+            low, high = (
+                np.where(cdf < levels, middle, low),
+                np.where(cdf < levels, high, middle),
+            )
+        found: Array = (low + high) / 2
+        return found
+
+    def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
+        """Drawn means with drawn noise."""
+        mean, log_variance = np.split(f, 2, 1)
+        draws = generator.standard_normal(mean.shape)
+        sampled: Array = mean + np.exp(log_variance / 2) * draws
+        return sampled
+
+    def log_density(
+        self, mean: Tensor, variance: Tensor, y: Tensor, noise: float
+    ) -> Tensor:
+        """Of the mixture of normal distributions."""
+        (mu, s), (v_mu, v_s) = (a.unsqueeze(-1).chunk(2, -2) for a in (mean, variance))
+        z, w = (torch.as_tensor(a).to(mean) for a in (_NODES, _WEIGHTS))
+        total = v_mu + (s + v_s.clamp(min=0).sqrt() * z).exp()  # (b, t, k)
+        terms = (y.unsqueeze(-1) - mu) ** 2 / total + total.log() + _LOG_2PI
+        return (w.log() - terms / 2).logsumexp(-1).sum(-1)
+
+
+class HeteroscedasticNLLLoss(nn.Module):
+    """Criterion for a module that returns means and logarithms of variances.
+
+    Negative log-likelihood of normal targets. Of 2·t outputs the first half are means,
+    the second half logarithms of variances, for t target columns.
+
+    Parameters
+    ----------
+    reduction : {"mean", "sum", "none"}, default="mean"
+        Of the losses of rows and columns.
+
+    References
+    ----------
+    Nix and Weigend (1994), "Estimating the mean and variance of the target probability
+    distribution".
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.likelihoods import HeteroscedasticNLLLoss
+    >>> outputs, y = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0]])
+    >>> round(float(HeteroscedasticNLLLoss()(outputs, y)), 3)
+    0.919
+    """
+
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__()
+        self.reduction = reduction
+
+    def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Loss of outputs (b, 2·t) at targets (b, t)."""
+        losses = _normal_losses(outputs, y.reshape(len(outputs), -1))
+        if self.reduction == "none":
+            return losses
+        return losses.sum() if self.reduction == "sum" else losses.mean()
+
+
+def _normal_losses(f: Tensor, y: Tensor) -> Tensor:
+    """Negative log-likelihood (b, t) of means and log-variances (b, 2·t)."""
+    mean, log_variance = f.chunk(2, -1)
+    squares = (y - mean) ** 2
+    return (squares * (-log_variance).exp() + log_variance + _LOG_2PI) / 2
+
+
+def _nodes(mean: Array, variance: Array, function: Callable[[Array], Array]) -> Array:
+    """A function at the nodes of Gaussians, (n, c, k)."""
+    std = np.sqrt(np.maximum(variance, 0))
+    return function(mean[..., None] + std[..., None] * _NODES)
+
+
+def _poisson_mode(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+    """Where ``y f - exp(f) - (f - m)² / (2v)`` is largest; concave: Newton's method."""
+    f = torch.minimum(mean + variance * y, torch.maximum(mean, (y + 1).log()))
+    for _ in range(_HALVINGS):
+        rate = f.exp()
+        step = (y - rate - (f - mean) / variance) / (rate + 1 / variance)
+        f = f + step.clamp(-1, 1)
+    return f

@@ -1,0 +1,1 @@
+"""A skorch net as a function: its outputs, its training, its data."""

@@ -1,0 +1,1 @@
+"""The Gaussian over weights, its predictives and its tuning."""

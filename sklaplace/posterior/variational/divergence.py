@@ -1,0 +1,119 @@
+"""The divergence ``KL(q ‖ p) = E_q[log q(w) − log p(w)]`` of posterior from prior.
+
+In closed form it is ``−Σ (entropy + E_q[log p])`` over weights; otherwise it is
+estimated by the mean of ``Σ (log q − log p)`` over draws.
+"""
+
+from torch import Tensor
+
+from sklaplace.core.checks import listed
+from sklaplace.posterior.variational.base import WeightPosterior
+from sklaplace.posterior.variational.kumaraswamy import Kumaraswamy
+from sklaplace.posterior.variational.priors import PRIORS, WeightPrior
+
+
+def divergence(
+    posterior: WeightPosterior, prior: WeightPrior, w: Tensor, log_q: Tensor
+) -> Tensor:
+    """Divergence of a posterior from a prior, as training uses it.
+
+    Takes the closed form where it is cheaper than a draw, and an unbiased estimate
+    otherwise. For reports, where noise matters and time does not, see
+    `exact_divergence`.
+
+    Parameters
+    ----------
+    posterior : WeightPosterior
+        The distribution ``q``.
+    prior : WeightPrior
+        The distribution ``p``.
+    w : Tensor of shape (s, P)
+        Draws from the posterior.
+    log_q : Tensor of shape (s, P)
+        Their log densities, as `WeightPosterior.sample` gives.
+
+    Returns
+    -------
+    Tensor of shape ()
+        ``KL(q ‖ p)`` summed over weights, in nats; differentiable.
+
+    Notes
+    -----
+    O(P) time in closed form, O(s P) from draws. Infinite where draws are possible that
+    the prior does not allow; `check_support` refuses such pairs.
+
+    References
+    ----------
+    Blundell, Cornebise, Kavukcuoglu, Wierstra (2015), "Weight uncertainty in neural
+    networks", ICML, eq. (2).
+    """
+    exact = None
+    if posterior.is_closed_form_cheap:
+        exact = exact_divergence(posterior, prior)
+    if exact is not None:
+        return exact
+    return (log_q - prior.log_prob(w)).sum() / len(w)
+
+
+def exact_divergence(posterior: WeightPosterior, prior: WeightPrior) -> Tensor | None:
+    """Divergence of a posterior from a prior in closed form, where there is one.
+
+    Free of noise, for reports and for comparisons of models. For a Kumaraswamy
+    posterior it takes ten times as long as a draw.
+
+    Parameters
+    ----------
+    posterior : WeightPosterior
+        The distribution ``q``.
+    prior : WeightPrior
+        The distribution ``p``; see `check_support`.
+
+    Returns
+    -------
+    Tensor of shape () or None
+        ``KL(q ‖ p)`` summed over weights, in nats; differentiable. None where the
+        posterior does not know its entropy or second moment, or the prior's
+        expectation takes more than that.
+    """
+    closed_form = posterior.closed_form()
+    if closed_form is None:
+        return None
+    entropy, second_moment = closed_form
+    expected = prior.expected_log_prob(second_moment)
+    return None if expected is None else -(entropy + expected).sum()
+
+
+def check_support(
+    posterior: WeightPosterior | type[WeightPosterior], prior: WeightPrior
+) -> None:
+    """Refuse a posterior that reaches beyond the prior: their divergence is infinite.
+
+    Parameters
+    ----------
+    posterior : WeightPosterior or subclass of it
+        The distribution ``q``. Bounds are compared for instances only.
+    prior : WeightPrior
+        The distribution ``p``.
+
+    Raises
+    ------
+    ValueError
+        If the prior is bounded and the posterior is not, or has a larger bound.
+    """
+    limit = getattr(prior, "bound", None)
+    if not prior.is_bounded or limit is None:
+        return
+    unbounded = listed(name for name, kind in PRIORS.items() if not kind.is_bounded)
+    if not posterior.is_bounded:
+        raise ValueError(
+            f"posterior={posterior.name!r} has no bounds, but prior={prior.name!r} "
+            "allows no weight beyond its own: their divergence is infinite. Choose "
+            f"posterior={Kumaraswamy.name!r}, or prior as one of {unbounded}."
+        )
+    if isinstance(posterior, WeightPosterior) and posterior.bound > limit:
+        raise ValueError(
+            f"posterior={posterior.name!r} with bound={posterior.bound:g} reaches "
+            f"beyond prior={prior.name!r} with bound={limit:g}: their divergence is "
+            f"infinite. Choose a bound of the posterior up to {limit:g}, or prior as "
+            f"one of {unbounded}."
+        )

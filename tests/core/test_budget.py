@@ -1,0 +1,39 @@
+import os
+
+import pytest
+import torch
+
+from sklaplace.core import budget
+from sklaplace.core.budget import free_bytes, readable
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "expected"),
+    [
+        (0, "0.0 bytes"),
+        (8, "8.0 bytes"),
+        (1000, "1,000 bytes"),
+        (1536, "1.5 KiB"),
+        (20 * 2**20, "20 MiB"),
+        (3.25 * 2**30, "3.2 GiB"),
+        (931 * 2**40, "931 TiB"),
+        (2**50, "1.0 PiB"),
+        (5000 * 2**50, "5,000 PiB"),
+    ],
+)
+def test_readable(n_bytes, expected):
+    assert readable(n_bytes) == expected
+
+
+def test_free_bytes_are_no_more_than_there_are():
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 2**20 < free_bytes(torch.device("cpu")) <= total
+
+
+def test_rows_of_a_batch():
+    """Few large rows together, many small ones as far as the caches go."""
+    assert budget.batch_rows(0) == budget.CACHE
+    assert budget.batch_rows(budget.CACHE // 100) == 100
+    assert budget.batch_rows(budget.CACHE) == budget.BUDGET // budget.CACHE
+    assert budget.batch_rows(budget.BUDGET // budget.FEW_ROWS) == budget.FEW_ROWS
+    assert budget.batch_rows(2 * budget.BUDGET) == 1

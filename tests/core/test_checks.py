@@ -1,0 +1,104 @@
+import re
+
+import numpy as np
+import pytest
+
+from sklaplace.core.checks import (
+    check_count,
+    check_fraction,
+    check_option,
+    check_positive,
+    check_seed,
+    listed,
+)
+
+
+def test_listed():
+    assert listed(["b", "a"]) == "'a', 'b'"
+
+
+def test_option():
+    check_option("hessian_structure", "kron", ["full", "kron"])
+
+
+@pytest.mark.parametrize("value", ["kronecker", None, 3, ["kron"], np.array(["kron"])])
+def test_unknown_option(value):
+    with pytest.raises(
+        ValueError, match=r"is not known\. Choose one of 'full', 'kron'"
+    ):
+        check_option("hessian_structure", value, ["full", "kron"])
+
+
+def test_close_names_are_suggested():
+    message = "hessian_structure='kronn' is not known. Choose one of 'full', 'kron'."
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        check_option("hessian_structure", "kronn", ["full", "kron"])
+    assert str(caught.value).endswith("Did you mean 'kron'?")
+
+
+@pytest.mark.parametrize("value", [1, 0.5, np.float32(2), np.array(3.0)])
+def test_positive(value):
+    check_positive("temperature", value)
+    check_positive("prior_precision", value, scalar=False)
+
+
+@pytest.mark.parametrize("value", [np.array([1.0, 2.0]), [1, 2]])
+def test_positive_array(value):
+    check_positive("prior_precision", value, scalar=False)
+    with pytest.raises(ValueError, match=r"temperature has shape \(2,\). Choose a"):
+        check_positive("temperature", value)
+
+
+def test_positive_or_tuner():
+    check_positive("prior_precision", "marglik", ["auto", "marglik"])
+    with pytest.raises(ValueError, match=r"is not known\. Choose one of 'auto'"):
+        check_positive("prior_precision", "evidence", ["auto", "marglik"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, -1.0, np.nan, np.inf, [], [1.0, 0.0], None, True, {}, [[1], [1, 2]]],
+)
+@pytest.mark.parametrize("tuners", [[], ["auto"]])
+def test_not_positive(value, tuners):
+    with pytest.raises(ValueError, match=r"prior_precision=.* Choose a positive num"):
+        check_positive("prior_precision", value, tuners, scalar=False)
+
+
+@pytest.mark.parametrize("value", [1, 7, np.int64(3)])
+def test_count(value):
+    check_count("n_samples", value)
+    check_count("verbose", value - 1, smallest=0)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.0, True, "1", None])
+def test_not_a_count(value):
+    with pytest.raises(
+        ValueError, match=r"n_samples=.* is not an integer of at least 1"
+    ):
+        check_count("n_samples", value)
+
+
+@pytest.mark.parametrize("value", [0.01, 0.99, np.float32(0.5)])
+def test_fraction(value):
+    check_fraction("validation_fraction", value, "Choose a share.")
+
+
+@pytest.mark.parametrize("value", [0, 1, -0.5, 1.5, np.nan, True, "0.2", None])
+def test_not_a_fraction(value):
+    with pytest.raises(
+        ValueError, match=r"validation_fraction=.* between 0 and 1. Choose"
+    ):
+        check_fraction("validation_fraction", value, "Choose a share.")
+
+
+@pytest.mark.parametrize("value", [None, 0, 2**32 - 1, np.int64(3)])
+def test_seed(value):
+    check_seed("random_state", value)
+    check_seed("random_state", np.random.RandomState(0))
+
+
+@pytest.mark.parametrize("value", [-1, 2**32, 1.0, "1", True])
+def test_not_a_seed(value):
+    with pytest.raises(ValueError, match=r"random_state=.* cannot seed a generator"):
+        check_seed("random_state", value)

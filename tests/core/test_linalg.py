@@ -1,0 +1,137 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sklaplace.core.linalg import (
+    conjugate_gradients,
+    gram,
+    psd_factor,
+    solve_psd,
+    symmetric_eigh,
+)
+
+
+def random_psd(n, rank, seed, scale=1.0):
+    """A matrix of given rank; float64."""
+    generator = torch.Generator().manual_seed(seed)
+    factor = torch.randn(n, rank, generator=generator, dtype=torch.float64)
+    return scale * factor @ factor.mT
+
+
+@given(
+    n=st.integers(1, 6),
+    seed=st.integers(0, 2**31),
+    exponent=st.integers(-12, 12),
+    data=st.data(),
+)
+def test_eigenvectors_and_factor_restore_the_matrix(n, seed, exponent, data):
+    rank = data.draw(st.integers(0, n))
+    matrix = random_psd(n, rank, seed, 10.0**exponent)
+    eigenvalues, eigenvectors = symmetric_eigh(matrix)
+    factor = psd_factor(matrix)
+    tolerance = 1e-13 * n * float(matrix.abs().max())
+
+    assert (eigenvalues >= 0).all()
+    assert (eigenvalues.diff() >= 0).all()
+    restored = eigenvectors @ eigenvalues.diag() @ eigenvectors.mT
+    torch.testing.assert_close(restored, matrix, rtol=0, atol=tolerance)
+    torch.testing.assert_close(factor @ factor.mT, matrix, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_zero_matrix_has_zero_factor(n):
+    zero = torch.zeros(n, n)
+    assert torch.equal(psd_factor(zero), zero.double())
+
+
+def test_eigenvalues_of_rounding_size_are_not_negative():
+    rank_one = torch.full((4, 4), 1e6)
+    rank_one[0, 0] -= 1.0  # indefinite, as rounding may leave it
+    assert (symmetric_eigh(rank_one)[0] >= 0).all()
+    assert psd_factor(rank_one).isfinite().all()
+
+
+@pytest.mark.parametrize("p", [1, 255, 256, 257, 600])
+def test_gram_of_narrow_and_wide_matrices(p):
+    x = torch.randn(5, p, generator=torch.Generator().manual_seed(0)).double()
+    torch.testing.assert_close(gram(x), x.T @ x, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(gram(x), gram(x).T, rtol=0, atol=1e-14)
+
+
+def test_only_the_symmetric_part_is_read():
+    matrix = random_psd(3, 3, 0)
+    skew = torch.tensor([[0.0, 1, 2], [-1, 0, 3], [-2, -3, 0]], dtype=torch.float64)
+    torch.testing.assert_close(symmetric_eigh(matrix + skew), symmetric_eigh(matrix))
+
+
+def test_factor_is_symmetric_and_continuous():
+    # Equal eigenvalues leave the eigenvectors free; the square root is unique.
+    identity = torch.eye(3, dtype=torch.float64)
+    nudged = identity + 1e-10 * random_psd(3, 1, 0)
+    factor = psd_factor(nudged)
+    torch.testing.assert_close(factor, factor.mT)
+    torch.testing.assert_close(factor, identity, rtol=0, atol=1e-8)
+
+
+def test_float32_in_float64_out_and_batches_over_leading_axes():
+    matrices = torch.stack([random_psd(3, 2, seed) for seed in range(4)]).float()
+    before = matrices.clone()
+    eigenvalues, eigenvectors = symmetric_eigh(matrices.view(2, 2, 3, 3))
+    assert eigenvalues.shape == (2, 2, 3)
+    assert eigenvectors.shape == (2, 2, 3, 3)
+    assert eigenvalues.dtype == eigenvectors.dtype == torch.float64
+    singly = torch.stack([psd_factor(matrix) for matrix in matrices])
+    torch.testing.assert_close(psd_factor(matrices), singly)
+    assert torch.equal(matrices, before)
+
+
+# --------------------------------------------------------------- linear systems
+@pytest.mark.parametrize("precision", [1e-2, 1e-10])
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_conjugate_gradients_leave_the_share_asked_for(diagonal, precision):
+    n = 12
+    matrix = random_psd(n, n, 1) + torch.linspace(1, 1e3, n).double().diag()
+    b = random_psd(n, 1, 2)[0]
+    inverse = 1 / matrix.diagonal() if diagonal else torch.ones(n).double()
+    x, n_iterations = conjugate_gradients(
+        lambda v: matrix @ v, lambda v: inverse * v, b, 100, precision
+    )
+    residual = b - matrix @ x
+    assert residual @ (inverse * residual) <= precision**2 * (b @ (inverse * b))
+    assert 0 < n_iterations <= n + 3
+    enough = conjugate_gradients(
+        lambda v: matrix @ v, lambda v: inverse * v, b, n_iterations, precision
+    )
+    assert enough[1] == n_iterations
+    too_few = conjugate_gradients(
+        lambda v: matrix @ v, lambda v: inverse * v, b, n_iterations - 1, precision
+    )
+    assert too_few[1] is None
+
+
+def test_conjugate_gradients_of_nothing_take_no_product():
+    def product(v):
+        raise AssertionError
+
+    zero = torch.zeros(3)
+    x, n_iterations = conjugate_gradients(product, lambda v: v, zero, 5, 0.0)
+    assert torch.equal(x, zero)
+    assert n_iterations == 0
+
+
+@pytest.mark.parametrize("entry", [-1.0, float("nan")])
+def test_conjugate_gradients_stop_where_the_matrix_is_not_positive(entry):
+    x, n_iterations = conjugate_gradients(
+        lambda v: entry * v, lambda v: v, torch.ones(3), 5, 0.0
+    )
+    assert torch.equal(x, torch.zeros(3))
+    assert n_iterations is None
+
+
+@pytest.mark.parametrize("rank", [4, 2])
+def test_solution_of_regular_and_singular_systems(rank):
+    matrix = random_psd(4, rank, 0)
+    expected = random_psd(4, 4, 1)[0]
+    b = matrix @ expected
+    assert torch.allclose(matrix @ solve_psd(matrix, b), b, rtol=1e-9, atol=1e-9)

@@ -1,0 +1,189 @@
+import warnings
+from dataclasses import replace
+
+import pytest
+import references
+import torch
+from cases import DOUBLE, normal, positive
+from contracts import assert_equal
+from costs import calls
+from sklearn.exceptions import ConvergenceWarning
+from tasks import N_ROWS, fit
+
+from sklaplace.core import newton
+from sklaplace.posterior import preconditioners
+from sklaplace.posterior.last_layer import LinearHead
+
+every_likelihood = pytest.mark.parametrize("likelihood", references.CONVEX)
+every_case = pytest.mark.parametrize("case", ["mlp", "without_bias", "affine_head"])
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+
+def problem(likelihood, case="mlp", dtype=DOUBLE):
+    """A head, its outputs, and one precision for each weight."""
+    head = fit(likelihood, case=case, weights=positive(N_ROWS)).head
+    object.__setattr__(head, "dtype", dtype)
+    theta = head.weights + 0.3 * normal(len(head.weights), seed=3)
+    return head, head.at(theta), positive(len(head.weights), seed=4)
+
+
+@every_likelihood
+@every_case
+def test_products_are_those_of_the_dense_curvature(case, likelihood):
+    head, f, rho = problem(likelihood, case)
+    v = normal(len(rho), seed=5)
+    dense = head.dense_curvature_at(f, rho)
+    assert_equal(head.curvature_at(f, rho, DOUBLE)(v), dense @ v, 1e-12)
+
+
+@every_likelihood
+@every_case
+def test_preconditioner_inverts_the_block_of_each_output(case, likelihood, monkeypatch):
+    monkeypatch.setattr(preconditioners, "ROWS_PER_INPUT", N_ROWS)
+    head, f, rho = problem(likelihood, case)
+    o, i = head.layout.blocks[0].factor_shape
+    dense = head.dense_curvature_at(f, rho)
+    apply = head.preconditioner_at(f, rho, DOUBLE)
+    for output in range(o):
+        mine = torch.arange(output * i, (output + 1) * i)
+        if len(head.layout.blocks) > 1:
+            mine = torch.cat([mine, torch.tensor([o * i + output])])
+        v = torch.zeros(len(rho), dtype=DOUBLE)
+        v[mine] = normal(len(mine), seed=6)
+        expected = torch.zeros_like(v)
+        expected[mine] = torch.linalg.solve(dense[mine][:, mine], v[mine])
+        assert_equal(apply(v), expected, 1e-10)
+
+
+@every_likelihood
+def test_rows_left_out_of_the_blocks_leave_their_size(likelihood, monkeypatch):
+    head, f, rho = problem(likelihood)
+    v = normal(len(rho), seed=5)
+    monkeypatch.setattr(preconditioners, "ROWS_PER_INPUT", N_ROWS)
+    exact = head.preconditioner_at(f, rho, DOUBLE)(v)
+    monkeypatch.setattr(preconditioners, "ROWS_PER_INPUT", 5)
+    rough = head.preconditioner_at(f, rho, DOUBLE)(v)
+    assert not torch.equal(exact, rough)
+    assert 0.5 < float(exact @ rough / (exact @ exact)) < 2
+
+
+@every_likelihood
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("budget", [0, 2**30])
+def test_minimum_is_the_same_with_any_preconditioner_and_dtype(
+    budget, dtype, likelihood, monkeypatch
+):
+    monkeypatch.setattr(preconditioners, "BUDGET", budget)
+    head, _, rho = problem(likelihood, dtype=dtype)
+    zero = torch.zeros_like(rho)
+    found = newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+    _, slope, _ = head.objective(found, rho, zero)
+    assert slope.abs().max() < 1e-6
+    monkeypatch.setattr(newton, "MAX_CG_IF_DENSE", 0)  # dense steps
+    expected = newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+    # a gradient of 1e-6 over the smallest precision
+    assert_equal(found, expected, 1e-6 / float(rho.min()))
+
+
+@every_likelihood
+def test_precisions_that_differ_by_orders_of_magnitude(likelihood):
+    """Which the mean of them all would not describe."""
+    head, _, rho = problem(likelihood)
+    rho = 10.0 ** torch.linspace(-6, 8, len(rho), dtype=DOUBLE)
+    zero = torch.zeros_like(rho)
+    with (
+        calls(LinearHead, "_backward") as products,
+        calls(LinearHead, "dense_curvature_at") as dense,
+    ):
+        found = newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+    _, slope, _ = head.objective(found, rho, zero)
+    assert slope.abs().max() < 1e-6
+    assert dense == []
+    assert len(products) < 150
+
+
+@every_likelihood
+def test_dense_steps_where_conjugate_gradients_do_not_arrive(likelihood, monkeypatch):
+    monkeypatch.setattr(newton, "MAX_CG_IF_DENSE", 1)
+    monkeypatch.setattr(preconditioners, "BUDGET", 0)
+    head, _, rho = problem(likelihood)
+    zero = torch.zeros_like(rho)
+    with calls(LinearHead, "dense_curvature_at") as dense:
+        found = newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+    _, slope, _ = head.objective(found, rho, zero)
+    assert slope.abs().max() < 1e-6
+    assert dense != []
+
+
+@every_likelihood
+def test_double_precision_where_single_does_not_hold_the_squares(
+    likelihood, monkeypatch
+):
+    """Large heads have no dense matrix to fall back on."""
+    monkeypatch.setattr(newton, "MAX_DENSE", 0)
+    head, _, rho = problem(likelihood, "without_bias", dtype=torch.float32)
+    rho, zero = 1e44 * rho, torch.zeros_like(rho)
+    rows = {"features": 1e22 * head.features, "outputs": 0 * head.outputs}
+    head = replace(head, weights=zero, **rows)
+    with calls(LinearHead, "curvature_at") as products:
+        found = newton.minimum(head, rho, zero, zero, newton.ROUNDING)
+    before, _, _ = head.objective(zero, rho, zero)
+    after, slope, _ = head.objective(found, rho, zero)
+    assert {args[-1] for args in products} == {torch.float32, DOUBLE}
+    assert after < before
+    assert slope.abs().max() < 1e-6 * 1e22  # the unit of the features
+
+
+def test_warns_where_no_step_can_be_made(monkeypatch):
+    monkeypatch.setattr(newton, "MAX_DENSE", 0)
+    head, _, rho = problem("Categorical")
+    monkeypatch.setattr(
+        LinearHead, "curvature_at", lambda *_args: lambda v: v * float("nan")
+    )
+    zero = torch.zeros_like(rho)
+    with pytest.warns(ConvergenceWarning, match="could not be refitted"):
+        newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+
+
+@pytest.mark.parametrize("unit", [1e-8, 1e-4, 1.0, 1e6])
+def test_unit_of_the_targets_changes_nothing(unit):
+    head, _, rho = problem("Gaussian")
+    zero = torch.zeros_like(rho)
+    expected = newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+    names = "targets", "outputs", "weights"
+    scaled = replace(head, **{name: unit * getattr(head, name) for name in names})
+    found = newton.minimum(scaled, rho, zero, scaled.weights, newton.ROUNDING)
+    assert_equal(found / unit, expected, 1e-9)
+
+
+def test_a_small_problem_that_needs_a_dense_step_keeps_to_them(monkeypatch):
+    monkeypatch.setattr(newton, "MAX_CG_IF_DENSE", 0)
+    head, _, rho = problem("Categorical", dtype=torch.float32)
+    zero = torch.zeros_like(rho)
+    with (
+        calls(LinearHead, "curvature_at") as products,
+        calls(LinearHead, "dense_curvature_at") as dense,
+    ):
+        newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+    assert [args[-1] for args in products] == [torch.float32, DOUBLE]
+    assert len(dense) > 2
+
+
+def test_warns_where_rounding_stops_the_descent(monkeypatch):
+    """A gradient that is no derivative of the loss leads uphill."""
+    head, _, rho = problem("Categorical")
+    objective = LinearHead.objective
+
+    def wrong(self, theta, rho, mean):
+        value, gradient, f = objective(self, theta, rho, mean)
+        return value, -gradient, f
+
+    monkeypatch.setattr(LinearHead, "objective", wrong)
+    zero = torch.zeros_like(rho)
+    with pytest.warns(ConvergenceWarning, match="could not be refitted"):
+        newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+    monkeypatch.undo()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)

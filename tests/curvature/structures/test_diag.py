@@ -1,0 +1,37 @@
+import torch
+from cases import positive
+from contracts import assert_equal, problem
+
+from sklaplace.curvature.blocks import Block
+from sklaplace.curvature.jacobian import Jacobian
+from sklaplace.curvature.structures.diag import DiagAccumulator
+
+
+def test_diagonal_is_the_sum_of_squared_rows():
+    found = problem("cnn", "Gaussian")
+    expected = (found.parts.J**2).sum((0, 1))
+    assert_equal(found.structure("diag").diagonal, expected, 1e-12)
+
+
+def test_weights_are_independent():
+    found = problem("cnn")
+    structure = found.structure("diag")
+    delta, scale = positive(found.layout.n_parameters), torch.tensor(2.0).double()
+    root = structure.sample(torch.eye(len(delta)).double(), delta, scale)
+    assert_equal(root, (delta + 2 * structure.diagonal).rsqrt().diag(), 1e-14)
+
+
+def test_single_precision_rows_are_summed_in_double():
+    found = problem("mlp")
+    jacobian = found.jacobian()
+    blocks = [
+        Block(block.g.float(), None if block.a is None else block.a.float())
+        for block in jacobian.blocks
+    ]
+    accumulator = DiagAccumulator(found.layout)
+    for _ in range(3):
+        accumulator.update(Jacobian(blocks))
+    diagonal = accumulator.decompose().diagonal
+    assert diagonal.dtype == torch.float64
+    # a few roundings of 6e-8 each
+    assert_equal(diagonal, 3 * (found.parts.J**2).sum((0, 1)), 1e-6)

@@ -1,0 +1,158 @@
+import contracts
+import pytest
+import torch
+from cases import CASES, normal
+from contracts import N_ROWS, assert_equal, prior_precision, problem, scale
+
+from sklaplace.curvature.ggn import CURVATURES, accumulate
+from sklaplace.curvature.jacobian import backpropagate, centring
+from sklaplace.curvature.layout import BlockSpec, Layout
+from sklaplace.curvature.priors import PRIOR_STRUCTURES
+from sklaplace.curvature.structures import full
+from sklaplace.curvature.structures.dual import Dual
+from sklaplace.curvature.structures.full import Full, FullAccumulator
+from sklaplace.curvature.subsets import SUBSETS
+from sklaplace.likelihoods import Categorical
+
+every_prior = pytest.mark.parametrize("prior", PRIOR_STRUCTURES)
+some_cases = pytest.mark.parametrize("case", ["inplace", "cnn", "called_twice"])
+
+
+@pytest.fixture(params=[Full, Dual], ids=["primal", "dual"])
+def form(request, monkeypatch):
+    """Either form of the structure, whatever the number of rows."""
+    share = 0 if request.param is Full else 1e9
+    monkeypatch.setattr(full, "DUAL_SHARE", share)
+    return request.param
+
+
+@some_cases
+@every_prior
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
+@pytest.mark.parametrize("likelihood", ["Categorical", "Gaussian"])
+def test_both_forms_answer_alike(form, case, prior, subset, likelihood):
+    found = problem(case, likelihood, subset)
+    assert type(found.structure("full")) is form
+    contracts.check_dense(found, "full")
+    contracts.check_questions(found, "full", prior)
+    contracts.check_pure(found, "full", prior)
+    contracts.check_weights(found, "full", prior)
+
+
+@every_prior
+def test_both_forms_are_differentiable(form, prior):
+    contracts.check_gradients(problem("without_bias", "Gaussian"), "full", prior)
+
+
+@some_cases
+def test_both_forms_add_up(form, case):
+    contracts.check_batches(problem(case), "full")
+    contracts.check_merge(problem(case), "full")
+
+
+def test_rows_become_a_matrix_where_they_are_many():
+    """A last layer has few weights, and more rows than that here."""
+    few = problem("inplace", subset="all").structure("full")
+    assert isinstance(few, Dual)
+    found = problem("inplace", subset="last_layer")
+    many = found.batches(N_ROWS) * 20
+    assert isinstance(found.structure("full", many), Full)
+    assert_equal(
+        found.structure("full", many).dense(), 20 * found.structure("full").dense()
+    )
+
+
+@every_prior
+def test_variances_are_those_of_the_covariance(form, prior):
+    found = problem("cnn")
+    structure, jacobian = found.structure("full"), found.jacobian()
+    delta = prior_precision(found.layout, prior)
+    expected = structure.covariance(jacobian, delta, scale()).diagonal(dim1=1, dim2=2)
+    assert_equal(structure.functional_variance(jacobian, delta, scale()), expected)
+    projection = structure.project(jacobian)
+    assert_equal(projection.variance(delta, scale()), expected)
+
+
+def test_hessian_is_symmetric_to_the_last_bit():
+    for case in ("cnn", "called_twice", "norms"):
+        H = problem(case).structure("full").dense()
+        assert torch.equal(H, H.T)
+
+
+def test_priors_of_equal_entries_are_the_same_prior():
+    """The Cholesky factor and the eigenbasis answer alike."""
+    found = problem("cnn", "Gaussian")
+    structure, jacobian = found.structure("full"), found.jacobian()
+    scalar = torch.tensor(0.8, dtype=torch.float64)
+    noise = normal(2, found.layout.n_parameters)
+    for prior in ("layerwise", "diag"):
+        same = scalar.expand(prior_precision(found.layout, prior).shape)
+        assert_equal(structure.logdet(same, scale()), structure.logdet(scalar, scale()))
+        assert_equal(
+            structure.covariance(jacobian, same, scale()),
+            structure.covariance(jacobian, scalar, scale()),
+        )
+        assert_equal(
+            structure.variance(same, scale()), structure.variance(scalar, scale())
+        )
+        assert structure.sample(noise, same, scale()).shape == noise.shape
+
+
+def test_rank_is_no_more_than_the_rows_allow():
+    """Directions that no row sees have the prior's variance exactly."""
+    found = problem("inplace", "Bernoulli")
+    e = found.structure("full").eigenvalues
+    assert (e[:-N_ROWS] < 1e-12 * e[-1]).all()
+    assert (e >= 0).all()
+
+
+def test_bytes_are_those_of_the_hessian_at_least():
+    layout = problem("cnn").layout
+    assert FullAccumulator.n_bytes(layout) >= 8 * layout.n_parameters**2
+
+
+# ------------------------------------------------------------- single precision
+@pytest.mark.parametrize("delta", [1e-8, 1e-4, 1.0])
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
+@pytest.mark.parametrize("cuts", [[40], [7] * 5 + [5]])
+def test_single_precision_networks_have_the_variances_of_double(cuts, subset, delta):
+    """Under a weak prior rounding of the rows' products would be all there is."""
+    answers = []
+    for dtype in (torch.float32, torch.float64):
+        forward = CASES["mlp"].forward(3)
+        # the same numbers in both
+        forward.module.float().to(dtype)
+        x = (30 * CASES["mlp"].rows(40)).float().to(dtype)
+        layout = SUBSETS[subset](forward, x[:3])
+        accumulator = FullAccumulator(layout)
+        y = torch.arange(40) % 3
+        batches = [
+            (a, b, None) for a, b in zip(x.split(cuts), y.split(cuts), strict=True)
+        ]
+        ggn = CURVATURES["ggn"]
+        accumulate(forward, batches, Categorical(), ggn, accumulator)
+        structure = accumulator.decompose()
+        jacobian = backpropagate(forward, x, layout, centring)[1]
+        prior, one = torch.tensor([delta, 1.0]).double()
+        answers.append(
+            [
+                structure.functional_variance(jacobian, prior, one),
+                structure.project(jacobian).variance(prior, one),
+                structure.logdet(prior, one),
+            ]
+        )
+    for narrow, wide in zip(*answers, strict=True):
+        # the network itself is rounded to 1e-7 in one of them
+        torch.testing.assert_close(narrow, wide, rtol=2e-2, atol=0)
+
+
+def test_a_precision_that_rounding_makes_indefinite():
+    """A prior far below the rounding of the curvature still bounds the variances."""
+    rows = torch.ones(6, 4, dtype=torch.float64) * torch.tensor([1e9, 1, 1, 1]).double()
+    layout = Layout((BlockSpec("w", (4,)),))
+    hessian = rows.T @ rows - 1e-2 * torch.eye(4, dtype=torch.float64)
+    structure = Full(layout, hessian)
+    delta, one = torch.tensor([1e-3, 1.0]).double()
+    variances = structure.variance(delta, one)
+    assert variances.max() <= 1.01 / delta
+    assert structure.logdet(delta, one).isfinite()

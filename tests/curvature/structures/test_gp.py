@@ -1,0 +1,109 @@
+import pytest
+import torch
+from cases import generator, normal
+from contracts import N_ROWS, ROUNDING, assert_equal, prior_precision, problem, scale
+
+from sklaplace.core.draws import keys_of
+from sklaplace.curvature.ggn import CURVATURES, GGN, accumulate
+from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.curvature.structures.gp import PointsAccumulator
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+CASES = ["mlp", "inplace", "cnn"]
+FEW = 3
+
+
+def accumulated(found, batches, n_points=FEW, curvature=GGN):
+    accumulator = PointsAccumulator(found.layout, n_points)
+    accumulate(found.forward, batches, found.likelihood, curvature, accumulator)
+    return accumulator
+
+
+def chosen_rows(found):
+    """Places of the rows with the smallest keys."""
+    return keys_of(found.x).argsort()[:FEW].sort().values
+
+
+@pytest.mark.parametrize("subset", ["all", "last_layer", "subnetwork"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_curvature_is_that_of_the_points(case, subset):
+    """With the whole Hessian of the likelihood, and nothing of other rows."""
+    if case in ("recurrent", "norms") and subset == "last_layer":
+        case = "mlp"
+    found = problem(case, subset=subset)
+    rows = chosen_rows(found)
+    expected = found.structure("full", [found.rows(rows)]).dense()
+    structure = accumulated(found, found.batches(4, 2)).decompose()
+    assert_equal(structure.dense(), expected)
+    assert not torch.allclose(expected, found.structure("full").dense())
+
+
+@pytest.mark.parametrize("curvature", ["ggn", "ef", "ggn_mc"])
+def test_points_do_not_depend_on_batches_and_order(curvature):
+    found, kind = problem("mlp"), CURVATURES[curvature]
+    whole = accumulated(found, found.batches(N_ROWS), curvature=kind).decompose()
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    shuffled = [found.rows(order[:1]), found.rows(order[1:])]
+    other = accumulated(found, shuffled, curvature=kind).decompose()
+    assert_equal(other.dense(), whole.dense(), ROUNDING)
+    # in the order of their keys, so that draws under a layerwise prior are the same
+    delta = prior_precision(found.layout, "layerwise")
+    noise = normal(2, found.layout.n_parameters)
+    drawn = [s.sample(noise, delta, scale()) for s in (whole, other)]
+    assert_equal(drawn[1], drawn[0], ROUNDING)
+
+
+def test_later_rows_displace_points():
+    """Resumed or merged, it has the points of all rows."""
+    found = problem("inplace")
+    expected = accumulated(found, found.batches(N_ROWS)).decompose().dense()
+    first, second = found.batches(4, 2)
+    resumed = PointsAccumulator(found.layout, FEW)
+    accumulated(found, [first]).decompose().resume(resumed)
+    accumulate(found.forward, [second], found.likelihood, GGN, resumed)
+    assert_equal(resumed.decompose().dense(), expected, ROUNDING)
+    left, right = accumulated(found, [first]), accumulated(found, [second])
+    left.merge(right)
+    assert_equal(left.decompose().dense(), expected, ROUNDING)
+
+
+def test_equal_rows_are_one_point():
+    """So that integer weights are the same as repeated rows."""
+    found = problem("mlp")
+    weights = torch.tensor([1.0, 2.0, 3.0, 3.0, 1.0, 2.0], dtype=torch.float64)
+    copies = torch.arange(N_ROWS).repeat_interleave(weights.long())
+    weighted = accumulated(found, found.batches(2, 4, weights=weights)).decompose()
+    repeated = accumulated(found, [found.rows(copies)]).decompose()
+    assert_equal(weighted.dense(), repeated.dense(), ROUNDING)
+
+
+@pytest.mark.parametrize("curvature", ["ggn", "ggn_mc", "ef"])
+def test_copies_take_no_memory(curvature):
+    """However often a row comes; targets of their own may make it a few."""
+    found = problem("mlp")
+    copies = torch.arange(N_ROWS).repeat(50)
+    x, y, _ = found.rows(copies)
+    y = torch.randint(3, y.shape, generator=generator(5)) if curvature == "ef" else y
+    batches = [(x[:120], y[:120], None), (x[120:], y[120:], None)]
+    kind = CURVATURES[curvature]
+    structure = accumulated(found, batches, curvature=kind).decompose()
+    points = getattr(structure.points, "points", structure.points)  # if compact
+    n_rows = sum(point.n_rows for point in points)
+    assert n_rows <= FEW * (3 if curvature == "ef" else 1)
+    kept = torch.isin(copies, chosen_rows(found))
+    full = STRUCTURES["full"][0](found.layout)
+    rows = [(x[kept], y[kept], None)]
+    accumulate(found.forward, rows, found.likelihood, kind, full)
+    assert_equal(structure.dense(), full.decompose().dense(), 1e-9)
+
+
+def test_rows_stay_unmultiplied():
+    """Layer inputs and output gradients in place of a Jacobian."""
+    found = problem("mlp")
+    structure = accumulated(found, found.batches(N_ROWS)).decompose()
+    (point,) = structure.points
+    weight, bias = point.blocks[:2]
+    assert weight.a.shape == (FEW, 1, found.layout.blocks[0].factor_shape[1])
+    assert bias.a is None
+    assert weight.g is bias.g

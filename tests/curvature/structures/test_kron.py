@@ -1,0 +1,154 @@
+import pytest
+import references
+import torch
+from cases import CASES, normal, positive
+from contracts import N_ROWS, assert_equal, prior_precision, problem, scale
+
+from sklaplace.curvature.blocks import Block
+from sklaplace.curvature.ggn import GGN, accumulate
+from sklaplace.curvature.jacobian import Jacobian
+from sklaplace.curvature.layout import BlockSpec, Layout
+from sklaplace.curvature.structures import kron
+from sklaplace.curvature.structures.kron import KronAccumulator
+
+
+def wide_structure(monkeypatch, limit=2):
+    """With a limit on the width of dense factors that small networks exceed."""
+    monkeypatch.setattr(kron, "MAX_FACTOR", limit)
+    found = problem("mlp")
+    return found, found.structure("kron")
+
+
+def test_wide_factors_keep_their_diagonal(monkeypatch):
+    exact = problem("mlp").structure("kron")
+    _, structure = wide_structure(monkeypatch)
+    pairs = zip(structure.factors, exact.factors, strict=True)
+    for factors, exact_factors in pairs:
+        for factor, dense in zip(factors, exact_factors, strict=True):
+            expected = dense.dense()
+            if len(expected) > 2:
+                expected = expected.diagonal().diag()
+            assert_equal(factor.dense(), expected, 1e-12)
+
+
+def test_questions_with_wide_factors(monkeypatch):
+    found, structure = wide_structure(monkeypatch)
+    for prior in ("scalar", "layerwise"):
+        delta = prior_precision(found.layout, prior)
+        sizes = torch.tensor(found.layout.sizes)
+        every = delta.expand(len(sizes)).repeat_interleave(sizes)
+        P = scale() * structure.dense() + every.diag()
+        cov, J = torch.linalg.inv(P), found.parts.J
+        jacobian = found.jacobian()
+        assert_equal(structure.logdet(delta, scale()), torch.logdet(P))
+        assert_equal(structure.covariance(jacobian, delta, scale()), J @ cov @ J.mT)
+        assert_equal(structure.variance(delta, scale()), cov.diagonal())
+        root = structure.sample(torch.eye(len(P)).double(), delta, scale()).T
+        assert_equal(root @ root.T, cov)
+
+
+def test_bytes_of_wide_factors(monkeypatch):
+    layout = Layout((BlockSpec("a", (3, 100), "a"),))
+    dense = KronAccumulator.n_bytes(layout)
+    monkeypatch.setattr(kron, "MAX_FACTOR", 10)
+    assert KronAccumulator.n_bytes(layout) < dense / 100
+
+
+def reduced(found, *sizes, weights=None):
+    accumulator = KronAccumulator(found.layout, weight_sharing="reduce")
+    batches = found.batches(*sizes, weights=weights)
+    accumulate(found.forward, batches, found.likelihood, GGN, accumulator)
+    return accumulator.decompose()
+
+
+@pytest.mark.parametrize("case", ["mlp", "cnn", "conv1d", "sequence", "called_twice"])
+def test_reduced_positions(case):
+    """The mean of inputs and the sum of gradients, as if there were one position."""
+    found = problem(case)
+    expected = references.kron(found.parts, reduces=True)
+    for sizes in ((N_ROWS,), (1, 5), (2, 2, 2)):
+        assert_equal(reduced(found, *sizes).dense(), expected)
+    expanded = found.structure("kron").dense()
+    assert torch.allclose(expected, expanded) == (case == "mlp")
+
+
+def test_reducing_is_exact_where_positions_are_averaged():
+    """One row of a head on every position; expanding is not."""
+    found = problem("head_on_positions", subset="last_layer")
+    row = torch.tensor([1.0, 0, 0, 0, 0, 0], dtype=torch.float64)
+    H = found.structure("full", found.batches(N_ROWS, weights=row)).dense()
+    n = found.layout.blocks[0].size  # the weight; the bias is a block of its own
+    weight = reduced(found, N_ROWS, weights=row).dense()[:n, :n]
+    assert_equal(weight, H[:n, :n])
+    expanded = found.structure("kron", found.batches(N_ROWS, weights=row)).dense()
+    assert (expanded[:n, :n] - H[:n, :n]).abs().max() > 1e-2 * H.abs().max()
+
+
+def test_convolutions_divide_by_their_positions():
+    """The trace is close to the exact one, whatever the number of positions."""
+    found = problem("cnn")
+    trace = float(found.structure("kron").dense().trace())
+    assert 0.2 < trace / float(found.structure("full").dense().trace()) < 1.5
+
+
+def test_exact_for_a_single_row():
+    """For one row and one output a Linear layer's block is a Kronecker product."""
+    found = problem("mlp", "Bernoulli")
+    first = [found.rows(slice(0, 1))]
+    blocks = [2 * 3, 3, 3, 1]
+    exact, kept = (found.structure(name, first).dense() for name in ("full", "kron"))
+    mask = torch.block_diag(*[torch.ones(n, n).double() for n in blocks])
+    assert_equal(kept, exact * mask, 1e-12)
+
+
+def test_basis_and_back():
+    structure = problem("cnn").structure("kron")
+    weights = normal(3, structure.layout.n_parameters)
+    assert_equal(structure.unrotate(structure.to_basis(weights)), weights, 1e-12)
+
+
+def test_inputs_are_weighted_as_rows():
+    """A row of weight zero has no part in the mean of ``a aᵀ``."""
+    layout = Layout((BlockSpec("w", (2, 3), "w"),))
+    a, g = normal(4, 5, 3), normal(4, 2, 5, 2, seed=1)
+    w = positive(4)
+    w[2] = 0
+    accumulator = KronAccumulator(layout)
+    weighted = g * w.sqrt().reshape(-1, 1, 1, 1)
+    accumulator.update(Jacobian([Block(weighted, a)], w))
+    kept = torch.tensor([0, 1, 3])
+    mean = torch.einsum("n,nri,nrj->ij", w[kept], a[kept], a[kept])
+    B = torch.einsum("n,nkro,nkrp->op", w, g, g)
+    expected = torch.kron(B, mean / (5 * w.sum()))
+    assert_equal(accumulator.decompose().dense(), expected, 1e-12)
+
+
+@pytest.mark.parametrize("case", ["embedding", "norms"])
+def test_dense_rows_are_exact_within_their_block(case):
+    found = problem(case)
+    exact, kept = (found.structure(name).dense() for name in ("full", "kron"))
+    start = 0
+    for block in found.layout.blocks:
+        rows = slice(start, start + block.size)
+        if block.layer is None:
+            assert_equal(kept[rows, rows], exact[rows, rows], 1e-12)
+        start += block.size
+    assert CASES[case].dense
+    assert len(found.parts.J) == N_ROWS
+
+
+def test_weight_and_bias_part_where_positions_come_up():
+    """At one position they share a factor; a longer sequence ends that."""
+    layer = BlockSpec("w", (2, 3), "l"), BlockSpec("b", (2,), "l", is_bias=True)
+    accumulator = KronAccumulator(Layout(layer))
+    outputs = weights = torch.zeros(2, 2, dtype=torch.float64)
+    for positions in (1, 4, 1):
+        g, a = normal(5, 2, positions, 2, seed=1), normal(5, positions, 3, seed=2)
+        bias = g if positions == 1 else g.sum(2, keepdim=True)
+        accumulator.update(Jacobian([Block(g, a), Block(bias)]))
+        flat, summed = g.flatten(0, 2), bias.flatten(0, 2)
+        weights = weights + flat.T @ flat
+        outputs = outputs + summed.T @ summed
+    (b_weight, _), (b_bias, _) = accumulator.decompose().factors
+    assert_equal(b_weight.dense(), weights, 1e-12)
+    assert_equal(b_bias.dense(), outputs, 1e-12)

@@ -1,0 +1,65 @@
+import pytest
+import torch
+from cases import normal, positive
+from contracts import assert_equal, problem, scale
+
+from sklaplace.curvature.ggn import GGN, accumulate
+from sklaplace.curvature.structures.lowrank import LowRankAccumulator
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+
+def lowrank(found, **options):
+    accumulator = LowRankAccumulator(found.layout, **options)
+    accumulate(found.forward, found.batches(4, 2), found.likelihood, GGN, accumulator)
+    return accumulator.decompose()
+
+
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
+@pytest.mark.parametrize("rank", [1, 3, 6])
+def test_a_small_rank_keeps_the_leading_eigenvectors(rank, subset):
+    """The sketch has ten columns more: exact where those make up for the rest."""
+    found = problem("inplace", "Gaussian", subset)
+    H = found.structure("full").dense()
+    values = torch.linalg.eigvalsh(H)
+    structure = lowrank(found, rank=rank)
+    assert structure.rows.shape == (rank, len(H))
+    kept = structure.dense()
+    # Nyström's approximation never exceeds H, and is close to the best of its rank
+    assert torch.linalg.eigvalsh(H - kept)[0] > -1e-9 * values[-1]
+    best = values[:-rank].sum()
+    assert (H - kept).trace() <= 1.1 * best + 1e-9 * values[-1]
+    assert_equal(structure.eigenvalues[-rank:], structure.rows.pow(2).sum(1).flip(0))
+
+
+def test_exact_where_the_rank_suffices():
+    found = problem("mlp")
+    H = found.structure("full").dense()
+    rank = int(torch.linalg.matrix_rank(H, hermitian=True, rtol=1e-12))
+    assert rank < len(H)
+    assert_equal(lowrank(found, rank=rank).dense(), H, 1e-9)
+    assert len(lowrank(found, rank=len(H)).rows) <= rank + 1
+
+
+def test_tolerance_drops_small_eigenvalues():
+    found = problem("inplace")
+    values = torch.linalg.eigvalsh(found.structure("full").dense())
+    kept = lowrank(found, tolerance=1e-2).rows
+    assert len(kept) == int((values > 1e-2 * values[-1]).sum())
+
+
+def test_no_curvature_at_all():
+    found = problem("mlp")
+    accumulator = LowRankAccumulator(found.layout)
+    jacobian = found.jacobian()
+    nothing = [block.rotate(None, None) for block in jacobian.blocks]
+    for block in nothing:
+        block.g.zero_()
+    accumulator.update(type(jacobian)(nothing))
+    structure = accumulator.decompose()
+    delta = positive(seed=1)
+    expected = found.layout.n_parameters * delta.log()
+    assert_equal(structure.logdet(delta, scale()), expected)
+    noise = normal(2, found.layout.n_parameters)
+    drawn = structure.sample(noise, delta, scale())
+    assert_equal(drawn, noise / delta.sqrt())

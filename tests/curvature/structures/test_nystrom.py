@@ -1,0 +1,210 @@
+import numpy as np
+import pytest
+import torch
+from cases import generator, normal
+from contracts import N_ROWS, ROUNDING, assert_equal, problem, scale
+from nets import MLP, regressor, seeded, waves
+from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
+
+from sklaplace import LaplaceRegressor
+from sklaplace.core.draws import keys_of
+from sklaplace.curvature.ggn import GGN, accumulate
+from sklaplace.curvature.structures.nystrom import (
+    NystromAccumulator,
+    VariationalAccumulator,
+)
+from sklaplace.posterior.gaussian import GaussianPosterior
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+KINDS = {"nystrom": NystromAccumulator, "variational": VariationalAccumulator}
+DELTA = torch.tensor(0.6, dtype=torch.float64)
+
+
+def structure(found, name, n_points, *sizes):
+    accumulator = KINDS[name](found.layout, n_points)
+    batches = found.batches(*(sizes or (N_ROWS,)))
+    accumulate(found.forward, batches, found.likelihood, GGN, accumulator)
+    return accumulator.decompose()
+
+
+def basis(rows):
+    """Orthonormal basis (P, q) of what rows span."""
+    _, sizes, vectors = torch.linalg.svd(rows, full_matrices=False)
+    return vectors[sizes > 1e-10 * sizes[0]].T
+
+
+def root(found, rows=slice(None)):
+    """Rows of ``Sᵀ J``, written out."""
+    f = found.forward(found.x)
+    S = found.likelihood.hessian_factor(f)
+    return torch.einsum("nck,ncp->nkp", S, found.parts.J)[rows].flatten(0, 1)
+
+
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
+@pytest.mark.parametrize("case", ["mlp", "cnn", "called_twice"])
+def test_all_rows_in_the_span_of_the_points(case, subset):
+    found = problem(case, subset=subset)
+    H = found.structure("full").dense()
+    points = keys_of(found.x).argsort()[:2]
+    U = basis(root(found, points))
+    expected = U @ (U.T @ H @ U) @ U.T
+    for sizes in ((6,), (1, 5), (2, 2, 2)):
+        assert_equal(structure(found, "nystrom", 2, *sizes).dense(), expected)
+    # more than the curvature of the points alone
+    alone = found.structure("full", [found.rows(points)]).dense()
+    assert expected.trace() > 1.1 * alone.trace()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_points_do_not_span_is_as_uncertain_as_the_prior(name):
+    """The variance of the complement, without which confidence is worst far away."""
+    found = problem("mlp")
+    J, jacobian = found.parts.J, found.jacobian()
+    model = structure(found, name, 1)
+    U = basis(torch.cat([p.dense().flatten(0, 1) for p in model.points]))
+    outside = J - J @ U @ U.T
+    cov = model.covariance(jacobian, DELTA, scale())
+    inner = U.T @ model.dense() @ U * scale() + DELTA * torch.eye(U.shape[1])
+    inside = (J @ U) @ torch.linalg.inv(inner) @ (J @ U).mT
+    assert_equal(cov, inside + outside @ outside.mT / DELTA)
+    dropped = (cov - inside).diagonal(dim1=1, dim2=2)
+    assert (dropped > 0.1 * cov.diagonal(dim1=1, dim2=2)).all()
+
+
+def test_evidence_is_bounded_from_both_sides():
+    """Left out, curvature raises the evidence; the bound makes up for it."""
+    found = problem("mlp")
+    H = found.structure("full").dense()
+    for delta in (0.01, 0.6, 30.0):
+        d = torch.tensor(delta, dtype=torch.float64)
+        exact = torch.logdet(scale() * H + d * torch.eye(len(H)))
+        low = structure(found, "nystrom", 1).logdet(d, scale())
+        high = structure(found, "variational", 1).logdet(d, scale())
+        assert low < exact < high
+
+
+def test_the_bound_is_tight_where_points_are_all_rows():
+    found = problem("mlp")
+    model = structure(found, "variational", N_ROWS)
+    assert float(model.rest) < 1e-10
+    few = [float(structure(found, "variational", n).rest) for n in (1, 2, 3, 4)]
+    assert few == sorted(few, reverse=True)
+
+
+def test_no_other_gaussian_of_its_kind_is_closer():
+    """The divergence of ``N(0, (δ + RᵀAR)⁻¹)`` is stationary at our ``A``."""
+    found = problem("mlp")
+    H = found.structure("full").dense()
+    model = structure(found, "variational", 2)
+    R = torch.cat([p.dense().flatten(0, 1) for p in model.points])
+    identity = torch.eye(len(H), dtype=H.dtype)
+    target = scale() * H + DELTA * identity
+
+    def divergence(A):
+        precision = DELTA * identity + R.T @ A @ R
+        kl = torch.linalg.solve(precision, target).trace() + torch.logdet(precision)
+        return kl / 2
+
+    best = scale() * model.root.T @ model.root
+    assert_equal(R.T @ best @ R, scale() * model.dense())
+    leaf = best.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(divergence(leaf), leaf)
+    (elsewhere,) = torch.autograd.grad(divergence(leaf * 2), leaf)
+    assert gradient.abs().max() < 1e-6 * elsewhere.abs().max()
+
+
+def test_greedy_points_explain_more():
+    """Than those of the smallest keys, of which there are as many."""
+    found = problem("mlp")
+    x, y = normal(200, 2, seed=1), torch.randint(3, (200,), generator=generator(1))
+    explained = {}
+    for name, kind in KINDS.items():
+        for n in (5, 10, 20):
+            accumulator = kind(found.layout, n)
+            batches = [(x, y, None)]
+            accumulate(found.forward, batches, found.likelihood, GGN, accumulator)
+            explained[name, n] = accumulator.decompose().dense().trace()
+    for n in (5, 10, 20):
+        assert explained["variational", n] > explained["nystrom", n]
+
+
+def test_tuning_maximises_the_bound():
+    """The gradient of the evidence has the trace, too, beside MacKay's γ."""
+    found = problem("mlp")
+    model = structure(found, "variational", 1)
+    delta = DELTA.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model.logdet(delta, scale()), delta)
+    gamma = model.effective_dimension(DELTA, scale())
+    slack = model.slack(DELTA, scale())
+    assert_equal(found.layout.n_parameters - DELTA * slope, gamma + slack)
+    assert slack > 0.1
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_added_rows_have_points_of_their_own(name):
+    found = problem("mlp")
+    first, second = found.batches(4, 2)
+    parts = []
+    for batch in (first, second):
+        accumulator = KINDS[name](found.layout, 2)
+        accumulate(found.forward, [batch], found.likelihood, GGN, accumulator)
+        parts.append(accumulator.decompose())
+    resumed = KINDS[name](found.layout, 2)
+    parts[0].resume(resumed)
+    accumulate(found.forward, [second], found.likelihood, GGN, resumed)
+    both = resumed.decompose()
+    assert_equal(both.dense(), parts[0].dense() + parts[1].dense(), ROUNDING)
+    if name == "variational":
+        assert_equal(both.rest, parts[0].rest + parts[1].rest, ROUNDING)
+
+
+def test_posteriors_take_it():
+    found = problem("mlp")
+    posterior = found.posterior("variational")
+    assert isinstance(posterior, GaussianPosterior)
+    exact = found.posterior("full").log_marginal_likelihood()
+    assert_equal(posterior.log_marginal_likelihood(), exact)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("subset", ["last_layer", "all"])
+def test_prior_and_noise_have_the_highest_bound(subset):
+    """Few points leave much to the bound, which tuning must not run away from."""
+    X, y = waves(n=150, dtype=np.float64)
+    net = regressor(MLP, module__dtype=torch.float64)
+    net = FrozenEstimator(seeded(net, X, y.reshape(-1, 1)))
+    model = LaplaceRegressor(
+        net,
+        subset_of_weights=subset,
+        hessian_structure="variational",
+        structure_params={"n_points": 3},
+        refine=True,
+    )
+    tuned = clone(model).set_params(prior_precision="marglik", sigma_noise="marglik")
+    best = tuned.fit(X, y).log_marginal_likelihood_value_
+    for delta in (0.3, 1, 3.0):
+        for sigma in (0.5, 1, 2.0):
+            given = {
+                "prior_precision": delta * tuned.prior_precision_,
+                "sigma_noise": sigma * tuned.sigma_noise_,
+            }
+            value = model.set_params(**given).fit(X, y).log_marginal_likelihood_value_
+            assert value <= best + 0.02 * abs(best)
+
+
+@pytest.mark.parametrize("structure", ["gp", "nystrom"])
+def test_evidence_that_leaves_curvature_out_warns(structure):
+    X, y = waves(n=60, dtype=np.float64)
+    net = regressor(MLP, module__dtype=torch.float64)
+    net = FrozenEstimator(seeded(net, X, y.reshape(-1, 1)))
+    settings = {
+        "hessian_structure": structure,
+        "prior_precision": "marglik",
+        "sigma_noise": 0.3,
+    }
+    few = LaplaceRegressor(net, structure_params={"n_points": 5}, **settings)
+    with pytest.warns(UserWarning, match="leaves out what its points cannot tell"):
+        few.fit(X, y)
+    LaplaceRegressor(net, **settings).fit(X, y)

@@ -1,0 +1,210 @@
+import contracts
+import pytest
+import references
+import torch
+from cases import normal, positive
+from contracts import N_ROWS, assert_equal, problem
+
+from sklaplace.curvature.ggn import CURVATURES, GGN, accumulate
+from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.likelihoods import Bernoulli, Categorical
+from sklaplace.likelihoods.output_hessian import Factored
+
+every_curvature = pytest.mark.parametrize("name", CURVATURES)
+every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+
+@every_curvature
+@every_likelihood
+def test_factor(name, likelihood):
+    contracts.check_factor(name, likelihood)
+
+
+@every_likelihood
+def test_ggn_is_the_hessian_of_the_loss(likelihood):
+    known = references.LIKELIHOODS[likelihood]
+    reference = references.reference(known)
+    f, y = normal(N_ROWS, reference.n_outputs), reference.targets(N_ROWS)
+    S = GGN(known, f, y)
+    assert_equal(S @ S.mT, references.loss_hessian(known, f, y), 1e-12)
+
+
+@every_likelihood
+def test_empirical_fisher_is_that_of_the_gradients(likelihood):
+    """Also for noise other than one, of which it is of higher order than the loss."""
+    found = problem("inplace", likelihood)
+    sigma = torch.tensor(0.6, dtype=torch.float64)
+    f = found.forward(found.x).detach()
+    leaf = f.clone().requires_grad_()
+    total = references.log_likelihood(found.likelihood, leaf, found.y, sigma).sum()
+    (gradient,) = torch.autograd.grad(total, leaf)
+    rows = torch.einsum("nc,ncp->np", gradient, found.parts.J)
+    accumulator = STRUCTURES["full"][0](found.layout)
+    ef = CURVATURES["ef"]
+    accumulate(found.forward, found.batches(4, 2), found.likelihood, ef, accumulator)
+    scale = found.likelihood.scale(sigma) ** ef.order
+    assert_equal(scale * accumulator.decompose().dense(), rows.T @ rows, 1e-12)
+
+
+@every_likelihood
+def test_sampled_fisher_tends_to_the_ggn(likelihood):
+    """By a standard error of ``2 / √draws`` of the largest entry, for these outputs."""
+    known = references.LIKELIHOODS[likelihood]
+    reference = references.reference(known)
+    f, y = normal(40, reference.n_outputs), reference.targets(40)
+    n_draws = 4000
+    S = CURVATURES["ggn_mc"].configured({"n_draws": n_draws}, seed=3)(known, f, y)
+    G = GGN(known, f, y)
+    error = ((S @ S.mT - G @ G.mT) ** 2).mean().sqrt() / (G @ G.mT).abs().max()
+    assert 0 < error < 2 / n_draws**0.5
+
+
+def sampled(found, batches, seed=0):
+    accumulator = STRUCTURES["full"][0](found.layout)
+    curvature = CURVATURES["ggn_mc"].configured({"n_draws": 3}, seed)
+    accumulate(found.forward, batches, found.likelihood, curvature, accumulator)
+    return accumulator.decompose().dense()
+
+
+@pytest.mark.parametrize("case", ["mlp", "cnn", "dictionary"])
+def test_what_a_row_draws_is_its_own(case):
+    found = problem(case)
+    expected = sampled(found, found.batches(N_ROWS))
+    for sizes in ((1,) * N_ROWS, (4, 2)):
+        assert_equal(sampled(found, found.batches(*sizes)), expected, 1e-12)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    batches = [found.rows(order[:4]), found.rows(order[4:])]
+    assert_equal(sampled(found, batches), expected, 1e-12)
+    assert not torch.allclose(sampled(found, found.batches(6), seed=1), expected)
+
+
+@every_likelihood
+@pytest.mark.parametrize("case", ["inplace", "cnn", "norms", "bare_parameters"])
+def test_exact_hessian(case, likelihood):
+    """Against the Hessian of the loss as a function of all weights."""
+    found = problem(case, likelihood)
+    module, w = found.forward.module, positive(N_ROWS)
+    one = torch.tensor(1.0, dtype=torch.float64)
+
+    def loss(flat):
+        state = found.layout.unflatten(flat)
+        f = torch.func.functional_call(module, state, (found.x,))
+        log_prob = references.log_likelihood(found.likelihood, f, found.y, one)
+        return -(w @ log_prob)
+
+    flat = found.layout.read(module)
+    expected = torch.autograd.functional.hessian(loss, flat)
+    accumulator = STRUCTURES["full"][0](found.layout)
+    exact = CURVATURES["hessian"]
+    batches = found.batches(4, 2, weights=w)
+    accumulate(found.forward, batches, found.likelihood, exact, accumulator)
+    structure = accumulator.decompose()
+    assert_equal(structure.dense(), expected, 1e-10)
+    lowest = torch.linalg.eigvalsh(expected)[0]
+    assert lowest < -1e-3  # a network that is not trained
+    assert_equal(structure.eigenvalues[0], lowest, 1e-10)
+    weak, strong = (-lowest * factor for factor in (0.9, 1.1))
+    with pytest.raises(ValueError, match=r"not positive definite.*curvature='ggn'"):
+        structure.logdet(weak, one)
+    P = expected + strong * torch.eye(len(expected)).double()
+    assert_equal(structure.logdet(strong, one), torch.logdet(P))
+    J = found.parts.J
+    cov = torch.einsum("ncp,pq,ndq->ncd", J, torch.linalg.inv(P), J)
+    assert_equal(structure.covariance(found.jacobian(), strong, one), cov)
+    assert_equal(structure.project(found.jacobian()).covariance(strong, one), cov)
+
+
+def test_weights_multiply_the_hessian():
+    S, w = normal(4, 3, 2), positive(4)
+    found = Factored(S).weighted(w).factor()
+    assert_equal(found @ found.mT, w.reshape(-1, 1, 1) * (S @ S.mT), 1e-14)
+    assert Factored(S).weighted(None).factor() is S
+    assert Factored(S.float()).weighted(w).factor().dtype == torch.float32
+
+
+@every_likelihood
+def test_data_fit(likelihood):
+    found = problem("cnn", likelihood)
+    w = positive(N_ROWS)
+    one = torch.tensor(1.0, dtype=torch.float64)
+    f = found.forward(found.x).detach()
+    log_prob = references.log_likelihood(found.likelihood, f, found.y, one)
+    normalizer = found.likelihood.log_normalizer(one)
+    for weights in (None, w):
+        batches = found.batches(4, 2, weights=weights)
+        _, data_fit = found.accumulator("diag", batches)
+        row_weights = torch.ones(N_ROWS).double() if weights is None else weights
+        n = row_weights.sum() * found.likelihood.n_targets(f.shape[1])
+        assert_equal(data_fit.n_targets, n, 1e-12)
+        expected = -row_weights @ log_prob - n * normalizer
+        assert_equal(data_fit.loss, expected, 1e-12)
+
+
+def test_observer_sees_every_batch():
+    found, seen = problem("mlp"), []
+    w = positive(N_ROWS)
+    accumulator = STRUCTURES["diag"][0](found.layout)
+    accumulate(
+        found.forward,
+        found.batches(4, 2, weights=w),
+        found.likelihood,
+        GGN,
+        accumulator,
+        lambda *batch: seen.append(batch),
+    )
+    f = torch.cat([batch[0] for batch in seen])
+    assert_equal(f, found.forward(found.x).detach(), 1e-14)
+    S = torch.cat([batch[1].factor() for batch in seen])
+    assert_equal(S @ S.mT, w.reshape(-1, 1, 1) * found.parts.L, 1e-12)
+    rows = torch.cat([batch[2].dense() for batch in seen])
+    assert_equal(rows, torch.einsum("nck,ncp->nkp", S, found.parts.J), 1e-12)
+    assert torch.equal(torch.cat([batch[3] for batch in seen]), found.y)
+    assert torch.equal(torch.cat([batch[4] for batch in seen]), w)
+
+
+def test_outputs_must_be_finite():
+    found = problem("mlp", "Gaussian")
+    x = found.x.clone()
+    x[3] = torch.nan
+    accumulator = STRUCTURES["diag"][0](found.layout)
+    with pytest.raises(ValueError, match="outputs are not finite"):
+        accumulate(
+            found.forward, [(x, found.y, None)], found.likelihood, GGN, accumulator
+        )
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        Categorical(label_smoothing=0.4),
+        Categorical((0.5, 2.0, 1.0), 0.4),
+        Bernoulli(3.0),
+    ],
+)
+def test_what_a_criterion_adds_is_not_in_drawn_targets(likelihood):
+    c = 3 if isinstance(likelihood, Categorical) else 1
+    f, y = normal(40, c), torch.arange(40) % 2
+    n_draws = 4000
+    S = CURVATURES["ggn_mc"].configured({"n_draws": n_draws}, seed=3)(likelihood, f, y)
+    G = GGN(likelihood, f, y)
+    error = ((S @ S.mT - G @ G.mT) ** 2).mean().sqrt() / (G @ G.mT).abs().max()
+    assert error < 2 / n_draws**0.5
+
+
+def test_exact_hessian_of_single_weights():
+    found = problem("inplace", "Gaussian")
+    few = problem("inplace", "Gaussian", "subnetwork")
+    whole, part = (
+        accumulated(one, CURVATURES["hessian"]).dense() for one in (found, few)
+    )
+    places = torch.tensor([0, 2, 3, 7, 8, 11])
+    assert_equal(part, whole[places][:, places], 1e-12)
+
+
+def accumulated(found, curvature):
+    accumulator = STRUCTURES["full"][0](found.layout)
+    batches = found.batches(4, 2)
+    accumulate(found.forward, batches, found.likelihood, curvature, accumulator)
+    return accumulator.decompose()

@@ -1,0 +1,201 @@
+import contracts
+import pytest
+import references
+import torch
+from cases import CASES, normal, positive
+from contracts import assert_equal, problem
+
+from sklaplace.curvature import blocks
+from sklaplace.curvature.blocks import Block
+from sklaplace.curvature.jacobian import Jacobian, backpropagate
+from sklaplace.curvature.layout import BlockSpec, Layout
+
+every_case = pytest.mark.parametrize("case", CASES)
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+
+# ------------------------------------------------------------- backpropagation
+@every_case
+def test_rows_are_those_of_autograd(case):
+    found = problem(case)
+    f, jacobian = backpropagate(found.forward, found.x, found.layout)
+    assert_equal(jacobian.dense(), found.parts.J, 1e-12)
+    assert_equal(f, found.forward(found.x).detach(), 1e-12)
+
+
+@every_case
+def test_columns_are_combinations_of_outputs(case):
+    found = problem(case)
+    S = normal(contracts.N_ROWS, 3, 2, seed=4)
+    seen = []
+
+    def cotangents(f):
+        seen.append(f)
+        return S
+
+    f, jacobian = backpropagate(found.forward, found.x, found.layout, cotangents)
+    expected = torch.einsum("nck,ncp->nkp", S, found.parts.J)
+    assert_equal(jacobian.dense(), expected, 1e-12)
+    assert len(seen) == 1
+    assert torch.equal(seen[0], f)
+    assert not f.requires_grad
+
+
+@every_case
+def test_module_and_rows_stay_as_they_were(case):
+    found = problem(case)
+    module = found.forward.module
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    parameters = list(module.parameters())
+    hooks = [
+        len(m._forward_hooks) + len(m._forward_pre_hooks) for m in module.modules()
+    ]
+    backpropagate(found.forward, found.x, found.layout)
+    after = module.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert all(a is b for a, b in zip(parameters, module.parameters(), strict=True))
+    assert not any(p.requires_grad or p.grad is not None for p in parameters)
+    now = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in module.modules()]
+    assert now == hooks
+
+
+def test_hooks_are_removed_when_the_network_raises():
+    forward = CASES["mlp"].forward()
+    layout = problem("mlp").layout
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        backpropagate(forward, normal(4, 5), layout)
+    assert not any(m._forward_hooks for m in forward.module.modules())
+    assert not any(m._forward_pre_hooks for m in forward.module.modules())
+
+
+def test_gradients_stop_at_the_lowest_selected_layer():
+    """The backbone keeps no graph when only the last layer is selected."""
+    found = problem("mlp", subset="last_layer")
+    needed = []
+    handle = found.forward.module[1].register_forward_hook(
+        lambda _m, _i, out: needed.append(out.requires_grad)
+    )
+    backpropagate(found.forward, found.x, found.layout)
+    handle.remove()
+    assert needed == [False]
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("case", ["conv_same"])
+def test_no_batching_rule_is_needed(case, monkeypatch):
+    """Column by column gives the same as all columns at once."""
+    found = problem(case)
+
+    def refuse(*_args, **_kwargs):
+        raise RuntimeError("no batching rule")
+
+    monkeypatch.setattr("sklaplace.curvature.jacobian.vmap", refuse)
+    _, jacobian = backpropagate(found.forward, found.x, found.layout)
+    assert_equal(jacobian.dense(), found.parts.J, 1e-12)
+
+
+@pytest.mark.parametrize("case", ["norms", "embedding", "bare_parameters", "tied"])
+def test_rows_of_other_layers_without_vmap(case, monkeypatch):
+    found = problem(case)
+
+    def refuse(*_args, **_kwargs):
+        raise RuntimeError("no batching rule")
+
+    monkeypatch.setattr("sklaplace.curvature.jacobian.vmap", refuse)
+    _, jacobian = backpropagate(found.forward, found.x, found.layout)
+    assert_equal(jacobian.dense(), found.parts.J, 1e-12)
+
+
+def test_rows_in_several_chunks(monkeypatch):
+    monkeypatch.setattr("sklaplace.curvature.jacobian.CHUNK_ELEMENTS", 100)
+    monkeypatch.setattr(blocks, "CHUNK_ELEMENTS", 100)
+    monkeypatch.setattr(blocks, "DENSE_ELEMENTS", 100)
+    monkeypatch.setattr(blocks, "CACHED_ELEMENTS", 10)
+    for case in ("cnn", "norms", "called_twice"):
+        found, v = problem(case), positive(problem(case).layout.n_parameters)
+        _, jacobian = backpropagate(found.forward, found.x, found.layout)
+        J = found.parts.J
+        assert_equal(jacobian.dense(), J, 1e-12)
+        assert_equal(jacobian.gram(v), (J * v) @ J.mT, 1e-12)
+        squares = torch.cat([block.squares() for block in jacobian.blocks])
+        assert_equal(squares, (J**2).sum((0, 1)), 1e-12)
+
+
+def test_other_rows_than_those_the_layout_was_made_on():
+    found = problem("conv_called_twice")
+    x = normal(3, 2, 4, 4, seed=20)
+    _, jacobian = backpropagate(found.forward, x, found.layout)
+    expected = references.jacobian(found.forward, x, found.layout)
+    assert_equal(jacobian.dense(), expected, 1e-12)
+
+
+def test_single_precision():
+    case = CASES["cnn"]
+    forward = case.forward()
+    forward.module.float()
+    layout = problem("cnn").layout
+    f, jacobian = backpropagate(forward, case.rows(contracts.N_ROWS).float(), layout)
+    assert f.dtype == torch.float32
+    assert jacobian.dense().dtype == torch.float32
+    # a few roundings of 6e-8 each, on entries of order one
+    assert_equal(jacobian.double().dense(), problem("cnn").parts.J, 1e-5)
+
+
+# ---------------------------------------------------------------------- blocks
+BLOCKS = {
+    "linear": Block(normal(4, 3, 1, 2, seed=1), normal(4, 1, 5, seed=2)),
+    "positions": Block(normal(4, 3, 6, 2, seed=1), normal(4, 6, 5, seed=2)),
+    "bias": Block(normal(4, 3, 1, 10, seed=1)),
+}
+every_block = pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS.keys())
+
+
+def dense(block):
+    """Rows written out with loops."""
+    b, k, r, _ = block.g.shape
+    a = torch.ones(b, r, 1).double() if block.a is None else block.a
+    rows = [
+        [
+            sum(torch.outer(block.g[n, j, t], a[n, t]) for t in range(r)).flatten()
+            for j in range(k)
+        ]
+        for n in range(b)
+    ]
+    return torch.stack([torch.stack(row) for row in rows])
+
+
+@every_block
+def test_contractions_are_those_of_dense_rows(block):
+    rows, v, V = dense(block), positive(10), normal(10, 3)
+    assert block.n_parameters == 10
+    assert_equal(block.dense(), rows, 1e-12)
+    assert_equal(block.squares(), (rows**2).sum((0, 1)), 1e-12)
+    assert_equal(block.gram(v), (rows * v) @ rows.mT, 1e-12)
+    assert_equal(block.matmul(V), rows @ V, 1e-12)
+
+
+@every_block
+def test_rotation_multiplies_by_a_kronecker_product(block):
+    o, i = block.g.shape[-1], 1 if block.a is None else block.a.shape[-1]
+    outputs, inputs = normal(o, o, seed=3), normal(i, i, seed=4)
+    expected = dense(block) @ torch.kron(outputs, inputs if i > 1 else torch.eye(1))
+    assert_equal(block.rotate(outputs, inputs).dense(), expected, 1e-12)
+    assert block.rotate(None, None).dense().equal(block.dense())
+
+
+def test_jacobian_adds_up_its_blocks():
+    jacobian = Jacobian(list(BLOCKS.values()))
+    rows = torch.cat([dense(block) for block in BLOCKS.values()], -1)
+    v, V = positive(30), normal(30, 2)
+    assert_equal(jacobian.dense(), rows, 1e-12)
+    assert_equal(jacobian.gram(v), (rows * v) @ rows.mT, 1e-12)
+    assert_equal(jacobian.matmul(V), rows @ V, 1e-12)
+
+
+def test_empty_layout_of_layers_gives_outputs_only():
+    found = problem("norms")
+    spec = BlockSpec("3.weight", (3,))
+    f, jacobian = backpropagate(found.forward, found.x, Layout((spec,)))
+    assert f.shape == (contracts.N_ROWS, 3)
+    assert jacobian.dense().shape == (contracts.N_ROWS, 3, 3)

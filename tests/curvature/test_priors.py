@@ -1,0 +1,40 @@
+import pytest
+import references
+import torch
+from cases import positive
+from contracts import problem
+
+from sklaplace.curvature.layout import BlockSpec, Layout
+from sklaplace.curvature.priors import PRIOR_STRUCTURES, expand, structure_of
+
+every_prior = pytest.mark.parametrize("prior", PRIOR_STRUCTURES)
+
+
+@every_prior
+def test_expand(prior):
+    layout = problem("cnn").layout
+    delta = positive(*PRIOR_STRUCTURES[prior](layout))
+    assert structure_of(delta, layout) == prior
+    assert torch.equal(expand(delta, layout), references.expand(delta, layout))
+
+
+@every_prior
+def test_differentiable(prior):
+    layout = problem("mlp").layout
+    delta = positive(*PRIOR_STRUCTURES[prior](layout)).requires_grad_()
+    weights = positive(layout.n_parameters, seed=1)
+    assert torch.autograd.gradcheck(lambda d: weights @ expand(d, layout) ** 2, delta)
+
+
+def test_one_parameter_per_tensor():
+    """Layerwise and diagonal priors then have the same shape and meaning."""
+    layout = Layout((BlockSpec("a", ()), BlockSpec("b", (1,)), BlockSpec("c", (1, 1))))
+    delta = positive(3)
+    assert structure_of(delta, layout) == "layerwise"
+    assert torch.equal(expand(delta, layout), delta)
+
+
+def test_one_tensor():
+    layout = Layout((BlockSpec("a", (4, 2)),))
+    assert structure_of(positive(1), layout) == "layerwise"
+    assert torch.equal(expand(positive(1), layout), positive(1).expand(8))

@@ -1,0 +1,356 @@
+import pytest
+import torch
+from cases import CASES, Net, call, normal, tied
+from contracts import assert_equal, problem
+from references import jacobian
+from torch import nn
+
+from sklaplace.curvature.jacobian import backpropagate
+from sklaplace.curvature.subsets import (
+    SUBSETS,
+    all_weights,
+    last_layer,
+    named,
+    subnetwork,
+    trainable,
+)
+from sklaplace.networks.forward import Forward
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+
+def forward_of(run, **parts):
+    """A network in float64 with other than the default weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        module = Net(run, **{name: part() for name, part in parts.items()})
+    forward = Forward(module.double().eval(), lambda x: call(module, x))
+    module.requires_grad_(False)
+    return forward
+
+
+def assert_right(forward, x, layout):
+    _, found = backpropagate(forward, x, layout)
+    assert_equal(found.dense(), jacobian(forward, x, layout), 1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_lists_every_parameter_in_order(case):
+    found = problem(case)
+    parameters = dict(found.forward.module.named_parameters())
+    assert [block.name for block in found.layout.blocks] == list(parameters)
+    shapes = [tuple(parameter.shape) for parameter in parameters.values()]
+    assert [block.shape for block in found.layout.blocks] == shapes
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_dense_rows_where_they_are_needed_and_only_there(case):
+    layout = problem(case).layout
+    dense = {block.name for block in layout.blocks if block.layer is None}
+    assert dense == CASES[case].dense
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_last_layer_is_the_head(case):
+    found = problem(case, subset="last_layer")
+    names = list(dict(found.forward.module.named_parameters()))
+    head = {name for name in names if name.startswith(("head.", "weight", "bias"))}
+    expected = head or {name for name in names if name[0] == names[-1][0]}
+    assert {block.name for block in found.layout.blocks} == expected
+    assert all(block.layer is not None for block in found.layout.blocks)
+    _, rows = backpropagate(found.forward, found.x, found.layout)
+    assert_equal(rows.dense(), found.parts.J, 1e-12)
+
+
+@pytest.mark.parametrize("name", SUBSETS)
+def test_module_stays_as_it_was(name):
+    for case in ("cnn", "norms", "two_names", "tied", "lstm"):
+        forward, x = CASES[case].forward(), CASES[case].rows(4)
+        parameters = list(forward.module.parameters())
+        values = [parameter.clone() for parameter in parameters]
+        SUBSETS[name](forward, x)
+        now = list(forward.module.parameters())
+        assert all(a is b for a, b in zip(parameters, now, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(values, now, strict=True))
+        assert not any(p.requires_grad or p.grad is not None for p in now)
+        assert not any(m._forward_hooks for m in forward.module.modules())
+
+
+def test_last_layer_must_be_linear():
+    forward = forward_of(
+        lambda net, x: net.norm(net.first(x)),
+        first=lambda: nn.Linear(2, 3),
+        norm=lambda: nn.LayerNorm(3),
+    )
+    with pytest.raises(ValueError, match=r"here it is LayerNorm \('norm'\)"):
+        last_layer(forward, normal(4, 2))
+
+
+def test_network_without_parameters_has_no_last_layer():
+    module = nn.Flatten()
+    with pytest.raises(ValueError, match="subset_of_weights='last_layer' needs"):
+        last_layer(Forward(module, module), normal(4, 2))
+
+
+@pytest.mark.parametrize("subset", SUBSETS.values(), ids=SUBSETS.keys())
+def test_network_that_mixes_rows_is_refused(subset):
+    forward = forward_of(
+        lambda net, x: net.head(x - x.mean(0)), head=lambda: nn.Linear(2, 3)
+    )
+    with pytest.raises(ValueError, match="depend on the other rows of its batch"):
+        subset(forward, normal(4, 2))
+
+
+def test_network_that_gives_one_row_for_all_is_refused():
+    forward = forward_of(
+        lambda net, x: net.head(x).mean(0, keepdim=True), head=lambda: nn.Linear(2, 3)
+    )
+    with pytest.raises(ValueError, match="one output per row"):
+        all_weights(forward, normal(4, 2))
+
+
+def test_subclass_of_a_known_layer_gets_dense_rows():
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    forward = forward_of(lambda net, x: net.head(x), head=lambda: Doubled(2, 3))
+    layout = all_weights(forward, normal(4, 2))
+    assert [block.layer for block in layout.blocks] == [None, None]
+    assert_right(forward, normal(4, 2), layout)
+
+
+def test_weight_that_is_used_beside_its_layer():
+    """The weight is also added to the outputs as it is."""
+    forward = forward_of(
+        lambda net, x: net.head(x) + net.head.weight.sum(1),
+        head=lambda: nn.Linear(2, 3),
+    )
+    layout = all_weights(forward, normal(4, 2))
+    assert [block.layer for block in layout.blocks] == [None, "head"]
+    assert_right(forward, normal(4, 2), layout)
+
+
+def test_layer_called_with_a_keyword():
+    forward = forward_of(lambda net, x: net.head(input=x), head=lambda: nn.Linear(2, 3))
+    assert_right(forward, normal(4, 2), all_weights(forward, normal(4, 2)))
+
+
+def test_layer_below_no_grad():
+    """A part whose weights do not reach the outputs through the graph."""
+
+    def run(net, x):
+        with torch.no_grad():
+            h = net.first(x).tanh()
+        return net.head(h)
+
+    forward = forward_of(
+        run, first=lambda: nn.Linear(2, 3), head=lambda: nn.Linear(3, 2)
+    )
+    layout = all_weights(forward, normal(4, 2))
+    assert_right(forward, normal(4, 2), layout)
+
+
+def test_last_layer_is_one_that_reaches_the_outputs():
+    """skorch takes the first of several outputs; here the last call is another's."""
+
+    def run(net, x):
+        h = net.first(x).tanh()
+        return net.head(h), net.auxiliary(h)
+
+    forward = forward_of(
+        run,
+        first=lambda: nn.Linear(2, 3),
+        head=lambda: nn.Linear(3, 2),
+        auxiliary=lambda: nn.Linear(3, 4),
+    )
+    layout = last_layer(forward, normal(4, 2))
+    assert [block.name for block in layout.blocks] == ["head.weight", "head.bias"]
+
+
+def test_last_layer_with_a_weight_of_another_layer():
+    forward = forward_of(lambda net, x: net.part(x), part=lambda: tied(3)[:3])
+    layout = last_layer(forward, normal(4, 3))
+    assert_right(forward, normal(4, 3), layout)
+
+
+def test_one_row():
+    forward = CASES["sequence"].forward()
+    assert all_weights(forward, CASES["sequence"].rows(1)) == all_weights(
+        forward, CASES["sequence"].rows(4)
+    )
+
+
+def test_single_precision():
+    for case in ("mlp", "cnn", "sequence", "conv_called_twice"):
+        forward = CASES[case].forward()
+        forward.module.float()
+        layout = all_weights(forward, CASES[case].rows(4).float())
+        assert {b.name for b in layout.blocks if b.layer is None} == CASES[case].dense
+
+
+class TiedHead(nn.Module):
+    """The head shares its weight with the first layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 3, bias=False)
+        self.middle = nn.Linear(3, 4)
+        self.head = nn.Linear(4, 3)
+        self.head.weight = self.first.weight
+
+    def forward(self, x):
+        return self.head(self.middle(self.first(x).tanh()).tanh())
+
+
+def test_tied_head_is_selected_whole_and_dense():
+    with torch.random.fork_rng(devices=[]):
+        module = TiedHead().double()
+    forward = Forward(module, module)
+    with forward.frozen():
+        layout = last_layer(forward, torch.eye(4, dtype=torch.float64)[:3])
+    layers = {block.name: block.layer for block in layout.blocks}
+    assert layers == {"first.weight": None, "head.bias": "head"}
+
+
+class Counting(nn.Module):
+    """Writes to parameters that are not trained, which a graph forbids."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(2, 3)
+        self.count = nn.Parameter(torch.tensor(0.0), requires_grad=False)
+        self.table = nn.Parameter(torch.arange(3), requires_grad=False)
+
+    def forward(self, x):
+        self.count += 1
+        return self.head(x) + self.table
+
+
+def test_last_layer_of_a_network_that_writes_to_a_parameter():
+    with torch.random.fork_rng(devices=[]):
+        module = Counting()
+    forward = Forward(module, module)
+    with forward.frozen():
+        layout = SUBSETS["last_layer"](forward, torch.ones(3, 2))
+    assert [block.name for block in layout.blocks] == ["head.weight", "head.bias"]
+    assert not module.count.requires_grad
+    assert module.head.weight.requires_grad
+
+
+# -------------------------------------------------------------------------- names
+@pytest.mark.parametrize(
+    ("case", "names", "expected"),
+    [
+        ("inplace", ["2"], ["2.weight", "2.bias"]),
+        ("inplace", ["4.bias", "0.weight"], ["0.weight", "4.bias"]),
+        ("attention", ["layer.norm1"], ["layer.norm1.weight", "layer.norm1.bias"]),
+        ("bare_parameters", ["gain", "head"], ["gain", "head.weight", "head.bias"]),
+        ("linear_only", [""], ["weight", "bias"]),
+    ],
+)
+def test_names_of_parameters_and_of_modules(case, names, expected):
+    forward, x = CASES[case].forward(), CASES[case].rows(4)
+    layout = named(forward, x, names)
+    assert [block.name for block in layout.blocks] == expected
+    assert_right(forward, x, layout)
+
+
+def test_a_name_is_not_the_beginning_of_another():
+    forward, x = CASES["attention"].forward(), CASES["attention"].rows(4)
+    with pytest.raises(ValueError, match=r"\['layer\.norm'\] is not known"):
+        named(forward, x, ["layer.norm"])
+
+
+def test_names_that_are_not_known_are_told_with_those_that_are():
+    forward, x = CASES["mlp"].forward(), CASES["mlp"].rows(4)
+    known = r"'0\.bias', '0\.weight', '2\.bias', '2\.weight'\.$"
+    with pytest.raises(ValueError, match=rf"^subset_of_weights=\['heda'\] .*{known}"):
+        named(forward, x, ["0", "heda"])
+    forward, x = CASES["attention"].forward(), CASES["attention"].rows(4)
+    with pytest.raises(ValueError, match=r"' …\.$"):
+        named(forward, x, ["heda"])
+
+
+def test_a_named_head_is_as_quick_as_the_last_layer():
+    """Also where it is not the last layer with parameters."""
+    forward, x = CASES["affine_head"].forward(), CASES["affine_head"].rows(4)
+    assert named(forward, x, ["head"]).blocks == last_layer(forward, x).blocks
+    assert named(forward, x, ["head"]).head is not None
+    assert named(forward, x, ["first"]).head is None
+    assert named(forward, x, ["head.bias"]).head is None
+
+    def scaled(net, x):
+        return net.temperature(net.head(net.first(x).tanh()))
+
+    forward = forward_of(
+        scaled,
+        first=lambda: nn.Linear(2, 3),
+        head=lambda: nn.Linear(3, 3),
+        temperature=lambda: nn.Linear(3, 3, bias=False),
+    )
+    layout = named(forward, x, ["head"])
+    assert layout.head is not None
+    assert_right(forward, x, layout)
+
+
+# ---------------------------------------------------------------------- trainable
+class Adapter(nn.Module):
+    """A frozen layer and a product of two thin ones beside it (LoRA)."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(3, 3).requires_grad_(False)
+        self.down = nn.Linear(3, 1, bias=False)
+        self.up = nn.Linear(1, 3, bias=False)
+
+    def forward(self, x):
+        return self.body(x) + self.up(self.down(x))
+
+
+def test_only_adapters_are_trainable():
+    forward = forward_of(
+        lambda net, x: net.head(net.adapter(x).tanh()),
+        adapter=Adapter,
+        head=lambda: nn.Linear(3, 3).requires_grad_(False),
+    )
+    x = normal(4, 3)
+    layout = trainable(forward, x)
+    names = [block.name for block in layout.blocks]
+    assert names == ["adapter.down.weight", "adapter.up.weight"]
+    assert_right(forward, x, layout)
+
+
+def test_nothing_is_trainable():
+    module = CASES["mlp"].forward().module
+    with pytest.raises(ValueError, match=r"all are frozen\. Use 'last_layer'"):
+        trainable(Forward(module, module), normal(4, 2))
+
+
+# ------------------------------------------------------------------ single weights
+@pytest.mark.parametrize("case", CASES)
+def test_single_weights(case):
+    found = problem(case, subset="subnetwork")
+    assert_right(found.forward, found.x, found.layout)
+    whole = problem(case).layout.read(found.forward.module)
+    weights = found.layout.read(found.forward.module)
+    assert torch.equal(weights, whole[[0, 2, 3, 7, 8, 11]])
+    changed = found.layout.unflatten(weights + 1, found.forward.module)
+    for name, value in changed.items():
+        own = found.forward.module.get_parameter(name)
+        difference = (value - own).flatten()
+        (block,) = [b for b in found.layout.blocks if b.name == name]
+        expected = torch.zeros_like(difference)
+        expected[block.indices] = 1
+        assert_equal(difference, expected, 1e-15)
+
+
+def test_number_of_single_weights():
+    forward, x = CASES["mlp"].forward(), CASES["mlp"].rows(4)
+    assert subnetwork(forward, x).n_parameters == 21  # there are no more
+    assert subnetwork(forward, x, n_weights=5).n_parameters == 5
+    assert subnetwork(forward, x, indices=[1, 3]).n_parameters == 2
+    with pytest.raises(ValueError, match="n_weights=22, but the network has 21"):
+        subnetwork(forward, x, n_weights=22)
+    with pytest.raises(ValueError, match="index 21, but the network has 21 weights"):
+        subnetwork(forward, x, indices=[21])

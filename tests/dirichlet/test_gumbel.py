@@ -1,0 +1,175 @@
+import math
+
+import pytest
+import torch
+
+from sklaplace.dirichlet import gumbel, logits
+from sklaplace.dirichlet.gumbel import independent_variances, largest
+
+
+def normal(rows, n_classes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, n_classes, generator=generator, dtype=torch.float64)
+
+
+def filled(like, *first, rest):
+    """Variances whose first columns are given."""
+    variances = torch.full_like(like, rest)
+    variances[:, : len(first)] = torch.tensor(first, dtype=like.dtype)
+    return variances
+
+
+VARIANCES = {
+    "narrow": lambda z: filled(z, rest=0.09),
+    "medium": lambda z: filled(z, rest=16.0),
+    "wide": lambda z: filled(z, rest=1e6),
+    "log-normal": lambda z: (2 * z).exp(),
+    "one wide": lambda z: filled(z, 1e4, rest=0.1),
+    "one very wide": lambda z: filled(z, 1e8, rest=0.1),
+    "one extremely wide": lambda z: filled(z, 1e12, rest=0.1),
+    "two wide": lambda z: filled(z, 1e8, 1e3, rest=0.1),
+    "few wide": lambda z: filled(z, *[100.0] * (1 + z.shape[1] // 60), rest=0.1),
+    "one narrow": lambda z: filled(z, 0.01, rest=1e4),
+}
+
+
+@pytest.mark.parametrize("kind", VARIANCES)
+@pytest.mark.parametrize("mean_scale", [2, 10, 20])
+@pytest.mark.parametrize("n_classes", [2, 3, 10, 300, 1000])
+def test_agrees_with_a_fine_quadrature(monkeypatch, kind, mean_scale, n_classes):
+    mean = mean_scale * normal(2, n_classes)
+    variances = VARIANCES[kind](normal(2, n_classes, seed=1))
+    proba = largest(mean, variances)
+    # without further refinement
+    monkeypatch.setattr(gumbel, "_MISSING", math.inf)
+    monkeypatch.setattr(gumbel, "_COARSE", math.inf)
+    fine = largest(mean, variances, 2048)
+    # what the first nodes may miss, for gains and losses of single classes
+    assert (proba - fine).abs().sum(-1).max() < 1e-3
+
+
+@pytest.mark.parametrize("kind", VARIANCES)
+@pytest.mark.parametrize("mean_scale", [2, 10, 20])
+@pytest.mark.parametrize("n_classes", [2, 10, 100])
+def test_agrees_with_plain_sampling(kind, mean_scale, n_classes):
+    mean = mean_scale * normal(1, n_classes)
+    variances = VARIANCES[kind](normal(1, n_classes, seed=1))
+    n_draws = 20_000
+    drawn = (mean + variances.sqrt() * normal(n_draws, n_classes, seed=2)).softmax(-1)
+    # a probability that is seen in no draw at all may still be a few in n_draws
+    standard_error = drawn.std(0) / math.sqrt(n_draws) + 1 / n_draws
+    difference = (largest(mean, variances)[0] - drawn.mean(0)).abs()
+    assert (difference <= 0.003 + 5 * standard_error).all()
+
+
+@pytest.mark.parametrize(
+    ("mean", "variances", "expected"),
+    [
+        # a wide logit is the largest, or by far the smallest
+        ([0, 0, 0], [1e6, 1, 1], [0.5, 0.25, 0.25]),
+        ([0, 0, 0], [1e8, 0.1, 0.1], [0.5, 0.25, 0.25]),
+        ([0, 20, 0], [1e8, 0.1, 0.1], [0.5, 0.5, 0.0]),
+        ([-1e4, 20, 0], [1e8, 0.1, 0.1], [0.158, 0.842, 0.0]),
+        ([0, 0, 0], [1e12, 1e12, 1e-3], [0.375, 0.375, 0.25]),
+    ],
+)
+def test_wide_logits_among_narrow_ones(mean, variances, expected):
+    mean, variances, expected = (
+        torch.tensor([row], dtype=torch.float64) for row in (mean, variances, expected)
+    )
+    found = largest(mean, variances)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.003)
+
+
+def test_few_wide_logits_among_many_narrow_ones():
+    mean = torch.zeros(1, 300, dtype=torch.float64)
+    found = largest(mean, filled(mean, *[1e6] * 5, rest=0.1))
+    # narrow logits win where all wide ones are below them: nearly half for each, and
+    # the level of three hundred narrow ones, about 6, hardly matters
+    assert abs(found[0, 5:].sum() - 0.5**5) < 0.003
+    assert found[0, :5].std() < 1e-9
+
+
+def test_equal_logits_need_the_first_nodes_only(monkeypatch):
+    rows = []
+
+    def counted(mean, cov, n_nodes):
+        rows.append((n_nodes, len(mean)))
+        return logits.chunks(mean, cov, n_nodes)
+
+    monkeypatch.setattr(gumbel, "chunks", counted)
+    mean = 2 * normal(4, 1000)
+    for sd in (0.3, 1.0, 4.0, 14.0, 100.0, 1000.0):
+        largest(mean, filled(mean, rest=sd**2))
+    assert rows == 6 * [(gumbel._FIRST_NODES, 4)]
+
+
+def test_nothing_is_missing_at_the_finest(monkeypatch):
+    finest = []
+    nodes = gumbel._nodes
+
+    def seen(mean, variances, n_nodes):
+        finest.append(n_nodes)
+        return nodes(mean, variances, n_nodes)
+
+    monkeypatch.setattr(gumbel, "_nodes", seen)
+    for n_classes in (2, 3, 30, 300):
+        for mean_scale in (2, 20, 1e6):
+            mean = mean_scale * normal(4, n_classes)
+            for first in ([1e12], [1e12, 1e6, 1.0], [1e12] * 3):
+                largest(mean, filled(mean, *first[: n_classes - 1], rest=0.0))
+    # a level is left only if nothing, or too much, is missing: well before the last
+    assert max(finest) <= gumbel._MOST_NODES / 4
+
+
+@pytest.mark.parametrize("widest", [1e20, 1e100, 1e299])
+def test_finite_beyond_all_bounds(widest):
+    mean = torch.tensor([[0.0, -1e100, -5.0]], dtype=torch.float64)
+    variances = torch.tensor([[0.0, widest, 1.0]], dtype=torch.float64)
+    proba = largest(mean, variances)
+    assert proba.isfinite().all()
+    assert abs(proba.sum() - 1) < 1e-12
+
+
+def test_noise_is_a_mixture_of_normals_as_good_as_it_says():
+    x = torch.linspace(-3, 6.9, 400, dtype=torch.float64)
+    above = sum(
+        weight * torch.special.ndtr((location - x) / variance**0.5)
+        for weight, location, variance in gumbel._GUMBEL
+    )
+    exact = -torch.expm1(-(-x).exp())
+    assert (above - exact).abs().max() < 0.0025
+    assert (above / exact - 1)[x > 0].abs().max() < 0.0025
+    assert abs(sum(weight for weight, *_ in gumbel._GUMBEL) - 1) < 1e-6
+
+
+@pytest.mark.parametrize("kind", VARIANCES)
+@pytest.mark.parametrize("n_classes", [2, 3, 30])
+def test_derivatives_are_those_of_finite_differences(kind, n_classes):
+    mean = 2 * normal(2, n_classes)
+    variances = VARIANCES[kind](normal(2, n_classes, seed=1))
+    weights, move = normal(2, n_classes, seed=2), normal(2, n_classes, seed=3)
+    turn = variances * normal(2, n_classes, seed=4) / 4
+
+    def value(step):
+        moved = mean + step * move, variances + step * turn
+        return (weights * largest(*moved, n_nodes=512)).sum()
+
+    at = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(value(at), at)
+    step = 1e-5
+    with torch.no_grad():
+        expected = (value(step) - value(-step)) / (2 * step)
+    # Beyond the nodes there are probabilities of 1e-4, whose share in each class
+    # changes with the ends, which autograd does not see.
+    torch.testing.assert_close(slope, expected, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 8])
+def test_independent_variances_are_recovered(n_classes):
+    variances = normal(5, n_classes).exp()
+    _, centred = logits.centre(variances, torch.diag_embed(variances))
+    found = independent_variances(centred.diagonal(dim1=-2, dim2=-1))
+    if n_classes == 2:  # only their sum can be known
+        found, variances = found.sum(-1), variances.sum(-1)
+    torch.testing.assert_close(found, variances)

@@ -1,0 +1,441 @@
+import math
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sklaplace import dirichlet
+from sklaplace.core.points import normal_draws
+from sklaplace.dirichlet import links, logits
+from sklaplace.dirichlet.links import LINKS, choose_link
+from sklaplace.dirichlet.logits import centre
+from tests.examples import run_example
+
+every_link = pytest.mark.parametrize("link", LINKS.values(), ids=LINKS.keys())
+# The Laplace bridge does not tend to the softmax.
+exact_links = pytest.mark.parametrize(
+    "name", sorted(LINKS.keys() - {"bridge", "bridge_norm"})
+)
+
+
+@pytest.fixture(autouse=True)
+def _global_random_state_stays():
+    before = torch.get_rng_state()
+    yield
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def gaussian(rows, n_classes, seed=0, sd=1.0, dtype=torch.float64):
+    """Means (b, K) and random full-rank covariances (b, K, K)."""
+    generator = torch.Generator().manual_seed(seed)
+    factors = torch.randn(
+        rows, n_classes, n_classes, generator=generator, dtype=torch.float64
+    )
+    mean = 2 * torch.randn(rows, n_classes, generator=generator, dtype=torch.float64)
+    cov = sd**2 * factors @ factors.mT / n_classes
+    return mean.to(dtype), cov.to(dtype)
+
+
+def plain_mc(mean, cov, n_draws, seed=0):
+    """Average of the softmax over independent draws, and its standard error."""
+    generator = torch.Generator().manual_seed(seed)
+    draws = torch.randn(
+        n_draws, mean.shape[-1], generator=generator, dtype=torch.float64
+    )
+    factor = torch.linalg.cholesky(cov)
+    proba = (mean.unsqueeze(-2) + draws @ factor.mT).softmax(-1)  # (b, s, K)
+    return proba.mean(-2), proba.std(-2) / math.sqrt(n_draws)
+
+
+def error(proba, reference):
+    """Mean over rows of the sum over classes of absolute differences."""
+    return (proba - reference).abs().sum(-1).mean()
+
+
+# Contracts: over the registry
+
+
+@every_link
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n_classes", [1, 2, 3, 20])
+def test_rows_are_probabilities_and_inputs_stay(link, n_classes, dtype):
+    mean, cov = gaussian(7, n_classes, dtype=dtype)
+    draws = normal_draws(10, n_classes, 0)
+    copies = [tensor.clone() for tensor in (mean, cov, draws)]
+    proba = link(mean, cov, draws)
+    assert proba.shape == (7, n_classes)
+    assert proba.dtype == torch.float64
+    assert (proba >= 0).all()
+    torch.testing.assert_close(proba.sum(-1), torch.ones(7, dtype=torch.float64))
+    for tensor, copy in zip((mean, cov, draws), copies, strict=True):
+        assert torch.equal(tensor, copy)
+
+
+@every_link
+def test_one_class_is_certain(link):
+    mean, cov = gaussian(3, 1)
+    ones = torch.ones(3, 1, dtype=torch.float64)
+    torch.testing.assert_close(link(mean, cov, normal_draws(5, 1, 0)), ones)
+
+
+@every_link
+def test_no_rows_give_no_rows(link):
+    mean, cov = gaussian(0, 3)
+    assert link(mean, cov, normal_draws(5, 3, 0)).shape == (0, 3)
+
+
+@every_link
+@pytest.mark.parametrize("n_classes", [2, 3, 10])
+def test_what_the_softmax_ignores_changes_nothing(link, n_classes):
+    mean, cov = gaussian(5, n_classes)
+    draws = normal_draws(20, n_classes, 0)
+    expected = link(mean, cov, draws)
+    for shift in (-30.0, 1e4):
+        shifted = link(mean + shift, cov, draws)
+        torch.testing.assert_close(shifted, expected, rtol=1e-9, atol=1e-9)
+    for common in (1.0, 1e4):
+        wider = link(mean, cov + common, draws)
+        torch.testing.assert_close(wider, expected, rtol=1e-8, atol=1e-8)
+    # A common shift that is correlated with the logits is no more visible.
+    direction = 0.1 * mean
+    tilted = cov + direction.unsqueeze(-1) + direction.unsqueeze(-2)
+    torch.testing.assert_close(link(mean, tilted, draws), expected)
+    torch.testing.assert_close(link(*centre(mean, cov), draws), expected)
+
+
+@every_link
+def test_rows_do_not_depend_on_each_other(link):
+    mean, cov = gaussian(23, 4)
+    draws = normal_draws(50, 4, 0)
+    together = link(mean, cov, draws)
+    singly = [link(mean[[row]], cov[[row]], draws) for row in range(len(mean))]
+    torch.testing.assert_close(together, torch.cat(singly), rtol=1e-12, atol=1e-14)
+
+
+# The draws of mc are not symmetric in the classes.
+@pytest.mark.parametrize("name", sorted(LINKS.keys() - {"mc"}))
+def test_permuting_the_classes_permutes_the_probabilities(name):
+    link = LINKS[name]
+    mean, cov = gaussian(5, 4)
+    order = torch.tensor([2, 0, 3, 1])
+    draws = normal_draws(10, 4, 0)
+    permuted = link(mean[:, order], cov[:, order][:, :, order], draws)
+    torch.testing.assert_close(permuted, link(mean, cov, draws)[:, order])
+
+
+@every_link
+@given(
+    n_classes=st.integers(1, 5),
+    rank=st.integers(0, 5),
+    seed=st.integers(0, 2**31),
+    log_mean=st.integers(-6, 6),
+    log_scale=st.integers(-12, 12),
+    log_common=st.integers(-12, 12),
+)
+def test_finite_over_many_orders_of_magnitude(
+    link, n_classes, rank, seed, log_mean, log_scale, log_common
+):
+    generator = torch.Generator().manual_seed(seed)
+    factor = torch.randn(
+        1, n_classes, min(rank, n_classes), generator=generator, dtype=torch.float64
+    )
+    cov = 10.0**log_scale * factor @ factor.mT + 10.0**log_common
+    mean = 10.0**log_mean * torch.randn(
+        1, n_classes, generator=generator, dtype=torch.float64
+    )
+    proba = link(mean, cov, normal_draws(4, n_classes, 0))
+    assert proba.isfinite().all()
+    assert (proba >= 0).all()
+    assert abs(proba.sum() - 1) < 1e-12
+
+
+@every_link
+@pytest.mark.parametrize("n_classes", [2, 3, 6])
+@pytest.mark.parametrize("sd", [0.1, 1.0, 3.0])
+def test_derivatives_are_those_of_finite_differences(link, n_classes, sd):
+    # Central differences err by step²/6 of a third derivative, of size one, and by
+    # rounding of 1e-16/step. The quadrature of gumbel errs by up to 1e-3 on scales of
+    # one, depending on its nodes, which are constants to autograd.
+    mean, cov = gaussian(3, n_classes, seed=1, sd=sd)
+    draws = normal_draws(20, n_classes, 0)
+    generator = torch.Generator().manual_seed(2)
+    weights, move = torch.randn(2, 3, n_classes, generator=generator).double()
+    turn = torch.randn(cov.shape, generator=generator).double()
+    turn = cov.mean() * (turn + turn.mT) / 4
+
+    def value(step):
+        proba = link(mean + step * move, cov + step * turn, draws)
+        return (weights * proba).sum()
+
+    at = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(value(at), at)
+    step = 1e-5
+    with torch.no_grad():
+        expected = (value(step) - value(-step)) / (2 * step)
+    tolerance = 1e-3 if link is links.gumbel else 1e-7
+    torch.testing.assert_close(slope, expected, rtol=tolerance, atol=tolerance)
+
+
+@every_link
+@pytest.mark.parametrize("largest", [0.0, 40.0, 1e4])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
+def test_derivatives_are_finite(link, largest, scale):
+    mean = torch.tensor([[largest, 0.0, -1.0, -largest]]).double().requires_grad_()
+    cov = (scale * torch.diag(torch.tensor([1.0, 2, 3, 4])).double())[None]
+    cov.requires_grad_()
+    proba = link(mean, cov, normal_draws(20, 4, 0))
+    for gradient in torch.autograd.grad(proba[0, 0] - proba[0, 1], (mean, cov)):
+        assert gradient.isfinite().all()
+
+
+@every_link
+@pytest.mark.parametrize("scale", [0.0, 1e-299, 1e299])
+@pytest.mark.parametrize("largest", [0.0, 1e300])
+def test_finite_at_the_limits_of_float64(link, scale, largest):
+    mean = torch.tensor([[largest, -largest, 0]], dtype=torch.float64)
+    cov = scale * torch.eye(3, dtype=torch.float64).expand(1, 3, 3)
+    proba = link(mean, cov, normal_draws(4, 3, 0))
+    assert proba.isfinite().all()
+    assert abs(proba.sum() - 1) < 1e-12
+
+
+# What single links claim
+
+
+@exact_links
+@pytest.mark.parametrize("n_classes", [2, 3, 50])
+def test_zero_covariance_gives_the_softmax(name, n_classes):
+    mean, cov = gaussian(5, n_classes)
+    draws = normal_draws(30, n_classes, 0)
+    for nothing in (0 * cov, torch.full_like(cov, 1e12)):
+        proba = LINKS[name](mean, nothing, draws)
+        torch.testing.assert_close(proba, mean.softmax(-1), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 10])
+def test_mc_agrees_with_plain_sampling(n_classes):
+    mean, cov = gaussian(8, n_classes, sd=1.5)
+    reference, standard_error = plain_mc(mean, cov, 40_000)
+    proba = links.mc(mean, cov, normal_draws(8192, n_classes, 0))
+    # Points that cover space evenly err less than as many random ones, so the
+    # error is at most that of two independent estimates, five deviations wide.
+    bound = 5 * standard_error * (1 + math.sqrt(40_000 / 8192))
+    assert ((proba - reference).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("sd", [1.0, 4.0])
+def test_mean_field_is_near_exact_for_two_classes(sd):
+    mean, cov = gaussian(50, 2, sd=sd)
+    reference = links.mc(mean, cov, normal_draws(8192, 2, 0))
+    # MacKay's approximation of the logistic-Gaussian integral errs by up to .02
+    # per class.
+    proba = links.mean_field(mean, cov, normal_draws(2, 2, 0))
+    assert (proba - reference).abs().max() < 0.02
+    assert error(proba, reference) < 0.01
+
+
+def test_mean_field_of_two_classes_is_the_binary_formula():
+    mean, cov = gaussian(9, 2)
+    gap = mean[:, 0] - mean[:, 1]
+    variance = cov[:, 0, 0] + cov[:, 1, 1] - 2 * cov[:, 0, 1]
+    expected = (gap / (1 + math.pi / 8 * variance).sqrt()).sigmoid()
+    proba = links.mean_field(mean, cov, normal_draws(2, 2, 0))
+    torch.testing.assert_close(proba[:, 0], expected)
+
+
+def test_closed_forms_equal_their_formulas():
+    mean, cov = gaussian(1, 3)
+    m, s = (tensor[0] for tensor in centre(mean, cov))
+    inflation = (1 + math.pi / 8 * s.diagonal()).sqrt()
+    draws = normal_draws(2, 3, 0)
+    torch.testing.assert_close(
+        links.probit(mean, cov, draws)[0], (m / inflation).softmax(-1)
+    )
+
+    odds = torch.zeros(3, dtype=torch.float64)
+    for k in range(3):
+        for j in range(3):
+            spread = s[k, k] + s[j, j] - 2 * s[k, j]
+            odds[k] += torch.exp(-(m[k] - m[j]) / (1 + math.pi / 8 * spread).sqrt())
+    torch.testing.assert_close(
+        links.mean_field(mean, cov, draws)[0], (1 / odds) / (1 / odds).sum()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "norm"), [("bridge", None), ("bridge_norm", "guarded")]
+)
+@pytest.mark.parametrize("sd", [0.1, 5.0])
+def test_bridges_are_means_of_the_dirichlet(name, norm, sd):
+    mean, cov = gaussian(6, 4, sd=sd)
+    alpha = dirichlet.laplace_bridge(*centre(mean, cov), norm=norm)
+    proba = LINKS[name](mean, cov, normal_draws(2, 4, 0))
+    torch.testing.assert_close(proba, dirichlet.mean(alpha))
+
+
+def test_bridge_ignores_the_scale_of_the_covariance():
+    mean, cov = gaussian(6, 4)
+    draws = normal_draws(2, 4, 0)
+    torch.testing.assert_close(
+        links.bridge(mean, 100 * cov, draws), links.bridge(mean, cov, draws)
+    )
+
+
+def test_mc_does_not_depend_on_chunks(monkeypatch):
+    mean, cov = gaussian(17, 5)
+    draws = normal_draws(64, 5, 0)
+    at_once = links.mc(mean, cov, draws)
+    for rows in (1, 4):
+        monkeypatch.setattr(logits, "_CHUNK_BYTES", rows * 2 * 8 * draws.numel())
+        torch.testing.assert_close(
+            links.mc(mean, cov, draws), at_once, rtol=1e-12, atol=1e-14
+        )
+
+
+# Choice
+
+
+def test_choice_is_a_link_and_follows_the_rule():
+    chosen = {k: choose_link(k) for k in (1, 2, 3, 16, 17, 1000)}
+    assert set(chosen.values()) <= LINKS.keys()
+    assert chosen == {
+        1: "mean_field",
+        2: "mean_field",
+        3: "mc",
+        16: "mc",
+        17: "gumbel",
+        1000: "gumbel",
+    }
+    few = {(k, n): choose_link(k, n) for k in (2, 3, 16, 17) for n in (1, 49, 50)}
+    assert few == {
+        **{(2, n): "mean_field" for n in (1, 49, 50)},
+        **{(k, n): "gumbel" for k in (3, 16) for n in (1, 49)},
+        **{(k, 50): "mc" for k in (3, 16)},
+        **{(17, n): "gumbel" for n in (1, 49, 50)},
+    }
+
+
+KINDS = {
+    # nothing in common, and variances that differ; few factors; random matrices; those
+    # of a last layer whose curvature is that of a softmax
+    "diagonal": lambda A, p: torch.diag_embed((0.5 * A[:, 0]).exp()),
+    "factors": lambda A, p: A[..., :3] @ A[..., :3].mT / 3 + 0.05 * torch.eye(len(p)),
+    "wishart": lambda A, p: A @ A.mT / len(p),
+    "softmax": lambda A, p: torch.linalg.inv(
+        len(p) * (torch.diag(p) - torch.outer(p, p)) + 0.1 * torch.eye(len(p))
+    ).expand(len(A), -1, -1),
+}
+
+
+def kind_of_gaussian(kind, rows, n_classes, sd, mean_scale=2):
+    """Means (b, K) and covariances (b, K, K) whose centred variances average sd²."""
+    generator = torch.Generator().manual_seed(n_classes)
+    shape = rows, n_classes, n_classes
+    A = torch.randn(shape, generator=generator, dtype=torch.float64)
+    p = torch.randn(n_classes, generator=generator, dtype=torch.float64).softmax(-1)
+    mean = mean_scale * torch.randn(shape[:2], generator=generator, dtype=torch.float64)
+    cov = centre(mean, KINDS[kind](A, p).double())[1]
+    variances = cov.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+    return mean, sd**2 * cov / variances
+
+
+def errors_of(names, mean, cov, n_samples, points):
+    n_classes = mean.shape[-1]
+    reference = links.mc(mean, cov, normal_draws(points, n_classes, 1))
+    draws = normal_draws(n_samples, n_classes, 0)
+    return {name: error(LINKS[name](mean, cov, draws), reference) for name in names}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mean_scale", [2, 10])
+@pytest.mark.parametrize("n_classes", [2, 3, 10, 16, 17, 60, 256])
+def test_choice_is_never_worse_than_probit(kind, n_classes, mean_scale):
+    # the reference errs, too: for many classes and large variances by .1, far below
+    # what the links differ by
+    for sd in (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0):
+        rows = 40 if n_classes <= 20 else 6
+        mean, cov = kind_of_gaussian(kind, rows, n_classes, sd, mean_scale)
+        points = 8192 if n_classes <= 20 else 2048
+        for n_samples in (4, 16, 100) if n_classes <= 16 else (100,):
+            chosen = choose_link(n_classes, n_samples)
+            errors = errors_of({chosen, "probit"}, mean, cov, n_samples, points)
+            assert errors[chosen] <= errors["probit"] + 1e-4
+
+
+@pytest.mark.parametrize("mean_scale", [2, 10])
+def test_choice_is_better_than_probit_for_a_thousand_classes(mean_scale):
+    for sd in (0.5, 2.0, 8.0):
+        mean, cov = kind_of_gaussian("diagonal", 2, 1000, sd, mean_scale)
+        chosen = choose_link(1000)
+        errors = errors_of({chosen, "probit"}, mean, cov, 100, 2048)
+        assert errors[chosen] <= errors["probit"] + 1e-4
+
+
+def test_the_gallery_measures_what_the_rule_says():
+    names, printed = run_example(
+        "plot_links.py",
+        CLASSES=(2, 3, 10, 30),
+        DEVIATIONS=(0.1, 1.0, 4.0),
+        ROWS=10,
+        POINTS=2048,
+    )
+    plt.close("all")
+    for kind in names["kinds"]:
+        for k in (2, 3, 10, 30):
+            for sd in (0.1, 1.0, 4.0):
+                found = {name: names["errors"][kind, k, sd, name] for name in LINKS}
+                assert found[choose_link(k)] <= found["probit"] + 1e-4
+                row = f"{k:4}{sd:5}{names['errors'][kind, k, sd, 'softmax']:11.3f}"
+                assert row in printed
+    assert not any(line.endswith(" ") for line in printed.splitlines())
+    assert all(f"{cost:11.1f}" in printed for cost in names["costs"].values())
+
+
+@pytest.mark.parametrize("sd", [0.5, 1.0, 4.0, 30.0])
+@pytest.mark.parametrize("n_classes", [2, 3, 10, 40])
+def test_gumbel_is_near_exact_for_independent_logits(n_classes, sd):
+    generator = torch.Generator().manual_seed(n_classes)
+    mean, _ = gaussian(20, n_classes)
+    spread = torch.randn(20, n_classes, generator=generator, dtype=torch.float64)
+    cov = sd**2 * torch.diag_embed(spread.exp())
+    # averages of one-hot rows over the classes and independent draws err most
+    draws = torch.randn(4096, n_classes, generator=generator, dtype=torch.float64)
+    reference, standard_error = plain_mc(mean, cov, 40_000)
+    proba = links.gumbel(mean, cov, draws)
+    assert ((proba - reference).abs() <= 0.002 + 5 * standard_error).all()
+
+
+def test_unlikely_classes_keep_their_tails():
+    # 1/E[Σ e^f], which the bound has for E[1/Σ e^f], is lower by the variance of the
+    # largest logit at most, in nats
+    mean = torch.tensor([[0.0, -1.0, -30.0, -200.0]], dtype=torch.float64)
+    cov = torch.diag_embed(torch.tensor([[1.0, 2.0, 1.0, 3.0]], dtype=torch.float64))
+    proba = links.gumbel(mean, cov, normal_draws(2, 4, 0))
+    reference = links.mc(mean, cov, normal_draws(4096, 4, 0))
+    ratio = (proba.log() - reference.log()).abs()
+    assert (ratio[0, 2:] < 1).all()
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 30])
+def test_sodpp_errs_by_the_square_of_the_covariance(n_classes):
+    mean, cov = gaussian(10, n_classes)
+    draws = normal_draws(2, n_classes, 0)
+    errors = [
+        error(
+            links.sodpp(mean, scale * cov, draws),
+            links.mc(mean, scale * cov, normal_draws(4096, n_classes, 1)),
+        )
+        for scale in (0.01, 0.04)
+    ]
+    assert errors[0] < 1e-4
+    assert 10 < errors[1] / errors[0] < 20  # 16 in the limit
+
+
+def test_sodpp_equals_its_formula():
+    mean, cov = gaussian(1, 3, sd=0.3)
+    p, v = mean[0].softmax(-1), cov[0].diagonal()
+    expected = p * (1 + p @ cov[0] @ p - cov[0] @ p + v / 2 - p @ v / 2)
+    found = links.sodpp(mean, cov, normal_draws(2, 3, 0))[0]
+    torch.testing.assert_close(found, expected)

@@ -1,0 +1,730 @@
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from cases import DOUBLE
+from nets import (
+    MLP,
+    BatchNormMLP,
+    LinearModel,
+    SigmoidMLP,
+    SoftmaxMLP,
+    SqueezedMLP,
+    TwoInputs,
+    binary_classifier,
+    blobs,
+    classifier,
+    initialised,
+    regressor,
+    seeded,
+    waves,
+)
+from sklearn.base import clone
+from sklearn.datasets import make_moons
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import BayesianRidge
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV
+from skorch import NeuralNetClassifier
+from skorch.callbacks import Callback, PrintLog
+from skorch.dataset import unpack_data
+from torch import nn
+
+from sklaplace import (
+    LaplaceClassifier,
+    LaplaceRegressor,
+    MarglikTraining,
+    PriorTraining,
+)
+from sklaplace.curvature.ggn import CURVATURES, accumulate
+from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.curvature.subsets import SUBSETS
+from sklaplace.likelihoods import Gaussian, HeteroscedasticNLLLoss
+from sklaplace.networks.outputs import view
+from sklaplace.networks.training import copied, train
+from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
+from sklaplace.posterior.tuning.evidence import marglik
+
+DELTA, SIGMA, TEMPERATURE = 3.0, 0.6, 1.7
+SGD = {"optimizer": torch.optim.SGD}
+WIDE = {"module__dtype": DOUBLE}
+
+
+class Note(Callback):
+    """Gradients of every batch, and the state of the net after every epoch."""
+
+    def __init__(self):
+        self.gradients_, self.sizes_, self.epochs_, self.modes_ = [], [], [], []
+
+    def on_grad_computed(self, net, named_parameters, batch=None, **kwargs):
+        flat = [p.grad.flatten().clone() for p in net.module_.parameters()]
+        self.gradients_.append(torch.cat(flat))
+        self.sizes_.append(len(unpack_data(batch)[1]))
+
+    def on_epoch_end(self, net, **kwargs):
+        state = net.module_.state_dict()
+        self.epochs_.append({k: v.clone() for k, v in state.items()})
+        flags = [module.training for module in net.module_.modules()]
+        flags += [p.requires_grad for p in net.module_.parameters()]
+        flags += [torch.get_rng_state().numpy().tobytes()]
+        self.modes_.append(flags)
+
+
+def flat(state):
+    return torch.cat([value.flatten().double() for value in state.values()])
+
+
+# ------------------------------------------------------------ the prior's gradient
+def energy(kind, f, y, w):
+    """Negative log-posterior without the prior, in nats, by torch's distributions."""
+    if kind == "categorical":
+        fit = torch.distributions.Categorical(logits=f).log_prob(y)
+    elif kind == "bernoulli":
+        fit = torch.distributions.Bernoulli(logits=f.reshape(-1)).log_prob(y)
+    elif kind == "multilabel":
+        fit = torch.distributions.Bernoulli(logits=f).log_prob(y).sum(-1)
+    elif kind == "poisson":
+        fit = torch.distributions.Poisson(f.exp()).log_prob(y).sum(-1)
+    elif kind == "heteroscedastic":
+        mean, s = f.chunk(2, -1)
+        fit = torch.distributions.Normal(mean, (s / 2).exp()).log_prob(y).sum(-1)
+    else:
+        f = f.reshape(y.shape)
+        fit = torch.distributions.Normal(f, SIGMA).log_prob(y).reshape(len(y), -1)
+        fit = fit.sum(-1)
+    return -(w * fit).sum() / TEMPERATURE
+
+
+def problem(kind):
+    """A net in float64, its rows, what it is a Gaussian of, and columns of targets."""
+    X, labels = blobs(n=14, dtype=np.float64)
+    _, Y = waves(n=14, n_targets=2, dtype=np.float64)
+    made = {
+        "cross_entropy": (classifier(MLP, **WIDE), labels, "categorical", 1),
+        "nll": (
+            classifier(SoftmaxMLP, criterion=nn.NLLLoss, **WIDE),
+            labels,
+            "categorical",
+            1,
+        ),
+        "bce": (binary_classifier(MLP, **WIDE), labels % 2, "bernoulli", 1),
+        "bce_squeezed": (
+            binary_classifier(SqueezedMLP, **WIDE),
+            labels % 2,
+            "bernoulli",
+            1,
+        ),
+        "bce_probabilities": (
+            binary_classifier(SigmoidMLP, criterion=nn.BCELoss, **WIDE),
+            labels % 2,
+            "bernoulli",
+            1,
+        ),
+        "multilabel": (
+            regressor(MLP, module__n_out=2, criterion=nn.BCEWithLogitsLoss, **WIDE),
+            (Y > 0).astype(np.float64),
+            "multilabel",
+            2,
+        ),
+        "mse": (regressor(MLP, module__n_out=2, **WIDE), Y, "normal", 2),
+        "mse_squeezed": (regressor(SqueezedMLP, **WIDE), Y[:, 0], "normal", 1),
+        "poisson": (
+            regressor(MLP, module__n_out=2, criterion=nn.PoissonNLLLoss, **WIDE),
+            np.abs(np.round(3 * Y)),
+            "poisson",
+            2,
+        ),
+        "heteroscedastic": (
+            regressor(MLP, module__n_out=4, criterion=HeteroscedasticNLLLoss, **WIDE),
+            Y,
+            "heteroscedastic",
+            2,
+        ),
+    }
+    net, y, density, columns = made[kind]
+    is_binary = density == "bernoulli"
+    return net, X, y.astype(np.float64) if is_binary else y, density, columns
+
+
+KINDS = [
+    "cross_entropy",
+    "nll",
+    "bce",
+    "bce_squeezed",
+    "bce_probabilities",
+    "multilabel",
+    "mse",
+    "mse_squeezed",
+    "poisson",
+    "heteroscedastic",
+]
+
+
+def unit_of(density, columns, reduction, total):
+    """Criterion over nats: of all rows, by its definition."""
+    per_loss = 2 * SIGMA**2 if density == "normal" else 1.0
+    rows = total * columns if reduction == "mean" else 1.0
+    return TEMPERATURE * per_loss / rows
+
+
+def logits(net, X, density):
+    """Outputs before a softmax or sigmoid of the module's own."""
+    module = net.module_
+    if isinstance(module, SoftmaxMLP | SigmoidMLP):
+        return module.head(torch.tanh(module.hidden(X)))
+    return module(X)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("batch_size", [-1, 5])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients_are_those_of_the_log_posterior(
+    kind, reduction, batch_size, weighted
+):
+    """Added up over an epoch of steps of length zero."""
+    net, X, y, density, columns = problem(kind)
+    w = np.linspace(0.5, 2.5, len(X)) if weighted else None
+    note = Note()
+    prior = MarglikTraining(
+        prior_precision=DELTA, sigma_noise=SIGMA, temperature=TEMPERATURE
+    )
+    net.callbacks = [prior, note]
+    net.set_params(
+        criterion__reduction=reduction,
+        batch_size=batch_size,
+        max_epochs=1,
+        lr=0.0,
+        **SGD,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        train(net, X, y, w, lambda *_: None)
+    weights = torch.ones(len(X)).double() if w is None else torch.tensor(w)
+    total = energy(
+        density, logits(net, torch.tensor(X), density), torch.tensor(y), weights
+    )
+    theta = list(net.module_.parameters())
+    total = total + DELTA / 2 * sum((p**2).sum() for p in theta)
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(total, theta)])
+    expected = expected * unit_of(density, columns, reduction, weights.sum())
+    sizes = torch.tensor(note.sizes_).double()
+    shares = sizes / len(X) if reduction == "mean" else torch.ones_like(sizes)
+    found = shares @ torch.stack(note.gradients_)
+    # skorch adds eps to probabilities before it takes their logarithm
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_gradients_under_class_weights_and_smoothing(reduction):
+    X, y = blobs(n=14, dtype=np.float64)
+    class_weights = torch.tensor([0.5, 1.0, 4.0], dtype=DOUBLE)
+    note, prior = Note(), MarglikTraining(prior_precision=DELTA)
+    net = classifier(
+        callbacks=[prior, note],
+        criterion__weight=class_weights,
+        criterion__label_smoothing=0.1,
+        criterion__reduction=reduction,
+        max_epochs=1,
+        lr=0.0,
+        **SGD,
+        **WIDE,
+    )
+    seeded(net, X, y)
+    theta = list(net.module_.parameters())
+    loss = nn.CrossEntropyLoss(class_weights, label_smoothing=0.1, reduction="sum")
+    total = loss(net.module_(torch.tensor(X)), torch.tensor(y))
+    total = total + DELTA / 2 * sum((p**2).sum() for p in theta)
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(total, theta)])
+    if reduction == "mean":
+        expected = expected / class_weights[torch.tensor(y)].sum()
+    torch.testing.assert_close(note.gradients_[0], expected, rtol=1e-10, atol=1e-10)
+
+
+def test_only_selected_weights_have_the_prior():
+    X, y = blobs(dtype=np.float64)
+    plain, prior = Note(), Note()
+    settings = {"max_epochs": 1, "lr": 0.0, **SGD, **WIDE}
+    seeded(classifier(callbacks=[plain], **settings), X, y)
+    callback = MarglikTraining("last_layer", prior_precision=DELTA)
+    net = seeded(classifier(callbacks=[callback, prior], **settings), X, y)
+    expected = torch.zeros_like(plain.gradients_[0])
+    head = torch.cat([p.detach().flatten() for p in net.module_.head.parameters()])
+    expected[-len(head) :] = DELTA / len(X) * head
+    found = prior.gradients_[0] - plain.gradients_[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_frozen_parameters_stay():
+    class HalfFrozen(MLP):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.hidden.requires_grad_(False)
+
+    X, y = blobs()
+    net = initialised(classifier(HalfFrozen, callbacks=[MarglikTraining()]))
+    before = net.module_.hidden.weight.clone()
+    net.partial_fit(X, y)
+    assert torch.equal(net.module_.hidden.weight, before)
+    assert net.module_.hidden.weight.grad is None
+
+
+# -------------------------------------------------------------- evidence in training
+def linear_data(n=40):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, 4))
+    return X, (X @ [1.0, -2.0, 0.5, 0.0] + 0.5 * rng.normal(size=n))[:, None]
+
+
+def linear_net(callback, **params):
+    settings = {"module__n_in": 4, "module__bias": False, "max_epochs": 300, "lr": 0.1}
+    return regressor(LinearModel, callbacks=[callback], **SGD, **settings | params)
+
+
+def textbook_maximum(X, y):
+    """Of the evidence, by MacKay's fixed point."""
+    model = BayesianRidge(
+        fit_intercept=False,
+        alpha_1=0,
+        alpha_2=0,
+        lambda_1=0,
+        lambda_2=0,
+        tol=1e-13,
+        max_iter=10_000,
+        compute_score=True,
+    )
+    model.fit(X, y[:, 0])
+    return model.lambda_, model.alpha_**-0.5, model.scores_[-1], model.coef_
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.5])
+@pytest.mark.parametrize("batch_size", [-1, 20])
+def test_a_linear_model_ends_at_the_maximum_of_the_evidence(damping, batch_size):
+    X, y = linear_data()
+    callback = MarglikTraining(
+        hessian_structure="full", prior_structure="scalar", damping=damping
+    )
+    # rows of equal products, so that batches have the gradient of all
+    X, y = np.concatenate([X[:20]] * 2), np.concatenate([y[:20]] * 2)
+    net = linear_net(callback, batch_size=batch_size, iterator_train__shuffle=False)
+    net = seeded(net, X, y)
+    precision, noise, evidence, coefficients = textbook_maximum(X, y)
+    assert callback.prior_precision_ == pytest.approx(precision, rel=1e-5)
+    assert callback.sigma_noise_ == pytest.approx(noise, rel=1e-5)
+    assert callback.log_marginal_likelihood_ == pytest.approx(evidence, rel=1e-8)
+    found = net.module_.head.weight.detach().numpy()[0]
+    np.testing.assert_allclose(found, coefficients, atol=1e-5)
+
+
+def test_layerwise_precisions_are_a_fixed_point():
+    """No evidence at all is gained by choosing them again."""
+    X, y = linear_data()
+    callback = MarglikTraining(hessian_structure="full")
+    net = linear_net(callback, module__bias=True, max_epochs=600)
+    seeded(net, X, y + 1)
+    model = LaplaceRegressor(
+        FrozenEstimator(net),
+        subset_of_weights="all",
+        hessian_structure="full",
+        prior_structure="layerwise",
+        prior_precision=callback.prior_precision_,
+        sigma_noise=callback.sigma_noise_,
+    ).fit(X, y + 1)
+    value = model.log_marginal_likelihood()
+    assert value == pytest.approx(callback.log_marginal_likelihood_, rel=1e-10)
+    for factor in (0.9, 1.1):
+        for layer in range(2):
+            other = callback.prior_precision_.copy()
+            other[layer] *= factor
+            assert model.log_marginal_likelihood(prior_precision=other) < value
+
+
+def posterior_by_hand(net, X, y, state, structure, delta, sigma):
+    """Of a regressor at given weights, all rows at once."""
+    net = copied(net)
+    net.module_.load_state_dict(state)
+    forward = view(net)
+    with forward.frozen():
+        x = torch.tensor(X)
+        layout = SUBSETS["all"](forward, x)
+        accumulator = STRUCTURES[structure][0](layout)
+        batches = [(x, torch.tensor(y), None)]
+        likelihood = Gaussian()
+        fit = accumulate(forward, batches, likelihood, CURVATURES["ggn"], accumulator)
+    weights = layout.read(forward.module)
+    number = torch.tensor
+    return GaussianPosterior(
+        weights,
+        weights,
+        accumulator.decompose(),
+        layout,
+        likelihood,
+        fit,
+        Hyperparameters(
+            torch.as_tensor(delta, dtype=DOUBLE),
+            number(0.0, dtype=DOUBLE),
+            torch.as_tensor(sigma, dtype=DOUBLE),
+            number(1.0, dtype=DOUBLE),
+        ),
+    )
+
+
+class Spoil(Callback):
+    """Throws the weights away before the last epoch."""
+
+    def on_epoch_begin(self, net, **kwargs):
+        if len(net.history) == net.max_epochs:
+            with torch.no_grad():
+                for parameter in net.module_.parameters():
+                    parameter.add_(3.0)
+
+
+@pytest.fixture
+def spoilt():
+    """A trained net, its callback, and what was noted of it."""
+    X, y = waves(dtype=np.float64)
+    y = y[:, None]
+    note = Note()
+    callback = MarglikTraining(hessian_structure="diag", damping=0.25)
+    net = regressor(MLP, callbacks=[Spoil(), callback, note], max_epochs=9, **WIDE)
+    return seeded(net, X, y), X, y, callback, note
+
+
+def test_what_is_recorded_is_the_evidence_of_that_epoch(spoilt):
+    net, X, y, callback, note = spoilt
+    recorded = net.history[:, "log_marginal_likelihood"]
+    best = int(np.argmax(recorded))
+    assert callback.best_epoch_ == best + 1
+    assert callback.log_marginal_likelihood_ == recorded[best]
+    posterior = posterior_by_hand(
+        net,
+        X,
+        y,
+        note.epochs_[best],
+        "diag",
+        callback.prior_precision_,
+        callback.sigma_noise_,
+    )
+    value = float(posterior.log_marginal_likelihood())
+    assert recorded[best] == pytest.approx(value, rel=1e-10)
+
+
+def test_a_step_goes_a_share_of_the_way_to_the_maximum(spoilt):
+    """The first one, from where the settings start."""
+    net, X, y, _, note = spoilt
+    start = {"delta": np.ones(4), "sigma": 1.0}
+    posterior = posterior_by_hand(net, X, y, note.epochs_[0], "diag", **start)
+    best = marglik(posterior).hyperparameters
+    moved = posterior.replace(
+        prior_precision=best.prior_precision**0.75, sigma_noise=best.sigma_noise**0.75
+    )
+    first = net.history[0, "log_marginal_likelihood"]
+    assert first == pytest.approx(float(moved.log_marginal_likelihood()), rel=1e-10)
+
+
+def test_the_best_weights_come_back_and_not_the_last(spoilt):
+    net, _, _, callback, note = spoilt
+    assert callback.best_epoch_ < net.max_epochs
+    best = note.epochs_[callback.best_epoch_ - 1]
+    assert torch.equal(flat(net.module_.state_dict()), flat(best))
+    assert not torch.equal(flat(note.epochs_[-1]), flat(best))
+
+
+def test_burn_in_and_pauses():
+    X, y = blobs()
+    callback = MarglikTraining(n_burnin=3, every=2)
+    net = seeded(classifier(callbacks=[callback], max_epochs=8), X, y)
+    recorded = np.array(net.history[:, "log_marginal_likelihood"])
+    assert np.isfinite(recorded).tolist() == [0, 0, 0, 1, 0, 1, 0, 1]
+    assert callback.best_epoch_ in (4, 6, 8)
+
+
+def test_a_training_that_ends_in_the_burn_in_warns():
+    X, y = blobs()
+    callback = MarglikTraining(n_burnin=9, prior_precision=2.0)
+    net = classifier(callbacks=[callback], max_epochs=3)
+    with pytest.warns(UserWarning, match="ended after 3 epochs, before the evidence"):
+        seeded(net, X, y)
+    assert callback.prior_precision_.tolist() == [2.0] * 4
+
+
+def test_a_second_training_begins_anew():
+    X, y = blobs()
+    callback = MarglikTraining()
+    net = classifier(callbacks=[callback], max_epochs=5)
+    first = flat(seeded(net, X, y).module_.state_dict())
+    found = callback.prior_precision_
+    again = flat(seeded(net, X, y).module_.state_dict())
+    assert torch.equal(again, first)
+    assert np.array_equal(callback.prior_precision_, found)
+
+
+def test_print_log_shows_the_evidence():
+    X, y = blobs()
+    lines = []
+    net = NeuralNetClassifier(
+        MLP,
+        criterion=nn.CrossEntropyLoss,
+        max_epochs=3,
+        train_split=None,
+        callbacks=[MarglikTraining(n_burnin=1)],
+        callbacks__print_log=PrintLog(sink=lines.append),
+    )
+    seeded(net, X, y)
+    assert "log_marginal_likelihood" in lines[0]
+    assert len(lines) == 5
+    assert len({len(line.split()) for line in [lines[0], *lines[2:]]}) == 1
+
+
+# ------------------------------------------------------------------ leaves no trace
+@pytest.mark.parametrize("curvature", ["ggn", "ggn_mc", "ef"])
+def test_the_network_the_generators_and_the_mode_are_left_alone(curvature):
+    """What is noted before and after the callback is the same, but for the prior."""
+    X, y = blobs()
+    before, after, without = Note(), Note(), Note()
+    settings = {"batch_size": 16, "max_epochs": 4}
+    callback = MarglikTraining(curvature=curvature)
+    # skorch puts callbacks of one name side by side
+    chain = [("before", before), ("prior", callback), ("after", after)]
+    seeded(classifier(BatchNormMLP, callbacks=chain, **settings), X, y)
+    seeded(classifier(BatchNormMLP, callbacks=[without], **settings), X, y)
+    for one, other in zip(before.epochs_, after.epochs_, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert before.modes_ == after.modes_ == without.modes_
+    assert not torch.equal(before.gradients_[0], after.gradients_[0])
+
+
+@pytest.mark.usefixtures("rng_untouched")
+def test_within_an_estimator():
+    X, y = blobs(n=80)
+    net = classifier(callbacks=[MarglikTraining()], batch_size=16)
+    model = LaplaceClassifier(net, prior_precision="marglik", random_state=0)
+    weights = np.linspace(0.5, 2, len(X))
+    first = model.fit(X, y, weights)
+    again = clone(model).fit(X, y, weights)
+    assert np.array_equal(first.predict_proba(X), again.predict_proba(X))
+    ((_, callback),) = [
+        pair for pair in first.estimator_.callbacks_ if pair[0] == "MarglikTraining"
+    ]
+    assert not hasattr(net.callbacks[0], "prior_precision_")
+    copy = pickle.loads(pickle.dumps(first))
+    assert np.array_equal(copy.predict_proba(X), first.predict_proba(X))
+    # the evidence is that of the estimator around the same network and prior
+    model = LaplaceClassifier(
+        FrozenEstimator(first.estimator_),
+        subset_of_weights="all",
+        prior_structure="layerwise",
+        prior_precision=callback.prior_precision_,
+    ).fit(X, y, weights)
+    value = model.log_marginal_likelihood()
+    assert callback.log_marginal_likelihood_ == pytest.approx(value, rel=1e-4)
+
+
+def test_within_a_regressor():
+    X, y = waves(n=80)
+    net = regressor(callbacks=[MarglikTraining("last_layer")])
+    model = LaplaceRegressor(net, random_state=0).fit(X, y)
+    assert np.isfinite(model.predict(X, return_std=True)[1]).all()
+
+
+def test_settings_are_searched():
+    X, y = blobs()
+    net = classifier(callbacks=[("marglik", MarglikTraining())], max_epochs=3)
+    grid = {"callbacks__marglik__damping": [0.0, 0.5]}
+    search = GridSearchCV(net, grid, cv=2, refit=True, error_score="raise").fit(X, y)
+    assert len(search.cv_results_["params"]) == 2
+    assert clone(MarglikTraining(every=3)).every == 3
+
+
+def test_other_inputs():
+    X, y = blobs(n_features=5, n_classes=2)
+    rows = {"left": X[:, :2], "right": X[:, 2:]}
+    callback = MarglikTraining(prior_structure="scalar")
+    net = classifier(TwoInputs, callbacks=[callback], max_epochs=3)
+    seeded(net, rows, y)
+    assert callback.prior_precision_ > 0
+
+
+# ------------------------------------------------------------------------- refusals
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"hessian_structure": "kronecker"}, "hessian_structure='kronecker' is not"),
+        ({"curvature": "hessian"}, "curvature='hessian' is not known. Choose one of"),
+        ({"prior_structure": "diag"}, "prior_structure='diag' cannot be used with"),
+        ({"subset_of_weights": "subnetwork"}, "subset_of_weights='subnetwork' is not"),
+        ({"subset_of_weights": ["tail"]}, "tail"),
+        ({"prior_precision": -1.0}, "prior_precision=-1.0 is not positive"),
+        ({"prior_precision": "marglik"}, "prior_precision='marglik' is not a positive"),
+        ({"prior_precision": [1.0, 2.0]}, "prior_precision has shape"),
+        ({"sigma_noise": 0.0}, "sigma_noise=0.0 is not positive"),
+        ({"temperature": "cold"}, "temperature='cold' is not a positive number"),
+        ({"n_burnin": -1}, "n_burnin=-1 is not an integer of at least 0"),
+        ({"every": 0}, "every=0 is not an integer of at least 1"),
+        ({"damping": 1.0}, "damping=1.0 is not a number from 0 to below 1"),
+    ],
+)
+def test_bad_settings_are_refused_before_the_first_step(settings, words):
+    X, y = blobs()
+    note = Note()
+    net = classifier(callbacks=[MarglikTraining(**settings), note])
+    with pytest.raises(ValueError, match=words.replace("[", r"\[")):
+        seeded(net, X, y)
+    assert not note.gradients_
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"optimizer__weight_decay": 0.1}, "weight_decay=0.1, a second prior"),
+        ({"criterion": nn.MultiMarginLoss}, "criterion=MultiMarginLoss has no"),
+        (
+            {
+                "optimizer": torch.optim.LBFGS,
+                "optimizer__line_search_fn": "strong_wolfe",
+            },
+            "compares losses without the prior",
+        ),
+    ],
+)
+def test_nets_that_do_not_fit_are_refused(params, words):
+    X, y = blobs()
+    note = Note()
+    net = classifier(callbacks=[MarglikTraining(), note], **params)
+    with pytest.raises(ValueError, match=words):
+        seeded(net, X, y)
+    assert not note.gradients_
+
+
+def test_maps_are_refused():
+    X, _ = blobs()
+    maps = np.zeros((len(X), 2, 2), dtype=np.int64)
+    module = nn.Sequential(nn.Linear(X.shape[1], 12), nn.Unflatten(1, (3, 2, 2)))
+    net = classifier(module, callbacks=[MarglikTraining()])
+    with pytest.raises(ValueError, match=r"gives maps, of shape \(3, 2, 2\) per row"):
+        net.fit(X, maps)
+
+
+def test_rows_that_are_ignored_are_left_out_or_refused():
+    X, y = blobs()
+    y = np.where(np.arange(len(y)) % 7 == 0, -1, y)
+    net = classifier(callbacks=[MarglikTraining()], criterion__ignore_index=-1)
+    with pytest.raises(ValueError, match="Some labels are negative"):
+        seeded(net, X, y)
+    model = LaplaceClassifier(net, prior_precision=1.0, random_state=0).fit(X, y)
+    assert model.posterior_.data_fit.n_targets == (y >= 0).sum()
+
+
+class Rows(torch.utils.data.Dataset):
+    """Rows that are read one by one."""
+
+    def __init__(self, X, y):
+        self.rows = list(zip(X, y, strict=True))
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+@pytest.mark.parametrize("kind", ["arrays", "dataset", "split"])
+def test_labels_are_read_before_the_first_step(kind):
+    X, y = blobs()
+    y = y.copy()
+    y[-3:] = -100
+    steps = Note()
+    settings = {"callbacks": [MarglikTraining(), steps], "batch_size": 8}
+    settings["iterator_train__shuffle"] = False
+    if kind == "split":
+        settings["train_split"] = lambda rows, y=None: (
+            torch.utils.data.Subset(rows, range(5, len(rows))),
+            torch.utils.data.Subset(rows, range(5)),
+        )
+    data = (Rows(X, y), None) if kind == "dataset" else (X, y)
+    with pytest.raises(ValueError, match="Some labels are negative"):
+        seeded(classifier(**settings), *data)
+    assert steps.gradients_ == []
+
+
+def test_labels_that_are_held_out_may_be_negative():
+    X, y = blobs()
+    y = np.where(np.arange(len(y)) < 5, -100, y)
+    net = classifier(
+        callbacks=[MarglikTraining()],
+        max_epochs=1,
+        train_split=lambda rows, y=None: (
+            torch.utils.data.Subset(rows, range(5, len(rows))),
+            None,
+        ),
+    )
+    seeded(net, X, y)
+
+
+def test_a_batch_that_weighs_nothing_takes_no_step():
+    X, y = blobs()
+    order = np.argsort(y, kind="stable")
+    net = classifier(
+        callbacks=[MarglikTraining()],
+        criterion__weight=torch.tensor([0.0, 1.0, 1.0]),
+        criterion__reduction="sum",
+        batch_size=2,
+        iterator_train__shuffle=False,
+        lr=1e-3,
+        max_epochs=1,
+    )
+    seeded(net, X[order], y[order])
+    assert all(p.isfinite().all() for p in net.module_.parameters())
+
+
+@pytest.mark.parametrize("subsets", [("all", "all"), ("last_layer", "all")])
+def test_two_priors_over_the_same_weights_are_refused(subsets):
+    X, y = blobs()
+    steps = Note()
+    callbacks = [MarglikTraining(subset) for subset in subsets]
+    net = classifier(callbacks=[*callbacks, steps])
+    with pytest.raises(ValueError, match="MarglikTraining among the callbacks has a"):
+        seeded(net, X, y)
+    assert steps.gradients_ == []
+
+
+def test_priors_over_different_weights_go_together():
+    X, y = blobs()
+    net = initialised(classifier())
+    names = [name for name, _ in net.module_.named_parameters()]
+    callbacks = [MarglikTraining(names[:2]), MarglikTraining(names[2:])]
+    seeded(classifier(callbacks=callbacks, max_epochs=1), X, y)
+    assert all(callback.best_epoch_ == 1 for callback in callbacks)
+
+
+def test_the_prior_of_a_task_goes_with_no_other():
+    X, y = blobs()
+    first = LaplaceClassifier(
+        FrozenEstimator(initialised(classifier())),
+        subset_of_weights="all",
+        prior_precision=1.0,
+    )
+    earlier = first.fit(X, y).posterior_
+    net = classifier(callbacks=[PriorTraining(earlier), MarglikTraining()])
+    with pytest.raises(ValueError, match="PriorTraining among the callbacks has a"):
+        seeded(net, X, y)
+
+
+# --------------------------------------------------------------------- does it help
+def test_noisy_rows_are_not_learned_by_heart():
+    """Measured: 0.78 nats a row without, 0.36 with it, over these two seeds."""
+    X, y = make_moons(200, noise=0.3, random_state=0)
+    X = X.astype(np.float32)
+    losses = {}
+    for name, callbacks in {"alone": [], "prior": [MarglikTraining()]}.items():
+        found = []
+        for seed in (0, 1):
+            net = classifier(
+                module__width=50, module__n_out=2, max_epochs=300, callbacks=callbacks
+            )
+            seeded(net, X[:60], y[:60], seed)
+            proba = net.forward(X[60:]).softmax(1).numpy()
+            found.append(log_loss(y[60:], proba))
+        losses[name] = np.mean(found)
+    assert losses["prior"] < losses["alone"] - 0.2

@@ -1,0 +1,610 @@
+"""Fast paths stay fast: what each operation costs, against what it need cost.
+
+Nothing is timed. A bound is the count that the method needs, derived beside it; a
+slow path taken by mistake breaks it by far.
+"""
+
+import functools
+import gc
+import math
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from costs import calls, counted
+from nets import (
+    MLP,
+    LinearModel,
+    binary_classifier,
+    blobs,
+    classifier,
+    initialised,
+    regressor,
+    seeded,
+    waves,
+)
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import GridSearchCV
+from skorch import NeuralNet
+from skorch.dataset import ValidSplit
+from torch import nn
+
+from sklaplace import LaplaceClassifier, LaplaceRegressor, dirichlet
+from sklaplace.curvature.patches import Patches
+from sklaplace.curvature.structures import STRUCTURES, base
+from sklaplace.dirichlet import links, logits
+from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.last_layer import LinearHead
+from sklaplace.posterior.tuning import evidence
+from sklaplace.posterior.tuning.validation import PATH
+
+MIB = 2**20
+# Inspection looks at so many rows, by some passes that no number of rows changes.
+FEW, INSPECTIONS = 3, 20
+LAST, ALL = "last_layer", "all"
+N, C, BATCH = 350, 6, 100
+CUTS = [100, 100, 100, 50]  # batches of N rows
+PASSES = {"nystrom": 2, "variational": 2}  # one that finds the points
+
+
+def passes(structure):
+    """Rows of the batches in which a fit passes the data."""
+    return CUTS * PASSES.get(structure, 1)
+
+
+class Deep(nn.Module):
+    """Two tanh layers and a linear head, of different widths."""
+
+    def __init__(self, n_in=5, n_out=C, width=8, second=7):
+        super().__init__()
+        self.first = nn.Linear(n_in, width)
+        self.second = nn.Linear(width, second)
+        self.head = nn.Linear(second, n_out)
+
+    def forward(self, X):
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(X)))))
+
+
+class ConvNet(nn.Module):
+    """A convolution with stride one, an average, a linear head."""
+
+    def __init__(self, channels=16, maps=3, n_out=3):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, maps, 3, padding=1)
+        self.head = nn.Linear(maps, n_out)
+
+    def forward(self, X):
+        return self.head(torch.relu(self.conv(X)).mean((-2, -1)))
+
+
+SCALAR = {"prior_precision": 1.0, "refine": False}
+
+
+def frozen(module=Deep, make=classifier, **sizes):
+    params = {f"module__{name}": size for name, size in sizes.items()}
+    return FrozenEstimator(initialised(make(module, **params)))
+
+
+@functools.cache
+def trained():
+    return FrozenEstimator(seeded(classifier(Deep, max_epochs=50), *rows()))
+
+
+def laplace(estimator=None, **options):
+    settings = {"batch_size": BATCH, "random_state": 0, "link_approx": "probit"}
+    return LaplaceClassifier(estimator or frozen(), **{**settings, **SCALAR, **options})
+
+
+def rows(n=N, n_classes=C, n_features=5, seed=0):
+    return blobs(n, n_classes, n_features, seed)
+
+
+def held_out(n=150):
+    return dict(zip(("X_val", "y_val"), rows(n, seed=1), strict=True))
+
+
+def fitted_costs(model, data=None, **held):
+    X, y = data or rows()
+    with counted(type(model.estimator.estimator.module_)) as costs:
+        model.fit(X, y, **held)
+    return costs
+
+
+@pytest.fixture
+def set_budget(monkeypatch):
+    """Sets a small memory budget, so that few rows make many batches."""
+
+    def set_to(n_bytes):
+        for name, module in list(sys.modules.items()):
+            if name.startswith("sklaplace.") and hasattr(module, "BUDGET"):
+                monkeypatch.setattr(module, "BUDGET", n_bytes)
+        return n_bytes
+
+    return set_to
+
+
+# ---------------------------------------------------------------- the counting
+def test_bytes_are_counted_once_until_they_are_free():
+    before = torch.ones(1000)
+    with counted() as costs:
+        made = before + 1
+        view = made[:10].reshape(2, 5)
+        made.add_(1)
+        _ = before[:500], before.detach()
+        assert costs.alive == costs.peak == 4000
+        del made
+        assert costs.alive == 4000
+        del view
+        assert costs.alive == 0
+        torch.stack([before, before]).sum()
+    assert costs.peak == 8004
+    assert costs.largest == 2000
+
+
+@pytest.mark.parametrize("batched", ["is_grads_batched", "vmap", "loop"])
+def test_backward_passes_are_seen_however_they_are_batched(batched):
+    net, k = Deep(width=40), 4
+    with counted(Deep) as costs:
+        outputs = [net(torch.ones(10, 5))]
+        columns = torch.ones(k, 10, C)
+
+        def pull(column, **options):
+            leaf = net.first.weight
+            return torch.autograd.grad(
+                outputs, leaf, column, retain_graph=True, **options
+            )
+
+        if batched == "loop":
+            for column in columns:
+                pull(column)
+            del column
+        elif batched == "vmap":
+            torch.func.vmap(pull)(columns)
+        else:
+            pull(columns, is_grads_batched=True)
+        del outputs[0], columns
+        gc.collect()
+        assert costs.alive == 0
+    assert costs.forward == [10]
+    assert costs.columns() == 10 * k
+    # gradients of all columns at the first layer, where they are made at once
+    assert costs.largest == 10 * 40 * (1 if batched == "loop" else k)
+
+
+def test_decompositions_are_seen():
+    matrix = torch.eye(3).expand(2, 3, 3)
+    with counted() as costs:
+        torch.linalg.eigh(matrix)
+        torch.linalg.eigvalsh(matrix[0])
+        torch.linalg.cholesky(matrix)
+        torch.linalg.solve(matrix[0], matrix[0])
+    assert costs.eigh == [3] * 3
+    assert costs.cholesky == [3] * 3
+
+
+# ------------------------------------------------------- passes: the last layer
+KINDS = {
+    "softmax": (LaplaceClassifier, lambda: frozen(), rows),
+    "sigmoid": (
+        LaplaceClassifier,
+        lambda: frozen(make=binary_classifier, n_out=1),
+        lambda: rows(n_classes=2),
+    ),
+    "gaussian": (
+        LaplaceRegressor,
+        lambda: frozen(make=regressor, n_out=2),
+        lambda: waves(N, 5, 2),
+    ),
+}
+NOISE = {"gaussian": {"sigma_noise": 1.0}}
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_last_layer_costs_one_forward_pass(kind, structure):
+    make, estimator, data = KINDS[kind]
+    X, y = data()
+    options = {"batch_size": BATCH, **SCALAR, **NOISE.get(kind, {})}
+    model = make(estimator(), hessian_structure=structure, **options)
+    costs = fitted_costs(model, (X, y))
+    assert costs.forward_rows(FEW) == passes(structure)
+    assert len(costs.forward) <= len(passes(structure)) + INSPECTIONS
+    assert costs.columns(FEW) == 0
+    with counted(Deep) as costs:
+        model.predict(X)
+    assert costs.forward == CUTS
+    assert costs.backward == []
+
+
+@pytest.mark.filterwarnings("ignore:.*leaves out what its")
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("tuner", ["marglik", "validation"])
+def test_tuning_a_last_layer_passes_held_out_rows_once(tuner, structure):
+    model = laplace(hessian_structure=structure, prior_precision=tuner)
+    held = held_out(150) if tuner == "validation" else {}
+    costs = fitted_costs(model, **held)
+    assert costs.forward_rows(FEW) == passes(structure) + ([100, 50] if held else [])
+    assert costs.columns(FEW) == 0
+
+
+def test_beside_training_a_fit_passes_its_rows_once():
+    X, y = rows()
+    net = classifier(Deep, max_epochs=2, train_split=ValidSplit(7))
+    with counted(Deep) as alone:
+        seeded(net, X, y)
+    model = LaplaceClassifier(net, random_state=0, batch_size=BATCH)
+    with counted(Deep) as costs:
+        model.fit(X, y)
+    learned, held = N * 6 // 7, N // 7
+    more = sum(costs.forward_rows(FEW)) - sum(alone.forward_rows(FEW))
+    assert more == learned + held
+
+
+# --------------------------------------------------------- passes: all weights
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_all_weights_cost_one_pass_and_a_column_per_output(structure):
+    model = laplace(subset_of_weights=ALL, hessian_structure=structure)
+    costs = fitted_costs(model)
+    assert costs.forward_rows(FEW) == passes(structure)
+    assert len(costs.forward) <= len(passes(structure)) + INSPECTIONS
+    # the Hessian of a softmax in c logits has rank c - 1
+    assert costs.columns(FEW) == sum(passes(structure)) * (C - 1)
+    with counted(Deep) as costs:
+        model.predict_proba(rows()[0])
+    assert costs.forward == CUTS
+    assert costs.columns() == N * C
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+def test_columns_in_parts_cost_no_more_passes(structure, monkeypatch):
+    # two columns of a batch at a time: their gradients in 8 + 7 + c numbers
+    per_column = 2 * 4 * BATCH * (8 + 7 + C)
+    monkeypatch.setattr("sklaplace.curvature.jacobian.BUDGET", 2 * per_column)
+    model = laplace(subset_of_weights=ALL, hessian_structure=structure)
+    costs = fitted_costs(model)
+    assert costs.forward_rows(FEW) == CUTS
+    assert costs.columns(FEW) == N * (C - 1)
+    assert len([rows for rows, _ in costs.backward if rows == BATCH]) == 3 * 3
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_tuning_all_weights_passes_held_out_rows_twice(structure):
+    model = laplace(
+        subset_of_weights=ALL, hessian_structure=structure, prior_precision="validation"
+    )
+    costs = fitted_costs(model, **held_out(150))
+    # for the scale of the path, and for the score of all its points
+    assert sum(costs.forward_rows(FEW)) <= sum(passes(structure)) + 2 * 150
+    assert costs.columns(FEW) <= sum(passes(structure)) * (C - 1) + 2 * 150 * C
+
+
+# -------------------------------------------------------------- decompositions
+# Sizes of the factors of `Deep`: inputs and outputs of each layer, the latter once
+# for weight and bias.
+FACTORS = {LAST: sorted([C, 7]), ALL: sorted([8, 5, 7, 8, C, 7])}
+P = {LAST: C * 8, ALL: 8 * 6 + 7 * 9 + C * 8}
+# those that are decomposed in the space of weights, not in that of their points
+IN_WEIGHTS = ["diag", "full", "kron", "lowrank"]
+LAYERWISE = [k for k, (_, kind) in STRUCTURES.items() if "layerwise" in kind.priors]
+# the softmax does not see a shift of all outputs, by any of the inputs of the head
+RANK = {LAST: (C - 1) * 8, ALL: P[ALL] - 8}
+
+
+def large(sizes):
+    """Without the inputs of biases and Hessians of Newton's method in log δ."""
+    return sorted(n for n in sizes if n > 1)
+
+
+@pytest.mark.parametrize("structure", IN_WEIGHTS)
+@pytest.mark.parametrize("subset", [LAST, ALL])
+def test_a_fixed_prior_decomposes_once_and_when_asked(subset, structure):
+    model = laplace(subset_of_weights=subset, hessian_structure=structure)
+    costs = fitted_costs(model)
+    # a sketch is of no use before it is decomposed
+    sketched = [min(P[subset], 110)] if structure == "lowrank" else []
+    assert (costs.eigh, costs.cholesky) == (sketched, sketched)
+    X = rows()[0]
+    with counted() as costs:
+        for _ in range(3):
+            model.predict_proba(X)
+    assert large(costs.eigh) == (FACTORS[subset] if structure == "kron" else [])
+    inner = {"full": [P[subset]], "lowrank": [min(P[subset], 100, RANK[subset])]}
+    assert costs.cholesky == inner.get(structure, [])
+
+
+@pytest.mark.parametrize("structure", ["diag", "kron"])
+def test_gradients_that_rows_share_meet_the_variances_once(structure):
+    model = laplace(link_approx="probit", hessian_structure=structure).fit(*rows())
+    with calls(base, "spread_of_inputs") as contractions:
+        for _ in range(2):
+            model.predict_proba(rows()[0])
+    assert len(contractions) == 2  # weight and bias
+
+
+@pytest.mark.parametrize("structure", IN_WEIGHTS)
+@pytest.mark.parametrize("subset", [LAST, ALL])
+def test_evidence_takes_few_evaluations_on_one_decomposition(subset, structure):
+    options = {"subset_of_weights": subset, "hessian_structure": structure}
+    model = laplace(prior_precision="marglik", **options)
+    with (
+        calls(GaussianPosterior, "log_marginal_likelihood") as values,
+        calls(evidence, "_derivatives") as evaluations,
+    ):
+        costs = fitted_costs(model)
+    assert 1 < len(evaluations) <= 10
+    assert values == []
+    expected = {"kron": FACTORS[subset], "full": [P[subset]], "diag": []}
+    expected["lowrank"] = [min(P[subset], 110)]
+    assert large(costs.eigh) == expected[structure]
+    assert costs.cholesky == (expected[structure] if structure == "lowrank" else [])
+
+
+@pytest.mark.filterwarnings("ignore:.*leaves out what its")
+@pytest.mark.parametrize("structure", LAYERWISE)
+def test_evidence_of_several_priors_and_noise_takes_few_evaluations(structure):
+    model = LaplaceRegressor(
+        frozen(make=regressor, n_out=1),
+        hessian_structure=structure,
+        subset_of_weights=ALL,
+        prior_structure="layerwise",
+        prior_precision="marglik",
+        sigma_noise="marglik",
+    )
+    with calls(GaussianPosterior, "log_marginal_likelihood") as evaluations:
+        model.fit(*waves(N, 5))
+    assert 1 < len(evaluations) <= 20
+
+
+@pytest.mark.parametrize("structure", IN_WEIGHTS)
+@pytest.mark.parametrize("subset", [LAST, ALL])
+@pytest.mark.parametrize("link", ["probit", "mean_field"])
+def test_a_validation_path_rotates_held_out_rows_once(link, subset, structure):
+    model = laplace(
+        hessian_structure=structure,
+        subset_of_weights=subset,
+        prior_precision="validation",
+        link_approx=link,
+    )
+    with calls(STRUCTURES[structure][1], "project") as projections:
+        costs = fitted_costs(model, **held_out(150))
+    batches, looks = 2, 1
+    if link == "mean_field" and subset == LAST:
+        looks = 3  # every fourth point, then twice the neighbours of the best
+    assert len(projections) == looks * batches < len(PATH)
+    expected = {"kron": FACTORS[subset], "full": [P[subset]], "diag": []}
+    expected["lowrank"] = [min(P[subset], 110)]
+    assert large(costs.eigh) == expected[structure]
+    assert costs.cholesky == (expected[structure] if structure == "lowrank" else [])
+
+
+@pytest.mark.parametrize(
+    ("tuner", "structure"),
+    [
+        *(("marglik", "kron"), ("marglik", "full")),
+        *(("validation", "diag"), ("validation", "full")),
+    ],
+)
+def test_a_head_is_refitted_a_few_times(tuner, structure):
+    model = laplace(
+        trained(), hessian_structure=structure, prior_precision=tuner, refine=True
+    )
+    held = held_out(150) if tuner == "validation" else {}
+    with (
+        calls(LinearHead, "refit") as refits,
+        calls(LinearHead, "curvature_at") as steps,
+    ):
+        costs = fitted_costs(model, **held)
+    assert costs.forward_rows(FEW) == CUTS + ([100, 50] if held else [])
+    assert len(refits) <= 10
+    assert len(steps) <= 8 * len(refits)
+    assert all(n < P[LAST] for n in costs.eigh) or structure == "full"
+    if structure == "full":
+        per_refit = [n for n in costs.eigh + costs.cholesky if n == P[LAST]]
+        assert len(per_refit) <= len(refits) + 1
+
+
+# --------------------------------------------------------------------- memory
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+@pytest.mark.parametrize("link", sorted(links.DIAGONAL))
+@pytest.mark.parametrize("prior", [1.0, "validation"])
+def test_many_classes_make_no_matrix_per_row(structure, link, prior):
+    c, b = 200, 80
+    X, y = rows(5 * b, n_classes=c)
+    model = laplace(
+        frozen(n_out=c),
+        hessian_structure=structure,
+        prior_precision=prior,
+        link_approx=link,
+        batch_size=b,
+    )
+    held = {"X_val": X[:b], "y_val": y[:b]} if prior == "validation" else {}
+    fit = fitted_costs(model, (X, y), **held)
+    model.predict_proba(X[:1])  # numbers for drawing points are made once
+    with counted() as predict:
+        model.predict_proba(X[:b])
+    # the output factor, and inspection's three rows; nodes of `gumbel` come in chunks,
+    # each half of what fits into the cache
+    chunk = logits._CHUNK_BYTES // 16 if link == "gumbel" else 0
+    assert fit.largest <= max(FEW * c**2, chunk)
+    assert predict.largest <= max(c**2, 3 * b * c, chunk)
+    assert max(fit.peak, predict.peak) < b * c**2 * 4
+
+
+# Of what is as large as the means, at most so many copies are alive at once: inside
+# steps of Newton's method, and in the bridge.
+SIMPLICES = {
+    "kl_projection": (dirichlet.kl_projection, 20),
+    "laplace_bridge": (dirichlet.laplace_bridge, 10),
+    "laplace_bridge, norm": (partial(dirichlet.laplace_bridge, norm="guarded"), 10),
+    **{name: (function, 20) for name, function in dirichlet.APPROXIMATIONS.items()},
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "copies"), SIMPLICES.values(), ids=SIMPLICES.keys()
+)
+@pytest.mark.parametrize(("n", "c"), [(4, 1000), (16, 1000), (20_000, 10)])
+def test_distributions_make_no_matrix_per_row(function, copies, n, c):
+    """For 2,000 rows of 1,000 classes that is 350 MiB at most, not 8 GiB."""
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.randn(n, c, generator=generator)
+    cov = torch.eye(c).expand(n, c, c)  # one covariance for all
+    with counted() as costs:
+        function(mean, cov)
+    # of one row: centred, its root, and what factorising takes
+    assert costs.peak <= copies * 8 * n * c + 4 * 8 * c**2 + 6 * MIB
+    assert costs.peak < 64 * MIB
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+@pytest.mark.parametrize("subset", [LAST, ALL])
+def test_memory_does_not_grow_with_the_number_of_rows(subset, structure, set_budget):
+    budget = set_budget(MIB if subset == ALL else MIB // 8)
+    peaks = []
+    for n in (400, 1600):
+        X, y = rows(n)
+        model = laplace(
+            frozen(width=64, second=64),
+            subset_of_weights=subset,
+            hessian_structure=structure,
+            batch_size=None,
+        )
+        fit = fitted_costs(model, (X, y))
+        assert fit.forward_rows(FEW)[0] < n / 2
+        with counted() as predict:
+            model.predict_proba(X)
+        # results of all rows, batch by batch and then in one
+        peaks.append((fit.peak, predict.peak - 2 * 8 * n * C))
+    (fit, predict), (fit_4, predict_4) = peaks
+    assert fit_4 <= 1.02 * fit
+    assert predict_4 <= 1.02 * max(predict, budget / 2)
+
+
+# Of what is as large as the weights, at most so many copies are alive at once: while
+# fitting, sums and one batch's share of them, and the weights themselves; while
+# predicting, variances and their narrow copy, or a moment with its eigenvectors.
+COPIES = 6
+
+
+@pytest.mark.parametrize("width", [32, 64, 128])
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+def test_memory_is_the_budget_and_a_few_copies_of_the_weights(
+    structure, width, set_budget
+):
+    budget = set_budget(MIB)
+    X, y = rows(400)
+    model = laplace(
+        frozen(width=width, second=width),
+        subset_of_weights=ALL,
+        hessian_structure=structure,
+        batch_size=None,
+    )
+    fit = fitted_costs(model, (X, y))
+    with counted() as predict:
+        model.predict_proba(X)
+    layout = model.posterior_.layout
+    weights = 8 * layout.n_parameters
+    factors = [8 * sum(n * n for n in b.factor_shape) for b in layout.blocks]
+    kept = sum(factors) if structure == "kron" else 0
+    allowed = 1.25 * budget + COPIES * weights + 3 * kept
+    assert fit.peak <= allowed
+    assert predict.peak <= allowed
+    # dense rows of one batch would be (b, c - 1, P)
+    b = fit.forward_rows(FEW)[0]
+    assert 4 * b * (C - 1) * layout.n_parameters > allowed
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+def test_a_wide_head_takes_little_beside_inputs_and_factors(structure, set_budget):
+    budget = set_budget(MIB)
+    c, i = 300, 64
+    X, y = rows(600, n_classes=c, n_features=i)
+    model = laplace(
+        frozen(LinearModel, n_in=i, n_out=c, dtype=torch.float32),
+        hessian_structure=structure,
+        batch_size=None,
+    )
+    fit = fitted_costs(model, (X, y))
+    with counted() as predict:
+        model.predict_proba(X)
+    # the map from the head to the outputs, and what inspection makes of its rows
+    squares = 8 * c**2
+    factors = 3 * squares if structure == "kron" else 0
+    assert fit.peak <= budget + 5 * squares + factors
+    assert predict.peak <= budget + squares + 2 * factors + 2 * 8 * len(X) * c
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("subset", [LAST, ALL])
+def test_structures_take_no_more_than_they_announce(subset, structure, set_budget):
+    budget = set_budget(MIB)
+    model = laplace(
+        frozen(width=24, second=20, n_out=C),
+        subset_of_weights=subset,
+        hessian_structure=structure,
+        batch_size=None,
+    )
+    fit = fitted_costs(model)
+    with counted(Deep) as predict:
+        model.predict_proba(rows()[0])
+    layout = model.posterior_.layout
+    p, widest = layout.n_parameters, 24
+    n_bytes = STRUCTURES[structure][0].n_bytes(layout, n_columns=C)
+    allowed = 1.25 * budget + COPIES * 8 * p + n_bytes
+    assert fit.peak <= allowed
+    if structure == "full":  # rows times a square root of the covariance
+        allowed += 4 * predict.forward[0] * (widest + 3 * C) * p
+    assert predict.peak <= allowed
+
+
+# --------------------------------------------------------------- function space
+@pytest.mark.parametrize("structure", ["gp", "nystrom", "variational"])
+@pytest.mark.parametrize("subset", [LAST, ALL])
+def test_function_space_decomposes_products_of_points(subset, structure):
+    """No matrix of a decomposition has more rows than points have columns."""
+    options = {"subset_of_weights": subset, "hessian_structure": structure}
+    n = 10
+    model = laplace(structure_params={"n_points": n}, **options)
+    fit = fitted_costs(model)
+    with counted() as predict:
+        for _ in range(3):
+            model.predict_proba(rows()[0])
+    rank = min(n * (C - 1), RANK[subset])
+    pool = n * (C - 1) * (4 if structure == "variational" else 1)
+    assert all(size <= pool for size in fit.eigh)
+    assert fit.cholesky == predict.eigh == []
+    # both lists hold what the three predictions take together
+    assert len(predict.cholesky) == 1
+    assert rank <= predict.cholesky[0] <= min(n * (C - 1), P[subset])
+
+
+# --------------------------------------------------------------------- searches
+def test_a_search_over_priors_trains_once_per_fold(tmp_path):
+    X, y = rows(60)
+    model = LaplaceClassifier(
+        classifier(MLP, module__n_in=5, module__n_out=C, max_epochs=1),
+        memory=tmp_path,
+        random_state=0,
+        refine=False,
+    )
+    grid = {"prior_precision": np.logspace(-2, 2, 20)}
+    search = GridSearchCV(model, grid, cv=5, refit=False, error_score="raise")
+    with calls(NeuralNet, "fit_loop") as trainings:
+        search.fit(X, y)
+    assert len(trainings) == 5
+    assert len({*search.cv_results_["mean_test_score"]}) > 1
+
+
+# ----------------------------------------------------------------- convolutions
+def test_a_convolution_factor_unfolds_no_patches():
+    n, channels, side = 80, 16, 16
+    X = np.random.default_rng(0).normal(size=(n, channels, side, side))
+    model = laplace(frozen(ConvNet), subset_of_weights=ALL, batch_size=n)
+    with calls(Patches, "unfold") as unfolded:
+        costs = fitted_costs(model, (X.astype(np.float32), np.arange(n) % 3))
+    assert [patches for (patches,) in unfolded if len(patches) > FEW] == []
+    # nothing is larger than the images, padded once more for shifts
+    assert costs.largest <= n * channels * (side + 4) ** 2
+    assert math.prod(costs.forward_rows(FEW)) == n

@@ -1,0 +1,363 @@
+"""Dropout in prediction: masks that are functions of the draw alone, and exact sums."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from nets import (
+    MLP,
+    BatchNormMLP,
+    RecordTraining,
+    TinyCNN,
+    blobs,
+    classifier,
+    initialised,
+    regressor,
+    seeded,
+    waves,
+)
+from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
+from torch import nn
+
+from sklaplace import MCDropoutClassifier, MCDropoutRegressor
+from sklaplace.estimators.dropout import DROPOUTS, dropout_layers, left_out, thinned
+from sklaplace.networks.forward import Forward
+from sklaplace.networks.noisy import JointDropout
+from sklaplace.networks.training import private_rng
+
+X, Y = blobs()
+N = 20_000
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def ones(kind, b, channels):
+    """A batch of as many axes as the layer takes."""
+    n_axes = {nn.Dropout2d: 2, nn.Dropout3d: 3}.get(kind, 1)
+    return torch.ones(b, channels, *[3] * n_axes)
+
+
+def drawn(layer, x, seeds):
+    """Outputs (s, ...) of a layer in evaluation mode, one choice of units per seed."""
+    found = []
+    for seed in seeds:
+        with left_out(layer, generator(seed)):
+            found.append(layer(x))
+    return torch.stack(found)
+
+
+class TwoUnits(nn.Module):
+    """Two hidden units, so that all masks can be written down."""
+
+    def __init__(self, p=0.3, dropout=nn.Dropout):
+        super().__init__()
+        self.hidden = nn.Linear(2, 2, dtype=torch.float64)
+        self.dropout = dropout(p)
+        self.head = nn.Linear(2, 3, dtype=torch.float64)
+
+    def forward(self, X):
+        return self.head(self.dropout(torch.tanh(self.hidden(X))))
+
+
+class Twice(MLP):
+    """One dropout layer, used for two activations."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, X):
+        return self.head(self.dropout(torch.tanh(self.hidden(self.dropout(X)))))
+
+
+class Functional(MLP):
+    """Dropout that no layer has."""
+
+    def forward(self, X):
+        return nn.functional.dropout(super().forward(X), 0.5, self.training)
+
+
+class Attention(nn.Module):
+    """An encoder layer over the features, the head on their average."""
+
+    def __init__(self, p=0.4):
+        super().__init__()
+        self.embedding = nn.Linear(1, 4)
+        self.encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=p, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, X):
+        return self.head(self.encoder(self.embedding(X.unsqueeze(-1))).mean(1))
+
+
+class OwnDropout(nn.Dropout):
+    """A subclass."""
+
+
+# ------------------------------------------------------------------------- masks
+class TestMasks:
+    @pytest.mark.parametrize("kind", DROPOUTS)
+    def test_are_the_same_for_all_rows(self, kind):
+        layer, x = kind(0.5).eval(), ones(kind, 6, 4)
+        with left_out(layer, generator()):
+            found = layer(x)
+        assert (found == found[:1]).all()
+        assert len(found.unique()) == 2
+
+    @pytest.mark.parametrize("kind", [k for k, (by, _) in DROPOUTS.items() if by])
+    def test_of_channels_are_the_same_at_all_positions(self, kind):
+        layer, x = kind(0.5).eval(), ones(kind, 2, 50)
+        with left_out(layer, generator()):
+            found = layer(x).flatten(2)
+        assert (found == found[..., :1]).all()
+        assert len(found.unique()) == 2
+
+    @pytest.mark.parametrize("kind", [nn.Dropout, nn.AlphaDropout])
+    def test_of_units_differ_between_positions(self, kind):
+        layer, x = kind(0.5).eval(), torch.ones(2, 5, 30)
+        with left_out(layer, generator()):
+            assert not (layer(x) == layer(x)[..., :1]).all()
+
+    @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+    def test_share_and_scale_of_units(self, p):
+        layer, x = nn.Dropout(p).eval(), torch.full((1, N), 2.0)
+        with left_out(layer, generator()):
+            found = layer(x)
+        share = float((found == 0).double().mean())
+        # five standard errors
+        assert share == pytest.approx(p, abs=5 * (p * (1 - p) / N) ** 0.5)
+        torch.testing.assert_close(found.max(), torch.tensor(2 / (1 - p)))
+
+    @pytest.mark.parametrize("kind", [nn.AlphaDropout, nn.FeatureAlphaDropout])
+    @pytest.mark.parametrize("p", [0.1, 0.5])
+    def test_alpha_dropout_keeps_mean_and_variance(self, kind, p):
+        x = torch.randn(1, N, generator=generator(1)).double()
+        layer = kind(p).eval()
+        with left_out(layer, generator()):
+            found = layer(x)
+        # Of N numbers of mean zero and variance one; fourth moments are below three
+        assert abs(float(found.mean())) < 5 / N**0.5
+        assert float(found.var()) == pytest.approx(1, abs=5 * (3 / N) ** 0.5)
+
+    @pytest.mark.parametrize("kind", [nn.AlphaDropout, nn.FeatureAlphaDropout])
+    @pytest.mark.parametrize("p", [0.2, 0.7])
+    def test_alpha_dropout_takes_the_values_of_torch(self, kind, p):
+        x = torch.full((1, 200), 0.3, dtype=torch.float64)
+        layer = kind(p)
+        with private_rng(0):
+            expected = layer.train()(x).unique()
+        with left_out(layer.eval(), generator()):
+            found = layer(x).unique()
+        # torch knows SELU's lowest value to seven digits
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+    @pytest.mark.parametrize("kind", DROPOUTS)
+    def test_all_units_may_be_left_out(self, kind):
+        layer, x = kind(1.0), ones(kind, 2, 3)
+        with left_out(layer.eval(), generator()):
+            found = layer(x)
+        assert not found.any()
+
+    @pytest.mark.parametrize("kind", [nn.Dropout, nn.AlphaDropout])
+    def test_in_place_layers_leave_their_inputs_alone(self, kind):
+        layer, x = kind(0.5, inplace=True).eval(), torch.ones(2, 30)
+        with left_out(layer, generator()):
+            found = layer(x)
+        assert (x == 1).all()
+        assert not (found == 1).all()
+
+    def test_subclasses_are_drawn(self):
+        x = torch.ones(2, 30)
+        expected = drawn(nn.Dropout(0.5).eval(), x, [0])
+        for kind in (OwnDropout, JointDropout):
+            assert torch.equal(drawn(kind(0.5).eval(), x, [0]), expected)
+
+    def test_dtype_is_kept(self):
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            found = drawn(nn.Dropout(0.5).eval(), torch.ones(2, 3, dtype=dtype), [0])
+            assert found.dtype == dtype
+
+    def test_seeds_decide(self):
+        layer, x = nn.Dropout(0.5).eval(), torch.ones(2, 30)
+        first, second, again = drawn(layer, x, [0, 1, 0])
+        assert torch.equal(first, again)
+        assert not torch.equal(first, second)
+
+    def test_a_layer_used_twice_is_drawn_twice(self):
+        layer, x = nn.Dropout(0.5).eval(), torch.ones(2, 30)
+        with left_out(layer, generator()):
+            assert not torch.equal(layer(x), layer(x))
+
+    def test_global_state_is_left_alone(self, rng_untouched):
+        drawn(nn.Dropout(0.5).eval(), torch.ones(2, 3), [0, 1])
+
+    def test_hooks_are_removed(self):
+        network = TwoUnits().eval()
+        with left_out(network, generator()):
+            assert network.dropout._forward_hooks
+        assert not network.dropout._forward_hooks
+        with pytest.raises(KeyError), left_out(network, generator()):
+            raise KeyError
+        assert not network.dropout._forward_hooks
+
+
+class TestLayers:
+    def test_with_a_rate_of_zero_leave_nothing_out(self):
+        assert dropout_layers(TwoUnits(0.0)) == []
+        assert len(dropout_layers(TwoUnits(0.1))) == 1
+
+    def test_used_twice_are_found_once(self):
+        layer = nn.Dropout(0.5)
+        assert dropout_layers(nn.Sequential(layer, nn.ReLU(), layer)) == [layer]
+
+    def test_every_kind_is_found(self):
+        assert len(dropout_layers(nn.Sequential(*(k(0.1) for k in DROPOUTS)))) == 6
+
+    def test_of_an_encoder(self):
+        assert len(dropout_layers(Attention())) == 3
+
+
+# -------------------------------------------------------------------- enumeration
+def enumerated(network, x, p):
+    """Outputs (b, c, masks) under all masks of two units, and their probabilities."""
+    hidden = torch.tanh(network.hidden(x))
+    masks = list(itertools.product([0, 1], repeat=2))
+    outputs = [
+        network.head(hidden * torch.tensor(mask).double() / (1 - p)) for mask in masks
+    ]
+    shares = [p ** (2 - sum(mask)) * (1 - p) ** sum(mask) for mask in masks]
+    return torch.stack(outputs, -1).detach(), torch.tensor(shares).double()
+
+
+def test_outputs_are_those_of_all_masks_in_their_shares():
+    p, x = 0.3, torch.linspace(-1, 1, 10).reshape(5, 2).double()
+    with private_rng(0):
+        network = TwoUnits(p).eval()
+    outputs, shares = enumerated(network, x, p)
+    found = thinned(Forward(network, network), x, list(range(4000)))
+    which = (found[..., None] - outputs[..., None, :]).abs().amax((0, 1)).argmin(-1)
+    torch.testing.assert_close(found, outputs[..., which])
+    counts = torch.bincount(which, minlength=4) / 4000
+    # five standard errors
+    assert ((counts - shares).abs() < 5 * (shares / 4000).sqrt()).all()
+
+
+@pytest.mark.parametrize("p", [0.2, 0.5])
+def test_predictions_are_averages_over_masks(p):
+    rows = X.astype(np.float64)
+    net = seeded(classifier(TwoUnits, module__p=p, max_epochs=30), rows, Y)
+    model = MCDropoutClassifier(FrozenEstimator(net), n_samples=3000, random_state=0)
+    model.fit(rows, Y)
+    outputs, shares = enumerated(net.module_, torch.tensor(rows), p)
+    expected = outputs.softmax(1) @ shares
+    # five standard errors of 3,000 draws of numbers in [0, 1]
+    np.testing.assert_allclose(
+        model.predict_proba(rows), expected, atol=5 * 0.5 / 3000**0.5
+    )
+    mean = outputs @ shares
+    variance = (outputs - mean.unsqueeze(-1)) ** 2 @ shares
+    found = model.latent_mean_and_variance(rows)
+    spread = float(variance.max()) ** 0.5
+    np.testing.assert_allclose(found[0], mean, atol=5 * spread / 3000**0.5)
+    np.testing.assert_allclose(
+        found[1], variance, atol=10 * float(variance.max()) / 3000**0.5
+    )
+
+
+# --------------------------------------------------------------------- estimators
+class TestEstimators:
+    @pytest.mark.parametrize("module", [BatchNormMLP, Twice, Attention, TwoUnits])
+    def test_draws_depend_on_neither_batches_nor_order(self, module):
+        net = classifier(module, max_epochs=5)
+        rows = X.astype(np.float64) if module is TwoUnits else X
+        model = MCDropoutClassifier(net, n_samples=6, random_state=0).fit(rows, Y)
+        whole = model.sample_proba(rows, 5)
+        assert whole.std(-1).max() > 1e-3
+        order = np.random.default_rng(0).permutation(len(rows))
+        # Sums of a few numbers in float32 may be taken in another order
+        np.testing.assert_allclose(
+            model.sample_proba(rows[order], 5), whole[order], atol=1e-6
+        )
+        model.set_params(batch_size=7)
+        np.testing.assert_allclose(model.sample_proba(rows, 5), whole, atol=1e-6)
+        one = model.sample_proba(rows[3:4], 5)
+        np.testing.assert_allclose(one, whole[3:4], atol=1e-6)
+
+    def test_images(self):
+        images = np.random.default_rng(0).normal(size=(30, 1, 6, 6)).astype(np.float32)
+        net = classifier(TinyCNN, max_epochs=3)
+        model = MCDropoutClassifier(net, n_samples=6, random_state=0)
+        model.fit(images, np.arange(30) % 3)
+        assert model.sample_proba(images, 4).std(-1).max() > 1e-3
+
+    def test_a_draw_is_a_mask_for_all_rows(self):
+        rows = X.astype(np.float64)
+        net = initialised(classifier(TwoUnits, module__p=0.5).set_params(classes=[0]))
+        net = seeded(net, rows, Y)
+        model = MCDropoutClassifier(FrozenEstimator(net), random_state=0).fit(rows, Y)
+        outputs, _ = enumerated(net.module_, torch.tensor(rows), 0.5)
+        own = outputs.softmax(1)
+        for draw in np.moveaxis(model.sample_proba(rows, 10), -1, 0):
+            gaps = [np.abs(draw - own[..., k].numpy()).max() for k in range(4)]
+            assert min(gaps) < 1e-9
+
+    def test_frozen_net_is_a_copy_without_hooks(self):
+        net = seeded(classifier(BatchNormMLP), X, Y)
+        before = {k: v.clone() for k, v in net.module_.state_dict().items()}
+        model = MCDropoutClassifier(FrozenEstimator(net), random_state=0).fit(X, Y)
+        model.predict_proba(X)
+        assert model.estimator_ is not net
+        assert net.module_.training == model.estimator_.module_.training
+        for name, value in net.module_.state_dict().items():
+            assert torch.equal(value, before[name])
+        for module in (net.module_, model.estimator_.module_):
+            assert not module.dropout._forward_hooks
+
+    def test_hooks_are_gone_when_prediction_fails(self):
+        model = MCDropoutClassifier(classifier(BatchNormMLP), n_samples=3).fit(X, Y)
+        with pytest.raises(ValueError, match="features"):
+            model.predict_proba(X[:, :1])
+        module = model.estimator_.module_
+        with pytest.raises(RuntimeError), torch.no_grad():
+            thinned(Forward(module, module), torch.ones(2, 9), [0])
+        assert not module.dropout._forward_hooks
+
+    def test_noise_leaves_room_for_what_draws_explain(self):
+        Z, y = waves(80)
+        net = regressor(BatchNormMLP, max_epochs=60)
+        model = MCDropoutRegressor(net, n_samples=200, random_state=0).fit(Z, y)
+        _, variance = model.latent_mean_and_variance(Z)
+        _, std = model.predict(Z, return_std=True)
+        expected = np.sqrt(variance[:, 0] + model.sigma_noise_**2)
+        np.testing.assert_allclose(std, expected)
+
+    def test_many_rows_need_no_more_memory_than_their_batches(self, monkeypatch):
+        model = MCDropoutClassifier(classifier(BatchNormMLP), n_samples=4).fit(X, Y)
+        expected = model.predict_proba(X)
+        monkeypatch.setattr("sklaplace.core.budget.free_bytes", lambda device: 5_000)
+        np.testing.assert_array_equal(model.predict_proba(X), expected)
+        model.predict_uncertainty(X)
+        model.latent_mean_and_variance(X)
+        with pytest.raises(ValueError, match="n_samples=4 draws of 180 outputs"):
+            model.sample_proba(X, 4)
+
+    @pytest.mark.parametrize("kind", [MCDropoutClassifier, MCDropoutRegressor])
+    @pytest.mark.parametrize("module", [MLP, Functional])
+    @pytest.mark.parametrize("frozen", [False, True])
+    def test_networks_without_dropout_are_refused(self, kind, module, frozen):
+        is_classifier = kind is MCDropoutClassifier
+        data = (X, Y) if is_classifier else waves(n_targets=1)
+        make = classifier if is_classifier else regressor
+        net = make(module, callbacks=[RecordTraining()])
+        if frozen:
+            net = FrozenEstimator(seeded(clone(net), *data))
+        RecordTraining.steps.clear()
+        model = kind(net)
+        with pytest.raises(ValueError, match=r"no dropout layer.*Use one of"):
+            model.fit(*data)
+        assert RecordTraining.steps == []
+        assert not hasattr(model, "estimator_")

@@ -1,0 +1,385 @@
+"""A label at every position of a map, against dense references."""
+
+import pickle
+
+import numpy as np
+import pytest
+import references
+import torch
+from nets import MLP, RecordTraining, classifier, initialised, seeded
+from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
+from skorch import NeuralNet
+from test_bad_input import refused_fit
+from torch import nn
+
+from sklaplace import LaplaceClassifier, LaplaceClassifierCV
+from sklaplace.curvature.ggn import CURVATURES
+from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.dirichlet.links import LINKS
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+K, HEIGHT, WIDTH = 3, 2, 3
+POSITIONS = HEIGHT, WIDTH
+R = HEIGHT * WIDTH
+LABELS = np.array(["road", "sky", "tree"])
+WEIGHT = torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64)
+
+
+class Segmenter(nn.Module):
+    """(b, 2, h, w) -> (b, K, h, w)."""
+
+    def __init__(self, n_out=K, softmax=False):
+        super().__init__()
+        self.first = nn.Conv2d(2, 3, 3, padding=1, dtype=torch.float64)
+        self.head = nn.Conv2d(3, n_out, 1, dtype=torch.float64)
+        self.softmax = softmax
+
+    def forward(self, X):
+        f = self.head(torch.tanh(self.first(X)))
+        return f.softmax(1) if self.softmax else f
+
+
+def pictures(n=30):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, 2, *POSITIONS))
+    f = np.einsum("kc,nchw->nkhw", rng.normal(size=(K, 2)) * 2, X)
+    return X, (f + rng.gumbel(size=f.shape)).argmax(1)
+
+
+X, Y = pictures()
+
+
+def net(module=Segmenter, criterion=nn.CrossEntropyLoss, **params):
+    settings = {
+        "criterion": criterion,
+        "max_epochs": 20,
+        "lr": 0.05,
+        "optimizer": torch.optim.Adam,
+        "batch_size": -1,
+        "train_split": None,
+        "callbacks": "disable",
+        "verbose": 0,
+    }
+    return NeuralNet(module, **settings | params)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return seeded(net(), X, Y)
+
+
+def twin(trained, *args, **params):
+    """A net of the same weights."""
+    made = initialised(net(*args, **params))
+    made.module_.load_state_dict(trained.module_.state_dict())
+    return made
+
+
+def fitted(trained, y=Y, **settings):
+    settings = {
+        "prior_precision": 1.0,
+        "random_state": 0,
+        "subset_of_weights": "all",
+    } | settings
+    return LaplaceClassifier(FrozenEstimator(trained), **settings).fit(X, y)
+
+
+def dense(trained):
+    """Rows of the Jacobian (n, r, K, P), by position, and logits (n, r, K)."""
+    module = trained.module_.eval()
+    parameters = list(module.parameters())
+    f = module(torch.as_tensor(X)).movedim(1, -1).reshape(len(X), R, K)
+    rows = [
+        torch.cat(
+            [
+                g.flatten()
+                for g in torch.autograd.grad(value, parameters, retain_graph=True)
+            ]
+        )
+        for value in f.flatten()
+    ]
+    return torch.stack(rows).reshape(*f.shape, -1), f.detach()
+
+
+def by_position(values):
+    """(n, K, h, w) as (n, r, K)."""
+    return np.moveaxis(values, 1, -1).reshape(len(values), R, K)
+
+
+@pytest.mark.parametrize("weight", [None, WEIGHT])
+@pytest.mark.parametrize("ignored", [False, True])
+def test_posterior_is_that_of_the_dense_formula(trained, weight, ignored):
+    """Classes with weights, and positions left out, as torch's loss has them."""
+    y = Y.copy()
+    options = {"criterion__weight": weight}
+    if ignored:
+        y[:, 0, 1] = -7
+        options["criterion__ignore_index"] = -7
+    model = fitted(twin(trained, **options), y, hessian_structure="full")
+    J, f = dense(trained)
+    codes = torch.as_tensor(y).reshape(len(X), R)
+    h = (codes >= 0).double()
+    if weight is not None:
+        h = h * weight[codes.clamp(min=0)]
+    p = f.softmax(-1)
+    L = torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
+    H = torch.einsum("nrkp,nr,nrkj,nrjq->pq", J, h, L, J)
+    identity = torch.eye(len(H), dtype=torch.float64)
+    cov = torch.linalg.inv(H + identity)
+    expected = torch.einsum("nrkp,pq,nrjq->nrkj", J, cov, J)
+    mean, found = model.latent_mean_and_variance(X, full_cov=True)
+    assert mean.shape == (len(X), K, *POSITIONS)
+    assert found.shape == (len(X), K, K, *POSITIONS)
+    np.testing.assert_allclose(by_position(mean), f, rtol=1e-8, atol=1e-10)
+    blocks = np.moveaxis(found.reshape(len(X), K, K, R), -1, 1)
+    np.testing.assert_allclose(blocks, expected, rtol=1e-8, atol=1e-10)
+    variance = model.latent_mean_and_variance(X)[1]
+    np.testing.assert_allclose(
+        by_position(variance),
+        expected.diagonal(dim1=2, dim2=3),
+        rtol=1e-8,
+        atol=1e-10,
+    )
+    outputs = trained.module_(torch.as_tensor(X)).detach()
+    loss = nn.functional.cross_entropy(
+        outputs, torch.as_tensor(y), weight, reduction="sum", ignore_index=-7
+    )
+    number = torch.tensor(1.0, dtype=torch.float64)
+    evidence = references.evidence(
+        H, model.posterior_.mean, -loss, identity.diagonal(), number, 0 * number
+    )
+    assert model.log_marginal_likelihood() == pytest.approx(float(evidence), rel=1e-8)
+    assert float(model.posterior_.data_fit.n_targets) == pytest.approx(float(h.sum()))
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("subset", ["all", ["head"]])
+def test_a_position_is_a_problem_of_its_own(trained, link, subset):
+    model = fitted(trained, link_approx=link, subset_of_weights=subset)
+    mean, cov = model.latent_mean_and_variance(X, full_cov=True)
+    proba = by_position(model.predict_proba(X))
+    np.testing.assert_allclose(proba.sum(-1), 1)
+    blocks = np.moveaxis(cov.reshape(len(X), K, K, R), -1, 1)
+    alone = model._link()(
+        torch.as_tensor(by_position(mean)).reshape(-1, K),
+        torch.as_tensor(blocks).reshape(-1, K, K),
+    )
+    np.testing.assert_allclose(proba.reshape(-1, K), alone, rtol=1e-8, atol=1e-10)
+
+
+def test_answers_have_the_shape_of_the_maps(trained):
+    model = fitted(trained, LABELS[Y])
+    assert (model.classes_ == LABELS).all()
+    labels = model.predict(X)
+    assert labels.shape == Y.shape
+    assert (labels == LABELS[Y]).mean() > 0.6
+    proba = model.predict_proba(X)
+    assert (LABELS[proba.argmax(1)] == labels).all()
+    np.testing.assert_allclose(model.predict_log_proba(X), np.log(proba))
+    assert model.predict_dirichlet(X).shape == proba.shape
+    draws = model.sample_proba(X, 2000)
+    assert draws.shape == (*proba.shape, 2000)
+    np.testing.assert_allclose(draws.mean(-1), proba, atol=0.05)
+    y = np.where(np.arange(R).reshape(POSITIONS) == 1, "none", LABELS[Y])
+    assert model.score(X, LABELS[Y]) == pytest.approx((labels == LABELS[Y]).mean())
+    weights = np.arange(len(X))
+    assert model.score(X, y, weights) == pytest.approx(
+        np.average((labels == y).mean((1, 2)), weights=weights)
+    )
+    # of a last layer alone the network is linear
+    model = fitted(trained, subset_of_weights=["head"])
+    proba = model.predict_proba(X)
+    model.set_params(pred_type="nn", n_samples=2000)
+    np.testing.assert_allclose(model.predict_proba(X), proba, atol=0.05)
+    assert model.predict_dirichlet(X).shape == proba.shape
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+
+
+def test_softmax_and_logits_agree(trained):
+    other = twin(trained, criterion=nn.NLLLoss, module__softmax=True)
+    np.testing.assert_allclose(
+        fitted(other).predict_proba(X), fitted(trained).predict_proba(X), rtol=1e-8
+    )
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_neither_batches_nor_order_matter(trained, structure):
+    model = fitted(trained, hessian_structure=structure)
+    order = np.random.default_rng(1).permutation(len(X))
+    other = clone(model).set_params(batch_size=7).fit(X[order], Y[order])
+    np.testing.assert_allclose(
+        other.predict_proba(X), model.predict_proba(X), rtol=1e-7
+    )
+
+
+@pytest.mark.parametrize("curvature", CURVATURES)
+def test_every_curvature(trained, curvature):
+    settings = {"hessian_structure": "full", "prior_precision": 50.0}
+    model = fitted(trained, curvature=curvature, **settings)
+    assert np.isfinite(model.predict_proba(X)).all()
+
+
+@pytest.mark.parametrize("prior", ["marglik", "validation"])
+@pytest.mark.parametrize("link", ["auto", "probit"])
+def test_tuning(trained, prior, link):
+    settings = {"subset_of_weights": ["head"], "random_state": 0, "link_approx": link}
+    model = LaplaceClassifier(
+        FrozenEstimator(trained), prior_precision=prior, **settings
+    )
+    model.fit(X[:20], Y[:20], X_val=X[20:], y_val=Y[20:])
+    assert np.isfinite(model.prior_precision_)
+
+
+def test_training_and_rows_without_labels():
+    """Rows all of whose positions are left out are not there."""
+    y = np.concatenate([Y, np.full_like(Y[:3], -1)])
+    rows = np.concatenate([X, X[:3]])
+    ignoring = net(criterion__ignore_index=-1)
+    model = LaplaceClassifier(
+        ignoring, prior_precision=1.0, subset_of_weights="all", random_state=0
+    )
+    expected = clone(model).fit(X, Y).predict_proba(X)
+    np.testing.assert_allclose(model.fit(rows, y).predict_proba(X), expected, rtol=1e-6)
+    some = Y.copy()
+    some[:, 0, 0] = -1
+    weights = np.linspace(0.5, 2, len(X))
+    model.fit(X, some, sample_weight=weights)
+    assert (model.predict(X) == Y).mean() > 0.6
+    assert model.classes_.tolist() == [0, 1, 2]
+
+
+def test_new_rows_and_cross_validation(trained):
+    model = fitted(trained)
+    parts = clone(model).partial_fit(X[:12], Y[:12]).partial_fit(X[12:], Y[12:])
+    np.testing.assert_allclose(
+        parts.predict_proba(X), model.predict_proba(X), rtol=1e-8
+    )
+    chosen = LaplaceClassifierCV(
+        FrozenEstimator(trained),
+        prior_precisions=[0.1, 10.0],
+        cv=2,
+        random_state=0,
+        subset_of_weights="all",
+    ).fit(X, Y)
+    first = chosen.cv_results_["split0_test_score"][0]
+    fold = fitted(trained, prior_precision=0.1)
+    fold.fit(X[15:], Y[15:])
+    proba = np.take_along_axis(fold.predict_proba(X[:15]), Y[:15, None], 1)
+    assert first == pytest.approx(np.log(proba).sum((1, 2, 3)).mean(), rel=1e-6)
+
+
+def test_sequences():
+    """(n, length), with outputs (b, K, length): a head on every position."""
+
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.hidden = nn.Linear(2, 4, dtype=torch.float64)
+            self.head = nn.Linear(4, K, dtype=torch.float64)
+
+        def forward(self, X):
+            return self.head(torch.tanh(self.hidden(X))).mT
+
+    sequences = np.moveaxis(X[:, :, 0], 1, -1)
+    model = LaplaceClassifier(net(Tagger), prior_precision=1.0, random_state=0)
+    model.fit(sequences, Y[:, 0])
+    assert model.predict(sequences).shape == Y[:, 0].shape
+
+
+# ---------------------------------------------------------------------- bad input
+def recorded(**params):
+    return LaplaceClassifier(
+        net(callbacks=[RecordTraining()], **params), subset_of_weights="all"
+    )
+
+
+class TestBadInput:
+    def test_numbers_of_classes(self):
+        model = recorded(module__n_out=4)
+        refused_fit(model, "(4, 2, 3)", "3 classes", "(3, 2, 3)", data=(X, Y))
+
+    def test_positions(self):
+        refused_fit(recorded(), "(3, 2, 3)", "(3, 2, 2)", data=(X, Y[..., :2]))
+
+    def test_a_network_for_one_label(self):
+        model = LaplaceClassifier(classifier(MLP, callbacks=[RecordTraining()]))
+        rows = X[:, :, 0, 0].astype(np.float32)
+        words = "positions", "1d array", "BCEWithLogitsLoss"
+        refused_fit(model, *words, data=(rows, Y[:, 0]))
+
+    def test_one_label_for_a_map(self):
+        refused_fit(recorded(), "(3, 2, 3)", "('n', 2, 3)", data=(X, Y[:, 0, 0]))
+
+    def test_other_positions_to_tune_on(self):
+        rows = {"X_val": X, "y_val": Y[..., :2]}
+        refused_fit(recorded(), "y_val has shape", data=(X, Y), **rows)
+
+    def test_labels_that_are_no_labels(self):
+        refused_fit(recorded(), "not whole numbers", data=(X, Y + 0.5))
+
+    def test_class_weight(self):
+        model = recorded().set_params(class_weight="balanced")
+        refused_fit(model, "criterion__weight", data=(X, Y))
+
+    def test_no_network(self):
+        refused_fit(LaplaceClassifier(), "matrix of labels", data=(X, Y))
+
+    def test_nothing_but_ignored_labels(self):
+        model = recorded(criterion__ignore_index=-1)
+        refused_fit(model, "ignores", data=(X, np.full_like(Y, -1)))
+
+    def test_numbers_of_rows(self):
+        refused_fit(recorded(), "inconsistent", data=(X, Y[:-1]))
+
+    def test_maps_that_do_not_fit(self):
+        large = np.zeros((2, 2, 2000, 2000), dtype=np.float32)
+        labels = np.zeros((2, 2000, 2000), dtype=np.int64)
+        labels[0, 0, :3] = [0, 1, 2]
+
+        class Thin(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.head = nn.Conv2d(2, 3, 1)
+
+            def forward(self, X):
+                return self.head(X)
+
+        model = recorded().set_params(estimator__module=Thin)
+        refused_fit(model, "the Jacobian of 2 rows", "crops", data=(large, labels))
+
+
+@pytest.mark.parametrize("softmax", [False, True])
+@pytest.mark.parametrize("size", [(WIDTH, HEIGHT), (HEIGHT, WIDTH + 1), (R,)])
+def test_maps_of_another_size_are_refused(size, softmax):
+    """Also such as have as many positions, which would be read at wrong places."""
+    if softmax:
+        model = net(lambda: Segmenter(softmax=True), nn.NLLLoss, max_epochs=1)
+    else:
+        model = net(max_epochs=1)
+    model = fitted(seeded(model, X, Y))
+    rows = np.ones((4, 2, *size))
+    if len(size) == 1:
+        rows = np.ones((4, 2, *size, 1))
+    words = r"maps of shape .* but \(3, 2, 3\) in fit\. Pass maps of one size"
+    calls = [
+        lambda: model.predict(rows),
+        lambda: model.predict_proba(rows),
+        lambda: model.sample_proba(rows, 2),
+        lambda: model.partial_fit(rows, Y[:4]),
+        lambda: model.set_params(pred_type="nn").predict_proba(rows),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=words):
+            call()
+    model.set_params(pred_type="glm")
+    model.predict(X[:4])
+
+
+def test_rows_to_tune_on_have_the_size_of_the_others():
+    frozen = FrozenEstimator(seeded(net(max_epochs=1), X, Y))
+    model = LaplaceClassifier(frozen, subset_of_weights="all", random_state=0)
+    with pytest.raises(ValueError, match="Pass maps of one size"):
+        model.fit(X, Y, X_val=X.swapaxes(2, 3), y_val=Y)

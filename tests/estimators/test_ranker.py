@@ -1,0 +1,347 @@
+"""Scores from pairs, against dense formulas."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from nets import RecordTraining, classifier, initialised, seeded
+from scipy.special import expit
+from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
+from skorch import NeuralNetBinaryClassifier
+from skorch.dataset import Dataset
+from test_bad_input import refused, refused_fit
+from torch import nn
+
+from sklaplace import BradleyTerry, LaplaceRanker
+from sklaplace.curvature.structures import STRUCTURES
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+P, DELTA = 3, 0.7
+TRUE = np.array([1.5, -1.0, 0.5])
+
+
+def linear():
+    return nn.Linear(P, 1, bias=False, dtype=torch.float64)
+
+
+def deep():
+    return nn.Sequential(
+        nn.Linear(P, 4, dtype=torch.float64),
+        nn.Tanh(),
+        nn.Linear(4, 1, bias=False, dtype=torch.float64),
+    )
+
+
+def comparisons(n=80):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, 2, P))
+    p = expit(2 * (X[:, 1] - X[:, 0]) @ TRUE)
+    return X, (rng.random(n) < p).astype(int)
+
+
+X, Y = comparisons()
+ITEMS = np.random.default_rng(1).normal(size=(12, P))
+
+
+def net(scorer=linear, **params):
+    settings = {
+        "max_epochs": 30,
+        "lr": 0.1,
+        "optimizer": torch.optim.Adam,
+        "batch_size": -1,
+        "train_split": None,
+        "callbacks": "disable",
+        "verbose": 0,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        settings["module__scorer"] = scorer()
+    return NeuralNetBinaryClassifier(BradleyTerry, **settings | params)
+
+
+@pytest.fixture(scope="module", params=[linear, deep], ids=["linear", "deep"])
+def trained(request):
+    return seeded(net(request.param), X, Y.astype(np.float64))
+
+
+def fitted(trained, **settings):
+    settings = {
+        "prior_precision": DELTA,
+        "random_state": 0,
+        "subset_of_weights": "all",
+        "hessian_structure": "full",
+    } | settings
+    return LaplaceRanker(FrozenEstimator(trained), **settings).fit(X, Y)
+
+
+def gradients(trained, items):
+    """Scores (n,), and their gradients (n, P) in all weights."""
+    scorer = trained.module_.scorer
+    scores = scorer(torch.as_tensor(items)).flatten()
+    rows = [
+        torch.cat(
+            [
+                g.flatten()
+                for g in torch.autograd.grad(
+                    s, list(scorer.parameters()), retain_graph=True
+                )
+            ]
+        )
+        for s in scores
+    ]
+    return scores.detach().numpy(), torch.stack(rows).numpy()
+
+
+def covariance(trained):
+    """Of the weights: ``J = J(second) - J(first)``."""
+    (first, J1), (second, J2) = (gradients(trained, X[:, k]) for k in (0, 1))
+    J, p = J2 - J1, expit(second - first)
+    H = J.T @ (J * (p * (1 - p))[:, None])
+    return np.linalg.inv(H + DELTA * np.eye(len(H)))
+
+
+def test_scores_and_pairs_are_those_of_the_dense_formula(trained):
+    model, cov = fitted(trained), covariance(trained)
+    scores, J = gradients(trained, ITEMS)
+    expected = J @ cov @ J.T
+    mean, std = model.predict_score(ITEMS, return_std=True)
+    np.testing.assert_allclose(mean, scores, rtol=1e-8)
+    np.testing.assert_allclose(std, np.sqrt(expected.diagonal()), rtol=1e-8)
+    mean, joint = model.predict_score(ITEMS, return_cov=True)
+    np.testing.assert_allclose(mean, scores, rtol=1e-8)
+    np.testing.assert_allclose(joint, expected, rtol=1e-8, atol=1e-12)
+    np.testing.assert_array_equal(model.predict_score(ITEMS), mean)
+    # the logit of a pair is the difference of its scores
+    pairs = np.stack([ITEMS[:6], ITEMS[6:]], 1)
+    logits, variance = model.latent_mean_and_variance(pairs)
+    difference = expected.diagonal()[:6] + expected.diagonal()[6:]
+    difference = difference - 2 * expected.diagonal(6)
+    np.testing.assert_allclose(logits[:, 1] - logits[:, 0], scores[6:] - scores[:6])
+    np.testing.assert_allclose(4 * variance[:, 1], difference, rtol=1e-8)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
+def test_a_swap_of_items_is_the_other_answer(trained, structure, subset):
+    model = fitted(trained, subset_of_weights=subset, hessian_structure=structure)
+    there, back = model.predict_proba(X), model.predict_proba(X[:, ::-1])
+    np.testing.assert_allclose(there, back[:, ::-1], rtol=1e-9)
+    same = np.stack([ITEMS, ITEMS], 1)
+    np.testing.assert_allclose(model.predict_proba(same), 0.5)
+
+
+@pytest.mark.parametrize("prior", ["auto", "marglik"])
+def test_a_known_ranking(prior):
+    model = LaplaceRanker(prior_precision=prior, random_state=0)
+    X, y = comparisons(300)
+    names = np.where(y == 1, "second", "first")
+    model.fit(X, names)
+    assert model.classes_.tolist() == ["first", "second"]
+    assert model.score(X, names) > 0.8
+    scores, std = model.predict_score(ITEMS, return_std=True)
+    assert np.corrcoef(scores, ITEMS @ TRUE)[0, 1] > 0.95
+    assert (std > 0).all()
+    far = model.predict_score(10 * ITEMS, return_std=True)[1]
+    assert (far > std).all()
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict_score(ITEMS), scores)
+
+
+def test_abilities_of_players():
+    """Items that are numbers: Bradley and Terry's own case."""
+    rng = np.random.default_rng(0)
+    ability = np.array([-2.0, -1.0, 0.0, 1.0, 2.0])
+    pairs = rng.integers(5, size=(400, 2))
+    pairs = pairs[pairs[:, 0] != pairs[:, 1]]
+    won = rng.random(len(pairs)) < expit(ability[pairs[:, 1]] - ability[pairs[:, 0]])
+    players = net(lambda: nn.Embedding(6, 1), max_epochs=200)
+    model = LaplaceRanker(
+        players, prior_precision=1.0, subset_of_weights="all", random_state=0
+    ).fit(pairs, won)
+    mean, std = model.predict_score(np.arange(6), return_std=True)
+    assert (np.argsort(mean[:5]) == np.arange(5)).all()
+    assert std[5] == pytest.approx(1.0)  # who never played has the prior
+    assert (std[:5] < 0.7).all()
+
+
+def test_draws_of_weights(trained):
+    model = fitted(trained, pred_type="nn", n_samples=4000)
+    plain = fitted(trained)
+    if isinstance(trained.module_.scorer, nn.Linear):
+        mean, std = plain.predict_score(ITEMS, return_std=True)
+        drawn, spread = model.predict_score(ITEMS, return_std=True)
+        np.testing.assert_allclose(drawn, mean, atol=0.1)
+        np.testing.assert_allclose(spread, std, rtol=0.1)
+    assert model.predict_score(ITEMS, return_cov=True)[1].shape == (12, 12)
+
+
+def test_more_pairs_and_batches(trained):
+    model = fitted(trained)
+    expected = model.predict_score(ITEMS, return_std=True)
+    parts = clone(model).set_params(batch_size=7)
+    parts.partial_fit(X[:40], Y[:40]).partial_fit(X[40:], Y[40:])
+    found = parts.predict_score(ITEMS, return_std=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+
+
+def test_pairs_of_an_earlier_task(trained):
+    frozen = FrozenEstimator(trained)
+    first = LaplaceRanker(frozen, prior_precision=DELTA).fit(X[:40], Y[:40])
+    second = LaplaceRanker(frozen, prior=first.posterior_).fit(X[40:], Y[40:])
+    found = second.predict_score(ITEMS, return_std=True)
+    expected = fitted(trained).predict_score(ITEMS, return_std=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+
+
+class TestBadInput:
+    def model(self, **params):
+        return LaplaceRanker(net(callbacks=[RecordTraining()], **params))
+
+    @pytest.mark.parametrize("rows", [X[:, 0], X[:, :1], Y, np.ones((80, 3, P))])
+    def test_rows_that_are_no_pairs(self, rows):
+        refused_fit(self.model(), str(rows.shape), "(n, 2, ...)", data=(rows, Y))
+
+    @pytest.mark.parametrize(
+        "y", [np.arange(80) % 3, np.zeros(80, dtype=int), np.stack([Y, Y], 1)]
+    )
+    def test_labels(self, y):
+        refused_fit(self.model(), "one of two labels", data=(X, y))
+
+    def test_another_criterion(self):
+        scorer = net().module__scorer
+        other = classifier(
+            BradleyTerry, module__scorer=scorer, callbacks=[RecordTraining()]
+        )
+        model = LaplaceRanker(other)
+        refused_fit(model, "CrossEntropyLoss", "BCEWithLogitsLoss", data=(X, Y))
+
+    def test_a_scorer_of_two_numbers(self):
+        model = self.model(scorer=lambda: nn.Linear(P, 2, dtype=torch.float64))
+        refused_fit(model, "(2,) per item", "one number", data=(X, Y))
+
+    def test_items(self):
+        model = fitted(seeded(net(), X, Y.astype(np.float64)))
+        for items in (ITEMS[:, :2], X):
+            refused(
+                ValueError,
+                ["items of shape", f"({P},)"],
+                lambda items=items: model.predict_score(items),
+                model,
+            )
+        wide = np.ones((4, 2, P + 1))
+        refused(
+            ValueError, ["items of shape"], lambda: model.predict_proba(wide), model
+        )
+        refused(
+            ValueError,
+            ["Ask for one"],
+            lambda: model.predict_score(ITEMS, return_std=True, return_cov=True),
+            model,
+        )
+
+
+class MeanOfItems(nn.Module):
+    """No difference of scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(P, 1, dtype=torch.float64)
+
+    def forward(self, X):
+        return self.layer(X.mean(1))
+
+
+def flat():
+    return nn.Sequential(nn.Flatten(), nn.Linear(2 * P, 1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("module", [MeanOfItems, flat])
+def test_networks_that_are_no_difference_of_scores(module):
+    other = NeuralNetBinaryClassifier(
+        module, train_split=None, verbose=0, callbacks=[RecordTraining()]
+    )
+    refused_fit(LaplaceRanker(other), "BradleyTerry", data=(X, Y))
+
+
+class Probabilities(BradleyTerry):
+    """Ends in a sigmoid."""
+
+    def forward(self, X):
+        return torch.sigmoid(super().forward(X))
+
+
+def test_probabilities_are_a_difference_of_scores():
+    scorer = net().module__scorer.float()
+    with torch.no_grad():
+        # so certain that probabilities round
+        scorer.weight.copy_(40 * torch.as_tensor(TRUE))
+    other = NeuralNetBinaryClassifier(
+        Probabilities,
+        module__scorer=scorer,
+        criterion=nn.BCELoss,
+        train_split=None,
+        verbose=0,
+        max_epochs=1,
+    )
+    y = (X[:, 1] - X[:, 0]) @ TRUE > 0
+    assert LaplaceRanker(other, random_state=0).fit(X, y).score(X, y) > 0.9
+
+
+def test_reduced_gradients_of_a_pair_say_nothing():
+    model = LaplaceRanker(
+        net(callbacks=[RecordTraining()]),
+        hessian_structure="kron",
+        structure_params={"weight_sharing": "reduce"},
+    )
+    refused_fit(model, "opposite signs", "'expand'", data=(X, Y))
+
+
+def test_a_refit_on_a_dataset_forgets_the_items_of_an_earlier_fit():
+    model = LaplaceRanker(net(max_epochs=1), random_state=0).fit(X, Y)
+    wide = np.concatenate([X, X], 2)
+    other = net(lambda: nn.Linear(2 * P, 1, bias=False, dtype=torch.float64))
+    model.set_params(estimator=other)
+    model.fit(Dataset(wide, Y.astype(np.float64)), Y)
+    assert model.predict_score(wide[:, 0]).shape == (80,)
+
+
+def test_the_defaults_cover_true_differences():
+    """In 90 % of cases, as draws go: all differences hang on three numbers a seed."""
+    hits = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        pairs = rng.normal(size=(200, 2, P))
+        y = rng.random(200) < expit((pairs[:, 1] - pairs[:, 0]) @ TRUE)
+        items = rng.normal(size=(2, 200, P))
+        model = LaplaceRanker(random_state=seed).fit(pairs, y)
+        mean, cov = model.predict_score(items.reshape(-1, P), return_cov=True)
+        variance = cov.diagonal()[:200] + cov.diagonal()[200:]
+        variance = variance - 2 * cov.diagonal(200)
+        error = mean[200:] - mean[:200] - (items[1] - items[0]) @ TRUE
+        hits.append(np.abs(error) < 1.645 * np.sqrt(variance))
+    slack = 2 * np.sqrt(0.9 * 0.1 / (3 * P))
+    assert np.mean(hits) > 0.9 - slack
+
+
+def test_weights_of_the_default_network_are_repetitions():
+    weights = np.arange(60) % 3
+    X, y = comparisons(60)
+    settings = {"prior_precision": 1.0, "random_state": 0}
+    weighted = LaplaceRanker(**settings).fit(X, y, sample_weight=weights)
+    rows = np.repeat(np.arange(60), weights)
+    repeated = LaplaceRanker(**settings).fit(X[rows], y[rows])
+    found = weighted.predict_score(ITEMS, return_std=True)
+    expected = repeated.predict_score(ITEMS, return_std=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_single_items_and_pairs():
+    module = initialised(net(deep)).module_
+    pairs = torch.as_tensor(X)
+    single = [module(pairs[:, k : k + 1]) for k in (0, 1)]
+    torch.testing.assert_close(module(pairs), single[1] - single[0])
+    with pytest.raises(ValueError, match="neither pairs"):
+        module(torch.ones(4, 3, P, dtype=torch.float64))

@@ -1,0 +1,716 @@
+"""Prior precisions by cross-validation: the choice of a grid search, for less."""
+
+import inspect
+import pickle
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import global_rng_states
+from nets import (
+    MLP,
+    RecordTraining,
+    TanhMLP,
+    TwoInputs,
+    blobs,
+    classifier,
+    regressor,
+    seeded,
+    waves,
+)
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
+from sklearn.metrics import log_loss, make_scorer
+from sklearn.model_selection import (
+    GridSearchCV,
+    GroupKFold,
+    KFold,
+    LeaveOneOut,
+    StratifiedKFold,
+    cross_val_score,
+)
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import sklaplace.estimators.fitting
+import sklaplace.estimators.prediction
+from sklaplace import (
+    LaplaceClassifier,
+    LaplaceClassifierCV,
+    LaplaceRegressor,
+    LaplaceRegressorCV,
+)
+from sklaplace.estimators.search import GRID
+from sklaplace.metrics import gaussian_nll, neg_gaussian_nll_scorer
+
+X, Y = blobs(dtype=np.float64)
+X_REG, Y_REG = waves(dtype=np.float64)
+DOUBLE = {"module__dtype": torch.float64}
+FEW = [0.01, 0.3, 10.0]
+PLAIN = {LaplaceClassifierCV: LaplaceClassifier, LaplaceRegressorCV: LaplaceRegressor}
+BOTH = list(PLAIN)
+EVERYTHING = {"subset_of_weights": "all"}
+
+
+def for_classes(net=None, **settings):
+    settings = {"prior_precisions": FEW, "cv": 3, "random_state": 0} | settings
+    net = classifier(**DOUBLE) if net is None else net
+    return LaplaceClassifierCV(net, **settings)
+
+
+def for_numbers(net=None, **settings):
+    settings = {"prior_precisions": FEW, "cv": 3, "random_state": 0} | settings
+    net = regressor(**DOUBLE) if net is None else net
+    return LaplaceRegressorCV(net, **settings)
+
+
+def made(kind, net=None, **settings):
+    make = for_classes if kind is LaplaceClassifierCV else for_numbers
+    return make(net, **settings)
+
+
+def data(kind):
+    return (X, Y) if kind is LaplaceClassifierCV else (X_REG, Y_REG)
+
+
+def recording(kind):
+    net = classifier if kind is LaplaceClassifierCV else regressor
+    return net(**DOUBLE, callbacks=[RecordTraining()])
+
+
+def fold_scores(results):
+    n_splits = sum(name.startswith("split") for name in results)
+    return np.array([results[f"split{k}_test_score"] for k in range(n_splits)])
+
+
+def grid_search(model, X, y, scoring, **settings):
+    """What scikit-learn makes of the same settings."""
+    shared = model.get_params(deep=False)
+    plain = PLAIN[type(model)]
+    shared = {k: v for k, v in shared.items() if k in plain._get_param_names()}
+    search = GridSearchCV(
+        plain(**shared | settings),
+        {"prior_precision": model.prior_precisions},
+        cv=model.cv,
+        scoring=scoring,
+        error_score="raise",
+    )
+    return search.fit(X, y)
+
+
+def assert_same_choice(model, search, rtol=1e-8):
+    found, wanted = model.cv_results_, search.cv_results_
+    np.testing.assert_allclose(fold_scores(found), fold_scores(wanted), rtol=rtol)
+    for name in ("mean_test_score", "std_test_score"):
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e3 * rtol)
+    np.testing.assert_array_equal(found["rank_test_score"], wanted["rank_test_score"])
+    assert model.prior_precision_ == search.best_params_["prior_precision"]
+    assert model.best_index_ == search.best_index_
+    assert model.best_score_ == pytest.approx(search.best_score_, rel=rtol)
+    assert model.n_splits_ == search.n_splits_
+
+
+# --------------------------------------------------------- the choice that it makes
+class TestAgainstGridSearch:
+    def test_on_digits(self):
+        X, y = load_digits(n_class=4, return_X_y=True)
+        X, y = (X[:120] / 16).astype(np.float32), y[:120]
+        sizes = {"module__n_in": 64, "module__n_out": 4, "module__width": 16}
+        net = classifier(**sizes, max_epochs=5, batch_size=32)
+        grid = np.logspace(-3, 3, 20)
+        model = for_classes(net, prior_precisions=grid, cv=5).fit(X, y)
+        search = grid_search(model, X, y, "neg_log_loss")
+        assert_same_choice(model, search)
+        np.testing.assert_array_equal(model.predict_proba(X), search.predict_proba(X))
+
+    def test_with_all_weights_refined(self):
+        """To those of the linearised network, anew for every candidate and fold."""
+        net = classifier(TanhMLP, **DOUBLE)
+        for subset in ("last_layer", "all"):
+            settings = {"refine": True, "subset_of_weights": subset}
+            model = for_classes(net, **settings).fit(X, Y)
+            assert_same_choice(model, grid_search(model, X, Y, "neg_log_loss"), 1e-6)
+
+    @pytest.mark.parametrize("structure", ["kron", "diag", "full"])
+    @pytest.mark.parametrize("subset", ["last_layer", "all"])
+    @pytest.mark.parametrize("kind", BOTH)
+    def test_structures(self, kind, structure, subset):
+        chosen = {"hessian_structure": structure, "subset_of_weights": subset}
+        noise = {"sigma_noise": 0.3} if kind is LaplaceRegressorCV else {}
+        model = made(kind, **chosen, **noise).fit(*data(kind))
+        scoring = "neg_log_loss" if not noise else neg_gaussian_nll_scorer
+        assert_same_choice(model, grid_search(model, *data(kind), scoring))
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"refine": True},
+            {"link_approx": "mc"},
+            {"link_approx": "bridge"},
+            {"prior_structure": "layerwise"},
+            {"prior_structure": "diag", "hessian_structure": "diag"},
+            {"temperature": 0.3, "prior_mean": 0.1},
+            {"cv": StratifiedKFold(4, shuffle=True, random_state=1)},
+            {"prior_precisions": (100, 1, 1)},
+        ],
+        ids=str,
+    )
+    def test_settings(self, settings):
+        model = for_classes(**settings)
+        search = grid_search(model, X, Y, "neg_log_loss")
+        model.fit(X, Y)
+        model.prior_precision_ = np.max(model.prior_precision_)
+        assert_same_choice(model, search)
+
+    def test_a_random_state(self):
+        model = for_classes(random_state=np.random.RandomState(3))
+        search = grid_search(model, X, Y, "neg_log_loss")
+        assert_same_choice(model.fit(X, Y), search)
+
+    def test_refitted_heads_of_regressors(self):
+        model = for_numbers(sigma_noise=0.3, refine=True).fit(X_REG, Y_REG)
+        search = grid_search(model, X_REG, Y_REG, neg_gaussian_nll_scorer)
+        assert_same_choice(model, search)
+        assert model.posterior_.is_refitted
+
+    @pytest.mark.parametrize("scoring", ["neg_log_loss", "roc_auc", "accuracy"])
+    def test_scorers(self, scoring):
+        y = np.where(Y == 1, "one", "other")
+        model = for_classes(classifier(module__n_out=2, **DOUBLE), scoring=scoring)
+        search = grid_search(model.fit(X, y), X, y, scoring)
+        assert_same_choice(model, search)
+
+    @pytest.mark.parametrize("scoring", ["r2", neg_gaussian_nll_scorer])
+    def test_scorers_of_regressors(self, scoring):
+        model = for_numbers(scoring=scoring, sigma_noise=0.2).fit(X_REG, Y_REG)
+        assert_same_choice(model, grid_search(model, X_REG, Y_REG, scoring))
+
+    @pytest.mark.parametrize("kind", BOTH)
+    def test_predictions_are_those_of_the_plain_estimator(self, kind):
+        X, y = data(kind)
+        model = made(kind).fit(X, y)
+        params = model.cv_results_["params"][model.best_index_]
+        plain = PLAIN[kind](recording(kind), random_state=0, **params).fit(X, y)
+        names = ["predict", "latent_mean_and_variance"]
+        names += ["predict_proba", "sample_proba"] * (kind is LaplaceClassifierCV)
+        names += ["predict_interval", "sample_y"] * (kind is LaplaceRegressorCV)
+        for name in names:
+            np.testing.assert_array_equal(
+                getattr(model, name)(X), getattr(plain, name)(X)
+            )
+        value = model.log_marginal_likelihood(2.0)
+        assert value == plain.log_marginal_likelihood(2.0)
+        assert isinstance(model, PLAIN[kind])
+
+    def test_two_targets_are_scored_by_their_sum(self):
+        X, y = waves(n_targets=2, dtype=np.float64)
+        net = regressor(module__n_out=2, **DOUBLE)
+        model = for_numbers(net, sigma_noise=0.2).fit(X, y)
+        search = grid_search(model, X, y, neg_gaussian_nll_scorer)
+        np.testing.assert_allclose(
+            fold_scores(model.cv_results_), 2 * fold_scores(search.cv_results_)
+        )
+
+    def test_parameters(self):
+        for kind, plain in PLAIN.items():
+            found = inspect.signature(kind).parameters
+            wanted = inspect.signature(plain).parameters
+            left_out = {"prior", "prior_precision", "validation_fraction"}
+            assert set(wanted) - set(found) == left_out
+            added = {"prior_precisions", "cv", "scoring", "n_jobs"}
+            assert set(found) - set(wanted) == added
+            for name in set(found) & set(wanted):
+                assert found[name].default == wanted[name].default
+
+
+# -------------------------------------------------------------------- the noise
+class TestNoise:
+    def naive(self, settings, prior_precision, sigma_noise, X=X_REG, y=Y_REG):
+        """Mean log-density of all held-out rows, by one fit per fold."""
+        total = 0.0
+        for train, test in KFold(3).split(X):
+            model = LaplaceRegressor(
+                regressor(**DOUBLE),
+                prior_precision=prior_precision,
+                sigma_noise=sigma_noise,
+                random_state=0,
+                **settings,
+            ).fit(X[train], y[train])
+            mean, std = model.predict(X[test], return_std=True)
+            total -= len(test) * gaussian_nll(y[test], mean, std)
+        return total / len(y)
+
+    @pytest.mark.parametrize("settings", [{}, {"refine": True}, EVERYTHING], ids=str)
+    def test_makes_the_held_out_rows_of_all_folds_most_probable(self, settings):
+        model = for_numbers(**settings).fit(X_REG, Y_REG)
+        results = model.cv_results_
+        for i, value in enumerate(FEW):
+            sigma = results["param_sigma_noise"][i]
+            assert results["params"][i] == {
+                "prior_precision": value,
+                "sigma_noise": sigma,
+            }
+            best = self.naive(settings, value, sigma)
+            assert results["mean_test_score"][i] == pytest.approx(best, rel=1e-8)
+            for factor in (0.5, 0.98, 1.02):
+                assert self.naive(settings, value, factor * sigma) < best
+        assert model.sigma_noise_ == results["param_sigma_noise"][model.best_index_]
+
+    def test_is_not_fooled_by_training_residuals(self):
+        rng = np.random.default_rng(0)
+        X = rng.normal(size=(60, 2))
+        y = np.sin(X[:, 0]) + 0.5 * rng.normal(size=60)
+        net = regressor(module__width=60, max_epochs=300, **DOUBLE)
+        model = for_numbers(net, prior_precisions=GRID).fit(X, y)
+        assert (model.predict(X) - y).std() < 0.35
+        assert model.sigma_noise_ > 0.4
+        X = rng.normal(size=(500, 2))
+        y = np.sin(X[:, 0]) + 0.5 * rng.normal(size=500)
+        interval = model.predict_interval(X, coverage=0.9)
+        inside = (interval[:, 0] < y) & (y < interval[:, 1])
+        assert 0.8 < inside.mean() < 0.98
+
+    @pytest.mark.parametrize("scale", [1e-6, 1e6])
+    def test_follows_the_unit_of_the_targets(self, scale):
+        """The default network and the prior in units of the targets do."""
+        grid = np.array(FEW)
+        model = LaplaceRegressorCV(prior_precisions=grid, cv=3, random_state=0)
+        one = clone(model).fit(X_REG, Y_REG)
+        other = clone(model).fit(X_REG, scale * Y_REG)
+        assert other.sigma_noise_ == pytest.approx(scale * one.sigma_noise_, rel=5e-3)
+
+    def test_whatever_the_score_is(self):
+        by_density = for_numbers().fit(X_REG, Y_REG).cv_results_
+        by_error = for_numbers(scoring="neg_mean_squared_error").fit(X_REG, Y_REG)
+        np.testing.assert_array_equal(
+            by_density["param_sigma_noise"], by_error.cv_results_["param_sigma_noise"]
+        )
+        assert by_error.best_index_ == 0  # the mean says nothing about the prior
+
+    def test_of_one_row_at_a_time(self):
+        X, y = X_REG[:12], Y_REG[:12]
+        model = for_numbers(cv=LeaveOneOut()).fit(X, y)
+        assert model.n_splits_ == 12
+        assert np.isfinite(model.best_score_)
+        assert model.sigma_noise_ > 0.01
+
+    @pytest.mark.parametrize("targets", [np.zeros(60), np.full(60, 3.0)])
+    def test_of_constant_targets(self, targets):
+        model = for_numbers().fit(X_REG, targets)
+        assert model.sigma_noise_ > 0
+        assert np.isfinite(model.cv_results_["mean_test_score"]).all()
+
+
+# --------------------------------------------------------------------- the price
+class TestPrice:
+    @pytest.fixture
+    def linearised(self, monkeypatch):
+        """Sizes of the batches that were linearised."""
+        sizes, original = [], sklaplace.estimators.prediction.linearise
+
+        def counting(forward, x, *args, **kwargs):
+            sizes.append(len(x))
+            return original(forward, x, *args, **kwargs)
+
+        monkeypatch.setattr(sklaplace.estimators.prediction, "linearise", counting)
+        return sizes
+
+    @pytest.mark.parametrize("settings", [{}, {"refine": True}, EVERYTHING], ids=str)
+    @pytest.mark.parametrize("kind", BOTH)
+    def test_one_training_and_one_linearisation_per_fold(
+        self, kind, settings, linearised
+    ):
+        RecordTraining.steps.clear()
+        grid = np.logspace(-3, 3, 6)
+        made(kind, recording(kind), prior_precisions=grid, **settings).fit(*data(kind))
+        n_epochs = 20
+        assert RecordTraining.steps == [40] * 3 * n_epochs + [60] * n_epochs
+        assert linearised == [20] * 3
+
+    @pytest.mark.parametrize("scoring", ["neg_log_loss", None, "accuracy"])
+    @pytest.mark.parametrize("subset", ["last_layer", "all"])
+    def test_one_linearisation_per_batch(self, scoring, subset, linearised):
+        settings = {"subset_of_weights": subset, "scoring": scoring}
+        small = for_classes(batch_size=7, **settings).fit(X, Y)
+        assert linearised == [7, 7, 6] * 3
+        whole = for_classes(**settings).fit(X, Y)
+        for found, wanted in zip(
+            fold_scores(small.cv_results_), fold_scores(whole.cv_results_), strict=True
+        ):
+            np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+    def test_a_frozen_network_is_not_trained(self):
+        net = seeded(classifier(**DOUBLE, callbacks=[RecordTraining()]), X, Y)
+        weights = net.module_.state_dict()
+        before = {name: value.clone() for name, value in weights.items()}
+        RecordTraining.steps.clear()
+        model = for_classes(FrozenEstimator(net)).fit(X, Y)
+        assert RecordTraining.steps == []
+        assert all((weights[name] == before[name]).all() for name in before)
+        assert_same_choice(model, grid_search(model, X, Y, "neg_log_loss"))
+
+    @pytest.mark.parametrize("kind", BOTH)
+    def test_memory_keeps_the_folds(self, kind, tmp_path, monkeypatch):
+        trained, train = [], sklaplace.estimators.fitting.train
+        monkeypatch.setattr(
+            sklaplace.estimators.fitting,
+            "train",
+            lambda *args: trained.append(1) or train(*args),
+        )
+        X, y = data(kind)
+        noise = {"sigma_noise": 0.3} if kind is LaplaceRegressorCV else {}
+        model = made(kind, memory=tmp_path, **noise)
+        wanted = clone(model).set_params(memory=None).fit(X, y)
+        assert len(trained) == 4
+        model.fit(X, y)
+        assert len(trained) == 8
+        again = clone(model).set_params(prior_precisions=[0.5, *FEW], n_jobs=1)
+        again.fit(X, y)
+        scoring = neg_gaussian_nll_scorer if noise else "neg_log_loss"
+        search = grid_search(model, X, y, scoring, memory=tmp_path)
+        assert len(trained) == 8
+        assert_same_choice(model, search)
+        np.testing.assert_array_equal(
+            fold_scores(again.cv_results_)[:, 1:], fold_scores(wanted.cv_results_)
+        )
+        np.testing.assert_array_equal(model.predict(X), wanted.predict(X))
+
+    @pytest.mark.parametrize("kind", BOTH)
+    def test_n_jobs_changes_nothing(self, kind):
+        X, y = data(kind)
+        alone = made(kind, cv=2).fit(X, y)
+        together = made(kind, cv=2, n_jobs=2).fit(X, y)
+        np.testing.assert_allclose(
+            fold_scores(alone.cv_results_), fold_scores(together.cv_results_), rtol=1e-9
+        )
+        np.testing.assert_array_equal(alone.predict(X), together.predict(X))
+
+
+# ------------------------------------------------------------- scores and weights
+class TestScores:
+    def test_results(self):
+        model = for_classes().fit(X, Y)
+        results = model.cv_results_
+        scores = fold_scores(results)
+        assert scores.shape == (3, len(FEW))
+        np.testing.assert_array_equal(results["param_prior_precision"], FEW)
+        assert results["params"] == [{"prior_precision": value} for value in FEW]
+        np.testing.assert_allclose(results["mean_test_score"], scores.mean(0))
+        np.testing.assert_allclose(results["std_test_score"], scores.std(0))
+        assert sorted(results["rank_test_score"]) == [1, 2, 3]
+        assert results["rank_test_score"][model.best_index_] == 1
+        assert model.best_score_ == results["mean_test_score"].max()
+        assert len(pd.DataFrame(results)) == 3
+
+    def test_default_grid(self):
+        model = LaplaceClassifierCV(classifier(), cv=2, random_state=0).fit(X, Y)
+        found = model.cv_results_["param_prior_precision"]
+        np.testing.assert_allclose(found, np.logspace(-3, 3, 20))
+
+    def test_are_finite_where_the_network_is_surely_wrong(self):
+        sure = MLP(dtype=torch.float64)
+        with torch.no_grad():
+            sure.head.weight *= 1e5
+        net = classifier(sure, lr=0.0, max_epochs=1)
+        model = for_classes(net, prior_precisions=[1e8, 1e9])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it has diverged indeed
+            model.fit(X, Y)
+        proba = model.predict_proba(X)
+        assert proba[np.arange(60), Y].min() == 0
+        scores = fold_scores(model.cv_results_)
+        assert np.isfinite(scores).all()
+        assert scores.min() < -40  # scikit-learn clips at 36 nats
+
+    def test_weights_count_in_training_and_scores(self):
+        w = 0.5 + np.random.default_rng(0).random(60)
+        model = for_classes().fit(X, Y, w)
+        for k, (train, test) in enumerate(StratifiedKFold(3).split(X, Y)):
+            for i, value in enumerate(FEW):
+                plain = LaplaceClassifier(
+                    classifier(**DOUBLE), prior_precision=value, random_state=0
+                ).fit(X[train], Y[train], w[train])
+                proba = plain.predict_proba(X[test])
+                score = -log_loss(Y[test], proba, sample_weight=w[test])
+                found = model.cv_results_[f"split{k}_test_score"][i]
+                assert found == pytest.approx(score, rel=1e-10)
+        by_name = for_classes(scoring="neg_log_loss").fit(X, Y, w)
+        np.testing.assert_allclose(
+            fold_scores(by_name.cv_results_), fold_scores(model.cv_results_), rtol=1e-10
+        )
+
+    def test_scorers_get_weights_if_they_take_them(self):
+        seen = []
+
+        def weighted(estimator, X, y, sample_weight=None):
+            seen.append(sample_weight)
+            return 0.0
+
+        for_classes(scoring=weighted).fit(X, Y)
+        assert seen == [None] * 9
+        seen.clear()
+        w = np.arange(1.0, 61.0)
+        for_classes(scoring=weighted).fit(X, Y, w)
+        assert np.concatenate(seen[::3]).sum() == w.sum()
+        for_classes(scoring=lambda estimator, X, y: 0.0).fit(X, Y, w)
+
+    def test_scorers_see_the_model_as_it_would_be_fitted(self):
+        seen = []
+
+        def look(estimator, X, y):
+            noise = estimator.sigma_noise, estimator.sigma_noise_
+            prior = estimator.prior_precision, estimator.prior_precision_
+            seen.append((type(estimator), len(set(noise)), len(set(prior))))
+            return 0.0
+
+        for_numbers(scoring=look).fit(X_REG, Y_REG)
+        assert seen == [(LaplaceRegressor, 1, 1)] * 9
+
+    def test_what_is_not_finite_ranks_last(self):
+        def score(estimator, X, y):
+            return {0.01: np.nan, 0.3: -1e9, 10.0: -np.inf}[estimator.prior_precision]
+
+        model = for_classes(scoring=score)
+        with pytest.warns(UserWarning, match="Some scores are not finite"):
+            model.fit(X, Y)
+        assert model.prior_precision_ == 0.3
+        assert list(model.cv_results_["rank_test_score"]) == [2, 1, 2]
+
+    def test_groups_as_a_list_of_splits(self):
+        groups = np.arange(60) // 15
+        splits = list(GroupKFold(4).split(X, Y, groups))
+        assert for_classes(cv=splits).fit(X, Y).n_splits_ == 4
+        masks = [(~np.isin(np.arange(60), test), test) for _, test in splits]
+        assert for_classes(cv=iter(masks)).fit(X, Y).n_splits_ == 4
+
+
+# ----------------------------------------------------------- inside scikit-learn
+class TestComposition:
+    @pytest.mark.parametrize("kind", BOTH)
+    def test_clone_and_parameters(self, kind):
+        model = made(kind, cv=KFold(3, shuffle=True, random_state=0), refine=True)
+        copy = clone(model)
+        assert not hasattr(copy, "posterior_")
+        params = copy.get_params()
+        assert params["cv"].n_splits == 3
+        assert params["estimator__max_epochs"] == 20
+        assert copy.set_params(estimator__max_epochs=3).estimator.max_epochs == 3
+
+    @pytest.mark.parametrize("kind", BOTH)
+    def test_pickle(self, kind):
+        X, y = data(kind)
+        model = made(kind).fit(X, y)
+        copy = pickle.loads(pickle.dumps(model))
+        np.testing.assert_array_equal(copy.predict(X), model.predict(X))
+        assert copy.cv_results_.keys() == model.cv_results_.keys()
+
+    @pytest.mark.parametrize("kind", BOTH)
+    def test_pipeline_and_cross_validation(self, kind):
+        X, y = data(kind)
+        pipeline = make_pipeline(StandardScaler(), made(kind))
+        scores = cross_val_score(pipeline, X, y, cv=2, error_score="raise")
+        assert scores.shape == (2,)
+        assert np.isfinite(scores).all()
+
+    def test_data_frames_and_labels(self):
+        frame = pd.DataFrame(X, columns=["a", "b"])
+        labels = pd.Series(np.array(["x", "y", "z"])[Y])
+        model = for_classes().fit(frame, labels)
+        assert list(model.feature_names_in_) == ["a", "b"]
+        assert list(model.classes_) == ["x", "y", "z"]
+        plain = for_classes().fit(X, Y)
+        np.testing.assert_array_equal(
+            fold_scores(model.cv_results_), fold_scores(plain.cv_results_)
+        )
+        model.fit(X, labels.tolist())
+        assert not hasattr(model, "feature_names_in_")
+
+    def test_dicts_and_datasets(self):
+        sides = {"left": X.astype(np.float32), "right": np.float32(X[:, [0, 1, 0]])}
+        net = classifier(TwoInputs, module__n_out=3)
+        model = for_classes(net).fit(sides, Y)
+        assert model.predict_proba(sides).shape == (60, 3)
+        rows = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y))
+        by_dataset = for_classes(subset_of_weights="all", batch_size=8).fit(rows, Y)
+        by_array = for_classes(subset_of_weights="all").fit(X, Y)
+        np.testing.assert_allclose(
+            fold_scores(by_dataset.cv_results_), fold_scores(by_array.cv_results_)
+        )
+
+    def test_a_random_state_moves_on_once_per_fit(self):
+        state, same = np.random.RandomState(0), np.random.RandomState(0)
+        for_classes(random_state=state).fit(X, Y)
+        LaplaceClassifier(classifier(**DOUBLE), random_state=same).fit(X, Y)
+        assert state.randint(1000) == same.randint(1000)
+
+    @pytest.mark.usefixtures("rng_untouched")
+    @pytest.mark.parametrize("kind", BOTH)
+    def test_leaves_everything_alone(self, kind):
+        X, y = (values.copy() for values in data(kind))
+        for values in (X, y):
+            values.flags.writeable = False
+        model = made(kind, cv=KFold(3, shuffle=True))
+        before = model.get_params(deep=False)
+        nets = {name: repr(value) for name, value in vars(model.estimator).items()}
+        model.fit(X, y).predict(X)
+        after = model.get_params(deep=False)
+        assert all(after[name] is value for name, value in before.items())
+        assert {k: repr(v) for k, v in vars(model.estimator).items()} == nets
+        assert not hasattr(model.estimator, "module_")
+        assert "_projected_rows" not in vars(model)
+
+    def test_verbose_prints_one_line(self, capsys):
+        for_classes(verbose=1).fit(X, Y)
+        (line,) = capsys.readouterr().out.splitlines()
+        assert line.startswith("[LaplaceClassifierCV] kron posterior over")
+        assert "3 tried in 3 folds, score -" in line
+
+    @pytest.mark.parametrize("kind", BOTH)
+    def test_not_fitted(self, kind):
+        with pytest.raises(NotFittedError, match=kind.__name__):
+            made(kind).predict(X)
+
+
+# --------------------------------------------------------------------- bad input
+def refused(model, *words, error=ValueError, data=None, trained=False, **fit):
+    """After checks that nothing was trained, or changed."""
+    RecordTraining.steps.clear()
+    before, attributes = global_rng_states(), dict(vars(model))
+    with pytest.raises(error, match=r"\w") as caught:
+        model.fit(*(data or (X, Y)), **fit)
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+    assert bool(RecordTraining.steps) == trained
+    assert global_rng_states() == before
+    assert vars(model).keys() == attributes.keys()
+    assert all(value is attributes[name] for name, value in vars(model).items())
+    assert not hasattr(model.estimator, "module_")
+
+
+GRIDS = [[], [[1.0, 2.0]], [[1.0], [1.0, 2.0]], ["a"], [1.0, -1.0], [0.0]]
+GRIDS += [[np.nan], [np.inf], 0.0, "auto", True, 5, {"a": 1.0}]
+
+
+class TestBadInput:
+    @pytest.fixture
+    def net(self):
+        return recording(LaplaceClassifierCV)
+
+    @pytest.mark.parametrize("grid", GRIDS, ids=str)
+    def test_grids(self, net, grid):
+        refused(for_classes(net, prior_precisions=grid), "prior_precisions", "Choose")
+
+    @pytest.mark.parametrize(
+        ("cv", "word"),
+        [
+            ("five", "cv"),
+            (1, "1"),
+            (2.5, "cv"),
+            (100, "100"),
+            ([], "no splits"),
+            ([1, 2], "pairs"),
+            ([(np.arange(30), np.array([60]))], "pairs"),
+            ([(np.arange(30), np.array([1.5]))], "pairs"),
+            ([(np.arange(30), np.arange(0))], "Split 0 of cv has no rows to score"),
+            ([(np.arange(0), np.arange(9))], "Split 0 of cv has no rows to train on"),
+        ],
+        ids=str,
+    )
+    def test_folds(self, net, cv, word):
+        refused(for_classes(net, cv=cv), word)
+
+    def test_folds_that_lack_a_class(self, net):
+        y = np.sort(Y)
+        words = "Split 0 of cv", "[0]", "StratifiedKFold"
+        refused(for_classes(net, cv=KFold(3)), *words, data=(X, y))
+        labels = np.array(["a", "b", "c"])[y]
+        refused(for_classes(net, cv=KFold(3)), "['a']", data=(X, labels))
+
+    def test_a_frozen_network_knows_its_classes(self):
+        order = np.argsort(Y)
+        net = seeded(classifier(**DOUBLE), X, Y)
+        model = for_classes(FrozenEstimator(net), cv=KFold(3)).fit(X[order], Y[order])
+        assert np.isfinite(model.best_score_)
+
+    def test_folds_without_weight(self, net):
+        w = np.ones(60)
+        w[40:] = 0
+        refused(
+            for_classes(net, cv=KFold(3)),
+            "Split 2 of cv has no rows to score",
+            sample_weight=w,
+        )
+
+    @pytest.mark.parametrize("scoring", ["likelihood", ["accuracy"], {"a": "r2"}, 3])
+    def test_scorers(self, net, scoring):
+        refused(for_classes(net, scoring=scoring), "scoring")
+
+    def test_metrics_that_are_no_scorers(self, net):
+        refused(for_classes(net, scoring=log_loss))
+
+    @pytest.mark.parametrize("n_jobs", [0, "two", 1.5, True])
+    def test_n_jobs(self, net, n_jobs):
+        refused(for_classes(net, n_jobs=n_jobs), f"n_jobs={n_jobs!r}")
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"hessian_structure": "kronecker"},
+            {"link_approx": "logit"},
+            {"refine": "yes"},
+            {"refine": True, "subset_of_weights": "all", "pred_type": "nn"},
+            {"temperature": 0},
+            {"random_state": "zero"},
+            {"verbose": -1},
+        ],
+        ids=str,
+    )
+    def test_what_the_plain_estimator_refuses(self, net, settings):
+        refused(for_classes(net, **settings), next(iter(settings)))
+
+    @pytest.mark.parametrize("noise", ["marglik", "validation", 0.0, None, [1.0]])
+    def test_noise(self, noise):
+        model = for_numbers(recording(LaplaceRegressorCV), sigma_noise=noise)
+        refused(model, "sigma_noise", data=(X_REG, Y_REG))
+
+    def test_memory(self, net):
+        refused(for_classes(net, memory=3), "memory=3", error=TypeError)
+
+    def test_held_out_rows(self, net):
+        words = "'X_val', 'y_val'", "LaplaceClassifier"
+        refused(for_classes(net), *words, error=TypeError, X_val=X, y_val=Y)
+
+    def test_data(self, net):
+        refused(for_classes(net), data=(X[:-1], Y))
+        refused(for_classes(net), "NaN", data=(np.where(X > 2, np.nan, X), Y))
+        refused(for_classes(net), "requires y to be passed", data=(X, None))
+        refused(for_classes(net), "sample_weight", sample_weight=-np.ones(60))
+
+    def test_a_scorer_that_fails(self, net):
+        def fail(estimator, X, y):
+            raise RuntimeError("no score")
+
+        model = for_classes(net, scoring=fail)
+        refused(model, "no score", error=RuntimeError, trained=True)
+
+    @pytest.mark.parametrize("value", ["high", None, np.ones(2), {"a": 1.0}])
+    def test_scores_that_are_no_numbers(self, net, value):
+        model = for_classes(net, scoring=lambda estimator, X, y: value)
+        refused(model, "scoring returned", "one scorer", trained=True)
+
+    def test_no_finite_score(self, net):
+        model = for_classes(net, scoring=lambda estimator, X, y: np.nan)
+        refused(model, "No prior precision has a finite score", trained=True)
+
+    def test_a_fitted_model_survives_a_failing_fit(self, net):
+        model = for_classes().fit(X, Y)
+        before = model.predict_proba(X)
+        model.scoring = make_scorer(lambda y_true, y_pred: np.nan)
+        with pytest.raises(ValueError, match="finite score"):
+            model.fit(-X, Y)
+        np.testing.assert_array_equal(model.predict_proba(X), before)
+        assert model.best_score_ == model.cv_results_["mean_test_score"].max()

@@ -1,0 +1,300 @@
+"""Tests of the default networks: units, weights, order of rows, quality."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_iris, make_friedman1, make_moons
+from sklearn.linear_model import BayesianRidge
+from sklearn.metrics import log_loss
+from sklearn.model_selection import train_test_split
+from torch import nn
+
+from sklaplace.networks.default import (
+    MIN_NOISE,
+    REGRESSION_STRENGTH,
+    TabularNetwork,
+    default_classifier,
+    default_regressor,
+)
+
+torch.set_num_threads(1)
+
+
+class _Weighted(torch.utils.data.Dataset):
+    """Rows with targets and weights, as the estimators hand them to skorch."""
+
+    def __init__(self, X, y, weight):
+        self.X, self.y, self.weight = X, y, weight
+
+    def __len__(self):
+        return len(self.X)
+
+    def __getitem__(self, index):
+        return self.X[index], (self.y[index], self.weight[index])
+
+
+def _fit(net, X, y, seed=0):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return net.fit(X, y)
+
+
+def _fit_weighted(net, X, y, weight, seed=0):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net.initialize()
+        net.criterion_.reduction = "none"
+        unweighted = net.get_loss
+
+        def get_loss(y_pred, y_true, *args, **kwargs):
+            y_true, w = y_true
+            rows = unweighted(y_pred, y_true, *args, **kwargs)
+            w = (w / w.mean()).reshape(-1, *[1] * (rows.ndim - 1))
+            return (w * rows).mean()
+
+        net.get_loss = get_loss
+        net.partial_fit(_Weighted(X, y, weight), None)
+        del net.get_loss
+    return net
+
+
+def _outputs(net, X):
+    with torch.no_grad():
+        return net.module_(torch.from_numpy(X)).numpy()
+
+
+def _factory(kind, n_outputs):
+    if kind == "regressor":
+        return default_regressor
+    return lambda X, y, weight: default_classifier(X, y, weight, n_outputs)
+
+
+def _problem(kind, n, d, n_outputs, seed=0):
+    rng = np.random.RandomState(seed)
+    X = rng.randn(n, d)
+    if kind == "classifier":
+        y = rng.randint(n_outputs, size=n)
+        y[:n_outputs] = np.arange(n_outputs)
+        return X, y
+    return X, np.sin(X[:, :1]) + X @ rng.randn(d, n_outputs) + rng.randn(n, n_outputs)
+
+
+KINDS = ["classifier", "regressor"]
+SHAPES = [(10, 10, 1), (15, 10, 2), (30, 3, 3), (60, 10, 2), (200, 5, 3)]
+
+
+class TestStandardisation:
+    def test_buffers_hold_weighted_mean_and_std(self):
+        X, y = _problem("classifier", 20, 3, 2)
+        weight = np.random.RandomState(1).randint(0, 4, size=20).astype(float)
+        weight[:2] = 1
+        repeated = np.repeat(X, weight.astype(int), axis=0)
+        module = default_classifier(X, y, weight, 2).initialize().module_
+        buffers = dict(module.named_buffers())
+        np.testing.assert_allclose(buffers["center"], repeated.mean(axis=0))
+        np.testing.assert_allclose(buffers["scale"], repeated.std(axis=0))
+
+    def test_targets_are_standardised(self):
+        X, Y = _problem("regressor", 20, 3, 2)
+        module = default_regressor(X, Y, None).initialize().module_
+        np.testing.assert_allclose(module.target_center, Y.mean(axis=0))
+        np.testing.assert_allclose(module.target_scale, Y.std(axis=0))
+
+    @pytest.mark.parametrize("constant", [0.0, 0.1, -1e300, 3e7])
+    def test_constant_column_has_scale_one(self, constant):
+        X, y = _problem("classifier", 23, 3, 2)
+        X[:, 1] = constant
+        X[5, 1], weight = 7.0, np.ones(23)
+        weight[5] = 0.0  # what a dropped row holds must not matter
+        net = default_classifier(X, y, weight, 2)
+        assert net.module__scale[1] == 1.0
+        np.testing.assert_allclose(net.module__center[1], constant)
+
+    def test_huge_and_tiny_values_stay_finite(self):
+        X, y = _problem("classifier", 30, 3, 2)
+        X = X * [1e307, 1e-300, 1.0]
+        net = _fit(default_classifier(X, y, None, 2), X, y)
+        assert np.isfinite(net.module__scale).all()
+        assert np.isfinite(_outputs(net, X)).all()
+
+    def test_large_offset_is_kept_apart_from_spread(self):
+        column = 1.6e9 + np.arange(50.0)
+        net = default_regressor(column[:, None], column[:, None], None)
+        np.testing.assert_allclose(net.module__scale, column.std(), rtol=1e-9)
+
+
+class TestUnits:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_predictions_do_not_depend_on_units_of_inputs(self, kind):
+        X, y = _problem(kind, 80, 3, 2)
+        units, origin = np.array([1e-6, 30.0, 1e5]), np.array([0.01, -50.0, 1e6])
+        moved = X * units + origin
+        make = _factory(kind, 2)
+        expected = _outputs(_fit(make(X, y, None), X, y), X)
+        actual = _outputs(_fit(make(moved, y, None), moved, y), moved)
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+    def test_predictions_follow_units_of_targets(self):
+        X, Y = _problem("regressor", 80, 3, 2)
+        units, origin = np.array([1e-4, 1e6]), np.array([5.0, -1e7])
+        moved = Y * units + origin
+        expected = _outputs(_fit(default_regressor(X, Y, None), X, Y), X)
+        actual = _outputs(_fit(default_regressor(X, moved, None), X, moved), X)
+        np.testing.assert_allclose((actual - origin) / units, expected, atol=1e-5)
+
+    def test_constant_target_is_predicted(self):
+        X, _ = _problem("regressor", 20, 3, 1)
+        Y = np.full((20, 1), 4.2)
+        net = _fit(default_regressor(X, Y, None), X, Y)
+        np.testing.assert_allclose(_outputs(net, 3 * X), 4.2)
+
+
+class TestWeightsAndOrder:
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(("n", "d", "n_outputs"), SHAPES)
+    @pytest.mark.parametrize("seed", [0, 1])
+    def test_weights_equal_repeated_and_shuffled_rows(
+        self, kind, n, d, n_outputs, seed
+    ):
+        X, y = _problem(kind, n, d, n_outputs, seed)
+        rng = np.random.RandomState(seed + 1)
+        weight = rng.randint(0, 5, size=n)
+        weight[:n_outputs] = 1
+        rows = rng.permutation(np.repeat(np.arange(n), weight))
+        weight = weight.astype(float)
+        make = _factory(kind, n_outputs)
+        weighted = _fit_weighted(make(X, y, weight), X, y, weight)
+        repeated = _fit(make(X[rows], y[rows], None), X[rows], y[rows])
+        # predict_proba of skorch's regressor is its predict
+        actual, expected = weighted.predict_proba(X), repeated.predict_proba(X)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-7)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(("n", "d", "n_outputs"), SHAPES)
+    def test_order_of_rows_does_not_matter(self, kind, n, d, n_outputs):
+        X, y = _problem(kind, n, d, n_outputs)
+        rows = np.random.RandomState(2).permutation(n)
+        make = _factory(kind, n_outputs)
+        expected = _outputs(_fit(make(X, y, None), X, y), X)
+        actual = _outputs(_fit(make(X[rows], y[rows], None), X[rows], y[rows]), X)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-7)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_penalty_counts_weights(self, kind):
+        X, y = _problem(kind, 30, 3, 2)
+        make, twice = _factory(kind, 2), np.r_[0:30, 0:30]
+        weighted = make(X, y, np.full(30, 2.0)).penalty
+        assert weighted == pytest.approx(make(X[twice], y[twice], None).penalty)
+        assert weighted < make(X, y, None).penalty
+
+
+class TestNoise:
+    @pytest.mark.parametrize("noise", [0.3, 1.0, 3.0])
+    def test_penalty_follows_noise(self, noise):
+        rng = np.random.RandomState(0)
+        X = rng.uniform(0, 6, size=(300, 1))
+        Y = np.sin(1.5 * X) + noise * rng.randn(300, 1)
+        share = default_regressor(X, Y, None).penalty * 300 / REGRESSION_STRENGTH
+        assert share == pytest.approx(noise**2 / Y.var(), rel=0.25)
+
+    def test_more_columns_than_rows(self):
+        rng = np.random.RandomState(0)
+        X, y = rng.randn(20, 500), np.arange(20) % 2
+        net = default_classifier(X, y, None, 2)
+        assert net.penalty > 0
+        assert log_loss(y, _fit(net, X, y).predict_proba(X)) < np.log(2)
+
+    def test_absent_class_and_constant_target_have_no_say(self):
+        X, y = _problem("classifier", 30, 3, 2)
+        two, three = (default_classifier(X, y, None, k).penalty for k in (2, 3))
+        assert three == pytest.approx(two)
+        X, Y = _problem("regressor", 30, 3, 1)
+        both = np.hstack([Y, np.ones_like(Y)])
+        alone = default_regressor(X, Y, None).penalty
+        assert default_regressor(X, both, None).penalty == pytest.approx(alone / 2)
+
+    def test_noiseless_data_keep_a_penalty(self):
+        X = np.linspace(-1, 1, 50)[:, None]
+        net = default_regressor(X, 2 * X, None)
+        assert net.penalty * 50 == pytest.approx(MIN_NOISE * REGRESSION_STRENGTH)
+
+
+class TestNets:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_same_seed_same_network_and_global_state_untouched(self, kind):
+        X, y = _problem(kind, 40, 3, 2)
+        before = torch.random.get_rng_state()
+        first, second, other = (
+            _outputs(_fit(_factory(kind, 2)(X, y, None), X, y, seed), X)
+            for seed in (0, 0, 1)
+        )
+        assert torch.equal(torch.random.get_rng_state(), before)
+        np.testing.assert_array_equal(first, second)
+        assert not np.array_equal(first, other)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_silent_clonable_and_picklable(self, kind, capsys):
+        X, y = _problem(kind, 40, 3, 2)
+        net = _fit(clone(_factory(kind, 2)(X, y, None)), X, y)
+        assert capsys.readouterr() == ("", "")
+        assert len(net.history) == 1
+        again = pickle.loads(pickle.dumps(net))
+        np.testing.assert_array_equal(_outputs(again, X), _outputs(net, X))
+        refitted = _fit(clone(net), X, y)
+        np.testing.assert_array_equal(_outputs(refitted, X), _outputs(net, X))
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_head_is_the_last_linear_layer(self, kind):
+        X, y = _problem(kind, 40, 3, 2)
+        module = _factory(kind, 2)(X, y, None).initialize().module_
+        *_, last = (m for m in module.modules() if isinstance(m, nn.Linear))
+        assert last is module.head
+        assert last.out_features == 2
+        assert {p.dtype for p in module.parameters()} == {torch.float64}
+
+    def test_linear_models_are_included(self):
+        module = TabularNetwork(np.zeros(3), np.ones(3), 1)
+        with torch.no_grad():
+            module.head.weight[:, -3:] = 1.0
+        X = np.random.RandomState(0).randn(5, 3)
+        actual = module(torch.from_numpy(X)).detach().numpy()[:, 0]
+        np.testing.assert_allclose(actual, X.sum(axis=1) / np.sqrt(3))
+
+
+class TestQuality:
+    @pytest.mark.parametrize(
+        ("data", "bound"),
+        [
+            (load_iris(return_X_y=True), 0.15),
+            (make_moons(300, noise=0.3, random_state=0), 0.32),
+        ],
+        ids=["iris", "moons"],
+    )
+    def test_log_loss(self, data, bound):
+        losses = []
+        for seed in range(3):
+            X, X_test, y, y_test = train_test_split(
+                *data, test_size=0.25, random_state=seed, stratify=data[1]
+            )
+            net = _fit(default_classifier(X, y, None, y.max() + 1), X, y, seed)
+            losses.append(log_loss(y_test, net.predict_proba(X_test)))
+        assert np.mean(losses) < bound
+
+    def test_pure_noise_is_not_fitted(self):
+        rng = np.random.RandomState(0)
+        X, y = rng.randn(100, 8), rng.randint(2, size=100)
+        X_test, y_test = rng.randn(1000, 8), rng.randint(2, size=1000)
+        net = _fit(default_classifier(X, y, None, 2), X, y)
+        assert log_loss(y_test, net.predict_proba(X_test)) < 0.85
+
+    def test_curved_regression_beats_a_linear_model(self):
+        X, y = make_friedman1(1400, noise=1.0, random_state=0)
+        train, test = slice(400), slice(400, None)
+        Y = y[:, None]
+        net = _fit(default_regressor(X[train], Y[train], None), X[train], Y[train])
+        error = np.mean((net.predict(X[test]) - Y[test]) ** 2)
+        linear = BayesianRidge().fit(X[train], y[train]).predict(X[test])
+        assert error < 0.5 * np.mean((linear - y[test]) ** 2)

@@ -1,0 +1,429 @@
+"""skorch's own loop, as it is, around a net whose weights are drawn."""
+
+import pickle
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from nets import (
+    MLP,
+    BatchNormMLP,
+    Compiled,
+    CompilingClassifier,
+    SizeToData,
+    SoftmaxMLP,
+    TwoInputs,
+    blobs,
+    classifier,
+    regressor,
+    seeded,
+    waves,
+)
+from skorch import NeuralNetClassifier
+from skorch.callbacks import (
+    Callback,
+    Checkpoint,
+    EarlyStopping,
+    EpochScoring,
+    GradientNormClipping,
+    LRScheduler,
+)
+from skorch.dataset import Dataset, ValidSplit
+from skorch.helper import predefined_split
+from torch import nn
+from torch.utils.data import default_collate
+
+from sklaplace import VariationalClassifier, VariationalRegressor
+from sklaplace.posterior.variational.module import StochasticModule
+
+X, Y = blobs()
+SPLIT = {"train_split": ValidSplit(3), "callbacks": None}
+
+
+def fitted(net, data=(X, Y), **settings):
+    model = VariationalClassifier(net, n_samples=5, random_state=0, **settings)
+    return model.fit(*data)
+
+
+class Tied(nn.Module):
+    """The same matrix twice, and a layer that does not learn."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.second.weight = self.first.weight
+        self.fixed = nn.Linear(2, 2)
+        self.fixed.requires_grad_(False)
+        self.head = nn.Linear(2, 3)
+
+    def forward(self, X):
+        return self.head(self.fixed(self.second(torch.tanh(self.first(X)))))
+
+
+# ---------------------------------------------------------------------- callbacks
+class Medians(Callback):
+    """Notes the medians after each epoch, and the class of the net."""
+
+    seen: ClassVar[list] = []
+    kinds: ClassVar[set] = set()
+
+    def on_epoch_end(self, net, **kwargs):
+        Medians.seen.append(net.module_.posterior.median().detach().clone())
+        Medians.kinds.add(type(net).__name__)
+
+
+class Noise(Callback):
+    """Notes the noise after each epoch."""
+
+    seen: ClassVar[list] = []
+
+    def on_epoch_end(self, net, **kwargs):
+        Noise.seen.append(float(net._elbo.noise(net.module_)))
+
+
+class Interrupts(Callback):
+    """What a user's Ctrl-C does in the third epoch."""
+
+    def on_batch_end(self, net, training=False, **kwargs):
+        if training and len(net.history) == 3:
+            raise KeyboardInterrupt
+
+
+class Escapes(Callback):
+    """Keeps the net, and raises in the second epoch."""
+
+    net: ClassVar[list] = []
+
+    def on_epoch_end(self, net, **kwargs):
+        Escapes.net[:] = [net]
+        if len(net.history) == 2:
+            raise KeyError("stop")
+
+
+class Rates(Callback):
+    """Notes step sizes, and the norm of gradients before each step."""
+
+    rates: ClassVar[list] = []
+    norms: ClassVar[list] = []
+
+    def on_epoch_end(self, net, **kwargs):
+        Rates.rates.append(net.optimizer_.param_groups[0]["lr"])
+
+
+class Norms(Callback):
+    def on_grad_computed(self, net, named_parameters, **kwargs):
+        grads = [
+            p.grad for group in net.optimizer_.param_groups for p in group["params"]
+        ]
+        grads = [grad.flatten() for grad in grads if grad is not None]
+        Rates.norms.append(float(torch.cat(grads).norm()))
+
+
+def flat(module):
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+class TestCallbacks:
+    def test_history_has_what_skorch_records_and_more(self):
+        scoring = EpochScoring("accuracy", name="own", on_train=True)
+        net = classifier(**SPLIT | {"callbacks": [scoring]})
+        history = fitted(net).estimator_.history
+        for name in ("train_loss", "valid_loss", "valid_acc", "own", "kl", "elbo"):
+            assert np.isfinite(history[:, name]).all()
+        assert len(history) == 20
+
+    def test_weights_that_were_best_are_loaded(self):
+        Medians.seen.clear()
+        stopping = EarlyStopping("valid_loss", patience=4, load_best=True)
+        net = classifier(max_epochs=200, lr=0.2, **SPLIT | {"callbacks": None})
+        net.set_params(callbacks=[Medians(), ("stopping", stopping)])
+        model = fitted(net)
+        history = model.estimator_.history
+        assert len(history) < 200
+        best = int(np.argmin(history[:, "valid_loss"]))
+        assert best < len(history) - 1
+        assert torch.equal(flat(model.estimator_.module_), Medians.seen[best])
+        found = model.posterior_.distribution.median()
+        assert torch.equal(found, Medians.seen[best])
+
+    @pytest.mark.parametrize("way", ["stopping", "checkpoint"])
+    def test_noise_belongs_to_the_weights_that_are_loaded(self, way, tmp_path):
+        Noise.seen.clear()
+        if way == "stopping":
+            loading = EarlyStopping(patience=4, load_best=True)
+        else:
+            loading = Checkpoint(dirname=str(tmp_path), load_best=True)
+        net = regressor(max_epochs=60, lr=0.2, **SPLIT)
+        net.set_params(callbacks=[Noise(), ("loading", loading)])
+        model = VariationalRegressor(net, sigma_noise="learned", random_state=0)
+        model.fit(*waves())
+        best = int(np.argmin(model.estimator_.history[:, "valid_loss"]))
+        assert best < len(Noise.seen) - 1
+        assert model.sigma_noise_ == Noise.seen[best] != Noise.seen[-1]
+
+    def test_the_bound_itself_can_be_monitored(self):
+        stopping = EarlyStopping("elbo", patience=3, lower_is_better=False)
+        net = classifier(max_epochs=500, lr=0.2, callbacks=None)
+        net.set_params(callbacks=[("stopping", stopping)])
+        assert len(fitted(net).estimator_.history) < 500
+
+    def test_checkpoints_are_loaded_and_nets_stored(self, tmp_path):
+        Medians.seen.clear()
+        checkpoint = Checkpoint(
+            dirname=str(tmp_path), f_pickle="net.pkl", load_best=True
+        )
+        net = classifier(max_epochs=40, lr=0.3, **SPLIT)
+        net.set_params(callbacks=[Medians(), ("checkpoint", checkpoint)])
+        model = fitted(net)
+        best = int(np.argmin(model.estimator_.history[:, "valid_loss"]))
+        assert torch.equal(flat(model.estimator_.module_), Medians.seen[best])
+        stored = pickle.loads((tmp_path / "net.pkl").read_bytes())
+        assert type(stored) is NeuralNetClassifier
+        assert isinstance(stored.module_, StochasticModule)
+        np.testing.assert_allclose(
+            stored.predict_proba(X), model.estimator_.predict_proba(X), atol=1e-6
+        )
+
+    def test_step_sizes_follow_schedules(self):
+        Rates.rates.clear()
+        schedule = LRScheduler(torch.optim.lr_scheduler.StepLR, step_size=5, gamma=0.5)
+        fitted(classifier(max_epochs=10, callbacks=[Rates(), schedule]))
+        assert Rates.rates == pytest.approx([0.05] * 5 + [0.025] * 5)
+
+    def test_gradients_are_clipped(self):
+        Rates.norms.clear()
+        clipping = GradientNormClipping(1e-3)
+        fitted(classifier(callbacks=[clipping, Norms()]))
+        assert len(Rates.norms) == 20
+        assert max(Rates.norms) <= 1e-3 * (1 + 1e-4)
+
+    def test_sizes_are_set_from_the_data(self):
+        Z, y = blobs(n_classes=4, n_features=5)
+        model = fitted(classifier(callbacks=[SizeToData()]), (Z, y))
+        assert model.predict_proba(Z).shape == (60, 4)
+        assert model.posterior_.layout.n_parameters == 5 * 6 + 6 + 6 * 4 + 4
+
+    def test_interrupts_end_the_training(self):
+        model = fitted(classifier(callbacks=[Interrupts()]))
+        assert len(model.estimator_.history) == 3
+        assert type(model.estimator_) is NeuralNetClassifier
+        assert np.isfinite(model.predict_proba(X)).all()
+
+    def test_history_is_printed(self, capsys):
+        fitted(classifier(max_epochs=2, verbose=1, callbacks=None))
+        out = capsys.readouterr().out
+        assert {"epoch", "elbo", "kl", "train_loss"} <= set(out.split("\n")[0].split())
+
+    def test_one_line_is_printed(self, capsys):
+        model = fitted(classifier(max_epochs=2), verbose=1)
+        expected = (
+            "[VariationalClassifier] gaussian posterior over 39 weights, ELBO "
+            f"{model.elbo_:.1f}, KL {model.kl_:.1f} (weight 0.1)\n"
+        )
+        assert capsys.readouterr().out == expected
+
+
+# --------------------------------------------------------------------------- nets
+class OwnInfer(NeuralNetClassifier):
+    """Doubles the inputs, wherever the module is called."""
+
+    def infer(self, x, **fit_params):
+        return super().infer(2 * x, **fit_params)
+
+
+class Accumulates(NeuralNetClassifier):
+    """Steps on every other batch."""
+
+    def train_step(self, batch, **fit_params):
+        number = len(self.history[-1]["batches"])
+        if number % 2:
+            self.optimizer_.zero_grad()
+        step = self.train_step_single(batch, **fit_params)
+        if not number % 2:
+            self.optimizer_.step()
+        return step
+
+
+class OwnAttribute(NeuralNetClassifier):
+    """Says what it is."""
+
+    def describe(self):
+        return "mine"
+
+
+def of_kind(kind, **params):
+    given = classifier(**params).get_params(deep=False)
+    return kind(**{k: v for k, v in given.items() if k != "classes"})
+
+
+def collated(rows):
+    """Inputs as a list, one tensor each."""
+    return default_collate(rows)
+
+
+class TestNets:
+    def test_own_infer(self):
+        model = fitted(of_kind(OwnInfer, **SPLIT))
+        assert type(model.estimator_) is OwnInfer
+        halved = fitted(classifier(**SPLIT), (2 * X, Y))
+        np.testing.assert_allclose(
+            model.predict_proba(X), halved.predict_proba(2 * X), atol=1e-6
+        )
+
+    def test_own_training_step(self):
+        model = fitted(of_kind(Accumulates, batch_size=15))
+        assert type(model.estimator_) is Accumulates
+        assert model.score(X, Y) > 0.5
+
+    def test_methods_of_ones_own_stay(self):
+        assert fitted(of_kind(OwnAttribute)).estimator_.describe() == "mine"
+
+    @pytest.mark.parametrize("module", [Compiled(MLP()), MLP()])
+    def test_module_instances(self, module):
+        before = {k: v.clone() for k, v in module.state_dict().items()}
+        model = fitted(classifier(module))
+        for name, value in module.state_dict().items():
+            assert torch.equal(value, before[name])
+        assert all(p.requires_grad for p in module.parameters())
+        assert model.posterior_.layout.n_parameters == 39
+
+    def test_nets_that_compile(self):
+        model = fitted(of_kind(CompilingClassifier))
+        plain = fitted(classifier())
+        np.testing.assert_allclose(
+            model.predict_proba(X), plain.predict_proba(X), atol=1e-6
+        )
+
+    def test_batch_norm_learns_its_buffers_in_training_alone(self):
+        model = fitted(classifier(BatchNormMLP, max_epochs=7))
+        norm = model.estimator_.module_.norm
+        assert norm.num_batches_tracked == 7
+        mean = norm.running_mean.clone()
+        model.predict_proba(X)
+        model.sample_proba(X, 3)
+        assert norm.num_batches_tracked == 7
+        assert torch.equal(norm.running_mean, mean)
+
+    def test_ties_and_what_does_not_learn(self):
+        model = fitted(classifier(Tied))
+        module = model.estimator_.module_
+        assert module.first.weight is module.second.weight
+        names = [block.name for block in model.posterior_.layout.blocks]
+        assert names == [
+            *("first.weight", "first.bias"),
+            *("second.bias", "head.weight", "head.bias"),
+        ]
+        again = fitted(classifier(Tied, max_epochs=1)).estimator_.module_
+        assert torch.equal(again.fixed.weight, module.fixed.weight)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_dtypes(self, dtype):
+        model = fitted(classifier(module__dtype=dtype))
+        assert {p.dtype for p in model.posterior_.distribution.parameters()} == {dtype}
+        assert {p.dtype for p in model.estimator_.module_.parameters()} == {dtype}
+        assert model.predict_proba(X).dtype == np.float64
+
+    def test_last_batches_may_be_short_or_dropped(self):
+        for drop in (False, True):
+            net = classifier(batch_size=16, iterator_train__drop_last=drop)
+            assert np.isfinite(fitted(net).elbo_)
+
+    def test_softmax_is_tapped_in_training_and_validation(self):
+        net = classifier(SoftmaxMLP, criterion=nn.NLLLoss, **SPLIT)
+        history = fitted(net).estimator_.history
+        plain = fitted(classifier(**SPLIT)).estimator_.history
+        for name in ("train_loss", "valid_loss"):
+            np.testing.assert_allclose(history[:, name], plain[:, name], rtol=1e-5)
+
+
+class TestData:
+    def test_dicts(self):
+        rng = np.random.default_rng(0)
+        rows = {
+            "left": rng.normal(size=(40, 2)).astype(np.float32),
+            "right": rng.normal(size=(40, 3)).astype(np.float32),
+        }
+        y = (rows["left"][:, 0] > 0).astype(int)
+        model = fitted(classifier(TwoInputs, batch_size=16), (rows, y))
+        assert model.score(rows, y) > 0.6
+
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_data_sets(self, weighted):
+        expected = fitted(classifier(**SPLIT)).predict_proba(X)
+        net = classifier(**SPLIT, iterator_train__collate_fn=collated)
+        model = VariationalClassifier(net, n_samples=5, random_state=0)
+        weight = np.ones(60) if weighted else None
+        model.fit(Dataset(X, Y), Y, sample_weight=weight)
+        found = model.predict_proba(X)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+    def test_rows_to_validate_with(self):
+        Z, y = blobs(30, seed=3)
+        split = predefined_split(Dataset(Z, y.astype(np.int64)))
+        net = classifier(train_split=split, callbacks=None)
+        history = fitted(net).estimator_.history
+        assert np.isfinite(history[:, "valid_loss"]).all()
+
+    def test_learned_noise_in_batches(self):
+        Z, y = waves()
+        net = regressor(batch_size=16, max_epochs=60)
+        model = VariationalRegressor(net, random_state=0).fit(Z, y)
+        assert 0.05 < model.sigma_noise_ < y.std()
+
+
+# --------------------------------------------------------------------- afterwards
+class TestEstimator:
+    @pytest.fixture
+    def model(self):
+        return fitted(classifier(**SPLIT))
+
+    def test_is_a_plain_net_with_medians(self, model):
+        net = model.estimator_
+        assert type(net) is NeuralNetClassifier
+        assert type(net.module_) is MLP
+        assert torch.equal(
+            flat(net.module_), model.posterior_.distribution.median().detach()
+        )
+        assert all(p.requires_grad for p in net.module_.parameters())
+        assert not any(
+            p.requires_grad for p in model.posterior_.distribution.parameters()
+        )
+
+    def test_can_be_trained_on(self, model):
+        net, before = model.estimator_, flat(model.estimator_.module_)
+        expected = model.posterior_.mean
+        seeded_net = pickle.loads(pickle.dumps(net))
+        seeded_net.partial_fit(X, Y)
+        assert not torch.equal(flat(seeded_net.module_), before)
+        assert len(seeded_net.history) == 40
+        assert "kl" not in seeded_net.history[-1]
+        assert torch.equal(model.posterior_.mean, expected)
+
+    def test_optimizer_has_the_nets_own_parameters(self, model):
+        net = model.estimator_
+        given = {id(p) for g in net.optimizer_.param_groups for p in g["params"]}
+        assert given == {id(p) for p in net.module_.parameters()}
+
+    def test_class_is_the_nets_own_in_callbacks_names(self):
+        Medians.kinds.clear()
+        fitted(classifier(callbacks=[Medians()]))
+        assert Medians.kinds == {"NeuralNetClassifier"}
+
+    def test_class_is_the_nets_own_when_training_raises(self, rng_untouched):
+        with pytest.raises(KeyError):
+            fitted(classifier(callbacks=[Escapes()]))
+        (net,) = Escapes.net
+        assert type(net) is NeuralNetClassifier
+        assert net.train_split is None
+
+    def test_training_again_gives_the_same(self, model):
+        first = model.predict_proba(X)
+        np.testing.assert_array_equal(model.fit(X, Y).predict_proba(X), first)
+
+    def test_the_net_given_is_left_alone(self):
+        net = classifier(**SPLIT)
+        before = dict(vars(net))
+        fitted(net)
+        assert vars(net) == before
+        seeded(net, X, Y)

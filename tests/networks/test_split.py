@@ -1,0 +1,140 @@
+import numpy as np
+import pytest
+
+from sklaplace.networks.split import MIN_ROWS, split_by_content
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+
+def data(n=200, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, 3)).astype(np.float32), rng.integers(3, size=n)
+
+
+def split(X, y, fraction=0.2, seed=0, *, stratify=True):
+    return split_by_content(X, y, fraction, seed, stratify=stratify)
+
+
+def test_parts_are_disjoint_and_complete():
+    X, y = data()
+    train, held = split(X, y)
+    assert sorted([*train, *held]) == list(range(200))
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.2, 0.5])
+def test_share_of_every_class(fraction):
+    X, y = data(300)
+    _, held = split(X, y, fraction)
+    for label in range(3):
+        n = (y == label).sum()
+        assert (y[held] == label).sum() == round(fraction * n)
+
+
+def test_share_without_classes():
+    X, _ = data()
+    _, held = split(X, X[:, 0], stratify=False)
+    assert len(held) == 40
+    _, held = split(X, X[:, :2], stratify=False)
+    assert len(held) == 40
+
+
+@pytest.mark.parametrize("stratify", [True, False])
+def test_order_of_rows_does_not_matter(stratify):
+    X, y = data()
+    order = np.random.default_rng(1).permutation(200)
+    _, held = split(X, y, stratify=stratify)
+    _, permuted = split(X[order], y[order], stratify=stratify)
+    assert sorted(order[permuted]) == list(held)
+
+
+def test_copies_stay_together_and_do_not_change_the_split():
+    """A row of weight two is treated as two rows."""
+    X, y = data()
+    copies = np.repeat(np.arange(200), np.arange(200) % 3 + 1)
+    train, held = split(X, y)
+    train_copies, held_copies = split(X[copies], y[copies])
+    assert set(copies[held_copies]) == set(held)
+    assert set(copies[train_copies]) == set(train)
+
+
+def test_replicates_stay_together_and_targets_decide_nothing():
+    X, y = data()
+    twice = np.concatenate([X, X])
+    _, held = split(twice, np.concatenate([y, y]))
+    assert {n % 200 for n in held} == {n for n in held if n < 200}
+    numbers = y.astype(float)
+    options = {"stratify": False}
+    np.testing.assert_array_equal(
+        split(X, numbers, **options)[1], split(X, 2 * numbers + 1, **options)[1]
+    )
+
+
+def test_signs_of_zero_are_equal():
+    X, y = data()
+    X[::2, 0] = 0.0
+    negative = X.copy()
+    negative[::2, 0] = -0.0
+    np.testing.assert_array_equal(split(X, y)[1], split(negative, y)[1])
+
+
+def test_seeds_give_other_splits():
+    X, y = data()
+    splits = [set(split(X, y, seed=seed)[1]) for seed in (0, 0, 1, 2**31 - 1)]
+    assert splits[0] == splits[1]
+    assert len({frozenset(held) for held in splits}) == 3
+    assert all(len(held) == len(splits[0]) for held in splits)
+
+
+def test_layout_in_memory_does_not_matter():
+    X, y = data()
+    np.testing.assert_array_equal(split(X, y)[1], split(np.asfortranarray(X), y)[1])
+    np.testing.assert_array_equal(split(X, y)[1], split(X[:, ::-1][:, ::-1], y)[1])
+
+
+def test_more_than_two_axes_and_integers():
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(80, 1, 4, 4))
+    assert len(split(images, np.zeros(80), stratify=False)[1]) == 16
+    words = np.arange(80 * 3).reshape(80, 3)
+    assert len(split(words, np.zeros(80), stratify=False)[1]) == 16
+
+
+def test_other_rows_are_told_apart_by_position():
+    _, y = data()
+    _, held = split({"a": None}, y)
+    assert 35 < len(held) < 45
+    np.testing.assert_array_equal(held, split({"b": None}, y)[1])
+
+
+@pytest.mark.parametrize("n", [1, 10, MIN_ROWS - 1])
+def test_few_rows_are_all_needed(n):
+    X, y = data(n)
+    assert split(X, y) is None
+    copies = np.arange(n).repeat(100)
+    assert split(X[copies], y[copies]) is None
+
+
+def test_enough_rows():
+    X, _ = data(MIN_ROWS)
+    assert split(X, np.zeros(MIN_ROWS)) is not None
+
+
+def test_nothing_can_be_held_out_of_tiny_classes():
+    X, _ = data(60)
+    assert split(X, np.arange(60)) is None
+
+
+def test_arguments_stay_as_they_are():
+    X, y = data()
+    before = X.copy(), y.copy()
+    split(X, y)
+    np.testing.assert_array_equal(X, before[0])
+    np.testing.assert_array_equal(y, before[1])
+
+
+def test_no_class_is_held_out_whole():
+    X, y = data()
+    y[:] = 0
+    y[:3] = 1
+    train, _ = split(X, y, fraction=0.9)
+    assert set(y[train]) == {0, 1}

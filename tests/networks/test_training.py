@@ -1,0 +1,380 @@
+"""Training: skorch's own behaviour kept, and nothing left behind."""
+
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from conftest import global_rng_states
+from nets import (
+    BatchNormMLP,
+    RecordTraining,
+    SoftmaxMLP,
+    binary_classifier,
+    blobs,
+    classifier,
+    regressor,
+    seeded,
+    waves,
+)
+from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
+from skorch import NeuralNetClassifier
+from skorch.callbacks import Callback, Checkpoint, EarlyStopping, EpochScoring
+from skorch.dataset import Dataset, ValidSplit
+from torch.utils.data import DataLoader
+
+from sklaplace import LaplaceClassifier, LaplaceRegressor
+from sklaplace.networks.training import Batches, first_rows, private_rng, take_rows
+
+FIXED = {"prior_precision": 1.0, "random_state": 0}
+WEIGHTS = np.linspace(0.5, 2, 60)
+
+
+class TestPrivateRng:
+    def draw(self):
+        numbers = np.random.rand(3)  # noqa: NPY002
+        return [*numbers, *torch.rand(3).tolist()]
+
+    def test_is_seeded_inside(self, rng_untouched):
+        with private_rng(0):
+            first = self.draw()
+        with private_rng(0):
+            assert self.draw() == first
+        with private_rng(1):
+            assert self.draw() != first
+
+    def test_none_goes_on_from_the_global_state_and_puts_it_back(self, rng_untouched):
+        with private_rng(None):
+            first = self.draw()
+        with private_rng(None):
+            assert self.draw() == first
+
+    def test_is_put_back_when_something_raises(self, rng_untouched):
+        def fail():
+            with private_rng(0):
+                self.draw()
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            fail()
+
+    def test_nests(self, rng_untouched):
+        with private_rng(0):
+            before = global_rng_states()
+            with private_rng(1):
+                self.draw()
+            assert global_rng_states() == before
+
+    def test_seeds_no_device_that_is_not_in_use(self):
+        # torch.manual_seed would queue a seed for every GPU of this process
+        program = (
+            "import torch; from sklaplace.networks.training import private_rng\n"
+            "before = len(torch.cuda._queued_calls), "
+            "str(torch.cuda._lazy_seed_tracker.__dict__)\n"
+            "with private_rng(0): pass\n"
+            "after = len(torch.cuda._queued_calls), "
+            "str(torch.cuda._lazy_seed_tracker.__dict__)\n"
+            "assert before == after, (before, after)"
+        )
+        subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+class Doubled(DataLoader):
+    """A loader of one's own: its inputs are twice what the data set has."""
+
+    def __iter__(self):
+        for X, y in super().__iter__():
+            yield 2 * X, y
+
+
+class Shifted(Dataset):
+    """A data set of one's own: adds one to every input."""
+
+    def transform(self, X, y):
+        X, y = super().transform(X, y)
+        return X + 1, y
+
+
+class TestBatches:
+    def all_rows(self, net, dataset, batch_size):
+        X, y, w = zip(*Batches(net, dataset, batch_size), strict=True)
+        weights = None if w[0] is None else torch.cat(w)
+        return torch.cat(X), torch.cat(y), weights
+
+    @pytest.mark.parametrize("batch_size", [1, 7, 60, 100])
+    def test_hold_every_row_once_in_order(self, batch_size):
+        X, y = blobs()
+        net = classifier(iterator_train__shuffle=True)
+        found = self.all_rows(net, Dataset(X, y), batch_size)
+        np.testing.assert_array_equal(found[0], X)
+        np.testing.assert_array_equal(found[1], y)
+        assert found[2] is None
+
+    def test_can_be_walked_again(self):
+        X, y = blobs()
+        batches = Batches(classifier(), Dataset(X, y), 7)
+        assert len(list(batches)) == len(list(batches)) == 9
+
+    def test_hand_out_copies(self):
+        X, y = blobs()
+        (x, _, _), *_ = Batches(classifier(), Dataset(X, y), 60)
+        x.zero_()
+        assert np.abs(X).max() > 0
+
+    def test_subsets(self):
+        X, y = blobs()
+        inner = torch.utils.data.Subset(Dataset(X, y), list(range(10, 30)))
+        outer = torch.utils.data.Subset(inner, [3, 1])
+        found, *_ = self.all_rows(classifier(), outer, 5)
+        np.testing.assert_array_equal(found, X[[13, 11]])
+
+    def test_loaders_of_ones_own_are_used(self):
+        X, y = blobs()
+        found, *_ = self.all_rows(classifier(iterator_valid=Doubled), Dataset(X, y), 7)
+        np.testing.assert_array_equal(found, 2 * X)
+
+    def test_data_sets_of_ones_own_are_used(self):
+        X, y = blobs()
+        found, *_ = self.all_rows(classifier(), Shifted(X, y), 7)
+        np.testing.assert_array_equal(found, X + 1)
+
+    def test_first_rows(self):
+        X, y = blobs()
+        np.testing.assert_array_equal(first_rows(classifier(), Dataset(X, y)), X[:3])
+        assert len(first_rows(classifier(), Dataset(X[:2], y[:2]))) == 2
+
+    def test_draw_nothing(self, rng_untouched):
+        X, y = blobs()
+        net = classifier(iterator_valid=Doubled)
+        with private_rng(None):
+            list(Batches(net, Dataset(X, y), 7))
+
+
+@pytest.mark.parametrize("parameter", ["iterator_valid", "dataset"])
+def test_estimator_sees_data_through_the_nets_own_classes(parameter):
+    X, y = blobs()
+    own = {"iterator_valid": Doubled, "dataset": Shifted}[parameter]
+    moved = {"iterator_valid": lambda X: 2 * X, "dataset": lambda X: X + 1}[parameter]
+    plain = seeded(classifier(), X, y)
+    net = classifier(**{parameter: own}).initialize()
+    net.module_.load_state_dict(plain.module_.state_dict())
+    model = LaplaceClassifier(FrozenEstimator(net), **FIXED).fit(X, y)
+    expected = LaplaceClassifier(FrozenEstimator(plain), **FIXED).fit(moved(X), y)
+    np.testing.assert_allclose(
+        model.predict_proba(X), expected.predict_proba(moved(X)), atol=1e-6
+    )
+
+
+def test_take_rows():
+    X, _ = blobs()
+    rows = np.array([4, 2])
+    np.testing.assert_array_equal(take_rows(X, rows), X[rows])
+    np.testing.assert_array_equal(take_rows({"a": X}, rows)["a"], X[rows])
+    assert len(take_rows(Dataset(X), rows)) == 2
+
+
+# ----------------------------------------------------------- skorch's own behaviour
+def states(net):
+    return [value.clone() for value in net.module_.state_dict().values()]
+
+
+class Sees(Callback):
+    """Keeps what callbacks are given when training begins."""
+
+    def on_train_begin(self, net, X=None, y=None, **kwargs):
+        self.X_, self.y_ = X, y
+
+
+class TestFit:
+    @pytest.mark.parametrize("weights", [None, np.ones(60)])
+    def test_is_that_of_skorch(self, weights):
+        X, y = blobs()
+        net = classifier(BatchNormMLP, batch_size=16, iterator_train__shuffle=True)
+        model = LaplaceClassifier(net, **FIXED).fit(X, y, sample_weight=weights)
+        with private_rng(model._seed):
+            # the estimator peeks at the module, and at rows, outside of this state
+            own = clone(net).fit(X, y)
+        for found, expected in zip(states(model.estimator_), states(own), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("weights", [None, WEIGHTS])
+    def test_callbacks_see_the_rows(self, weights):
+        X, y = blobs()
+        net = classifier(callbacks=[("sees", Sees())])
+        model = LaplaceClassifier(net, **FIXED).fit(X, y, sample_weight=weights)
+        seen = dict(model.estimator_.callbacks_)["sees"]
+        np.testing.assert_array_equal(seen.X_, X)
+        np.testing.assert_array_equal(seen.y_, y)
+
+    @pytest.mark.parametrize("weights", [None, WEIGHTS])
+    def test_default_scoring_and_split(self, weights):
+        X, y = blobs()
+        net = NeuralNetClassifier(SoftmaxMLP, max_epochs=3, lr=0.1, verbose=0)
+        model = LaplaceClassifier(net, random_state=0)
+        model.fit(X, y, sample_weight=weights)
+        history = model.estimator_.history
+        assert history[:, "valid_acc"] == [
+            pytest.approx(v) for v in history[:, "valid_acc"]
+        ]
+        assert len(history) == model.n_iter_ == 3
+        assert history[-1, "batches", 0, "train_batch_size"] == 48
+
+    @pytest.mark.parametrize("weights", [None, WEIGHTS])
+    def test_checkpoints(self, weights, tmp_path):
+        X, y = blobs()
+        checkpoint = Checkpoint(dirname=tmp_path, f_pickle="net.pkl", load_best=True)
+        net = NeuralNetClassifier(
+            SoftmaxMLP, max_epochs=3, verbose=0, callbacks=[checkpoint]
+        )
+        LaplaceClassifier(net, random_state=0).fit(X, y, sample_weight=weights)
+        with open(tmp_path / "net.pkl", "rb") as file:
+            saved = pickle.load(file)
+        assert type(saved) is NeuralNetClassifier
+        assert type(saved.train_split) is type(net.train_split)
+        assert saved.predict_proba(X).shape == (60, 3)
+
+    def test_early_stopping(self):
+        X, y = blobs()
+        net = NeuralNetClassifier(
+            SoftmaxMLP,
+            max_epochs=50,
+            lr=0.0,
+            verbose=0,
+            callbacks=[EarlyStopping(patience=2, sink=lambda text: None)],
+        )
+        model = LaplaceClassifier(net, random_state=0).fit(X, y)
+        assert 2 <= model.n_iter_ < 10
+
+    @pytest.mark.parametrize("weights", [None, WEIGHTS])
+    def test_scoring_callbacks(self, weights):
+        X, y = blobs()
+        scoring = EpochScoring("neg_log_loss", on_train=True, name="score")
+        net = NeuralNetClassifier(
+            SoftmaxMLP, max_epochs=2, verbose=0, callbacks=[scoring]
+        )
+        model = LaplaceClassifier(net, random_state=0)
+        model.fit(X, y, sample_weight=weights)
+        assert np.isfinite(model.estimator_.history[:, "score"]).all()
+
+    def test_an_interrupt_keeps_what_was_learned(self):
+        # skorch swallows it, so that a long training can be ended by hand
+        class Interrupt(Callback):
+            def on_epoch_end(self, net, **kwargs):
+                raise KeyboardInterrupt
+
+        X, y = blobs()
+        net = classifier(callbacks=[Interrupt()], max_epochs=9)
+        model = LaplaceClassifier(net, **FIXED).fit(X, y)
+        assert model.n_iter_ == 1
+        assert model.predict_proba(X).shape == (60, 3)
+
+    def test_nothing_is_left_on_the_net(self):
+        X, y = blobs()
+        model = LaplaceClassifier(classifier(), **FIXED).fit(X, y, WEIGHTS)
+        own = classifier().fit(X, y)
+        assert type(model.estimator_) is NeuralNetClassifier
+        assert sorted(vars(model.estimator_)) == sorted(vars(own))
+        assert model.estimator_.criterion_.reduction == "mean"
+        assert model.estimator_.train_split is None
+
+    def test_trained_net_is_usable_by_itself(self):
+        X, y = blobs()
+        model = LaplaceClassifier(classifier(), **FIXED).fit(X, y, WEIGHTS)
+        net = pickle.loads(pickle.dumps(model.estimator_))
+        np.testing.assert_array_equal(net.predict(X), model.estimator_.predict(X))
+        net.partial_fit(X, y)
+
+    def test_warm_start_starts_from_the_instance(self):
+        X, y = blobs()
+        trained = seeded(classifier(), X, y).module_
+        net = classifier(trained, lr=0.0, max_epochs=1)
+        model = LaplaceClassifier(net, **FIXED).fit(X, y)
+        for found, expected in zip(
+            model.estimator_.module_.parameters(), trained.parameters(), strict=True
+        ):
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+    def test_fit_params_reach_the_module(self):
+        X, y = blobs()
+        with pytest.raises(TypeError, match="depth"):
+            LaplaceClassifier(classifier(), **FIXED).fit(X, y, depth=3)
+
+
+class TestWeightedLoss:
+    @pytest.mark.parametrize("reduction", ["mean", "sum"])
+    @pytest.mark.parametrize("kind", ["classifier", "binary", "regressor"])
+    def test_is_the_weighted_mean_or_sum(self, kind, reduction):
+        X, y = waves() if kind == "regressor" else blobs()
+        make = {
+            "classifier": classifier,
+            "binary": binary_classifier,
+            "regressor": regressor,
+        }[kind]
+        if kind == "binary":
+            y = (y > 0).astype(int)
+        net = make(max_epochs=1, lr=0.0, criterion__reduction=reduction)
+        settings = {"sigma_noise": 0.2} if kind == "regressor" else {}
+        estimator = LaplaceRegressor if kind == "regressor" else LaplaceClassifier
+        model = estimator(net, **FIXED, **settings).fit(X, y, sample_weight=WEIGHTS)
+        trained = model.estimator_
+        with torch.no_grad():
+            f = trained.infer(torch.tensor(X))
+        targets = torch.tensor(y).to(f.dtype if kind != "classifier" else torch.int64)
+        targets = targets.reshape(f.shape) if kind != "classifier" else targets
+        losses = type(trained.criterion_)(reduction="none")(f, targets)
+        losses = losses.reshape(60, -1).sum(1)
+        total = (losses * torch.tensor(WEIGHTS)).sum()
+        expected = total / WEIGHTS.sum() if reduction == "mean" else total
+        assert trained.history[-1, "batches", 0, "train_loss"] == pytest.approx(
+            float(expected), rel=1e-5
+        )
+
+    def test_batches_share_one_normaliser(self):
+        # so that the expected step is that of the whole data, whatever the batches
+        X, y = blobs()
+        heavy = np.where(np.arange(60) < 10, 5.0, 0.5)
+        net = classifier(
+            max_epochs=1, lr=1e-3, batch_size=10, optimizer=torch.optim.SGD
+        )
+        model = LaplaceClassifier(net, **FIXED).fit(X, y, sample_weight=heavy)
+        losses = model.estimator_.history[-1, "batches", :, "train_loss"]
+        # the first batch has four times the mean weight, the others .4 times
+        assert losses[0] == pytest.approx(4 / 0.4 * np.mean(losses[1:]), rel=0.5)
+
+    def test_validation_rows_of_skorch_are_not_trained_on(self):
+        X, y = blobs()
+        RecordTraining.steps.clear()
+        net = NeuralNetClassifier(
+            SoftmaxMLP, max_epochs=1, verbose=0, callbacks=[RecordTraining()]
+        )
+        LaplaceClassifier(net, random_state=0).fit(X, y, sample_weight=WEIGHTS)
+        assert sum(RecordTraining.steps) == 48
+
+
+@pytest.mark.parametrize("on_train", [False, True])
+def test_uncached_scores_see_weighted_rows(on_train):
+    X, y = blobs()
+    scoring = EpochScoring("accuracy", on_train=on_train, use_caching=False, name="s")
+    net = classifier(callbacks=[scoring], train_split=ValidSplit(4))
+    weights = np.linspace(0.5, 2, len(X))
+    model = LaplaceClassifier(net, random_state=0).fit(X, y, sample_weight=weights)
+    assert all(0 <= score <= 1 for score in model.estimator_.history[:, "s"])
+
+
+def test_threads_take_turns():
+    """Another thread must not meet a network in another mode."""
+    X, y = blobs()
+    net = seeded(classifier(BatchNormMLP), X, y)
+    model = LaplaceClassifier(FrozenEstimator(net), prior_precision=1.0).fit(X, y)
+    model.estimator_.module_.train()
+    expected = model.predict_proba(X)
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(model.predict_proba, [X] * 40))
+    for found in answers:
+        np.testing.assert_array_equal(found, expected)
+    assert model.estimator_.module_.training
+    assert all(p.requires_grad for p in model.estimator_.module_.parameters())

@@ -1,0 +1,182 @@
+"""Where Laplace is exact: linear networks with Gaussian noise."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from cases import DOUBLE, normal
+from contracts import assert_equal
+from scipy import stats
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
+from sklearn.linear_model import BayesianRidge
+from torch import nn
+
+from sklaplace.curvature.ggn import CURVATURES, accumulate
+from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.curvature.subsets import SUBSETS
+from sklaplace.likelihoods import Gaussian
+from sklaplace.networks.forward import Forward
+from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
+from sklaplace.posterior.last_layer import HeadRows
+from sklaplace.posterior.predictive import glm
+
+N, FEATURES = 25, 4
+DELTA, SIGMA = 0.7, 0.4
+# single weights are no head that can be refitted
+LINEAR = [subset for subset in SUBSETS if subset != "subnetwork"]
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+
+def data(*, orthogonal=False):
+    X = normal(N, FEATURES, seed=1)
+    if orthogonal:
+        X = torch.linalg.qr(X)[0] * torch.tensor([1.0, 2.0, 3.0, 4.0])
+    y = X @ normal(FEATURES, seed=2) + 0.8 + SIGMA * normal(N, seed=3)
+    return X, y, normal(7, FEATURES, seed=4)
+
+
+def exact_posterior(X, y, structure, *, bias, subset="last_layer"):
+    """Around the most probable weights of a linear network, and the network."""
+    module = nn.utils.skip_init(nn.Linear, FEATURES, 1, bias=bias, dtype=DOUBLE)
+    for index, parameter in enumerate(module.parameters()):
+        parameter.data = normal(*parameter.shape, seed=10 + index)
+    forward = Forward(module, module)
+    module.requires_grad_(False)
+    layout = SUBSETS[subset](forward, X)
+    accumulator = STRUCTURES[structure][0](layout)
+    rows = HeadRows(torch.ones(1, 1, dtype=DOUBLE))
+    batches = [(X[:10], y[:10], None), (X[10:], y[10:], None)]
+    likelihood, ggn = Gaussian(), CURVATURES["ggn"]
+    data_fit = accumulate(forward, batches, likelihood, ggn, accumulator, rows.add)
+    weights = layout.read(module)
+    number = torch.tensor
+    posterior = GaussianPosterior(
+        mean=weights,
+        weights=weights,
+        structure=accumulator.decompose(),
+        layout=layout,
+        likelihood=likelihood,
+        data_fit=data_fit,
+        hyperparameters=Hyperparameters(
+            prior_precision=number(DELTA, dtype=DOUBLE),
+            prior_mean=number(0.0, dtype=DOUBLE),
+            sigma_noise=number(SIGMA, dtype=DOUBLE),
+            temperature=number(1.0, dtype=DOUBLE),
+        ),
+    )
+    head = rows.build(posterior, ggn, STRUCTURES[structure][0])
+    return head.refit(posterior), forward
+
+
+def textbook(X, y, X_new):
+    """Mean, latent standard deviation and evidence (Bishop 2006, section 3.3)."""
+    P = X.T @ X / SIGMA**2 + DELTA * torch.eye(X.shape[1]).double()
+    cov = torch.linalg.inv(P)
+    mean = cov @ X.T @ y / SIGMA**2
+    marginal = SIGMA**2 * torch.eye(len(X)).double() + X @ X.T / DELTA
+    density = stats.multivariate_normal(np.zeros(len(X)), marginal.numpy())
+    std = (X_new @ cov * X_new).sum(1).sqrt()
+    return X_new @ mean, std, density.logpdf(y.numpy())
+
+
+def with_ones(X):
+    return torch.cat([X, torch.ones(len(X), 1, dtype=DOUBLE)], 1)
+
+
+def exact_structures():
+    """Structure, bias, orthogonal inputs: where the structure is no approximation."""
+    return [("full", True, False), ("full", False, False), ("kron", False, False)] + [
+        (structure, False, True) for structure in STRUCTURES
+    ]
+
+
+every_exact = pytest.mark.parametrize(
+    ("structure", "bias", "orthogonal"), exact_structures()
+)
+
+
+@every_exact
+@pytest.mark.parametrize("subset", LINEAR)
+def test_textbook(structure, bias, orthogonal, subset):
+    X, y, X_new = data(orthogonal=orthogonal)
+    posterior, forward = exact_posterior(X, y, structure, bias=bias, subset=subset)
+    mean, cov = glm(posterior, forward, X_new)
+    design = with_ones if bias else torch.clone
+    expected_mean, std, log_evidence = textbook(design(X), y, design(X_new))
+    assert_equal(mean.squeeze(1), expected_mean, 1e-8)
+    assert_equal(cov.flatten().sqrt(), std, 1e-8)
+    assert math.isclose(
+        posterior.log_marginal_likelihood(), log_evidence, rel_tol=1e-10
+    )
+
+
+@every_exact
+def test_bayesian_ridge(structure, bias, orthogonal):
+    """Gamma priors with all their mass at one value fix its hyperparameters."""
+    X, y, X_new = data(orthogonal=orthogonal)
+    posterior, forward = exact_posterior(X, y, structure, bias=bias)
+    design = with_ones if bias else torch.clone
+    sure = 1e14
+    model = BayesianRidge(
+        fit_intercept=False,
+        alpha_init=SIGMA**-2,
+        alpha_1=sure,
+        alpha_2=sure * SIGMA**2,
+        lambda_init=DELTA,
+        lambda_1=sure,
+        lambda_2=sure / DELTA,
+    ).fit(design(X).numpy(), y.numpy())
+    mean, std = model.predict(design(X_new).numpy(), return_std=True)
+    found_mean, cov = glm(posterior, forward, X_new)
+    np.testing.assert_allclose(found_mean[:, 0], mean, rtol=1e-6, atol=1e-6)
+    found_std = (cov.flatten() + SIGMA**2).sqrt()
+    np.testing.assert_allclose(found_std, std, rtol=1e-6)
+
+
+@every_exact
+def test_gaussian_process(structure, bias, orthogonal):
+    X, y, X_new = data(orthogonal=orthogonal)
+    posterior, forward = exact_posterior(X, y, structure, bias=bias)
+    # sigma_0 = 0 would be right without a bias, but the kernel takes its logarithm
+    kernel = ConstantKernel(1 / DELTA) * DotProduct(1.0 if bias else 1e-12)
+    model = GaussianProcessRegressor(kernel, alpha=SIGMA**2, optimizer=None)
+    model.fit(X.numpy(), y.numpy())
+    mean, std = model.predict(X_new.numpy(), return_std=True)
+    found_mean, cov = glm(posterior, forward, X_new)
+    np.testing.assert_allclose(found_mean[:, 0], mean, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(cov.flatten().sqrt(), std, rtol=1e-6)
+    assert math.isclose(
+        posterior.log_marginal_likelihood(),
+        model.log_marginal_likelihood_value_,
+        rel_tol=1e-6,
+    )
+
+
+def test_evidence_under_a_prior_mean_and_layerwise_precisions():
+    X, y, _ = data()
+    posterior, _ = exact_posterior(X, y, "full", bias=True)
+    prior_mean = normal(FEATURES + 1, seed=8)
+    h = replace(
+        posterior.hyperparameters,
+        prior_precision=torch.tensor([0.5, 2.0], dtype=DOUBLE),
+        prior_mean=prior_mean,
+    )
+    variances = torch.tensor([2.0] * FEATURES + [0.5], dtype=DOUBLE)
+    design = with_ones(X)
+    # The evidence of the exact model does not depend on where it is expanded, if
+    # that is the most probable point.
+    P = design.T @ design / SIGMA**2 + (1 / variances).diag()
+    b = design.T @ y / SIGMA**2 + prior_mean / variances
+    mean = torch.linalg.solve(P, b)
+    residual = y - design @ mean
+    data_fit = replace(posterior.data_fit, loss=(residual**2).sum() / 2)
+    moved = replace(posterior, mean=mean, data_fit=data_fit)
+    marginal = SIGMA**2 * torch.eye(N).double() + design * variances @ design.T
+    density = stats.multivariate_normal(design @ prior_mean, marginal.numpy())
+    assert math.isclose(
+        moved.log_marginal_likelihood(h), density.logpdf(y.numpy()), rel_tol=1e-10
+    )

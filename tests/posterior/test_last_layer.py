@@ -1,0 +1,296 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import references
+import tasks
+import torch
+from cases import CASES, DOUBLE, Case, Net, normal, positive, rows
+from contracts import ROUNDING, STRUCTURES_AND_PRIORS, assert_equal
+from sklearn.linear_model import LogisticRegression, Ridge
+from tasks import N_ROWS, fit
+from torch import nn
+
+from sklaplace.curvature.ggn import CURVATURES, accumulate
+from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.curvature.subsets import SUBSETS
+from sklaplace.likelihoods import Gaussian
+from sklaplace.posterior.last_layer import HeadRows
+
+every_likelihood = pytest.mark.parametrize("likelihood", references.CONVEX)
+every_structure = pytest.mark.parametrize("structure", STRUCTURES)
+every_prior = pytest.mark.parametrize(("structure", "prior"), STRUCTURES_AND_PRIORS)
+every_case = pytest.mark.parametrize("case", ["mlp", "without_bias", "affine_head"])
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+
+def moved_network(fitted, case, theta):
+    """The network with other weights in its head, as it is."""
+    forward = CASES[case].forward(tasks.WIDTHS[type(fitted.likelihood).__name__])
+    parameters = dict(forward.module.named_parameters())
+    for name, value in fitted.layout.unflatten(theta).items():
+        parameters[name].data = value
+    return forward
+
+
+def gradient(fitted, posterior, case="mlp"):
+    """Of ``-log joint`` in the weights of the head, by autograd, (P,)."""
+    forward = moved_network(fitted, case, posterior.mean)
+    named = dict(forward.module.named_parameters())
+    leaves = [named[block.name].requires_grad_() for block in fitted.layout.blocks]
+    h = posterior.hyperparameters
+    f = forward(fitted.x)
+    log_prob = references.log_likelihood(fitted.likelihood, f, fitted.y, h.sigma_noise)
+    w = torch.ones(len(f)).double() if fitted.weights is None else fitted.weights
+    theta = torch.cat([leaf.flatten() for leaf in leaves])
+    delta = references.expand(h.prior_precision, fitted.layout)
+    penalty = (delta * (theta - h.prior_mean) ** 2).sum() / 2
+    objective = penalty - w @ log_prob / h.temperature
+    parts = torch.autograd.grad(objective, leaves)
+    return torch.cat([part.flatten() for part in parts])
+
+
+# -------------------------------------------------------------- the linear model
+@every_likelihood
+@every_case
+def test_outputs_are_those_of_the_network_with_other_weights(case, likelihood):
+    fitted = fit(likelihood, case=case)
+    theta = fitted.head.weights + normal(fitted.layout.n_parameters, seed=3)
+    expected = moved_network(fitted, case, theta)(fitted.x).detach()
+    assert_equal(fitted.head.at(theta), expected, 1e-12)
+
+
+@every_likelihood
+@every_structure
+@every_case
+def test_posterior_is_that_of_the_network_with_other_weights(
+    case, structure, likelihood
+):
+    w = positive(N_ROWS)
+    fitted = fit(likelihood, structure, case=case, weights=w)
+    theta = fitted.head.weights + normal(fitted.layout.n_parameters, seed=3)
+    found = fitted.head.posterior(fitted.posterior, theta)
+    accumulator = STRUCTURES[structure][0](fitted.layout)
+    data_fit = accumulate(
+        moved_network(fitted, case, theta),
+        [(fitted.x, fitted.y, w)],
+        fitted.likelihood,
+        CURVATURES["ggn"],
+        accumulator,
+    )
+    assert_equal(found.structure.dense(), accumulator.decompose().dense(), 1e-10)
+    assert_equal(found.data_fit.loss, data_fit.loss, 1e-12)
+    assert_equal(found.data_fit.n_targets, data_fit.n_targets, 1e-12)
+    assert torch.equal(found.mean, theta)
+    assert torch.equal(found.weights, fitted.posterior.weights)
+    assert found.is_refitted
+
+
+# ------------------------------------------------------------------------ refit
+@every_likelihood
+@every_prior
+def test_refit_is_the_most_probable_head(structure, prior, likelihood):
+    fitted = fit(
+        likelihood,
+        structure,
+        prior,
+        prior_mean=0.4,
+        temperature=1.6,
+        weights=positive(N_ROWS),
+    )
+    shape = fitted.posterior.prior_precision.shape
+    template = fitted.posterior.replace(prior_precision=positive(*shape, seed=6))
+    found = fitted.head.refit(template)
+    assert gradient(fitted, found).abs().max() < 1e-6
+    assert found.hyperparameters is template.hyperparameters
+
+
+@every_likelihood
+@pytest.mark.parametrize("delta", [1e-8, 1e-4, 1.0, 1e4, 1e8])
+def test_refit_under_weak_and_strong_priors(likelihood, delta):
+    fitted = fit(likelihood, prior_precision=delta)
+    found = fitted.head.refit(fitted.posterior)
+    # terms of size δ‖θ‖ cannot cancel to better than their rounding
+    allowed = 1e-6 * max(1.0, delta * float(found.mean.abs().max()))
+    assert gradient(fitted, found).abs().max() < allowed
+
+
+@pytest.mark.parametrize("likelihood", ["Categorical", "Bernoulli", "Gaussian"])
+def test_refit_of_separable_rows_with_large_features(likelihood):
+    """Newton steps overshoot here: the loss is flat on one side of the border."""
+    fitted = fit(likelihood, prior_precision=1e-3)
+    x = 30 * fitted.head.features
+    f = fitted.head.outputs
+    y = f if fitted.likelihood.has_noise else f.argmax(1)
+    if type(fitted.likelihood).__name__ == "Bernoulli":
+        y = f > 0
+    head = replace(fitted.head, features=x, targets=fitted.likelihood.targets(y, f))
+    start = 5 * normal(fitted.layout.n_parameters, seed=9)
+    found = head.refit(fitted.posterior, start)
+    rho = torch.full_like(start, 1e-3) / fitted.posterior.scale
+    _, slope, _ = head.objective(found.mean, rho, torch.zeros_like(start))
+    assert slope.abs().max() < 1e-6
+    again = head.refit(fitted.posterior)
+    assert_equal(again.mean, found.mean, 1e-4)
+
+
+@every_likelihood
+def test_refit_does_not_depend_on_the_start(likelihood):
+    fitted = fit(likelihood)
+    found = fitted.head.refit(fitted.posterior)
+    start = 10 * normal(fitted.layout.n_parameters, seed=1)
+    # a gradient of 1e-7 and a precision of at least one
+    assert_equal(fitted.head.refit(fitted.posterior, start).mean, found.mean, 1e-6)
+
+
+@every_likelihood
+def test_refit_changes_neither_template_nor_network(likelihood):
+    fitted = fit(likelihood)
+    before = fitted.posterior.mean.clone()
+    state = {k: v.clone() for k, v in fitted.forward.module.state_dict().items()}
+    fitted.head.refit(fitted.posterior)
+    assert torch.equal(fitted.posterior.mean, before)
+    now = fitted.forward.module.state_dict()
+    assert all(torch.equal(now[k], v) for k, v in state.items())
+
+
+@every_likelihood
+@every_structure
+def test_integer_weights_are_repeated_rows(structure, likelihood):
+    weights = torch.arange(N_ROWS).remainder(3).add(1).double()
+    repeated = torch.arange(N_ROWS).repeat_interleave(weights.long())
+    heavy = fit(likelihood, structure, weights=weights)
+    copied = fit(likelihood, structure, take=repeated)
+    found = heavy.head.refit(heavy.posterior)
+    expected = copied.head.refit(copied.posterior)
+    assert_equal(found.mean, expected.mean, 1e-7)  # gradients end below 1e-7
+    start = torch.zeros_like(found.mean)
+    found = heavy.head.posterior(found, start)
+    expected = copied.head.posterior(expected, start)
+    assert_equal(
+        found.log_marginal_likelihood(), expected.log_marginal_likelihood(), ROUNDING
+    )
+
+
+@every_likelihood
+@every_structure
+def test_rows_in_several_batches_make_the_same_posterior(
+    structure, likelihood, monkeypatch
+):
+    fitted = fit(likelihood, structure)
+    whole = fitted.head.posterior(fitted.posterior, fitted.head.weights)
+    monkeypatch.setattr("sklaplace.posterior.last_layer.batch_rows", lambda _bytes: 7)
+    found = fitted.head.posterior(fitted.posterior, fitted.head.weights)
+    assert_equal(found.structure.dense(), whole.structure.dense(), 1e-12)
+
+
+# ------------------------------------------------------------------ scikit-learn
+def features(fitted):
+    return fitted.head.features.numpy()
+
+
+@pytest.mark.parametrize("likelihood", ["Categorical", "Bernoulli"])
+@pytest.mark.parametrize("delta", [0.01, 1.0, 50.0])
+@pytest.mark.parametrize("case", ["without_bias", "mlp"])
+def test_logistic_regression(case, delta, likelihood):
+    """A bias has the same prior as a weight: it is that of a feature of ones."""
+    fitted = fit(likelihood, case=case, prior_precision=delta)
+    X = features(fitted)
+    if case == "mlp":
+        X = np.column_stack([X, np.ones(len(X))])
+    model = LogisticRegression(C=1 / delta, fit_intercept=False, tol=1e-10)
+    model.set_params(max_iter=10_000).fit(X, fitted.y.numpy().ravel())
+    found = fitted.head.refit(fitted.posterior).mean
+    weight, *bias = fitted.layout.split(found)
+    coef = weight.reshape(-1, fitted.head.features.shape[1])
+    if bias:
+        coef = torch.cat([coef, bias[0].reshape(-1, 1)], 1)
+    np.testing.assert_allclose(coef, model.coef_, atol=1e-5)
+
+
+@pytest.mark.parametrize("delta", [0.01, 1.0, 50.0])
+@pytest.mark.parametrize("case", ["without_bias", "mlp"])
+def test_ridge(case, delta):
+    fitted = fit("Gaussian", case=case, prior_precision=delta, temperature=1.3)
+    X = features(fitted)
+    if case == "mlp":
+        X = np.column_stack([X, np.ones(len(X))])
+    alpha = delta * 0.7**2 * 1.3  # δσ²T
+    model = Ridge(alpha, fit_intercept=False).fit(X, fitted.y.numpy())
+    found = fitted.head.refit(fitted.posterior).mean
+    weight, *bias = fitted.layout.split(found)
+    coef = weight.reshape(2, -1)
+    if bias:
+        coef = torch.cat([coef, bias[0].reshape(-1, 1)], 1)
+    np.testing.assert_allclose(coef, model.coef_, atol=1e-5)
+
+
+# ------------------------------------------------------ where there is no head
+def network(monkeypatch, run, **parts):
+    """Register a network as a case; ``parts`` are made when it is."""
+
+    def make(c):
+        return Net(run, **{name: part(c) for name, part in parts.items()})
+
+    monkeypatch.setitem(CASES, "custom", Case(make, rows(2)))
+    return "custom"
+
+
+def test_no_head_where_the_last_layer_is_followed_by_a_bend(monkeypatch):
+    """The first rows look linear; one late row does not."""
+
+    def run(net, x):
+        h = net.head(x)
+        return torch.where((x[:, :1] > 2).expand_as(h), h**2, h)
+
+    case = network(monkeypatch, run, head=lambda c: nn.Linear(2, c))
+    fitted = fit(case=case)
+    assert (fitted.x[:, 0] > 2).any()
+    assert not (fitted.x[:4, 0] > 2).any()
+    assert fitted.head is None
+
+
+def test_no_head_where_positions_are_averaged():
+    assert fit().head is not None
+    assert fit(case="head_on_positions").head is None
+
+
+def test_no_head_where_the_bias_is_used_once_more(monkeypatch):
+    """The weight looks like a head's, but the bias counts three times."""
+
+    def run(net, x):
+        return net.head(net.first(x).tanh()) + 2 * net.head.bias
+
+    case = network(
+        monkeypatch,
+        run,
+        first=lambda c: nn.Linear(2, 3),
+        head=lambda c: nn.Linear(3, c),
+    )
+    assert fit(case=case).head is None
+
+
+@pytest.mark.parametrize("size", [1e-5, 1.0, 1e5])
+def test_head_in_single_precision(size):
+    """Outputs in any unit: rounding is relative to what the map puts out."""
+    forward = CASES["affine_head"].forward(3)
+    forward.module.mix *= size
+    forward.module.float()
+    x = CASES["affine_head"].rows(N_ROWS).float()
+    layout = SUBSETS["last_layer"](forward, x)
+    found = tasks.head_map(forward, x, layout)
+    collected = HeadRows(found)
+    y = forward(x).detach()
+    accumulator = STRUCTURES["diag"][0](layout)
+    ggn, batches = CURVATURES["ggn"], [(x, y, None)]
+    accumulate(forward, batches, Gaussian(), ggn, accumulator, collected.add)
+    template = replace(fit().posterior, layout=layout, likelihood=Gaussian())
+    assert collected.build(template, ggn, STRUCTURES["diag"][0]) is not None
+    assert_equal(found.T, forward.module.mix.double(), 1e-6)
+
+
+def test_rows_are_kept_in_double_precision():
+    head = fit().head
+    for tensor in (head.features, head.outputs, head.output_map, head.sample_weight):
+        assert tensor.dtype == DOUBLE

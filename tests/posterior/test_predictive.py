@@ -1,0 +1,221 @@
+import copy
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import references
+import torch
+from cases import CASES, DOUBLE, call, generator, normal
+from contracts import N_ROWS, STRUCTURES_AND_PRIORS, assert_equal, problem
+from torch._C._functorch import is_batchedtensor
+from torch.autograd import gradcheck
+
+from sklaplace.curvature.jacobian import backpropagate
+from sklaplace.curvature.layout import BlockSpec, Layout
+from sklaplace.curvature.subsets import SUBSETS
+from sklaplace.networks.forward import Forward
+from sklaplace.posterior.predictive import (
+    PREDICTIVES,
+    glm,
+    in_graph,
+    linearised_mean,
+    moments,
+)
+
+every_predictive = pytest.mark.parametrize(
+    "predictive", PREDICTIVES.values(), ids=PREDICTIVES.keys()
+)
+every_prior = pytest.mark.parametrize(("name", "prior"), STRUCTURES_AND_PRIORS)
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+
+@every_prior
+@pytest.mark.parametrize("case", ["inplace", "cnn", "norms"])
+def test_glm_is_the_push_forward_of_the_posterior(case, name, prior):
+    found = problem(case, "Gaussian")
+    posterior = found.posterior(name, prior)
+    shift = 0.1 * normal(found.layout.n_parameters, seed=30)
+    posterior = replace(posterior, mean=posterior.weights + shift)
+    mean, cov = glm(posterior, found.forward, found.x)
+    f, J = found.forward(found.x).detach(), found.parts.J
+    P = posterior.precision_matrix()
+    assert_equal(mean, f + J @ shift, 1e-12)
+    expected = torch.einsum("ncp,pq,ndq->ncd", J, torch.linalg.inv(P), J)
+    assert_equal(cov, expected)
+
+
+def test_rows_are_independent_of_their_batch():
+    found = problem("cnn")
+    posterior = found.posterior("kron")
+    mean, cov = glm(posterior, found.forward, found.x)
+    for n in range(N_ROWS):
+        one_mean, one_cov = glm(posterior, found.forward, references.row(found.x, n))
+        assert_equal(one_mean[0], mean[n], 1e-12)
+        assert_equal(one_cov[0], cov[n], 1e-12)
+
+
+@every_predictive
+def test_draws_of_rows_are_independent_of_their_batch(predictive):
+    found = problem("cnn")
+    posterior = found.posterior("kron")
+    weights = posterior.sample(4, generator(1))
+    draws = predictive.draws(posterior, found.forward, found.x, weights)
+    assert draws.shape == (N_ROWS, 3, 4)
+    for n in range(N_ROWS):
+        row = references.row(found.x, n)
+        one = predictive.draws(posterior, found.forward, row, weights)
+        assert_equal(one[0], draws[n], 1e-12)
+
+
+@every_predictive
+@pytest.mark.parametrize("subset", SUBSETS)
+def test_small_steps_of_the_weights_move_both_alike(predictive, subset):
+    """To second order: a step of 1e-5 leaves some 1e-10."""
+    found = problem("inplace", subset=subset)
+    posterior = found.posterior("diag")
+    shift = 1e-5 * normal(3, found.layout.n_parameters, seed=31)
+    weights = posterior.weights + shift
+    draws = predictive.draws(posterior, found.forward, found.x, weights)
+    f = found.forward(found.x).detach()
+    expected = f.unsqueeze(-1) + torch.einsum("ncp,sp->ncs", found.parts.J, shift)
+    assert_equal(draws, expected, 1e-8)
+
+
+@pytest.mark.parametrize("case", ["mlp", "cnn", "norms", "tied", "lstm", "dictionary"])
+@pytest.mark.parametrize("subset", ["all", "subnetwork"])
+def test_network_draws_are_networks_with_those_weights(case, subset):
+    found = problem(case, subset=subset)
+    posterior = found.posterior("diag")
+    before = [p.clone() for p in found.forward.module.parameters()]
+    weights = posterior.sample(2, generator(1))
+    draws = PREDICTIVES["nn"].draws(posterior, found.forward, found.x, weights)
+    for old, new in zip(before, found.forward.module.parameters(), strict=True):
+        assert torch.equal(old, new)
+    for vector, expected in zip(weights, draws.movedim(-1, 0), strict=True):
+        module = copy.deepcopy(found.forward.module)
+        values = found.layout.unflatten(vector, module)
+        for name, value in values.items():
+            module.get_parameter(name).data = value
+        assert_equal(call(module, found.x).detach(), expected, 1e-13)
+
+
+class Noting(torch.nn.Module):
+    """Keeps its last output, as some modules keep attention weights."""
+
+    def __init__(self, refuses=False):
+        super().__init__()
+        self.linear = torch.nn.utils.skip_init(torch.nn.Linear, 3, 2).double()
+        self.refuses, self.last, self.n_calls = refuses, None, 0
+
+    def forward(self, x):
+        self.n_calls += 1
+        if self.refuses and float(self.linear.weight.sum()) > 1e9:
+            return x
+        self.last = self.linear(x)
+        return self.last
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_draws_are_made_in_one_pass_where_the_module_lets_them(refuses):
+    module = Noting(refuses)
+    layout = Layout(
+        tuple(BlockSpec(name, tuple(p.shape)) for name, p in module.named_parameters())
+    )
+    posterior = SimpleNamespace(layout=layout)
+    weights, x = normal(5, 8), normal(4, 3, seed=1)
+    forward = Forward(module, module)
+    with forward.frozen():
+        draws = PREDICTIVES["nn"].draws(posterior, forward, x, weights)
+    assert module.n_calls == (5 if refuses else 0)  # notes of the pass are gone
+    assert forward.takes_many is not refuses  # so that other batches do not try again
+    assert module.last is None or not is_batchedtensor(module.last)
+    for vector, found in zip(weights, draws.unbind(-1), strict=True):
+        expected = x @ vector[:6].reshape(2, 3).T + vector[6:]
+        assert_equal(found, expected, 1e-14)
+
+
+def test_operators_that_torch_loops_over_are_not_the_users_business():
+    bag = torch.nn.utils.skip_init(torch.nn.EmbeddingBag, 5, 2).double()
+    layout = Layout((BlockSpec("weight", (5, 2)),))
+    x = torch.tensor([[0, 1], [2, 4]])
+    forward = Forward(bag, bag)
+    with forward.frozen(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draws = PREDICTIVES["nn"].draws(
+            SimpleNamespace(layout=layout), forward, x, normal(3, 10)
+        )
+    assert draws.shape == (2, 2, 3)
+
+
+@pytest.mark.parametrize("budget", [0, 500, 10**9])
+def test_number_of_draws_at_a_time_changes_nothing(monkeypatch, budget):
+    found = problem("mlp", subset="all")
+    posterior = found.posterior("diag")
+    weights = posterior.sample(7, generator(1))
+    expected = PREDICTIVES["nn"].draws(posterior, found.forward, found.x, weights)
+    monkeypatch.setattr("sklaplace.posterior.predictive.CACHE", 8 * budget)
+    draws = PREDICTIVES["nn"].draws(posterior, found.forward, found.x, weights)
+    assert_equal(draws, expected, 1e-13)
+
+
+def test_moments():
+    draws = normal(5, 3, 400)
+    mean, cov = moments(draws, diagonal=False, centred=False)
+    for n in range(5):
+        assert_equal(cov[n], torch.cov(draws[n]), 1e-12)
+    assert_equal(mean, draws.mean(-1), 1e-12)
+    _, variances = moments(draws, diagonal=True, centred=False)
+    assert_equal(variances, cov.diagonal(dim1=1, dim2=2), 1e-12)
+    C = torch.eye(3, dtype=DOUBLE) - 1 / 3
+    mean, centred = moments(draws, diagonal=False, centred=True)
+    assert_equal(centred, C @ cov @ C, 1e-12)
+    assert mean.sum(1).abs().max() < 1e-14
+    _, none = moments(draws[..., :1], diagonal=True, centred=False)
+    assert (none == 0).all()
+
+
+@every_prior
+@pytest.mark.parametrize("case", ["inplace", "cnn", "norms", "affine_head"])
+@pytest.mark.parametrize("subset", ["all", "last_layer", "subnetwork"])
+def test_in_graph(case, subset, name, prior):
+    """The same as outside of it; with gradients by finite differences below."""
+    found = problem(case, "Gaussian", subset)
+    posterior = found.posterior(name, prior)
+    shift = 0.1 * normal(found.layout.n_parameters, seed=30)
+    posterior = replace(posterior, mean=posterior.weights + shift)
+    mean, cov = glm(posterior, found.forward, found.x)
+    in_mean, in_cov = in_graph(posterior, found.forward, found.x)
+    assert_equal(in_mean, mean, 1e-10)
+    assert_equal(in_cov, cov)
+
+
+@every_prior
+def test_gradients_in_the_inputs(name, prior):
+    found = problem("mlp", "Gaussian")
+    posterior = found.posterior(name, prior)
+    x = found.x[:2].clone().requires_grad_()
+    assert gradcheck(lambda x: in_graph(posterior, found.forward, x), [x])
+
+
+def test_mean_is_the_networks_where_nothing_was_refitted():
+    found = problem("cnn")
+    f, jacobian = backpropagate(found.forward, found.x, found.layout)
+    mean = linearised_mean(found.posterior("diag"), f, jacobian)
+    assert mean.dtype == DOUBLE
+    assert torch.equal(mean, found.forward(found.x).detach())
+
+
+def test_linear_networks_are_linearised_exactly():
+    """Weights drawn for a linear network give draws of the linearised outputs."""
+    case = CASES["linear_only"]
+    found = problem("linear_only", "Gaussian")
+    posterior = found.posterior("full")
+    weights = posterior.sample(1, generator(2))[0]
+    f, jacobian = backpropagate(found.forward, found.x, found.layout)
+    moved = replace(posterior, mean=weights)
+    module = case.forward(2).module
+    torch.nn.utils.vector_to_parameters(weights, module.parameters())
+    expected = module(found.x).detach()
+    assert_equal(linearised_mean(moved, f, jacobian), expected, 1e-13)

@@ -1,0 +1,266 @@
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import references
+import tasks
+import torch
+from cases import DOUBLE, normal, positive
+from contracts import STRUCTURES_AND_PRIORS, assert_equal
+from scipy.optimize import minimize_scalar
+from tasks import fit, held_out, task
+
+from sklaplace.curvature.jacobian import backpropagate
+from sklaplace.posterior.tuning import validation
+
+every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)
+every_prior = pytest.mark.parametrize(("structure", "prior"), STRUCTURES_AND_PRIORS)
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+
+# -------------------------------------------------------------- validation path
+def total_score(held, posterior):
+    """Negative log predictive density of all rows, by the dense formulas."""
+    mean = held.f + held.J @ (posterior.mean - posterior.weights)
+    cov = held.J @ torch.linalg.inv(posterior.precision_matrix()) @ held.J.mT
+    if posterior.likelihood.has_noise:
+        variances = cov.diagonal(dim1=1, dim2=2)
+        std = (variances + posterior.hyperparameters.sigma_noise**2).sqrt()
+        score = -torch.distributions.Normal(mean, std).log_prob(held.y).sum(1)
+    else:
+        log_proba = tasks.log_proba(posterior.likelihood)(mean, cov)
+        score = -log_proba.gather(1, held.y.reshape(-1, 1).long()).squeeze(1)
+    return float(held.weights @ score)
+
+
+def kept_heads(fitted, the_task):
+    """Every point of the path with the network's head."""
+    return [
+        fitted.posterior.replace(prior_precision=ratio * fitted.posterior.scale)
+        for ratio in validation._path(the_task)
+    ]
+
+
+def refitted_heads(fitted, the_task):
+    """Every point of the path with its most probable head."""
+    return [fitted.head.refit(posterior) for posterior in kept_heads(fitted, the_task)]
+
+
+def same_choice(found, expected):
+    """Same head, the same ``δ/scale`` and noise, up to the search's precision."""
+    assert found.is_refitted == expected.is_refitted
+    # gradients end below 1e-7, and no precision ρ on these paths is below 1e-5
+    assert_equal(found.mean, expected.mean, 1e-2)
+    assert_equal(
+        found.prior_precision.log() - found.scale.log(),
+        expected.prior_precision.log() - expected.scale.log(),
+        1e-9,
+    )
+    noise = found.hyperparameters.sigma_noise.log()
+    assert_equal(noise, expected.hyperparameters.sigma_noise.log(), 1e-4)
+
+
+def naive_choice(fitted, the_task, score):
+    """The best of the path; a refitted head only where it is clearly better."""
+    kept = min(kept_heads(fitted, the_task), key=score)
+    if the_task.refine is False:
+        return kept
+    refitted = min(refitted_heads(fitted, the_task), key=score)
+    gain = score(kept) - score(refitted)
+    return refitted if the_task.refine is True or gain > validation.MARGIN else kept
+
+
+@every_prior
+@pytest.mark.parametrize("likelihood", ["Categorical", "Bernoulli"])
+@pytest.mark.parametrize("refine", [True, False, "auto"])
+def test_best_score_on_held_out_rows(refine, likelihood, structure, prior):
+    fitted = fit(likelihood, structure, prior, temperature=0.8)
+    held = held_out(fitted, weights=3 * positive(30))
+    the_task = task(fitted, validation=held.rows, refine=refine)
+    found = validation.tune_on_validation(the_task)
+    same_choice(found, naive_choice(fitted, the_task, lambda p: total_score(held, p)))
+    assert found.hyperparameters.temperature == 0.8
+
+
+@pytest.mark.parametrize("error", [0.0, 2.0])
+def test_auto_keeps_a_good_head_and_refits_a_bad_one(error):
+    """Labels are drawn from the network itself, and then its bias is spoilt."""
+    fitted = fit("Categorical", "full")
+    held = held_out(fitted)
+    shift = torch.tensor([error, 0.0, 0.0], dtype=DOUBLE)
+    spoilt = [replace(batch, f=batch.f + shift) for batch in held.rows]
+    head = replace(fitted.head, outputs=fitted.head.outputs + shift)
+    found = validation.tune_on_validation(
+        task(replace(fitted, head=head), validation=spoilt)
+    )
+    assert found.is_refitted == bool(error)
+
+
+@every_prior
+@pytest.mark.parametrize(
+    ("curvature", "refine"),
+    [("ggn", True), ("ggn", False), ("ggn", "auto"), ("ef", False)],
+)
+@pytest.mark.parametrize("free", ["both", "prior", "noise"])
+def test_best_score_with_noise(curvature, free, refine, structure, prior):
+    fitted = fit(
+        "Gaussian",
+        structure,
+        prior,
+        curvature=curvature,
+        temperature=0.8,
+        sigma_noise=0.6,
+        prior_precision=0.5,
+    )
+    held = held_out(fitted, weights=positive(30))
+    the_task = task(
+        fitted,
+        validation=held.rows,
+        refine=refine,
+        free_prior=free != "noise",
+        free_noise=free != "prior",
+    )
+    found = validation.tune_on_validation(the_task)
+
+    def noisy(posterior):
+        return with_noise(posterior, free, held)
+
+    def score(posterior):
+        return total_score(held, noisy(posterior))
+
+    expected = noisy(naive_choice(fitted, the_task, score))
+    h = found.hyperparameters
+    if free == "both":
+        # δ, σ and the head were fitted, and a new value follows a Student t
+        n = 2 * float(held.weights.sum())
+        wider = expected.hyperparameters.sigma_noise * math.sqrt(n / (n - 5))
+        expected = at_noise(expected, wider)
+    elif free == "prior":
+        assert math.isclose(h.sigma_noise, 0.6, rel_tol=1e-12)
+    else:
+        fixed = torch.full_like(h.prior_precision, 0.5)
+        assert_equal(h.prior_precision, fixed, 1e-12)
+    same_choice(found, expected)
+
+
+def at_noise(posterior, sigma):
+    """Other noise under the same ``δ/scale``."""
+    ratio = posterior.prior_precision / posterior.scale
+    noisy = posterior.replace(sigma_noise=torch.as_tensor(sigma, dtype=DOUBLE))
+    return noisy.replace(prior_precision=ratio * noisy.scale)
+
+
+def with_noise(posterior, free, held):
+    """The candidate's noise: fixed, from ``ρ = δσ²T`` (σ⁴), or best by a search."""
+    if free == "prior":
+        return posterior
+    if free == "noise":
+        ratio = posterior.prior_precision / posterior.scale
+        temperature = posterior.hyperparameters.temperature
+        order = posterior.curvature_order
+        sigma = ((ratio / 0.5).mean() / temperature) ** (0.5 / order)
+        return at_noise(posterior, sigma)
+    best = minimize_scalar(
+        lambda v: total_score(held, at_noise(posterior, math.exp(v))),
+        bracket=(-1.0, 0.0),
+        tol=1e-9,
+    )
+    return at_noise(posterior, math.exp(best.x))
+
+
+def test_single_candidate_where_all_is_fixed():
+    fitted = fit("Gaussian", prior_precision=0.5)
+    held = held_out(fitted)
+    options = {"validation": held.rows, "free_prior": False, "free_noise": False}
+    found = validation.tune_on_validation(task(fitted, refine=False, **options))
+    assert_equal(found.prior_precision, torch.tensor(0.5, dtype=DOUBLE), 1e-12)
+    assert not found.is_refitted
+    assert validation.tune_on_validation(
+        task(fitted, refine=True, **options)
+    ).is_refitted
+
+
+def test_path_starts_where_the_prior_leaves_the_network_alone():
+    fitted = fit("Categorical", "full")
+    held = held_out(fitted)
+    the_task = task(fitted, validation=held.rows, refine=False)
+    path = validation._path(the_task)
+    assert all(a > b for a, b in pairwise(path))
+    strongest = total_score(held, kept_heads(fitted, the_task)[0])
+    softmax = held.f.log_softmax(-1)
+    alone = -float(softmax.gather(1, held.y.reshape(-1, 1)).sum())
+    assert math.isclose(strongest, alone, rel_tol=1e-3)
+
+
+@pytest.mark.parametrize("likelihood", ["Categorical", "Gaussian"])
+def test_final_head_is_refitted_to_full_precision(likelihood):
+    """Heads along the path may be rougher than the one that is returned."""
+    fitted = fit(likelihood, "kron")
+    held = held_out(fitted)
+    found = validation.tune_on_validation(
+        task(fitted, validation=held.rows, refine=True)
+    )
+    rho = (found.prior_precision / found.scale).expand_as(found.mean)
+    _, slope, _ = fitted.head.objective(found.mean, rho, torch.zeros_like(rho))
+    assert slope.abs().max() < 1e-6
+
+
+@every_likelihood
+def test_weights_of_held_out_rows_are_repetitions(likelihood):
+    fitted = fit(likelihood)
+    weights = torch.arange(30).remainder(3).add(1).double()
+    held = held_out(fitted, weights=weights)
+    copies = [
+        replace(
+            batch,
+            f=batch.f.repeat_interleave(batch.weights.long(), 0),
+            targets=batch.targets.repeat_interleave(batch.weights.long(), 0),
+            jacobian=backpropagate(
+                fitted.forward,
+                part.repeat_interleave(batch.weights.long(), 0),
+                fitted.layout,
+            )[1],
+            weights=torch.ones(int(batch.weights.sum()), dtype=DOUBLE),
+        )
+        for batch, part in zip(
+            held.rows, normal(30, 2, seed=50).split([7, 23]), strict=True
+        )
+    ]
+    found = [
+        validation._scored(task(fitted, validation=given), [positive()])[0].score
+        for given in (held.rows, copies)
+    ]
+    assert math.isclose(*found, rel_tol=1e-10)
+
+
+@pytest.mark.parametrize("free", ["prior", "noise"])
+def test_rows_of_nearly_no_weight_leave_the_path_alone(free):
+    fitted = fit("Gaussian")
+    weights = torch.ones(30, dtype=DOUBLE)
+    weights[::7] = 1e-12
+    held = held_out(fitted, weights=weights)
+    spoilt = [
+        replace(rows, targets=rows.targets + 1e3 * (rows.weights < 1e-6).unsqueeze(1))
+        for rows in held.rows
+    ]
+    given = {"free_prior": free == "prior"}
+    expected, found = (
+        validation._path(task(fitted, validation=batches, **given))[0]
+        for batches in (held.rows, spoilt)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+
+
+def test_validation_needs_rows():
+    with pytest.raises(ValueError, match=r"there are none\. Pass X_val and y_val"):
+        validation.tune_on_validation(task(fit()))
+
+
+def test_no_finite_score_is_an_error():
+    fitted = fit("Categorical")
+    held = held_out(fitted)
+    rows = [replace(batch, f=batch.f * torch.nan) for batch in held.rows]
+    with pytest.raises(ValueError, match="No prior precision gives a finite score"):
+        validation.tune_on_validation(task(fitted, validation=rows))

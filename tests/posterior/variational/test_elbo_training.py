@@ -1,0 +1,182 @@
+"""Elbo: the objective, noise, steps of one's own and weights of rows."""
+
+import numpy as np
+import pytest
+import torch
+from nets import (
+    blobs,
+    classifier,
+    regressor,
+    waves,
+)
+from objectives import (
+    DOUBLE,
+    LABELS,
+    NUMBERS,
+    Steps,
+    X,
+    agrees,
+    double,
+    entropy,
+    network,
+    normal,
+)
+from skorch import NeuralNetClassifier
+from torch.distributions import Normal
+
+from sklaplace import VariationalClassifier, VariationalRegressor
+from sklaplace.likelihoods import Categorical
+from sklaplace.networks.training import private_rng
+
+
+# ------------------------------------------------------------------------- noise
+class TestLearnedNoise:
+    def test_follows_the_squared_residuals_of_the_draws(self):
+        Z, y = waves(dtype=np.float64)
+        net = regressor(**DOUBLE, max_epochs=1200, lr=0.02)
+        model = VariationalRegressor(
+            net, sigma_noise="learned", random_state=0, n_samples=400
+        ).fit(Z, y)
+        drawn = model.sample_y(Z, 2000, random_state=1)
+        # what noise adds has a mean square of its own
+        squares = np.mean((drawn - y[:, None]) ** 2) - model.sigma_noise_**2
+        # a running mean over 20 draws
+        assert model.sigma_noise_ == pytest.approx(np.sqrt(squares), rel=0.15)
+
+    def test_is_used_from_the_first_step(self):
+        net = regressor(**DOUBLE, max_epochs=1, callbacks=[Steps()])
+        model = VariationalRegressor(
+            net, sigma_noise="learned", random_state=0, kl_weight=0.5
+        )
+        model.fit(X, NUMBERS)
+        (step,) = Steps.seen
+        f = network(double(n_out=1), step["w"])(step["X"])[:, 0]
+        sigma = (f - torch.tensor(NUMBERS)).square().mean().sqrt()
+        assert model.sigma_noise_ == pytest.approx(float(sigma))
+        agrees(step, double(n_out=1), normal(NUMBERS, sigma), 0.5 / 20)
+
+    def test_weights_of_rows_count(self):
+        weight = np.linspace(0.5, 2, 20)
+        net = regressor(**DOUBLE, max_epochs=1, callbacks=[Steps()])
+        model = VariationalRegressor(net, sigma_noise="learned", random_state=0)
+        model.fit(X, NUMBERS, sample_weight=weight)
+        (step,) = Steps.seen
+        f = network(double(n_out=1), step["w"])(step["X"])[:, 0].numpy()
+        squares = np.average((f - NUMBERS) ** 2, weights=weight)
+        assert model.sigma_noise_ == pytest.approx(np.sqrt(squares))
+
+    def test_perfect_fit_stays_finite(self):
+        net = regressor(**DOUBLE, max_epochs=3)
+        model = VariationalRegressor(net, sigma_noise="learned", random_state=0).fit(
+            X, np.zeros(20)
+        )
+        assert model.sigma_noise_ > 0
+        assert np.isfinite(model.elbo_)
+
+
+# ------------------------------------------------------------------ nets of one's own
+class OwnStep(NeuralNetClassifier):
+    """Calls get_loss with positions in place of names."""
+
+    def train_step_single(self, batch, **fit_params):
+        self._set_training(True)
+        Xi, yi = batch
+        y_pred = self.infer(Xi, **fit_params)
+        loss = self.get_loss(y_pred, yi, Xi, True)
+        loss.backward()
+        return {"loss": loss, "y_pred": y_pred}
+
+
+class PlainStep(NeuralNetClassifier):
+    """Does not say that it trains."""
+
+    def train_step_single(self, batch, **fit_params):
+        self._set_training(True)
+        Xi, yi = batch
+        y_pred = self.infer(Xi, **fit_params)
+        loss = self.get_loss(y_pred, yi)
+        loss.backward()
+        return {"loss": loss, "y_pred": y_pred}
+
+
+@pytest.mark.parametrize("kind", [OwnStep, PlainStep])
+def test_divergence_is_in_the_loss_of_training_steps_of_ones_own(kind):
+    params = classifier(**DOUBLE, callbacks=[Steps()], max_epochs=2).get_params(False)
+    params = {k: v for k, v in params.items() if k != "classes"}
+    VariationalClassifier(kind(**params), kl_weight=0.5, random_state=0).fit(X, LABELS)
+    for step in Steps.seen:
+        agrees(step, double(), entropy(), 0.5 / 20)
+
+
+def test_targets_that_are_met_from_the_start_do_not_stop_training():
+    Z = np.random.default_rng(0).normal(size=(60, 4))
+    model = VariationalRegressor(random_state=0).fit(Z, np.full(60, 3.0))
+    mean, std = model.predict(Z, return_std=True)
+    np.testing.assert_allclose(mean, 3, atol=0.05)
+    assert std.max() < 0.1
+
+
+def test_elbo_is_that_of_the_noise_of_the_objective():
+    Z = np.random.default_rng(0).normal(size=(100, 4))
+    model = VariationalRegressor(random_state=0).fit(Z, 10 * Z[:, 1])
+    assert model.score(Z, Z[:, 1] * 10) > 0.999
+    # beside the spread of the draws, there is no noise to be seen in held-out rows
+    assert model.sigma_noise_ < 1e-3
+    assert model.elbo_ > -1000
+
+
+class OwnLoss(NeuralNetClassifier):
+    """A loss that the likelihood does not know of."""
+
+    def get_loss(self, *args, **kwargs):
+        return 2 * super().get_loss(*args, **kwargs)
+
+
+def test_loss_of_ones_own_is_refused_unless_a_likelihood_is_given():
+    params = classifier(**DOUBLE, callbacks=[Steps()], max_epochs=1).get_params(False)
+    params = {k: v for k, v in params.items() if k != "classes"}
+    model = VariationalClassifier(OwnLoss(**params), kl_weight=0.5, random_state=0)
+    with pytest.raises(ValueError, match="pass likelihood"):
+        model.fit(X, LABELS)
+    model.set_params(likelihood=Categorical()).fit(X, LABELS)
+    agrees(Steps.seen[0], double(), entropy(), 0.5 / 20)
+
+
+# ------------------------------------------------------------------ weighted rows
+@pytest.mark.parametrize("kind", [VariationalClassifier, VariationalRegressor])
+def test_weights_count_as_repeated_rows(kind):
+    classifies = kind is VariationalClassifier
+    Z, y = (blobs if classifies else waves)(dtype=np.float64, n=30)
+    make = classifier if classifies else regressor
+    net = make(**DOUBLE, max_epochs=40, callbacks=None)
+    weight = np.arange(30) % 4
+    rows = np.repeat(np.arange(30), weight)
+    options = {"random_state": 0, "n_samples": 20, "kl_weight": 0.4}
+    weighted = kind(net, **options).fit(Z, y, sample_weight=weight)
+    repeated = kind(net, **options).fit(Z[rows], y[rows])
+    assert weighted.elbo_ == pytest.approx(repeated.elbo_, rel=1e-9)
+    assert weighted.kl_ == pytest.approx(repeated.kl_, rel=1e-9)
+    ask = "predict_proba" if classifies else "predict"
+    found, expected = getattr(weighted, ask)(Z), getattr(repeated, ask)(Z)
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+    for key in ("train_loss", "kl", "elbo"):
+        np.testing.assert_allclose(
+            weighted.estimator_.history[:, key],
+            repeated.estimator_.history[:, key],
+            rtol=1e-9,
+        )
+
+
+def test_elbo_is_that_of_the_draws_it_says():
+    net = classifier(**DOUBLE, max_epochs=10)
+    model = VariationalClassifier(net, random_state=0, kl_weight=0.3).fit(X, LABELS)
+    generator = torch.Generator().manual_seed(model._seed)
+    weights = model.posterior_.sample(20, generator)
+    module, rows = double(), torch.tensor(X)
+    with private_rng(0), torch.no_grad():
+        losses = [20 * entropy()(network(module, w)(rows)) for w in weights]
+    posterior = model.posterior_.distribution
+    q = Normal(posterior.location, posterior.scale)
+    kl = torch.distributions.kl_divergence(q, Normal(0.0, 1.0)).sum().item()
+    assert model.kl_ == pytest.approx(kl)
+    assert model.elbo_ == pytest.approx(-float(np.mean(losses)) - kl)
