@@ -24,7 +24,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from sklaplace.core.points import normal_draws
+from sklaplace.core.points import sobol_normals
 from sklaplace.dirichlet.links import DIAGONAL, LINKS, choose_link
 from sklaplace.dirichlet.logits import centre
 
@@ -84,8 +84,8 @@ kinds = {
 errors = {}
 for kind, make in kinds.items():
     for n_classes in CLASSES:
-        reference = normal_draws(POINTS, n_classes, seed=1)
-        draws = normal_draws(100, n_classes, seed=0)
+        reference = sobol_normals(POINTS, n_classes, seed=1)
+        draws = sobol_normals(100, n_classes, seed=0)
         for sd in DEVIATIONS:
             mean, cov = gaussians(make, n_classes, sd)
             truth = LINKS["mc"](mean, cov, reference)
@@ -115,7 +115,7 @@ for n_classes in CLASSES:
     mean, cov = gaussians(random_matrix, n_classes, 1.0)
     mean, cov = mean.repeat(10, 1), cov.repeat(10, 1, 1)
     variances = cov.diagonal(dim1=-2, dim2=-1).contiguous()
-    draws = normal_draws(100, n_classes, seed=0)
+    draws = sobol_normals(100, n_classes, seed=0)
     for name, link in LINKS.items():
         spread = variances if name in DIAGONAL else cov
         seconds = []

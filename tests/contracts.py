@@ -236,7 +236,7 @@ def check_scaled(problem: Problem, name: str) -> None:
     scaled.resume(resumed)
     assert_equal(resumed.decompose().dense(), expected, ROUNDING)
     # what has been scaled goes on with further rows as weighted rows do
-    if structure.adds_up:
+    if structure.is_additive:
         weights = torch.tensor([2.5, 2.5, 1.0, 1.0, 1.0, 1.0], dtype=torch.float64)
         first, second = problem.batches(2, 4)
         resumed = STRUCTURES[name][0](problem.layout)

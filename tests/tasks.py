@@ -27,7 +27,7 @@ from sklaplace.likelihoods import (
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.last_layer import HeadRows, LinearHead
-from sklaplace.posterior.tuning.task import Rows, Task
+from sklaplace.posterior.tuning.task import LinearisedBatch, TuningProblem
 
 N_ROWS = 60
 
@@ -135,7 +135,7 @@ def head_map(forward: Forward, x: Any, layout: Layout) -> Tensor | None:
 class HeldOut:
     """Rows that the network did not see, in two batches; and they at once."""
 
-    rows: list[Rows]
+    rows: list[LinearisedBatch]
     x: Tensor
     f: Tensor
     J: Tensor
@@ -150,16 +150,16 @@ def held_out(fitted: Fitted, n: int = 30, weights: Tensor | None = None) -> Held
     rows = []
     for cut in (slice(0, 7), slice(7, n)):
         f, jacobian = backpropagate(fitted.forward, x[cut], fitted.layout)
-        rows.append(Rows(f, jacobian, y[cut], w[cut]))
+        rows.append(LinearisedBatch(f, jacobian, y[cut], w[cut]))
     f, jacobian = backpropagate(fitted.forward, x, fitted.layout)
     return HeldOut(rows, x, f, jacobian.dense(), y, w)
 
 
-def task(fitted: Fitted, **options: Any) -> Task:
+def task(fitted: Fitted, **options: Any) -> TuningProblem:
     """All free, the head at hand, no held-out rows; unless said otherwise."""
     has_noise = fitted.likelihood.has_noise
     has_labels = fitted.likelihood.noun != "column"
-    made = Task(
+    made = TuningProblem(
         posterior=fitted.posterior,
         head=fitted.head,
         validation=None,

@@ -11,7 +11,7 @@ import references
 import torch
 from contracts import N_ROWS, assert_equal, problem, scale
 
-from sklaplace.core.draws import keys_of
+from sklaplace.core.draws import row_hash
 from sklaplace.curvature.ggn import CURVATURES, accumulate
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
@@ -26,7 +26,7 @@ def factor(found, curvature):
     f = found.forward(found.x).detach()
     if curvature == "ggn_mc":
         kind = CURVATURES[curvature]
-        return kind(found.likelihood, f, found.y, keys_of(found.x))
+        return kind(found.likelihood, f, found.y, row_hash(found.x))
     leaf = f.clone().requires_grad_()
     one = torch.ones((), dtype=f.dtype)
     total = references.log_likelihood(found.likelihood, leaf, found.y, one).sum()

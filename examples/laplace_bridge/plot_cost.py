@@ -26,7 +26,7 @@ from torch import nn
 from torch.distributions import MultivariateNormal
 
 from sklaplace import dirichlet
-from sklaplace.core.points import normal_draws
+from sklaplace.core.points import sobol_normals
 from sklaplace.dirichlet import links
 
 torch.set_num_threads(1)
@@ -62,7 +62,7 @@ def plain_sampling(n_draws, dtype=torch.float32):
 
 
 def mc_link(n_points):
-    return links.mc(mean, cov, normal_draws(n_points, CLASSES, seed=0))
+    return links.mc(mean, cov, sobol_normals(n_points, CLASSES, seed=0))
 
 
 candidates = {}

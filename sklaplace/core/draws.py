@@ -18,7 +18,7 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-def keys_of(x: Any) -> Tensor:
+def row_hash(x: Any) -> Tensor:
     """One number per row, (b,), int64, from its content.
 
     Parameters
@@ -33,7 +33,7 @@ def keys_of(x: Any) -> Tensor:
     return torch.from_numpy(keys.view(np.int64))
 
 
-def uniforms(keys: Tensor, n: int, seed: int = 0) -> Tensor:
+def counter_uniforms(keys: Tensor, n: int, seed: int = 0) -> Tensor:
     """Numbers strictly between zero and one, (b, n), float64, on the CPU."""
     salt = _mixed(np.array([seed], dtype=np.uint64))
     start = keys.cpu().numpy().view(np.uint64)[:, None] ^ salt

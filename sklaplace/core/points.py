@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def normal_draws(n_samples: int, dim: int, seed: int) -> Tensor:
+def sobol_normals(n_samples: int, dim: int, seed: int) -> Tensor:
     """Standard-normal points that cover space more evenly than random ones.
 
     Parameters
@@ -65,4 +65,4 @@ def _whitened(points: Tensor) -> Tensor:
 
 
 # for the same points in every call; not to be written to
-cached_draws = lru_cache(maxsize=8)(normal_draws)
+cached_sobol_normals = lru_cache(maxsize=8)(sobol_normals)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.checks import Check, check_count
-from sklaplace.core.draws import keys_of, uniforms
+from sklaplace.core.draws import counter_uniforms, row_hash
 from sklaplace.core.linalg import all_finite
 from sklaplace.curvature.jacobian import backpropagate_in_parts, exact_hessian
 from sklaplace.curvature.structures import Accumulator
-from sklaplace.likelihoods import DataFit, Likelihood, output_weights, weighed
+from sklaplace.likelihoods import DataFit, Likelihood, output_weights, weighted
 from sklaplace.likelihoods.output_hessian import Factored, OutputHessian
 from sklaplace.networks.forward import Forward
 
@@ -58,7 +58,7 @@ def ggn_mc(
     c columns; for hundreds of classes. What a row draws depends on the seed and on its
     inputs, not on the rows that come with it.
     """
-    noise = uniforms(keys, n_draws * likelihood.n_draws(f.shape[-1]), seed)
+    noise = counter_uniforms(keys, n_draws * likelihood.n_draws(f.shape[-1]), seed)
     drawn = [likelihood.draw(f, u) for u in noise.to(f.device).chunk(n_draws, -1)]
     columns = [likelihood.score(f, target) for target in drawn]
     root = torch.stack(columns, -1) * float(n_draws**-0.5)
@@ -116,7 +116,7 @@ class Curvature:
         self, likelihood: Likelihood, f: Tensor, y: Tensor, keys: Tensor | None = None
     ) -> Tensor:
         """``S`` (b, c, k); rows without keys draw by their outputs."""
-        keys = keys_of(f) if keys is None else keys
+        keys = row_hash(f) if keys is None else keys
         return self.root(likelihood, f, y, keys, **self.options)
 
 
@@ -211,7 +211,7 @@ class _Batch:
     ) -> Tensor:
         """Add the rows ``Sᵀ J``; returns the outputs (b, c)."""
         if self.curvature.closed_form is None or accumulator.takes_keys:
-            self.keys = keys_of(self.x)
+            self.keys = row_hash(self.x)
         parts = backpropagate_in_parts(
             forward, self.x, accumulator.layout, self.columns
         )
@@ -243,7 +243,7 @@ class _Batch:
     def _read(self, f: Tensor) -> None:
         """Targets, and the weights that the criterion gives to their kind."""
         self.targets = self.likelihood.targets(self.y, f)
-        self.weights = weighed(self.likelihood, self.targets, self.given)
+        self.weights = weighted(self.likelihood, self.targets, self.given)
 
     def columns(self, f: Tensor) -> OutputHessian:
         """``w S Sᵀ`` of each row."""

@@ -15,7 +15,12 @@ from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.subsets import common_gradient, select
 from sklaplace.likelihoods import Likelihood
-from sklaplace.networks.outputs import OUTPUT_COPIES, Reading, read_and_measure, view
+from sklaplace.networks.outputs import (
+    OUTPUT_COPIES,
+    OutputSpec,
+    as_forward,
+    measure_outputs,
+)
 
 # Copies that are alive at once, of a layer's inputs: as they are and rotated; of its
 # gradients: kept and passed on.
@@ -23,7 +28,7 @@ INPUT_COPIES, GRADIENT_COPIES = 2, 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inspected(Reading):
+class NetworkSpec(OutputSpec):
     """A network as the Laplace part sees it.
 
     Attributes
@@ -39,7 +44,7 @@ class Inspected(Reading):
     head_map: Tensor | None
 
 
-def inspect(
+def infer_network_spec(
     net: Any,
     x: Any,
     subset: str | Sequence[str],
@@ -51,13 +56,13 @@ def inspect(
     likelihood: Likelihood | None = None,
     adapted: Callable[[Likelihood], Likelihood] = lambda known: known,
     other: str = "",
-) -> Inspected:
+) -> NetworkSpec:
     """Find out how the outputs of a net are to be read and differentiated.
 
     Parameters
     ----------
     net, x, allowed, n_targets, is_trained, likelihood, adapted, other
-        As for `read`.
+        As for `infer_output_spec`.
     subset : str or list of str
         Key of ``SUBSETS``, or names of parameters or modules.
     options : mapping, optional
@@ -65,19 +70,19 @@ def inspect(
 
     Returns
     -------
-    Inspected
+    NetworkSpec
 
     Raises
     ------
     ValueError
         If criterion, outputs or layers do not fit.
     """
-    bare = view(net)
+    bare = as_forward(net)
     with bare.frozen():
-        found, raw, sizes = read_and_measure(
+        found, raw, sizes = measure_outputs(
             net, x, allowed, n_targets, is_trained, likelihood, adapted, other
         )
-        forward = bare.reading(found.output_map, found.tap)
+        forward = bare.reading(found.output_map, found.logit_layer)
         layout = select(forward, x, subset, options or {})
         _check_map_bytes(raw, sizes, layout)
         f, jacobian = backpropagate(forward, x, layout)
@@ -89,7 +94,7 @@ def inspect(
     elif subset == "last_layer" and head_map is None:
         head_map = common_gradient(layout, jacobian)
     known = vars(found) | {"row_bytes": row_bytes}
-    return Inspected(**known, layout=layout, head_map=head_map)
+    return NetworkSpec(**known, layout=layout, head_map=head_map)
 
 
 def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None:

@@ -45,10 +45,10 @@ class Prior(Protocol):
     def logdet(self) -> Tensor:
         """``log det P₀``, in nats."""
 
-    def distance(self, theta: Tensor) -> Tensor:
+    def quadratic_form(self, theta: Tensor) -> Tensor:
         """``(θ - μ₀)ᵀ P₀ (θ - μ₀)``, ()."""
 
-    def slope(self, theta: Tensor) -> Tensor:
+    def gradient(self, theta: Tensor) -> Tensor:
         """``P₀ (θ - μ₀)``, (P,): the gradient of half the distance."""
 
 
@@ -71,10 +71,10 @@ class Independent:
         """``Σ log δ``, in nats."""
         return self.precision.log().sum()
 
-    def distance(self, theta: Tensor) -> Tensor:
+    def quadratic_form(self, theta: Tensor) -> Tensor:
         """``Σ δ (θ - μ₀)²``, ()."""
         return (self.precision * (theta - self.mean) ** 2).sum()
 
-    def slope(self, theta: Tensor) -> Tensor:
+    def gradient(self, theta: Tensor) -> Tensor:
         """``δ (θ - μ₀)``, (P,)."""
         return self.precision * (theta - self.mean)

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sklaplace.core.draws import keys_of, uniforms
+from sklaplace.core.draws import counter_uniforms, row_hash
 from sklaplace.core.trees import tree_rows
 from sklaplace.curvature.ggn import GGN, accumulate
 from sklaplace.curvature.jacobian import call_with
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures.diag import DiagAccumulator
-from sklaplace.likelihoods import Likelihood, weighed
+from sklaplace.likelihoods import Likelihood, weighted
 from sklaplace.networks.forward import Forward
 
 # Steps of stochastic gradient descent whose weights are compared, their length, and the
@@ -26,7 +26,7 @@ STEPS, LEARNING_RATE, SHARE = 100, 0.01, 0.1
 
 
 @dataclass(frozen=True)
-class Question:
+class SelectionProblem:
     """What a criterion may look at.
 
     Attributes
@@ -50,20 +50,20 @@ class Question:
     seed: int
 
 
-def magnitude(question: Question) -> Tensor:
+def magnitude(problem: SelectionProblem) -> Tensor:
     """Absolute values of the weights, (P,)."""
-    return question.layout.read(question.forward.module).abs()
+    return problem.layout.read(problem.forward.module).abs()
 
 
-def random(question: Question) -> Tensor:
+def random(problem: SelectionProblem) -> Tensor:
     """Draws that know nothing, (P,)."""
-    generator = torch.Generator().manual_seed(question.seed)
+    generator = torch.Generator().manual_seed(problem.seed)
     return torch.rand(
-        question.layout.n_parameters, dtype=torch.float64, generator=generator
+        problem.layout.n_parameters, dtype=torch.float64, generator=generator
     )
 
 
-def variance(question: Question) -> Tensor:
+def variance(problem: SelectionProblem) -> Tensor:
     """Posterior variances under a diagonal curvature and one prior precision, (P,).
 
     Up to an increasing function: the curvature itself, with its sign changed. Weights
@@ -71,40 +71,38 @@ def variance(question: Question) -> Tensor:
     feels them. One pass over the training rows (Daxberger et al. 2021, "Bayesian deep
     learning via subnetwork inference", section 4).
     """
-    accumulator = DiagAccumulator(question.layout)
-    accumulate(
-        question.forward, question.batches(), question.likelihood, GGN, accumulator
-    )
+    accumulator = DiagAccumulator(problem.layout)
+    accumulate(problem.forward, problem.batches(), problem.likelihood, GGN, accumulator)
     curvature = accumulator.decompose().diagonal
     return torch.where(curvature > 0, -curvature, -curvature.max() - 1)
 
 
-def swag(question: Question) -> Tensor:
+def swag(problem: SelectionProblem) -> Tensor:
     """Variances of the weights along stochastic gradient descent, (P,).
 
     From the trained weights, by steps on rows drawn at random, so that they do not
     depend on batches and order (Maddox et al. 2019, "A simple baseline for Bayesian
     uncertainty in deep learning").
     """
-    weights = question.layout.read(question.forward.module)
+    weights = problem.layout.read(problem.forward.module)
     # of differences, which keep their digits
     first = second = torch.zeros_like(weights)
     moved = torch.zeros_like(weights)
     for step in range(STEPS):
-        moved = moved - LEARNING_RATE * _slope(question, weights + moved, step)
+        moved = moved - LEARNING_RATE * _slope(problem, weights + moved, step)
         first, second = first + moved, second + moved**2
     return second / STEPS - (first / STEPS) ** 2
 
 
-def _slope(question: Question, weights: Tensor, step: int) -> Tensor:
+def _slope(problem: SelectionProblem, weights: Tensor, step: int) -> Tensor:
     """Gradient (P,) of the mean loss of the rows that one step draws."""
-    layout, likelihood = question.layout, question.likelihood
+    layout, likelihood = problem.layout, problem.likelihood
     total, count = torch.zeros_like(weights), 0.0
     values = layout.unflatten(weights)
-    own = dict(question.forward.module.named_parameters())
-    for x, y, w in question.batches():
-        keys = keys_of(x)
-        chosen = uniforms(keys, 1, question.seed + step)[:, 0] < SHARE
+    own = dict(problem.forward.module.named_parameters())
+    for x, y, w in problem.batches():
+        keys = row_hash(x)
+        chosen = counter_uniforms(keys, 1, problem.seed + step)[:, 0] < SHARE
         rows = chosen.nonzero()[:, 0]
         if not len(rows):
             continue
@@ -114,10 +112,10 @@ def _slope(question: Question, weights: Tensor, step: int) -> Tensor:
                 name: value.to(own[name]).requires_grad_()
                 for name, value in values.items()
             }
-            f = call_with(question.forward, leaves, some)
+            f = call_with(problem.forward, leaves, some)
             targets = likelihood.targets(y[rows], f)
             losses = likelihood.loss(f, targets)
-            given = weighed(likelihood, targets, None if w is None else w[rows])
+            given = weighted(likelihood, targets, None if w is None else w[rows])
             share = torch.ones_like(losses) if given is None else given.to(losses)
             found = torch.autograd.grad(
                 share @ losses, list(leaves.values()), materialize_grads=True
@@ -127,7 +125,7 @@ def _slope(question: Question, weights: Tensor, step: int) -> Tensor:
     return total / count if count else total
 
 
-SCORES: dict[str, Callable[[Question], Tensor]] = {
+SCORES: dict[str, Callable[[SelectionProblem], Tensor]] = {
     "magnitude": magnitude,
     "random": random,
     "swag": swag,
@@ -135,9 +133,9 @@ SCORES: dict[str, Callable[[Question], Tensor]] = {
 }
 
 
-def choose(question: Question, by: str, n_weights: int) -> Tensor:
+def choose(problem: SelectionProblem, by: str, n_weights: int) -> Tensor:
     """Places of the weights with the highest scores, (n_weights,), in order."""
-    scores = SCORES[by](question)
+    scores = SCORES[by](problem)
     if not scores.isfinite().all():
         raise ValueError(
             f"subset_params['by']={by!r} gives no numbers here: gradient descent has "

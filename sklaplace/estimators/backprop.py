@@ -22,16 +22,16 @@ from sklaplace.core.checks import Check, check_option, check_params, check_posit
 from sklaplace.estimators.callbacks import PriorCallback
 from sklaplace.estimators.outputs import (
     Draws,
-    FittedNetwork,
+    TrainedNetwork,
     WeightPredictor,
     require_draws,
 )
 from sklaplace.estimators.sampling import SamplingEstimator
-from sklaplace.likelihoods import weighed
+from sklaplace.likelihoods import weighted
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.noisy import is_penalised, without_penalty
-from sklaplace.networks.outputs import Reading
+from sklaplace.networks.outputs import OutputSpec
 from sklaplace.networks.training import copied
 from sklaplace.posterior.predictive import network_draws
 from sklaplace.posterior.variational import POSTERIORS
@@ -123,7 +123,7 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
     def _changes(self) -> tuple[type, ...]:
         return (self._elbo.mixin(),)
 
-    def _begin(self, net: Any, reading: Reading, held_out: Any) -> None:
+    def _begin(self, net: Any, reading: OutputSpec, held_out: Any) -> None:
         _check_optimizer(net)
         require_draws(self.n_samples, net.module_.layout.n_parameters)
         if self._tunes_on_rows():
@@ -148,7 +148,7 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
         net.initialize_optimizer()  # of the weights that the net now has
 
     # ------------------------------------------------------------ what was learned
-    def _publish(self, fitted: FittedNetwork) -> None:
+    def _publish(self, fitted: TrainedNetwork) -> None:
         super()._publish(fitted)
         n_draws = min(ELBO_DRAWS, max(2, self.n_samples))
         generator = torch.Generator().manual_seed(self._seed)
@@ -181,7 +181,7 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
         """Overridden where a loss per target says that training has failed."""
 
     def _losses(
-        self, fitted: FittedNetwork, dataset: Any, draws: Draws, n_draws: int
+        self, fitted: TrainedNetwork, dataset: Any, draws: Draws, n_draws: int
     ) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Of each batch: losses (b, s) under draws, weights (b,), targets per row."""
         likelihood = fitted.inspected.likelihood
@@ -189,11 +189,11 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
             targets = likelihood.targets(y, drawn[..., 0])
             found = [likelihood.loss(f, targets) for f in drawn.unbind(-1)]
             losses = torch.stack(found, -1)
-            w = weighed(likelihood, targets, w)
+            w = weighted(likelihood, targets, w)
             weights = torch.ones_like(losses[:, 0]) if w is None else w.to(losses)
             yield losses, weights, likelihood.n_targets(drawn.shape[1])
 
-    def _compare(self, fitted: FittedNetwork, draws: Draws, n_draws: int) -> None:
+    def _compare(self, fitted: TrainedNetwork, draws: Draws, n_draws: int) -> None:
         """Warn where held-out rows say that the network was better before."""
         before = replace(fitted, net=copied(self._net())).forward()
 
@@ -217,7 +217,7 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
             )
 
     def _held_out_nll(
-        self, fitted: FittedNetwork, draws: Draws, n_draws: int, *, is_learned: bool
+        self, fitted: TrainedNetwork, draws: Draws, n_draws: int, *, is_learned: bool
     ) -> np.ndarray:
         """Negative log-likelihood of held-out rows, averaged over draws, (n,)."""
         likelihood = fitted.inspected.likelihood

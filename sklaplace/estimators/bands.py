@@ -85,7 +85,7 @@ class BandPredictor(ColumnTargets):
 
     def _likelihood(self) -> NumberLikelihood:
         check_is_fitted(self)
-        return cast(NumberLikelihood, self.inspected_.likelihood)
+        return cast(NumberLikelihood, self.network_spec_.likelihood)
 
     def _noise(self) -> float:
         """Standard deviation of the noise, as the likelihood takes it."""
@@ -93,7 +93,7 @@ class BandPredictor(ColumnTargets):
 
     def _set_noise(self, sigma: float) -> None:
         """Publish a noise level that outputs share, or have in given proportions."""
-        relative = getattr(self.inspected_.likelihood, "relative", None)
+        relative = getattr(self.network_spec_.likelihood, "relative", None)
         self.sigma_noise_ = sigma if relative is None else sigma * np.array(relative)
         self.sigma_scaling_ = np.ones(self._n_targets)
 

@@ -23,7 +23,7 @@ from sklaplace.core.caching import cached, check_memory
 from sklaplace.core.checks import (
     listed,
 )
-from sklaplace.core.draws import keys_of
+from sklaplace.core.draws import row_hash
 from sklaplace.core.fingerprints import fingerprint
 from sklaplace.curvature.ggn import CURVATURES, Curvature, accumulate
 from sklaplace.curvature.jacobian import Centring, backpropagate
@@ -32,33 +32,33 @@ from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import STRUCTURES, Accumulator, Structure
 from sklaplace.estimators.fitting import unchanged_on_error
 from sklaplace.estimators.laplace import LaplaceFitter
-from sklaplace.estimators.outputs import FittedNetwork
+from sklaplace.estimators.outputs import TrainedNetwork
 from sklaplace.estimators.settings import check_earlier_layout
-from sklaplace.likelihoods import DataFit, weighed
+from sklaplace.likelihoods import DataFit, weighted
 from sklaplace.networks.data import (
     TrainingData,
 )
-from sklaplace.networks.outputs import view
+from sklaplace.networks.outputs import as_forward
 from sklaplace.networks.training import Batches, copied, private_rng
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.last_layer import HeadRows
 from sklaplace.posterior.linear_model import LinearModel
 from sklaplace.posterior.linearised import LinearisedNetwork
 from sklaplace.posterior.tuning import TUNERS
-from sklaplace.posterior.tuning.task import Rows, Task, require_head
+from sklaplace.posterior.tuning.task import LinearisedBatch, TuningProblem, require_head
 
 
 @dataclass(frozen=True)
-class Curved:
+class LaplaceFit:
     """A trained network and its curvature, before any prior is chosen."""
 
-    network: FittedNetwork
+    network: TrainedNetwork
     structure: Structure
     data_fit: DataFit
     head_rows: HeadRows
     needs_rows: bool = False
 
-    def stored(self) -> "Curved":
+    def stored(self) -> "LaplaceFit":
         """Without the rows that have done their part."""
         if self.needs_rows:
             return self
@@ -140,7 +140,7 @@ class BaseLaplace(LaplaceFitter):
                 f"{listed(changed)} changed since fit, so that new rows cannot be "
                 "added to what there is. Set them back, or fit anew."
             )
-        if posterior.is_refitted and self.inspected_.head_map is None:
+        if posterior.is_refitted and self.network_spec_.head_map is None:
             raise ValueError(
                 "refine=True has moved the posterior's mean away from the weights of "
                 "the network, at which new rows would be linearised. Use refine=False, "
@@ -149,7 +149,7 @@ class BaseLaplace(LaplaceFitter):
         with unchanged_on_error(self):
             data = self._weighted(self._checked(X, y, reset=False), sample_weight)
             net = self._net_at_mean()
-            fitted = FittedNetwork(net, self.inspected_, data.dataset(net), None)
+            fitted = TrainedNetwork(net, self.network_spec_, data.dataset(net), None)
             accumulator = self._accumulator()(posterior.layout)
             forward = fitted.forward()
             with private_rng(None), torch.inference_mode(False), forward.frozen():
@@ -178,7 +178,7 @@ class BaseLaplace(LaplaceFitter):
         if not posterior.is_refitted:
             return self.estimator_
         net = copied(self.estimator_)
-        module = view(net).module
+        module = as_forward(net).module
         own = dict(module.named_parameters())
         with torch.no_grad():
             for name, value in posterior.layout.unflatten(
@@ -195,7 +195,7 @@ class BaseLaplace(LaplaceFitter):
         X_val: Any,
         y_val: Any,
         fit_params: dict[str, Any],
-    ) -> Curved:
+    ) -> LaplaceFit:
         """All that does not depend on prior, noise, temperature and link."""
         self._check_parameters()
         memory = check_memory(self.memory)
@@ -203,7 +203,7 @@ class BaseLaplace(LaplaceFitter):
         random_state = self._fresh_random_state()
         self._seed = int(random_state.randint(np.iinfo(np.int32).max))
 
-        def work() -> Curved:
+        def work() -> LaplaceFit:
             device = getattr(self._net(), "device", "cpu")
             with private_rng(self._seed, device), torch.inference_mode(False):
                 fitted = self._fit_network(data, validation, fit_params)
@@ -254,10 +254,10 @@ class BaseLaplace(LaplaceFitter):
         """What the curvature takes from settings of the likelihood."""
         return self.likelihood
 
-    def _publish(self, curved: Curved, posterior: GaussianPosterior) -> None:
+    def _publish(self, curved: LaplaceFit, posterior: GaussianPosterior) -> None:
         fitted = curved.network
         self.estimator_ = fitted.net
-        self.inspected_ = fitted.inspected
+        self.network_spec_ = fitted.inspected
         self.posterior_ = posterior
         self._fitted_kinds = copy.deepcopy(self._kinds())
         self.n_iter_ = max(1, len(getattr(fitted.net, "history_", None) or []))
@@ -277,7 +277,7 @@ class BaseLaplace(LaplaceFitter):
         )
 
     # ------------------------------------------------------- fit: the posterior
-    def _accumulated(self, fitted: FittedNetwork) -> Curved:
+    def _accumulated(self, fitted: TrainedNetwork) -> LaplaceFit:
         """Curvature and loss over the training rows."""
         inspected, curvature = fitted.inspected, self._curvature()
         accumulator = self._accumulator()(inspected.layout)
@@ -294,21 +294,23 @@ class BaseLaplace(LaplaceFitter):
             fitted = replace(fitted, held_out=None)
         needs_rows = self._refine() is True and not head_rows.is_linear
         structure = accumulator.decompose()
-        return Curved(fitted, structure, data_fit, head_rows, needs_rows)
+        return LaplaceFit(fitted, structure, data_fit, head_rows, needs_rows)
 
-    def _posterior(self, curved: Curved) -> GaussianPosterior:
+    def _posterior(self, curved: LaplaceFit) -> GaussianPosterior:
         """The posterior under the hyperparameters that are given or chosen."""
         with self._asked(curved):
             return self._tuned(curved.network, *self._initial(curved))
 
     @contextmanager
-    def _asked(self, curved: Curved) -> Iterator[None]:
+    def _asked(self, curved: LaplaceFit) -> Iterator[None]:
         """The state in which a trained network is asked for its posterior."""
         forward = curved.network.forward()
         with private_rng(None), torch.inference_mode(False), forward.frozen():
             yield
 
-    def _initial(self, curved: Curved) -> tuple[GaussianPosterior, LinearModel | None]:
+    def _initial(
+        self, curved: LaplaceFit
+    ) -> tuple[GaussianPosterior, LinearModel | None]:
         """The posterior before any tuning, and the outputs as a linear model."""
         self._check_loss(curved.data_fit)
         posterior = self._untuned(curved.network, curved.structure, curved.data_fit)
@@ -328,7 +330,7 @@ class BaseLaplace(LaplaceFitter):
         return posterior, head
 
     def _linearised(
-        self, fitted: FittedNetwork, posterior: GaussianPosterior
+        self, fitted: TrainedNetwork, posterior: GaussianPosterior
     ) -> LinearisedNetwork:
         """Training rows as the network's tangent sees them."""
         batches = self._batches(fitted, fitted.train)
@@ -363,11 +365,11 @@ class BaseLaplace(LaplaceFitter):
         """Overridden where a loss says by itself that training has failed."""
 
     def _untuned(
-        self, fitted: FittedNetwork, structure: Structure, data_fit: DataFit
+        self, fitted: TrainedNetwork, structure: Structure, data_fit: DataFit
     ) -> GaussianPosterior:
         """The posterior at the network's weights under initial hyperparameters."""
         layout = fitted.inspected.layout
-        weights = layout.read(view(fitted.net).module)
+        weights = layout.read(as_forward(fitted.net).module)
 
         def number(value: Any) -> Tensor:
             return torch.as_tensor(value, dtype=torch.float64, device=weights.device)
@@ -397,12 +399,12 @@ class BaseLaplace(LaplaceFitter):
 
     def _tuned(
         self,
-        fitted: FittedNetwork,
+        fitted: TrainedNetwork,
         posterior: GaussianPosterior,
         head: LinearModel | None,
     ) -> GaussianPosterior:
         """The posterior with chosen hyperparameters, by the tuner asked for."""
-        task = Task(
+        task = TuningProblem(
             posterior=posterior,
             head=head,
             validation=self._validation_rows(fitted),
@@ -428,7 +430,9 @@ class BaseLaplace(LaplaceFitter):
         """Whether predictions ask for no covariance between outputs."""
         return True
 
-    def _validation_rows(self, fitted: FittedNetwork) -> Iterable[Rows] | None:
+    def _validation_rows(
+        self, fitted: TrainedNetwork
+    ) -> Iterable[LinearisedBatch] | None:
         """Held-out rows, linearised; kept in memory for the last layer only."""
         if fitted.held_out is None or not self._tunes_on_rows():
             return None
@@ -442,17 +446,17 @@ class BaseLaplace(LaplaceFitter):
 
 
 class _LinearisedRows:
-    """Rows, linearised anew on each pass: no memory for many weights.
+    """LinearisedBatch, linearised anew on each pass: no memory for many weights.
 
     Those of the training have keys, and the outputs as they are.
     """
 
     def __init__(
-        self, fitted: FittedNetwork, batches: Batches, *, in_training: bool = False
+        self, fitted: TrainedNetwork, batches: Batches, *, in_training: bool = False
     ) -> None:
         self.fitted, self.batches, self.in_training = fitted, batches, in_training
 
-    def __iter__(self) -> Iterator[Rows]:
+    def __iter__(self) -> Iterator[LinearisedBatch]:
         forward = self.fitted.forward()
         inspected = self.fitted.inspected
         likelihood = inspected.likelihood
@@ -462,11 +466,11 @@ class _LinearisedRows:
         for x, y, weights in self.batches:
             f, jacobian = backpropagate(forward, x, inspected.layout, columns)
             targets = inspected.likelihood.targets(y, f)
-            weights = weighed(inspected.likelihood, targets, weights)
+            weights = weighted(inspected.likelihood, targets, weights)
             if weights is None:
                 weights = torch.ones_like(f[:, 0])
-            keys = keys_of(x) if self.in_training else None
-            yield Rows(f, jacobian, targets, weights, keys)
+            keys = row_hash(x) if self.in_training else None
+            yield LinearisedBatch(f, jacobian, targets, weights, keys)
 
 
 def plain(value: Tensor) -> Any:

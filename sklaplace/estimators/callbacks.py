@@ -26,7 +26,7 @@ from sklaplace.core.checks import check_count, check_option, check_positive, che
 from sklaplace.curvature import priors
 from sklaplace.curvature.ggn import CURVATURES, accumulate
 from sklaplace.curvature.layout import Layout
-from sklaplace.curvature.network import Inspected, inspect
+from sklaplace.curvature.network import NetworkSpec, infer_network_spec
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
@@ -39,8 +39,8 @@ from sklaplace.estimators.settings import (
     check_prior_structure,
     check_subset,
 )
-from sklaplace.likelihoods import CRITERIA, weighed
-from sklaplace.networks.outputs import raw_outputs, unwrapped, view
+from sklaplace.likelihoods import CRITERIA, weighted
+from sklaplace.networks.outputs import as_forward, raw_outputs, unwrapped
 from sklaplace.networks.training import Batches, batch_weights, first_rows, private_rng
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.tuning.evidence import marglik
@@ -49,7 +49,7 @@ _LIKELIHOODS = tuple({type(likelihood) for likelihood, _ in CRITERIA.values()})
 
 
 # ------------------------------------------------------------ unit of the criterion
-def criterion_unit(net: Any, inspected: Inspected, y: Any, n_rows: int) -> Tensor:
+def criterion_unit(net: Any, inspected: NetworkSpec, y: Any, n_rows: int) -> Tensor:
     """What a criterion makes of one nat per unit of `Likelihood.scale`, ().
 
     The criterion of a batch is ``u · Σ w · loss`` plus what ignores outputs. A batch
@@ -60,7 +60,7 @@ def criterion_unit(net: Any, inspected: Inspected, y: Any, n_rows: int) -> Tenso
     ----------
     net : skorch.NeuralNet
         In training; its ``get_loss`` is asked.
-    inspected : Inspected
+    inspected : NetworkSpec
         The same net as the Laplace part sees it.
     y : Tensor
         Targets of a batch, as the criterion takes them.
@@ -89,19 +89,19 @@ def criterion_unit(net: Any, inspected: Inspected, y: Any, n_rows: int) -> Tenso
 
 
 def _gradient(
-    inspected: Inspected, f: Tensor, y: Tensor, weights: Tensor | None
+    inspected: NetworkSpec, f: Tensor, y: Tensor, weights: Tensor | None
 ) -> Tensor:
     """Gradient of ``Σ w · loss`` in the outputs, (b, c)."""
     likelihood = inspected.likelihood
     targets = likelihood.targets(y, f)
     gradient = likelihood.gradient(f, targets)
-    w = weighed(likelihood, targets, None if weights is None else weights.to(f))
+    w = weighted(likelihood, targets, None if weights is None else weights.to(f))
     return gradient if w is None else gradient * w.unsqueeze(-1)
 
 
-def _as_module(inspected: Inspected, f: Tensor, y: Tensor) -> Tensor:
+def _as_module(inspected: NetworkSpec, f: Tensor, y: Tensor) -> Tensor:
     """Outputs (b, c) as the module would return them."""
-    if inspected.output_map != "identity" or inspected.tap is not None:
+    if inspected.output_map != "identity" or inspected.logit_layer is not None:
         f = f.softmax(-1) if f.shape[1] > 1 else f.sigmoid()
     is_like_targets = y.is_floating_point() and y.numel() == f.numel()
     return f.reshape(y.shape) if is_like_targets else f
@@ -133,7 +133,7 @@ class _Running:
 
     Attributes
     ----------
-    inspected : Inspected
+    inspected : NetworkSpec
         The net as the Laplace part sees it.
     layout : Layout
         The weights that have the prior.
@@ -141,7 +141,7 @@ class _Running:
         Those that it is trained on.
     """
 
-    inspected: Inspected
+    inspected: NetworkSpec
     layout: Layout
     rows: Any
 
@@ -165,7 +165,9 @@ class PriorCallback(Callback, ABC):  # type: ignore[misc]
             x, subset = first_rows(net, dataset_train), self._subset(net)
             adapted = partial(_adapted, raw_outputs(net, x))
             options: dict[str, Any] = {"is_trained": False, "adapted": adapted}
-            inspected = inspect(net, x, subset, _LIKELIHOODS, None, **options)
+            inspected = infer_network_spec(
+                net, x, subset, _LIKELIHOODS, None, **options
+            )
             _check_labels(net, dataset_train, inspected)
             layout = self._begin(net, inspected, len(dataset_train))
             _check_optimizer(net, layout)
@@ -180,7 +182,7 @@ class PriorCallback(Callback, ABC):  # type: ignore[misc]
         _, y = unpack_data(batch)
         y = torch.as_tensor(y, device=device_of(net))
         unit = criterion_unit(net, running.inspected, y, len(running.rows))
-        slope = self._slope(running.layout.read(module))
+        slope = self._prior_gradient(running.layout.read(module))
         add_to_gradients(running.layout, module, unit / self._loss_scale() * slope)
 
     def on_train_end(self, net: Any, X: Any = None, y: Any = None, **kw: Any) -> None:
@@ -193,14 +195,14 @@ class PriorCallback(Callback, ABC):  # type: ignore[misc]
 
     @abstractmethod
     def _subset(self, net: Any) -> Any:
-        """Weights that have the prior, as `inspect` takes them."""
+        """Weights that have the prior, as `infer_network_spec` takes them."""
 
     @abstractmethod
-    def _begin(self, net: Any, inspected: Inspected, n_rows: int) -> Layout:
+    def _begin(self, net: Any, inspected: NetworkSpec, n_rows: int) -> Layout:
         """Get ready for the first step; the weights that have the prior."""
 
     @abstractmethod
-    def _slope(self, theta: Tensor) -> Tensor:
+    def _prior_gradient(self, theta: Tensor) -> Tensor:
         """``P₀ (θ - μ₀)``, (P,)."""
 
     @abstractmethod
@@ -221,7 +223,7 @@ def _adapted(raw: Tensor, likelihood: Any) -> Any:
     return likelihood.of_labels() if has_columns and is_of_one else likelihood
 
 
-def _check_labels(net: Any, rows: Any, inspected: Inspected) -> None:
+def _check_labels(net: Any, rows: Any, inspected: NetworkSpec) -> None:
     """Refuse rows that the criterion ignores, and the curvature would not."""
     if inspected.likelihood.noun != "class":
         return
@@ -432,7 +434,7 @@ class MarglikTraining(PriorCallback):
     def _subset(self, net: Any) -> Any:
         return self.subset_of_weights
 
-    def _begin(self, net: Any, inspected: Inspected, n_rows: int) -> Layout:
+    def _begin(self, net: Any, inspected: NetworkSpec, n_rows: int) -> Layout:
         layout, device = inspected.layout, device_of(net)
         n_columns = inspected.n_outputs
         check_layout(self, layout, device, n_rows * n_columns, n_columns)
@@ -451,10 +453,10 @@ class MarglikTraining(PriorCallback):
         self.best_: _Best | None = None
         return layout
 
-    def _slope(self, theta: Tensor) -> Tensor:
+    def _prior_gradient(self, theta: Tensor) -> Tensor:
         h = self.hyperparameters_
         delta = priors.expand(h.prior_precision, self.running_.layout)
-        return priors.Independent(delta, h.prior_mean).slope(theta)
+        return priors.Independent(delta, h.prior_mean).gradient(theta)
 
     def _loss_scale(self) -> Tensor:
         h = self.hyperparameters_
@@ -503,7 +505,7 @@ class MarglikTraining(PriorCallback):
     def _posterior(self, net: Any) -> GaussianPosterior:
         """The posterior at the weights as they are, under the prior as it is."""
         inspected, rows = self.running_.inspected, self.running_.rows
-        forward = view(net, inspected.output_map, inspected.tap)
+        forward = as_forward(net, inspected.output_map, inspected.logit_layer)
         layout, curvature = inspected.layout, CURVATURES[self.curvature]
         accumulator = STRUCTURES[self.hessian_structure][0](layout)
         elements = accumulator.row_elements(layout, inspected.n_outputs)
@@ -654,7 +656,7 @@ class PriorTraining(PriorCallback):
         check_earlier_layout(self.prior, replace(layout, blocks=tuple(found)))
         return [block.name for block in layout.blocks]
 
-    def _begin(self, net: Any, inspected: Inspected, n_rows: int) -> Layout:
+    def _begin(self, net: Any, inspected: NetworkSpec, n_rows: int) -> Layout:
         module = unwrapped(net.module_)
         self.earlier_ = move(self.prior.as_prior(), device_of(net))
         layout: Layout = self.earlier_.layout
@@ -664,8 +666,8 @@ class PriorTraining(PriorCallback):
                 own[name].copy_(value)
         return layout
 
-    def _slope(self, theta: Tensor) -> Tensor:
-        slope: Tensor = self.earlier_.slope(theta)
+    def _prior_gradient(self, theta: Tensor) -> Tensor:
+        slope: Tensor = self.earlier_.gradient(theta)
         return slope
 
     def _loss_scale(self) -> Tensor:

@@ -1,6 +1,6 @@
 """ClassTargets: class labels as the network takes them.
 
-Labels of any kind become numbers from zero, rows are weighed by their class, and labels
+Labels of any kind become numbers from zero, rows are weighted by class, and labels
 that the criterion ignores weigh nothing.
 """
 

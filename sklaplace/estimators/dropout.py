@@ -21,7 +21,7 @@ from sklaplace.estimators.simplex import SimplexPredictor
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.noisy import with_dropout
-from sklaplace.networks.outputs import Reading, view
+from sklaplace.networks.outputs import OutputSpec, as_forward
 
 
 # ---------------------------------------------------------------------------- masks
@@ -81,7 +81,7 @@ def left_out(module: nn.Module, generator: torch.Generator) -> Iterator[None]:
             handle.remove()
 
 
-def thinned(forward: Forward, x: Any, seeds: list[int]) -> Tensor:
+def mc_dropout_outputs(forward: Forward, x: Any, seeds: list[int]) -> Tensor:
     """Outputs (b, c, s) of a frozen network under one choice of units per seed."""
     found = []
     with torch.no_grad():
@@ -100,8 +100,8 @@ class BaseDropout(SamplingEstimator):
         net = super()._new_net(data)
         return with_dropout(net) if self.estimator is None else net
 
-    def _inspect(self, net: Any, dataset: Any, *, is_trained: bool) -> Reading:
-        if not dropout_layers(view(net).module):
+    def _inspect(self, net: Any, dataset: Any, *, is_trained: bool) -> OutputSpec:
+        if not dropout_layers(as_forward(net).module):
             known = ", ".join(kind.__name__ for kind in DROPOUTS)
             raise ValueError(
                 "The network has no dropout layer with p > 0, so that all draws would "
@@ -118,7 +118,7 @@ class BaseDropout(SamplingEstimator):
 
 
 def _thinned(seeds: list[int], forward: Forward, x: Any) -> Tensor:
-    return thinned(forward, x, seeds)
+    return mc_dropout_outputs(forward, x, seeds)
 
 
 class MCDropoutClassifier(SimplexPredictor, BaseDropout):

@@ -11,7 +11,7 @@ from sklearn.utils.parallel import Parallel, delayed
 from torch import Tensor, nn
 
 from sklaplace.core.checks import check_count, check_n_jobs
-from sklaplace.estimators.outputs import Draws, FittedNetwork
+from sklaplace.estimators.outputs import Draws, TrainedNetwork
 from sklaplace.estimators.sampling import NoiseFromRows, SamplingEstimator
 from sklaplace.estimators.simplex import SimplexPredictor
 from sklaplace.networks.data import TrainingData
@@ -45,7 +45,7 @@ class BaseEnsemble(SamplingEstimator):
     n_estimators: int
     n_jobs: int | None
     estimators_: list[Any]
-    _members: list[FittedNetwork]
+    _members: list[TrainedNetwork]
 
     # --------------------------------------------------------------------- fit
     def _check_parameters(self) -> None:
@@ -68,7 +68,7 @@ class BaseEnsemble(SamplingEstimator):
         data: TrainingData,
         validation: TrainingData | None,
         fit_params: dict[str, Any],
-    ) -> FittedNetwork:
+    ) -> TrainedNetwork:
         if validation is None and not getattr(self._net(), "train_split", None):
             data, validation = self._hold_out(data)
         seeds = np.random.default_rng(self._seed).integers(
@@ -99,13 +99,13 @@ class BaseEnsemble(SamplingEstimator):
             net.train_split = net.train_split.split
         return rows
 
-    def _publish(self, fitted: FittedNetwork) -> None:
+    def _publish(self, fitted: TrainedNetwork) -> None:
         super()._publish(fitted)
         self.n_iter_ = max(max(1, len(net.history)) for net in self.estimators_)
 
     def _forget(self) -> None:
         self._members = [
-            FittedNetwork(m.net, m.inspected, None, None) for m in self._members
+            TrainedNetwork(m.net, m.inspected, None, None) for m in self._members
         ]
 
     def _summary(self) -> str:
@@ -159,7 +159,7 @@ def _member(
     validation: TrainingData | None,
     fit_params: dict[str, Any],
     seed: int,
-) -> FittedNetwork:
+) -> TrainedNetwork:
     """One network, trained from a start of its own."""
     device = getattr(model._net(), "device", "cpu")
     with private_rng(seed, device), torch.inference_mode(False):

@@ -20,7 +20,7 @@ from sklearn.utils.validation import (
 )
 
 from sklaplace.core.checks import listed
-from sklaplace.estimators.outputs import FittedNetwork, OutputPredictor
+from sklaplace.estimators.outputs import OutputPredictor, TrainedNetwork
 from sklaplace.estimators.settings import check_common, inner_net, is_frozen, sibling
 from sklaplace.likelihoods import Likelihood
 from sklaplace.networks import split
@@ -32,10 +32,10 @@ from sklaplace.networks.data import (
     is_opaque,
 )
 from sklaplace.networks.outputs import (
-    Reading,
+    OutputSpec,
+    as_forward,
+    infer_output_spec,
     raw_outputs,
-    read,
-    view,
     warn_if_double_softmax,
 )
 from sklaplace.networks.training import copied, first_rows, train
@@ -54,7 +54,7 @@ def unchanged_on_error(estimator: Any) -> Iterator[None]:
 
 
 class NetworkFitter(OutputPredictor):
-    """Rows and settings in, a `FittedNetwork` out; not for direct use."""
+    """Rows and settings in, a `TrainedNetwork` out; not for direct use."""
 
     _likelihoods: tuple[type, ...]
     _target_options: ClassVar[dict[str, Any]]
@@ -147,7 +147,7 @@ class NetworkFitter(OutputPredictor):
         data: TrainingData,
         validation: TrainingData | None,
         fit_params: dict[str, Any],
-    ) -> FittedNetwork:
+    ) -> TrainedNetwork:
         """The trained net, and which rows it has and has not seen."""
         net = self._new_net(data)
         if validation is None and not self._is_frozen() and not net.train_split:
@@ -160,7 +160,7 @@ class NetworkFitter(OutputPredictor):
         inspected = self._inspect(net, seen, is_trained=True)
         if self._is_frozen():  # else that was said before the training
             warn_if_double_softmax(net, inspected)
-        return FittedNetwork(net, inspected, seen, held_out)
+        return TrainedNetwork(net, inspected, seen, held_out)
 
     @property
     def _stratify(self) -> bool:
@@ -175,7 +175,7 @@ class NetworkFitter(OutputPredictor):
         """Set rows aside for what is chosen on them, if there are enough."""
         if not self._tunes_on_rows():
             return data, None
-        parts = split.split_by_content(
+        parts = split.hash_split(
             data.X,
             data.y,
             self.validation_fraction,
@@ -234,7 +234,7 @@ class NetworkFitter(OutputPredictor):
         _check_history(net)
         return seen, held_out
 
-    def _begin(self, net: Any, reading: Reading, held_out: Any) -> None:
+    def _begin(self, net: Any, reading: OutputSpec, held_out: Any) -> None:
         """Overridden where a training is got ready for its first step."""
 
     def _changes(self) -> tuple[type, ...]:
@@ -247,12 +247,14 @@ class NetworkFitter(OutputPredictor):
     def _check_held_out(self, dataset: Any, held_out: Any) -> None:
         """Overridden where targets are encoded: a split may bring its own."""
 
-    def _inspect(self, net: Any, dataset: Any, *, is_trained: bool) -> Reading:
+    def _inspect(self, net: Any, dataset: Any, *, is_trained: bool) -> OutputSpec:
         """Read the net's conventions and refuse what does not fit."""
-        return read(net, first_rows(net, dataset), **self._meaning(is_trained))
+        return infer_output_spec(
+            net, first_rows(net, dataset), **self._meaning(is_trained)
+        )
 
     def _meaning(self, is_trained: bool) -> dict[str, Any]:
-        """What is known of the outputs beforehand, as `read` takes it."""
+        """What is known of the outputs beforehand, as `infer_output_spec` takes it."""
         return {
             "allowed": self._likelihoods,
             "n_targets": self._n_outputs(),
@@ -287,7 +289,7 @@ def _match_targets(net: Any, dataset: Any) -> None:
     y = getattr(dataset, "y", None)
     if not isinstance(y, np.ndarray) or y.dtype.kind != "f":
         return
-    with view(net).frozen():
+    with as_forward(net).frozen():
         n_axes = raw_outputs(net, first_rows(net, dataset)).ndim
     if n_axes == 1 and y.ndim == 2 and y.shape[1] == 1:
         dataset.y = y.ravel()

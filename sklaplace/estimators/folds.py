@@ -24,7 +24,7 @@ from sklearn.base import is_classifier
 from sklearn.utils import _safe_indexing, gen_batches
 from torch import Tensor
 
-from sklaplace.estimators.base import Curved
+from sklaplace.estimators.base import LaplaceFit
 from sklaplace.estimators.prediction import ProjectedRows
 from sklaplace.networks.data import is_opaque
 from sklaplace.networks.training import take_rows
@@ -58,7 +58,7 @@ class Fold:
     def __init__(
         self,
         model: Any,
-        curved: Curved,
+        curved: LaplaceFit,
         held_out: AllRows,
         *,
         in_pieces: bool = False,
@@ -174,7 +174,7 @@ def _number(score: Any) -> float:
     return float(score)
 
 
-def trained(model: Any, rows: AllRows, fit_params: Any) -> tuple[Any, Curved]:
+def trained(model: Any, rows: AllRows, fit_params: Any) -> tuple[Any, LaplaceFit]:
     """A model and its curvature over some rows."""
     curved = model._curve(*rows, None, None, fit_params)
     return model, curved.stored()

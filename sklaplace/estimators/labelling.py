@@ -32,7 +32,7 @@ class Labelling(ABC):
     has_names: ClassVar[bool]
     """Whether classes are whatever the targets name."""
     is_single: ClassVar[bool] = False
-    """Whether a row has one label, by which rows are weighed and sorted."""
+    """Whether a row has one label, by which rows are weighted and sorted."""
 
     @abstractmethod
     def labels(self, y: Any, name: str) -> np.ndarray:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.budget import require_bytes
-from sklaplace.curvature.network import Inspected, inspect
-from sklaplace.curvature.subnetwork import Question, choose
+from sklaplace.curvature.network import NetworkSpec, infer_network_spec
+from sklaplace.curvature.subnetwork import SelectionProblem, choose
 from sklaplace.curvature.subsets import CRITERION, select
 from sklaplace.estimators.fitting import NetworkFitter
-from sklaplace.estimators.outputs import FittedNetwork, device_of
+from sklaplace.estimators.outputs import TrainedNetwork, device_of
 from sklaplace.estimators.prediction import PosteriorPredictor
 from sklaplace.estimators.settings import (
     check_earlier_layout,
@@ -86,7 +86,7 @@ class LaplaceFitter(NetworkFitter, PosteriorPredictor):
         data: TrainingData,
         validation: TrainingData | None,
         fit_params: dict[str, Any],
-    ) -> FittedNetwork:
+    ) -> TrainedNetwork:
         fitted = super()._fit_network(data, validation, fit_params)
         if not self._chooses_weights():
             return fitted
@@ -103,13 +103,13 @@ class LaplaceFitter(NetworkFitter, PosteriorPredictor):
         )
         return is_subnetwork and "indices" not in (self.subset_params or {})
 
-    def _chosen_weights(self, fitted: FittedNetwork) -> Tensor:
+    def _chosen_weights(self, fitted: TrainedNetwork) -> Tensor:
         """Places of the weights that the criterion prefers."""
         options = self.subset_params or {}
         forward = fitted.forward()
         with forward.frozen():
             layout = select(forward, first_rows(fitted.net, fitted.train), "all", {})
-            question = Question(
+            problem = SelectionProblem(
                 forward,
                 layout,
                 fitted.inspected.likelihood,
@@ -117,7 +117,7 @@ class LaplaceFitter(NetworkFitter, PosteriorPredictor):
                 self._seed,
             )
             by = options.get("by", CRITERION)
-            return choose(question, by, fitted.inspected.layout.n_parameters)
+            return choose(problem, by, fitted.inspected.layout.n_parameters)
 
     def _inspect(
         self,
@@ -126,9 +126,9 @@ class LaplaceFitter(NetworkFitter, PosteriorPredictor):
         *,
         is_trained: bool,
         options: dict[str, Any] | None = None,
-    ) -> Inspected:
+    ) -> NetworkSpec:
         """Read the net's conventions and refuse what does not fit."""
-        inspected = inspect(
+        inspected = infer_network_spec(
             net,
             first_rows(net, dataset),
             self.subset_of_weights,
@@ -158,7 +158,7 @@ class LaplaceFitter(NetworkFitter, PosteriorPredictor):
         return inspected
 
     def _check_head_rows(
-        self, inspected: Inspected, n_rows: int, device: torch.device
+        self, inspected: NetworkSpec, n_rows: int, device: torch.device
     ) -> None:
         """Refuse to keep more rows for refitting than memory holds."""
         n_inputs = inspected.layout.blocks[0].factor_shape[1]

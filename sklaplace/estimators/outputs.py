@@ -21,7 +21,7 @@ from sklaplace.core.checks import as_seed, check_count
 from sklaplace.core.linalg import all_finite
 from sklaplace.networks.data import InputType, count_rows, is_opaque
 from sklaplace.networks.forward import Forward
-from sklaplace.networks.outputs import Reading, view
+from sklaplace.networks.outputs import OutputSpec, as_forward
 from sklaplace.networks.training import Batches, private_rng
 from sklaplace.posterior.predictive import WeightDistribution, moments, network_draws
 
@@ -32,7 +32,7 @@ Question = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class FittedNetwork:
+class TrainedNetwork:
     """A trained net, how it is read, and the rows it has and has not seen."""
 
     net: Any
@@ -43,7 +43,9 @@ class FittedNetwork:
     def forward(self) -> Forward:
         """The network as a function to differentiate."""
         known = self.inspected
-        return view(self.net, known.output_map, known.tap, known.output_shape)
+        return as_forward(
+            self.net, known.output_map, known.logit_layer, known.output_shape
+        )
 
 
 class OutputPredictor(BaseEstimator, ABC):  # type: ignore[misc]
@@ -52,7 +54,7 @@ class OutputPredictor(BaseEstimator, ABC):  # type: ignore[misc]
     batch_size: int | None
     n_samples: int
     estimator_: Any
-    inspected_: Any
+    network_spec_: Any
     _input_type: InputType
     _seed: int
 
@@ -94,7 +96,7 @@ class OutputPredictor(BaseEstimator, ABC):  # type: ignore[misc]
         check_is_fitted(self)
         check_count("n_samples", n_samples)
         seed = as_seed("random_state", random_state)
-        outputs = n_rows(X) * self.inspected_.n_outputs
+        outputs = n_rows(X) * self.network_spec_.n_outputs
         require_bytes(
             16 * n_samples * outputs,
             "cpu",
@@ -123,13 +125,13 @@ class OutputPredictor(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _batches(
         self,
-        fitted: FittedNetwork,
+        fitted: TrainedNetwork,
         dataset: Any,
         *,
         with_covariance: bool = False,
         n_draws: int = 0,
     ) -> Batches:
-        inspected: Reading = fitted.inspected
+        inspected: OutputSpec = fitted.inspected
         elements = self._row_elements(inspected)
         # outputs under each draw, and what is made of them
         elements += 3 * n_draws * inspected.n_outputs
@@ -149,7 +151,7 @@ class OutputPredictor(BaseEstimator, ABC):  # type: ignore[misc]
         """``function(forward, x)`` of every batch of X, the network frozen."""
         X = self._rows(X)
         net = self.estimator_
-        fitted = FittedNetwork(net, self.inspected_, None, None)
+        fitted = TrainedNetwork(net, self.network_spec_, None, None)
         batches = self._batches(
             fitted,
             net.get_dataset(X),
@@ -200,7 +202,7 @@ class OutputPredictor(BaseEstimator, ABC):  # type: ignore[misc]
         """The same of each batch, of a Gaussian with the moments of the draws."""
         self._require_variance()
         draws = self._own_draws()
-        n_blocks = self.inspected_.likelihood.n_blocks
+        n_blocks = self.network_spec_.likelihood.n_blocks
 
         def ask(forward: Forward, x: Any) -> tuple[Tensor, ...]:
             found = draws(forward, x)
@@ -216,9 +218,9 @@ class OutputPredictor(BaseEstimator, ABC):  # type: ignore[misc]
         """`_collect` of means and of covariances, which all stay, or variances."""
         check_is_fitted(self)
         if full_cov:
-            c = self.inspected_.n_outputs
+            c = self.network_spec_.n_outputs
             require_bytes(
-                2 * 8 * n_rows(X) * self.inspected_.covariance_size,
+                2 * 8 * n_rows(X) * self.network_spec_.covariance_size,
                 "cpu",
                 f"full_cov=True for {n_rows(X):,} rows of {c:,} outputs",
                 "use full_cov=False, or fewer rows at a time",
@@ -231,9 +233,9 @@ class OutputPredictor(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _check_covariances(self) -> None:
         """Refuse covariances between outputs of which not even one row's fits."""
-        c = self.inspected_.n_outputs
+        c = self.network_spec_.n_outputs
         require_bytes(
-            4 * 8 * self.inspected_.covariance_size,
+            4 * 8 * self.network_spec_.covariance_size,
             "cpu",
             f"a covariance between {c:,} outputs",
             "use link_approx='probit' and dirichlet_approx='bridge', which need "
@@ -244,7 +246,7 @@ class OutputPredictor(BaseEstimator, ABC):  # type: ignore[misc]
         """Mean (n, c) and covariance (n, n, c) of each output across rows."""
         check_is_fitted(self)
         self._require_variance()
-        n, c = n_rows(X), self.inspected_.n_outputs
+        n, c = n_rows(X), self.network_spec_.n_outputs
         require_bytes(
             8 * n * c * (2 * n + 3 * self._n_draws),
             "cpu",
@@ -260,14 +262,14 @@ class OutputPredictor(BaseEstimator, ABC):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         """Tensors travel on the CPU; skorch sees to the network."""
         state = dict(super().__getstate__())
-        for name in ("posterior_", "inspected_"):
+        for name in ("posterior_", "network_spec_"):
             if name in state:
                 state[name] = move(state[name], "cpu")
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for name in ("posterior_", "inspected_"):
+        for name in ("posterior_", "network_spec_"):
             if name in vars(self):
                 moved = move(vars(self)[name], device_of(self.estimator_))
                 setattr(self, name, moved)

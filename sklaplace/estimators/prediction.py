@@ -16,12 +16,12 @@ from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import check_option, check_positive
 from sklaplace.core.trees import leaves, mapped
 from sklaplace.curvature.jacobian import Centring, backpropagate
-from sklaplace.curvature.network import Inspected
+from sklaplace.curvature.network import NetworkSpec
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.estimators.outputs import (
     Draws,
-    FittedNetwork,
     Question,
+    TrainedNetwork,
     WeightPredictor,
     n_rows,
     require_finite,
@@ -91,7 +91,7 @@ class PosteriorPredictor(WeightPredictor):
     prior_structure: str
     posterior_: GaussianPosterior
 
-    def _row_elements(self, inspected: Inspected) -> int:
+    def _row_elements(self, inspected: NetworkSpec) -> int:
         accumulator, _ = STRUCTURES[self.hessian_structure]
         return accumulator.row_elements(
             inspected.layout, inspected.n_outputs, **(self.structure_params or {})
@@ -183,7 +183,7 @@ class PosteriorPredictor(WeightPredictor):
                 f"pred_type={self.pred_type!r} has no Gaussian over outputs. Use "
                 "pred_type='glm'."
             )
-        fitted = FittedNetwork(self.estimator_, self.inspected_, None, None)
+        fitted = TrainedNetwork(self.estimator_, self.network_spec_, None, None)
         forward = fitted.forward()
         rows = self._as_tensors(x)
         with torch.inference_mode(False), torch.enable_grad(), forward.frozen():
@@ -219,7 +219,7 @@ class PosteriorPredictor(WeightPredictor):
             return super()._joint(X)
         n, p = n_rows(X), posterior.layout.n_parameters
         require_bytes(
-            8 * n * self.inspected_.n_outputs * (2 * n + 2 * p),
+            8 * n * self.network_spec_.n_outputs * (2 * n + 2 * p),
             "cpu",
             f"the joint covariance of {n:,} rows over {p:,} weights",
             "use return_std=True, or fewer rows at a time",

@@ -9,7 +9,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from torch import Tensor
 
-from sklaplace.core.points import cached_draws
+from sklaplace.core.points import cached_sobol_normals
 from sklaplace.estimators.classes import ClassTargets
 from sklaplace.likelihoods import ClassLikelihood
 
@@ -18,7 +18,7 @@ class ClassPredictor(ClassTargets):
     """The part of classifiers that answers with probabilities; not for direct use."""
 
     def _likelihood(self) -> ClassLikelihood:
-        return cast(ClassLikelihood, self.inspected_.likelihood)
+        return cast(ClassLikelihood, self.network_spec_.likelihood)
 
     def _of_logits(
         self, X: Any, function: Callable[[Tensor, Tensor], Tensor], *, diagonal: bool
@@ -47,7 +47,7 @@ class ClassPredictor(ClassTargets):
 
     def _normal_draws(self, like: Tensor) -> Tensor:
         """Points of the sampled link for logits (b, K): the same for all rows."""
-        return cached_draws(self.n_samples, like.shape[1], self._seed).to(like)
+        return cached_sobol_normals(self.n_samples, like.shape[1], self._seed).to(like)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Class probabilities, averaged over the posterior.

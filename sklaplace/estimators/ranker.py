@@ -14,14 +14,14 @@ import torch
 from sklearn.utils.validation import check_array, check_is_fitted
 from torch import Tensor, nn
 
-from sklaplace.curvature.network import Inspected
+from sklaplace.curvature.network import NetworkSpec
 from sklaplace.estimators.classifier import LaplaceClassifier
 from sklaplace.estimators.labelling import OneLabel
 from sklaplace.likelihoods import Bernoulli
 from sklaplace.networks.data import TrainingData, is_opaque
 from sklaplace.networks.default import TabularNetwork, penalised_classifier
 from sklaplace.networks.forward import Forward
-from sklaplace.networks.outputs import raw_outputs, view
+from sklaplace.networks.outputs import as_forward, raw_outputs
 from sklaplace.networks.training import first_rows
 
 # share of two scores that rounding may put between their difference and a logit;
@@ -261,9 +261,9 @@ class LaplaceRanker(LaplaceClassifier):
         self.__dict__.pop("_item_shape", None)
         return super()._check_data(*args)
 
-    def _inspect(self, net: Any, dataset: Any, **options: Any) -> Inspected:
+    def _inspect(self, net: Any, dataset: Any, **options: Any) -> NetworkSpec:
         inspected = super()._inspect(net, dataset, **options)
-        forward = view(net, inspected.output_map, inspected.tap)
+        forward = as_forward(net, inspected.output_map, inspected.logit_layer)
         with forward.frozen():
             _check_difference(net, forward, first_rows(net, dataset))
         return inspected

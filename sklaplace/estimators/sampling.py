@@ -13,7 +13,7 @@ from sklaplace.core.checks import check_fraction
 from sklaplace.estimators.bands import BandPredictor
 from sklaplace.estimators.columns import check_noise, geometric_mean, likelihood_of
 from sklaplace.estimators.fitting import NetworkFitter, unchanged_on_error
-from sklaplace.estimators.outputs import Draws, FittedNetwork
+from sklaplace.estimators.outputs import Draws, TrainedNetwork
 from sklaplace.networks.training import private_rng
 from sklaplace.posterior.predictive import moments
 
@@ -75,7 +75,7 @@ class SamplingEstimator(NetworkFitter):
             device = getattr(self._net(), "device", "cpu")
             with private_rng(self._seed, device), torch.inference_mode(False):
                 fitted = self._fit_network(data, validation, fit_params)
-                self.estimator_, self.inspected_ = fitted.net, fitted.inspected
+                self.estimator_, self.network_spec_ = fitted.net, fitted.inspected
                 self.n_iter_ = max(1, len(getattr(fitted.net, "history_", None) or []))
                 with fitted.forward().frozen():
                     self._publish(fitted)
@@ -84,7 +84,7 @@ class SamplingEstimator(NetworkFitter):
             print(f"[{type(self).__name__}] {self._summary()}")  # noqa: T201
         return self
 
-    def _publish(self, fitted: FittedNetwork) -> None:
+    def _publish(self, fitted: TrainedNetwork) -> None:
         """Overridden where more is known once the network has been trained."""
 
     def _forget(self) -> None:
@@ -95,7 +95,7 @@ class SamplingEstimator(NetworkFitter):
         return f"trained for {self.n_iter_} epochs"
 
     def _drawn_rows(
-        self, fitted: FittedNetwork, dataset: Any, draws: Draws, n: int
+        self, fitted: TrainedNetwork, dataset: Any, draws: Draws, n: int
     ) -> Iterator[tuple[Tensor, Any, Tensor | None]]:
         """Of each batch: outputs (b, c, n), targets and weights."""
         forward = fitted.forward()
@@ -124,7 +124,7 @@ class NoiseFromRows(BandPredictor, SamplingEstimator):
         has_none = likelihood is not None and not likelihood.has_noise
         return isinstance(self.sigma_noise, str) and not has_none
 
-    def _publish(self, fitted: FittedNetwork) -> None:
+    def _publish(self, fitted: TrainedNetwork) -> None:
         if not fitted.inspected.likelihood.has_noise:
             self._set_noise(1.0)
         elif isinstance(self.sigma_noise, str):
@@ -133,12 +133,12 @@ class NoiseFromRows(BandPredictor, SamplingEstimator):
             self._set_noise(geometric_mean(np.atleast_1d(self.sigma_noise)))
         super()._publish(fitted)
 
-    def _chosen_noise(self, fitted: FittedNetwork) -> float:
+    def _chosen_noise(self, fitted: TrainedNetwork) -> float:
         """Noise by the rows that there are."""
         rows = fitted.train if fitted.held_out is None else fitted.held_out
         return self._most_probable_noise(fitted, rows)
 
-    def _most_probable_noise(self, fitted: FittedNetwork, dataset: Any) -> float:
+    def _most_probable_noise(self, fitted: TrainedNetwork, dataset: Any) -> float:
         """Noise under which the targets of rows are most probable."""
         likelihood = fitted.inspected.likelihood
         draws, parts = self._own_draws(), []

@@ -261,7 +261,7 @@ def check_posterior(name: str, value: Any) -> None:
 def _check_earlier_structure(model: Any, earlier: GaussianPosterior) -> None:
     """Refuse curvatures that cannot be added up."""
     name, kind = model.hessian_structure, earlier.structure.kind
-    adding = [k for k, (_, structure) in STRUCTURES.items() if structure.adds_up]
+    adding = [k for k, (_, structure) in STRUCTURES.items() if structure.is_additive]
     if name not in adding:
         raise ValueError(
             f"hessian_structure={name!r} cannot be used with prior: truncated "

@@ -10,7 +10,7 @@ import numpy as np
 
 from sklaplace.estimators.backprop import BaseVariational
 from sklaplace.estimators.columns import geometric_mean
-from sklaplace.estimators.outputs import FittedNetwork
+from sklaplace.estimators.outputs import TrainedNetwork
 from sklaplace.estimators.sampling import NoiseFromRows
 from sklaplace.estimators.simplex import SimplexPredictor
 
@@ -333,7 +333,7 @@ class VariationalRegressor(NoiseFromRows, BaseVariational):
             return None
         return geometric_mean(np.atleast_1d(self.sigma_noise))
 
-    def _chosen_noise(self, fitted: FittedNetwork) -> float:
+    def _chosen_noise(self, fitted: TrainedNetwork) -> float:
         if self.sigma_noise == "auto" and fitted.held_out is not None:
             return super()._chosen_noise(fitted)
         return self._noise_in_training

@@ -8,7 +8,7 @@ from sklaplace.likelihoods.base import (
     Likelihood,
     NumberLikelihood,
     output_weights,
-    weighed,
+    weighted,
 )
 from sklaplace.likelihoods.classification import (
     Bernoulli,
@@ -53,5 +53,5 @@ __all__ = [
     "Numbers",
     "Poisson",
     "output_weights",
-    "weighed",
+    "weighted",
 ]

@@ -165,7 +165,7 @@ class DataFit:
     n_targets: Tensor
 
 
-class Curved:
+class BaseLikelihood:
     """What all likelihoods share: a root of the Hessian that they give."""
 
     hessian: Callable[[Tensor], OutputHessian]
@@ -201,7 +201,7 @@ class Curved:
         return self.hessian(f).factor()
 
 
-def weighed(
+def weighted(
     likelihood: Likelihood, targets: Tensor, weights: Tensor | None
 ) -> Tensor | None:
     """Sample weights (b,), times what the criterion gives rows of their kind."""

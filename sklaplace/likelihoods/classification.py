@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from sklaplace.likelihoods.base import Curved
+from sklaplace.likelihoods.base import BaseLikelihood
 from sklaplace.likelihoods.output_hessian import (
     BlockDiagonal,
     Diagonal,
@@ -18,7 +18,7 @@ from sklaplace.likelihoods.output_hessian import (
 )
 
 
-class Labels(Curved):
+class Labels(BaseLikelihood):
     """To derive likelihoods of labels from: no noise, and one label per row."""
 
     has_noise = False
@@ -350,7 +350,7 @@ class MultilabelBernoulli(Labels):
         return torch.stack([(-f).sigmoid(), f.sigmoid()], -1)
 
     def log_loss(self, log_proba: Tensor, y: Tensor) -> Tensor:
-        """Negative log-probability of the labels, weighed and summed, (b,)."""
+        """Negative log-probability of the labels, weighted and summed, (b,)."""
         chosen = log_proba.gather(1, y.reshape(-1, 1).long()).reshape(y.shape)
         return -self._weigh(chosen, y).sum(1)
 
@@ -418,7 +418,7 @@ class CategoricalMap(Labels):
         return known if own is None else known * own
 
     def _summed(self, losses: Tensor, y: Tensor) -> Tensor:
-        """Losses (b·r,) of positions, weighed, and summed over each row, (b,)."""
+        """Losses (b·r,) of positions, weighted, and summed over each row, (b,)."""
         losses = losses.reshape(y.shape)
         weights = self.label_weights(y)
         return (losses if weights is None else losses * weights.to(losses)).sum(1)
@@ -474,6 +474,6 @@ class CategoricalMap(Labels):
         return f.reshape(*f.shape[:-1], self.n_blocks, -1).softmax(-1)
 
     def log_loss(self, log_proba: Tensor, y: Tensor) -> Tensor:
-        """Negative log-probability of the labels, weighed and summed, (b,)."""
+        """Negative log-probability of the labels, weighted and summed, (b,)."""
         chosen = log_proba.gather(1, y.clamp(min=0).reshape(-1, 1))
         return -self._summed(chosen, y)

@@ -13,7 +13,7 @@ import torch
 from scipy.stats import norm, poisson
 from torch import Tensor, nn
 
-from sklaplace.likelihoods.base import Array, Curved, Pair
+from sklaplace.likelihoods.base import Array, BaseLikelihood, Pair
 from sklaplace.likelihoods.output_hessian import Constant, Factored, OutputHessian
 
 # Nodes of a Gaussian that outputs are averaged over, and their weights, which sum to
@@ -25,7 +25,7 @@ _HALVINGS = 60
 _LOG_2PI = math.log(2 * math.pi)
 
 
-class Numbers(Curved):
+class Numbers(BaseLikelihood):
     """To derive likelihoods of numbers from: one output per target, no noise level."""
 
     noun = "column"

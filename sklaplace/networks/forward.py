@@ -47,7 +47,7 @@ class Forward(nn.Module):
         ``call(x)`` runs ``module`` on a batch, for instance ``net.infer``.
     output_map : str, default="identity"
         Key of ``OUTPUT_MAPS``, applied to what the network returns.
-    tap : str or None, default=None
+    logit_layer : str or None, default=None
         Name of the submodule whose output is taken instead, such as the layer
         before a softmax: it has the logits to full precision.
     shape : tuple of int or None, default=None
@@ -67,28 +67,28 @@ class Forward(nn.Module):
         module: nn.Module,
         call: Callable[[Any], Any],
         output_map: str = "identity",
-        tap: str | None = None,
+        logit_layer: str | None = None,
         shape: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
         self.module = module
         self.call = call
         self.output_map = output_map
-        self.tap = tap
+        self.logit_layer = logit_layer
         self.shape = shape
         self.takes_many = True
         named = module.named_parameters()
         self.trainable = frozenset(name for name, p in named if p.requires_grad)
 
-    def reading(self, output_map: str, tap: str | None) -> "Forward":
+    def reading(self, output_map: str, logit_layer: str | None) -> "Forward":
         """The same network, its outputs read in another way."""
-        other = Forward(self.module, self.call, output_map, tap, self.shape)
+        other = Forward(self.module, self.call, output_map, logit_layer, self.shape)
         other.trainable = self.trainable
         return other
 
     def forward(self, x: Any) -> Tensor:
         """Outputs (b, c) of a batch."""
-        if self.tap is None:
+        if self.logit_layer is None:
             outputs = OUTPUT_MAPS[self.output_map](first_tensor(self.call(x)))
         else:
             outputs = self._tapped(x)
@@ -107,7 +107,7 @@ class Forward(nn.Module):
 
     def _tapped(self, x: Any) -> Tensor:
         """Output of the tapped submodule while the network runs."""
-        with tapping(self.module, str(self.tap)) as seen:
+        with tapping(self.module, str(self.logit_layer)) as seen:
             self.call(x)
         return seen[-1]
 

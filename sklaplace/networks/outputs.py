@@ -1,4 +1,4 @@
-"""Reading: what the outputs of a skorch network mean, before they are trusted.
+"""OutputSpec: what the outputs of a skorch network mean, before they are trusted.
 
 The criterion tells the likelihood and what the module puts out; a few rows tell
 whether it really does. Everything that cannot be right is refused here, with the
@@ -41,14 +41,14 @@ OUTPUT_COPIES = 14
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class OutputSpec:
     """A network's outputs and what they mean.
 
     Attributes
     ----------
     likelihood : Likelihood
         Of targets given outputs.
-    output_map, tap : str
+    output_map, logit_layer : str
         How outputs are read; see `Forward`.
     n_outputs : int
         Number c of outputs.
@@ -62,7 +62,7 @@ class Reading:
 
     likelihood: Likelihood
     output_map: str
-    tap: str | None
+    logit_layer: str | None
     n_outputs: int
     row_bytes: int
     has_two_softmaxes: bool = False
@@ -95,10 +95,10 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return getattr(module, "_orig_mod", module)
 
 
-def view(
+def as_forward(
     net: Any,
     output_map: str = "identity",
-    tap: str | None = None,
+    logit_layer: str | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> Forward:
     """The network of a skorch net as a `Forward`; the net is not changed."""
@@ -107,10 +107,10 @@ def view(
         bare = object.__new__(type(net))
         bare.__dict__.update(net.__dict__, module_=module)
         net = bare
-    return Forward(module, net.infer, output_map, tap, shape)
+    return Forward(module, net.infer, output_map, logit_layer, shape)
 
 
-def read(
+def infer_output_spec(
     net: Any,
     x: Any,
     allowed: tuple[type, ...],
@@ -120,7 +120,7 @@ def read(
     likelihood: Likelihood | None = None,
     adapted: Callable[[Likelihood], Likelihood] = lambda known: known,
     other: str = "",
-) -> Reading:
+) -> OutputSpec:
     """Find out how the outputs of a net are to be read.
 
     Parameters
@@ -145,20 +145,20 @@ def read(
 
     Returns
     -------
-    Reading
+    OutputSpec
 
     Raises
     ------
     ValueError
         If criterion or outputs do not fit.
     """
-    with view(net).frozen():
-        return read_and_measure(
+    with as_forward(net).frozen():
+        return measure_outputs(
             net, x, allowed, n_targets, is_trained, likelihood, adapted, other
         )[0]
 
 
-def read_and_measure(
+def measure_outputs(
     net: Any,
     x: Any,
     allowed: tuple[type, ...],
@@ -167,8 +167,8 @@ def read_and_measure(
     likelihood: Likelihood | None,
     adapted: Callable[[Likelihood], Likelihood],
     other: str,
-) -> tuple[Reading, Tensor, dict[str, int]]:
-    """`read`, raw outputs, and how much each module without children puts out."""
+) -> tuple[OutputSpec, Tensor, dict[str, int]]:
+    """`OutputSpec`, raw outputs, and numbers that each leaf module returns."""
     if likelihood is None:
         likelihood, convention = _likelihood(net, allowed, adapted, other)
     else:
@@ -181,13 +181,13 @@ def read_and_measure(
     _check_outputs(net, raw, convention, sums_to_one)
     if type(likelihood) not in _OWN:
         _check_gradient(likelihood, raw)
-    output_map, tap = _reading(net, x, convention, sums_to_one)
+    output_map, logit_layer = _reading(net, x, convention, sums_to_one)
     c = raw[0].numel()
     elements = 2 * max(sizes.values(), default=0) // len(raw) + OUTPUT_COPIES * c
-    found = Reading(
+    found = OutputSpec(
         likelihood=likelihood,
         output_map=output_map,
-        tap=tap,
+        logit_layer=logit_layer,
         n_outputs=c,
         row_bytes=elements * raw.element_size(),
         has_two_softmaxes=convention == "logits"
@@ -198,7 +198,7 @@ def read_and_measure(
     return found, raw, sizes
 
 
-def warn_if_double_softmax(net: Any, reading: Reading) -> None:
+def warn_if_double_softmax(net: Any, reading: OutputSpec) -> None:
     """Warn of a module that returns probabilities to a criterion for logits."""
     if reading.has_two_softmaxes:
         warnings.warn(
@@ -275,7 +275,7 @@ def raw_outputs(net: Any, x: Any) -> Tensor:
     """What the module returns for a few rows, (b,) or (b, c)."""
     with torch.no_grad():
         try:
-            found = first_tensor(view(net).call(x))
+            found = first_tensor(as_forward(net).call(x))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise ValueError(
                 f"The network cannot be applied to {_described(x)}: "
@@ -339,7 +339,7 @@ def _is_distribution(raw: Tensor, sums_to_one: bool) -> bool:
 def _reading(
     net: Any, x: Any, convention: str, sums_to_one: bool
 ) -> tuple[str, str | None]:
-    """Output map and tap: how logits are read from what the module returns.
+    """Output map and logit_layer: how logits are read from what the module returns.
 
     A submodule is tapped if its outputs are the logits of the probabilities for
     the rows given and, where the first layer takes real numbers, for rows shrunk
@@ -367,7 +367,7 @@ def _logit_layers(net: Any, x: Any, binary: bool) -> list[str]:
 
     handles = [
         module.register_forward_hook(note(name))
-        for name, module in view(net).module.named_modules()
+        for name, module in as_forward(net).module.named_modules()
         if not any(module.children())
     ]
     try:
@@ -468,7 +468,7 @@ def _watched(net: Any, x: Any) -> tuple[Tensor, dict[str, int]]:
 
     handles = [
         module.register_forward_hook(note(name))
-        for name, module in view(net).module.named_modules()
+        for name, module in as_forward(net).module.named_modules()
         if not any(module.children())
     ]
     try:

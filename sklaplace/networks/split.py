@@ -14,7 +14,7 @@ import numpy as np
 MIN_ROWS = 50
 
 
-def split_by_content(
+def hash_split(
     X: Any, y: np.ndarray, fraction: float, seed: int, *, stratify: bool
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Indices of rows to train on and of rows to hold out.

@@ -71,11 +71,11 @@ class EarlierPosterior:
         """``log det(scale·H + diag δ)``, in nats."""
         return self.structure.logdet(self.prior_precision, self.scale)
 
-    def distance(self, theta: Tensor) -> Tensor:
+    def quadratic_form(self, theta: Tensor) -> Tensor:
         """Squared distance from the mean in units of the precision, ()."""
-        return (theta - self.mean) @ self.slope(theta)
+        return (theta - self.mean) @ self.gradient(theta)
 
-    def slope(self, theta: Tensor) -> Tensor:
+    def gradient(self, theta: Tensor) -> Tensor:
         """``(scale·H + diag δ) (θ - mean)``, (P,); no matrix is written out."""
         offset = theta - self.mean
         delta = priors.expand(self.prior_precision, self.layout)
@@ -214,7 +214,7 @@ class GaussianPosterior:
 
     def scatter(self, hyperparameters: Hyperparameters | None = None) -> Tensor:
         """``(mean - prior_mean)ᵀ diag(δ) (mean - prior_mean)``, or the prior's."""
-        return self._prior(self._asked(hyperparameters)).distance(self.mean)
+        return self._prior(self._asked(hyperparameters)).quadratic_form(self.mean)
 
     def log_marginal_likelihood(
         self, hyperparameters: Hyperparameters | None = None

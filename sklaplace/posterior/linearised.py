@@ -23,7 +23,7 @@ from sklaplace.curvature.structures.kron import KronAccumulator
 from sklaplace.likelihoods import Likelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.linear_model import LinearModel, Products
-from sklaplace.posterior.tuning.task import Rows
+from sklaplace.posterior.tuning.task import LinearisedBatch
 
 # Share of the free memory that rows of the Jacobian may take; where they would take
 # more, every pass makes them anew.
@@ -79,7 +79,7 @@ class LinearisedNetwork(LinearModel):
     def of(
         cls,
         template: GaussianPosterior,
-        rows: Iterable[Rows],
+        rows: Iterable[LinearisedBatch],
         curvature: Curvature,
         accumulator: Callable[[Layout], Accumulator],
     ) -> "LinearisedNetwork":
@@ -170,11 +170,11 @@ def _bearable(rho: Tensor, structure: Structure) -> Tensor:
 class _Jacobians:
     """Jacobians of batches, kept where they fit and made anew where they do not."""
 
-    def __init__(self, rows: Iterable[Rows]) -> None:
+    def __init__(self, rows: Iterable[LinearisedBatch]) -> None:
         self._rows = rows
         self._kept: list[Jacobian] | None = []
 
-    def first_pass(self) -> Iterator[Rows]:
+    def first_pass(self) -> Iterator[LinearisedBatch]:
         """All there is to know of the rows, once."""
         size = 0
         for some in self._rows:

@@ -15,7 +15,7 @@ from benchmarks.ours import Sklaplace
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from sklaplace.core.points import normal_draws
+from sklaplace.core.points import sobol_normals
 from sklaplace.dirichlet import APPROXIMATIONS
 from sklaplace.dirichlet.links import LINKS, choose_link
 from sklaplace.posterior.variational import POSTERIORS, GaussianPrior, divergence
@@ -75,7 +75,7 @@ def test_dirichlet(benchmark, name):
 @pytest.mark.benchmark(timer=time.process_time)
 @pytest.mark.parametrize(("rows", "n_classes"), [(10_000, 2), (10_000, 10), (500, 100)])
 def test_chosen_link(benchmark, rows, n_classes):
-    draws = normal_draws(100, n_classes, 0)
+    draws = sobol_normals(100, n_classes, 0)
     link = LINKS[choose_link(n_classes)]
     benchmark(link, *_gaussians(rows, n_classes), draws)
 

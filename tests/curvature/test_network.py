@@ -20,22 +20,22 @@ from nets import (
 )
 from torch import nn
 
-from sklaplace.curvature.network import inspect
+from sklaplace.curvature.network import infer_network_spec
 from sklaplace.likelihoods import Bernoulli, Categorical, Gaussian
 from sklaplace.networks.forward import OUTPUT_MAPS
-from sklaplace.networks.outputs import unwrapped, view
+from sklaplace.networks.outputs import as_forward, unwrapped
 
 EVERY = (Categorical, Bernoulli, Gaussian)
 ROWS = torch.tensor(blobs()[0][:3])
 
 
-def read(net, n_targets=3, x=ROWS, subset="last_layer"):
-    return inspect(net, x, subset, EVERY, n_targets, is_trained=True)
+def network_spec(net, n_targets=3, x=ROWS, subset="last_layer"):
+    return infer_network_spec(net, x, subset, EVERY, n_targets, is_trained=True)
 
 
 def outputs(net, found, x=ROWS):
     """What the Laplace part differentiates."""
-    forward = view(net, found.output_map, found.tap)
+    forward = as_forward(net, found.output_map, found.logit_layer)
     with forward.frozen(), torch.no_grad():
         return forward(x)
 
@@ -52,7 +52,7 @@ class TestLikelihood:
         ],
     )
     def test_follows_the_criterion(self, net, n_targets, kind):
-        found = read(initialised(net), n_targets)
+        found = network_spec(initialised(net), n_targets)
         assert type(found.likelihood) is kind
         assert found.n_outputs == (3 if kind is Categorical else 1)
 
@@ -62,7 +62,7 @@ class TestLikelihood:
     def test_others_are_named(self, criterion):
         net = initialised(regressor(criterion=criterion))
         with pytest.raises(ValueError, match=f"{criterion.__name__}.*MSELoss"):
-            read(net, 1)
+            network_spec(net, 1)
 
     @pytest.mark.parametrize(
         ("option", "value"),
@@ -74,42 +74,42 @@ class TestLikelihood:
     def test_options_that_change_the_loss_are_refused(self, option, value):
         net = initialised(classifier(**{f"criterion__{option}": value}))
         with pytest.raises(ValueError, match=f"criterion__{option}"):
-            read(net)
+            network_spec(net)
 
     def test_weights_of_rows_in_the_criterion_are_refused(self):
         net = initialised(binary_classifier(criterion__weight=torch.ones(1)))
         with pytest.raises(ValueError, match="criterion__weight"):
-            read(net, 2)
+            network_spec(net, 2)
 
     def test_options_that_are_understood(self):
         w = torch.tensor([1.0, 2.0, 0.5])
         options = {"criterion__weight": w, "criterion__label_smoothing": 0.2}
-        found = read(initialised(classifier(**options))).likelihood
+        found = network_spec(initialised(classifier(**options))).likelihood
         assert found == Categorical((1.0, 2.0, 0.5), 0.2)
         net = initialised(binary_classifier(criterion__pos_weight=torch.tensor([3.0])))
-        assert read(net, 2).likelihood == Bernoulli(3.0)
+        assert network_spec(net, 2).likelihood == Bernoulli(3.0)
 
 
 class TestReading:
     """How logits are read from what the module returns."""
 
     def test_logits_as_they_are(self):
-        found = read(initialised(classifier()))
-        assert (found.output_map, found.tap) == ("identity", None)
+        found = network_spec(initialised(classifier()))
+        assert (found.output_map, found.logit_layer) == ("identity", None)
 
     @pytest.mark.parametrize("module", [SoftmaxMLP, FunctionalSoftmaxMLP])
     def test_input_of_a_softmax(self, module):
         net = initialised(classifier(module, criterion=nn.NLLLoss))
-        found = read(net)
-        assert (found.output_map, found.tap) == ("identity", "head")
+        found = network_spec(net)
+        assert (found.output_map, found.logit_layer) == ("identity", "head")
         with torch.no_grad():
             expected = MLP.forward(net.module_, ROWS)
         torch.testing.assert_close(outputs(net, found), expected, rtol=0, atol=0)
 
     def test_logarithm_where_there_is_none(self):
         net = initialised(classifier(SharpSoftmaxMLP, criterion=nn.NLLLoss))
-        found = read(net)
-        assert (found.output_map, found.tap) == ("log", None)
+        found = network_spec(net)
+        assert (found.output_map, found.logit_layer) == ("log", None)
         with torch.no_grad():
             expected = net.module_(ROWS).log()
         torch.testing.assert_close(outputs(net, found), expected)
@@ -125,18 +125,18 @@ class TestReading:
             net.module_.head.bias.zero_()
             net.module_.hidden.bias.zero_()
         X = ROWS.double()
-        found = outputs(net, read(net, x=X), X)
+        found = outputs(net, network_spec(net, x=X), X)
         expected = net.module_(X).detach()
         # at these rows both are certain; in between they are not
         torch.testing.assert_close(found.softmax(-1), expected)
         near = X * 1e-3
-        found = outputs(net, read(net, x=X), near)
+        found = outputs(net, network_spec(net, x=X), near)
         torch.testing.assert_close(found.softmax(-1), net.module_(near).detach())
 
     def test_input_of_a_sigmoid_that_is_a_function(self):
         net = binary_classifier(SigmoidMLP, criterion=nn.BCELoss)
-        found = read(initialised(net), 2)
-        assert (found.output_map, found.tap) == ("identity", "head")
+        found = network_spec(initialised(net), 2)
+        assert (found.output_map, found.logit_layer) == ("identity", "head")
 
     def test_maps_are_finite_at_certainty(self):
         certain = torch.tensor([[0.0, 1.0]])
@@ -145,7 +145,7 @@ class TestReading:
 
     def test_leaves_no_hook_behind(self):
         net = initialised(classifier(SoftmaxMLP, criterion=nn.NLLLoss))
-        read(net)
+        network_spec(net)
         assert not any(m._forward_hooks for m in net.module_.modules())
 
 
@@ -157,12 +157,12 @@ class TestProbabilitiesExpected:
             net.module_.head.weight.mul_(scale)
             net.module_.head.bias.mul_(scale)
         with pytest.raises(ValueError, match=r"End the module with a softmax"):
-            read(net)
+            network_spec(net)
 
     def test_unnormalised_sigmoids_are_refused(self):
         net = initialised(classifier(SigmoidMLP, criterion=nn.NLLLoss))
         with pytest.raises(ValueError, match=r"needs a module that returns probab"):
-            read(net)
+            network_spec(net)
 
 
 class TestWidth:
@@ -171,33 +171,33 @@ class TestWidth:
         net = initialised(classifier(module__n_out=n_out))
         message = f"gives {n_out} outputs, but y has {n_classes} classes.*{n_classes}"
         with pytest.raises(ValueError, match=message):
-            read(net, n_classes)
+            network_spec(net, n_classes)
 
     def test_squeezed_counts_as_one(self):
-        assert read(initialised(regressor(SqueezedMLP)), 1).n_outputs == 1
+        assert network_spec(initialised(regressor(SqueezedMLP)), 1).n_outputs == 1
 
     def test_one_logit_cannot_tell_three_classes_apart(self):
         net = initialised(binary_classifier())
         with pytest.raises(ValueError, match=r"CrossEntropyLoss.* of size 3"):
-            read(net, 3)
+            network_spec(net, 3)
 
     def test_outputs_per_pixel_are_refused(self):
         net = initialised(classifier(nn.Conv1d(1, 3, 1)))
         with pytest.raises(ValueError, match="one vector per row"):
-            read(net, x=torch.ones(3, 1, 5))
+            network_spec(net, x=torch.ones(3, 1, 5))
 
 
 class TestHeadMap:
     def test_is_the_identity_for_a_plain_head(self):
         torch.testing.assert_close(
-            read(initialised(classifier())).head_map, torch.eye(3).double()
+            network_spec(initialised(classifier())).head_map, torch.eye(3).double()
         )
 
     def test_is_missing_where_outputs_bend(self):
-        assert read(initialised(regressor(TanhMLP)), 1).head_map is None
+        assert network_spec(initialised(regressor(TanhMLP)), 1).head_map is None
 
     def test_is_missing_for_all_weights(self):
-        assert read(initialised(classifier()), subset="all").head_map is None
+        assert network_spec(initialised(classifier()), subset="all").head_map is None
 
 
 class TestNetworks:
@@ -205,24 +205,24 @@ class TestNetworks:
         net = initialised(CompilingClassifier(MLP, criterion=nn.CrossEntropyLoss))
         assert unwrapped(net.module_) is net.module_._orig_mod
         module = net.module_
-        assert read(net).layout.layers == ["head"]
+        assert network_spec(net).layout.layers == ["head"]
         assert net.module_ is module
 
     def test_rows_that_do_not_fit_are_described(self):
         net = initialised(classifier())
         with pytest.raises(ValueError, match=r"rows of shape \(5,\)"):
-            read(net, x=torch.ones(3, 5))
+            network_spec(net, x=torch.ones(3, 5))
 
     def test_infinite_outputs_are_refused(self):
         net = initialised(classifier())
         with torch.no_grad():
             net.module_.head.bias[0] = torch.inf
         with pytest.raises(ValueError, match=r"not finite.*diverged"):
-            read(net)
+            network_spec(net)
 
     @pytest.mark.parametrize("subset", ["last_layer", "all"])
     def test_batch_size_follows_the_memory_budget(self, monkeypatch, subset):
-        found = read(initialised(classifier()), subset=subset)
+        found = network_spec(initialised(classifier()), subset=subset)
         large = found.batch_size()
         assert 1 <= found.batch_size(with_covariance=True) < large
         monkeypatch.setattr("sklaplace.core.budget.CACHE", 2**12)
@@ -233,5 +233,5 @@ class TestNetworks:
     def test_dtype_of_the_net_is_kept(self):
         net = initialised(classifier(module__dtype=torch.float64))
         X = np.float64(ROWS)
-        found = read(net, x=torch.tensor(X))
+        found = network_spec(net, x=torch.tensor(X))
         assert outputs(net, found, torch.tensor(X)).dtype == torch.float64

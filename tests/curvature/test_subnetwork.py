@@ -4,14 +4,14 @@ import torch
 from cases import positive
 from contracts import N_ROWS, problem
 
-from sklaplace.curvature.subnetwork import SCORES, Question, choose
+from sklaplace.curvature.subnetwork import SCORES, SelectionProblem, choose
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
 def question(found, batches=None, seed=0):
     batches = found.batches(4, 2) if batches is None else batches
-    return Question(
+    return SelectionProblem(
         found.forward, found.layout, found.likelihood, lambda: batches, seed
     )
 

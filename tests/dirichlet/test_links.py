@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sklaplace import dirichlet
-from sklaplace.core.points import normal_draws
+from sklaplace.core.points import sobol_normals
 from sklaplace.dirichlet import links, logits
 from sklaplace.dirichlet.links import LINKS, choose_link
 from sklaplace.dirichlet.logits import centre
@@ -62,7 +62,7 @@ def error(proba, reference):
 @pytest.mark.parametrize("n_classes", [1, 2, 3, 20])
 def test_rows_are_probabilities_and_inputs_stay(link, n_classes, dtype):
     mean, cov = gaussian(7, n_classes, dtype=dtype)
-    draws = normal_draws(10, n_classes, 0)
+    draws = sobol_normals(10, n_classes, 0)
     copies = [tensor.clone() for tensor in (mean, cov, draws)]
     proba = link(mean, cov, draws)
     assert proba.shape == (7, n_classes)
@@ -77,20 +77,20 @@ def test_rows_are_probabilities_and_inputs_stay(link, n_classes, dtype):
 def test_one_class_is_certain(link):
     mean, cov = gaussian(3, 1)
     ones = torch.ones(3, 1, dtype=torch.float64)
-    torch.testing.assert_close(link(mean, cov, normal_draws(5, 1, 0)), ones)
+    torch.testing.assert_close(link(mean, cov, sobol_normals(5, 1, 0)), ones)
 
 
 @every_link
 def test_no_rows_give_no_rows(link):
     mean, cov = gaussian(0, 3)
-    assert link(mean, cov, normal_draws(5, 3, 0)).shape == (0, 3)
+    assert link(mean, cov, sobol_normals(5, 3, 0)).shape == (0, 3)
 
 
 @every_link
 @pytest.mark.parametrize("n_classes", [2, 3, 10])
 def test_what_the_softmax_ignores_changes_nothing(link, n_classes):
     mean, cov = gaussian(5, n_classes)
-    draws = normal_draws(20, n_classes, 0)
+    draws = sobol_normals(20, n_classes, 0)
     expected = link(mean, cov, draws)
     for shift in (-30.0, 1e4):
         shifted = link(mean + shift, cov, draws)
@@ -108,7 +108,7 @@ def test_what_the_softmax_ignores_changes_nothing(link, n_classes):
 @every_link
 def test_rows_do_not_depend_on_each_other(link):
     mean, cov = gaussian(23, 4)
-    draws = normal_draws(50, 4, 0)
+    draws = sobol_normals(50, 4, 0)
     together = link(mean, cov, draws)
     singly = [link(mean[[row]], cov[[row]], draws) for row in range(len(mean))]
     torch.testing.assert_close(together, torch.cat(singly), rtol=1e-12, atol=1e-14)
@@ -120,7 +120,7 @@ def test_permuting_the_classes_permutes_the_probabilities(name):
     link = LINKS[name]
     mean, cov = gaussian(5, 4)
     order = torch.tensor([2, 0, 3, 1])
-    draws = normal_draws(10, 4, 0)
+    draws = sobol_normals(10, 4, 0)
     permuted = link(mean[:, order], cov[:, order][:, :, order], draws)
     torch.testing.assert_close(permuted, link(mean, cov, draws)[:, order])
 
@@ -145,7 +145,7 @@ def test_finite_over_many_orders_of_magnitude(
     mean = 10.0**log_mean * torch.randn(
         1, n_classes, generator=generator, dtype=torch.float64
     )
-    proba = link(mean, cov, normal_draws(4, n_classes, 0))
+    proba = link(mean, cov, sobol_normals(4, n_classes, 0))
     assert proba.isfinite().all()
     assert (proba >= 0).all()
     assert abs(proba.sum() - 1) < 1e-12
@@ -159,7 +159,7 @@ def test_derivatives_are_those_of_finite_differences(link, n_classes, sd):
     # rounding of 1e-16/step. The quadrature of gumbel errs by up to 1e-3 on scales of
     # one, depending on its nodes, which are constants to autograd.
     mean, cov = gaussian(3, n_classes, seed=1, sd=sd)
-    draws = normal_draws(20, n_classes, 0)
+    draws = sobol_normals(20, n_classes, 0)
     generator = torch.Generator().manual_seed(2)
     weights, move = torch.randn(2, 3, n_classes, generator=generator).double()
     turn = torch.randn(cov.shape, generator=generator).double()
@@ -185,7 +185,7 @@ def test_derivatives_are_finite(link, largest, scale):
     mean = torch.tensor([[largest, 0.0, -1.0, -largest]]).double().requires_grad_()
     cov = (scale * torch.diag(torch.tensor([1.0, 2, 3, 4])).double())[None]
     cov.requires_grad_()
-    proba = link(mean, cov, normal_draws(20, 4, 0))
+    proba = link(mean, cov, sobol_normals(20, 4, 0))
     for gradient in torch.autograd.grad(proba[0, 0] - proba[0, 1], (mean, cov)):
         assert gradient.isfinite().all()
 
@@ -196,7 +196,7 @@ def test_derivatives_are_finite(link, largest, scale):
 def test_finite_at_the_limits_of_float64(link, scale, largest):
     mean = torch.tensor([[largest, -largest, 0]], dtype=torch.float64)
     cov = scale * torch.eye(3, dtype=torch.float64).expand(1, 3, 3)
-    proba = link(mean, cov, normal_draws(4, 3, 0))
+    proba = link(mean, cov, sobol_normals(4, 3, 0))
     assert proba.isfinite().all()
     assert abs(proba.sum() - 1) < 1e-12
 
@@ -208,7 +208,7 @@ def test_finite_at_the_limits_of_float64(link, scale, largest):
 @pytest.mark.parametrize("n_classes", [2, 3, 50])
 def test_zero_covariance_gives_the_softmax(name, n_classes):
     mean, cov = gaussian(5, n_classes)
-    draws = normal_draws(30, n_classes, 0)
+    draws = sobol_normals(30, n_classes, 0)
     for nothing in (0 * cov, torch.full_like(cov, 1e12)):
         proba = LINKS[name](mean, nothing, draws)
         torch.testing.assert_close(proba, mean.softmax(-1), rtol=1e-12, atol=1e-15)
@@ -218,7 +218,7 @@ def test_zero_covariance_gives_the_softmax(name, n_classes):
 def test_mc_agrees_with_plain_sampling(n_classes):
     mean, cov = gaussian(8, n_classes, sd=1.5)
     reference, standard_error = plain_mc(mean, cov, 40_000)
-    proba = links.mc(mean, cov, normal_draws(8192, n_classes, 0))
+    proba = links.mc(mean, cov, sobol_normals(8192, n_classes, 0))
     # Points that cover space evenly err less than as many random ones, so the
     # error is at most that of two independent estimates, five deviations wide.
     bound = 5 * standard_error * (1 + math.sqrt(40_000 / 8192))
@@ -228,10 +228,10 @@ def test_mc_agrees_with_plain_sampling(n_classes):
 @pytest.mark.parametrize("sd", [1.0, 4.0])
 def test_mean_field_is_near_exact_for_two_classes(sd):
     mean, cov = gaussian(50, 2, sd=sd)
-    reference = links.mc(mean, cov, normal_draws(8192, 2, 0))
+    reference = links.mc(mean, cov, sobol_normals(8192, 2, 0))
     # MacKay's approximation of the logistic-Gaussian integral errs by up to .02
     # per class.
-    proba = links.mean_field(mean, cov, normal_draws(2, 2, 0))
+    proba = links.mean_field(mean, cov, sobol_normals(2, 2, 0))
     assert (proba - reference).abs().max() < 0.02
     assert error(proba, reference) < 0.01
 
@@ -241,7 +241,7 @@ def test_mean_field_of_two_classes_is_the_binary_formula():
     gap = mean[:, 0] - mean[:, 1]
     variance = cov[:, 0, 0] + cov[:, 1, 1] - 2 * cov[:, 0, 1]
     expected = (gap / (1 + math.pi / 8 * variance).sqrt()).sigmoid()
-    proba = links.mean_field(mean, cov, normal_draws(2, 2, 0))
+    proba = links.mean_field(mean, cov, sobol_normals(2, 2, 0))
     torch.testing.assert_close(proba[:, 0], expected)
 
 
@@ -249,7 +249,7 @@ def test_closed_forms_equal_their_formulas():
     mean, cov = gaussian(1, 3)
     m, s = (tensor[0] for tensor in centre(mean, cov))
     inflation = (1 + math.pi / 8 * s.diagonal()).sqrt()
-    draws = normal_draws(2, 3, 0)
+    draws = sobol_normals(2, 3, 0)
     torch.testing.assert_close(
         links.probit(mean, cov, draws)[0], (m / inflation).softmax(-1)
     )
@@ -271,13 +271,13 @@ def test_closed_forms_equal_their_formulas():
 def test_bridges_are_means_of_the_dirichlet(name, norm, sd):
     mean, cov = gaussian(6, 4, sd=sd)
     alpha = dirichlet.laplace_bridge(*centre(mean, cov), norm=norm)
-    proba = LINKS[name](mean, cov, normal_draws(2, 4, 0))
+    proba = LINKS[name](mean, cov, sobol_normals(2, 4, 0))
     torch.testing.assert_close(proba, dirichlet.mean(alpha))
 
 
 def test_bridge_ignores_the_scale_of_the_covariance():
     mean, cov = gaussian(6, 4)
-    draws = normal_draws(2, 4, 0)
+    draws = sobol_normals(2, 4, 0)
     torch.testing.assert_close(
         links.bridge(mean, 100 * cov, draws), links.bridge(mean, cov, draws)
     )
@@ -285,7 +285,7 @@ def test_bridge_ignores_the_scale_of_the_covariance():
 
 def test_mc_does_not_depend_on_chunks(monkeypatch):
     mean, cov = gaussian(17, 5)
-    draws = normal_draws(64, 5, 0)
+    draws = sobol_normals(64, 5, 0)
     at_once = links.mc(mean, cov, draws)
     for rows in (1, 4):
         monkeypatch.setattr(logits, "_CHUNK_BYTES", rows * 2 * 8 * draws.numel())
@@ -343,8 +343,8 @@ def kind_of_gaussian(kind, rows, n_classes, sd, mean_scale=2):
 
 def errors_of(names, mean, cov, n_samples, points):
     n_classes = mean.shape[-1]
-    reference = links.mc(mean, cov, normal_draws(points, n_classes, 1))
-    draws = normal_draws(n_samples, n_classes, 0)
+    reference = links.mc(mean, cov, sobol_normals(points, n_classes, 1))
+    draws = sobol_normals(n_samples, n_classes, 0)
     return {name: error(LINKS[name](mean, cov, draws), reference) for name in names}
 
 
@@ -412,8 +412,8 @@ def test_unlikely_classes_keep_their_tails():
     # largest logit at most, in nats
     mean = torch.tensor([[0.0, -1.0, -30.0, -200.0]], dtype=torch.float64)
     cov = torch.diag_embed(torch.tensor([[1.0, 2.0, 1.0, 3.0]], dtype=torch.float64))
-    proba = links.gumbel(mean, cov, normal_draws(2, 4, 0))
-    reference = links.mc(mean, cov, normal_draws(4096, 4, 0))
+    proba = links.gumbel(mean, cov, sobol_normals(2, 4, 0))
+    reference = links.mc(mean, cov, sobol_normals(4096, 4, 0))
     ratio = (proba.log() - reference.log()).abs()
     assert (ratio[0, 2:] < 1).all()
 
@@ -421,11 +421,11 @@ def test_unlikely_classes_keep_their_tails():
 @pytest.mark.parametrize("n_classes", [2, 3, 30])
 def test_sodpp_errs_by_the_square_of_the_covariance(n_classes):
     mean, cov = gaussian(10, n_classes)
-    draws = normal_draws(2, n_classes, 0)
+    draws = sobol_normals(2, n_classes, 0)
     errors = [
         error(
             links.sodpp(mean, scale * cov, draws),
-            links.mc(mean, scale * cov, normal_draws(4096, n_classes, 1)),
+            links.mc(mean, scale * cov, sobol_normals(4096, n_classes, 1)),
         )
         for scale in (0.01, 0.04)
     ]
@@ -437,5 +437,5 @@ def test_sodpp_equals_its_formula():
     mean, cov = gaussian(1, 3, sd=0.3)
     p, v = mean[0].softmax(-1), cov[0].diagonal()
     expected = p * (1 + p @ cov[0] @ p - cov[0] @ p + v / 2 - p @ v / 2)
-    found = links.sodpp(mean, cov, normal_draws(2, 3, 0))[0]
+    found = links.sodpp(mean, cov, sobol_normals(2, 3, 0))[0]
     torch.testing.assert_close(found, expected)

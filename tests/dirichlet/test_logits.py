@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sklaplace.core.points import normal_draws
+from sklaplace.core.points import sobol_normals
 from sklaplace.dirichlet import logits
 from sklaplace.dirichlet.logits import (
     centre,
@@ -59,7 +59,7 @@ def sampled_gap(mean, cov, n_points):
     mean, cov = centre(mean, cov)
     values, vectors = torch.linalg.eigh(cov)  # the first is that of all ones
     root = (vectors * values.clamp(min=0).sqrt().unsqueeze(-2))[..., 1:]
-    points = normal_draws(2 * n_points, mean.shape[-1] - 1, 0)[:n_points]
+    points = sobol_normals(2 * n_points, mean.shape[-1] - 1, 0)[:n_points]
     found = []
     for m, F, expected in zip(mean.log_softmax(-1), root, bend(mean, cov), strict=True):
         p, moves = m.exp(), F @ points.mT

@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 from scipy.special import digamma, gammaln, log_softmax, polygamma, softmax
 
 from sklaplace import dirichlet
-from sklaplace.core.points import normal_draws
+from sklaplace.core.points import sobol_normals
 from sklaplace.dirichlet import kl_projection, laplace_bridge, logits
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
@@ -358,7 +358,7 @@ def gap_of_many_draws(mean, cov, n_points):
     values, vectors = np.linalg.eigh(centred)
     # the first points are the most even: for the largest eigenvalues
     root = (vectors[:, 1:] * np.sqrt(values[1:].clip(min=0)))[:, ::-1].copy()
-    points = normal_draws(2 * n_points, len(mean) - 1, 0)[:n_points]
+    points = sobol_normals(2 * n_points, len(mean) - 1, 0)[:n_points]
     moves = torch.tensor(root) @ points.mT
     log_p = torch.tensor(log_softmax(mean))
     p, middle = log_p.exp(), log_p[:, None]

@@ -41,7 +41,7 @@ from sklaplace.curvature.ggn import CURVATURES, accumulate
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.likelihoods import Gaussian, HeteroscedasticNLLLoss
-from sklaplace.networks.outputs import view
+from sklaplace.networks.outputs import as_forward
 from sklaplace.networks.training import copied, train
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.tuning.evidence import marglik
@@ -344,7 +344,7 @@ def posterior_by_hand(net, X, y, state, structure, delta, sigma):
     """Of a regressor at given weights, all rows at once."""
     net = copied(net)
     net.module_.load_state_dict(state)
-    forward = view(net)
+    forward = as_forward(net)
     with forward.frozen():
         x = torch.tensor(X)
         layout = SUBSETS["all"](forward, x)

@@ -22,7 +22,12 @@ from sklearn.frozen import FrozenEstimator
 from torch import nn
 
 from sklaplace import MCDropoutClassifier, MCDropoutRegressor
-from sklaplace.estimators.dropout import DROPOUTS, dropout_layers, left_out, thinned
+from sklaplace.estimators.dropout import (
+    DROPOUTS,
+    dropout_layers,
+    left_out,
+    mc_dropout_outputs,
+)
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.noisy import JointDropout
 from sklaplace.networks.training import private_rng
@@ -238,7 +243,7 @@ def test_outputs_are_those_of_all_masks_in_their_shares():
     with private_rng(0):
         network = TwoUnits(p).eval()
     outputs, shares = enumerated(network, x, p)
-    found = thinned(Forward(network, network), x, list(range(4000)))
+    found = mc_dropout_outputs(Forward(network, network), x, list(range(4000)))
     which = (found[..., None] - outputs[..., None, :]).abs().amax((0, 1)).argmin(-1)
     torch.testing.assert_close(found, outputs[..., which])
     counts = torch.bincount(which, minlength=4) / 4000
@@ -323,7 +328,7 @@ class TestEstimators:
             model.predict_proba(X[:, :1])
         module = model.estimator_.module_
         with pytest.raises(RuntimeError), torch.no_grad():
-            thinned(Forward(module, module), torch.ones(2, 9), [0])
+            mc_dropout_outputs(Forward(module, module), torch.ones(2, 9), [0])
         assert not module.dropout._forward_hooks
 
     def test_noise_leaves_room_for_what_draws_explain(self):

@@ -322,8 +322,8 @@ def test_the_defaults_cover_true_differences():
         variance = variance - 2 * cov.diagonal(200)
         error = mean[200:] - mean[:200] - (items[1] - items[0]) @ TRUE
         hits.append(np.abs(error) < 1.645 * np.sqrt(variance))
-    slack = 2 * np.sqrt(0.9 * 0.1 / (3 * P))
-    assert np.mean(hits) > 0.9 - slack
+    trace_correction = 2 * np.sqrt(0.9 * 0.1 / (3 * P))
+    assert np.mean(hits) > 0.9 - trace_correction
 
 
 def test_weights_of_the_default_network_are_repetitions():

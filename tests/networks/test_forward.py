@@ -50,7 +50,7 @@ def test_certain_outputs_stay_finite(output_map, dtype):
 def test_tap_gives_the_logits_before_a_softmax():
     module = nn.Sequential(network(), nn.Softmax(-1))
     x = 500 * normal(5, 2)
-    tapped = Forward(module, module, tap="0")
+    tapped = Forward(module, module, logit_layer="0")
     assert torch.equal(tapped(x), module[0](x))
     assert not any(m._forward_hooks for m in module.modules())
     logs = Forward(module, module, "log")
@@ -60,7 +60,7 @@ def test_tap_gives_the_logits_before_a_softmax():
 def test_tap_is_removed_when_the_network_raises():
     module = nn.Sequential(network(), nn.Softmax(-1))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        Forward(module, module, tap="0")(normal(5, 7))
+        Forward(module, module, logit_layer="0")(normal(5, 7))
     assert not any(m._forward_hooks for m in module.modules())
 
 

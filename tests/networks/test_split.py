@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sklaplace.networks.split import MIN_ROWS, split_by_content
+from sklaplace.networks.split import MIN_ROWS, hash_split
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
@@ -12,7 +12,7 @@ def data(n=200, seed=0):
 
 
 def split(X, y, fraction=0.2, seed=0, *, stratify=True):
-    return split_by_content(X, y, fraction, seed, stratify=stratify)
+    return hash_split(X, y, fraction, seed, stratify=stratify)
 
 
 def test_parts_are_disjoint_and_complete():

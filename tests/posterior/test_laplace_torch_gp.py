@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
-from sklaplace.networks.outputs import view
+from sklaplace.networks.outputs import as_forward
 
 laplace = pytest.importorskip("laplace", reason="laplace-torch is not installed")
 
@@ -55,7 +55,7 @@ def test_functional_covariance(likelihood, subset):
     _, found = ours.latent_mean_and_variance(points.numpy(), full_cov=True)
     p = module(X).softmax(-1).detach()
     lost = (p[:, :, None] * p[:, None]).triu(1) if is_class else torch.zeros(N, 3, 3)
-    layout, forward = ours.posterior_.layout, view(ours.estimator_)
+    layout, forward = ours.posterior_.layout, as_forward(ours.estimator_)
     with forward.frozen():
         J = references.jacobian(forward, X, layout)
         Jp = references.jacobian(forward, points, layout)

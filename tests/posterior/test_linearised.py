@@ -11,13 +11,13 @@ from nets import MLP, LinearModel, blobs, classifier, regressor, seeded, waves
 from sklearn.frozen import FrozenEstimator
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
-from sklaplace.core.draws import keys_of
+from sklaplace.core.draws import row_hash
 from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.jacobian import backpropagate
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.posterior import linearised
 from sklaplace.posterior.linearised import LinearisedNetwork
-from sklaplace.posterior.tuning.task import Rows
+from sklaplace.posterior.tuning.task import LinearisedBatch
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
@@ -38,7 +38,7 @@ class Passes:
             f, jacobian = backpropagate(self.found.forward, x, self.found.layout)
             targets = self.found.likelihood.targets(y, f)
             w = torch.ones(len(f)) if weights is None else weights
-            yield Rows(f, jacobian, targets, w, keys_of(x))
+            yield LinearisedBatch(f, jacobian, targets, w, row_hash(x))
 
 
 def tangent(found, structure="full", prior="scalar", weights=None, curvature="ggn"):

@@ -29,7 +29,7 @@ from sklaplace.curvature.layout import Layout
 T = TypeVar("T")
 
 
-class Remembered:
+class LastCallCache:
     """The last answer to a question that is asked again for every batch."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Remembered:
 
     def __reduce__(self) -> Any:
         """Nothing of it is pickled."""
-        return Remembered, ()
+        return LastCallCache, ()
 
 
 def _are_same(left: tuple[Any, ...], right: tuple[Any, ...]) -> bool:
@@ -121,11 +121,11 @@ class Structure(ABC):
     """Whether under a scalar prior the log-determinant is that of `eigenvalues`."""
     kind: ClassVar[str]
     """Name in the registry."""
-    adds_up: ClassVar[bool] = True
+    is_additive: ClassVar[bool] = True
     """Whether what two of them kept can go on as one, with nothing lost."""
 
     @property
-    def overstates(self) -> bool:
+    def evidence_is_biased_up(self) -> bool:
         """Whether the evidence grows by what was left out of ``H``."""
         return False
 
@@ -208,7 +208,7 @@ class Structure(ABC):
         delta = priors.expand(prior_precision, self.layout)
         return 1 - delta * self.variance(prior_precision, scale)
 
-    def slack(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+    def trace_correction(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """What `logdet` has beyond that of the kept part of ``H``, (): a bound's."""
         return torch.zeros_like(scale)
 
@@ -313,8 +313,8 @@ class Diagonalised(Structure):
         return scale * self.eigenvalues + delta
 
     @cached_property
-    def _remembered(self) -> "Remembered":
-        return Remembered()
+    def _remembered(self) -> "LastCallCache":
+        return LastCallCache()
 
     def narrow_variances(
         self, prior_precision: Tensor, scale: Tensor, dtype: torch.dtype
@@ -364,8 +364,8 @@ class Diagonalised(Structure):
         return self.functional_variance(jacobian.double(), prior_precision, scale)
 
     @cached_property
-    def _spreads(self) -> "Remembered":
-        return Remembered()
+    def _spreads(self) -> "LastCallCache":
+        return LastCallCache()
 
     def _shared_variances(
         self, jacobian: Jacobian, v: Tensor, pieces: tuple[Tensor, ...]

@@ -19,8 +19,8 @@ from sklaplace.curvature.blocks import CHUNK_ELEMENTS, Block
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.structures.base import (
     Accumulator,
+    LastCallCache,
     Projection,
-    Remembered,
     Structure,
 )
 
@@ -77,8 +77,8 @@ class DualForm(Structure):
         return torch.cat([found.new_zeros(rest), found])
 
     @cached_property
-    def _roots(self) -> Remembered:
-        return Remembered()
+    def _roots(self) -> LastCallCache:
+        return LastCallCache()
 
     def _root(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """Cholesky factor ``L`` (n, n) of ``I + B Bᵀ``."""
@@ -152,8 +152,8 @@ class DualForm(Structure):
         return crossed @ self._inverse(prior_precision, scale).T * scale.sqrt()
 
     @cached_property
-    def _inverses(self) -> Remembered:
-        return Remembered()
+    def _inverses(self) -> LastCallCache:
+        return LastCallCache()
 
     def _inverse(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """``L⁻¹``, (n, n)."""
@@ -256,8 +256,8 @@ class Dual(DualForm):
         return jacobian.matmul(self._solved.get((prior_precision, scale), solve))
 
     @cached_property
-    def _solved(self) -> Remembered:
-        return Remembered()
+    def _solved(self) -> LastCallCache:
+        return LastCallCache()
 
     def __getstate__(self) -> dict[str, Any]:
         """What can be made again stays behind."""

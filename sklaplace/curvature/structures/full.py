@@ -16,8 +16,8 @@ from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures.base import (
     Accumulator,
     Diagonalised,
+    LastCallCache,
     Projection,
-    Remembered,
     RotatedProjection,
     Structure,
 )
@@ -139,8 +139,8 @@ class Full(Diagonalised):
         return root
 
     @cached_property
-    def _roots(self) -> Remembered:
-        return Remembered()
+    def _roots(self) -> LastCallCache:
+        return LastCallCache()
 
     def _root(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """``R`` (P, P) with ``R Rᵀ`` the posterior covariance, upper triangular."""
@@ -214,12 +214,12 @@ class Full(Diagonalised):
         return root.to(dtype)
 
     @cached_property
-    def _narrow_roots(self) -> Remembered:
-        return Remembered()
+    def _narrow_roots(self) -> LastCallCache:
+        return LastCallCache()
 
     @cached_property
-    def _head_covariances(self) -> Remembered:
-        return Remembered()
+    def _head_covariances(self) -> LastCallCache:
+        return LastCallCache()
 
     def _head_variance(
         self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor

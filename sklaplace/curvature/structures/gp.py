@@ -20,7 +20,7 @@ from torch import Tensor
 from sklaplace.core.checks import check_count
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import BlockSpec, Layout
-from sklaplace.curvature.structures.base import Accumulator, Remembered, Structure
+from sklaplace.curvature.structures.base import Accumulator, LastCallCache, Structure
 from sklaplace.curvature.structures.dual import Dual, DualForm
 
 # points, where no number is given
@@ -48,7 +48,7 @@ class FunctionSpace(DualForm):
     is_partial: bool
     kind = "gp"
     # more points than are asked for are dropped
-    adds_up = False
+    is_additive = False
     priors = frozenset({"scalar", "layerwise"})
 
     @cached_property
@@ -87,8 +87,8 @@ class FunctionSpace(DualForm):
         return self._raw(jacobian, prior_precision) @ both.T
 
     @cached_property
-    def _products(self) -> Remembered:
-        return Remembered()
+    def _products(self) -> LastCallCache:
+        return LastCallCache()
 
     def _rooted(self, values: Tensor) -> Tensor:
         """``values Fᵀ`` for (..., m), as (..., n)."""
@@ -126,7 +126,7 @@ class FunctionSpace(DualForm):
         return sum(point.n_rows * point.n_columns for point in self.points)
 
     @property
-    def overstates(self) -> bool:
+    def evidence_is_biased_up(self) -> bool:
         """Whether there were rows that are no points."""
         return self.is_partial
 
@@ -165,7 +165,7 @@ class Compact(Dual):
 
     points: FunctionSpace
     kind = "gp"
-    adds_up = False
+    is_additive = False
 
     @classmethod
     def of(cls, points: FunctionSpace, **more: Tensor) -> "Compact":
@@ -184,9 +184,9 @@ class Compact(Dual):
         return replace(self, rows=self.rows * factor.sqrt(), points=points)
 
     @property
-    def overstates(self) -> bool:
+    def evidence_is_biased_up(self) -> bool:
         """Whether there were rows that are no points."""
-        return self.points.overstates
+        return self.points.evidence_is_biased_up
 
     def resume(self, accumulator: Accumulator) -> None:
         """The points."""

@@ -43,7 +43,7 @@ class LowRank(Dual):
     sketch: Tensor
     kind = "lowrank"
     # of two truncations each has dropped what the other may need
-    adds_up = False
+    is_additive = False
 
     def __getstate__(self) -> dict[str, Any]:
         """What can be made again stays behind."""

@@ -47,7 +47,7 @@ class Nystrom(FunctionSpace):
 
     kind = "nystrom"
     # each keeps points of its own
-    adds_up = True
+    is_additive = True
     priors = frozenset({"scalar"})
 
     def resume(self, accumulator: Accumulator) -> None:
@@ -61,7 +61,7 @@ class CompactNystrom(Compact):
     """The same where there are more rows than parameters."""
 
     kind = "nystrom"
-    adds_up = True
+    is_additive = True
 
 
 class Bounded(DualForm):
@@ -78,16 +78,16 @@ class Bounded(DualForm):
     is_spectral = False
 
     @property
-    def overstates(self) -> bool:
+    def evidence_is_biased_up(self) -> bool:
         """Never: what is left out is part of the bound."""
         return False
 
     def logdet(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """``log det(scale·UUᵀHUUᵀ + δ) + scale/δ tr(H - UUᵀH)``, in nats."""
-        bound = self.slack(prior_precision, scale)
+        bound = self.trace_correction(prior_precision, scale)
         return super().logdet(prior_precision, scale) + bound
 
-    def slack(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
+    def trace_correction(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
         """``scale/δ tr(H - UUᵀH)``, ()."""
         return scale / prior_precision * self.rest
 

@@ -1,6 +1,6 @@
 """Tuning: choose prior precision and noise, and whether to refit the last layer.
 
-Three ways, all ``(Task) -> GaussianPosterior``:
+Three ways, all ``(TuningProblem) -> GaussianPosterior``:
 
 * ``marglik``: maximise the `evidence`.
 * ``validation``: score the predictive on rows that the network did not see.
@@ -16,11 +16,11 @@ from collections.abc import Callable
 
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.evidence import maximise_evidence
-from sklaplace.posterior.tuning.task import Task
+from sklaplace.posterior.tuning.task import TuningProblem
 from sklaplace.posterior.tuning.validation import tune_on_validation
 
 
-def auto(task: Task) -> GaussianPosterior:
+def auto(task: TuningProblem) -> GaussianPosterior:
     """Held-out rows where there are some, else evidence, saying what it risks."""
     if task.validation is not None:
         return tune_on_validation(task)
@@ -43,7 +43,7 @@ def auto(task: Task) -> GaussianPosterior:
     return maximise_evidence(task)
 
 
-TUNERS: dict[str, Callable[[Task], GaussianPosterior]] = {
+TUNERS: dict[str, Callable[[TuningProblem], GaussianPosterior]] = {
     "auto": auto,
     "marglik": maximise_evidence,
     "validation": tune_on_validation,

@@ -17,7 +17,12 @@ from torch import Tensor
 
 from sklaplace.curvature import priors
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
-from sklaplace.posterior.tuning.task import SMALLEST, Task, clamped, require_head
+from sklaplace.posterior.tuning.task import (
+    SMALLEST,
+    TuningProblem,
+    clamped,
+    require_head,
+)
 
 # Bounds of log δ and log σ around the units that the data set, see `_units`.
 LOG_BOUND = 20.0
@@ -33,7 +38,7 @@ FIXED_POINT_TOLERANCE = 3e-5
 SMALLEST_NOISE = 1e-4
 
 
-def maximise_evidence(task: Task) -> GaussianPosterior:
+def maximise_evidence(task: TuningProblem) -> GaussianPosterior:
     """Evidence at the refitted head, or as it stands where ``refine`` is False."""
     _warn_if_overstated(task.posterior)
     if task.refine is False or (task.refine == "auto" and task.head is None):
@@ -46,7 +51,7 @@ def maximise_evidence(task: Task) -> GaussianPosterior:
 def _warn_if_overstated(posterior: GaussianPosterior) -> None:
     """Warn of curvature that is left out, which the evidence takes for a good fit."""
     structure = posterior.structure
-    if structure.overstates:
+    if structure.evidence_is_biased_up:
         warnings.warn(
             f"hessian_structure={structure.kind!r} leaves out what its points cannot "
             "tell, and the evidence grows by that: prior_precision will be too small. "
@@ -322,7 +327,7 @@ def _lbfgs(objective: _Evidence, v: np.ndarray) -> tuple[np.ndarray, bool]:
 
 
 # ---------------------------------------------------------- at the refitted head
-def marglik_refitted(task: Task) -> GaussianPosterior:
+def marglik_refitted(task: TuningProblem) -> GaussianPosterior:
     """Maximise the evidence at the head that is most probable under each prior."""
     head = require_head(task.head)
     posterior = task.posterior
@@ -360,20 +365,20 @@ def _value(posterior: GaussianPosterior) -> float:
     return float(posterior.log_marginal_likelihood())
 
 
-def _mackay(posterior: GaussianPosterior, task: Task) -> Hyperparameters:
+def _mackay(posterior: GaussianPosterior, task: TuningProblem) -> Hyperparameters:
     """MacKay's updates of prior precision and noise."""
     h = posterior.hyperparameters
     delta, order = h.prior_precision, posterior.curvature_order
     gamma = _determined(posterior)
-    slack = posterior.structure.slack(delta, posterior.scale)
+    trace_correction = posterior.structure.trace_correction(delta, posterior.scale)
     if task.free_prior:
         scatter = _group_scatter(posterior, delta)
-        # δ² scatter = δ γ + δ slack, whose last term does not depend on δ
-        root = (gamma**2 + 4 * scatter * delta * slack).sqrt()
+        # δ² scatter = δ γ + δ trace_correction, whose last term does not depend on δ
+        root = (gamma**2 + 4 * scatter * delta * trace_correction).sqrt()
         h = replace(h, prior_precision=clamped((gamma + root) / (2 * scatter)))
     if task.free_noise:
         n, residual = posterior.data_fit.n_targets, 2 * posterior.data_fit.loss
-        squares = residual / h.temperature + order * slack * h.sigma_noise**2
+        squares = residual / h.temperature + order * trace_correction * h.sigma_noise**2
         # γ reaches n only where every target is fitted; keep a tenth of a row
         variance = squares / (n - order * gamma.sum()).clamp(min=0.1)
         floor = SMALLEST_NOISE**2 * require_head(task.head).target_variance()

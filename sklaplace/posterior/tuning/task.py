@@ -1,4 +1,4 @@
-"""Task: what there is to tune, and with what."""
+"""TuningProblem: what there is to tune, and with what."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ SMALLEST, LARGEST = math.exp(-100), math.exp(100)
 
 
 @dataclass(frozen=True)
-class Rows:
+class LinearisedBatch:
     """One batch of rows: outputs, their Jacobian, targets, weights, perhaps keys."""
 
     f: Tensor
@@ -31,7 +31,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Task:
+class TuningProblem:
     """What there is to tune, and with what.
 
     Attributes
@@ -41,7 +41,7 @@ class Task:
     head : LinearModel or None
         Training rows as the selected weights see them, where these enter linearly or
         the network is taken as linear in them.
-    validation : iterable of Rows or None
+    validation : iterable of LinearisedBatch or None
         Rows that the network did not see.
     log_proba : callable or None
         ``(mean (b, c), cov (b, c, c)) -> (b, K)`` log class probabilities; None
@@ -59,7 +59,7 @@ class Task:
 
     posterior: GaussianPosterior
     head: LinearModel | None
-    validation: Iterable[Rows] | None
+    validation: Iterable[LinearisedBatch] | None
     log_proba: Callable[[Tensor, Tensor], Tensor] | None
     free_prior: bool
     free_noise: bool

@@ -20,7 +20,13 @@ from sklaplace.likelihoods import ClassLikelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import linearised_mean
 from sklaplace.posterior.tuning.evidence import marglik
-from sklaplace.posterior.tuning.task import SMALLEST, Rows, Task, clamped, require_head
+from sklaplace.posterior.tuning.task import (
+    SMALLEST,
+    LinearisedBatch,
+    TuningProblem,
+    clamped,
+    require_head,
+)
 
 # A head is exchanged only for one that raises the log-likelihood of the held-out
 # rows by this many nats in total: about the logarithm of the number of candidates,
@@ -55,7 +61,7 @@ class _Candidate:
         return self.score * self.n_rows
 
 
-def tune_on_validation(task: Task) -> GaussianPosterior:
+def tune_on_validation(task: TuningProblem) -> GaussianPosterior:
     """Best score on held-out rows along a path of prior precisions.
 
     Log loss for classification, Gaussian negative log-likelihood for regression,
@@ -94,13 +100,13 @@ def tune_on_validation(task: Task) -> GaussianPosterior:
     return _widened(_finished(chosen, task), task)
 
 
-def _may_refit(task: Task) -> bool:
+def _may_refit(task: TuningProblem) -> bool:
     """Whether a ratio alone says how the head is to be refitted."""
     has_order = task.posterior.curvature_order == 1
     return task.head is not None and (has_order or not task.free_noise)
 
 
-def _finished(chosen: "_Candidate", task: Task) -> "_Candidate":
+def _finished(chosen: "_Candidate", task: TuningProblem) -> "_Candidate":
     """The chosen candidate with its head, if refitted, refitted to full precision."""
     if not chosen.posterior.is_refitted:
         return chosen
@@ -113,7 +119,7 @@ def _best(candidates: list["_Candidate"]) -> "_Candidate | None":
     return min(finite, key=lambda c: c.score, default=None)
 
 
-def _widened(chosen: "_Candidate", task: Task) -> GaussianPosterior:
+def _widened(chosen: "_Candidate", task: TuningProblem) -> GaussianPosterior:
     """The chosen posterior, with noise that owns up to its own uncertainty.
 
     Prior precision, σ and the choice of head were fitted to the n held-out values.
@@ -133,7 +139,7 @@ def _widened(chosen: "_Candidate", task: Task) -> GaussianPosterior:
     return wider.replace(prior_precision=ratio * wider.scale)
 
 
-def _path(task: Task) -> list[Tensor]:
+def _path(task: TuningProblem) -> list[Tensor]:
     """Ratios ``ρ = δ/scale`` to visit, from the strongest prior to the weakest."""
     posterior = task.posterior
     delta = posterior.prior_precision
@@ -151,7 +157,7 @@ def _path(task: Task) -> list[Tensor]:
     return [shape * max(total / n, 1e-30) / variance for variance in PATH]
 
 
-def _noise_path(task: Task) -> list[Tensor]:
+def _noise_path(task: TuningProblem) -> list[Tensor]:
     """Ratios under a fixed prior: from noise levels around the held-out residuals."""
     h = task.posterior.hyperparameters
     if not task.free_noise:
@@ -168,12 +174,12 @@ def _noise_path(task: Task) -> list[Tensor]:
     return [h.prior_precision * h.temperature / scale for scale in scales]
 
 
-def _rows(task: Task) -> Iterator[Rows]:
+def _rows(task: TuningProblem) -> Iterator[LinearisedBatch]:
     assert task.validation is not None
     return iter(task.validation)
 
 
-def _scored(task: Task, path: list[Tensor]) -> list[_Candidate]:
+def _scored(task: TuningProblem, path: list[Tensor]) -> list[_Candidate]:
     """One candidate per point of the path, the head kept: one pass over the rows."""
     scorers = [_Scorer(task, ratio) for ratio in path]
     for rows in _rows(task):
@@ -185,7 +191,7 @@ def _scored(task: Task, path: list[Tensor]) -> list[_Candidate]:
     return [scorer.candidate(task.posterior) for scorer in scorers]
 
 
-def _scored_kept(task: Task, path: list[Tensor]) -> list[_Candidate]:
+def _scored_kept(task: TuningProblem, path: list[Tensor]) -> list[_Candidate]:
     """The same; where a point is dear, every fourth, then around the best of them.
 
     That is where covariances are made. Rows that are made anew on each pass are
@@ -211,7 +217,7 @@ def _scored_kept(task: Task, path: list[Tensor]) -> list[_Candidate]:
     return list(candidates.values())
 
 
-def _scored_refitted(task: Task, path: list[Tensor]) -> list[_Candidate]:
+def _scored_refitted(task: TuningProblem, path: list[Tensor]) -> list[_Candidate]:
     """The same with the head refitted at each point, from where the last ended.
 
     Uphill by two points at a time from the middle of the path, where prior and data
@@ -245,7 +251,9 @@ def _best_index(candidates: dict[int, _Candidate]) -> int:
     return min(candidates, key=score)
 
 
-def _refitted(task: Task, start: GaussianPosterior, ratio: Tensor) -> _Candidate:
+def _refitted(
+    task: TuningProblem, start: GaussianPosterior, ratio: Tensor
+) -> _Candidate:
     """The head refitted under one ratio, from where another refit ended."""
     if task.free_prior:
         template = start.replace(prior_precision=ratio * start.scale)
@@ -272,13 +280,13 @@ class _Scorer:
     curvature of order two it is ``σ²(1 + T σ² u)``, and a search finds σ².
     """
 
-    def __init__(self, task: Task, ratio: Tensor) -> None:
+    def __init__(self, task: TuningProblem, ratio: Tensor) -> None:
         self.task, self.ratio = task, ratio
         self._losses: list[Tensor] = []
         self._weights: list[Tensor] = []
         self._spreads: list[Tensor] = []
 
-    def add(self, mean: Tensor, u: Tensor, rows: Rows) -> None:
+    def add(self, mean: Tensor, u: Tensor, rows: LinearisedBatch) -> None:
         """Take the unscaled predictive of one batch."""
         h = self.task.posterior.hyperparameters
         self._weights.append(rows.weights.double())

@@ -18,9 +18,9 @@ import torch
 from skorch.utils import to_tensor
 from torch import Tensor, nn
 
-from sklaplace.likelihoods import Likelihood, weighed
+from sklaplace.likelihoods import Likelihood, weighted
 from sklaplace.networks.forward import OUTPUT_MAPS, as_columns
-from sklaplace.networks.outputs import Reading, unwrapped
+from sklaplace.networks.outputs import OutputSpec, unwrapped
 from sklaplace.networks.training import Batches, batch_weights, mean_weight
 from sklaplace.posterior.variational import POSTERIORS
 from sklaplace.posterior.variational.divergence import divergence
@@ -110,7 +110,7 @@ class Elbo:
     sigma: float | None = None
     start: nn.Module | None = None
     held_out: Any = None
-    reading: Reading | None = None
+    reading: OutputSpec | None = None
     n_rows: int = 0
     n_batches: int = 1
     batch: int = -1
@@ -135,9 +135,9 @@ class Elbo:
         kind = POSTERIORS[self.posterior]
         return StochasticModule(base, layout, kind(location, scale, self.bound))
 
-    def begin(self, module: StochasticModule, reading: Reading) -> None:
+    def begin(self, module: StochasticModule, reading: OutputSpec) -> None:
         """Before the first step: how the outputs are read."""
-        module.tap, self.reading = reading.tap, reading
+        module.logit_layer, self.reading = reading.logit_layer, reading
 
     def noise(self, module: StochasticModule) -> Tensor:
         """Standard deviation of the noise in use, (), float64."""
@@ -153,7 +153,7 @@ class Elbo:
         f = OUTPUT_MAPS[self.reading.output_map](as_columns(module.outputs(returned)))
         targets = likelihood.targets(y, f)
         losses = likelihood.loss(f, targets)
-        weights = weighed(likelihood, targets, batch_weights(net))
+        weights = weighted(likelihood, targets, batch_weights(net))
         if weights is None:
             weights = torch.ones_like(losses)
         weights = weights.to(losses) / mean_weight(net)

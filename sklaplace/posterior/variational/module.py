@@ -75,7 +75,7 @@ class StochasticModule(nn.Module):
 
     Attributes
     ----------
-    tap : str or None
+    logit_layer : str or None
         Name of a submodule whose outputs are kept in ``tapped``.
     drawn : tuple of Tensor
         Weights (1, P) of the last pass in training, and their log densities.
@@ -94,7 +94,7 @@ class StochasticModule(nn.Module):
         self._orig_mod = base
         self.posterior = posterior
         self.layout = layout
-        self.tap: str | None = None
+        self.logit_layer: str | None = None
         self.register_buffer("square", torch.zeros((), dtype=torch.float64))
         self.drawn: tuple[Tensor, Tensor] | None = None
         self.tapped: Tensor | None = None
@@ -114,16 +114,16 @@ class StochasticModule(nn.Module):
             name: value.to(self._dtypes[name])
             for name, value in self.layout.unflatten(weights).items()
         }
-        if self.tap is None:
+        if self.logit_layer is None:
             return functional_call(self._orig_mod, values, args, kwargs)
-        with tapping(self._orig_mod, self.tap) as seen:
+        with tapping(self._orig_mod, self.logit_layer) as seen:
             returned = functional_call(self._orig_mod, values, args, kwargs)
         self.tapped = seen[-1]
         return returned
 
     def outputs(self, returned: Any) -> Tensor:
-        """What is read of a pass: the tap, or what the network returned."""
-        if self.tap is not None:
+        """What is read of a pass: the logit_layer, or what the network returned."""
+        if self.logit_layer is not None:
             assert self.tapped is not None
             return self.tapped
         return first_tensor(returned)

@@ -3,7 +3,7 @@ import torch
 from cases import generator, normal
 from contracts import N_ROWS, ROUNDING, assert_equal, prior_precision, problem, scale
 
-from sklaplace.core.draws import keys_of
+from sklaplace.core.draws import row_hash
 from sklaplace.curvature.ggn import CURVATURES, GGN, accumulate
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.structures.gp import PointsAccumulator
@@ -22,7 +22,7 @@ def accumulated(found, batches, n_points=FEW, curvature=GGN):
 
 def chosen_rows(found):
     """Places of the rows with the smallest keys."""
-    return keys_of(found.x).argsort()[:FEW].sort().values
+    return row_hash(found.x).argsort()[:FEW].sort().values
 
 
 @pytest.mark.parametrize("subset", ["all", "last_layer", "subnetwork"])

@@ -160,7 +160,7 @@ class TestStochasticModule:
 
     def test_the_tap_is_kept_and_its_hook_removed(self):
         stochastic = wrapped(made(SoftmaxMLP))
-        stochastic.tap = "head"
+        stochastic.logit_layer = "head"
         with private_rng(0):
             proba = stochastic(X)
         logits = stochastic.outputs(proba)
@@ -169,7 +169,7 @@ class TestStochasticModule:
 
     def test_the_hook_is_removed_when_the_network_fails(self):
         stochastic = wrapped(made(SoftmaxMLP))
-        stochastic.tap = "head"
+        stochastic.logit_layer = "head"
         with pytest.raises(RuntimeError):
             stochastic(torch.ones(3, 7))
         assert not stochastic._orig_mod.head._forward_hooks
@@ -184,7 +184,7 @@ class TestStochasticModule:
     )
     def test_copies_in_the_midst_of_training(self, duplicate):
         stochastic = wrapped(made(SoftmaxMLP))
-        stochastic.tap = "head"
+        stochastic.logit_layer = "head"
         with private_rng(0):
             stochastic(X)
         twin = duplicate(stochastic)
