@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.budget import move
-from sklaplace.core.caching import cached, check_memory
+from sklaplace.core.cache import cached, check_memory
 from sklaplace.core.checks import (
     listed,
 )
 from sklaplace.core.draws import row_hash
-from sklaplace.core.fingerprints import fingerprint
+from sklaplace.core.fingerprint import fingerprint
 from sklaplace.curvature.ggn import CURVATURES, Curvature, accumulate
 from sklaplace.curvature.jacobian import Centring, backpropagate
 from sklaplace.curvature.layout import Layout

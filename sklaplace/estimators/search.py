@@ -17,7 +17,7 @@ from sklearn.utils import indexable
 from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import _check_method_params, _check_sample_weight
 
-from sklaplace.core.caching import check_memory
+from sklaplace.core.cache import check_memory
 from sklaplace.core.checks import check_n_jobs, check_positive, listed
 from sklaplace.estimators.base import BaseLaplace
 from sklaplace.estimators.classifier import LaplaceClassifier

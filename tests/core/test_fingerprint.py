@@ -46,7 +46,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.data import Subset, TensorDataset
 
-from sklaplace.core.fingerprints import fingerprint
+from sklaplace.core.fingerprint import fingerprint
 
 
 # ------------------------------------------------------------- plain values
@@ -511,7 +511,7 @@ def test_values_are_left_as_they_are(rng_untouched):
     assert state() == before
 
 
-# --------------------------------------------------------- what cannot be told
+# --------------------------------------------------------- what cannot be hashed
 def test_what_cannot_be_told_is_refused_with_its_place(tmp_path):
     lock = threading.Lock()
     with open(tmp_path / "log", "w") as file:
@@ -537,7 +537,7 @@ def test_what_cannot_be_told_is_refused_with_its_place(tmp_path):
         }
         for place, value in places.items():
             place = place.replace("value['a']", "a")
-            with pytest.raises(TypeError, match="cannot be told") as caught:
+            with pytest.raises(TypeError, match="cannot be hashed") as caught:
                 fingerprint(value)
             message = str(caught.value)
             assert message.startswith(f"{place} is of type "), message

@@ -4,7 +4,9 @@ import functools
 import importlib
 import sys
 import textwrap
+import types
 import weakref
+from importlib.machinery import EXTENSION_SUFFIXES
 
 import numpy as np
 import pytest
@@ -12,8 +14,7 @@ import torch
 from keys import DETAILS, Box, Net, define, differ, net, redefined, same, seeded
 from torch import nn
 
-from sklaplace.core import definitions
-from sklaplace.core.fingerprints import fingerprint
+from sklaplace.core.fingerprint import LIBRARIES, fingerprint
 
 FUNCTIONS = """
     def plain(x): return x + 1
@@ -270,22 +271,17 @@ def test_classes_of_libraries_count_by_name_and_version(monkeypatch):
     before = fingerprint(nn.Linear)
     monkeypatch.setattr(nn.Linear, "extra_repr", lambda self: "")
     assert fingerprint(nn.Linear) == before
-    monkeypatch.setitem(definitions.LIBRARIES, "torch", "0.0")
+    monkeypatch.setitem(LIBRARIES, "torch", "0.0")
     assert fingerprint(nn.Linear) != before
 
 
 @pytest.mark.parametrize(
-    "library", ["sklaplace", "torch", "skorch", "sklearn", "numpy", "scipy", "joblib"]
+    "library",
+    ["python", "sklaplace", "torch", "skorch", "sklearn", "numpy", "scipy", "joblib"],
 )
 def test_versions_of_libraries_are_in_every_key(library, monkeypatch):
     before = fingerprint(1)
-    monkeypatch.setitem(definitions.LIBRARIES, library, "0.0")
-    assert fingerprint(1) != before
-
-
-def test_the_version_of_python_is_in_every_key(monkeypatch):
-    before = fingerprint(1)
-    monkeypatch.setattr(definitions, "PYTHON", "CPython 2.7")
+    monkeypatch.setitem(LIBRARIES, library, "0.0")
     assert fingerprint(1) != before
 
 
@@ -301,13 +297,21 @@ def test_defaults_of_torch_are_in_every_key():
     assert fingerprint(1) == before
 
 
-def test_libraries_are_told_from_the_users_code():
-    release = definitions.module_release
-    for name in ("__main__", __name__, "no_such_module", "", None):
-        assert release(name) is None
-    for name in ("builtins", "functools", "_io", "sklaplace.core.caching", "torch.nn"):
-        assert release(name)
-    assert release("pytest") != release("hypothesis")
+def test_modules_of_libraries_are_hashed_by_name_and_those_of_the_user_refused():
+    names = ("builtins", "functools", "_io", "sklaplace.core.cache", "torch.nn")
+    modules = [importlib.import_module(n) for n in (*names, "pytest", "hypothesis")]
+    assert differ(modules)
+    for name in ("__main__", __name__):
+        with pytest.raises(TypeError, match="a module of the user"):
+            fingerprint(sys.modules[name])
+
+
+@pytest.mark.parametrize("module", ["__main__", __name__, "no_such_module", "", None])
+def test_functions_in_no_library_are_hashed_by_their_code(module):
+    functions = [define(f"def f(x): return x + {n}", "f") for n in (1, 2)]
+    for f in functions:
+        f.__module__ = module
+    assert differ(functions)
 
 
 @pytest.mark.parametrize(
@@ -316,15 +320,49 @@ def test_libraries_are_told_from_the_users_code():
         ("own.py", False),
         ("site-packages/own.py", True),
         ("dist-packages/own/__init__.py", True),
-        (f"own{definitions.EXTENSION_SUFFIXES[0]}", True),  # its code cannot be seen
+        (f"own{EXTENSION_SUFFIXES[0]}", True),  # its code cannot be read
     ],
 )
-def test_an_installed_file_counts_by_its_build(path, is_library, tmp_path):
-    file = tmp_path / path
-    file.parent.mkdir(parents=True, exist_ok=True)
+def test_an_installed_file_counts_by_its_build(path, is_library, tmp_path, monkeypatch):
     keys = []
     for content in ("", "1", "12"):
+        file = tmp_path / content / path
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
-        keys.append(definitions._release.__wrapped__("own", str(file)))
+        module = types.ModuleType("own")
+        exec("def f(x): return x", vars(module))
+        module.__file__ = str(file)
+        monkeypatch.setitem(sys.modules, "own", module)
+        keys.append(fingerprint(module.f))
+        module.f.__code__ = (lambda x: x + 1).__code__
+        assert (fingerprint(module.f) == keys[-1]) == is_library
     assert len(set(keys)) == (3 if is_library else 1)
-    assert (None in keys) == (not is_library)
+
+
+def test_modules_of_the_user_that_import_each_other(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "cyclic_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("from . import layers")
+    (package / "layers.py").write_text(
+        "import cyclic_package\n"
+        "def f(x): return cyclic_package.layers.g(x)\n"
+        "def g(x): return x"
+    )
+    layers = importlib.import_module("cyclic_package.layers")
+    before = fingerprint(layers.f)
+    layers.g = define("def g(x): return x + 1", "g")
+    assert fingerprint(layers.f) != before
+
+
+def test_exchanged_aliases_of_modules_count(monkeypatch):
+    for name in ("own_one", "own_two"):
+        module = types.ModuleType(name)
+        module.f = define(f"def f(x): return {len(name)}", "f")
+        module.value = name
+        monkeypatch.setitem(sys.modules, name, module)
+    one, two = sys.modules["own_one"], sys.modules["own_two"]
+    source = "def f(x): return a.value, b.value"
+    assert differ(
+        [define(source, "f", a=one, b=two), define(source, "f", a=two, b=one)]
+    )

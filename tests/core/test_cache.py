@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -24,8 +25,8 @@ from skorch.callbacks import EarlyStopping, EpochScoring, LRScheduler
 from torch import nn
 
 import sklaplace
-from sklaplace.core.caching import cached, check_memory
-from sklaplace.core.fingerprints import fingerprint
+from sklaplace.core.cache import cached, check_memory
+from sklaplace.core.fingerprint import fingerprint
 
 
 class Counter:
@@ -386,7 +387,7 @@ def test_work_that_changes_its_own_key_is_told_so(tmp_path):
 def test_work_that_changes_its_inputs_is_told_so(tmp_path):
     X = np.zeros(3)
     for _ in range(2):
-        with pytest.warns(UserWarning, match="again: one of the inputs changed"):
+        with pytest.warns(UserWarning, match="again: an input changed"):
             cached(
                 check_memory(tmp_path),
                 fingerprint(X),
@@ -399,10 +400,10 @@ def test_work_that_changes_its_inputs_is_told_so(tmp_path):
 ROOT = Path(sklaplace.__file__).parents[1]
 
 
-def run(source, *arguments, **options):
+def run(source, *arguments, root=ROOT, **options):
     """A script in a process with another order of sets."""
     hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-    env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root)}
     command = [sys.executable, "-c", textwrap.dedent(source), *map(str, arguments)]
     done = subprocess.run(command, env=env, capture_output=True, **options)
     assert done.returncode == 0, done.stderr.decode()
@@ -415,8 +416,8 @@ SCRIPT = """
     from sklearn.base import clone
     from skorch import NeuralNetClassifier
     from skorch.callbacks import EpochScoring
-    from sklaplace.core.caching import cached, check_memory
-    from sklaplace.core.fingerprints import fingerprint
+    from sklaplace.core.cache import cached, check_memory
+    from sklaplace.core.fingerprint import fingerprint
 
     NAMES = {"alpha", "beta", "gamma", "delta"}
 
@@ -488,8 +489,8 @@ SEARCH = """
     from sklearn.model_selection import GridSearchCV
     from skorch import NeuralNetClassifier
     from skorch.callbacks import EpochScoring
-    from sklaplace.core.caching import cached, check_memory
-    from sklaplace.core.fingerprints import fingerprint
+    from sklaplace.core.cache import cached, check_memory
+    from sklaplace.core.fingerprint import fingerprint
 
     warnings.simplefilter("error")
     torch.set_num_threads(1)
@@ -542,3 +543,16 @@ def test_a_parallel_grid_search_trains_once_per_fold(tmp_path):
     assert len(entries(tmp_path)) == 4  # three folds, and all rows
     assert 4 <= first < 8  # the workers may begin the same fold at the same time
     assert second == first
+
+
+@pytest.mark.slow  # two processes
+def test_an_edit_anywhere_in_this_package_makes_new_keys(tmp_path):
+    package = Path(sklaplace.__file__).parent
+    shutil.copytree(package, tmp_path / "sklaplace")
+    source = "from sklaplace.core.fingerprint import fingerprint; print(fingerprint(1))"
+    keys = [run(source, root=tmp_path, cwd=tmp_path)]
+    with open(tmp_path / "sklaplace" / "posterior" / "gaussian.py", "a") as file:
+        file.write("# edited\n")
+    keys.append(run(source, root=tmp_path, cwd=tmp_path))
+    assert keys[0] == f"{fingerprint(1)}\n".encode()
+    assert keys[1] != keys[0]
