@@ -11,7 +11,7 @@ import references
 import torch
 from contracts import N_ROWS, assert_equal, problem, scale
 
-from sklaplace.core.draws import row_hash
+from sklaplace.core.random import row_hash
 from sklaplace.curvature.ggn import CURVATURES, accumulate
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS

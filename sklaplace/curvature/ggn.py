@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.checks import Check, check_count
-from sklaplace.core.draws import counter_uniforms, row_hash
 from sklaplace.core.linalg import all_finite
+from sklaplace.core.random import counter_uniforms, row_hash
 from sklaplace.curvature.jacobian import backpropagate_in_parts, exact_hessian
 from sklaplace.curvature.structures import Accumulator
 from sklaplace.likelihoods import DataFit, Likelihood, output_weights, weighted

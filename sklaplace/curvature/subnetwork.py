@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sklaplace.core.draws import counter_uniforms, row_hash
+from sklaplace.core.random import counter_uniforms, row_hash
 from sklaplace.core.trees import tree_rows
 from sklaplace.curvature.ggn import GGN, accumulate
 from sklaplace.curvature.jacobian import call_with

@@ -207,7 +207,7 @@ def mc(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     cov : Tensor of shape (b, K, K)
         Covariances of the logits.
     draws : Tensor of shape (s, K)
-        Standard-normal points, such as `sklaplace.core.points.sobol_normals` gives,
+        Standard-normal points, such as `sklaplace.core.random.sobol_normals` gives,
         shared by all rows, so that a row's probabilities do not depend on the others.
 
     Returns

@@ -23,8 +23,8 @@ from sklaplace.core.cache import cached, check_memory
 from sklaplace.core.checks import (
     listed,
 )
-from sklaplace.core.draws import row_hash
 from sklaplace.core.fingerprint import fingerprint
+from sklaplace.core.random import private_rng, row_hash
 from sklaplace.curvature.ggn import CURVATURES, Curvature, accumulate
 from sklaplace.curvature.jacobian import Centring, backpropagate
 from sklaplace.curvature.layout import Layout
@@ -39,7 +39,7 @@ from sklaplace.networks.data import (
     TrainingData,
 )
 from sklaplace.networks.outputs import as_forward
-from sklaplace.networks.training import Batches, copied, private_rng
+from sklaplace.networks.training import Batches, copied
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.last_layer import HeadRows
 from sklaplace.posterior.linear_model import LinearModel

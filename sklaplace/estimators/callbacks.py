@@ -23,6 +23,7 @@ from torch.utils.data import Subset
 
 from sklaplace.core.budget import move
 from sklaplace.core.checks import check_count, check_option, check_positive, check_share
+from sklaplace.core.random import private_rng
 from sklaplace.curvature import priors
 from sklaplace.curvature.ggn import CURVATURES, accumulate
 from sklaplace.curvature.layout import Layout
@@ -41,7 +42,7 @@ from sklaplace.estimators.settings import (
 )
 from sklaplace.likelihoods import CRITERIA, weighted
 from sklaplace.networks.outputs import as_forward, raw_outputs, unwrapped
-from sklaplace.networks.training import Batches, batch_weights, first_rows, private_rng
+from sklaplace.networks.training import Batches, batch_weights, first_rows
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.tuning.evidence import marglik
 

@@ -11,12 +11,12 @@ from sklearn.utils.parallel import Parallel, delayed
 from torch import Tensor, nn
 
 from sklaplace.core.checks import check_count, check_n_jobs
+from sklaplace.core.random import private_rng
 from sklaplace.estimators.outputs import Draws, TrainedNetwork
 from sklaplace.estimators.sampling import NoiseFromRows, SamplingEstimator
 from sklaplace.estimators.simplex import SimplexPredictor
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.forward import Forward
-from sklaplace.networks.training import private_rng
 
 
 class _SharedSplit:

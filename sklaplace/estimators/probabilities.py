@@ -9,7 +9,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from torch import Tensor
 
-from sklaplace.core.points import cached_sobol_normals
+from sklaplace.core.random import cached_sobol_normals
 from sklaplace.estimators.classes import ClassTargets
 from sklaplace.likelihoods import ClassLikelihood
 

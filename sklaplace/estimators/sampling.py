@@ -10,11 +10,11 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from sklaplace.core.checks import check_fraction
+from sklaplace.core.random import private_rng
 from sklaplace.estimators.bands import BandPredictor
 from sklaplace.estimators.columns import check_noise, geometric_mean, likelihood_of
 from sklaplace.estimators.fitting import NetworkFitter, unchanged_on_error
 from sklaplace.estimators.outputs import Draws, TrainedNetwork
-from sklaplace.networks.training import private_rng
 from sklaplace.posterior.predictive import moments
 
 # The noise is sought between these multiples of the residuals' root mean square.

@@ -19,6 +19,7 @@ from sklearn.utils.validation import _check_method_params, _check_sample_weight
 
 from sklaplace.core.cache import check_memory
 from sklaplace.core.checks import check_n_jobs, check_positive, listed
+from sklaplace.core.random import private_rng
 from sklaplace.estimators.base import BaseLaplace
 from sklaplace.estimators.classifier import LaplaceClassifier
 from sklaplace.estimators.fitting import unchanged_on_error
@@ -33,7 +34,6 @@ from sklaplace.estimators.folds import (
 )
 from sklaplace.estimators.regressor import LaplaceRegressor
 from sklaplace.networks.data import is_opaque
-from sklaplace.networks.training import private_rng
 
 GRID = np.logspace(-3, 3, 20)
 

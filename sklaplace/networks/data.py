@@ -17,7 +17,8 @@ from skorch.dataset import get_len
 from skorch.helper import SliceDict
 from torch import nn
 
-from sklaplace.networks.training import RowDataset, private_rng, take_rows
+from sklaplace.core.random import private_rng
+from sklaplace.networks.training import RowDataset, take_rows
 
 
 @dataclass(frozen=True)

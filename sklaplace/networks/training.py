@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -20,43 +19,7 @@ from skorch.utils import multi_indexing, to_tensor
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, default_collate
 
-# ----------------------------------------------------------------- randomness
-_ONE_THREAD = RLock()
-
-
-@contextmanager
-def private_rng(seed: int | None, device: Any = "cpu") -> Iterator[None]:
-    """Run with seeded torch and numpy generators; put the global ones back.
-
-    Parameters
-    ----------
-    seed : int or None
-        None leaves the state as it is, and puts it back too.
-    device : str or torch.device, default="cpu"
-        Where the network is; its generator is treated likewise.
-
-    Notes
-    -----
-    The generators, and the mode of a network, are shared by all threads: one at a
-    time goes through here.
-    """
-    on_gpu = torch.device(device or "cpu").type == "cuda"
-    if on_gpu:
-        torch.cuda.init()
-    devices = list(range(torch.cuda.device_count())) if on_gpu else []
-    with _ONE_THREAD:
-        numpy_state = np.random.get_state()  # noqa: NPY002
-        try:
-            with torch.random.fork_rng(devices=devices):
-                if seed is not None:
-                    # torch.manual_seed would seed devices that are not forked too
-                    torch.default_generator.manual_seed(seed)
-                    np.random.seed(seed)  # noqa: NPY002
-                    if on_gpu:
-                        torch.cuda.manual_seed_all(seed)
-                yield
-        finally:
-            np.random.set_state(numpy_state)  # noqa: NPY002
+from sklaplace.core.random import private_rng
 
 
 # ----------------------------------------------------------------------- data

@@ -15,7 +15,7 @@ from benchmarks.ours import Sklaplace
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from sklaplace.core.points import sobol_normals
+from sklaplace.core.random import sobol_normals
 from sklaplace.dirichlet import APPROXIMATIONS
 from sklaplace.dirichlet.links import LINKS, choose_link
 from sklaplace.posterior.variational import POSTERIORS, GaussianPrior, divergence

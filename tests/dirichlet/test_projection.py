@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 from scipy.special import digamma, gammaln, log_softmax, polygamma, softmax
 
 from sklaplace import dirichlet
-from sklaplace.core.points import sobol_normals
+from sklaplace.core.random import sobol_normals
 from sklaplace.dirichlet import kl_projection, laplace_bridge, logits
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")

@@ -22,6 +22,7 @@ from sklearn.frozen import FrozenEstimator
 from torch import nn
 
 from sklaplace import MCDropoutClassifier, MCDropoutRegressor
+from sklaplace.core.random import private_rng
 from sklaplace.estimators.dropout import (
     DROPOUTS,
     dropout_layers,
@@ -30,7 +31,6 @@ from sklaplace.estimators.dropout import (
 )
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.noisy import JointDropout
-from sklaplace.networks.training import private_rng
 
 X, Y = blobs()
 N = 20_000

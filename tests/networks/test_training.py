@@ -1,14 +1,11 @@
 """Training: skorch's own behaviour kept, and nothing left behind."""
 
 import pickle
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
-from conftest import global_rng_states
 from nets import (
     BatchNormMLP,
     RecordTraining,
@@ -28,59 +25,11 @@ from skorch.dataset import Dataset, ValidSplit
 from torch.utils.data import DataLoader
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
-from sklaplace.networks.training import Batches, first_rows, private_rng, take_rows
+from sklaplace.core.random import private_rng
+from sklaplace.networks.training import Batches, first_rows, take_rows
 
 FIXED = {"prior_precision": 1.0, "random_state": 0}
 WEIGHTS = np.linspace(0.5, 2, 60)
-
-
-class TestPrivateRng:
-    def draw(self):
-        numbers = np.random.rand(3)  # noqa: NPY002
-        return [*numbers, *torch.rand(3).tolist()]
-
-    def test_is_seeded_inside(self, rng_untouched):
-        with private_rng(0):
-            first = self.draw()
-        with private_rng(0):
-            assert self.draw() == first
-        with private_rng(1):
-            assert self.draw() != first
-
-    def test_none_goes_on_from_the_global_state_and_puts_it_back(self, rng_untouched):
-        with private_rng(None):
-            first = self.draw()
-        with private_rng(None):
-            assert self.draw() == first
-
-    def test_is_put_back_when_something_raises(self, rng_untouched):
-        def fail():
-            with private_rng(0):
-                self.draw()
-                raise KeyError
-
-        with pytest.raises(KeyError):
-            fail()
-
-    def test_nests(self, rng_untouched):
-        with private_rng(0):
-            before = global_rng_states()
-            with private_rng(1):
-                self.draw()
-            assert global_rng_states() == before
-
-    def test_seeds_no_device_that_is_not_in_use(self):
-        # torch.manual_seed would queue a seed for every GPU of this process
-        program = (
-            "import torch; from sklaplace.networks.training import private_rng\n"
-            "before = len(torch.cuda._queued_calls), "
-            "str(torch.cuda._lazy_seed_tracker.__dict__)\n"
-            "with private_rng(0): pass\n"
-            "after = len(torch.cuda._queued_calls), "
-            "str(torch.cuda._lazy_seed_tracker.__dict__)\n"
-            "assert before == after, (before, after)"
-        )
-        subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 class Doubled(DataLoader):

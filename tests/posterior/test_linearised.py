@@ -11,7 +11,7 @@ from nets import MLP, LinearModel, blobs, classifier, regressor, seeded, waves
 from sklearn.frozen import FrozenEstimator
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
-from sklaplace.core.draws import row_hash
+from sklaplace.core.random import row_hash
 from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.jacobian import backpropagate
 from sklaplace.curvature.structures import STRUCTURES

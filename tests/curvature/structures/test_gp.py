@@ -3,7 +3,7 @@ import torch
 from cases import generator, normal
 from contracts import N_ROWS, ROUNDING, assert_equal, prior_precision, problem, scale
 
-from sklaplace.core.draws import row_hash
+from sklaplace.core.random import row_hash
 from sklaplace.curvature.ggn import CURVATURES, GGN, accumulate
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.structures.gp import PointsAccumulator

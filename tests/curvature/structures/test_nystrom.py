@@ -8,7 +8,7 @@ from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 
 from sklaplace import LaplaceRegressor
-from sklaplace.core.draws import row_hash
+from sklaplace.core.random import row_hash
 from sklaplace.curvature.ggn import GGN, accumulate
 from sklaplace.curvature.structures.nystrom import (
     NystromAccumulator,

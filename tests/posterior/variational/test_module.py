@@ -9,8 +9,8 @@ import torch
 from nets import MLP, BatchNormMLP, SoftmaxMLP
 from torch import nn
 
+from sklaplace.core.random import private_rng
 from sklaplace.curvature.layout import BlockSpec, Layout
-from sklaplace.networks.training import private_rng
 from sklaplace.posterior.variational import POSTERIORS, Gaussian, GaussianPrior
 from sklaplace.posterior.variational.elbo import Elbo
 from sklaplace.posterior.variational.module import (
