@@ -22,7 +22,12 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from sklaplace.core.budget import move
-from sklaplace.core.checks import check_count, check_option, check_positive, check_share
+from sklaplace.core.checks import (
+    check_below_one,
+    check_count,
+    check_option,
+    check_positive,
+)
 from sklaplace.core.random import private_rng
 from sklaplace.curvature import priors
 from sklaplace.curvature.ggn import CURVATURES, accumulate
@@ -430,7 +435,7 @@ class MarglikTraining(PriorCallback):
         check_positive("temperature", self.temperature)
         check_count("n_burnin", self.n_burnin, smallest=0)
         check_count("every", self.every)
-        check_share("damping", self.damping, "Choose one such as 0.5.")
+        check_below_one("damping", self.damping, "Choose one such as 0.5.")
 
     def _subset(self, net: Any) -> Any:
         return self.subset_of_weights

@@ -296,12 +296,12 @@ class Plain:
         self.found = {}
 
     def cache(self, function, ignore=None):
-        def remembered(key, work):
+        def stored(key, work):
             if key not in self.found:
                 self.found[key] = function(key, work)
             return self.found[key]
 
-        return remembered
+        return stored
 
 
 def test_any_memory_with_a_method_cache_will_do():
@@ -348,7 +348,7 @@ def clone_and_fit(own):
     return clone(own).fit(*data())
 
 
-def test_work_that_changes_its_own_key_is_told_so(tmp_path):
+def test_work_that_changes_its_own_key_warns(tmp_path):
     source = """
         CALLS = []
         class Helper:
@@ -384,7 +384,7 @@ def test_work_that_changes_its_own_key_is_told_so(tmp_path):
         assert result.initialized_
 
 
-def test_work_that_changes_its_inputs_is_told_so(tmp_path):
+def test_work_that_changes_its_inputs_warns(tmp_path):
     X = np.zeros(3)
     for _ in range(2):
         with pytest.warns(UserWarning, match="again: an input changed"):

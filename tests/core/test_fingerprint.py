@@ -274,7 +274,7 @@ def test_hooks_count_by_content_and_order_but_not_by_their_running_number():
     assert differ([hooked(one, two), hooked(two, one), hooked(one), hooked()])
 
 
-def test_tied_weights_are_told_from_equal_ones():
+def test_tied_weights_differ_from_equal_ones():
     def pair(tied):
         first, second = (seeded(lambda: nn.Linear(2, 2)) for _ in range(2))
         if tied == "weight":
@@ -512,7 +512,7 @@ def test_values_are_left_as_they_are(rng_untouched):
 
 
 # --------------------------------------------------------- what cannot be hashed
-def test_what_cannot_be_told_is_refused_with_its_place(tmp_path):
+def test_what_cannot_be_hashed_is_refused_with_its_place(tmp_path):
     lock = threading.Lock()
     with open(tmp_path / "log", "w") as file:
         callback = EpochScoring(lambda *_: 0)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sklaplace.core.checks import check_count, check_share
+from sklaplace.core.checks import check_below_one, check_count
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures.base import Accumulator
@@ -95,7 +95,7 @@ class LowRankAccumulator(Accumulator):
     positive-semidefinite matrix from streaming data", Algorithm 3.
     """
 
-    checks: ClassVar = {"rank": check_count, "tolerance": check_share}
+    checks: ClassVar = {"rank": check_count, "tolerance": check_below_one}
 
     def __init__(
         self, layout: Layout, rank: int = RANK, tolerance: float = TOLERANCE
