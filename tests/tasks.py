@@ -61,11 +61,9 @@ DRAWN = HeteroscedasticGaussian | Poisson | MultilabelBernoulli | CategoricalMap
 
 def sampled_targets(likelihood: Likelihood, f: Tensor, seed: int) -> Tensor:
     """Targets that depend on the outputs, with noise."""
-    if likelihood.noun != "class" or likelihood.n_blocks > 1:
-        u = torch.rand(*f.shape, dtype=DOUBLE, generator=generator(seed))
-        u = u[:, : likelihood.n_draws(f.shape[1])]
     if isinstance(likelihood, DRAWN):
-        return likelihood.draw(0.7 * f, u)
+        u = torch.rand(*f.shape, dtype=DOUBLE, generator=generator(seed))
+        return likelihood.draw(0.7 * f, u[:, : likelihood.n_draws(f.shape[1])])
     if likelihood.has_noise:
         return 0.7 * f + 0.5 * normal(*f.shape, seed=seed)
     p = likelihood.probabilities(f)
@@ -158,7 +156,7 @@ def held_out(fitted: Fitted, n: int = 30, weights: Tensor | None = None) -> Held
 def task(fitted: Fitted, **options: Any) -> TuningProblem:
     """All free, the head at hand, no held-out rows; unless said otherwise."""
     has_noise = fitted.likelihood.has_noise
-    has_labels = fitted.likelihood.noun != "column"
+    has_labels = fitted.likelihood.is_classification
     made = TuningProblem(
         posterior=fitted.posterior,
         head=fitted.head,

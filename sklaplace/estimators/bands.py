@@ -8,7 +8,7 @@ from sklearn.utils.validation import check_is_fitted
 from sklaplace.core.checks import as_levels, as_seed
 from sklaplace.estimators.columns import ColumnTargets, geometric_mean
 from sklaplace.estimators.fitting import unchanged_on_error
-from sklaplace.likelihoods import NumberLikelihood
+from sklaplace.likelihoods import RegressionLikelihood
 
 
 class BandPredictor(ColumnTargets):
@@ -83,9 +83,9 @@ class BandPredictor(ColumnTargets):
         """Drop the axis of outputs, the second, where y had none."""
         return values[:, 0] if self._y_ndim == 1 else values
 
-    def _likelihood(self) -> NumberLikelihood:
+    def _likelihood(self) -> RegressionLikelihood:
         check_is_fitted(self)
-        return cast(NumberLikelihood, self.network_spec_.likelihood)
+        return cast(RegressionLikelihood, self.network_spec_.likelihood)
 
     def _noise(self) -> float:
         """Standard deviation of the noise, as the likelihood takes it."""

@@ -219,13 +219,13 @@ def _adapted(raw: Tensor, likelihood: Any) -> Any:
             "tune the prior afterwards, in LaplaceClassifier."
         )
     has_columns = raw.ndim == 2 and raw.shape[1] > 1
-    is_of_one = likelihood.noun == "class" and not likelihood.is_shift_invariant
-    return likelihood.of_labels() if has_columns and is_of_one else likelihood
+    is_of_one = likelihood.is_classification and not likelihood.is_shift_invariant
+    return likelihood.multilabel() if has_columns and is_of_one else likelihood
 
 
 def _check_labels(net: Any, rows: Any, inspected: NetworkSpec) -> None:
     """Refuse rows that the criterion ignores, and the curvature would not."""
-    if inspected.likelihood.noun != "class":
+    if not inspected.likelihood.is_classification:
         return
     batches = Batches(net, rows, inspected.batch_size())
     if any(bool((torch.as_tensor(y) < 0).any()) for y in _targets(rows, batches)):

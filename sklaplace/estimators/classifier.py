@@ -12,7 +12,7 @@ from sklaplace.dirichlet.links import LINKS
 from sklaplace.estimators.base import BaseLaplace
 from sklaplace.estimators.fitting import unchanged_on_error
 from sklaplace.estimators.simplex import SimplexPredictor
-from sklaplace.likelihoods import ClassLikelihood, DataFit
+from sklaplace.likelihoods import ClassificationLikelihood, DataFit
 from sklaplace.posterior.gaussian import GaussianPosterior
 
 
@@ -239,7 +239,7 @@ class LaplaceClassifier(SimplexPredictor, BaseLaplace):
 
     def _log_proba(self, posterior: GaussianPosterior) -> Any:
         link = self._link()
-        likelihood = cast(ClassLikelihood, posterior.likelihood)
+        likelihood = cast(ClassificationLikelihood, posterior.likelihood)
         tiny = torch.finfo(torch.float64).tiny
 
         def log_proba(mean: Tensor, cov: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from sklaplace.likelihoods import (
     Gaussian,
     HeteroscedasticGaussian,
     Likelihood,
-    NumberLikelihood,
     Poisson,
+    RegressionLikelihood,
 )
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.default import default_regressor
@@ -92,13 +92,13 @@ class ColumnTargets(RegressorMixin, NetworkFitter):  # type: ignore[misc]
         return Gaussian(relative)
 
 
-def likelihood_of(net: Any) -> NumberLikelihood | None:
+def likelihood_of(net: Any) -> RegressionLikelihood | None:
     """The likelihood that a net's criterion stands for; None for others."""
     criterion = getattr(net, "criterion", None)
     kind = criterion if isinstance(criterion, type) else type(criterion)
     likelihood, _ = CRITERIA.get(kind, (None, ""))
     is_known = isinstance(likelihood, ColumnTargets._likelihoods)
-    return cast(NumberLikelihood, likelihood) if is_known else None
+    return cast(RegressionLikelihood, likelihood) if is_known else None
 
 
 def _warn_of_unequal_scales(y: np.ndarray) -> None:

@@ -21,7 +21,7 @@ from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
-from sklaplace.likelihoods import ClassLikelihood, Likelihood
+from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.default import default_classifier, default_multilabel
 
@@ -70,7 +70,7 @@ class Labelling(ABC):
 
     @abstractmethod
     def latent(
-        self, likelihood: ClassLikelihood, mean: Tensor, cov: Tensor
+        self, likelihood: ClassificationLikelihood, mean: Tensor, cov: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Gaussian over logits as it is handed out, with variances or covariances."""
 
@@ -130,7 +130,7 @@ class OneLabel(Labelling):
         return chosen
 
     def latent(
-        self, likelihood: ClassLikelihood, mean: Tensor, cov: Tensor
+        self, likelihood: ClassificationLikelihood, mean: Tensor, cov: Tensor
     ) -> tuple[Tensor, Tensor]:
         """One logit per class."""
         return likelihood.class_logits(mean, cov)
@@ -185,7 +185,7 @@ class LabelMatrix(Labelling):
 
     def adapted(self, likelihood: Any) -> Likelihood:
         """One logit per label."""
-        adapted: Likelihood = likelihood.of_labels()
+        adapted: Likelihood = likelihood.multilabel()
         return adapted
 
     def by_class(self, values: np.ndarray) -> np.ndarray:
@@ -203,7 +203,7 @@ class LabelMatrix(Labelling):
         return (proba > 0.5).astype(np.int64)
 
     def latent(
-        self, likelihood: ClassLikelihood, mean: Tensor, cov: Tensor
+        self, likelihood: ClassificationLikelihood, mean: Tensor, cov: Tensor
     ) -> tuple[Tensor, Tensor]:
         """One logit per label: the outputs themselves."""
         return mean, cov
@@ -243,7 +243,7 @@ class LabelMap(OneLabel):
 
     def adapted(self, likelihood: Any) -> Likelihood:
         """K logits at every position."""
-        adapted: Likelihood = likelihood.of_map(self.positions)
+        adapted: Likelihood = likelihood.dense(self.positions)
         return adapted
 
     def _mapped(self, values: Any, n_axes: int) -> Any:
@@ -263,7 +263,7 @@ class LabelMap(OneLabel):
         return self.by_class(values)
 
     def latent(
-        self, likelihood: ClassLikelihood, mean: Tensor, cov: Tensor
+        self, likelihood: ClassificationLikelihood, mean: Tensor, cov: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(n, K, *positions), and (n, K, K, *positions) of covariances."""
         logits, spread = likelihood.class_logits(mean, cov)
@@ -274,10 +274,10 @@ class LabelMap(OneLabel):
         raise ValueError("estimator=None has no network for maps. Pass a skorch net.")
 
 
-# what several columns of targets are, by `ClassLikelihood.columns`
+# what several columns of targets are, by `ClassificationLikelihood.multi_target`
 LABELLINGS: dict[str, Any] = {
-    "labels": lambda shape: LabelMatrix(*shape),
-    "positions": LabelMap,
+    "multilabel": lambda shape: LabelMatrix(*shape),
+    "dense": LabelMap,
 }
 
 
@@ -288,7 +288,7 @@ def labelling_of(y: Any, likelihood: Any) -> Labelling:
     ----------
     y : array-like of shape (n,), (n, 1) or (n, ...)
         Targets.
-    likelihood : ClassLikelihood or None
+    likelihood : ClassificationLikelihood or None
         That of the criterion, or given; None where nothing is known of it.
 
     Raises
@@ -301,10 +301,10 @@ def labelling_of(y: Any, likelihood: Any) -> Labelling:
     if shape in ((), (1,)):
         check_classification_targets(y)
         return OneLabel()
-    kind = getattr(likelihood, "columns", "labels")
+    kind = getattr(likelihood, "multi_target", "multilabel")
     if kind not in LABELLINGS:
-        likelihood.of_labels()  # says what would know them
-    if kind == "labels" and len(shape) > 1:
+        likelihood.multilabel()  # says what would know them
+    if kind == "multilabel" and len(shape) > 1:
         raise ValueError(
             f"y has shape {(len(y), *shape)}. Pass one label per row, (n,), or a "
             "matrix of labels that are 0 or 1, (n, n_labels)."

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from sklaplace.core.points import cached_sobol_normals
 from sklaplace.estimators.classes import ClassTargets
-from sklaplace.likelihoods import ClassLikelihood
+from sklaplace.likelihoods import ClassificationLikelihood
 
 
 class ClassPredictor(ClassTargets):
     """The part of classifiers that answers with probabilities; not for direct use."""
 
-    def _likelihood(self) -> ClassLikelihood:
-        return cast(ClassLikelihood, self.network_spec_.likelihood)
+    def _likelihood(self) -> ClassificationLikelihood:
+        return cast(ClassificationLikelihood, self.network_spec_.likelihood)
 
     def _of_logits(
         self, X: Any, function: Callable[[Tensor, Tensor], Tensor], *, diagonal: bool

@@ -9,7 +9,7 @@ from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.estimators.bands import BandPredictor
 from sklaplace.estimators.base import BaseLaplace, plain
 from sklaplace.estimators.columns import check_noise, geometric_mean, likelihood_of
-from sklaplace.likelihoods import NumberLikelihood
+from sklaplace.likelihoods import RegressionLikelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning import TUNERS
 
@@ -246,7 +246,7 @@ class LaplaceRegressor(BandPredictor, BaseLaplace):
         return None
 
     def _log_density(self, posterior: GaussianPosterior) -> Any:
-        likelihood = cast(NumberLikelihood, posterior.likelihood)
+        likelihood = cast(RegressionLikelihood, posterior.likelihood)
         if likelihood.has_noise:
             return None  # the noise is chosen, too
         return partial(likelihood.log_density, noise=1.0)

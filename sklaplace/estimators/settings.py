@@ -31,7 +31,11 @@ from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subnetwork import SCORES
 from sklaplace.curvature.subsets import SUBSETS
-from sklaplace.likelihoods import ClassLikelihood, Gaussian, NumberLikelihood
+from sklaplace.likelihoods import (
+    ClassificationLikelihood,
+    Gaussian,
+    RegressionLikelihood,
+)
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import PREDICTIVES
 from sklaplace.posterior.tuning import TUNERS
@@ -125,8 +129,8 @@ def _check_likelihood(model: Any) -> None:
     if given is None:
         return
     has_labels = is_classifier(model)
-    base = "Labels" if has_labels else "Numbers"
-    protocol: Any = ClassLikelihood if has_labels else NumberLikelihood
+    base = "ClassificationLikelihood" if has_labels else "RegressionLikelihood"
+    protocol: Any = ClassificationLikelihood if has_labels else RegressionLikelihood
     names = {name for kind in protocol.__mro__ for name in _members(kind)}
     missing = sorted(name for name in names if not hasattr(given, name))
     if isinstance(given, type) or missing:
@@ -141,7 +145,7 @@ def _check_likelihood(model: Any) -> None:
             f"likelihood={given!r} has has_noise=True, but only normal noise can be "
             "chosen here. Keep has_noise=False, and the noise within the likelihood."
         )
-    if has_labels != (given.noun != "column"):
+    if has_labels != given.is_classification:
         raise ValueError(
             f"likelihood={given!r} has targets of another kind. Use {sibling(model)}."
         )

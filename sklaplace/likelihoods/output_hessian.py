@@ -227,7 +227,8 @@ class BlockDiagonal(OutputHessian):
     @cached_property
     def _factors(self) -> Tensor:
         """Factors of the blocks, (b, r, K, j)."""
-        return self.blocks.factor().unflatten(0, (self.n_rows, self.n_blocks))
+        factors = self.blocks.factor()
+        return factors.reshape(self.n_rows, self.n_blocks, *factors.shape[1:])
 
     def factor(self) -> Tensor:
         """Block-diagonal ``S``, (b, r·K, r·j)."""

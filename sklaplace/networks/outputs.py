@@ -425,7 +425,7 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
             f"{('n', *raw.shape[2:])} with criterion=torch.nn.CrossEntropyLoss."
         )
     found = 1 if raw.ndim == 1 else raw.shape[1]
-    needed = likelihood.width(n_targets)
+    needed = likelihood.n_outputs(n_targets)
     if found == needed:
         return
     noun = likelihood.noun

@@ -31,7 +31,7 @@ from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.dirichlet.links import LINKS
 from sklaplace.estimators.labelling import LabelMap, LabelMatrix, OneLabel, labelling_of
-from sklaplace.likelihoods import Bernoulli, Categorical, Labels
+from sklaplace.likelihoods import Bernoulli, Categorical, ClassificationLikelihood
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
@@ -145,9 +145,9 @@ def test_posterior_and_variances_are_those_of_the_dense_formula(
 def test_weights_of_labels_in_every_curvature(trained):
     """``S Sᵀ`` of drawn and of given labels, each label times its weight."""
     likelihood = (
-        Bernoulli().of_labels().configured(nn.BCEWithLogitsLoss(pos_weight=POS_WEIGHT))
+        Bernoulli().multilabel().configured(nn.BCEWithLogitsLoss(pos_weight=POS_WEIGHT))
     )
-    plain = Bernoulli().of_labels()
+    plain = Bernoulli().multilabel()
     _, f, h = dense(trained, POS_WEIGHT)
     y = torch.as_tensor(Y, dtype=torch.float64)
     root = h.sqrt().unsqueeze(-1)
@@ -163,7 +163,7 @@ def test_weights_of_labels_in_every_curvature(trained):
 def test_weights_of_labels_are_torchs():
     """Loss and derivatives, row by row."""
     criterion = nn.BCEWithLogitsLoss(pos_weight=POS_WEIGHT, reduction="none")
-    likelihood = Bernoulli().of_labels().configured(criterion)
+    likelihood = Bernoulli().multilabel().configured(criterion)
     f = torch.linspace(-3, 3, 30, dtype=torch.float64).reshape(10, 3).requires_grad_()
     y = (torch.arange(30).reshape(10, 3) % 2).double()
     expected = criterion(f, y).sum(1)
@@ -398,13 +398,15 @@ def test_kinds_of_targets(likelihood):
 
 
 def test_a_likelihood_of_one_label():
-    class Own(Labels):
+    class Own(ClassificationLikelihood):
         pass
+
+    Own.__abstractmethods__ = frozenset()  # so that it can be made without a loss
 
     with pytest.raises(ValueError, match="several columns"):
         labelling_of(Y, Own())
     with pytest.raises(ValueError, match="labels at positions"):
-        Own().of_map((3, 4))
+        Own().dense((3, 4))
 
 
 # -------------------------------------------------------------------------- scores

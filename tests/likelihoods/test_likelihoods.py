@@ -104,22 +104,22 @@ def test_scale_and_normaliser_are_differentiable(name):
 
 
 @every_likelihood
-def test_width_and_number_of_targets(name):
+def test_numbers_of_outputs_and_targets(name):
     likelihood = references.LIKELIHOODS[name]
     per_target = 2 if name == "HeteroscedasticGaussian" else 1
     if name == "CategoricalMap":  # a label at each of two positions
         assert likelihood.n_targets(6) == 2
-        assert [likelihood.width(n) for n in (3, 7)] == [6, 14]
+        assert [likelihood.n_outputs(n) for n in (3, 7)] == [6, 14]
         return
     n_targets = 1 if likelihood.noun == "class" else 6 // per_target
     assert likelihood.n_targets(6) == n_targets
-    widths = [likelihood.width(n) for n in (3, 7)]
-    assert widths == [3 * per_target, 7 * per_target]
+    n_outputs = [likelihood.n_outputs(n) for n in (3, 7)]
+    assert n_outputs == [3 * per_target, 7 * per_target]
 
 
-def test_binary_width():
-    assert [Bernoulli().width(n) for n in (1, 2)] == [1, 1]
-    assert Categorical().width(2) == 2
+def test_binary_outputs():
+    assert [Bernoulli().n_outputs(n) for n in (1, 2)] == [1, 1]
+    assert Categorical().n_outputs(2) == 2
 
 
 def test_gaussian_against_scipy():
@@ -217,7 +217,7 @@ def test_options_of_the_criterion(criterion, plain, c):
     likelihood = plain.configured(criterion)
     f, y = normal(20, c, seed=4), torch.arange(20) % max(2, c)
     y = y if c > 1 else y.double().unsqueeze(1)
-    h = likelihood.row_scale(y)
+    h = likelihood.loss_scale(y)
     h = torch.ones(20, dtype=torch.float64) if h is None else h
     criterion.reduction = "none"
 
@@ -238,17 +238,17 @@ def test_options_of_the_criterion(criterion, plain, c):
 def test_plain_criteria_scale_nothing():
     y = torch.arange(3)
     assert Categorical().configured(nn.CrossEntropyLoss()) == Categorical()
-    assert Categorical().row_scale(y) is None
-    assert Categorical(None, 0.1).row_scale(y) is None
+    assert Categorical().loss_scale(y) is None
+    assert Categorical(None, 0.1).loss_scale(y) is None
     assert Bernoulli().configured(nn.BCELoss()) == Bernoulli()
-    assert Bernoulli().row_scale(y.double().unsqueeze(1)) is None
+    assert Bernoulli().loss_scale(y.double().unsqueeze(1)) is None
 
 
 # ------------------------------------------------------------------------- numbers
 NUMBERS = {
     name: likelihood
     for name, likelihood in references.LIKELIHOODS.items()
-    if likelihood.noun == "column"
+    if not likelihood.is_classification
 }
 RELATIVE = 0.5, 3.0
 NUMBERS["noise levels"] = Gaussian(RELATIVE)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sklaplace.curvature import priors
 from sklaplace.curvature.structures import projected
-from sklaplace.likelihoods import ClassLikelihood
+from sklaplace.likelihoods import ClassificationLikelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import linearised_mean
 from sklaplace.posterior.tuning.evidence import marglik
@@ -300,7 +300,7 @@ class _Scorer:
             self._spreads.append(h.temperature * u)
             return
         log_proba = self.task.log_proba(mean, u / self.task.posterior.scale)
-        likelihood = cast(ClassLikelihood, self.task.posterior.likelihood)
+        likelihood = cast(ClassificationLikelihood, self.task.posterior.likelihood)
         self._losses.append(likelihood.log_loss(log_proba, rows.targets))
 
     def candidate(self, posterior: GaussianPosterior) -> _Candidate:
