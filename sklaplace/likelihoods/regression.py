@@ -224,7 +224,7 @@ class Poisson(RegressionLikelihood):
         self, mean: Array, variance: Array, noise: float, levels: Array
     ) -> Array:
         """Smallest counts with ``P(Y ≤ count) ≥ level``, (n, t, q), by bisection."""
-        rates = _at_nodes(mean, variance, np.exp)[..., None, :]  # (n, t, 1, k)
+        rates = _rates_at_nodes(mean, variance)[..., None, :]  # (n, t, 1, k)
         levels = np.broadcast_to(levels, (*mean.shape, len(levels)))
         high = poisson.ppf(levels, rates.max(-1))
         low = np.full_like(high, -1.0)  # probability zero
@@ -333,7 +333,7 @@ class HeteroscedasticGaussian(RegressionLikelihood):
         """
         mu, s = np.split(mean, 2, -1)
         v_mu, v_s = np.split(variance, 2, -1)
-        variances = _at_nodes(s, v_s, np.exp)[..., None, :]  # (n, t, 1, k)
+        variances = _rates_at_nodes(s, v_s)[..., None, :]  # (n, t, 1, k)
         std = np.sqrt(v_mu[..., None, None] + variances)
         levels = np.broadcast_to(levels, (*mu.shape, len(levels)))
         center = mu[..., None]
@@ -411,12 +411,11 @@ def _normal_losses(f: Tensor, y: Tensor) -> Tensor:
     return (squares * (-log_variance).exp() + log_variance + _LOG_2PI) / 2
 
 
-def _at_nodes(
-    mean: Array, variance: Array, function: Callable[[Array], Array]
-) -> Array:
-    """Values of a function at the quadrature nodes, (n, c, k)."""
+def _rates_at_nodes(mean: Array, variance: Array) -> Array:
+    """``exp(f)`` at the quadrature nodes of Gaussians (n, c), as (n, c, k)."""
     std = np.sqrt(np.maximum(variance, 0))
-    return function(mean[..., None] + std[..., None] * _NODES)
+    rates: Array = np.exp(mean[..., None] + std[..., None] * _NODES)
+    return rates
 
 
 def _poisson_mode(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
