@@ -135,12 +135,12 @@ def _nodes(
     The ratios are those of spacing to distance from the lower end, for distant nodes.
     """
     last = _GUMBEL[-1]
-    tail = -_quantile(_ABOVE / mean.shape[-1])
+    tail = -NormalDist().inv_cdf(_ABOVE / mean.shape[-1])
     high = mean + last[1] + tail * (variances + last[2]).sqrt()
     deviations = (variances + _VARIANCE).sqrt()
     middle = mean + _MEAN
     # a product of probabilities does not exceed its smallest factor
-    lowest = middle + _quantile(math.exp(_LOG_BELOW)) * deviations
+    lowest = middle + NormalDist().inv_cdf(math.exp(_LOG_BELOW)) * deviations
     low, high = lowest.amax(-1, keepdim=True), high.amax(-1, keepdim=True)
     scale = (variances.amin(-1, keepdim=True) + _NOISE).sqrt()
     lower, upper = torch.zeros_like(low), ((high - low) / scale).asinh()
@@ -156,11 +156,6 @@ def _nodes(
     places, ratio = end * even, end / (n_nodes - 1)
     steps = scale * places.cosh() * ratio
     return low + scale * places.sinh(), steps, ratio.squeeze(-1)
-
-
-def _quantile(probability: float) -> float:
-    """Quantile of the standard normal distribution."""
-    return NormalDist().inv_cdf(probability)
 
 
 def _lower_bound(mean: Tensor, variances: Tensor) -> Tensor:

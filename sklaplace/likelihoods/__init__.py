@@ -1,7 +1,7 @@
 """Likelihoods: what the outputs of a network and its targets make of a loss.
 
 `CRITERIA` is the registry: the likelihood of each criterion of a skorch net. Others
-derive from `ClassificationLikelihood` or `RegressionLikelihood`. `output_hessian` holds
+derive from `ClassificationLikelihood` or `RegressionLikelihood`. `output_hessian` has
 the closed forms of the Hessian in the outputs.
 """
 

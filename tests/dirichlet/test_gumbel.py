@@ -160,8 +160,8 @@ def test_derivatives_are_those_of_finite_differences(kind, n_classes):
     step = 1e-5
     with torch.no_grad():
         expected = (value(step) - value(-step)) / (2 * step)
-    # Beyond the nodes there are probabilities of 1e-4, whose share in each class
-    # changes with the ends, which autograd does not see.
+    # Beyond the nodes there are probabilities of 1e-4, whose fraction in each class
+    # changes with the ends, which autograd takes as constants.
     torch.testing.assert_close(slope, expected, rtol=0, atol=2e-4)
 
 
@@ -170,6 +170,6 @@ def test_independent_variances_are_recovered(n_classes):
     variances = normal(5, n_classes).exp()
     _, centred = logits.centre(variances, torch.diag_embed(variances))
     found = independent_variances(centred.diagonal(dim1=-2, dim2=-1))
-    if n_classes == 2:  # only their sum can be known
+    if n_classes == 2:  # only their sum is determined
         found, variances = found.sum(-1), variances.sum(-1)
     torch.testing.assert_close(found, variances)

@@ -51,7 +51,7 @@ def test_derivatives(name, size):
 @every_likelihood
 @pytest.mark.parametrize("size", [0.1, 2.0, 30.0, 1e3])
 def test_log_likelihood(name, size):
-    """Loss, scale and normaliser make the log-density, also for sure outputs."""
+    """Loss, scale and normaliser make the log-density, also for confident outputs."""
     likelihood, y = references.LIKELIHOODS[name], targets(name)
     f = outputs(name, size=size)
     expected = references.log_likelihood(likelihood, f, y, SIGMA)
@@ -153,7 +153,7 @@ def test_softmax_factor_has_one_column_less(c):
     assert_equal(S @ S.mT, torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1), 1e-14)
 
 
-def test_softmax_factor_of_sure_outputs_keeps_relative_precision():
+def test_softmax_factor_of_confident_outputs_keeps_relative_precision():
     """Next to a probability of one, the other rows of ``S Sᵀ`` are still exact."""
     f = torch.tensor([[0.0, -40.0, -90.0], [-50.0, 0.0, -300.0]]).double()
     p = f.softmax(-1)
@@ -199,7 +199,7 @@ def test_criteria_agree_with_torch():
     assert math.isclose(float(loss), float(((f - y) ** 2).sum(1).mean()) / 2)
 
 
-# ---------------------------------------------------- what a criterion's options say
+# ---------------------------------------------------- options of the criterion
 def weighted_criteria():
     w = torch.tensor([0.5, 2.0, 1.2], dtype=torch.float64)
     pos = torch.tensor([2.5], dtype=torch.float64)
@@ -254,7 +254,7 @@ RELATIVE = 0.5, 3.0
 NUMBERS["noise levels"] = Gaussian(RELATIVE)
 every_number = pytest.mark.parametrize("name", NUMBERS)
 NOISE, N_DRAWS = 0.6, 200_000
-# outputs of three rows: sure, uncertain and very uncertain
+# outputs of three rows: confident, uncertain and very uncertain
 MEAN = np.array([[0.3, -1.0], [1.5, 0.4], [-0.5, 1.2]])
 VARIANCE = np.array([[1e-14, 1e-14], [0.2, 0.3], [0.8, 0.5]])
 
