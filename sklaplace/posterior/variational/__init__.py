@@ -28,7 +28,7 @@ from sklaplace.posterior.variational.divergence import (
     divergence,
     exact_divergence,
 )
-from sklaplace.posterior.variational.gaussian import Gaussian
+from sklaplace.posterior.variational.gaussian import MeanFieldGaussian
 from sklaplace.posterior.variational.kumaraswamy import Kumaraswamy
 from sklaplace.posterior.variational.priors import (
     PRIORS,
@@ -41,7 +41,7 @@ from sklaplace.posterior.variational.quantile import Quantile
 
 POSTERIORS: dict[str, type[WeightPosterior]] = {
     "density": Density,
-    "gaussian": Gaussian,
+    "gaussian": MeanFieldGaussian,
     "kumaraswamy": Kumaraswamy,
     "quantile": Quantile,
 }
@@ -51,9 +51,9 @@ __all__ = [
     "POSTERIORS",
     "PRIORS",
     "Density",
-    "Gaussian",
     "GaussianPrior",
     "Kumaraswamy",
+    "MeanFieldGaussian",
     "Quantile",
     "ScaleMixturePrior",
     "UniformPrior",

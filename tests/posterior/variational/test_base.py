@@ -1,6 +1,6 @@
 import torch
 
-from sklaplace.posterior.variational.base import inverse_softplus, positive, total
+from sklaplace.posterior.variational.base import inverse_softplus, positive, sum_draws
 
 
 def test_inverse_softplus_inverts():
@@ -19,7 +19,7 @@ def test_positive_numbers_have_finite_logarithms():
     assert raw.grad.isfinite().all()
 
 
-def test_total():
+def test_sum_draws():
     x = torch.arange(6.0).reshape(2, 3)
-    assert torch.equal(total(x), x.sum(0))
-    assert torch.equal(total(x[:1]), x[0])
+    assert torch.equal(sum_draws(x), x.sum(0))
+    assert torch.equal(sum_draws(x[:1]), x[0])

@@ -6,7 +6,6 @@ import torch
 from densities import generator, posterior
 
 from sklaplace.posterior.variational import Density
-from sklaplace.posterior.variational import density as module
 from sklaplace.posterior.variational.base import positive
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
@@ -34,7 +33,7 @@ def dense(heights, n=1_000_001):
 def test_draws_are_those_of_a_dense_table(setting):
     found = posterior("density", setting)
     w, log_q = (x.detach().numpy() for x in found.sample(500, generator()))
-    u = module.uniform_noise(500, found.location, generator()).numpy()
+    u = found.noise(500, generator()).numpy()
     location = found.location.detach().numpy()
     scale = positive(found.raw_scale).detach().numpy()
     for p in range(4):
@@ -79,7 +78,7 @@ def test_moments_are_those_of_a_markov_chain():
 def test_extreme_quantiles_are_the_edges():
     found = posterior("density", 0)
     u = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, 4)
-    w, log_q = found._quantile(u)
+    w, log_q = found.transform(u)
     reach = 4 * positive(found.raw_scale)
     torch.testing.assert_close(w[0], found.location - reach, rtol=1e-12, atol=0)
     torch.testing.assert_close(w[1], found.location + reach, rtol=1e-9, atol=0)
@@ -123,10 +122,9 @@ def test_single_precision_follows_double():
     outputs = []
     for dtype in (torch.float32, torch.float64):
         found = posterior("density", 1)
-        shape = (found.location, found.raw_scale, found.heights)
-        leaves = [x.detach().float().to(dtype).requires_grad_() for x in shape]
-        basis = found.basis.float().to(dtype)
-        w, log_q = module._Draw.apply(*leaves, basis, noise.to(dtype))
+        found.float().to(dtype)
+        w, log_q = found.transform(noise.to(dtype))
+        leaves = list(found.parameters())
         outputs.append([w, log_q, *torch.autograd.grad((w + log_q).sum(), leaves)])
     for single, double in zip(*outputs, strict=True):
         # 6e-8 of the mass, divided by densities down to 1e-3; sums of 300 terms

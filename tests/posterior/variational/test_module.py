@@ -11,7 +11,7 @@ from torch import nn
 
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.networks.training import private_rng
-from sklaplace.posterior.variational import POSTERIORS, Gaussian, GaussianPrior
+from sklaplace.posterior.variational import POSTERIORS, GaussianPrior, MeanFieldGaussian
 from sklaplace.posterior.variational.elbo import Elbo
 from sklaplace.posterior.variational.module import (
     START_SHARE,
@@ -214,7 +214,7 @@ class TestVariationalPosterior:
     def posterior(self):
         layout = Layout((BlockSpec("a", (2, 2)), BlockSpec("b", (1,))))
         location = torch.linspace(-1, 1, 5)
-        distribution = Gaussian(location, torch.full_like(location, 0.3))
+        distribution = MeanFieldGaussian(location, torch.full_like(location, 0.3))
         return VariationalPosterior(distribution, GaussianPrior(0.5), layout)
 
     def test_moments_and_draws(self, rng_untouched):

@@ -129,10 +129,6 @@ def test_moments(name, setting):
     # kinks err by the step squared, 5e-8 of the variance
     close(found.mean(), mean, rtol=1e-6, atol=1e-6)
     close(found.variance(), expectation(found, lambda w: (w - mean) ** 2), rtol=1e-6)
-    second = found.second_moment()
-    assert (second is None) == (name == "quantile")
-    if second is not None:
-        close(second, expectation(found, lambda w: w**2), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "setting"), CASES)
@@ -145,12 +141,13 @@ def test_medians(name, setting):
 
 
 @pytest.mark.parametrize(("name", "setting"), CASES)
-def test_entropies(name, setting):
+def test_closed_forms(name, setting):
     found = posterior(name, setting)
-    entropy = found.entropy()
-    assert (entropy is None) == (name in {"density", "quantile"})
-    if entropy is None:
+    closed_form = found.closed_form()
+    assert (closed_form is None) == (name in {"density", "quantile"})
+    if closed_form is None:
         return
+    entropy, second_moment = closed_form
 
     def surprise(w):
         log_q = found.log_prob(w)
@@ -158,6 +155,7 @@ def test_entropies(name, setting):
         return -log_q.masked_fill(log_q.isinf(), 0)
 
     close(entropy, expectation(found, surprise), rtol=1e-6, atol=1e-6)
+    close(second_moment, expectation(found, lambda w: w**2), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", POSTERIORS)
@@ -184,7 +182,7 @@ def test_pathwise_gradients_are_those_of_integrals(
 ):
     found = posterior(name, setting)
     wanted = gradients(expectation(found, function), found)
-    even_noise(monkeypatch, name)
+    even_noise(monkeypatch, found)
     pathwise = gradients(function(found.sample(20_000)[0]).mean(0), found)
     # the midpoint rule cuts the tails: 1/n of the noise, times log n for squares
     scale = wanted.abs().amax(-1, keepdim=True)
@@ -281,9 +279,9 @@ def test_dtype_follows_the_location(name, dtype):
     assert {parameter.dtype for parameter in found.parameters()} == {dtype}
     results = [*found.sample(2, generator()), found.log_prob(found.median())]
     results += [found.median(), found.mean(), found.variance()]
-    results += [found.entropy(), found.second_moment()]
-    assert {x.dtype for x in results if x is not None} == {dtype}
-    assert {x.shape[-1] for x in results if x is not None} == {N_WEIGHTS}
+    results += found.closed_form() or ()
+    assert {x.dtype for x in results} == {dtype}
+    assert {x.shape[-1] for x in results} == {N_WEIGHTS}
     mixed = POSTERIORS[name](LOCATION.to(dtype), SCALE.float())
     assert {parameter.dtype for parameter in mixed.parameters()} == {dtype}
 

@@ -7,7 +7,7 @@ from densities import LOCATION, SCALE, generator, posterior
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from sklaplace.posterior.variational import Gaussian, Quantile
+from sklaplace.posterior.variational import MeanFieldGaussian, Quantile
 from sklaplace.posterior.variational import quantile as module
 from sklaplace.posterior.variational.base import positive
 
@@ -31,7 +31,7 @@ def test_draws_are_the_formula(setting):
     found = posterior("quantile", setting)
     location, scale, v, s, c = parameters(found)
     w, log_q = (x.detach().numpy() for x in found.sample(20, generator()))
-    noise = module.normal_noise(20, found.location, generator()).numpy()
+    noise = found.noise(20, generator()).numpy()
     for p in range(len(location)):
         for row in range(20):
             e, step = noise[row, p], 1e-6
@@ -70,7 +70,7 @@ def test_bisection_reproduces_log_densities():
 
 def test_without_heights_it_is_a_gaussian():
     found = posterior("quantile", 0)
-    plain = Gaussian(LOCATION, SCALE)
+    plain = MeanFieldGaussian(LOCATION, SCALE)
     with torch.no_grad():
         found.raw_heights.fill_(-80)
         plain.location.copy_(found.location)
