@@ -144,7 +144,7 @@ class BaseVariational(SamplingEstimator, WeightPredictor):
         )
         distribution.zero_grad()
         self._noise_in_training = float(self._elbo.noise(module))
-        net.module_ = module.settled()
+        net.module_ = module.at_medians()
         net.initialize_optimizer()  # of the weights that the net now has
 
     # ------------------------------------------------------------ what was learned
