@@ -85,7 +85,8 @@ class Density(LocationScale):
         return self.transform(torch.full_like(self.location, 0.5).unsqueeze(0))[0][0]
 
     def _standard(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        place, log_p = _InverseDistribution.apply(self._nodes(), noise)
+        inputs = (self._nodes(), noise)
+        place, log_p = _InverseDistribution.apply(*inputs)  # type: ignore[no-untyped-call]
         return place * _STEP - EDGE, log_p
 
     def _standard_log_prob(self, z: Tensor) -> Tensor:

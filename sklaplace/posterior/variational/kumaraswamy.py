@@ -108,7 +108,8 @@ class Kumaraswamy(WeightPosterior):
 
     def transform(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and their log densities, (s, P) each, from noise ``E`` (s, P)."""
-        w, log_q = _Draw.apply(self.logit_median, self.log_a, noise, self.bound)
+        inputs = (self.logit_median, self.log_a, noise, self.bound)
+        w, log_q = _Draw.apply(*inputs)  # type: ignore[no-untyped-call]
         return w, log_q
 
     def log_prob(self, w: Tensor) -> Tensor:

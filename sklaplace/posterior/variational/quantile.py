@@ -79,8 +79,8 @@ class Quantile(LocationScale):
         return self.location + self.scale * self._h(zero)[0]
 
     def _standard(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        heights, slopes = positive(self.raw_heights), positive(self.raw_slopes)
-        h, slope = _MonotoneNetwork.apply(noise, heights, slopes, self.centres)
+        shape = (positive(self.raw_heights), positive(self.raw_slopes), self.centres)
+        h, slope = _MonotoneNetwork.apply(noise, *shape)  # type: ignore[no-untyped-call]
         return h, _log_density(noise, slope)
 
     def _standard_log_prob(self, z: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ from costs import counted
 from densities import generator
 from torch.autograd.graph import saved_tensors_hooks
 
-from sklaplace.posterior.variational import POSTERIORS, GaussianPrior, divergence
+from sklaplace.posterior.variational import POSTERIORS, GaussianPrior
+from sklaplace.posterior.variational.divergence import divergence
 
 # numbers per weight that one draw keeps, and that a step has at once, parameters and
 # gradients aside

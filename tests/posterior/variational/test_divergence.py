@@ -13,6 +13,8 @@ from sklaplace.posterior.variational import (
     GaussianPrior,
     ScaleMixturePrior,
     UniformPrior,
+)
+from sklaplace.posterior.variational.divergence import (
     check_support,
     divergence,
     exact_divergence,

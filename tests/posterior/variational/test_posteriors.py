@@ -159,9 +159,9 @@ def test_closed_forms(name, setting):
 
 
 @pytest.mark.parametrize("name", POSTERIORS)
-def test_starts_as_asked(name):
+def test_initial_medians_and_deviations(name):
     found = posterior(name)
-    # a location next to a bound leaves less than was asked for
+    # a location next to a bound leaves less than the given deviation
     close(found.median(), LOCATION, rtol=1e-9, atol=1e-12)
     close(found.variance().sqrt(), SCALE, rtol=0.01)
     # Kumaraswamy is skewed
@@ -364,7 +364,7 @@ def test_bad_bounds(name, bound):
 
 
 def test_nothing_warns():
-    """Nor does anything take a slow road with a warning."""
+    """Nor does an operator fall back on a slow path with a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for name, setting in CASES:

@@ -64,7 +64,7 @@ def test_expected_log_prob(prior):
     torch.testing.assert_close(found, prior.log_prob(w).mean(0), rtol=1e-14, atol=0)
 
 
-def test_second_moments_do_not_say_what_a_mixture_expects():
+def test_the_expectation_of_a_mixture_is_no_function_of_second_moments():
     assert ScaleMixturePrior().expected_log_prob(torch.ones(3)) is None
 
 
