@@ -118,10 +118,15 @@ class Batches:
     def _slices(self, arrays: "_Arrays") -> Iterator[tuple[Any, Any, Tensor | None]]:
         """Batches cut from arrays: the same rows without a loop over each."""
         for start in range(0, len(arrays.rows), self.batch_size):
-            rows = arrays.rows[start : start + self.batch_size]
+            batch = slice(start, start + self.batch_size)
+            rows, target_rows = arrays.rows[batch], arrays.target_rows[batch]
             pieces = [
-                None if v is None else torch.tensor(v[rows])
-                for v in (arrays.X, arrays.y, arrays.weights)
+                None if v is None else torch.tensor(v[picked])
+                for v, picked in (
+                    (arrays.X, rows),
+                    (arrays.y, target_rows),
+                    (arrays.weights, target_rows),
+                )
             ]
             x, target, w = (self._on_device(piece) for piece in pieces)
             yield x, target, w
@@ -143,12 +148,16 @@ def _is_weighted(dataset: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Arrays:
-    """Rows of arrays; indexing by ``rows`` copies, so that no layer writes in them."""
+    """Rows of arrays; indexing by positions copies, so that no layer writes in them.
+
+    ``rows`` are the positions in X, ``target_rows`` those in y and weights.
+    """
 
     X: np.ndarray
     y: np.ndarray | None
     weights: np.ndarray | None
     rows: np.ndarray
+    target_rows: np.ndarray
 
 
 def _plain_arrays(net: Any, dataset: Any) -> _Arrays | None:
@@ -164,15 +173,20 @@ def _plain_arrays(net: Any, dataset: Any) -> _Arrays | None:
         inner = _plain_arrays(net, dataset.dataset)
         if inner is None:
             return None
-        return replace(inner, rows=inner.rows[np.asarray(dataset.indices)])
+        picked = np.asarray(dataset.indices, dtype=int)
+        return replace(
+            inner, rows=inner.rows[picked], target_rows=inner.target_rows[picked]
+        )
     if isinstance(dataset, RowDataset):
         inner = _plain_arrays(net, dataset.dataset)
         if inner is None:
             return None
-        return replace(inner, y=dataset.y, weights=dataset.weights)
+        every = np.arange(len(dataset))
+        return replace(inner, y=dataset.y, weights=dataset.weights, target_rows=every)
     plain = type(dataset) is Dataset and isinstance(dataset.X, np.ndarray)
     if plain and (dataset.y is None or isinstance(dataset.y, np.ndarray)):
-        return _Arrays(dataset.X, dataset.y, None, np.arange(len(dataset.X)))
+        every = np.arange(len(dataset.X))
+        return _Arrays(dataset.X, dataset.y, None, every, every)
     return None
 
 

@@ -28,7 +28,13 @@ from skorch.dataset import Dataset, ValidSplit
 from torch.utils.data import DataLoader
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
-from sklaplace.networks.training import Batches, first_rows, private_rng, take_rows
+from sklaplace.networks.training import (
+    Batches,
+    RowDataset,
+    first_rows,
+    private_rng,
+    take_rows,
+)
 
 FIXED = {"prior_precision": 1.0, "random_state": 0}
 WEIGHTS = np.linspace(0.5, 2, 60)
@@ -132,6 +138,22 @@ class TestBatches:
         found, *_ = self.all_rows(classifier(), outer, 5)
         np.testing.assert_array_equal(found, X[[13, 11]])
 
+    @pytest.mark.parametrize("weights", [None, WEIGHTS[:3]])
+    def test_targets_of_a_subset_belong_to_its_rows(self, weights):
+        X, y = blobs()
+        rows = [50, 1, 2]
+        inner = torch.utils.data.Subset(Dataset(X, y), rows)
+        dataset = RowDataset(inner, y[rows], weights)
+        found = self.all_rows(classifier(), dataset, 2)
+        np.testing.assert_array_equal(found[0], X[rows])
+        np.testing.assert_array_equal(found[1], y[rows])
+        if weights is not None:
+            np.testing.assert_array_equal(found[2], weights)
+        last = torch.utils.data.Subset(dataset, [2])
+        found = self.all_rows(classifier(), last, 2)
+        np.testing.assert_array_equal(found[0], X[[2]])
+        np.testing.assert_array_equal(found[1], y[[2]])
+
     def test_loaders_of_ones_own_are_used(self):
         X, y = blobs()
         found, *_ = self.all_rows(classifier(iterator_valid=Doubled), Dataset(X, y), 7)
@@ -166,6 +188,18 @@ def test_estimator_sees_data_through_the_nets_own_classes(parameter):
     expected = LaplaceClassifier(FrozenEstimator(plain), **FIXED).fit(moved(X), y)
     np.testing.assert_allclose(
         model.predict_proba(X), expected.predict_proba(moved(X)), atol=1e-6
+    )
+
+
+def test_estimator_pairs_the_rows_of_a_subset_with_their_targets():
+    X, y = blobs()
+    order = np.random.default_rng(0).permutation(60)
+    net = FrozenEstimator(seeded(classifier(), X, y))
+    subset = torch.utils.data.Subset(Dataset(X, y), order.tolist())
+    found = LaplaceClassifier(net, **FIXED).fit(subset, y[order])
+    expected = LaplaceClassifier(net, **FIXED).fit(X[order], y[order])
+    assert found.log_marginal_likelihood() == pytest.approx(
+        expected.log_marginal_likelihood()
     )
 
 
