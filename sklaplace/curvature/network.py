@@ -82,7 +82,7 @@ def infer_network_spec(
         found, raw, sizes = measure_outputs(
             net, x, allowed, n_targets, is_trained, likelihood, adapted, other
         )
-        forward = bare.reading(found.output_map, found.logit_layer)
+        forward = bare.with_output_map(found.output_map, found.logit_layer)
         layout = select(forward, x, subset, options or {})
         _check_map_bytes(raw, sizes, layout)
         f, jacobian = backpropagate(forward, x, layout)

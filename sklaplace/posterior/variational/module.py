@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from sklaplace.core.budget import batch_rows
 from sklaplace.curvature.layout import BlockSpec, Layout
-from sklaplace.networks.forward import first_tensor, tapping
+from sklaplace.networks.forward import first_tensor, recorded_outputs
 from sklaplace.posterior.variational.base import WeightPosterior
 from sklaplace.posterior.variational.divergence import divergence, exact_divergence
 from sklaplace.posterior.variational.priors import WeightPrior
@@ -116,9 +116,9 @@ class StochasticModule(nn.Module):
         }
         if self.logit_layer is None:
             return functional_call(self._orig_mod, values, args, kwargs)
-        with tapping(self._orig_mod, self.logit_layer) as seen:
+        with recorded_outputs(self._orig_mod, [self.logit_layer]) as seen:
             returned = functional_call(self._orig_mod, values, args, kwargs)
-        self.tapped = seen[-1]
+        self.tapped = seen[self.logit_layer][-1]
         return returned
 
     def outputs(self, returned: Any) -> Tensor:
