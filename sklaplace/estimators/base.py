@@ -35,11 +35,9 @@ from sklaplace.estimators.laplace import LaplaceFitter
 from sklaplace.estimators.outputs import TrainedNetwork
 from sklaplace.estimators.settings import check_earlier_layout
 from sklaplace.likelihoods import DataFit, weighted
-from sklaplace.networks.data import (
-    TrainingData,
-)
+from sklaplace.networks.data import Batches, TrainingData
 from sklaplace.networks.outputs import as_forward
-from sklaplace.networks.training import Batches, copied, private_rng
+from sklaplace.networks.training import copied, private_rng
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.last_layer import HeadRows
 from sklaplace.posterior.linear_model import LinearModel

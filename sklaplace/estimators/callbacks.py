@@ -40,8 +40,9 @@ from sklaplace.estimators.settings import (
     check_subset,
 )
 from sklaplace.likelihoods import CRITERIA, weighted
+from sklaplace.networks.data import Batches, first_rows
 from sklaplace.networks.outputs import as_forward, raw_outputs, unwrapped
-from sklaplace.networks.training import Batches, batch_weights, first_rows, private_rng
+from sklaplace.networks.training import batch_weights, private_rng
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.tuning.evidence import marglik
 

@@ -25,12 +25,12 @@ from sklaplace.estimators.settings import check_common, inner_net, is_frozen, si
 from sklaplace.likelihoods import Likelihood
 from sklaplace.networks import split
 from sklaplace.networks.data import (
-    InputType,
     TrainingData,
     check_length,
-    input_type,
+    first_rows,
     is_opaque,
 )
+from sklaplace.networks.inputs import InputType, input_type
 from sklaplace.networks.outputs import (
     OutputSpec,
     as_forward,
@@ -38,7 +38,7 @@ from sklaplace.networks.outputs import (
     raw_outputs,
     warn_if_double_softmax,
 )
-from sklaplace.networks.training import copied, first_rows, train
+from sklaplace.networks.training import copied, train
 
 
 @contextmanager

@@ -26,8 +26,7 @@ from torch import Tensor
 
 from sklaplace.estimators.base import LaplaceFit
 from sklaplace.estimators.prediction import ProjectedRows
-from sklaplace.networks.data import is_opaque
-from sklaplace.networks.training import take_rows
+from sklaplace.networks.data import is_opaque, take_rows
 from sklaplace.posterior.tuning.task import require_head
 
 # Noise to look for, as a share of the targets' standard deviation, and the share of

@@ -23,8 +23,7 @@ from sklaplace.estimators.settings import (
     check_settings,
 )
 from sklaplace.networks import split
-from sklaplace.networks.data import TrainingData
-from sklaplace.networks.training import first_rows
+from sklaplace.networks.data import TrainingData, first_rows
 
 
 class LaplaceFitter(NetworkFitter, PosteriorPredictor):

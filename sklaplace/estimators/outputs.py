@@ -19,10 +19,11 @@ from torch import Tensor
 from sklaplace.core.budget import move, require_bytes
 from sklaplace.core.checks import as_seed, check_count
 from sklaplace.core.linalg import all_finite
-from sklaplace.networks.data import InputType, count_rows, is_opaque
+from sklaplace.networks.data import Batches, count_rows, is_opaque
 from sklaplace.networks.forward import Forward
+from sklaplace.networks.inputs import InputType
 from sklaplace.networks.outputs import OutputSpec, as_forward
-from sklaplace.networks.training import Batches, private_rng
+from sklaplace.networks.training import private_rng
 from sklaplace.posterior.predictive import WeightDistribution, moments, network_draws
 
 # (network, batch of b rows) -> outputs (b, c, s) in float64

@@ -28,13 +28,8 @@ from skorch.dataset import Dataset, ValidSplit
 from torch.utils.data import DataLoader
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
-from sklaplace.networks.training import (
-    Batches,
-    RowDataset,
-    first_rows,
-    private_rng,
-    take_rows,
-)
+from sklaplace.networks.data import Batches, RowDataset, first_rows, take_rows
+from sklaplace.networks.training import private_rng
 
 FIXED = {"prior_precision": 1.0, "random_state": 0}
 WEIGHTS = np.linspace(0.5, 2, 60)

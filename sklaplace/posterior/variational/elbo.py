@@ -19,9 +19,10 @@ from skorch.utils import to_tensor
 from torch import Tensor, nn
 
 from sklaplace.likelihoods import Likelihood, weighted
+from sklaplace.networks.data import Batches
 from sklaplace.networks.forward import OUTPUT_MAPS, as_columns
 from sklaplace.networks.outputs import OutputSpec, unwrapped
-from sklaplace.networks.training import Batches, batch_weights, mean_weight
+from sklaplace.networks.training import batch_weights, mean_weight
 from sklaplace.posterior.variational import POSTERIORS
 from sklaplace.posterior.variational.divergence import divergence
 from sklaplace.posterior.variational.module import (
