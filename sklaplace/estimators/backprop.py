@@ -29,8 +29,8 @@ from sklaplace.estimators.outputs import (
 from sklaplace.estimators.sampling import SamplingEstimator
 from sklaplace.likelihoods import weighted
 from sklaplace.networks.data import TrainingData
+from sklaplace.networks.default import is_penalised, without_penalty
 from sklaplace.networks.forward import Forward
-from sklaplace.networks.noisy import is_penalised, without_penalty
 from sklaplace.networks.outputs import OutputSpec
 from sklaplace.networks.training import copied
 from sklaplace.posterior.predictive import network_draws

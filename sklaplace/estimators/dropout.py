@@ -19,8 +19,8 @@ from sklaplace.estimators.outputs import Draws
 from sklaplace.estimators.sampling import NoiseFromRows, SamplingEstimator
 from sklaplace.estimators.simplex import SimplexPredictor
 from sklaplace.networks.data import TrainingData
+from sklaplace.networks.default import with_dropout
 from sklaplace.networks.forward import Forward
-from sklaplace.networks.noisy import with_dropout
 from sklaplace.networks.outputs import OutputSpec, as_forward
 
 

@@ -19,9 +19,10 @@ from sklaplace.estimators.classifier import LaplaceClassifier
 from sklaplace.estimators.labelling import OneLabel
 from sklaplace.likelihoods import Bernoulli
 from sklaplace.networks.data import TrainingData, first_rows, is_opaque
-from sklaplace.networks.default import TabularNetwork, penalised_classifier
+from sklaplace.networks.default import penalised_classifier
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.outputs import as_forward, raw_outputs
+from sklaplace.networks.tabular import TabularNetwork
 
 # share of two scores that rounding may put between their difference and a logit;
 # logits beyond the limit are too coarse in a probability to be compared

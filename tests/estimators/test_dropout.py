@@ -29,7 +29,7 @@ from sklaplace.estimators.dropout import (
     mc_dropout_outputs,
 )
 from sklaplace.networks.forward import Forward
-from sklaplace.networks.noisy import JointDropout
+from sklaplace.networks.tabular import JointDropout
 from sklaplace.networks.training import private_rng
 
 X, Y = blobs()

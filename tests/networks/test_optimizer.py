@@ -1,4 +1,4 @@
-"""ManySteps: Adam under a cosine, all steps on one batch."""
+"""CosineAdam: Adam under a cosine, all steps on one batch."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sklaplace.networks.descent import ManySteps
+from sklaplace.networks.optimizer import CosineAdam
 
 
 def problem():
@@ -32,7 +32,7 @@ def groups(parameters):
 
 def test_steps_are_those_of_adam_under_a_cosine():
     parameters, closure, _ = problem()
-    optimizer = ManySteps(groups(parameters), lr=0.05, n_steps=30, betas=(0.8, 0.9))
+    optimizer = CosineAdam(groups(parameters), lr=0.05, n_steps=30, betas=(0.8, 0.9))
     optimizer.step(closure)
     expected, closure, _ = problem()
     plain = torch.optim.Adam(groups(expected), lr=0.05, betas=(0.8, 0.9))
@@ -50,7 +50,7 @@ def test_steps_are_those_of_adam_under_a_cosine():
 
 def test_first_loss_is_returned_without_a_graph():
     parameters, closure, calls = problem()
-    loss = ManySteps(parameters, n_steps=7).step(closure)
+    loss = CosineAdam(parameters, n_steps=7).step(closure)
     assert not loss.requires_grad
     assert len(calls) == 7
     assert float(loss) == calls[0] != calls[-1]
@@ -58,7 +58,7 @@ def test_first_loss_is_returned_without_a_graph():
 
 def test_step_sizes_are_as_before():
     parameters, closure, _ = problem()
-    optimizer = ManySteps(groups(parameters), lr=0.05, n_steps=5)
+    optimizer = CosineAdam(groups(parameters), lr=0.05, n_steps=5)
     for _ in range(2):
         optimizer.step(closure)
         assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.2]
@@ -66,7 +66,7 @@ def test_step_sizes_are_as_before():
 
 def test_steps_go_on_with_what_adam_remembers():
     parameters, closure, _ = problem()
-    optimizer = ManySteps(parameters, n_steps=4)
+    optimizer = CosineAdam(parameters, n_steps=4)
     optimizer.step(closure)
     optimizer.step(closure)
     assert {int(state["step"]) for state in optimizer.state.values()} == {8}
@@ -75,13 +75,13 @@ def test_steps_go_on_with_what_adam_remembers():
 def test_gradients_are_computed_within_no_grad():
     parameters, closure, calls = problem()
     with torch.no_grad():
-        ManySteps(parameters, n_steps=3).step(closure)
+        CosineAdam(parameters, n_steps=3).step(closure)
     assert len(calls) == 3
 
 
 def test_minimum_is_found():
     parameters, closure, _ = problem()
-    ManySteps(parameters, lr=0.1, n_steps=500).step(closure)
+    CosineAdam(parameters, lr=0.1, n_steps=500).step(closure)
     # 2x² + 2bx + 2(b - 1)²
     assert parameters[0].tolist() == pytest.approx([-2 / 3, -2 / 3], abs=1e-3)
     assert parameters[1].tolist() == pytest.approx([4 / 3], abs=1e-3)
@@ -89,10 +89,10 @@ def test_minimum_is_found():
 
 def test_state_is_stored_and_loaded():
     parameters, closure, _ = problem()
-    optimizer = ManySteps(parameters, n_steps=4)
+    optimizer = CosineAdam(parameters, n_steps=4)
     optimizer.step(closure)
     again, _, _ = problem()
-    other = ManySteps(again, n_steps=4)
+    other = CosineAdam(again, n_steps=4)
     other.load_state_dict(optimizer.state_dict())
     assert {int(state["step"]) for state in other.state.values()} == {4}
 
@@ -100,7 +100,7 @@ def test_state_is_stored_and_loaded():
 def test_options_are_those_of_adam():
     parameters, *_ = problem()
     with pytest.raises(ValueError, match="Invalid learning rate"):
-        ManySteps(parameters, lr=-1.0)
+        CosineAdam(parameters, lr=-1.0)
     assert (
-        ManySteps(parameters, weight_decay=0.5).param_groups[0]["weight_decay"] == 0.5
+        CosineAdam(parameters, weight_decay=0.5).param_groups[0]["weight_decay"] == 0.5
     )

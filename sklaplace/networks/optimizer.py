@@ -1,7 +1,8 @@
-"""ManySteps: Adam that takes all of its steps on one batch, for full-batch training.
+"""CosineAdam: Adam with cosine annealing that takes all its steps on one batch.
 
-skorch turns over its data set once per epoch, which costs more than a step of a small
-network. Here one epoch is the whole training.
+skorch iterates over its data set once per epoch, which costs more than a step of a
+small network. In full-batch training one epoch is then the whole training. The step
+size of step t of T is ``lr (1 + cos(π t / T)) / 2``.
 """
 
 import math
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 
 
-class ManySteps(torch.optim.Adam):
-    """Adam with a step size that falls along a cosine, n steps for each batch.
+class CosineAdam(torch.optim.Adam):
+    """Adam under a cosine schedule, with n steps for each batch.
 
     Parameters
     ----------
@@ -57,15 +58,15 @@ class ManySteps(torch.optim.Adam):
         Tensor of shape ()
             Loss before the first step.
         """
-        largest = [group["lr"] for group in self.param_groups]
+        initial = [group["lr"] for group in self.param_groups]
         losses = []
         for step in range(self.n_steps):
-            share = (1 + math.cos(math.pi * step / self.n_steps)) / 2
-            for group, lr in zip(self.param_groups, largest, strict=True):
-                group["lr"] = share * lr
+            factor = (1 + math.cos(math.pi * step / self.n_steps)) / 2
+            for group, lr in zip(self.param_groups, initial, strict=True):
+                group["lr"] = factor * lr
             with torch.enable_grad():
                 losses.append(closure().detach())
             super().step()
-        for group, lr in zip(self.param_groups, largest, strict=True):
+        for group, lr in zip(self.param_groups, initial, strict=True):
             group["lr"] = lr
         return losses[0]

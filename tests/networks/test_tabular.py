@@ -1,23 +1,14 @@
-"""Tests of the default networks for noisy gradients, and of joint dropout."""
-
-import pickle
+"""Dropout in the module of the default networks."""
 
 import numpy as np
-import pytest
 import torch
-from sklearn.base import clone
-from skorch import NeuralNetClassifier, NeuralNetRegressor
-from test_default import KINDS, _factory, _fit, _problem
+from test_default import _problem
 
-from sklaplace.networks.default import TabularNetwork
-from sklaplace.networks.descent import ManySteps
-from sklaplace.networks.noisy import (
+from sklaplace.networks.tabular import (
     DROPOUT_RATE,
-    NOISY_STEPS,
     DropoutNetwork,
     JointDropout,
-    with_dropout,
-    without_penalty,
+    TabularNetwork,
 )
 
 
@@ -77,47 +68,3 @@ class TestDropoutNetwork:
         share = float((found[0, :n_hidden] == 0).double().mean())
         spread = (DROPOUT_RATE * (1 - DROPOUT_RATE) / n_hidden) ** 0.5
         assert abs(share - DROPOUT_RATE) < 5 * spread
-
-
-@pytest.mark.parametrize("kind", KINDS)
-class TestNoisyNets:
-    def test_without_penalty(self, kind):
-        X, y = _problem(kind, 40, 3, 2)
-        default = _factory(kind, 2)(X, y, None)
-        net = without_penalty(default)
-        plain = NeuralNetClassifier if kind == "classifier" else NeuralNetRegressor
-        assert type(net) is plain
-        assert net.optimizer is ManySteps
-        assert net.optimizer__n_steps == NOISY_STEPS
-        assert net.criterion is default.criterion
-        np.testing.assert_array_equal(net.module__scale, default.module__scale)
-        assert not hasattr(net, "penalty")
-
-    def test_with_dropout(self, kind):
-        X, y = _problem(kind, 40, 3, 2)
-        default = _factory(kind, 2)(X, y, None)
-        net = with_dropout(default)
-        assert type(net) is type(default)
-        assert net.penalty == default.penalty
-        assert isinstance(net.initialize().module_, DropoutNetwork)
-
-    @pytest.mark.parametrize("change", [without_penalty, with_dropout])
-    def test_train_clone_and_pickle(self, kind, change, capsys):
-        X, y = _problem(kind, 40, 3, 2)
-        net = clone(change(_factory(kind, 2)(X, y, None)))
-        _fit(net.set_params(optimizer__n_steps=20), X, y)
-        assert capsys.readouterr() == ("", "")
-        assert len(net.history) == 1
-        again = pickle.loads(pickle.dumps(net))
-        np.testing.assert_array_equal(again.predict(X), net.predict(X))
-
-    def test_units_of_inputs_do_not_matter(self, kind):
-        X, y = _problem(kind, 40, 3, 2)
-        moved = X * [1e-6, 30.0, 1e5] + [0.01, -50.0, 1e6]
-
-        def outputs(X):
-            net = with_dropout(_factory(kind, 2)(X, y, None))
-            fitted = _fit(net.set_params(optimizer__n_steps=50), X, y)
-            return fitted.forward(X).numpy()
-
-        np.testing.assert_allclose(outputs(moved), outputs(X), atol=1e-5)
