@@ -19,13 +19,13 @@ from skorch.callbacks import ParamMapper
 from torch import Tensor
 
 from sklaplace.core.checks import Check, check_option, check_params, check_positive
-from sklaplace.estimators.callbacks import PriorCallback
 from sklaplace.estimators.outputs import (
     Draws,
     TrainedNetwork,
     WeightPredictor,
     require_draws,
 )
+from sklaplace.estimators.prior_callback import PriorCallback
 from sklaplace.estimators.sampling import SamplingEstimator
 from sklaplace.likelihoods import weighted
 from sklaplace.networks.data import TrainingData

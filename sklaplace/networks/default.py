@@ -118,7 +118,7 @@ class PenalisedRegressor(PenalisedNet, NeuralNetRegressor):
     """
 
     def get_loss(self, y_pred: Any, y_true: Any, *args: Any, **kwargs: Any) -> Any:
-        """Criterion in standardised units plus penalty; shapes as for `PenalisedNet`."""
+        """Criterion in standardised units plus penalty, as for `PenalisedNet`."""
         center, scale = self.module_.target_center, self.module_.target_scale
         y_pred, y_true = (y_pred - center) / scale, (y_true - center) / scale
         return super().get_loss(y_pred, y_true, *args, **kwargs)
