@@ -125,12 +125,11 @@ _Arrays = list[tuple[np.ndarray | None, np.ndarray]]
 def _arrays(dataset: Any) -> _Arrays | None:
     """Arrays that a dataset consists of; None for datasets with code of their own."""
     if type(dataset) is Dataset:
-        if not isinstance(dataset.X, np.ndarray):
+        X, y = dataset.X, dataset.y
+        if not (isinstance(X, np.ndarray) and isinstance(y, np.ndarray | None)):
             return None
-        if not isinstance(dataset.y, np.ndarray | None):
-            return None
-        rows = np.arange(len(dataset.X))
-        return [(dataset.X, rows), (dataset.y, rows), (None, rows)]
+        rows = np.arange(len(X))
+        return [(X, rows), (y, rows), (None, rows)]
     if type(dataset) not in (Subset, RowDataset):
         return None
     arrays = _arrays(dataset.dataset)

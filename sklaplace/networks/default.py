@@ -340,7 +340,19 @@ def _spectrum(features: Array, Y: Array) -> tuple[Array, Array]:
 def _evidence_noise(
     eigenvalues: Array, projections: Array, total: Array, n_samples: float
 ) -> Array:
-    """Noise variance per output by MacKay's fixed point; (p,), (p, c), (c,) -> (c,)."""
+    """Noise variance (c,) of each output, by MacKay's fixed point.
+
+    Parameters
+    ----------
+    eigenvalues : ndarray of shape (p,)
+        Of F'F = Q diag(e) Q', for features F (n, p).
+    projections : ndarray of shape (p, c)
+        Squares of Q'F'Y.
+    total : ndarray of shape (c,)
+        Sums of squares of the targets Y.
+    n_samples : float
+        Sum of the weights.
+    """
     # MacKay (1992), section 4: ||w||^2 belongs to gamma well-determined parameters, the
     # residuals to the other n - gamma degrees of freedom.
     e = eigenvalues[:, None]  # (p, 1)

@@ -5,7 +5,7 @@ for a few samples are compared with that. Contradictions are refused before trai
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,23 +104,28 @@ def as_forward(
     return Forward(module, net.infer, output_map, logit_layer, shape)
 
 
-def infer_output_spec(
+def infer_output_spec(net: Any, x: Any, *expected: Any, **options: Any) -> OutputSpec:
+    """`OutputSpec` of a net; parameters as for `measure_outputs`."""
+    with as_forward(net).frozen():
+        return measure_outputs(net, x, *expected, **options)[0]
+
+
+def measure_outputs(
     net: Any,
     x: Any,
     allowed: tuple[type, ...],
     n_targets: int | None,
-    *,
     is_trained: bool,
     likelihood: Likelihood | None = None,
     adapted: Callable[[Likelihood], Likelihood] = lambda known: known,
     other: str = "",
-) -> OutputSpec:
-    """`OutputSpec` of a net, from its criterion and its outputs for a few samples.
+) -> tuple[OutputSpec, Tensor, dict[str, int]]:
+    """Outputs of a net for a few samples, and what they mean by its criterion.
 
     Parameters
     ----------
     net : skorch.NeuralNet
-        Initialised, trained or not.
+        Initialised, trained or not, and frozen as by ``Forward.frozen()``.
     x : batch
         Inputs of a few samples.
     allowed : tuple of types
@@ -138,32 +143,16 @@ def infer_output_spec(
 
     Returns
     -------
-    OutputSpec
+    spec : OutputSpec
+    raw : Tensor of shape (b,) or (b, c, ...)
+        What the module returns.
+    sizes : dict
+        Number of elements that each module without children returns, by name.
 
     Raises
     ------
     ValueError
         If criterion or outputs do not fit.
-    """
-    with as_forward(net).frozen():
-        return measure_outputs(
-            net, x, allowed, n_targets, is_trained, likelihood, adapted, other
-        )[0]
-
-
-def measure_outputs(
-    net: Any,
-    x: Any,
-    allowed: tuple[type, ...],
-    n_targets: int | None,
-    is_trained: bool,
-    likelihood: Likelihood | None,
-    adapted: Callable[[Likelihood], Likelihood],
-    other: str,
-) -> tuple[OutputSpec, Tensor, dict[str, int]]:
-    """`OutputSpec`, raw outputs (b, ...), and numbers that each leaf module returns.
-
-    Parameters are those of `infer_output_spec`; inside ``Forward.frozen()``.
     """
     if likelihood is None:
         likelihood, convention = _likelihood(net, allowed, adapted, other)
@@ -268,12 +257,15 @@ def _likelihood(
 
 def raw_outputs(net: Any, x: Any) -> Tensor:
     """First tensor that the module returns for a few samples, (b,) or (b, c, ...)."""
+    shown = f"rows given as {type(x).__name__}"
+    if isinstance(x, Tensor):
+        shown = f"rows of shape {tuple(x.shape[1:])} and type {x.dtype}"
     with torch.no_grad():
         try:
             found = first_tensor(as_forward(net).call(x))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise ValueError(
-                f"The network cannot be applied to {_described(x)}: "
+                f"The network cannot be applied to {shown}: "
                 f"{str(error).rstrip('.')}. Compare the size and type of its inputs "
                 "with that of X; layers that look tokens up take integers."
             ) from error
@@ -283,13 +275,6 @@ def raw_outputs(net: Any, x: Any) -> Tensor:
             "tuple whose first entry is one."
         )
     return found
-
-
-def _described(x: Any) -> str:
-    """Shape and type of inputs, for messages."""
-    if isinstance(x, Tensor):
-        return f"rows of shape {tuple(x.shape[1:])} and type {x.dtype}"
-    return f"rows given as {type(x).__name__}"
 
 
 def _recorded(net: Any, x: Any) -> tuple[Tensor, dict[str, list[Any]]]:
@@ -331,7 +316,7 @@ def _is_distribution(raw: Tensor, sums_to_one: bool) -> bool:
 
 
 def _logit_layer(
-    net: Any, x: Any, raw: Tensor, leaves: Mapping[str, list[Any]], *, binary: bool
+    net: Any, x: Any, raw: Tensor, leaves: dict[str, list[Any]], *, binary: bool
 ) -> str | None:
     """Name of the last submodule that returns the logits of probabilities ``raw``.
 

@@ -182,19 +182,14 @@ class _TrainingState:
     mean_weight: float = 1.0
 
 
-def _state(net: Any) -> _TrainingState:
-    state = getattr(net, "_training_state", None)
-    return state if isinstance(state, _TrainingState) else _TrainingState()
-
-
 def batch_weights(net: Any) -> Tensor | None:
     """Sample weights (b,) of the batch that a net is being trained on, if any."""
-    return _state(net).weights
+    return getattr(net, "_training_state", _TrainingState()).weights
 
 
 def mean_weight(net: Any) -> float:
     """Mean sample weight of the data that a net is being trained or validated on."""
-    return _state(net).mean_weight
+    return getattr(net, "_training_state", _TrainingState()).mean_weight
 
 
 class _WeightedTraining:
