@@ -6,7 +6,6 @@ maximum of the posterior, where the Laplace approximation is taken.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -207,11 +206,11 @@ def _check_labels(net: Any, dataset: Any, spec: NetworkSpec) -> None:
     """Refuse samples that the criterion ignores, but the curvature would not."""
     if spec.likelihood.noun != "class":
         return
-    known = _targets(dataset)
-    targets: Iterable[Any] = [known]
-    if known is None:
-        targets = (y for _, y, _ in Batches(net, dataset, spec.batch_size()))
-    if any(bool((torch.as_tensor(y) < 0).any()) for y in targets):
+    y = _targets(dataset)
+    batches = (
+        Batches(net, dataset, spec.batch_size()) if y is None else [(None, y, None)]
+    )
+    if any(bool((torch.as_tensor(y) < 0).any()) for _, y, _ in batches):
         raise ValueError(
             "Some labels are negative, as of rows that the criterion ignores. Leave "
             "these rows out, or train the net within LaplaceClassifier, which does."

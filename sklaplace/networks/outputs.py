@@ -367,8 +367,15 @@ def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
 def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     """Refuse outputs of another number than the classes or target columns need."""
     shape = likelihood.output_shape(n_targets)
+    if len(shape) > 1 and raw.shape[1:] != shape:
+        raise ValueError(
+            f"The network gives outputs of shape {tuple(raw.shape[1:])} per row, but y "
+            f"has {shape[0]} classes at positions {shape[1:]}, which take {shape}. Let "
+            "the module return classes first and one logit for each position. For one "
+            "label per row y should be a 1d array; for a matrix of labels that are 0 "
+            "or 1 use criterion=torch.nn.BCEWithLogitsLoss."
+        )
     if len(shape) > 1:
-        _check_map(raw, shape)
         return
     if raw.ndim > 2:
         raise ValueError(
@@ -394,17 +401,4 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     raise ValueError(
         f"The network gives {found} output{'s' if found != 1 else ''}, but y has "
         f"{n_targets} {nouns}. {advice}"
-    )
-
-
-def _check_map(raw: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse outputs of another shape than logits of classes at positions."""
-    if raw.shape[1:] == shape:
-        return
-    raise ValueError(
-        f"The network gives outputs of shape {tuple(raw.shape[1:])} per row, but y has "
-        f"{shape[0]} classes at positions {shape[1:]}, which take {shape}. Let the "
-        "module return classes first and one logit for each position. For one label "
-        "per row y should be a 1d array; for a matrix of labels that are 0 or 1 use "
-        "criterion=torch.nn.BCEWithLogitsLoss."
     )

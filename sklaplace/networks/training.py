@@ -70,18 +70,17 @@ class RecordingSplit:
 
     def __init__(self, split: Any, check: Callable[[Any, Any], None]) -> None:
         self.split, self.check = split, check
-        self.train: Any = None
-        self.valid: Any = None
+        self.parts: tuple[Any, Any] | None = None
 
     def __call__(self, dataset: Any, y: Any = None, **params: Any) -> tuple[Any, Any]:
-        """Training and validation data of a dataset, or None for the latter."""
+        """Training data, and validation data or None."""
         train, valid = dataset, None
         if self.split:
             targets = () if y is None else (y,)
             train, valid = self.split(dataset, *targets, **params)
         with private_rng(None):
             self.check(dataset, valid)
-        self.train, self.valid = train, valid
+        self.parts = train, valid
         return train, valid
 
     def __reduce__(self) -> Any:
@@ -130,9 +129,8 @@ def train(
             net.fit(X, y, **fit_params)
     finally:
         net.train_split = original
-    if split.train is None:  # the net overrides get_split_datasets
-        return dataset or net.get_dataset(X, y), None
-    return split.train, split.valid
+    # the net may override get_split_datasets
+    return split.parts or (dataset or net.get_dataset(X, y), None)
 
 
 @contextmanager
