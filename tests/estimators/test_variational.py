@@ -450,7 +450,7 @@ class TestRefused:
         net = classifier(module__n_out=4, **RECORD)
         refused(VariationalClassifier(net), "gives 4 outputs, but y has 3 classes")
         net = binary_classifier(**RECORD)
-        refused(VariationalClassifier(net), "One logit tells two classes apart")
+        refused(VariationalClassifier(net), "One logit stands for two classes")
 
 
 class TestFailures:
