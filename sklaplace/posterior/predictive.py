@@ -17,15 +17,13 @@ from torch.utils.data import default_collate
 
 from sklaplace.core.budget import CACHE
 from sklaplace.core.trees import leaves, tree_rows
+from sklaplace.curvature.derivatives import add_axis, call_with, quiet_batching
 from sklaplace.curvature.jacobian import (
     Centring,
     Jacobian,
-    add_axis,
     backpropagate,
     backpropagate_in_parts,
-    call_with,
     joined,
-    quiet_batching,
 )
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures import Projection, projected

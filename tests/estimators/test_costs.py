@@ -261,7 +261,7 @@ def test_all_weights_cost_one_pass_and_a_column_per_output(structure):
 def test_columns_in_parts_cost_no_more_passes(structure, monkeypatch):
     # two columns of a batch at a time: their gradients in 8 + 7 + c numbers
     per_column = 2 * 4 * BATCH * (8 + 7 + C)
-    monkeypatch.setattr("sklaplace.curvature.jacobian.BUDGET", 2 * per_column)
+    monkeypatch.setattr("sklaplace.curvature.recorder.BUDGET", 2 * per_column)
     model = laplace(subset_of_weights=ALL, hessian_structure=structure)
     costs = fitted_costs(model)
     assert costs.forward_rows(FEW) == CUTS
@@ -317,7 +317,7 @@ def test_a_fixed_prior_decomposes_once_and_when_asked(subset, structure):
 @pytest.mark.parametrize("structure", ["diag", "kron"])
 def test_gradients_that_rows_share_meet_the_variances_once(structure):
     model = laplace(link_approx="probit", hessian_structure=structure).fit(*rows())
-    with calls(base, "spread_of_inputs") as contractions:
+    with calls(base, "input_weights") as contractions:
         for _ in range(2):
             model.predict_proba(rows()[0])
     assert len(contractions) == 2  # weight and bias

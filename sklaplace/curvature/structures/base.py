@@ -19,7 +19,7 @@ from sklaplace.core.linalg import all_finite
 from sklaplace.curvature import priors
 from sklaplace.curvature.blocks import (
     Block,
-    spread_of_inputs,
+    input_weights,
     variance_of_inputs,
     variances,
 )
@@ -375,7 +375,7 @@ class Diagonalised(Structure):
 
         def spreads() -> list[Tensor]:
             pairs = zip(blocks, pieces, strict=True)
-            return [spread_of_inputs(block.g, piece) for block, piece in pairs]
+            return [input_weights(block.g, piece) for block, piece in pairs]
 
         known = self._spreads.get((jacobian.blocks[0].g, v), spreads)
         pairs = zip(blocks, known, strict=True)
