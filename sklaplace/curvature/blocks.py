@@ -88,8 +88,9 @@ class BaseBlock:
         if self.a is None:
             return self.g.squeeze(2)
         outputs = self.g.movedim(2, -1)  # (b, k, o, r)
-        rows: Tensor = contracted(self.a, outputs.flatten(1, 2))
-        return rows.unflatten(1, outputs.shape[1:3]).flatten(2)
+        rows = contracted(self.a, outputs.flatten(1, 2))
+        dense: Tensor = rows.unflatten(1, outputs.shape[1:3]).flatten(2)
+        return dense
 
     @property
     def _chunk_length(self) -> int:
@@ -205,7 +206,7 @@ class Block(BaseBlock):
     def grams(self, other: "Block") -> tuple[Tensor, Tensor, Tensor] | None:
         """``Σₖ g gᵀ`` (b, o, o') with another block, and both layers' inputs (b, i).
 
-        None where there are several positions, so that rows are no such products.
+        None where there are several positions: rows are sums of such products.
         """
         if not (self._has_one_position and other._has_one_position):
             return None

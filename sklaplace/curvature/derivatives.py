@@ -19,10 +19,10 @@ from sklaplace.curvature.blocks import CHUNK_ELEMENTS
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.networks.forward import Forward, requiring_grad
 
-DEPENDENT_ROWS = (
-    "The network's outputs for a row depend on the other rows of its batch, also in "
-    "evaluation mode. Laplace needs one output per row: let the network treat rows "
-    "independently."
+DEPENDENT_SAMPLES = (
+    "The network's outputs for a sample depend on the other samples of its batch, also "
+    "in evaluation mode. Laplace needs one output per sample: let the network treat "
+    "samples independently."
 )
 
 
@@ -111,7 +111,7 @@ def rows_by_loop(
         with torch.enable_grad():
             f = call(tree_rows(x, slice(n, n + 1)))
             if f.shape != (1, len(combinations)):
-                raise ValueError(DEPENDENT_ROWS)
+                raise ValueError(DEPENDENT_SAMPLES)
             rows += [
                 torch.autograd.grad(
                     f[0], leaves, column, retain_graph=True, materialize_grads=True

@@ -7,6 +7,7 @@ Hessian adds the second derivatives of the network, and is summed as a matrix.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -181,17 +182,16 @@ def accumulate(
         If an output is not finite.
     """
     losses, counts = [], []
-    for x, y, weights in batches:
-        batch = _Batch(likelihood, curvature, x, y, weights)
-        if curvature.is_exact and accumulator.layout.head is None:
-            f = batch.add_exactly(forward, accumulator)
-        else:
-            f = batch.add(forward, accumulator, observe)
+    new_batch = partial(_Batch, forward, likelihood, curvature, accumulator)
+    adds_matrix = curvature.is_exact and accumulator.layout.head is None
+    for given in batches:
+        batch = new_batch(*given)
+        f = batch.add_exactly() if adds_matrix else batch.add(observe)
         losses.append(batch.loss(f.double()))
         counts.append(batch.n_targets(f))
     while accumulator.needs_another_pass():
-        for x, y, weights in batches:
-            _Batch(likelihood, curvature, x, y, weights).add(forward, accumulator, None)
+        for given in batches:
+            new_batch(*given).add()
     return DataFit(torch.stack(losses).sum(), torch.stack(counts).sum())
 
 
@@ -199,47 +199,45 @@ def accumulate(
 class _Batch:
     """One batch; `set_targets` reads its targets once the outputs are computed."""
 
+    forward: Forward
     likelihood: Likelihood
     curvature: Curvature
+    accumulator: Accumulator
     x: Any
     y: Any
     given_weights: Tensor | None
     weights: Tensor | None = None
     keys: Tensor | None = None
 
-    def add(
-        self,
-        forward: Forward,
-        accumulator: Accumulator,
-        observe: Callable[..., None] | None,
-    ) -> Tensor:
+    def add(self, observe: Callable[..., None] | None = None) -> Tensor:
         """Add the rows ``Sᵀ J``; returns the outputs (b, c)."""
-        if self.curvature.closed_form is None or accumulator.takes_keys:
+        layout = self.accumulator.layout
+        if self.curvature.closed_form is None or self.accumulator.takes_keys:
             self.keys = row_hash(self.x)
-        parts = backpropagate_in_parts(
-            forward, self.x, accumulator.layout, self.columns
-        )
+        parts = backpropagate_in_parts(self.forward, self.x, layout, self.columns)
         for f, jacobian in parts:
-            accumulator.update(replace(jacobian, weights=self.weights, keys=self.keys))
+            rows = replace(jacobian, weights=self.weights, keys=self.keys)
+            self.accumulator.update(rows)
             if observe is not None:
                 batch = f, self.hessian, jacobian, self.targets, self.weights, self.keys
                 observe(*batch)
         return f
 
-    def add_exactly(self, forward: Forward, accumulator: Accumulator) -> Tensor:
+    def add_exactly(self) -> Tensor:
         """Add the Hessian of the loss in the weights; returns the outputs (b, c)."""
         with torch.no_grad():
-            f: Tensor = forward(self.x)
+            f: Tensor = self.forward(self.x)
         self.set_targets(f)
-        hessian = exact_hessian(forward, self.x, accumulator.layout, self.loss)
-        accumulator.add_matrix(hessian)
+        layout = self.accumulator.layout
+        hessian = exact_hessian(self.forward, self.x, layout, self.loss)
+        self.accumulator.add_matrix(hessian)
         return f
 
     def set_targets(self, f: Tensor) -> None:
         """Targets, and sample weights times those that the criterion has."""
         if not all_finite(f):
             raise ValueError(
-                "The network's outputs are not finite on some training rows: its "
+                "The network's outputs are not finite on some training samples: its "
                 "training has diverged. Lower the learning rate or scale the inputs."
             )
         self.targets = self.likelihood.targets(self.y, f)

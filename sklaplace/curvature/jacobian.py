@@ -364,7 +364,7 @@ def _through_head(
     head: Head,
     cotangents: Callable[[Tensor], Columns] | None,
 ) -> tuple[Tensor, Jacobian] | None:
-    """Outputs and rows by one forward pass; None if the outputs are no map of the head.
+    """Outputs and rows by one forward pass; None if `Head` does not hold for them.
 
     Versions of tensors show whether the network has written to them in place.
     """

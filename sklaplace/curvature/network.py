@@ -93,8 +93,8 @@ def infer_network_spec(
         head_map = None
     elif subset == "last_layer" and head_map is None:
         head_map = common_gradient(layout, jacobian)
-    known = vars(found) | {"row_bytes": row_bytes}
-    return NetworkSpec(**known, layout=layout, head_map=head_map)
+    outputs = vars(found) | {"row_bytes": row_bytes}
+    return NetworkSpec(**outputs, layout=layout, head_map=head_map)
 
 
 def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None:
@@ -109,7 +109,7 @@ def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None
     require_bytes(
         elements * raw.element_size(),
         raw.device,
-        f"the Jacobian of {len(raw)} rows with {c:,} outputs each, of shape "
+        f"the Jacobian of {len(raw)} samples with {c:,} outputs each, of shape "
         f"{tuple(raw.shape[1:])},",
         "use smaller maps (crops, or a coarser grid), or fewer layers: "
         "subset_of_weights takes names",

@@ -64,9 +64,9 @@ class Patches:
         """Number of elements of the image."""
         return self.image.numel()
 
-    def __getitem__(self, rows: slice | Tensor) -> "Patches":
+    def __getitem__(self, some: slice | Tensor) -> "Patches":
         """Patches of some samples."""
-        return replace(self, image=self.image[rows])
+        return replace(self, image=self.image[some])
 
     def scaled(self, factors: Tensor) -> "Patches":
         """Patches of each sample times its factor (b,)."""

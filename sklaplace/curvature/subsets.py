@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sklaplace.core.checks import Check, check_count, listed
-from sklaplace.curvature.derivatives import DEPENDENT_ROWS, rows_by_loop
+from sklaplace.curvature.derivatives import DEPENDENT_SAMPLES, rows_by_loop
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import BlockSpec, Head, Layout
 from sklaplace.curvature.patches import has_layer_form
@@ -192,10 +192,7 @@ def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
     if any(spec.layer is None for spec in layout.blocks) or block.g.shape[2] != 1:
         return None
     g = block.g.squeeze(2)
-    same = torch.equal(g[1:], g[:1].expand_as(g[1:])) or torch.allclose(
-        g, g[:1].expand_as(g)
-    )
-    return g[0].double() if same else None
+    return g[0].double() if torch.allclose(g, g[:1].expand_as(g)) else None
 
 
 def _last_called(forward: Forward, x: Any, called: list[str]) -> str:
@@ -346,7 +343,7 @@ def _verified(forward: Forward, x: Any, f: Tensor, specs: list[BlockSpec]) -> La
     with requiring_grad(leaves):
         alone, expected = rows_by_loop(forward, x, leaves, columns)
     if not _agree(alone, f):
-        raise ValueError(DEPENDENT_ROWS)
+        raise ValueError(DEPENDENT_SAMPLES)
     found = _rows(forward, x, specs, columns)
     checked = [
         spec if _agree(rows, true) else BlockSpec(spec.name, spec.shape)

@@ -348,7 +348,7 @@ class TestBadInput:
                 return self.head(X)
 
         model = recorded().set_params(estimator__module=Thin)
-        refused_fit(model, "the Jacobian of 2 rows", "crops", data=(large, labels))
+        refused_fit(model, "the Jacobian of 2 samples", "crops", data=(large, labels))
 
 
 @pytest.mark.parametrize("softmax", [False, True])
