@@ -13,6 +13,7 @@ from torch import Tensor
 from sklaplace.core.budget import require_bytes
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import Layout
+from sklaplace.curvature.recorder import BACKWARD_COPIES
 from sklaplace.curvature.subsets import common_gradient, select
 from sklaplace.likelihoods import Likelihood
 from sklaplace.networks.outputs import (
@@ -22,9 +23,8 @@ from sklaplace.networks.outputs import (
     measure_outputs,
 )
 
-# Copies that are alive at once, of a layer's inputs: original and rotated; of its
-# gradients: kept and passed on.
-INPUT_COPIES, GRADIENT_COPIES = 2, 2
+# copies of a layer's inputs that are alive at once: original and rotated
+INPUT_COPIES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None
     c = raw[0].numel()
     gradients = sum(sizes.get(name, 0) for name in layout.layers)
     # roots of the Hessian and backpropagated columns; then rows of one tensor
-    elements = 3 * len(raw) * c**2 + GRADIENT_COPIES * c * gradients
+    elements = 3 * len(raw) * c**2 + BACKWARD_COPIES * c * gradients
     elements += c * max(block.size for block in layout.blocks)
     require_bytes(
         elements * raw.element_size(),
@@ -127,7 +127,7 @@ def _row_bytes(
         elements += 2 * max(sizes.values(), default=0) // n_rows
     else:
         gradients = sum(block.g.numel() for block in jacobian.blocks)
-        elements += (sum(sizes.values()) + GRADIENT_COPIES * gradients) // n_rows
+        elements += (sum(sizes.values()) + BACKWARD_COPIES * gradients) // n_rows
     if n_blocks > 1:  # columns that are written out
         elements += 3 * c**2
     return int(elements) * f.element_size()
