@@ -32,7 +32,7 @@ from sklaplace.networks.outputs import raw_outputs
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import (
     PREDICTIVES,
-    Linearised,
+    LinearisedOutputs,
     Predictive,
     in_graph,
     linearise,
@@ -49,7 +49,9 @@ class ProjectedRows:
 
     def __init__(self) -> None:
         # X itself is kept beside its batches, so that its id stays
-        self._known: dict[tuple[Any, ...], tuple[Any, list[list[Linearised]]]] = {}
+        self._known: dict[
+            tuple[Any, ...], tuple[Any, list[list[LinearisedOutputs]]]
+        ] = {}
 
     def gaussians(
         self,
@@ -64,7 +66,7 @@ class ProjectedRows:
         key = id(X), diagonal, centred
         if key not in self._known:
 
-            def look(forward: Forward, x: Any) -> list[Linearised]:
+            def look(forward: Forward, x: Any) -> list[LinearisedOutputs]:
                 layout = posterior.layout
                 blocks = posterior.likelihood.n_blocks
                 parts = linearise(
