@@ -41,11 +41,15 @@ from sklaplace.networks.data import (
 from sklaplace.networks.outputs import as_forward
 from sklaplace.networks.training import Batches, copied, private_rng
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
-from sklaplace.posterior.last_layer import HeadRows
+from sklaplace.posterior.last_layer import LastLayerRecorder
 from sklaplace.posterior.linear_model import LinearModel
 from sklaplace.posterior.linearised import LinearisedNetwork
 from sklaplace.posterior.tuning import TUNERS
-from sklaplace.posterior.tuning.task import LinearisedBatch, TuningProblem, require_head
+from sklaplace.posterior.tuning.task import (
+    LinearisedBatch,
+    TuningProblem,
+    require_linear_model,
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class LaplaceFit:
     network: TrainedNetwork
     structure: Structure
     data_fit: DataFit
-    head_rows: HeadRows
+    head_rows: LastLayerRecorder
     needs_rows: bool = False
 
     def stored(self) -> "LaplaceFit":
@@ -281,7 +285,7 @@ class BaseLaplace(LaplaceFitter):
         """Curvature and loss over the training rows."""
         inspected, curvature = fitted.inspected, self._curvature()
         accumulator = self._accumulator()(inspected.layout)
-        head_rows = HeadRows(inspected.head_map if self._may_refit() else None)
+        head_rows = LastLayerRecorder(inspected.head_map if self._may_refit() else None)
         data_fit = accumulate(
             fitted.forward(),
             self._batches(fitted, fitted.train),
@@ -406,7 +410,7 @@ class BaseLaplace(LaplaceFitter):
         """The posterior with chosen hyperparameters, by the tuner asked for."""
         task = TuningProblem(
             posterior=posterior,
-            head=head,
+            linear_model=head,
             validation=self._validation_rows(fitted),
             log_proba=self._log_proba(posterior),
             free_prior=self.prior is None and isinstance(self.prior_precision, str),
@@ -419,7 +423,7 @@ class BaseLaplace(LaplaceFitter):
         if task.free_prior or task.free_noise:
             return TUNERS[self._tuners()[0]](task)
         if task.refine is True:
-            return require_head(task.head).refit(posterior)
+            return require_linear_model(task.linear_model).refit(posterior)
         return posterior
 
     def _log_density(self, posterior: GaussianPosterior) -> Any:

@@ -28,7 +28,7 @@ from sklaplace.estimators.base import LaplaceFit
 from sklaplace.estimators.prediction import ProjectedRows
 from sklaplace.networks.data import is_opaque
 from sklaplace.networks.training import take_rows
-from sklaplace.posterior.tuning.task import require_head
+from sklaplace.posterior.tuning.task import require_linear_model
 
 # Noise to look for, as a share of the targets' standard deviation, and the share of
 # itself that may be left to find.
@@ -81,7 +81,9 @@ class Fold:
         posterior = self.template.replace(**tensors)
         if model._refine() is True:
             with model._asked(self.curved):
-                posterior = require_head(self.head).refit(posterior, self._start)
+                posterior = require_linear_model(self.head).refit(
+                    posterior, self._start
+                )
             self._start = posterior.mean
         vars(model).update(params)
         model._publish(self.curved, posterior)

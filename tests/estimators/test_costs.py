@@ -36,7 +36,7 @@ from sklaplace.curvature.patches import Patches
 from sklaplace.curvature.structures import STRUCTURES, base
 from sklaplace.dirichlet import links, logits
 from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.last_layer import LinearHead
+from sklaplace.posterior.last_layer import LastLayerModel
 from sklaplace.posterior.tuning import evidence
 from sklaplace.posterior.tuning.validation import PATH
 
@@ -330,7 +330,7 @@ def test_evidence_takes_few_evaluations_on_one_decomposition(subset, structure):
     model = laplace(prior_precision="marglik", **options)
     with (
         calls(GaussianPosterior, "log_marginal_likelihood") as values,
-        calls(evidence, "_derivatives") as evaluations,
+        calls(evidence.NegativeEvidence, "derivatives") as evaluations,
     ):
         costs = fitted_costs(model)
     assert 1 < len(evaluations) <= 10
@@ -392,8 +392,8 @@ def test_a_head_is_refitted_a_few_times(tuner, structure):
     )
     held = held_out(150) if tuner == "validation" else {}
     with (
-        calls(LinearHead, "refit") as refits,
-        calls(LinearHead, "curvature_at") as steps,
+        calls(LastLayerModel, "refit") as refits,
+        calls(LastLayerModel, "curvature_at") as steps,
     ):
         costs = fitted_costs(model, **held)
     assert costs.forward_rows(FEW) == CUTS + ([100, 50] if held else [])

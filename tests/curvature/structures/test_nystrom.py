@@ -205,6 +205,6 @@ def test_evidence_that_leaves_curvature_out_warns(structure):
         "sigma_noise": 0.3,
     }
     few = LaplaceRegressor(net, structure_params={"n_points": 5}, **settings)
-    with pytest.warns(UserWarning, match="leaves out what its points cannot tell"):
+    with pytest.warns(UserWarning, match="leaves out what its points cannot represent"):
         few.fit(X, y)
     LaplaceRegressor(net, **settings).fit(X, y)

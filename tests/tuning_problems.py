@@ -26,7 +26,7 @@ from sklaplace.likelihoods import (
 )
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
-from sklaplace.posterior.last_layer import HeadRows, LinearHead
+from sklaplace.posterior.last_layer import LastLayerModel, LastLayerRecorder
 from sklaplace.posterior.tuning.task import LinearisedBatch, TuningProblem
 
 N_ROWS = 60
@@ -53,7 +53,7 @@ class Fitted:
     layout: Layout
     likelihood: Likelihood
     posterior: GaussianPosterior
-    head: LinearHead | None
+    linear_model: LastLayerModel | None
 
 
 DRAWN = HeteroscedasticGaussian | Poisson | MultilabelBernoulli | CategoricalMap
@@ -93,14 +93,14 @@ def fit(
         x, y = tree_rows(x, take), y[take]
     layout = SUBSETS[subset](forward, tree_rows(x, slice(4)))
     accumulator = STRUCTURES[structure][0](layout)
-    rows = HeadRows(head_map(forward, x, layout))
+    recorder = LastLayerRecorder(head_map(forward, x, layout))
     cuts = slice(0, 25), slice(25, None)
     batches = [
         (tree_rows(x, cut), y[cut], None if weights is None else weights[cut])
         for cut in cuts
     ]
     kind = CURVATURES[curvature]
-    data_fit = accumulate(forward, batches, known, kind, accumulator, rows.add)
+    data_fit = accumulate(forward, batches, known, kind, accumulator, recorder.add)
     network = layout.read(forward.module)
     values = {
         "prior_precision": 1.0,
@@ -121,8 +121,8 @@ def fit(
         hyperparameters=Hyperparameters(**tensors),
         curvature_order=kind.order,
     )
-    head = rows.build(posterior, kind, STRUCTURES[structure][0])
-    return Fitted(forward, x, y, weights, layout, known, posterior, head)
+    model = recorder.build(posterior, kind, STRUCTURES[structure][0])
+    return Fitted(forward, x, y, weights, layout, known, posterior, model)
 
 
 def head_map(forward: Forward, x: Any, layout: Layout) -> Tensor | None:
@@ -155,13 +155,13 @@ def held_out(fitted: Fitted, n: int = 30, weights: Tensor | None = None) -> Held
     return HeldOut(rows, x, f, jacobian.dense(), y, w)
 
 
-def task(fitted: Fitted, **options: Any) -> TuningProblem:
-    """All free, the head at hand, no held-out rows; unless said otherwise."""
+def tuning_problem(fitted: Fitted, **options: Any) -> TuningProblem:
+    """All free, with the linear model and without held-out rows, by default."""
     has_noise = fitted.likelihood.has_noise
     has_labels = fitted.likelihood.noun != "column"
-    made = TuningProblem(
+    default = TuningProblem(
         posterior=fitted.posterior,
-        head=fitted.head,
+        linear_model=fitted.linear_model,
         validation=None,
         log_proba=log_proba(fitted.likelihood) if has_labels else None,
         log_density=None if has_labels or has_noise else log_density(fitted.likelihood),
@@ -169,7 +169,7 @@ def task(fitted: Fitted, **options: Any) -> TuningProblem:
         free_noise=has_noise,
         refine="auto",
     )
-    return replace(made, **options)
+    return replace(default, **options)
 
 
 def log_density(likelihood: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
