@@ -44,45 +44,6 @@ class Hyperparameters:
 
 
 @dataclass(frozen=True)
-class EarlierPosterior:
-    """Posterior of an earlier task as a prior, ``N(mean, (scale·H + diag δ)⁻¹)``.
-
-    Attributes
-    ----------
-    mean : Tensor of shape (P,)
-        Posterior mean after that task.
-    structure : Structure
-        Curvature ``H`` summed over all tasks so far.
-    layout : Layout
-        The selected parameters.
-    prior_precision : Tensor of shape (), (L,) or (P,)
-        Prior precision ``δ`` of the first task.
-    scale : Tensor of shape ()
-        Factor of ``H``.
-    """
-
-    mean: Tensor
-    structure: Structure
-    layout: Layout
-    prior_precision: Tensor
-    scale: Tensor
-
-    def logdet(self) -> Tensor:
-        """``log det(scale·H + diag δ)``, in nats."""
-        return self.structure.logdet(self.prior_precision, self.scale)
-
-    def quadratic_form(self, theta: Tensor) -> Tensor:
-        """``(θ - mean)ᵀ (scale·H + diag δ) (θ - mean)``, ()."""
-        return (theta - self.mean) @ self.gradient(theta)
-
-    def gradient(self, theta: Tensor) -> Tensor:
-        """``(scale·H + diag δ) (θ - mean)``, (P,), without forming the matrix."""
-        offset = theta - self.mean
-        delta = priors.expand(self.prior_precision, self.layout)
-        return self.scale * self.structure.product(offset) + delta * offset
-
-
-@dataclass(frozen=True)
 class GaussianPosterior:
     """Gaussian over the selected weights.
 
@@ -105,9 +66,10 @@ class GaussianPosterior:
         Prior, noise and temperature.
     curvature_order : int
         Power of the likelihood's scale that multiplies ``structure``.
-    earlier : EarlierPosterior or None
+    earlier : GaussianPosterior or None
         The prior, if it is the posterior of an earlier task; see `under`. ``structure``
-        then holds the curvature of all tasks under exactly these hyperparameters.
+        then holds the curvature of all tasks under exactly these hyperparameters, of
+        which ``prior_precision`` is that of the first task.
     """
 
     mean: Tensor
@@ -118,7 +80,7 @@ class GaussianPosterior:
     data_fit: DataFit
     hyperparameters: Hyperparameters
     curvature_order: int = 1
-    earlier: EarlierPosterior | None = None
+    earlier: "GaussianPosterior | None" = None
 
     def __repr__(self) -> str:
         """Structure, number of weights and prior precision in one line."""
@@ -227,8 +189,7 @@ class GaussianPosterior:
         h = hyperparameters
         if h is not None and h is not self.hyperparameters:
             return self.replace(**vars(h)).log_marginal_likelihood()
-        logdet = self.structure.logdet(self.prior_precision, self.scale)
-        complexity = logdet - self._prior.logdet() + self.scatter()
+        complexity = self.logdet() - self._prior.logdet() + self.scatter()
         return self.log_likelihood() - complexity / 2
 
     @property
@@ -238,22 +199,33 @@ class GaussianPosterior:
         delta = priors.expand(self.prior_precision, self.layout)
         return priors.Independent(delta, self.hyperparameters.prior_mean)
 
-    # --------------------------------------------------------------- the next task
-    def as_prior(self) -> EarlierPosterior:
-        """Posterior in the form that the next task takes as its prior."""
-        h = self.hyperparameters
-        return EarlierPosterior(
-            self.mean, self.structure, self.layout, h.prior_precision, self.scale
-        )
+    # --------------------------------------------- the prior of the next task
+    def logdet(self) -> Tensor:
+        """``log det P`` of the posterior precision, in nats."""
+        return self.structure.logdet(self.prior_precision, self.scale)
+
+    def quadratic_form(self, theta: Tensor) -> Tensor:
+        """``(θ - mean)ᵀ P (θ - mean)`` with the posterior precision ``P``, ()."""
+        return (theta - self.mean) @ self.gradient(theta)
+
+    def gradient(self, theta: Tensor) -> Tensor:
+        """``P (θ - mean)``, (P,), without forming the posterior precision ``P``."""
+        offset = theta - self.mean
+        delta = priors.expand(self.prior_precision, self.layout)
+        return self.scale * self.structure.product(offset) + delta * offset
+
+    def as_prior(self) -> "GaussianPosterior":
+        """The posterior as a prior: without the prior of its own."""
+        return replace(self, earlier=None)
 
     def under(
-        self, earlier: EarlierPosterior, accumulator: Callable[[Layout], Accumulator]
+        self, earlier: "GaussianPosterior", accumulator: Callable[[Layout], Accumulator]
     ) -> "GaussianPosterior":
         """Posterior with an earlier task's posterior as the prior, at the same mean.
 
         Parameters
         ----------
-        earlier : EarlierPosterior
+        earlier : GaussianPosterior
             Over the same weights, with a structure of the same class.
         accumulator : callable
             Returns an empty accumulator of that structure for a layout.

@@ -48,17 +48,14 @@ NOISE_PATH = 2.0 ** np.arange(1, -4.01, -0.125)
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A posterior with its mean score on held-out data, in nats; lower is better."""
+    """A posterior with the negative log-likelihood of the held-out data, in nats.
+
+    ``score`` is infinite where it is not a number; ``n_targets`` counts values.
+    """
 
     posterior: GaussianPosterior
     score: float
-    n_rows: float
-    n_outputs: int
-
-    @property
-    def total(self) -> float:
-        """Negative log-likelihood summed over the held-out data."""
-        return self.score * self.n_rows
+    n_targets: float
 
 
 def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
@@ -83,7 +80,7 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
         chosen = _best_kept(problem, path)
         if problem.refine == "auto" and _may_refit(problem):
             refitted = _best_refitted(problem, path)
-            if refitted.total < chosen.total - MARGIN:
+            if refitted.score < chosen.score - MARGIN:
                 chosen = refitted
     if not math.isfinite(chosen.score):
         raise ValueError(
@@ -95,8 +92,7 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
     if posterior.is_refitted:  # to full precision
         posterior = require_linear_model(problem.linear_model).refit(posterior)
     if problem.free_noise and problem.free_prior:
-        n = chosen.n_rows * posterior.likelihood.n_targets(chosen.n_outputs)
-        return _widened(posterior, n)
+        return _widened(posterior, chosen.n_targets)
     return posterior
 
 
@@ -179,7 +175,7 @@ def _best_kept(problem: TuningProblem, path: list[Tensor]) -> _Candidate:
     is_cheap = problem.log_proba is None or problem.diagonal
     is_stream = not isinstance(problem.validation, list)
     if is_cheap or is_stream or len(path) < 2 * COARSE:
-        return min(_scored(problem, path), key=_score)
+        return min(_scored(problem, path), key=lambda candidate: candidate.score)
     candidates: dict[int, _Candidate] = {}
 
     def visit(indices: Iterable[int]) -> None:
@@ -231,13 +227,8 @@ def _refitted(
     return _scored(replace(problem, posterior=posterior), [ratio])[0]
 
 
-def _score(candidate: _Candidate) -> float:
-    """The score; infinite if it is not a number."""
-    return candidate.score if math.isfinite(candidate.score) else math.inf
-
-
 def _best_index(candidates: dict[int, _Candidate]) -> int:
-    return min(candidates, key=lambda index: _score(candidates[index]))
+    return min(candidates, key=lambda index: candidates[index].score)
 
 
 # ---------------------------------------------------------------------- the score
@@ -295,28 +286,32 @@ class _Scorer:
 
     def candidate(self) -> _Candidate:
         """The posterior at this point of the path, with its score."""
-        posterior = self.problem.posterior
+        problem, posterior = self.problem, self.problem.posterior
         losses, weights = torch.cat(self._losses), torch.cat(self._weights)
         n_rows = float(weights.sum())
         weights = weights / n_rows
-        if not posterior.likelihood.has_noise:
-            chosen = posterior.replace(prior_precision=self.ratio * posterior.scale)
-            return _Candidate(chosen, float(weights @ losses), n_rows, 1)
-        score = _GaussianScore(posterior, losses, torch.cat(self._variances), weights)
-        if not self.problem.free_noise:
-            variance = posterior.hyperparameters.sigma_noise**2
-        elif not self.problem.free_prior:
-            variance = _implied_variance(posterior, self.ratio)
+        if posterior.likelihood.has_noise:
+            nll = _GaussianNLL(posterior, losses, torch.cat(self._variances), weights)
+            if not problem.free_noise:
+                variance = posterior.hyperparameters.sigma_noise**2
+            elif not problem.free_prior:
+                variance = _implied_variance(posterior, self.ratio)
+            else:
+                variance = nll.best_variance()
+            score = float(nll(variance)) * n_rows
+            posterior = posterior.replace(sigma_noise=clamped(variance.sqrt()))
         else:
-            variance = score.best_variance()
-        chosen = posterior.replace(sigma_noise=clamped(variance.sqrt()))
-        if self.problem.free_prior:
-            chosen = chosen.replace(prior_precision=self.ratio * chosen.scale)
-        return _Candidate(chosen, float(score(variance)), n_rows, losses.shape[1])
+            score = float(weights @ losses) * n_rows
+        if problem.free_prior or not posterior.likelihood.has_noise:
+            ratio = self.ratio * posterior.scale
+            posterior = posterior.replace(prior_precision=ratio)
+        n_targets = n_rows * posterior.likelihood.n_targets(losses.shape[-1])
+        score = score if math.isfinite(score) else math.inf
+        return _Candidate(posterior, score, n_targets)
 
 
 @dataclass(frozen=True)
-class _GaussianScore:
+class _GaussianNLL:
     """Mean Gaussian negative log-likelihood as a function of σ².
 
     Attributes
