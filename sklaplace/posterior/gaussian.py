@@ -145,13 +145,9 @@ class GaussianPosterior:
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """``n`` weight samples, (n, P)."""
-        noise = torch.randn(
-            n,
-            self.layout.n_parameters,
-            dtype=torch.float64,
-            device=generator.device,
-            generator=generator,
-        ).to(self.mean.device)
+        size = n, self.layout.n_parameters
+        noise = torch.empty(size, dtype=torch.float64, device=generator.device)
+        noise = noise.normal_(generator=generator).to(self.mean.device)
         deviations = self.structure.sample(noise, self.prior_precision, self.scale)
         return self.mean + deviations
 

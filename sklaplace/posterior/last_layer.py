@@ -56,17 +56,14 @@ class LastLayerModel(LinearModel):
 
     @cached_property
     def _in_own_dtype(self) -> "LastLayerModel":
+        """The model in the dtype of the network."""
         names = "features", "output_map", "sample_weight"
         tensors = {name: getattr(self, name).to(self.dtype) for name in names}
         return replace(self, **tensors)
 
-    def _in(self, dtype: torch.dtype) -> "LastLayerModel":
-        """The model in float64 or, converted once, in the dtype of the network."""
-        return self if dtype == torch.float64 else self._in_own_dtype
-
     def products(self, dtype: torch.dtype) -> tuple[Operator, Operator]:
         """``v -> J v`` and ``u -> Jᵀ u``: products with the features."""
-        model = self._in(dtype)
+        model = self if dtype == torch.float64 else self._in_own_dtype
         return model._forward, model._backward
 
     def _forward(self, direction: Tensor) -> Tensor:
@@ -146,14 +143,14 @@ class LastLayerModel(LinearModel):
         None if the blocks are too large or, by rounding, singular. O(o·i³) time and
         o·i² numbers.
         """
-        features = self._in(dtype).features
         hessian = ggn_hessian(self.likelihood, f, self.targets)
         curvatures = hessian.weighted(self.sample_weight).diagonals(self._map)
-        n, o, i = len(features), curvatures.shape[1], features.shape[1] + self._has_bias
+        (n, i), o = self.features.shape, curvatures.shape[1]
+        i += self._has_bias
         if 3 * 8 * o * i**2 > BUDGET:
             return None
         stride = max(1, n // (SAMPLES_PER_INPUT * i))
-        some = features[::stride]
+        some = self.features[::stride].to(dtype)
         if self._has_bias:
             some = torch.cat([some, torch.ones_like(some[:, :1])], 1)
         scales = curvatures[::stride].to(some) * (n / len(some))

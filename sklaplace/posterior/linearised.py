@@ -152,5 +152,5 @@ class _Jacobians:
 
 def _n_bytes(jacobian: Jacobian) -> int:
     inputs = [block.a for block in jacobian.blocks if block.a is not None]
-    n_elements = sum(part.numel() for part in [*jacobian.gradients(), *inputs])
+    n_elements = sum(int(part.numel()) for part in [*jacobian.gradients(), *inputs])
     return n_elements * torch.finfo(jacobian.dtype).bits // 8

@@ -20,22 +20,21 @@ def auto(problem: TuningProblem) -> GaussianPosterior:
     """Tune on held-out data if there is any, else by the evidence, with a warning."""
     if problem.validation is not None:
         return tune_on_validation(problem)
+    message = ""
     if problem.linear_model is None or problem.refine is False:
-        warnings.warn(
+        message = (
             "There are no rows that the network did not see, so 'auto' maximises the "
             "evidence at the network's own weights, which can make predictions worse "
-            "than the network's. Pass X_val and y_val to fit.",
-            UserWarning,
-            stacklevel=2,
+            "than the network's. Pass X_val and y_val to fit."
         )
     elif problem.free_noise:
-        warnings.warn(
+        message = (
             "sigma_noise comes from the training rows, because there are no rows "
             "that the network did not see; intervals will be too narrow if the "
-            "network is over-trained. Pass X_val and y_val to fit.",
-            UserWarning,
-            stacklevel=2,
+            "network is over-trained. Pass X_val and y_val to fit."
         )
+    if message:
+        warnings.warn(message, UserWarning, stacklevel=2)
     return maximise_evidence(problem)
 
 

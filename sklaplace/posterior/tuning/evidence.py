@@ -16,6 +16,7 @@ import torch
 from scipy.optimize import minimize
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
+from torch.autograd import grad
 
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.tuning.task import (
@@ -148,7 +149,7 @@ class NegativeEvidence:
 
     def at(self, v: np.ndarray | Tensor) -> GaussianPosterior:
         """The posterior under the hyperparameters at ``v``."""
-        return replace(self.posterior, hyperparameters=self.hyperparameters(v))
+        return self.posterior.replace(**vars(self.hyperparameters(v)))
 
     def start(self) -> GaussianPosterior:
         """The posterior after a step of MacKay's fixed point from where γ = P/2."""
@@ -161,10 +162,6 @@ class NegativeEvidence:
         guess = torch.clamp(guess, typical * math.exp(-10), typical * math.exp(10))
         return posterior.replace(prior_precision=guess)
 
-    def __call__(self, v: Tensor) -> Tensor:
-        """Value at ``v``, (), differentiable."""
-        return -self.posterior.log_marginal_likelihood(self.hyperparameters(v))
-
     def derivatives(self, v: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """Value, gradient and Hessian at ``v``."""
         posterior = self.posterior
@@ -172,14 +169,11 @@ class NegativeEvidence:
             return self._spectral_derivatives(v)
         with torch.enable_grad():
             point = torch.tensor(v, requires_grad=True)
-            value = self(point)
-            (gradient,) = torch.autograd.grad(value, point, create_graph=True)
-            rows = [
-                torch.autograd.grad(entry, point, retain_graph=True)[0]
-                for entry in gradient
-            ]
-        hessian = torch.stack(rows).cpu().numpy()
-        return float(value.detach()), gradient.detach().cpu().numpy(), hessian
+            value = -self.at(point).log_marginal_likelihood()
+            (gradient,) = grad(value, point, create_graph=True)
+            rows = [grad(entry, point, retain_graph=True)[0] for entry in gradient]
+        hessian = torch.stack(rows).numpy()
+        return float(value.detach()), gradient.detach().numpy(), hessian
 
     def _spectral_derivatives(
         self, v: np.ndarray
@@ -265,9 +259,9 @@ def _lbfgs(objective: NegativeEvidence, v: np.ndarray) -> tuple[np.ndarray, bool
     def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
         with torch.enable_grad():
             point = torch.tensor(x, requires_grad=True)
-            value = objective(point)
-            (gradient,) = torch.autograd.grad(value, point)
-        return float(value.detach()), gradient.cpu().numpy()
+            value = -objective.at(point).log_marginal_likelihood()
+            (gradient,) = grad(value, point)
+        return float(value.detach()), gradient.numpy()
 
     result = minimize(
         evaluate,
@@ -296,8 +290,7 @@ def marglik_refitted(problem: TuningProblem) -> GaussianPosterior:
             return posterior
         history.append(torch.stack([now, then]))
         v = _accelerated(history) if _may_accelerate(history) else then
-        h = evidence.hyperparameters(v)
-        posterior = model.refit(replace(posterior, hyperparameters=h))
+        posterior = model.refit(posterior.replace(**vars(evidence.hyperparameters(v))))
         if len(history) > MAX_FIXED_POINT // 3:  # convergence is not certain
             best = max(best, posterior, key=GaussianPosterior.log_marginal_likelihood)
     warnings.warn(
