@@ -25,7 +25,7 @@ from sklaplace.posterior.predictive import glm
 
 N, FEATURES = 25, 4
 DELTA, SIGMA = 0.7, 0.4
-# single weights are no head that can be refitted
+# single weights are no linear model that can be refitted
 LINEAR = [subset for subset in SUBSETS if subset != "subnetwork"]
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
@@ -68,8 +68,8 @@ def exact_posterior(X, y, structure, *, bias, subset="last_layer"):
             temperature=number(1.0, dtype=DOUBLE),
         ),
     )
-    head = rows.build(posterior, ggn, STRUCTURES[structure][0])
-    return head.refit(posterior), forward
+    model = rows.build(posterior, ggn, STRUCTURES[structure][0])
+    return model.refit(posterior), forward
 
 
 def textbook(X, y, X_new):

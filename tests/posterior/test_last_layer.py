@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
 def moved_network(fitted, case, theta):
-    """The network with other weights in its head, as it is."""
+    """The network with other weights in its last layer."""
     forward = CASES[case].forward(
         tuning_problems.WIDTHS[type(fitted.likelihood).__name__]
     )
@@ -37,7 +37,7 @@ def moved_network(fitted, case, theta):
 
 
 def gradient(fitted, posterior, case="mlp"):
-    """Of ``-log joint`` in the weights of the head, by autograd, (P,)."""
+    """Of ``-log joint`` in the weights of the last layer, by autograd, (P,)."""
     forward = moved_network(fitted, case, posterior.mean)
     named = dict(forward.module.named_parameters())
     leaves = [named[block.name].requires_grad_() for block in fitted.layout.blocks]
@@ -92,7 +92,7 @@ def test_posterior_is_that_of_the_network_with_other_weights(
 # ------------------------------------------------------------------------ refit
 @every_likelihood
 @every_prior
-def test_refit_is_the_most_probable_head(structure, prior, likelihood):
+def test_refit_is_at_the_most_probable_weights(structure, prior, likelihood):
     fitted = fit(
         likelihood,
         structure,
@@ -127,15 +127,15 @@ def test_refit_of_separable_rows_with_large_features(likelihood):
     y = f if fitted.likelihood.has_noise else f.argmax(1)
     if type(fitted.likelihood).__name__ == "Bernoulli":
         y = f > 0
-    head = replace(
+    model = replace(
         fitted.linear_model, features=x, targets=fitted.likelihood.targets(y, f)
     )
     start = 5 * normal(fitted.layout.n_parameters, seed=9)
-    found = head.refit(fitted.posterior, start)
+    found = model.refit(fitted.posterior, start)
     rho = torch.full_like(start, 1e-3) / fitted.posterior.scale
-    _, slope, _ = head.objective(found.mean, rho, torch.zeros_like(start))
+    _, slope, _ = model.objective(found.mean, rho, torch.zeros_like(start))
     assert slope.abs().max() < 1e-6
-    again = head.refit(fitted.posterior)
+    again = model.refit(fitted.posterior)
     assert_equal(again.mean, found.mean, 1e-4)
 
 
@@ -232,7 +232,7 @@ def test_ridge(case, delta):
     np.testing.assert_allclose(coef, model.coef_, atol=1e-5)
 
 
-# ------------------------------------------------------ where there is no head
+# ------------------------------------------------ where there is no linear model
 def network(monkeypatch, run, **parts):
     """Register a network as a case; ``parts`` are made when it is."""
 
@@ -243,7 +243,7 @@ def network(monkeypatch, run, **parts):
     return "custom"
 
 
-def test_no_head_where_the_last_layer_is_followed_by_a_bend(monkeypatch):
+def test_no_model_where_a_nonlinearity_follows_the_last_layer(monkeypatch):
     """The first rows look linear; one late row does not."""
 
     def run(net, x):
@@ -257,13 +257,13 @@ def test_no_head_where_the_last_layer_is_followed_by_a_bend(monkeypatch):
     assert fitted.linear_model is None
 
 
-def test_no_head_where_positions_are_averaged():
+def test_no_model_where_positions_are_averaged():
     assert fit().linear_model is not None
     assert fit(case="head_on_positions").linear_model is None
 
 
-def test_no_head_where_the_bias_is_used_once_more(monkeypatch):
-    """The weight looks like a head's, but the bias counts three times."""
+def test_no_model_where_the_bias_is_used_once_more(monkeypatch):
+    """The weight looks like a last layer's, but the bias counts three times."""
 
     def run(net, x):
         return net.head(net.first(x).tanh()) + 2 * net.head.bias
@@ -278,7 +278,7 @@ def test_no_head_where_the_bias_is_used_once_more(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [1e-5, 1.0, 1e5])
-def test_head_in_single_precision(size):
+def test_single_precision(size):
     """Outputs in any unit: rounding is relative to what the map puts out."""
     forward = CASES["affine_head"].forward(3)
     forward.module.mix *= size
@@ -297,6 +297,11 @@ def test_head_in_single_precision(size):
 
 
 def test_rows_are_kept_in_double_precision():
-    head = fit().linear_model
-    for tensor in (head.features, head.outputs, head.output_map, head.sample_weight):
+    model = fit().linear_model
+    for tensor in (
+        model.features,
+        model.outputs,
+        model.output_map,
+        model.sample_weight,
+    ):
         assert tensor.dtype == DOUBLE

@@ -161,7 +161,7 @@ def test_evidence_at_the_fixed_point():
     torch.testing.assert_close(scatter, gamma, rtol=1e-4, atol=0)
 
 
-def test_a_network_that_is_linear_is_refitted_as_its_head_is():
+def test_a_linear_network_is_refitted_as_its_last_layer():
     """Where all weights are those of the last layer, there is one answer."""
     X, y = blobs(dtype=np.float64)
     net = classifier(LinearModel, module__n_out=3)

@@ -26,7 +26,7 @@ def test_auto_without_rows_refits():
     assert found.is_refitted
 
 
-def test_auto_says_what_it_risks():
+def test_auto_warns_without_held_out_rows():
     with pytest.warns(UserWarning, match="sigma_noise comes from the training rows"):
         TUNERS["auto"](tuning_problem(fit("Gaussian")))
     with pytest.warns(UserWarning, match="maximises the evidence at the network's own"):
@@ -36,7 +36,7 @@ def test_auto_says_what_it_risks():
         TUNERS["auto"](tuning_problem(fit("Categorical"), linear_model=None))
 
 
-def test_marglik_keeps_the_head_where_it_must():
+def test_marglik_keeps_the_weights_where_it_must():
     fitted = fit("Categorical")
     kept = TUNERS["marglik"](tuning_problem(fitted, refine=False))
     assert not kept.is_refitted

@@ -36,7 +36,7 @@ def total_score(held, posterior):
 
 
 def kept_candidates(fitted, problem):
-    """Every point of the path with the network's head."""
+    """Every point of the path with the network's weights."""
     return [
         fitted.posterior.replace(prior_precision=ratio * fitted.posterior.scale)
         for ratio in validation._path(problem)
@@ -44,7 +44,7 @@ def kept_candidates(fitted, problem):
 
 
 def refitted_candidates(fitted, problem):
-    """Every point of the path with its most probable head."""
+    """Every point of the path with its most probable weights."""
     return [
         fitted.linear_model.refit(posterior)
         for posterior in kept_candidates(fitted, problem)
@@ -52,7 +52,7 @@ def refitted_candidates(fitted, problem):
 
 
 def same_choice(found, expected):
-    """Same head, the same ``δ/scale`` and noise, up to the search's precision."""
+    """Same weights, the same ``δ/scale`` and noise, up to the search's precision."""
     assert found.is_refitted == expected.is_refitted
     # gradients end below 1e-7, and no precision ρ on these paths is below 1e-5
     assert_equal(found.mean, expected.mean, 1e-2)
@@ -66,7 +66,7 @@ def same_choice(found, expected):
 
 
 def naive_choice(fitted, problem, score):
-    """The best of the path; a refitted head only where it is clearly better."""
+    """The best of the path; a refitted model only where it is clearly better."""
     kept = min(kept_candidates(fitted, problem), key=score)
     if problem.refine is False:
         return kept
@@ -88,15 +88,15 @@ def test_best_score_on_held_out_rows(refine, likelihood, structure, prior):
 
 
 @pytest.mark.parametrize("error", [0.0, 2.0])
-def test_auto_keeps_a_good_head_and_refits_a_bad_one(error):
+def test_auto_keeps_a_good_last_layer_and_refits_a_bad_one(error):
     """Labels are drawn from the network itself, and then its bias is spoilt."""
     fitted = fit("Categorical", "full")
     held = held_out(fitted)
     shift = torch.tensor([error, 0.0, 0.0], dtype=DOUBLE)
     spoilt = [replace(batch, f=batch.f + shift) for batch in held.rows]
-    head = replace(fitted.linear_model, outputs=fitted.linear_model.outputs + shift)
+    model = replace(fitted.linear_model, outputs=fitted.linear_model.outputs + shift)
     found = validation.tune_on_validation(
-        tuning_problem(replace(fitted, linear_model=head), validation=spoilt)
+        tuning_problem(replace(fitted, linear_model=model), validation=spoilt)
     )
     assert found.is_refitted == bool(error)
 
@@ -136,7 +136,7 @@ def test_best_score_with_noise(curvature, free, refine, structure, prior):
     expected = noisy(naive_choice(fitted, problem, score))
     h = found.hyperparameters
     if free == "both":
-        # δ, σ and the head were fitted, and a new value follows a Student t
+        # δ, σ and the weights were chosen, and a new value follows a Student t
         n = 2 * float(held.weights.sum())
         wider = expected.hyperparameters.sigma_noise * math.sqrt(n / (n - 5))
         expected = at_noise(expected, wider)
@@ -200,8 +200,8 @@ def test_path_starts_where_the_prior_leaves_the_network_alone():
 
 
 @pytest.mark.parametrize("likelihood", ["Categorical", "Gaussian"])
-def test_final_head_is_refitted_to_full_precision(likelihood):
-    """Heads along the path may be rougher than the one that is returned."""
+def test_final_model_is_refitted_to_full_precision(likelihood):
+    """Models along the path may be less precise than the one that is returned."""
     fitted = fit(likelihood, "kron")
     held = held_out(fitted)
     found = validation.tune_on_validation(
