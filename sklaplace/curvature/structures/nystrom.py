@@ -2,7 +2,11 @@
 
 With an orthonormal basis ``U`` of the rows ``R`` of the points, ``H ≈ U (UᵀHU) Uᵀ``:
 two passes, one that finds the points and one that adds up ``UᵀHU``. What ``U`` does not
-span keeps the prior's variance.
+span keeps the prior's variance. With ``R Rᵀ = V diag(λ) Vᵀ``, ``U = Rᵀ V diag(λ)^-½``.
+
+Products with ``U`` are known up to ``ε √(λ_max/λ_min)``, since rounding of products with
+``R`` is divided by the small ``√λ``. The coordinates of the points themselves are no
+products: they are the rows of ``V diag(λ)^½``, so that their own curvature is exact.
 
 ``nystrom`` is ELLA (Deng, Zhou and Zhu 2022, "Accelerated linearized Laplace
 approximation for Bayesian deep learning") with the variance of the complement.
@@ -133,8 +137,7 @@ class NystromAccumulator(PointsAccumulator):
         super().__init__(layout, n_points)
         self.known: list[Nystrom] = []
         self._chosen: FunctionSpace | None = None  # U is its ``(F R)ᵀ``
-        self._moment: Tensor | None = None
-        self._trace: Tensor | None = None
+        self._seen = torch.zeros(0, dtype=torch.long)  # points in the second pass
 
     def needs_another_pass(self) -> bool:
         """Once, after the points have been found."""
@@ -145,6 +148,8 @@ class NystromAccumulator(PointsAccumulator):
         kept = values > TOLERANCE * values[-1]
         basis = vectors[:, kept] * values[kept].rsqrt()
         self._chosen, self._pieces = replace(points, root=basis.T), []
+        self._moment = values.new_zeros(len(basis.T), len(basis.T))
+        self._rest = values.new_zeros(())
         return True
 
     def _choose(self) -> tuple[Jacobian, ...]:
@@ -155,14 +160,17 @@ class NystromAccumulator(PointsAccumulator):
         if self._chosen is None:
             super().update(jacobian)
             return
-        rows = jacobian.take(torch.arange(jacobian.n_rows))
+        keys = _keys(jacobian)
+        is_point = torch.isin(keys, _keys_of_columns(self._chosen.points))
+        self._seen = torch.cat([self._seen, keys[is_point]]).unique()
+        if is_point.all():
+            return
+        rows = jacobian.take((~is_point).nonzero().flatten())
         one = torch.ones((), dtype=torch.float64, device=rows.blocks[0].g.device)
         inside = self._chosen._cross(rows, one).flatten(0, 1)  # (b·k, q)
-        more = inside.T @ inside
         trace = rows.variance(one.expand(self.layout.n_parameters)).sum()
-        # in the basis of the points: products with themselves would square their range
-        self._moment = more if self._moment is None else self._moment.add_(more)
-        self._trace = trace if self._trace is None else self._trace + trace
+        self._moment += inside.T @ inside
+        self._rest += trace - (inside**2).sum()
 
     def merge(self, other: Accumulator) -> None:
         """Add what another accumulator has found, with its own points."""
@@ -188,10 +196,13 @@ class NystromAccumulator(PointsAccumulator):
     def _own(self) -> Nystrom:
         """``UᵀHU = W diag(e) Wᵀ``, and ``(FR)ᵀ = U W diag(√e)``."""
         assert self._chosen is not None
-        assert self._chosen.root is not None
-        assert self._moment is not None
-        e, w = symmetric_eigh(self._moment)
-        root = (w * e.sqrt()).T @ self._chosen.root
+        basis = self._chosen.root
+        assert basis is not None
+        seen = torch.isin(_keys_of_columns(self._chosen.points), self._seen)
+        # of the points: V diag(λ)^½ from diag(λ)^-½ Vᵀ
+        inside = (basis / (basis**2).sum(1, keepdim=True)).T[seen]
+        e, w = symmetric_eigh(self._moment + inside.T @ inside)
+        root = (w * e.sqrt()).T @ basis
         return Nystrom(self.layout, self._chosen.points, root, self.is_partial)
 
 
@@ -228,9 +239,7 @@ class VariationalAccumulator(NystromAccumulator):
 
     def _choose(self) -> tuple[Jacobian, ...]:
         pool = self.points()
-        keys = torch.cat(
-            [_keys(rows).repeat_interleave(rows.n_columns) for rows in pool]
-        )
+        keys = _keys_of_columns(pool)
         gram = FunctionSpace(self.layout, pool, None, True)._gram
         chosen = _least_explained(gram, keys, self._n_chosen)
         places = [torch.isin(_keys(rows), chosen).nonzero().flatten() for rows in pool]
@@ -253,9 +262,7 @@ class VariationalAccumulator(NystromAccumulator):
 
     def _own(self) -> Variational:
         found = super()._own()
-        assert self._moment is not None
-        assert self._trace is not None
-        rest = (self._trace - self._moment.trace()).clamp(min=0)
+        rest = self._rest.clamp(min=0)
         return Variational(
             self.layout, found.points, found.root, found.is_partial, rest
         )
@@ -264,6 +271,12 @@ class VariationalAccumulator(NystromAccumulator):
 def _keys(rows: Jacobian) -> Tensor:
     assert rows.keys is not None
     return rows.keys.cpu()
+
+
+def _keys_of_columns(points: tuple[Jacobian, ...]) -> Tensor:
+    """The key of each row of ``R``, (m,)."""
+    keys = [_keys(rows).repeat_interleave(rows.n_columns) for rows in points]
+    return torch.cat(keys)
 
 
 def _least_explained(gram: Tensor, keys: Tensor, n: int) -> Tensor:
