@@ -11,6 +11,8 @@ from sklaplace.core.linalg import (
     symmetric_eigh,
 )
 
+pytestmark = pytest.mark.numerical
+
 
 def random_psd(n, rank, seed, scale=1.0):
     """A matrix of given rank; float64."""

@@ -8,6 +8,8 @@ from scipy import stats
 from sklaplace import dirichlet
 from sklaplace.dirichlet import NORMS, inverse_bridge, laplace_bridge
 
+pytestmark = pytest.mark.numerical
+
 CORRELATED = [[1, 0, 0.5], [0, 2, 0.3], [0.5, 0.3, 0.5]]
 OPTIONS = [
     {"project": project, "norm": norm}

@@ -13,6 +13,8 @@ from sklaplace.dirichlet.links import LINKS, choose_link
 from sklaplace.dirichlet.logits import centre
 from tests.examples import run_example
 
+pytestmark = pytest.mark.numerical
+
 every_link = pytest.mark.parametrize("link", LINKS.values(), ids=LINKS.keys())
 # The Laplace bridge does not tend to the softmax.
 exact_links = pytest.mark.parametrize(

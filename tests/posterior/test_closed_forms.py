@@ -28,7 +28,7 @@ DELTA, SIGMA = 0.7, 0.4
 # single weights are no head that can be refitted
 LINEAR = [subset for subset in SUBSETS if subset != "subnetwork"]
 
-pytestmark = pytest.mark.usefixtures("rng_untouched")
+pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
 
 
 def data(*, orthogonal=False):

@@ -11,7 +11,7 @@ from contracts import STRUCTURES_AND_PRIORS, assert_equal, problem
 every_prior = pytest.mark.parametrize(("name", "prior"), STRUCTURES_AND_PRIORS)
 every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)
 
-pytestmark = pytest.mark.usefixtures("rng_untouched")
+pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
 
 
 def reference_evidence(found, posterior, h):

@@ -15,7 +15,7 @@ every_prior = pytest.mark.parametrize(("name", "prior"), STRUCTURES_AND_PRIORS)
 every_subset = pytest.mark.parametrize("subset", SUBSETS)
 every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)
 
-pytestmark = pytest.mark.usefixtures("rng_untouched")
+pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
 
 
 def test_every_structure_has_a_reference():

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from cases import positive
 from contracts import assert_equal, problem
@@ -5,6 +6,8 @@ from contracts import assert_equal, problem
 from sklaplace.curvature.blocks import Block
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.structures.diag import DiagAccumulator
+
+pytestmark = pytest.mark.numerical
 
 
 def test_diagonal_is_the_sum_of_squared_rows():

@@ -14,6 +14,8 @@ from sklaplace.curvature.structures.full import Full, FullAccumulator
 from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.likelihoods import Categorical
 
+pytestmark = pytest.mark.numerical
+
 every_prior = pytest.mark.parametrize("prior", PRIOR_STRUCTURES)
 some_cases = pytest.mark.parametrize("case", ["inplace", "cnn", "called_twice"])
 

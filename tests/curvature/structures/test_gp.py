@@ -8,7 +8,7 @@ from sklaplace.curvature.ggn import CURVATURES, GGN, accumulate
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.structures.gp import PointsAccumulator
 
-pytestmark = pytest.mark.usefixtures("rng_untouched")
+pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
 
 CASES = ["mlp", "inplace", "cnn"]
 FEW = 3

@@ -11,6 +11,8 @@ from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.structures import kron
 from sklaplace.curvature.structures.kron import KronAccumulator
 
+pytestmark = pytest.mark.numerical
+
 
 def wide_structure(monkeypatch, limit=2):
     """With a limit on the width of dense factors that small networks exceed."""

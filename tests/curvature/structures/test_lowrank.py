@@ -6,7 +6,7 @@ from contracts import assert_equal, problem, scale
 from sklaplace.curvature.ggn import GGN, accumulate
 from sklaplace.curvature.structures.lowrank import LowRankAccumulator
 
-pytestmark = pytest.mark.usefixtures("rng_untouched")
+pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
 
 
 def lowrank(found, **options):

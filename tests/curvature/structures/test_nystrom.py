@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from cases import generator, normal
+from cases import generator
 from contracts import N_ROWS, ROUNDING, assert_equal, problem, scale
 from nets import MLP, regressor, seeded, waves
 from sklearn.base import clone
@@ -16,7 +16,7 @@ from sklaplace.curvature.structures.nystrom import (
 )
 from sklaplace.posterior.gaussian import GaussianPosterior
 
-pytestmark = pytest.mark.usefixtures("rng_untouched")
+pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
 
 KINDS = {"nystrom": NystromAccumulator, "variational": VariationalAccumulator}
 DELTA = torch.tensor(0.6, dtype=torch.float64)

@@ -20,7 +20,7 @@ every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)
 every_structure = pytest.mark.parametrize("structure", STRUCTURES)
 every_prior = pytest.mark.parametrize(("structure", "prior"), STRUCTURES_AND_PRIORS)
 
-pytestmark = pytest.mark.usefixtures("rng_untouched")
+pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
 
 
 # ------------------------------------------------- evidence at the network's head
