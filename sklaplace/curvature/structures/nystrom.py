@@ -2,9 +2,9 @@
 
 With an orthonormal basis ``U`` of the rows ``R`` of the points, ``H ≈ U (UᵀHU) Uᵀ``:
 two passes, one that finds the points and one that adds up ``UᵀHU``. What ``U`` does not
-span keeps the prior's variance. With ``R Rᵀ = V diag(λ) Vᵀ``, ``U = Rᵀ V diag(λ)^-½``.
+span keeps the prior's variance. ``U = Rᵀ V diag(λ)^-½`` for ``R Rᵀ = V diag(λ) Vᵀ``.
 
-Products with ``U`` are known up to ``ε √(λ_max/λ_min)``, since rounding of products with
+Products with ``U`` are known up to ``ε √(λ_max/λ_min)``: rounding of products with
 ``R`` is divided by the small ``√λ``. The coordinates of the points themselves are no
 products: they are the rows of ``V diag(λ)^½``, so that their own curvature is exact.
 
