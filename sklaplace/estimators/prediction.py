@@ -227,9 +227,7 @@ class PosteriorPredictor(WeightPredictor):
 
         def whitened(forward: Forward, x: Any) -> tuple[Tensor, Tensor]:
             f, jacobian = backpropagate(forward, x, posterior.layout)
-            rows = posterior.structure.whiten(
-                jacobian, posterior.prior_precision, posterior.scale
-            )
+            rows = posterior.precision.whiten(jacobian)
             return linearised_mean(posterior, f, jacobian), rows
 
         parts = self._each_batch(X, whitened)

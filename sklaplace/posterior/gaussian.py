@@ -17,7 +17,7 @@ from sklaplace.core.budget import move
 from sklaplace.curvature import priors
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
-from sklaplace.curvature.structures import Accumulator, Structure
+from sklaplace.curvature.structures import Accumulator, Precision, Structure
 from sklaplace.likelihoods import DataFit, Likelihood
 
 
@@ -69,7 +69,7 @@ class EarlierPosterior:
 
     def logdet(self) -> Tensor:
         """``log det(scale·H + diag δ)``, in nats."""
-        return self.structure.logdet(self.prior_precision, self.scale)
+        return self.structure.precision(self.prior_precision, self.scale).logdet()
 
     def quadratic_form(self, theta: Tensor) -> Tensor:
         """Squared distance from the mean in units of the precision, ()."""
@@ -150,6 +150,11 @@ class GaussianPosterior:
         """Factor of ``H`` in the posterior precision, ()."""
         return self._scale_of_curvature(self.hyperparameters)
 
+    @cached_property
+    def precision(self) -> Precision:
+        """Posterior precision ``scale·H + diag δ``, as a linear operator."""
+        return self.structure.precision(self.prior_precision, self.scale)
+
     @property
     def loss_scale(self) -> Tensor:
         """Factor of the loss in the posterior's negative logarithm, ()."""
@@ -176,13 +181,11 @@ class GaussianPosterior:
 
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
         """Covariance of the outputs of each row, (b, c, c), float64."""
-        return self.structure.covariance(jacobian, self.prior_precision, self.scale)
+        return self.precision.functional_covariance(jacobian)
 
     def functional_variance(self, jacobian: Jacobian) -> Tensor:
         """Variances of the outputs of each row, (b, c), float64."""
-        return self.structure.functional_variance(
-            jacobian, self.prior_precision, self.scale
-        )
+        return self.precision.functional_variance(jacobian)
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """``n`` draws of the weights, (n, P)."""
@@ -193,17 +196,15 @@ class GaussianPosterior:
             device=generator.device,
             generator=generator,
         ).to(self.mean.device)
-        deviations = self.structure.sample(noise, self.prior_precision, self.scale)
-        return self.mean + deviations
+        return self.mean + self.precision.sample(noise)
 
     def variance(self) -> Tensor:
         """Marginal variances of the weights, (P,)."""
-        return self.structure.variance(self.prior_precision, self.scale)
+        return self.precision.variance()
 
     def precision_matrix(self) -> Tensor:
         """Posterior precision written out, (P, P); for small models."""
-        delta = priors.expand(self.prior_precision, self.layout)
-        return self.scale * self.structure.dense() + delta.diag()
+        return self.scale * self.structure.dense() + self.precision.delta.diag()
 
     def log_likelihood(self, hyperparameters: Hyperparameters | None = None) -> Tensor:
         """Log-likelihood of the training targets at ``mean``, in nats."""
@@ -226,9 +227,11 @@ class GaussianPosterior:
         is that of the new rows given the old ones, so that tasks add up.
         """
         h = self._asked(hyperparameters)
-        scale = self._scale_of_curvature(h)
-        logdet = self.structure.logdet(h.prior_precision, scale)
-        complexity = logdet - self._prior(h).logdet() + self.scatter(h)
+        precision = self.precision
+        if h is not self.hyperparameters:
+            scale = self._scale_of_curvature(h)
+            precision = self.structure.precision(h.prior_precision, scale)
+        complexity = precision.logdet() - self._prior(h).logdet() + self.scatter(h)
         return self.log_likelihood(h) - complexity / 2
 
     def _prior(self, h: Hyperparameters) -> priors.Prior:

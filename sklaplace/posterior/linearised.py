@@ -150,10 +150,10 @@ class LinearisedNetwork(LinearModel):
             has_masks = any(block.indices is not None for block in self.layout.blocks)
             kind = DiagAccumulator if has_masks else KronAccumulator
             structure = self.accumulated(kind(self.layout), f, GGN)
-        prior = _bearable(rho, structure)
+        precision = structure.precision(_bearable(rho, structure), one)
 
         def precondition(v: Tensor) -> Tensor:
-            return structure.solve(v.double(), prior, one).to(dtype)
+            return precision.solve(v.double()).to(dtype)
 
         return precondition
 

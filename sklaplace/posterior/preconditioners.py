@@ -85,4 +85,4 @@ def kronecker(
 ) -> Callable[[Tensor], Tensor]:
     """A Kronecker structure under one precision, the mean of all."""
     eigenvalues = (kron.eigenvalues + rho.mean()).to(dtype)
-    return lambda v: kron.unrotate(kron.to_basis(v) / eigenvalues)
+    return lambda v: kron.from_basis(kron.to_basis(v) / eigenvalues)

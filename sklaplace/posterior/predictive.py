@@ -86,8 +86,8 @@ class Linearised:
             n_blocks = 1 if diagonal else posterior.likelihood.n_blocks
             self._projection = projected(posterior.structure, self.jacobian, n_blocks)
         mean = linearised_mean(posterior, self.f, self.jacobian)
-        ask = self._projection.variance if diagonal else self._projection.covariance
-        return mean, ask(posterior.prior_precision, posterior.scale)
+        projection, precision = self._projection, posterior.precision
+        return mean, projection.covariance(precision, diagonal=diagonal)
 
 
 def linearise(
@@ -270,8 +270,7 @@ def in_graph(
     layout = posterior.layout
     jacobian = layout.flatten(rows[block.name] for block in layout.blocks).double()
     mean = f.double() + jacobian @ (posterior.mean - posterior.weights)
-    prior, scale = posterior.prior_precision, posterior.scale
-    return mean, posterior.structure.covariance_of_rows(jacobian, prior, scale)
+    return mean, posterior.precision.covariance_of_rows(jacobian)
 
 
 @dataclass(frozen=True)

@@ -155,9 +155,7 @@ def test_evidence_at_the_fixed_point():
     ).fit(X, y)
     posterior = model.posterior_
     scatter = posterior.scatter()
-    gamma = posterior.structure.effective_dimension(
-        posterior.prior_precision, posterior.scale
-    )
+    gamma = posterior.precision.effective_dimension()
     torch.testing.assert_close(scatter, gamma, rtol=1e-4, atol=0)
 
 

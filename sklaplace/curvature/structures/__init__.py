@@ -2,21 +2,23 @@
 
 from sklaplace.curvature.structures.base import (
     Accumulator,
+    Precision,
     Projection,
     Structure,
     projected,
 )
 from sklaplace.curvature.structures.diag import Diag, DiagAccumulator
 from sklaplace.curvature.structures.full import Full, FullAccumulator
-from sklaplace.curvature.structures.gp import FunctionSpace, PointsAccumulator
-from sklaplace.curvature.structures.kron import Kron, KronAccumulator
-from sklaplace.curvature.structures.lowrank import LowRank, LowRankAccumulator
-from sklaplace.curvature.structures.nystrom import (
+from sklaplace.curvature.structures.function_space import (
+    FunctionSpace,
     Nystrom,
     NystromAccumulator,
+    PointsAccumulator,
     Variational,
     VariationalAccumulator,
 )
+from sklaplace.curvature.structures.kron import Kron, KronAccumulator
+from sklaplace.curvature.structures.lowrank import LowRank, LowRankAccumulator
 
 # name -> (accumulator while fitting, frozen factorisation afterwards)
 STRUCTURES: dict[str, tuple[type[Accumulator], type[Structure]]] = {
@@ -29,4 +31,11 @@ STRUCTURES: dict[str, tuple[type[Accumulator], type[Structure]]] = {
     "variational": (VariationalAccumulator, Variational),
 }
 
-__all__ = ["STRUCTURES", "Accumulator", "Projection", "Structure", "projected"]
+__all__ = [
+    "STRUCTURES",
+    "Accumulator",
+    "Precision",
+    "Projection",
+    "Structure",
+    "projected",
+]

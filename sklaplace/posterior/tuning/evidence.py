@@ -370,7 +370,7 @@ def _mackay(posterior: GaussianPosterior, task: TuningProblem) -> Hyperparameter
     h = posterior.hyperparameters
     delta, order = h.prior_precision, posterior.curvature_order
     gamma = _determined(posterior)
-    trace_correction = posterior.structure.trace_correction(delta, posterior.scale)
+    trace_correction = posterior.precision.trace_correction()
     if task.free_prior:
         scatter = _group_scatter(posterior, delta)
         # δ² scatter = δ γ + δ trace_correction, whose last term does not depend on δ
@@ -388,10 +388,10 @@ def _mackay(posterior: GaussianPosterior, task: TuningProblem) -> Hyperparameter
 
 def _determined(posterior: GaussianPosterior) -> Tensor:
     """MacKay's γ of the weights that share a prior precision, shaped like it."""
-    delta, scale = posterior.prior_precision, posterior.scale
+    delta = posterior.prior_precision
     if delta.ndim == 0:
-        return posterior.structure.effective_dimension(delta, scale)
-    gamma = posterior.structure.effective_parameters(delta, scale)
+        return posterior.precision.effective_dimension()
+    gamma = posterior.precision.effective_parameters()
     gamma = gamma.masked_fill(gamma < 1e-12, 0)  # nothing but rounding
     return _group_sum(posterior, gamma, delta)
 

@@ -70,9 +70,9 @@ class TuningProblem:
     def spread(self, projection: Projection, ratio: Tensor) -> Tensor:
         """Covariance of held-out outputs under ``H + ratio``, or its diagonal."""
         one = torch.ones_like(self.posterior.scale)
-        if self.diagonal or self.log_proba is None:
-            return projection.variance(ratio, one)
-        return projection.covariance(ratio, one)
+        precision = self.posterior.structure.precision(ratio, one)
+        diagonal = self.diagonal or self.log_proba is None
+        return projection.covariance(precision, diagonal=diagonal)
 
 
 def require_head(head: Found | None) -> Found:
