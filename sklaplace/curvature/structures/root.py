@@ -11,6 +11,7 @@ from torch import Tensor
 from sklaplace.curvature import priors
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
+from sklaplace.curvature.structures.base import FieldsOnly, cache_last_call
 
 
 def lower_inverse(lower: Tensor) -> Tensor:
@@ -21,7 +22,7 @@ def lower_inverse(lower: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class DenseRoot:
+class DenseRoot(FieldsOnly):
     """``R`` as a matrix.
 
     Attributes
@@ -62,16 +63,17 @@ class DenseRoot:
 
     def cross(self, jacobian: Jacobian, delta: Tensor | None = None) -> Tensor:
         """``J D⁻¹ Rᵀ``, (b, c, n), of a Jacobian in float64."""
-        if delta is None:
-            return jacobian.matmul(self.rows.T)
-        if delta.ndim == 0:  # the smaller of the two to be divided
-            return jacobian.matmul(self.rows.T) / delta
-        return jacobian.matmul((self.rows / priors.expand(delta, self.layout)).T)
+        return jacobian.matmul(self.rows.T if delta is None else self._over(delta))
+
+    @cache_last_call
+    def _over(self, delta: Tensor) -> Tensor:
+        """``D⁻¹ Rᵀ``, (P, n)."""
+        return (self.rows / priors.expand(delta, self.layout)).T.contiguous()
 
     def solved(self, lower: Tensor) -> "DenseRoot":
-        """``L⁻¹ R``, column by column in memory, as `cross` reads it."""
+        """``L⁻¹ R`` for a lower triangular ``L`` (n, n)."""
         rows = torch.linalg.solve_triangular(lower, self.rows, upper=False)
-        return DenseRoot(self.layout, rows.T.contiguous().T)
+        return DenseRoot(self.layout, rows)
 
     def scaled(self, factor: Tensor) -> "DenseRoot":
         """The root of ``factor·H``."""
