@@ -86,8 +86,8 @@ def test_two_tasks_are_one(n, prior_structure):
     earlier = first.posterior_.as_prior()
     theta = torch.tensor(mean)
     offset = theta - torch.tensor(mean1)
-    assert_equal(earlier.slope(theta), torch.tensor(P1) @ offset, 1e-9)
-    assert_equal(earlier.distance(theta), offset @ torch.tensor(P1) @ offset, 1e-9)
+    assert_equal(earlier.gradient(theta), torch.tensor(P1) @ offset, 1e-9)
+    assert_equal(earlier.quadratic_form(theta), offset @ torch.tensor(P1) @ offset, 1e-9)
     assert_equal(earlier.logdet(), torch.logdet(torch.tensor(P1)), 1e-10)
 
 
@@ -168,7 +168,7 @@ def test_at_the_same_weights_it_is_partial_fit(structure, subset, curvature):
     # only for full and diag are precisions sums
     P = second.posterior_.earlier
     offset = torch.linspace(-1, 1, len(P.mean), dtype=DOUBLE)
-    assert_equal(P.slope(P.mean + offset), before @ offset, 1e-10)
+    assert_equal(P.gradient(P.mean + offset), before @ offset, 1e-10)
 
 
 @every_structure
