@@ -87,7 +87,7 @@ def estimator(case: Case, net: Any, **options: Any) -> Any:
 def _factorise(model: Any) -> None:
     """All that is made once, when a question first needs it: the eigenvectors."""
     for factor in chain.from_iterable(model.posterior_.structure.factors):
-        factor.vectors_as(torch.float32)
+        factor.vectors(torch.float32)
 
 
 def _predict(model: Any, X: Any, _: None) -> Any:

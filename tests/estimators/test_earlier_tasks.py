@@ -87,7 +87,8 @@ def test_two_tasks_are_one(n, prior_structure):
     theta = torch.tensor(mean)
     offset = theta - torch.tensor(mean1)
     assert_equal(earlier.gradient(theta), torch.tensor(P1) @ offset, 1e-9)
-    assert_equal(earlier.quadratic_form(theta), offset @ torch.tensor(P1) @ offset, 1e-9)
+    expected = offset @ torch.tensor(P1) @ offset
+    assert_equal(earlier.quadratic_form(theta), expected, 1e-9)
     assert_equal(earlier.logdet(), torch.logdet(torch.tensor(P1)), 1e-10)
 
 

@@ -1,4 +1,9 @@
-"""Structures: which part of the curvature ``H`` is kept. Here is the registry."""
+"""Structures of the curvature ``H``: the registry of which part of it is kept.
+
+An accumulator sums ``H`` over batches and decomposes to a structure; under a prior
+precision a structure has a posterior precision ``P = scale·H + diag δ``. `base` lists
+what each of them provides; a new one is two classes and a line in ``STRUCTURES``.
+"""
 
 from sklaplace.curvature.structures.base import (
     Accumulator,
