@@ -24,7 +24,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from sklaplace.core.points import sobol_normals
+from sklaplace.core.random import sobol_normals
 from sklaplace.dirichlet.links import DIAGONAL, LINKS, choose_link
 from sklaplace.dirichlet.logits import centre
 

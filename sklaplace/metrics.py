@@ -1,8 +1,8 @@
 """Metrics of uncertainty that scikit-learn lacks, with its signatures.
 
 Classification: calibration error, multi-class Brier score. Regression: scores of a
-Gaussian prediction ``N(mean, std²)``, coverage of intervals. Detection of inputs
-unlike the training data: ``ood_auroc``.
+Gaussian prediction ``N(mean, std²)``, coverage of intervals. Out-of-distribution
+detection: ``ood_auroc``.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from sklearn.utils import check_array, check_consistent_length, column_or_1d
 
 Floats = NDArray[np.float64]
 
-# Rows of float32 probabilities miss one by about 1e-6 for a thousand classes.
+# Sums of a thousand float32 probabilities differ from one by about 1e-6.
 _SUM_TOLERANCE = 1e-4
 
 
@@ -27,26 +27,26 @@ def expected_calibration_error(
     labels: ArrayLike | None = None,
     sample_weight: ArrayLike | None = None,
 ) -> float:
-    """Mean distance between confidence and accuracy over bins of confidence.
+    """Mean absolute difference of confidence and accuracy over bins of confidence.
 
-    Zero for a calibrated classifier with many rows. It is biased upwards for
-    few rows per bin and says nothing about accuracy, so read it next to a
-    proper score (log loss, Brier).
+    Zero for a calibrated classifier and many samples. It is biased upwards for few
+    samples per bin and does not measure accuracy, so report it next to a proper
+    scoring rule (log loss, Brier score).
 
     Parameters
     ----------
     y_true : array-like of shape (n,)
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
-        Probabilities, one column per class in the order of ``labels``; a single
-        column holds those of the second of two classes.
+        Probabilities, one column per class in the order of ``labels``; a 1d
+        array has those of the second of two classes.
     n_bins : int, default=15
         Number of bins of equal width, closed on the right.
     labels : array-like of shape (K,), default=None
         Classes in the order of the columns, such as ``classes_``. By default
         the sorted values of ``y_true``, which then must contain all classes.
     sample_weight : array-like of shape (n,), default=None
-        Weights of the rows.
+        Sample weights.
 
     Returns
     -------
@@ -56,7 +56,7 @@ def expected_calibration_error(
     Raises
     ------
     ValueError
-        If the inputs do not fit together or are no probabilities.
+        If shapes or classes are inconsistent, or ``y_proba`` has no probabilities.
 
     References
     ----------
@@ -64,14 +64,14 @@ def expected_calibration_error(
     networks", eq. (3).
     """
     if n_bins < 1:
-        raise ValueError(f"n_bins={n_bins} leaves no bin. Use at least 1.")
+        raise ValueError(f"n_bins={n_bins} is not valid. Use at least 1.")
     proba, codes = _check_proba(y_true, y_proba, labels)
     weights = _check_weights(sample_weight, codes)
     correct = proba.argmax(axis=1) == codes
     confidence = proba.max(axis=1)
     inner_edges = np.linspace(0, 1, n_bins + 1)[1:-1]
     bins = np.searchsorted(inner_edges, confidence, side="left")
-    # Per bin: |Σ w (correct − confidence)| is weight times distance of the means.
+    # Per bin, |Σ w (correct − confidence)| is weight times difference of the means.
     gaps = np.bincount(bins, weights * (correct - confidence), minlength=n_bins)
     return float(np.abs(gaps).sum() / weights.sum())
 
@@ -85,31 +85,31 @@ def brier_score(
 ) -> float:
     """Squared distance between probabilities and outcome, summed over classes.
 
-    A proper score that, unlike the log loss, forgives single confident errors.
-    For two classes it is twice the score of one of them.
+    A proper scoring rule that, unlike the log loss, is bounded for confident errors.
+    For two classes it is twice the Brier score of one of them.
 
     Parameters
     ----------
     y_true : array-like of shape (n,)
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
-        Probabilities, one column per class in the order of ``labels``; a single
-        column holds those of the second of two classes.
+        Probabilities, one column per class in the order of ``labels``; a 1d
+        array has those of the second of two classes.
     labels : array-like of shape (K,), default=None
         Classes in the order of the columns, such as ``classes_``. By default
         the sorted values of ``y_true``, which then must contain all classes.
     sample_weight : array-like of shape (n,), default=None
-        Weights of the rows.
+        Sample weights.
 
     Returns
     -------
     float
-        Mean over rows, between 0 (best) and 2.
+        Mean over samples, between 0 (best) and 2.
 
     Raises
     ------
     ValueError
-        If the inputs do not fit together or are no probabilities.
+        If shapes or classes are inconsistent, or ``y_proba`` has no probabilities.
 
     References
     ----------
@@ -131,8 +131,8 @@ def gaussian_nll(
 ) -> float:
     """Negative log density of the targets under a Gaussian prediction.
 
-    The proper score to compare predictive distributions by; outliers that were
-    predicted confidently dominate it (``gaussian_crps`` is milder).
+    A proper scoring rule to compare predictive distributions; dominated by outliers
+    that were predicted confidently (``gaussian_crps`` less so).
 
     Parameters
     ----------
@@ -143,12 +143,12 @@ def gaussian_nll(
     y_std : array-like of shape (n,) or (n, C)
         Predicted standard deviations, observation noise included; positive.
     sample_weight : array-like of shape (n,), default=None
-        Weights of the rows.
+        Sample weights.
 
     Returns
     -------
     float
-        Nats per target value, the lower the better.
+        Nats per target value; lower is better.
 
     Raises
     ------
@@ -175,8 +175,8 @@ def gaussian_crps(
     """Continuous ranked probability score of a Gaussian prediction.
 
     ``∫ (F(t) − 1{t ≥ y})² dt`` for the predicted distribution function ``F``: a
-    proper score that grows linearly with the error, and equals the absolute
-    error where the prediction is certain.
+    proper scoring rule that grows linearly with the error, and equals the absolute
+    error for a standard deviation of zero.
 
     Parameters
     ----------
@@ -187,13 +187,12 @@ def gaussian_crps(
     y_std : array-like of shape (n,) or (n, C)
         Predicted standard deviations, observation noise included; positive.
     sample_weight : array-like of shape (n,), default=None
-        Weights of the rows.
+        Sample weights.
 
     Returns
     -------
     float
-        Mean over target values, in the unit of the target, the lower the
-        better.
+        Mean over target values, in the unit of the target; lower is better.
 
     Raises
     ------
@@ -220,8 +219,8 @@ def interval_coverage(
 ) -> float:
     """Fraction of targets inside their predicted intervals.
 
-    To be compared with the nominal coverage. Wide intervals cover too, so read
-    it next to a proper score.
+    To be compared with the nominal coverage. Wide intervals have a high coverage, too,
+    so report it next to a proper scoring rule.
 
     Parameters
     ----------
@@ -230,7 +229,7 @@ def interval_coverage(
     y_interval : array-like of shape (n, 2)
         Lower and upper bounds, both included.
     sample_weight : array-like of shape (n,), default=None
-        Weights of the rows.
+        Sample weights.
 
     Returns
     -------
@@ -240,7 +239,7 @@ def interval_coverage(
     Raises
     ------
     ValueError
-        If the shapes do not fit or a lower bound lies above its upper bound.
+        If shapes are inconsistent or a lower bound lies above its upper bound.
     """
     targets = column_or_1d(check_array(y_true, ensure_2d=False, dtype=np.float64))
     interval = check_array(y_interval, dtype=np.float64)
@@ -262,23 +261,23 @@ def interval_coverage(
 
 
 def ood_auroc(confidence_in: ArrayLike, confidence_out: ArrayLike) -> float:
-    """How well confidence tells known inputs from foreign ones.
+    """Area under the ROC curve of out-of-distribution detection by confidence.
 
-    The probability that a row like the training data gets more confidence than
-    one from elsewhere; ties count half.
+    The probability that the confidence of an in-distribution sample is larger than
+    that of an out-of-distribution sample; ties count half.
 
     Parameters
     ----------
     confidence_in : array-like of shape (n,)
-        Confidences on rows like the training data. Any score that should be
-        larger there will do: largest probability, negative entropy.
+        Confidence of in-distribution samples: any score that should be larger for them
+        than for others, such as the largest probability or the negative entropy.
     confidence_out : array-like of shape (m,)
-        Confidences on rows from elsewhere.
+        Confidence of out-of-distribution samples.
 
     Returns
     -------
     float
-        Area under the ROC curve: 1 is best, 0.5 is chance.
+        Between 0 and 1 (best); 0.5 is chance.
 
     Raises
     ------
@@ -305,10 +304,10 @@ def ood_auroc(confidence_in: ArrayLike, confidence_out: ArrayLike) -> float:
 def neg_gaussian_nll_scorer(
     estimator: Any, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None
 ) -> float:
-    """Log density of held-out targets, for ``scoring=`` in a model search.
+    """Log density of held-out targets, a ``scoring`` for model selection.
 
-    Prefer it to R² for choosing a prior precision: with linearised predictions
-    the mean hardly reacts to the prior, the standard deviation does.
+    Prefer it to R² for the selection of a prior precision: in linearised predictions
+    only the standard deviation depends on the prior.
 
     Parameters
     ----------
@@ -316,16 +315,16 @@ def neg_gaussian_nll_scorer(
         One whose ``predict`` takes ``return_std=True``, with standard
         deviations that include observation noise.
     X : array-like of shape (n, n_features)
-        Held-out rows.
+        Held-out samples.
     y : array-like of shape (n,) or (n, C)
         Their targets.
     sample_weight : array-like of shape (n,), default=None
-        Weights of the rows.
+        Sample weights.
 
     Returns
     -------
     float
-        Minus ``gaussian_nll``: nats per target value, the higher the better.
+        Minus ``gaussian_nll``: nats per target value; higher is better.
 
     Raises
     ------
@@ -347,15 +346,15 @@ def neg_gaussian_nll_scorer(
 
 
 def _average(values: Floats, sample_weight: ArrayLike | None) -> float:
-    """Weighted mean over rows."""
+    """Weighted mean over samples."""
     weights = _check_weights(sample_weight, values)
     return float(values @ weights / weights.sum())
 
 
-def _check_weights(sample_weight: ArrayLike | None, rows: NDArray[Any]) -> Floats:
-    """Weights as floats, ones by default; raise unless one per row, sum positive."""
+def _check_weights(sample_weight: ArrayLike | None, values: NDArray[Any]) -> Floats:
+    """One weight per value, ones by default; raise unless their sum is positive."""
     if sample_weight is None:
-        return np.ones(len(rows))
+        return np.ones(len(values))
     weights: Floats = column_or_1d(
         check_array(
             sample_weight,
@@ -365,7 +364,7 @@ def _check_weights(sample_weight: ArrayLike | None, rows: NDArray[Any]) -> Float
             input_name="sample_weight",
         )
     )
-    check_consistent_length(rows, weights)
+    check_consistent_length(values, weights)
     if weights.sum() == 0:
         raise ValueError("sample_weight sums to zero. Give some row a positive weight.")
     return weights
@@ -374,7 +373,7 @@ def _check_weights(sample_weight: ArrayLike | None, rows: NDArray[Any]) -> Float
 def _check_proba(
     y_true: ArrayLike, y_proba: ArrayLike, labels: ArrayLike | None
 ) -> tuple[Floats, NDArray[np.intp]]:
-    """Probabilities (n, K) and the column of each row's true class (n,)."""
+    """Probabilities (n, K) and the columns of the true classes (n,)."""
     proba = check_array(
         y_proba, ensure_2d=False, dtype=np.float64, input_name="y_proba"
     )
@@ -382,11 +381,11 @@ def _check_proba(
         proba = np.column_stack([1 - proba, proba])
     truth = column_or_1d(y_true)
     check_consistent_length(truth, proba)
-    _check_simplex(proba)
+    _check_sums(proba)
     return proba, _encode(truth, labels, proba.shape[1])
 
 
-def _check_simplex(proba: Floats) -> None:
+def _check_sums(proba: Floats) -> None:
     """Raise unless the rows are probabilities."""
     if proba.min() < 0 or proba.max() > 1 + _SUM_TOLERANCE:
         raise ValueError(
@@ -432,7 +431,7 @@ def _check_gaussian(
         for values, name in ((y_true, "y_true"), (y_mean, "y_mean"), (y_std, "y_std"))
     )
     check_consistent_length(truth, mean, std)
-    # Broadcasting (n, 1) against (n, C) would score pairs that do not belong.
+    # Broadcasting (n, 1) against (n, C) would compare different targets.
     if not truth.shape == mean.shape == std.shape:
         raise ValueError(
             f"y_true, y_mean and y_std have {truth.shape[1]}, {mean.shape[1]} and "

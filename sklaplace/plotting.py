@@ -1,7 +1,7 @@
-"""Displays: pictures of predictive bands and of confidence over a plane.
+"""Displays of predictive bands and of the confidence over a plane.
 
-Made like scikit-learn's: ``from_estimator`` computes and draws, ``plot`` draws again
-what is stored. matplotlib is imported when something is drawn.
+They follow scikit-learn's displays: ``from_estimator`` predicts and plots, ``plot``
+plots stored predictions. matplotlib is imported at the first plot.
 
 A band of coverage ``q`` is ``mean ± z std`` with ``z`` the normal quantile at
 ``(1 + q) / 2``; confidence is ``max_k p_k``.
@@ -17,37 +17,37 @@ from sklearn.utils import check_array
 
 from sklaplace.core.checks import as_levels, check_count
 
-# Okabe and Ito's blue, which readers with any colour vision tell from black and grey
+# blue of Okabe and Ito, distinct from black and grey for any colour vision
 _COLOR = "#0072B2"
-# Opacity of the bands: the widest and the narrowest
+# opacity of the widest and the narrowest band
 _OPACITY = 0.15, 0.35
 
 
 class PredictiveBandDisplay:
     """Mean of a regression over one feature, with nested bands of uncertainty.
 
-    For one feature and one target. It is recommended to make it with
-    `from_estimator`. What it is given becomes attributes of the same names.
+    For one feature and one target. Use `from_estimator` to create it. Parameters are
+    stored as attributes.
 
     Parameters
     ----------
     x : ndarray of shape (n,)
         Values of the feature, ascending.
     mean : ndarray of shape (n,)
-        Predicted means there.
+        Predicted means.
     std : ndarray of shape (n,)
-        Predicted standard deviations there, in units of the target.
+        Predicted standard deviations, in units of the target.
     coverage : sequence of float, default=(0.5, 0.9)
-        Probabilities that the bands hold, each in (0, 1).
+        Coverages of the bands, each in (0, 1).
     points : tuple of two ndarrays of shape (m,), default=None
-        Feature and target of data points to draw.
+        Feature and target of data points.
     feature_name : str, default=None
         Label of the horizontal axis.
 
     Attributes
     ----------
     ax_ : matplotlib Axes
-        Where it is drawn.
+        Axes of the plot.
     figure_ : matplotlib Figure
         The figure of `ax_`.
     line_ : matplotlib Line2D
@@ -106,7 +106,7 @@ class PredictiveBandDisplay:
         band_kw: Mapping[str, Any] | None = None,
         points_kw: Mapping[str, Any] | None = None,
     ) -> "PredictiveBandDisplay":
-        """Predict over the range of one feature and draw the result.
+        """Predict over the range of one feature and plot the result.
 
         Parameters
         ----------
@@ -114,24 +114,24 @@ class PredictiveBandDisplay:
             Fitted, with ``predict(X, return_std=True)``: a `LaplaceRegressor`, a
             pipeline that ends in one, or one of scikit-learn's Bayesian regressors.
         X : array-like of shape (m, 1)
-            Rows whose range is covered.
+            Samples whose range is plotted.
         y : array-like of shape (m,), default=None
-            Targets of the rows. If given, they are drawn as points.
+            Targets of the samples. If given, they are plotted as points.
         coverage : float or sequence of float, default=(0.5, 0.9)
-            Probabilities that the bands hold, each in (0, 1).
+            Coverages of the bands, each in (0, 1).
         grid_resolution : int, default=200
             Number of values at which to predict.
         eps : float, default=0.0
-            How far to go beyond the range of `X` on either side, in its units.
+            Extension of the range of `X` on either side, in its units.
         ax : matplotlib Axes, default=None
-            Where to draw. A new figure by default.
+            Axes to plot on. A new figure by default.
         line_kw, band_kw, points_kw : dict, default=None
             Keywords for matplotlib's ``plot``, ``fill_between`` and ``scatter``.
 
         Returns
         -------
         PredictiveBandDisplay
-            What was drawn.
+            The display, with the plot in `ax_`.
 
         Raises
         ------
@@ -176,19 +176,19 @@ class PredictiveBandDisplay:
         band_kw: Mapping[str, Any] | None = None,
         points_kw: Mapping[str, Any] | None = None,
     ) -> "PredictiveBandDisplay":
-        """Draw the mean, the bands around it, and the points if there are any.
+        """Plot mean and bands, and the data points if there are any.
 
         Parameters
         ----------
         ax : matplotlib Axes, default=None
-            Where to draw. A new figure by default.
+            Axes to plot on. A new figure by default.
         line_kw, band_kw, points_kw : dict, default=None
             Keywords for matplotlib's ``plot``, ``fill_between`` and ``scatter``.
 
         Returns
         -------
         PredictiveBandDisplay
-            Itself.
+            The display.
 
         Raises
         ------
@@ -219,17 +219,15 @@ class PredictiveBandDisplay:
 class ConfidenceDisplay:
     """Confidence of a classifier over the plane of its two features.
 
-    Filled contours show the largest class probability. Lines show where the predicted
-    class changes; with two classes that is where both have probability one half. It is
-    recommended to make it with `from_estimator`. What it is given becomes attributes
-    of the same names.
+    Filled contours show the largest class probability, lines the decision boundaries.
+    Use `from_estimator` to create it. Parameters are stored as attributes.
 
     Parameters
     ----------
     xx0, xx1 : ndarray of shape (grid_resolution, grid_resolution)
         First and second feature on the grid.
     proba : ndarray of shape (grid_resolution, grid_resolution, K)
-        Class probabilities there.
+        Class probabilities on the grid.
     feature_names : tuple of two str, default=(None, None)
         Labels of the axes.
 
@@ -238,18 +236,18 @@ class ConfidenceDisplay:
     confidence : ndarray of shape (grid_resolution, grid_resolution)
         Largest class probability.
     ax_ : matplotlib Axes
-        Where it is drawn.
+        Axes of the plot.
     figure_ : matplotlib Figure
         The figure of `ax_`.
     surface_ : matplotlib QuadContourSet
-        The filled contours; hand it to ``figure.colorbar``.
+        The filled contours, to pass to ``figure.colorbar``.
     boundaries_ : list of matplotlib QuadContourSet
-        Where the predicted class changes: one for two classes, else one per class.
+        Decision boundaries: one for two classes, else one per class.
 
     See Also
     --------
     PredictiveBandDisplay : Mean and bands of a regression.
-    sklearn.inspection.DecisionBoundaryDisplay : The predicted classes themselves.
+    sklearn.inspection.DecisionBoundaryDisplay : Predicted classes.
 
     Examples
     --------
@@ -293,28 +291,28 @@ class ConfidenceDisplay:
         surface_kw: Mapping[str, Any] | None = None,
         boundary_kw: Mapping[str, Any] | None = None,
     ) -> "ConfidenceDisplay":
-        """Predict over a plane and draw the confidence.
+        """Predict over a plane and plot the confidence.
 
         Parameters
         ----------
         classifier : object
-            Fitted, with ``predict_proba``: a `LaplaceClassifier`, a pipeline, the
-            network alone, or any other classifier to compare with.
+            Fitted, with ``predict_proba``: a `LaplaceClassifier`, a pipeline, a skorch
+            net or any other classifier.
         X : array-like of shape (m, 2)
-            Rows whose range is covered. The grid has their dtype.
+            Samples whose range is plotted. The grid has their dtype.
         grid_resolution : int, default=100
-            Number of values per feature; the classifier is asked for the square.
+            Number of values per feature.
         eps : float, default=1.0
-            How far to go beyond the range of `X` on each side, in its units.
+            Extension of the range of `X` on each side, in its units.
         ax : matplotlib Axes, default=None
-            Where to draw. A new figure by default.
+            Axes to plot on. A new figure by default.
         surface_kw, boundary_kw : dict, default=None
             Keywords for matplotlib's ``contourf`` and ``contour``.
 
         Returns
         -------
         ConfidenceDisplay
-            What was drawn.
+            The display, with the plot in `ax_`.
 
         Raises
         ------
@@ -347,19 +345,19 @@ class ConfidenceDisplay:
         surface_kw: Mapping[str, Any] | None = None,
         boundary_kw: Mapping[str, Any] | None = None,
     ) -> "ConfidenceDisplay":
-        """Draw confidence and boundaries.
+        """Plot confidence and decision boundaries.
 
         Parameters
         ----------
         ax : matplotlib Axes, default=None
-            Where to draw. A new figure by default.
+            Axes to plot on. A new figure by default.
         surface_kw, boundary_kw : dict, default=None
             Keywords for matplotlib's ``contourf`` and ``contour``.
 
         Returns
         -------
         ConfidenceDisplay
-            Itself.
+            The display.
 
         Raises
         ------
@@ -368,14 +366,14 @@ class ConfidenceDisplay:
 
         Notes
         -----
-        The colours always span 1/K to 1, so that pictures of different classifiers can
-        share a colour bar.
+        The colours always span 1/K to 1, so that one colour bar serves the plots of
+        different classifiers.
         """
         self.figure_, self.ax_ = _axes(ax)
         style: dict[str, Any]
         proba = np.asarray(self.proba)
         n_classes = proba.shape[-1]
-        # float32 probabilities leave [1/K, 1] by rounding, and would stay blank
+        # without it, values outside [1/K, 1] by rounding would be left blank
         confidence = self.confidence.clip(1 / n_classes, 1)
         levels = np.linspace(1 / max(n_classes, 2), 1, 11)
         style = {"cmap": "cividis", "levels": levels} | dict(surface_kw or {})
@@ -395,7 +393,7 @@ class ConfidenceDisplay:
 
 # ------------------------------------------------------------------------ parts
 def _require_matplotlib() -> Any:
-    """``matplotlib.pyplot``, or what to do if it is missing."""
+    """``matplotlib.pyplot``; raise with a hint if it is not installed."""
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
@@ -414,36 +412,36 @@ def _axes(ax: Any) -> tuple[Any, Any]:
 
 
 def _check_columns(X: Any, n_features: int) -> np.ndarray:
-    """The rows as an array with the right number of columns."""
+    """X as an array; raise unless it has ``n_features`` columns."""
     values = check_array(X, input_name="X")
     if values.shape[1] != n_features:
         raise ValueError(
-            f"X has {values.shape[1]} features, but this picture needs {n_features}. "
-            "Fit and draw an estimator of that many features."
+            f"X has {values.shape[1]} features, but this display needs {n_features}. "
+            "Fit and plot an estimator of that many features."
         )
     return values
 
 
 def _check_coverage(coverage: Any) -> tuple[float, ...]:
-    """One or several probabilities as a tuple."""
+    """One or several coverages as a tuple."""
     levels = as_levels("coverage", coverage, "Choose a probability, such as 0.9.")
     return tuple(levels.tolist())
 
 
 def _axes_of_grid(values: np.ndarray, resolution: int, eps: float) -> list[np.ndarray]:
-    """Evenly spaced values over the range of each column, and eps beyond."""
+    """Evenly spaced values over the range of each column, extended by eps."""
     check_count("grid_resolution", resolution, smallest=2)
     if not isinstance(eps, Real) or not 0 <= eps < np.inf:
-        raise ValueError(f"eps={eps!r} is not a length. Choose a number from 0 up.")
-    kept = values.dtype if values.dtype.kind == "f" else np.float64
+        raise ValueError(f"eps={eps!r} is not valid. Choose a number from 0 up.")
+    dtype = values.dtype if values.dtype.kind == "f" else np.float64
     return [
-        np.linspace(column.min() - eps, column.max() + eps, resolution, dtype=kept)
+        np.linspace(column.min() - eps, column.max() + eps, resolution, dtype=dtype)
         for column in values.T
     ]
 
 
 def _like(grid: np.ndarray, X: Any) -> Any:
-    """The grid as the kind of table that X is, for estimators that check names."""
+    """The grid as a data frame if X is one, for estimators that check names."""
     if not hasattr(X, "columns"):
         return grid
     names = "schema" if hasattr(X, "schema") else "columns"  # polars, pandas
@@ -467,14 +465,14 @@ def _mean_and_std(regressor: Any, X: Any) -> tuple[np.ndarray, np.ndarray]:
     mean, std = np.asarray(mean), np.asarray(std)
     if mean.size != len(mean):
         raise ValueError(
-            f"The regressor predicts {mean.shape[1]} targets, but one can be drawn. "
-            "Fit one target, or make a display of each from its mean and std."
+            f"The regressor predicts {mean.shape[1]} targets, but one can be plotted. "
+            "Fit one target, or create a display of each from its mean and std."
         )
     return mean.ravel(), std.ravel()
 
 
 def _margins(proba: np.ndarray) -> list[np.ndarray]:
-    """Lead of each class over the best other; of the first alone for two classes."""
+    """Margin of each class over the best other; only of the first of two classes."""
     n_classes = proba.shape[-1]
     if n_classes < 2:
         return []

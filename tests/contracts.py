@@ -18,7 +18,7 @@ from sklaplace.curvature.ggn import CURVATURES, accumulate
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
-from sklaplace.curvature.structures import STRUCTURES, Accumulator, Structure
+from sklaplace.curvature.structures import STRUCTURES, Accumulator, Precision, Structure
 from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.likelihoods import DataFit, Likelihood
 from sklaplace.networks.forward import Forward
@@ -142,19 +142,20 @@ def check_questions(problem: Problem, name: str, prior: str) -> None:
     P = P + references.expand(delta, problem.layout).diag()
     cov, J = torch.linalg.inv(P), problem.parts.J
     expected = torch.einsum("ncp,pq,ndq->ncd", J, cov, J)
-    assert_equal(structure.logdet(delta, s), torch.logdet(P))
-    assert_equal(structure.covariance(jacobian, delta, s), expected)
-    assert_equal(structure.project(jacobian).covariance(delta, s), expected)
-    assert_equal(structure.variance(delta, s), cov.diagonal())
+    precision = structure.precision(delta, s)
+    assert_equal(precision.logdet(), torch.logdet(P))
+    assert_equal(precision.functional_covariance(jacobian), expected)
+    assert_equal(structure.project(jacobian).covariance(precision), expected)
+    assert_equal(precision.variance(), cov.diagonal())
     v = torch.linspace(-1, 2, len(P), dtype=P.dtype)
-    assert_equal(structure.solve(v, delta, s), cov @ v)
+    assert_equal(precision.solve(v), cov @ v)
     gamma = 1 - references.expand(delta, problem.layout) * cov.diagonal()
-    assert_equal(structure.effective_parameters(delta, s), gamma)
+    assert_equal(precision.effective_parameters(), gamma)
     # A root F of the covariance: the draws are F ε for noise ε, in rows.
     identity = torch.eye(len(P), dtype=P.dtype)
-    root = structure.sample(identity, delta, s).T
+    root = precision.sample(identity).T
     assert_equal(root @ root.T, cov)
-    R = structure.whiten(jacobian, delta, s)
+    R = precision.whiten(jacobian)
     across = torch.einsum("ncp,mdp->ncmd", R, R)
     assert_equal(across, torch.einsum("ncp,pq,mdq->ncmd", J, cov, J))
 
@@ -165,12 +166,13 @@ def check_gradients(problem: Problem, name: str, prior: str) -> None:
     delta = prior_precision(problem.layout, prior).requires_grad_()
     inputs = delta, scale().requires_grad_()
     noise = torch.eye(problem.layout.n_parameters, dtype=torch.float64)[:2]
+    P = structure.precision
     with torch.random.fork_rng(devices=[]):  # gradgradcheck draws cotangents
-        assert gradgradcheck(structure.logdet, inputs)
-    assert gradcheck(structure.logdet, inputs)
-    assert gradcheck(lambda d, s: structure.covariance(jacobian, d, s), inputs)
-    assert gradcheck(structure.variance, inputs)
-    assert gradcheck(lambda d, s: structure.sample(noise, d, s), inputs)
+        assert gradgradcheck(lambda d, s: P(d, s).logdet(), inputs)
+    assert gradcheck(lambda d, s: P(d, s).logdet(), inputs)
+    assert gradcheck(lambda d, s: P(d, s).functional_covariance(jacobian), inputs)
+    assert gradcheck(lambda d, s: P(d, s).variance(), inputs)
+    assert gradcheck(lambda d, s: P(d, s).sample(noise), inputs)
 
 
 # Sums in another order differ by rounding only, some 1e-15 of the largest entry.
@@ -214,7 +216,7 @@ def check_resumed(problem: Problem, name: str) -> None:
     for decomposed in (False, True):
         seen = problem.accumulator(name, [first])[0].decompose()
         if decomposed:
-            seen.logdet(torch.tensor(0.7, dtype=torch.float64), scale())
+            seen.precision(torch.tensor(0.7, dtype=torch.float64), scale()).logdet()
         before = seen.dense().clone()
         resumed = STRUCTURES[name][0](problem.layout)
         seen.resume(resumed)
@@ -279,19 +281,21 @@ def check_pure(problem: Problem, name: str, prior: str) -> None:
     before = [t.clone() for t in (structure.dense(), jacobian.dense(), delta, s)]
     noise = torch.ones(2, problem.layout.n_parameters, dtype=torch.float64)
 
-    def answers() -> list[Tensor]:
+    def answers(precision: Precision) -> list[Tensor]:
         return [
-            structure.logdet(delta, s),
-            structure.covariance(jacobian, delta, s),
-            structure.sample(noise, delta, s),
-            structure.variance(delta, s),
-            structure.whiten(jacobian, delta, s),
+            precision.logdet(),
+            precision.functional_covariance(jacobian),
+            precision.sample(noise),
+            precision.variance(),
+            precision.whiten(jacobian),
         ]
 
-    first = answers()
-    structure.logdet(10 * delta, 3 * s)
-    for once, again in zip(first, answers(), strict=True):
-        assert torch.equal(once, again)
+    kept = structure.precision(delta, s)
+    first = answers(kept)
+    structure.precision(10 * delta, 3 * s).logdet()
+    for precision in (kept, structure.precision(delta, s)):
+        for once, again in zip(first, answers(precision), strict=True):
+            assert torch.equal(once, again)
     after = structure.dense(), jacobian.dense(), delta, s
     for old, new in zip(before, after, strict=True):
         assert torch.equal(old, new)

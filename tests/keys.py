@@ -8,7 +8,7 @@ import torch
 from skorch import NeuralNetClassifier
 from torch import nn
 
-from sklaplace.core.fingerprints import fingerprint
+from sklaplace.core.fingerprint import fingerprint
 
 
 class Net(nn.Module):

@@ -23,8 +23,8 @@ from sklaplace.networks.forward import Forward
 
 # of several labels per row, which the criterion alone does not tell
 SEVERAL: list[Likelihood] = [
-    likelihoods.Bernoulli().of_labels(),
-    likelihoods.Categorical().of_map((2,)),
+    likelihoods.Bernoulli().multilabel(),
+    likelihoods.Categorical().dense((2,)),
 ]
 # one instance of each likelihood that a criterion leads to, by name
 LIKELIHOODS: dict[str, Likelihood] = {

@@ -11,7 +11,7 @@ import references
 import torch
 from contracts import N_ROWS, assert_equal, problem, scale
 
-from sklaplace.core.draws import row_hash
+from sklaplace.core.random import row_hash
 from sklaplace.curvature.ggn import CURVATURES, accumulate
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
@@ -55,5 +55,6 @@ def test_matrix_and_covariance(case, subset, structure, curvature, likelihood):
     delta, s = torch.tensor(0.7, dtype=torch.float64), scale()
     P = s * expected + delta * torch.eye(len(expected)).double()
     cov = torch.einsum("ncp,pq,ndq->ncd", parts.J, torch.linalg.inv(P), parts.J)
-    assert_equal(fitted.covariance(found.jacobian(), delta, s), cov)
-    assert_equal(fitted.logdet(delta, s), torch.logdet(P))
+    precision = fitted.precision(delta, s)
+    assert_equal(precision.functional_covariance(found.jacobian()), cov)
+    assert_equal(precision.logdet(), torch.logdet(P))

@@ -117,7 +117,7 @@ def test_class_metrics_name_what_is_wrong(metric, y_true, y_proba, options, mess
 
 
 def test_bins_must_exist():
-    with pytest.raises(ValueError, match=r"n_bins=0 leaves no bin. Use at least 1"):
+    with pytest.raises(ValueError, match=r"n_bins=0 is not valid. Use at least 1"):
         expected_calibration_error(LABELS, PROBA, n_bins=0)
 
 

@@ -152,9 +152,9 @@ def test_bands_are_drawn_again(ridge, line):
             {"grid_resolution": 2.5},
             "grid_resolution=2.5 is not an integer of at least 2",
         ),
-        ({"eps": -1.0}, "eps=-1.0 is not a length"),
-        ({"eps": np.nan}, "eps=nan is not a length"),
-        ({"eps": "wide"}, "eps='wide' is not a length"),
+        ({"eps": -1.0}, "eps=-1.0 is not valid"),
+        ({"eps": np.nan}, "eps=nan is not valid"),
+        ({"eps": "wide"}, "eps='wide' is not valid"),
         ({"y": [1.0, 2.0]}, "y has 2 entries, but X has 60 rows"),
     ],
 )
@@ -166,13 +166,13 @@ def test_bands_refuse_options(ridge, line, options, message):
 def test_bands_refuse_more_features(line):
     X = np.c_[line[0], line[0] ** 2]
     model = BayesianRidge().fit(X, line[1])
-    with pytest.raises(ValueError, match="X has 2 features, but this picture needs 1"):
+    with pytest.raises(ValueError, match="X has 2 features, but this display needs 1"):
         PredictiveBandDisplay.from_estimator(model, X)
 
 
 def test_bands_refuse_more_targets(line):
     model = GaussianProcessRegressor(alpha=0.1).fit(line[0], np.c_[line[1], line[1]])
-    with pytest.raises(ValueError, match="predicts 2 targets, but one can be drawn"):
+    with pytest.raises(ValueError, match="predicts 2 targets, but one can be plotted"):
         PredictiveBandDisplay.from_estimator(model, line[0])
 
 
@@ -285,7 +285,7 @@ def test_confidence_refuses_what_has_no_probabilities(moons):
 
 
 def test_confidence_refuses_other_numbers_of_features(logistic, moons):
-    with pytest.raises(ValueError, match="X has 1 features, but this picture needs 2"):
+    with pytest.raises(ValueError, match="X has 1 features, but this display needs 2"):
         ConfidenceDisplay.from_estimator(logistic, moons[0][:, :1])
 
 

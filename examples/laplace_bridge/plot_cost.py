@@ -26,7 +26,7 @@ from torch import nn
 from torch.distributions import MultivariateNormal
 
 from sklaplace import dirichlet
-from sklaplace.core.points import sobol_normals
+from sklaplace.core.random import sobol_normals
 from sklaplace.dirichlet import links
 
 torch.set_num_threads(1)

@@ -1,1 +1,7 @@
-"""Linear algebra, option checks, random numbers, memory budget and cache."""
+"""What every other room uses, and no network or posterior is needed for.
+
+`linalg` and `newton` hold linear algebra and a Newton method, `random` reproducible
+random numbers, `trees` nested inputs, `budget` limits on memory, `checks` those of
+constructor values. `fingerprint` hashes the content of any object, and `cache` stores
+results under such keys.
+"""

@@ -1,4 +1,4 @@
-"""Options: checks of constructor values, with messages that say what to do."""
+"""Checks of constructor values, with messages that name the valid ones."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 from sklearn.utils import check_random_state
 
-# refuses a value, named as in the first argument
+# raises an error for an invalid value of the option in the first argument
 Check = Callable[[str, Any], None]
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names in quotes, sorted, separated by commas."""
+    """Return names in quotes, sorted, separated by commas."""
     return ", ".join(repr(name) for name in sorted(names))
 
 
 def check_option(
     name: str, value: Any, allowed: Iterable[str], others: str = ""
 ) -> None:
-    """Refuse a value that is not one of the allowed names; messages add ``others``."""
+    """Raise an error unless a value is an allowed name; ``others`` ends its list."""
     allowed = list(allowed)
     if isinstance(value, str) and value in allowed:
         return
@@ -35,7 +35,7 @@ def check_option(
 def check_positive(
     name: str, value: Any, tuners: Iterable[str] = (), *, scalar: bool = True
 ) -> None:
-    """Refuse what is neither positive and finite nor the name of a tuner."""
+    """Raise an error unless a value is positive and finite, or names a tuner."""
     tuners = list(tuners)
     if isinstance(value, str) and tuners:
         kind = "a positive number" if scalar else "a positive number or array"
@@ -57,8 +57,8 @@ def check_positive(
 
 
 def check_count(name: str, value: Any, smallest: int = 1) -> None:
-    """Refuse what is not an integer of at least ``smallest``."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < smallest:
+    """Raise an error unless a value is an integer of at least ``smallest``."""
+    if not _is_number(value, Integral) or value < smallest:
         raise ValueError(
             f"{name}={value!r} is not an integer of at least {smallest}. "
             f"Choose {smallest} or more."
@@ -66,29 +66,16 @@ def check_count(name: str, value: Any, smallest: int = 1) -> None:
 
 
 def check_n_jobs(n_jobs: Any) -> None:
-    """Refuse what is no number of processes."""
-    is_integer = isinstance(n_jobs, Integral) and not isinstance(n_jobs, bool)
-    if n_jobs is not None and (not is_integer or n_jobs == 0):
+    """Raise an error unless a value is a number of processes."""
+    if n_jobs is not None and (not _is_number(n_jobs, Integral) or n_jobs == 0):
         raise ValueError(
             f"n_jobs={n_jobs!r} is not a number of processes. Choose None, a positive "
             "integer, or -1 for one per core."
         )
 
 
-def check_share(
-    name: str, value: Any, hint: str = "Choose a small one, such as 1e-6."
-) -> None:
-    """Refuse what is not a number from zero to below one."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, Real)
-        or not 0 <= float(value) < 1
-    ):
-        raise ValueError(f"{name}={value!r} is not a number from 0 to below 1. {hint}")
-
-
 def check_params(name: str, value: Any, checks: Mapping[str, Check], of: str) -> None:
-    """Refuse options that there are not, and values that they cannot have."""
+    """Raise an error for unknown options, and for values that their checks refuse."""
     if value is None:
         return
     if not isinstance(value, Mapping):
@@ -103,17 +90,25 @@ def check_params(name: str, value: Any, checks: Mapping[str, Check], of: str) ->
 
 
 def check_fraction(name: str, value: Any, hint: str) -> None:
-    """Refuse what is not strictly between zero and one."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, Real)
-        or not 0 < float(value) < 1
-    ):
+    """Raise an error unless a value is strictly between zero and one."""
+    if not _is_number(value) or not 0 < float(value) < 1:
         raise ValueError(f"{name}={value!r} is not between 0 and 1. {hint}")
 
 
+def check_below_one(
+    name: str, value: Any, hint: str = "Choose a small one, such as 1e-6."
+) -> None:
+    """Raise an error unless a value is from zero to below one."""
+    if not _is_number(value) or not 0 <= float(value) < 1:
+        raise ValueError(f"{name}={value!r} is not a number from 0 to below 1. {hint}")
+
+
+def _is_number(value: Any, kind: type = Real) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 def as_levels(name: str, value: Any, hint: str) -> np.ndarray:
-    """One or several fractions as a vector."""
+    """Return one or several fractions as a vector."""
     try:
         levels = np.atleast_1d(np.asarray(value, dtype=float))
     except (TypeError, ValueError) as error:
@@ -128,11 +123,10 @@ def as_levels(name: str, value: Any, hint: str) -> np.ndarray:
 
 
 def check_seed(name: str, value: Any) -> None:
-    """Refuse what cannot seed a generator."""
+    """Raise an error unless a value can seed a generator."""
     if value is None or isinstance(value, np.random.RandomState):
         return
-    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
-    if not is_integer or not 0 <= int(value) < 2**32:
+    if not _is_number(value, Integral) or not 0 <= int(value) < 2**32:
         raise ValueError(
             f"{name}={value!r} cannot seed a generator. Choose None, an integer "
             "from 0 to 2**32 - 1, or a numpy.random.RandomState."
@@ -140,7 +134,7 @@ def check_seed(name: str, value: Any) -> None:
 
 
 def as_seed(name: str, value: Any) -> int:
-    """Seed of a generator of one's own; None gives a fresh one each time."""
+    """Return the seed of a private generator; for None another one each time."""
     check_seed(name, value)
     if value is None:
         return int.from_bytes(os.urandom(4), "little")

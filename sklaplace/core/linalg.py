@@ -1,19 +1,20 @@
-"""Symmetric positive semidefinite matrices, with rounding and rank deficiency.
+"""Linear algebra of symmetric positive semidefinite matrices, singular ones included.
 
 Governing identity: ``M = Q diag(e) Qᵀ`` with ``e >= 0``.
 """
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
-# columns of a Gram matrix that are made at a time: fewer are slower to multiply
+# columns of a Gram matrix per product: fewer are slower to multiply
 GRAM_COLUMNS = 256
 
 
 def gram(x: Tensor) -> Tensor:
-    """``xᵀ x`` of (n, p), (p, p), symmetric.
+    """Return ``xᵀ x``, (p, p), of a matrix (n, p).
 
     Notes
     -----
@@ -23,22 +24,23 @@ def gram(x: Tensor) -> Tensor:
     p = x.shape[1]
     if p <= GRAM_COLUMNS:
         return x.T @ x
-    found = x.new_empty(p, p)
+    product = x.new_empty(p, p)
     for start in range(0, p, GRAM_COLUMNS):
         stop = min(start + GRAM_COLUMNS, p)
-        rows = torch.mm(x[:, start:stop].T, x[:, :stop], out=found[start:stop, :stop])
-        found[:start, start:stop] = rows[:, :start].T
-    return found
+        rows = product[start:stop, :stop]
+        torch.mm(x[:, start:stop].T, x[:, :stop], out=rows)
+        product[:start, start:stop] = rows[:, :start].T
+    return product
 
 
 def symmetric_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, clamped to be non-negative, and eigenvectors.
+    """Return eigenvalues, clamped to be non-negative, and eigenvectors.
 
     Parameters
     ----------
     matrix : Tensor of shape (..., n, n)
-        Symmetric and positive semidefinite up to rounding. Only the symmetric
-        part is read.
+        Symmetric and positive semidefinite up to rounding. Only its symmetric
+        part counts.
 
     Returns
     -------
@@ -49,8 +51,8 @@ def symmetric_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
     Notes
     -----
-    Costs O(n³). Always float64: eigenvalues below 1e-7 of the largest are what
-    the prior precision competes with, and float32 has none of them right.
+    O(n³). Always float64: the prior precision is compared with eigenvalues below
+    1e-7 of the largest, which float32 does not resolve.
     """
     symmetric = (matrix.double() + matrix.double().mT) / 2
     eigenvalues, eigenvectors = torch.linalg.eigh(symmetric)
@@ -58,12 +60,12 @@ def symmetric_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether no entry is infinite or not a number, by one sum where that is so."""
+    """Return whether no entry is infinite or NaN; one sum where that is so."""
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
 def psd_factor(matrix: Tensor) -> Tensor:
-    """A factor ``F`` with ``F Fᵀ = matrix``, also where ``matrix`` is singular.
+    """Return ``F`` with ``F Fᵀ = matrix``, which may be singular.
 
     Parameters
     ----------
@@ -73,16 +75,16 @@ def psd_factor(matrix: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (..., n, n)
-        The symmetric square root, float64. It depends continuously on
-        ``matrix`` (eigenvectors alone do not), so draws made with it are
-        equal up to rounding however the rows are batched.
+        The symmetric square root, float64. Unlike eigenvectors it depends
+        continuously on ``matrix``, so that draws made with it do not depend on the
+        batch but for rounding.
     """
     eigenvalues, eigenvectors = symmetric_eigh(matrix)
     return (eigenvectors * eigenvalues.sqrt().unsqueeze(-2)) @ eigenvectors.mT
 
 
 def solve_psd(matrix: Tensor, b: Tensor) -> Tensor:
-    """``matrix⁻¹ b``, (n,); what is zero but for rounding is kept from dividing."""
+    """Return ``matrix⁻¹ b``, (n,), with eigenvalues of at least 1e-15 the largest."""
     root, failed = torch.linalg.cholesky_ex(matrix)
     if not failed:
         return torch.cholesky_solve(b.unsqueeze(1), root).squeeze(1)
@@ -104,37 +106,43 @@ def conjugate_gradients(
     Parameters
     ----------
     product, precondition : callable
-        The matrix, and an approximate inverse of it.
+        Products of vectors with the matrix, and with an approximate inverse.
     b : Tensor of shape (n,)
         Right-hand side.
     max_iterations : int
-        Products to spend.
+        Products with the matrix at most.
     precision : float
-        Share of ``b`` that may remain, in the norm of the preconditioner.
+        Norm of the residual relative to that of ``b``, both in the norm of the
+        preconditioner.
 
     Returns
     -------
     x : Tensor of shape (n,)
-        The solution, or how far it got.
+        The last iterate.
     n_iterations : int or None
-        None where it did not arrive.
+        None without convergence.
     """
     x, residual = torch.zeros_like(b), b
     direction = precondition(residual)
     first = rz = residual @ direction
-    if not first > 0 and b.any():  # beyond what the dtype holds
+    if not first > 0 and b.any():  # underflow or overflow
         return x, None
     for n in range(max_iterations + 1):
         if rz <= precision**2 * first:
             return x, n
         image = product(direction)
-        bend = direction @ image
-        if not bend > 0:  # rounding has made it indefinite, or it is no number
+        curvature = direction @ image
+        if not curvature > 0:  # indefinite by rounding, or NaN
             break
-        step = rz / bend
+        step = rz / curvature
         x = x + step * direction
         residual = residual - step * image
         z = precondition(residual)
         rz, previous = residual @ z, rz
         direction = z + (rz / previous) * direction
     return x, None
+
+
+def plain(value: Tensor) -> float | np.ndarray:
+    """Return a float or an array."""
+    return value.item() if value.ndim == 0 else value.cpu().numpy()

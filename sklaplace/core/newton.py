@@ -1,8 +1,9 @@
-"""Newton's method for a regularised, convex loss over the weights of a head.
+"""Inexact Newton method for a regularised, convex loss over the weights of a head.
 
-Steps come from conjugate gradients, which need products with the curvature alone;
-far from the minimum they are cut short (Dembo, Eisenstat and Steihaug 1982, "Inexact
-Newton methods").
+Governing formula: ``θ ← θ - t (H + diag ρ)⁻¹ ∇L(θ)`` with a step size t by
+backtracking. Steps are solved by conjugate gradients, which need products with the
+curvature alone, the less precisely the farther the minimum (Dembo, Eisenstat and
+Steihaug 1982, "Inexact Newton methods").
 """
 
 import warnings
@@ -17,23 +18,23 @@ from sklaplace.core.linalg import conjugate_gradients, solve_psd
 
 Operator = Callable[[Tensor], Tensor]
 
-# The method ends by one more step once the loss can fall by no more than this share
-# of itself: what that step then leaves is at the level of rounding.
+# Relative decrease of the loss below which one more step ends the method: what that
+# step leaves is at the level of rounding.
 ROUNDING = 1e-13
 GRADIENT_TOLERANCE = 1e-6
 MAX_STEPS = 200
-# The share of a step that conjugate gradients may leave out, in the norm of the
-# preconditioner: far from the minimum, and close to it. A step reduces what the loss
-# can fall by to the square of that share, so that more is wasted work.
+# Relative residual of conjugate gradients far from the minimum, and close to it. A
+# step reduces the distance of the loss from its minimum by the square of it, so that
+# more precision would be wasted work.
 FORCING = 0.1, 1e-5
-# Where the curvature is small enough to be written out, conjugate gradients that need
-# many iterations are given up for its Cholesky factor.
+# Parameters up to which the dense curvature replaces conjugate gradients that need
+# many iterations.
 MAX_DENSE = 1500
 MAX_CG = 500
 MAX_CG_IF_DENSE = 200
-# iterations that take longer than a new preconditioner
+# iterations that cost more than a new preconditioner
 STALE = 30
-# a gradient below this is none
+# smallest unit of losses and gradients
 SMALLEST = torch.finfo(torch.float64).tiny
 
 
@@ -42,7 +43,7 @@ class Regularised(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which products with the curvature are quick."""
+        """Dtype of products with the curvature."""
 
     def objective(
         self, theta: Tensor, rho: Tensor, prior_mean: Tensor
@@ -56,13 +57,13 @@ class Regularised(Protocol):
         """``H + diag ρ``, (P, P)."""
 
     def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
-        """``v -> (H + diag ρ)⁻¹ v``, roughly."""
+        """``v -> M⁻¹ v`` for ``M ≈ H + diag ρ``."""
 
 
 def minimum(
     head: Regularised, rho: Tensor, mean: Tensor, start: Tensor, tolerance: float
 ) -> Tensor:
-    """Weights (P,) of the least regularised loss.
+    """Return the weights (P,) that minimise the regularised loss.
 
     Parameters
     ----------
@@ -73,29 +74,29 @@ def minimum(
     mean : Tensor of shape (P,)
         Prior mean.
     start : Tensor of shape (P,)
-        Where to begin.
+        Initial weights.
     tolerance : float
-        Share of itself that the loss may still lack before the last step.
+        Relative decrease of the loss, by its quadratic model, before the last step.
 
     Warns
     -----
     ConvergenceWarning
-        If rounding stops the descent before the gradient is small.
+        If rounding stops the descent before the gradient vanishes.
     """
     theta = start
     value, gradient, f = head.objective(theta, rho, mean)
-    # a loss that is small altogether, in the unit of its targets, is no zero
+    # relative to the loss where that is small by the unit of the targets
     unit = min(1.0, max(float(value), SMALLEST))
     steps = _Steps(head, rho)
     for _ in range(MAX_STEPS):
-        step, has_arrived = steps.at(f, gradient)
-        # half of this, the Newton decrement, is what the loss can still fall by
-        share = float(-(gradient @ step)) / (unit + float(value))
-        if share <= tolerance:
-            if has_arrived:
+        step, has_converged = steps.at(f, gradient)
+        # twice the decrease of the quadratic model
+        decrease = float(-(gradient @ step)) / (unit + float(value))
+        if decrease <= tolerance:
+            if has_converged:
                 return theta + step
             break
-        steps.refine(share)
+        steps.refine(decrease)
         trial = _descend(head, theta, step, (value, gradient), rho, mean)
         if trial is None:
             break
@@ -112,7 +113,7 @@ def minimum(
 
 
 class _Steps:
-    """Newton steps, with a preconditioner that is kept while it serves."""
+    """Newton steps, with a preconditioner that is kept while iterations are few."""
 
     def __init__(self, head: Regularised, rho: Tensor) -> None:
         self._head, self._rho = head, rho
@@ -121,30 +122,30 @@ class _Steps:
         self._precondition: Operator | None = None
         self._is_dense = False
 
-    def refine(self, share: float) -> None:
-        """Ask for better steps, the less the loss can still fall."""
-        self._precision = min(FORCING[0], max(FORCING[1], share**0.5))
+    def refine(self, decrease: float) -> None:
+        """Set the precision of steps by the relative decrease of the loss."""
+        self._precision = min(FORCING[0], max(FORCING[1], decrease**0.5))
 
     def at(self, f: Tensor, gradient: Tensor) -> tuple[Tensor, bool]:
-        """``-(H + diag ρ)⁻¹ gradient``, (P,), roughly, and whether it is that."""
+        """Return ``-(H + diag ρ)⁻¹ gradient``, (P,), and whether it has converged."""
         if not self._is_dense:
-            step, has_arrived = self._iterated(f, gradient)
-            if not has_arrived and self._dtype != torch.float64:
-                # what single precision cannot tell apart, or hold
+            step, has_converged = self._iterated(f, gradient)
+            if not has_converged and self._dtype != torch.float64:
+                # beyond the precision or range of float32
                 self._dtype = torch.float64
-                step, has_arrived = self._iterated(f, gradient)
-            self._is_dense = not has_arrived and len(self._rho) <= MAX_DENSE
+                step, has_converged = self._iterated(f, gradient)
+            self._is_dense = not has_converged and len(self._rho) <= MAX_DENSE
         if self._is_dense:
             dense = self._head.dense_curvature_at(f, self._rho)
             return -solve_psd(dense, gradient), True
-        return step, has_arrived
+        return step, has_converged
 
     def _iterated(self, f: Tensor, gradient: Tensor) -> tuple[Tensor, bool]:
-        """The same by conjugate gradients, and whether they have arrived."""
+        """Return a step by conjugate gradients, and whether it has converged."""
         head, rho, dtype = self._head, self._rho, self._dtype
         if self._precondition is None:
             self._precondition = head.preconditioner_at(f, rho, dtype)
-        # the unit of the gradient may be beyond what float32 holds
+        # the unit of the gradient may be beyond the range of float32
         size = gradient.abs().max().clamp(min=SMALLEST)
         step, n_iterations = conjugate_gradients(
             head.curvature_at(f, rho, dtype),
@@ -166,7 +167,7 @@ def _descend(
     rho: Tensor,
     mean: Tensor,
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]] | None:
-    """The first of ever shorter steps that descends (Armijo); None if none does."""
+    """Return weights and loss of the first halved step that descends (Armijo)."""
     value, gradient = now
     slope = gradient @ step
     noise = 1e-14 * value.abs()  # rounding hides decreases close to the minimum

@@ -1,4 +1,4 @@
-"""Trees: batches as networks take them, tensors in dicts, lists and tuples."""
+"""Trees: inputs of networks, tensors in nested dicts, lists and tuples."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def leaves(x: Any) -> Iterator[Any]:
-    """What a tree is made of; of a dict in the order of its sorted keys."""
+    """Yield the leaves of a tree; those of a dict by its sorted keys."""
     if isinstance(x, (dict, list, tuple)):
         parts = [x[key] for key in sorted(x)] if isinstance(x, dict) else x
         for part in parts:
@@ -17,7 +17,7 @@ def leaves(x: Any) -> Iterator[Any]:
 
 
 def mapped(function: Callable[[Any], Any], x: Any) -> Any:
-    """The same tree with a function of each leaf."""
+    """Return a tree with a function applied to each leaf."""
     if isinstance(x, dict):
         return {key: mapped(function, value) for key, value in x.items()}
     if isinstance(x, (list, tuple)):
@@ -26,5 +26,5 @@ def mapped(function: Callable[[Any], Any], x: Any) -> Any:
 
 
 def tree_rows(x: Any, rows: slice | int | Tensor) -> Any:
-    """Rows of a batch that is a tensor or a dict, list or tuple of tensors."""
+    """Return samples of a batch, a tree of tensors."""
     return mapped(lambda leaf: leaf[rows], x)

@@ -1,8 +1,8 @@
-"""Layout: which parameters are treated as random, and how each is reached.
+"""Layout: which parameters are random, and which layers they belong to.
 
-The selected parameters are laid end to end into one vector of length P, in the
-order of ``module.parameters()``, each flattened row-major. ``layerwise``
-quantities have one entry per block, that is, per parameter tensor.
+The selected parameters are concatenated into one vector of length P, in the order of
+``module.parameters()``, each flattened row-major. ``layerwise`` quantities have one
+entry per block, that is, per parameter tensor.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """One parameter tensor of the treated network.
+    """One parameter tensor.
 
     Attributes
     ----------
@@ -26,8 +26,8 @@ class BlockSpec:
     shape : tuple of int
         Shape of the parameter.
     layer : str or None
-        Name of the layer whose inputs and output gradients give the rows of
-        the Jacobian. None: they are taken from ``torch.func`` as they are.
+        Name of the layer whose inputs and output gradients are the factors of the
+        Jacobian rows. None: dense rows by ``torch.func``.
     is_bias : bool
         Whether the layer adds the parameter instead of multiplying by it.
     indices : Tensor of shape (p,) or None
@@ -55,14 +55,14 @@ class BlockSpec:
 
 @dataclass(frozen=True)
 class Head:
-    """A Linear layer from which the outputs follow by one affine map for all rows.
+    """A Linear layer of which the outputs are one affine map for all samples.
 
     Attributes
     ----------
     matrix : Tensor of shape (c, o)
-        Gradient of the outputs in what the layer puts out.
+        Jacobian of the network's outputs with respect to the layer's.
     offset : Tensor of shape (c,)
-        Outputs where the layer puts out zero.
+        The network's outputs where those of the layer are zero.
     """
 
     matrix: Tensor = field(repr=False)
@@ -81,7 +81,7 @@ class Head:
         return {}
 
     def shared(self, columns: Callable[[Tensor], Tensor] | None, f: Tensor) -> Tensor:
-        """``SᵀM`` as (1, k, 1, o), made once for a rule ``columns`` and a dtype."""
+        """``SᵀM`` as (1, k, 1, o), computed once for ``columns`` and a dtype."""
         key = columns, f.dtype, f.device
         if key not in self._shared:
             matrix = self.matrix.to(f)
@@ -108,8 +108,7 @@ class Layout:
     blocks : tuple of BlockSpec
         One per parameter tensor.
     head : Head or None
-        Where all blocks belong to one such layer: its Jacobian is known without
-        automatic differentiation.
+        If all blocks belong to one: its Jacobian needs no automatic differentiation.
     """
 
     blocks: tuple[BlockSpec, ...]
@@ -127,7 +126,7 @@ class Layout:
 
     @property
     def layers(self) -> list[str]:
-        """Names of the layers to listen to, each once."""
+        """Names of the layers that the blocks belong to, each once."""
         names = [block.layer for block in self.blocks if block.layer is not None]
         return list(dict.fromkeys(names))
 
@@ -144,20 +143,19 @@ class Layout:
         """Selected entries, (..., P), of whole parameters, (..., *shape) per block."""
         flat = []
         for block, piece in zip(self.blocks, pieces, strict=True):
-            n_axes = len(block.shape)
+            n_axes, indices = len(block.shape), block.indices
             whole = piece.flatten(-n_axes) if n_axes else piece.unsqueeze(-1)
-            places = block.indices
-            chosen = whole if places is None else whole[..., places.to(whole.device)]
-            flat.append(chosen)
+            if indices is not None:
+                whole = whole[..., indices.to(whole.device)]
+            flat.append(whole)
         return torch.cat(flat, -1)
 
     def unflatten(
         self, vector: Tensor, module: nn.Module | None = None
     ) -> dict[str, Tensor]:
-        """Parameters by name, shaped as the module has them, from (P,).
+        """Parameters by name, in their shapes, from (P,).
 
-        ``module`` has the entries that are not selected; it may be left out where all
-        are.
+        Entries that are not selected are those of ``module``.
         """
         others = dict(module.named_parameters()) if module is not None else {}
         found = {}

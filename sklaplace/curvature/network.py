@@ -1,7 +1,7 @@
-"""Inspection: what a skorch network means to the Laplace part, before it is trusted.
+"""Network specification: everything the Laplace approximation infers from a network.
 
-How its outputs are read, which weights are selected, and what the Jacobian of a few
-rows says of the memory that a row takes.
+What its outputs mean, which weights are selected, and how much memory the Jacobian of
+a sample takes, from a forward pass and the Jacobian of a few samples.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +13,7 @@ from torch import Tensor
 from sklaplace.core.budget import require_bytes
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import Layout
+from sklaplace.curvature.recorder import BACKWARD_COPIES
 from sklaplace.curvature.subsets import common_gradient, select
 from sklaplace.likelihoods import Likelihood
 from sklaplace.networks.outputs import (
@@ -22,22 +23,21 @@ from sklaplace.networks.outputs import (
     measure_outputs,
 )
 
-# Copies that are alive at once, of a layer's inputs: as they are and rotated; of its
-# gradients: kept and passed on.
-INPUT_COPIES, GRADIENT_COPIES = 2, 2
+# copies of a layer's inputs that are alive at once: original and rotated
+INPUT_COPIES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSpec(OutputSpec):
-    """A network as the Laplace part sees it.
+    """What the Laplace approximation needs from a network.
 
     Attributes
     ----------
     layout : Layout
         The selected parameters.
     head_map : Tensor of shape (c, o) or None
-        Gradient of the outputs in what the last layer puts out, where that is
-        the same for all rows; None otherwise.
+        Jacobian of the outputs with respect to those of the last layer, if all samples
+        share it and the loss is convex in the outputs; None otherwise.
     """
 
     layout: Layout
@@ -57,7 +57,7 @@ def infer_network_spec(
     adapted: Callable[[Likelihood], Likelihood] = lambda known: known,
     other: str = "",
 ) -> NetworkSpec:
-    """Find out how the outputs of a net are to be read and differentiated.
+    """Infer what the outputs of a net mean and how they are differentiated.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def infer_network_spec(
         found, raw, sizes = measure_outputs(
             net, x, allowed, n_targets, is_trained, likelihood, adapted, other
         )
-        forward = bare.reading(found.output_map, found.logit_layer)
+        forward = bare.with_output_map(found.output_map, found.logit_layer)
         layout = select(forward, x, subset, options or {})
         _check_map_bytes(raw, sizes, layout)
         f, jacobian = backpropagate(forward, x, layout)
@@ -93,23 +93,23 @@ def infer_network_spec(
         head_map = None
     elif subset == "last_layer" and head_map is None:
         head_map = common_gradient(layout, jacobian)
-    known = vars(found) | {"row_bytes": row_bytes}
-    return NetworkSpec(**known, layout=layout, head_map=head_map)
+    outputs = vars(found) | {"row_bytes": row_bytes}
+    return NetworkSpec(**outputs, layout=layout, head_map=head_map)
 
 
 def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None:
-    """Refuse maps so large that the Jacobian of a few rows does not fit."""
+    """Refuse maps so large that the Jacobian of a few samples needs too much memory."""
     if raw.ndim < 3:
         return
     c = raw[0].numel()
     gradients = sum(sizes.get(name, 0) for name in layout.layers)
-    # roots of the Hessian and columns that are propagated back; then rows of a tensor
-    elements = 3 * len(raw) * c**2 + GRADIENT_COPIES * c * gradients
+    # roots of the Hessian and backpropagated columns; then rows of one tensor
+    elements = 3 * len(raw) * c**2 + BACKWARD_COPIES * c * gradients
     elements += c * max(block.size for block in layout.blocks)
     require_bytes(
         elements * raw.element_size(),
         raw.device,
-        f"the Jacobian of {len(raw)} rows with {c:,} outputs each, of shape "
+        f"the Jacobian of {len(raw)} samples with {c:,} outputs each, of shape "
         f"{tuple(raw.shape[1:])},",
         "use smaller maps (crops, or a coarser grid), or fewer layers: "
         "subset_of_weights takes names",
@@ -119,15 +119,15 @@ def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None
 def _row_bytes(
     f: Tensor, sizes: dict[str, int], layout: Layout, jacobian: Jacobian, n_blocks: int
 ) -> int:
-    """Bytes that a row takes while its Jacobian is made and used."""
+    """Bytes that a sample takes while its Jacobian is computed and used."""
     n_rows, c = f.shape
     inputs = sum(b.a.numel() for b in jacobian.blocks if b.a is not None)
     elements = INPUT_COPIES * inputs // n_rows + OUTPUT_COPIES * c
-    if layout.head is not None:  # nothing is kept but what a layer takes and gives
+    if layout.head is not None:  # only inputs and outputs of one layer are kept
         elements += 2 * max(sizes.values(), default=0) // n_rows
     else:
         gradients = sum(block.g.numel() for block in jacobian.blocks)
-        elements += (sum(sizes.values()) + GRADIENT_COPIES * gradients) // n_rows
+        elements += (sum(sizes.values()) + BACKWARD_COPIES * gradients) // n_rows
     if n_blocks > 1:  # columns that are written out
         elements += 3 * c**2
     return int(elements) * f.element_size()

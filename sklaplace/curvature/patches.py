@@ -1,10 +1,11 @@
-"""Inputs of layers as (b, r, i): what a weight is multiplied by, at r positions.
+"""Inputs of layers as (b, r, i): the factors of a weight, at r positions.
 
-For a Linear layer these are its inputs; for a convolution they are the patches
-that it sees, which overlap: `Patches` keeps the image and unfolds it when asked.
+Those of a Linear layer are its inputs, those of a convolution are patches of the image,
+which overlap: `Patches` keeps the image and unfolds it where necessary. Their second
+moment ``Σ a aᵀ`` (i, i) is computed from the autocorrelation of the image.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -16,24 +17,24 @@ from torch import Tensor, nn
 from sklaplace.core.budget import CACHE
 from sklaplace.core.linalg import gram
 
-# Autocorrelation pays where the products that it saves, (rows · positions · i²), are
-# more than its many small ones cost, whose number grows with the cube of the kernel.
+# Autocorrelation pays where the products that it saves, (samples · positions · i²),
+# cost more than its many small ones, whose number grows with the cube of the kernel.
 MIN_PRODUCTS = 2**28
 USUAL_KERNEL = 9
 
 
 @dataclass(frozen=True)
 class Patches:
-    """Patches (b, r, i) of images, unfolded only when they are asked for.
+    """Patches (b, r, i) of images, which are unfolded only where necessary.
 
     Attributes
     ----------
     image : Tensor of shape (b, channels, *axes)
-        Padded already.
+        With its padding.
     kernel, stride, dilation : tuple of int
         One entry per axis.
     basis : Tensor of shape (i, i) or None
-        What patches are multiplied by once they are written out.
+        Matrix that the unfolded patches are multiplied by; None: the identity.
     """
 
     image: Tensor
@@ -60,32 +61,22 @@ class Patches:
         return len(self.image)
 
     def numel(self) -> int:
-        """Elements that are kept: those of the image."""
+        """Number of elements of the image."""
         return self.image.numel()
 
-    def __getitem__(self, rows: slice | Tensor) -> "Patches":
-        """Patches of some rows."""
-        return replace(self, image=self.image[rows])
+    def __getitem__(self, some: slice | Tensor) -> "Patches":
+        """Patches of some samples."""
+        return replace(self, image=self.image[some])
 
     def scaled(self, factors: Tensor) -> "Patches":
-        """Each row times a factor (b,)."""
+        """Patches of each sample times its factor (b,)."""
         shape = -1, *[1] * (self.image.ndim - 1)
         return replace(self, image=self.image * factors.to(self.image).reshape(shape))
 
     def double(self) -> "Patches":
-        """The same in float64."""
+        """Patches in float64."""
         basis = None if self.basis is None else self.basis.double()
         return replace(self, image=self.image.double(), basis=basis)
-
-    def contracted(self, outputs: Tensor) -> Tensor:
-        """``Σᵣ outputs ⊗ patches`` for ``outputs`` (b, n, r), as (b, n, i).
-
-        The basis comes where it costs less: before the sum over positions, or
-        after it.
-        """
-        if self.basis is None or self.shape[1] <= outputs.shape[1]:
-            return outputs @ self.unfold()
-        return (outputs @ replace(self, basis=None).unfold()) @ self.basis
 
     def unfold(self) -> Tensor:
         """Patches written out, (b, r, i)."""
@@ -100,39 +91,34 @@ class Patches:
         return rows if self.basis is None else rows @ self.basis
 
     def moment(self) -> Tensor:
-        """``Σ a aᵀ`` over rows and positions, (i, i)."""
-        if self._overlap_evenly():
+        """``Σ a aᵀ`` over samples and positions, (i, i)."""
+        if self._has_fast_moment():
             return _Autocorrelation(self.image, self.kernel).moment()
         i = self.shape[2]
         total = self.image.new_zeros(i, i)
-        for piece in self.pieces():
-            total += gram(piece.unfold().flatten(0, 1))
+        for chunk in self.chunks():
+            total += gram(chunk.flatten(0, 1))
         return total
 
-    def pieces(self) -> Iterator["Patches"]:
-        """Groups of rows whose patches fit into a share of the caches."""
+    def chunks(self) -> Iterator[Tensor]:
+        """Unfolded patches of some samples at a time, which fit into the caches."""
         b, r, i = self.shape
-        row_bytes = r * i * self.image.element_size()
-        n_rows = max(1, CACHE // 4 // max(1, row_bytes))
-        for start in range(0, b, n_rows):
-            yield self[start : start + n_rows]
+        n = max(1, CACHE // 4 // max(1, r * i * self.image.element_size()))
+        for start in range(0, b, n):
+            yield self[start : start + n].unfold()
 
-    def _overlap_evenly(self) -> bool:
-        """Whether the autocorrelation form holds, and pays."""
+    def _has_fast_moment(self) -> bool:
+        """Whether patches are those of an autocorrelation, and enough of them."""
+        b, r, i = self.shape
+        axes = zip(self.positions, self.kernel, strict=True)
+        overhead = (torch.Size(self.kernel).numel() / USUAL_KERNEL) ** 3
         return (
             len(self.kernel) == 2
             and self.stride == self.dilation == (1, 1)
             and self.kernel != (1, 1)
-            and all(
-                2 * k <= n for n, k in zip(self.positions, self.kernel, strict=True)
-            )
-            and self._saves_enough()
+            and all(2 * k <= n for n, k in axes)
+            and b * r * i**2 >= MIN_PRODUCTS * overhead
         )
-
-    def _saves_enough(self) -> bool:
-        b, r, i = self.shape
-        overhead = (torch.Size(self.kernel).numel() / USUAL_KERNEL) ** 3
-        return b * r * i**2 >= MIN_PRODUCTS * overhead
 
 
 class _Autocorrelation:
@@ -141,91 +127,72 @@ class _Autocorrelation:
     The block of ``Σ a aᵀ`` for kernel offsets ``d`` and ``e`` is the correlation
     ``Σ_q x[q] x[q + e - d]`` over ``q`` in a window at ``d``. Over the whole image
     it depends on ``e - d`` only, so that ``(2k-1)²`` correlations, half of them by
-    symmetry, stand for ``k⁴`` blocks; what lies outside a window, a few rows and
-    columns at the border, is subtracted exactly.
+    symmetry, replace ``k⁴`` blocks; the rows and columns outside a window, a few at
+    the border, are subtracted exactly.
     """
 
     def __init__(self, image: Tensor, kernel: tuple[int, ...]) -> None:
         self.kernel = kernel
-        ky, kx = kernel
-        self.channels, self.height, self.width = image.shape[1:]
-        # zeros between rows and images: a shift leads from one into zeros
-        x = nn.functional.pad(image, (0, kx - 1, 0, ky - 1))
+        self.channels, *self.sizes = image.shape[1:]
+        # zeros between rows and images: a shift moves beyond the image into zeros
+        x = nn.functional.pad(image, (0, kernel[1] - 1, 0, kernel[0] - 1))
         self.padded = x.transpose(0, 1).contiguous()  # (channels, b, height, width)
-        # real rows and columns that some window leaves out, and that are not zero
-        self.rows = self._left_out(image, 2, ky)
-        self.columns = self._left_out(image, 3, kx)
-
-    @staticmethod
-    def _left_out(image: Tensor, axis: int, k: int) -> list[int]:
-        n = image.shape[axis]
-        border = [*range(k - 1), *range(n - k + 1, n)]
-        return [i for i in border if image.select(axis, i).any()]
+        # rows and columns of the image that some window omits, and that are not zero
+        self.borders = [
+            [
+                place
+                for place in [*range(k - 1), *range(n - k + 1, n)]
+                if image.select(axis, place).any()
+            ]
+            for axis, n, k in zip((2, 3), self.sizes, kernel, strict=True)
+        ]
 
     def moment(self) -> Tensor:
         """Blocks of all pairs of offsets, (channels · k, channels · k)."""
         ky, kx = self.kernel
         c, n = self.channels, ky * kx
         blocks = self.padded.new_empty(c, n, c, n)
-        for shift in self._shifts():
-            whole = self._correlation(shift)
-            rows = {y: self._strip(shift, y, None) for y in self.rows}
-            columns = {x: self._strip(shift, None, x) for x in self.columns}
-            corners = {
-                (y, x): self._strip(shift, y, x)
-                for y, x in product(self.rows, self.columns)
-            }
-            for dy, dx in product(range(ky), range(kx)):
-                ey, ex = dy + shift[0], dx + shift[1]
+        rows, columns = ([None, *border] for border in self.borders)
+        for shift in product(range(ky), range(-kx + 1, kx)):
+            if shift < (0, 0):  # one of each pair ±shift is enough
+                continue
+            sums = {at: self._correlation(shift, *at) for at in product(rows, columns)}
+            for offset in product(range(ky), range(kx)):
+                ey, ex = offset[0] + shift[0], offset[1] + shift[1]
                 if not (0 <= ey < ky and 0 <= ex < kx):
                     continue
-                ys, xs = self._outside(dy, 0), self._outside(dx, 1)
-                block = whole - sum(rows[y] for y in ys) - sum(columns[x] for x in xs)
-                block = block + sum(corners[pair] for pair in product(ys, xs))
-                d, e = dy * kx + dx, ey * kx + ex
+                ys, xs = (self._omitted(offset[axis], axis) for axis in (0, 1))
+                block = sums[None, None] - sum(sums[y, None] for y in ys)
+                block = block - sum(sums[None, x] for x in xs)
+                block = block + sum(sums[at] for at in product(ys, xs))
+                d, e = offset[0] * kx + offset[1], ey * kx + ex
                 blocks[:, d, :, e] = block
                 blocks[:, e, :, d] = block.T
         return blocks.reshape(c * n, c * n)
 
-    def _shifts(self) -> Iterator[tuple[int, int]]:
-        """``e - d`` of one of each symmetric pair."""
-        ky, kx = self.kernel
-        for y, x in product(range(ky), range(-kx + 1, kx)):
-            if (y, x) >= (0, 0):
-                yield y, x
+    def _omitted(self, offset: int, axis: int) -> list[int]:
+        """Rows or columns in ``borders`` that the window at an offset omits."""
+        window = range(offset, offset + self.sizes[axis] - self.kernel[axis] + 1)
+        return [place for place in self.borders[axis] if place not in window]
 
-    def _outside(self, offset: int, axis: int) -> list[int]:
-        """Listed rows or columns that the window at an offset leaves out."""
-        listed = (self.rows, self.columns)[axis]
-        n = (self.height, self.width)[axis] - self.kernel[axis] + 1
-        return [i for i in listed if not offset <= i < offset + n]
+    def _correlation(
+        self, shift: tuple[int, int], y: int | None, x: int | None
+    ) -> Tensor:
+        """``Σ_q x[q] x[q + shift]``, (channels, channels), over the whole image.
 
-    def _correlation(self, shift: tuple[int, int]) -> Tensor:
-        """``Σ_q x[q] x[q + shift]`` over the whole image, (channels, channels)."""
-        flat = self.padded.flatten(1)
-        step = shift[0] * self.padded.shape[-1] + shift[1]
-        n = flat.shape[1]
-        if step >= 0:
-            return flat[:, : n - step] @ flat[:, step:].T
-        return flat[:, -step:] @ flat[:, : n + step].T
-
-    def _strip(self, shift: tuple[int, int], y: int | None, x: int | None) -> Tensor:
-        """The part of it where ``q`` is in row ``y``, in column ``x``, or both."""
-        here = self.padded[:, :, : self.height, : self.width]
-        there = self.padded
-        dy, dx = shift
-        if y is None:
-            here, there = here[:, :, : self.height], there[:, :, dy : dy + self.height]
-        else:
-            here, there = here[:, :, y], there[:, :, y + dy]
-        if x is None:
-            ahead, back = max(dx, 0), max(-dx, 0)
-            here = here[..., back:]
-            there = there[..., ahead : ahead + self.width - back]
-        elif x + dx < 0:
-            return here.new_zeros(self.channels, self.channels)
-        else:
-            here, there = here[..., x], there[..., x + dx]
+        Over ``q`` in row ``y``, in column ``x``, or both, where they are given.
+        """
+        if y is None and x is None:
+            flat = self.padded.flatten(1)
+            step = shift[0] * self.padded.shape[-1] + shift[1]
+            return flat[:, : flat.shape[1] - step] @ flat[:, step:].T
+        here = there = self.padded
+        for axis, at, step, n in zip((2, 3), (y, x), shift, self.sizes, strict=True):
+            start, stop = (0, n) if at is None else (at, at + 1)
+            start = max(start, -step)  # before the image there is nothing to add
+            length = max(0, stop - start)
+            here = here.narrow(axis, start, length)
+            there = there.narrow(axis, start + step, length)
         return here.flatten(1) @ there.flatten(1).T
 
 
@@ -237,14 +204,29 @@ def unfolded(a: Inputs) -> Tensor:
     return a.unfold() if isinstance(a, Patches) else a
 
 
+def _chunks(a: Inputs) -> Iterable[Tensor]:
+    """Inputs written out, of some samples at a time where they are patches."""
+    return a.chunks() if isinstance(a, Patches) else [a]
+
+
+def contracted(a: Inputs, outputs: Tensor) -> Tensor:
+    """``Σᵣ outputs ⊗ a`` for ``outputs`` (b, n, r), as (b, n, i).
+
+    Patches are multiplied by their basis where it costs less: before the sum over
+    positions, or after it.
+    """
+    if isinstance(a, Tensor) or a.basis is None or a.shape[1] <= outputs.shape[1]:
+        return outputs @ unfolded(a)
+    return (outputs @ replace(a, basis=None).unfold()) @ a.basis
+
+
 def mean_input(a: Inputs) -> Tensor:
     """Mean over positions, (b, 1, i)."""
-    pieces = a.pieces() if isinstance(a, Patches) else [a]
-    return torch.cat([unfolded(piece).mean(1, keepdim=True) for piece in pieces])
+    return torch.cat([chunk.mean(1, keepdim=True) for chunk in _chunks(a)])
 
 
 def joined_inputs(parts: list[Inputs]) -> Inputs:
-    """Inputs of several batches as those of one."""
+    """Inputs of the samples of several batches."""
     first = parts[0]
     if isinstance(first, Patches):
         images = [part.image for part in parts if isinstance(part, Patches)]
@@ -253,23 +235,19 @@ def joined_inputs(parts: list[Inputs]) -> Inputs:
 
 
 def second_moment(a: Inputs, weights: Tensor | None) -> Tensor:
-    """``Σ w a aᵀ`` over rows and positions, (i, i)."""
+    """``Σ w a aᵀ`` over samples and positions, (i, i)."""
     a = _scaled(a, weights)
-    if isinstance(a, Patches):
-        return a.moment()
-    return gram(a.flatten(0, 1))
+    return a.moment() if isinstance(a, Patches) else gram(a.flatten(0, 1))
 
 
 def second_diagonal(a: Inputs, weights: Tensor | None) -> Tensor:
-    """Its diagonal, (i,)."""
-    a = _scaled(a, weights)
-    pieces = a.pieces() if isinstance(a, Patches) else [a]
-    parts = [(unfolded(piece) ** 2).sum((0, 1)) for piece in pieces]
-    return torch.stack(parts).sum(0)
+    """Diagonal of `second_moment`, (i,)."""
+    chunks = _chunks(_scaled(a, weights))
+    return torch.stack([(chunk**2).sum((0, 1)) for chunk in chunks]).sum(0)
 
 
 def _scaled(a: Inputs, weights: Tensor | None) -> Inputs:
-    """Each row times the root of its weight."""
+    """Inputs of each sample times the square root of its weight."""
     if weights is None:
         return a
     roots = weights.sqrt()
@@ -278,12 +256,12 @@ def _scaled(a: Inputs, weights: Tensor | None) -> Inputs:
 
 # ---------------------------------------------------------------- layer kinds
 def _linear_inputs(module: nn.Module, x: Tensor) -> Tensor:
-    """Inputs of a Linear layer: every axis between first and last is a position."""
+    """Inputs of a Linear layer: all axes between first and last are positions."""
     return x.reshape(len(x), -1, x.shape[-1])
 
 
 def _conv_padding(module: Any) -> list[int]:
-    """Padding at both ends of each axis, last axis first, as ``pad`` wants it."""
+    """Padding at both ends of each axis, last axis first, as ``pad`` takes it."""
     both: list[int] = []
     for axis, kernel in reversed(list(enumerate(module.kernel_size))):
         reach = module.dilation[axis] * (kernel - 1)
@@ -297,13 +275,13 @@ def _conv_padding(module: Any) -> list[int]:
 
 
 def _conv_inputs(module: Any, x: Tensor) -> Patches:
-    """Patches that a convolution sees."""
+    """Patches that a convolution multiplies by its weight."""
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     x = nn.functional.pad(x, _conv_padding(module), mode=mode)
     return Patches(x, module.kernel_size, module.stride, module.dilation)
 
 
-# layer kind -> its inputs as (b, r, i)
+# type of layer -> its inputs as (b, r, i)
 LAYER_INPUTS: dict[type[nn.Module], Callable[[Any, Tensor], Inputs]] = {
     nn.Linear: _linear_inputs,
     nn.Conv1d: _conv_inputs,

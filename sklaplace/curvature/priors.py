@@ -1,8 +1,8 @@
 """Gaussian priors over the selected parameters: ``N(prior_mean, diag(δ)⁻¹)``.
 
 ``δ``, the prior precision, is one number (``scalar``), one per parameter tensor
-(``layerwise``) or one per parameter (``diag``). What the evidence and the training ask
-of a prior, any Gaussian can answer: see `Prior`.
+(``layerwise``) or one per parameter (``diag``). Another Gaussian, such as the posterior
+of an earlier task, can take its place: see `Prior`.
 """
 
 from collections.abc import Callable
@@ -29,10 +29,7 @@ def structure_of(prior_precision: Tensor, layout: Layout) -> str:
 
 
 def expand(prior_precision: Tensor, layout: Layout) -> Tensor:
-    """Prior precision per parameter, (P,), from (), (L,) or (P,).
-
-    Differentiable; the precision of a block is repeated over its parameters.
-    """
+    """Prior precision per parameter, (P,), from (), (L,) or (P,); differentiable."""
     if structure_of(prior_precision, layout) == "layerwise":
         sizes = torch.tensor(layout.sizes, device=prior_precision.device)
         return prior_precision.repeat_interleave(sizes, output_size=layout.n_parameters)
@@ -49,17 +46,17 @@ class Prior(Protocol):
         """``(θ - μ₀)ᵀ P₀ (θ - μ₀)``, ()."""
 
     def gradient(self, theta: Tensor) -> Tensor:
-        """``P₀ (θ - μ₀)``, (P,): the gradient of half the distance."""
+        """``P₀ (θ - μ₀)``, (P,): the gradient of half the quadratic form."""
 
 
 @dataclass(frozen=True)
 class Independent:
-    """A prior under which weights are independent; differentiable.
+    """A prior with a diagonal covariance; differentiable.
 
     Attributes
     ----------
     precision : Tensor of shape (P,)
-        One over the variances.
+        Inverse variances.
     mean : Tensor of shape () or (P,)
         Means of the weights.
     """

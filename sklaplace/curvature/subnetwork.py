@@ -1,7 +1,8 @@
-"""Subnetworks: which single weights are worth being treated as random.
+"""Subnetworks: criteria that select the single weights to treat as random.
 
-A criterion gives each weight a score, and the weights with the highest are chosen; of
-equal ones, the first.
+A criterion gives each weight a score (Daxberger et al. 2021, "Bayesian deep learning
+via subnetwork inference"): the weights with the highest scores are selected, and of
+equal ones the first.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,23 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sklaplace.core.draws import counter_uniforms, row_hash
+from sklaplace.core.random import counter_uniforms, row_hash
 from sklaplace.core.trees import tree_rows
+from sklaplace.curvature.derivatives import call_with
 from sklaplace.curvature.ggn import GGN, accumulate
-from sklaplace.curvature.jacobian import call_with
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures.diag import DiagAccumulator
 from sklaplace.likelihoods import Likelihood, weighted
 from sklaplace.networks.forward import Forward
 
-# Steps of stochastic gradient descent whose weights are compared, their length, and the
-# share of the rows that each of them sees on average.
-STEPS, LEARNING_RATE, SHARE = 100, 0.01, 0.1
+# Steps of stochastic gradient descent, the learning rate, and the mean fraction of the
+# training samples in a batch.
+STEPS, LEARNING_RATE, FRACTION = 100, 0.01, 0.1
 
 
 @dataclass(frozen=True)
 class SelectionProblem:
-    """What a criterion may look at.
+    """A trained network and its data, from which weights are selected.
 
     Attributes
     ----------
@@ -38,9 +39,9 @@ class SelectionProblem:
     likelihood : Likelihood
         Of the targets given the outputs.
     batches : callable
-        Gives the training rows ``(x, y, weights)``, batch by batch, at each call.
+        Returns an iterable over the training samples, in batches ``(x, y, weights)``.
     seed : int
-        For what is drawn.
+        Of random numbers.
     """
 
     forward: Forward
@@ -56,7 +57,7 @@ def magnitude(problem: SelectionProblem) -> Tensor:
 
 
 def random(problem: SelectionProblem) -> Tensor:
-    """Draws that know nothing, (P,)."""
+    """Uniform random numbers, (P,)."""
     generator = torch.Generator().manual_seed(problem.seed)
     return torch.rand(
         problem.layout.n_parameters, dtype=torch.float64, generator=generator
@@ -64,12 +65,12 @@ def random(problem: SelectionProblem) -> Tensor:
 
 
 def variance(problem: SelectionProblem) -> Tensor:
-    """Posterior variances under a diagonal curvature and one prior precision, (P,).
+    """Posterior variances under a diagonal curvature and a scalar prior, (P,).
 
-    Up to an increasing function: the curvature itself, with its sign changed. Weights
-    without any, such as those of inputs that are always zero, come last: no prediction
-    feels them. One pass over the training rows (Daxberger et al. 2021, "Bayesian deep
-    learning via subnetwork inference", section 4).
+    Up to an increasing function: the negative diagonal of the curvature. Weights with
+    zero curvature, such as those of inputs that are always zero, come last: no
+    prediction depends on them. One pass over the training samples (Daxberger et al.
+    2021, section 4).
     """
     accumulator = DiagAccumulator(problem.layout)
     accumulate(problem.forward, problem.batches(), problem.likelihood, GGN, accumulator)
@@ -80,48 +81,44 @@ def variance(problem: SelectionProblem) -> Tensor:
 def swag(problem: SelectionProblem) -> Tensor:
     """Variances of the weights along stochastic gradient descent, (P,).
 
-    From the trained weights, by steps on rows drawn at random, so that they do not
-    depend on batches and order (Maddox et al. 2019, "A simple baseline for Bayesian
-    uncertainty in deep learning").
+    From the trained weights, on samples drawn by hashes of their inputs, so that
+    neither batches nor order matter (Maddox et al. 2019, "A simple baseline for
+    Bayesian uncertainty in deep learning").
     """
     weights = problem.layout.read(problem.forward.module)
-    # of differences, which keep their digits
-    first = second = torch.zeros_like(weights)
-    moved = torch.zeros_like(weights)
+    # moments of the differences from the trained weights, against cancellation
+    first = second = moved = torch.zeros_like(weights)
     for step in range(STEPS):
-        moved = moved - LEARNING_RATE * _slope(problem, weights + moved, step)
+        moved = moved - LEARNING_RATE * _gradient(problem, weights + moved, step)
         first, second = first + moved, second + moved**2
     return second / STEPS - (first / STEPS) ** 2
 
 
-def _slope(problem: SelectionProblem, weights: Tensor, step: int) -> Tensor:
-    """Gradient (P,) of the mean loss of the rows that one step draws."""
+def _gradient(problem: SelectionProblem, weights: Tensor, step: int) -> Tensor:
+    """Gradient (P,) of the mean loss of the samples that one step draws."""
     layout, likelihood = problem.layout, problem.likelihood
     total, count = torch.zeros_like(weights), 0.0
-    values = layout.unflatten(weights)
     own = dict(problem.forward.module.named_parameters())
+    leaves = {
+        name: value.to(own[name]).requires_grad_()
+        for name, value in layout.unflatten(weights).items()
+    }
     for x, y, w in problem.batches():
-        keys = row_hash(x)
-        chosen = counter_uniforms(keys, 1, problem.seed + step)[:, 0] < SHARE
-        rows = chosen.nonzero()[:, 0]
-        if not len(rows):
+        uniforms = counter_uniforms(row_hash(x), 1, problem.seed + step)[:, 0]
+        drawn = (uniforms < FRACTION).nonzero()[:, 0]
+        if not len(drawn):
             continue
-        some = tree_rows(x, rows)
         with torch.enable_grad():
-            leaves = {
-                name: value.to(own[name]).requires_grad_()
-                for name, value in values.items()
-            }
-            f = call_with(problem.forward, leaves, some)
-            targets = likelihood.targets(y[rows], f)
+            f = call_with(problem.forward, leaves, tree_rows(x, drawn))
+            targets = likelihood.targets(y[drawn], f)
             losses = likelihood.loss(f, targets)
-            given = weighted(likelihood, targets, None if w is None else w[rows])
-            share = torch.ones_like(losses) if given is None else given.to(losses)
+            given = weighted(likelihood, targets, None if w is None else w[drawn])
+            given = torch.ones_like(losses) if given is None else given.to(losses)
             found = torch.autograd.grad(
-                share @ losses, list(leaves.values()), materialize_grads=True
+                given @ losses, list(leaves.values()), materialize_grads=True
             )
         total += layout.flatten(found).double()
-        count += float(share.sum())
+        count += float(given.sum())
     return total / count if count else total
 
 
@@ -134,7 +131,7 @@ SCORES: dict[str, Callable[[SelectionProblem], Tensor]] = {
 
 
 def choose(problem: SelectionProblem, by: str, n_weights: int) -> Tensor:
-    """Places of the weights with the highest scores, (n_weights,), in order."""
+    """Indices of the weights with the highest scores, (n_weights,), ascending."""
     scores = SCORES[by](problem)
     if not scores.isfinite().all():
         raise ValueError(

@@ -1,12 +1,13 @@
 """Dirichlet distributions over class probabilities, and Gaussians over logits.
 
-Everything takes tensors or arrays, batched over leading axes, of any Gaussian over
-logits: that of a Laplace approximation, of an ensemble, of a variational network.
+All functions take tensors or arrays with leading batch axes. The Gaussian over logits
+may come from a Laplace approximation, an ensemble or a variational network. `links` has
+the approximations of the expected softmax, by name in ``LINKS``.
 
-* from Gaussians: `kl_projection`, the closest one; `laplace_bridge`, the fastest;
-* back: `inverse_bridge`;
-* what they say: `mean`, `variance`, `entropy`, `expected_entropy`, `uncertainty`,
-  `interval`, `log_density`, `sample`, `plausible_classes`.
+* Gaussian to Dirichlet: `kl_projection`, the closest; `laplace_bridge`, the fastest;
+* Dirichlet to Gaussian: `inverse_bridge`;
+* properties of a Dirichlet: `mean`, `variance`, `entropy`, `expected_entropy`,
+  `uncertainty`, `interval`, `log_density`, `sample`, `plausible_classes`.
 """
 
 from collections.abc import Callable
@@ -36,8 +37,7 @@ from sklaplace.dirichlet.projection import kl_projection
 
 Approximation = Callable[[Tensor, Tensor], Tensor]
 
-
-# those for which the variances of the centred logits say enough
+# those that need only the variances of the centred logits
 DIAGONAL = frozenset({"bridge", "bridge_norm", "bridge_norm_published"})
 
 APPROXIMATIONS: dict[str, Approximation] = {
@@ -46,8 +46,8 @@ APPROXIMATIONS: dict[str, Approximation] = {
     "bridge_norm_published": partial(centred_bridge, norm="published"),
     "projection": kl_projection,
 }
-"""From means (b, K) and covariances (b, K, K) of logits to concentrations (b, K), by
-the name that ``dirichlet_approx`` takes."""
+"""Functions from means (b, K) and covariances (b, K, K) of logits to concentrations
+(b, K), by their name in ``dirichlet_approx``."""
 
 __all__ = [
     "APPROXIMATIONS",

@@ -1,4 +1,4 @@
-"""What goes in and out: arrays or tensors, checked, and concentrations in bounds."""
+"""Conversion and checks of arrays and tensors; bounds on concentrations ``α``."""
 
 import math
 from typing import Any, TypeVar
@@ -10,17 +10,17 @@ from torch import Tensor
 
 Array = TypeVar("Array", Tensor, NDArray[Any])
 
-# Concentrations beyond this say "no uncertainty"; digamma differences and Beta
-# quantiles lose all their digits there.
+# Total concentration of no uncertainty in practice; for larger ones differences of
+# digamma functions and Beta quantiles lose all digits.
 MAX_TOTAL = 1e9
 # Keeps 1/α, its square and log α finite.
 MIN_CONCENTRATION = 1e-100
-# Rows of float32 probabilities miss one by about 1e-6 for a thousand classes.
+# Sums of a thousand float32 probabilities differ from one by about 1e-6.
 _SUM_TOLERANCE = 1e-4
 
 
 def as_tensor(array: Tensor | NDArray[Any]) -> Tensor:
-    """Floating-point tensor; arrays that torch does not take are copied."""
+    """Floating-point tensor; arrays that torch does not support are copied."""
     if not isinstance(array, Tensor):
         array = np.asarray(array)
         native = array.dtype.newbyteorder("=")
@@ -32,14 +32,14 @@ def as_tensor(array: Tensor | NDArray[Any]) -> Tensor:
 
 
 def like(result: Tensor, example: Array) -> Array:
-    """Convert the result to the kind of array that the caller passed."""
+    """Result as a tensor or an array, like the example."""
     if isinstance(example, Tensor):
         return result
     return result.numpy()
 
 
 def check_shapes(mean: Tensor, cov: Tensor, hint: str = "") -> None:
-    """Raise unless cov has one (K, K) matrix for each row of mean."""
+    """Raise unless cov (..., K, K) has a matrix for each mean (..., K)."""
     if mean.ndim == 0:
         raise ValueError("mean is a scalar. Give logits of shape (..., K).")
     wanted = (*mean.shape, mean.shape[-1])
@@ -83,6 +83,6 @@ def check_proba(proba: Tensor | NDArray[Any], alpha: Tensor) -> Tensor:
 
 
 def capped(log_alpha: Tensor) -> Tensor:
-    """Concentrations with the total capped, which keeps their mean; (..., K) each."""
+    """Concentrations (..., K) with total at most `MAX_TOTAL` and unchanged mean."""
     log_total = log_alpha.logsumexp(-1, keepdim=True).clamp(max=math.log(MAX_TOTAL))
     return (log_alpha.softmax(-1) * log_total.exp()).clamp(min=MIN_CONCENTRATION)

@@ -26,23 +26,13 @@ from sklaplace.dirichlet.logits import (
     check_variances,
 )
 
-# Smaller variances give a total far above MAX_TOTAL, whatever the mean.
+# For smaller variances the total is far above MAX_TOTAL, for any mean.
 _MIN_VARIANCE = 1e-200
 
 
-def _published(excess: Tensor) -> Tensor:
-    """Correct always, as in the paper."""
-    return excess
-
-
-def _guarded(excess: Tensor) -> Tensor:
-    """Correct where that softens the prediction, never where it sharpens it."""
-    return excess.clamp(min=1)
-
-
 NORMS: dict[str, Callable[[Tensor], Tensor]] = {
-    "guarded": _guarded,
-    "published": _published,
+    "guarded": lambda c: c.clamp(min=1),
+    "published": lambda c: c,
 }
 """Variance corrections: from ``c = mean_k Σ_kk / √(K/2)`` to the divisor of Σ."""
 
@@ -50,41 +40,41 @@ NORMS: dict[str, Callable[[Tensor], Tensor]] = {
 def laplace_bridge(
     mean: Array, cov: Array, *, project: bool = True, norm: str | None = None
 ) -> Array:
-    """Concentrations of the Dirichlet that the Laplace bridge gives a Gaussian.
+    """Concentrations of a Dirichlet by the Laplace bridge from a Gaussian over logits.
 
-    The cheapest way from logits to a distribution over probabilities. Prefer it
-    where speed matters more than accuracy: its mean does not depend on the
-    scale of the covariance (only the total concentration does), does not tend
-    to the softmax for more than two classes, and may change the most probable
-    class. Where variances differ much between classes it is sure of the one that
-    varies least, and may be far off. `kl_projection` has none of these faults.
+    The fastest approximation. Prefer it where speed matters more than accuracy: its
+    mean does not depend on the scale of the covariance (only the total concentration
+    does), does not converge to the softmax for more than two classes, and may have
+    another most probable class. Where variances differ much between classes, it is
+    overconfident in the class of the smallest variance. `kl_projection` has none of
+    these defects.
 
     Parameters
     ----------
     mean : Tensor or ndarray of shape (..., K)
         Means of the logits.
     cov : Tensor or ndarray of shape (..., K, K) or (..., K)
-        Covariances of the logits, symmetric positive semidefinite; variances alone
-        are enough without ``project``.
+        Covariances of the logits, symmetric positive semidefinite; or variances,
+        with ``project=False``.
     project : bool, default=True
         Whether to condition the logits on a sum of zero first, the plane on
         which the bridge is exact, as MacKay (1998) does. It changes the distribution
-        of the probabilities unless all logits vary alike. Centring them (see
-        `sklaplace.dirichlet.logits.centre`) does not, and is what
-        ``predict_dirichlet`` does; Gaussians that lie on the plane already are left as
-        they are. The published examples take neither.
+        of the probabilities unless all logits have equal variances and covariances.
+        Centring (see `sklaplace.dirichlet.logits.centre`) does not change it and is
+        what ``predict_dirichlet`` does; centred Gaussians are not changed by
+        ``project``. The published examples do neither.
     norm : {'guarded', 'published'} or None, default=None
         Correction for large variances: with ``c = mean_k Σ_kk / √(K/2)``, the
         mean is divided by ``√c`` and the covariance by ``c``. ``'published'``
-        does so always, which sharpens predictions where ``c < 1``;
+        always does so, which makes predictions more confident where ``c < 1``;
         ``'guarded'`` only where ``c > 1``.
 
     Returns
     -------
     Tensor or ndarray of shape (..., K)
-        Concentrations, float64, the kind of ``mean``. They are positive and
-        their total is at most 1e9 (the mean is kept where this cap acts). One
-        class alone has concentration one.
+        Concentrations, float64, an array if ``mean`` is one. They are positive and
+        their total is at most 1e9; a larger one is reduced without changing the mean.
+        A single class has concentration one.
 
     Raises
     ------
@@ -94,10 +84,10 @@ def laplace_bridge(
 
     Notes
     -----
-    O(K²) per row, only to sum the rows of ``cov``; O(K) without ``project``.
-    Everything runs in log space, so that the result is finite for all finite
-    inputs below 1e300: zero, singular and huge covariances included. Variances
-    at the rounding level of ``cov`` are taken as that level.
+    O(K²) per sample, for the row sums of ``cov``; O(K) without ``project``.
+    Computed in log space, so that the result is finite for all finite inputs below
+    1e300, also for zero, singular and huge covariances. Variances below the rounding
+    error of ``cov`` are clamped to it.
 
     References
     ----------
@@ -135,14 +125,14 @@ def laplace_bridge(
         check_variances(variances, largest)
     variances = variances.maximum(lowest)
     if norm is not None:
-        excess = variances.mean(-1, keepdim=True) / math.sqrt(logits.shape[-1] / 2)
-        divisor = NORMS[norm](excess)
+        c = variances.mean(-1, keepdim=True) / math.sqrt(logits.shape[-1] / 2)
+        divisor = NORMS[norm](c)
         logits, variances = logits / divisor.sqrt(), variances / divisor
     return like(_concentrations(logits, variances), mean)
 
 
 def centred_bridge(mean: Tensor, cov: Tensor, norm: str | None = None) -> Tensor:
-    """`laplace_bridge` of the centred Gaussian: (b, K), (b, K, K) or (b, K)."""
+    """`laplace_bridge` of the centred Gaussian; ``cov`` is (b, K, K) or (b, K)."""
     return laplace_bridge(*centred_moments(mean, cov), project=False, norm=norm)
 
 
@@ -168,8 +158,8 @@ def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
 
     Notes
     -----
-    O(K²) per row. ``laplace_bridge`` takes the result back to ``alpha`` up to
-    rounding, as long as the total of ``alpha`` is at most 1e9.
+    O(K²) per sample. ``laplace_bridge`` is its inverse up to rounding, if the total of
+    ``alpha`` is at most 1e9.
 
     References
     ----------
@@ -187,11 +177,11 @@ def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
 
 
 def _project(mean: Tensor, cov: Tensor, rounding: float) -> tuple[Tensor, Tensor]:
-    """Mean and variances (both (..., K)) given that the logits sum to zero."""
+    """Mean and variances, (..., K) each, conditional on a sum of zero."""
     row_sums = cov.sum(-1, dtype=torch.float64)  # Σ1
     total = row_sums.sum(-1, keepdim=True)  # 1ᵀΣ1
     variances = cov.diagonal(dim1=-2, dim2=-1).double()
-    # A sum of K² entries that should vanish and does not, by rounding alone.
+    # rounding error of a sum of K² entries that is zero
     negligible = 8 * cov.shape[-1] ** 2 * rounding * variances.amax(-1, keepdim=True)
     on_plane = total <= negligible
     gain = (row_sums / total.masked_fill(on_plane, 1)).masked_fill(on_plane, 0)
@@ -199,7 +189,7 @@ def _project(mean: Tensor, cov: Tensor, rounding: float) -> tuple[Tensor, Tensor
 
 
 def _concentrations(mean: Tensor, variances: Tensor) -> Tensor:
-    """Bridge for K > 1 with the total capped; (..., K) each."""
+    """Bridge for K > 1 with bounded total, (..., K)."""
     n_classes = mean.shape[-1]
     mean = mean - mean.mean(-1, keepdim=True)
     constant = math.log1p(-2 / n_classes) if n_classes > 2 else -math.inf

@@ -1,4 +1,4 @@
-"""Dirichlet distributions: what concentrations ``α``, of total ``A``, say."""
+"""Properties of Dirichlet distributions with concentrations ``α``, ``A = Σ_k α_k``."""
 
 from typing import Any
 
@@ -21,10 +21,10 @@ from sklaplace.dirichlet.arrays import (
     like,
 )
 
-# What concentrations of one class are compared with; see `plausible_classes`.
+# Values of the option ``reference`` of `plausible_classes`.
 REFERENCES = ("top", "previous")
-# Totals of which Beta quantiles are asked; larger ones differ by less than 1e-6.
-_MAX_OF_QUANTILES = 1e12
+# Larger totals change Beta quantiles by less than 1e-6, where scipy loses accuracy.
+_MAX_QUANTILE_TOTAL = 1e12
 
 
 def mean(alpha: Array) -> Array:
@@ -77,9 +77,8 @@ def variance(alpha: Array) -> Array:
 def entropy(alpha: Array) -> Array:
     """Differential entropy of a Dirichlet, in nats.
 
-    How concentrated the distribution over probabilities is, whatever class they
-    favour; negative for all but flat ones. For the entropy of the label, see
-    `expected_entropy`.
+    The entropy of the distribution over probabilities; negative unless it is nearly
+    uniform. For the entropy of the label, see `expected_entropy`.
 
     Parameters
     ----------
@@ -107,7 +106,7 @@ def entropy(alpha: Array) -> Array:
 
 
 def expected_entropy(alpha: Array) -> Array:
-    """Entropy of the label that is left when its probabilities are known, in nats.
+    """Expected entropy of a label given its probabilities, in nats.
 
     Parameters
     ----------
@@ -144,9 +143,9 @@ def log_density(alpha: Array, proba: Array) -> Array:
     Returns
     -------
     Tensor or ndarray of shape (...,)
-        With respect to volume in the first K − 1 probabilities; float64. Where a
-        probability is zero: ``-inf``, or ``inf`` if its concentration is below one;
-        ``nan`` where both meet, and the density has no limit.
+        With respect to the Lebesgue measure of the first K − 1 probabilities; float64.
+        Where a probability is zero: ``-inf``, or ``inf`` if its concentration is below
+        one; ``nan`` where both occur, as the density has no limit.
 
     Raises
     ------
@@ -160,14 +159,14 @@ def log_density(alpha: Array, proba: Array) -> Array:
 
 
 def interval(alpha: Array, coverage: float = 0.9) -> Array:
-    """Central intervals that hold a class probability with given probability.
+    """Central credible intervals of the class probabilities.
 
     Parameters
     ----------
     alpha : Tensor or ndarray of shape (..., K)
         Positive concentrations.
     coverage : float, default=0.9
-        Probability in (0, 1), of each class alone.
+        Probability in (0, 1), for each class marginally.
 
     Returns
     -------
@@ -177,7 +176,7 @@ def interval(alpha: Array, coverage: float = 0.9) -> Array:
     Raises
     ------
     ValueError
-        If a concentration is not positive, or the coverage no probability.
+        If a concentration is not positive, or ``coverage`` is not in (0, 1).
 
     Notes
     -----
@@ -200,7 +199,8 @@ def sample(alpha: Array, n_samples: int = 1, random_state: Any = 0) -> Array:
     n_samples : int, default=1
         Number of draws.
     random_state : int, RandomState or None, default=0
-        Seeds the draws; None differs every time. Global generators are not touched.
+        Seed of the draws; None draws differently every time. Global generators are not
+        used.
 
     Returns
     -------
@@ -210,12 +210,12 @@ def sample(alpha: Array, n_samples: int = 1, random_state: Any = 0) -> Array:
     Raises
     ------
     ValueError
-        If a concentration is not positive, or there is nothing to draw.
+        If a concentration is not positive, or ``n_samples`` is not.
 
     Notes
     -----
-    Gamma draws, taken as logarithms, so that small concentrations give one-hot
-    probabilities and not zeros divided by zero.
+    Computed from logarithms of gamma variables, so that small concentrations give
+    one-hot probabilities instead of zero divided by zero.
     """
     check_count("n_samples", n_samples)
     a = check_alpha(alpha)
@@ -229,7 +229,7 @@ def sample(alpha: Array, n_samples: int = 1, random_state: Any = 0) -> Array:
 
 
 def uncertainty(alpha: Array) -> Array:
-    """Split the entropy of a label into what data could remove and the rest.
+    """Decompose the entropy of a label into aleatoric and epistemic uncertainty.
 
     Parameters
     ----------
@@ -239,9 +239,9 @@ def uncertainty(alpha: Array) -> Array:
     Returns
     -------
     Tensor or ndarray of shape (..., 3)
-        In nats, float64: the entropy of the mean (total), the `expected_entropy`
-        (aleatoric: the label stays uncertain though its probabilities are known), and
-        their difference, the mutual information of label and probabilities (epistemic).
+        In nats, float64: the entropy of the mean (total), the `expected_entropy` given
+        the probabilities (aleatoric), and their difference, the mutual information of
+        label and probabilities (epistemic).
 
     Raises
     ------
@@ -260,51 +260,51 @@ def uncertainty(alpha: Array) -> Array:
 def split_entropy(average: Tensor, aleatoric: Tensor) -> Tensor:
     """Total, aleatoric and epistemic entropy, (..., 3).
 
-    From mean probabilities (..., K), and entropies on average (...).
+    From mean probabilities (..., K) and expected entropies (...).
     """
     total = -torch.special.xlogy(average, average).sum(-1)
     aleatoric = torch.minimum(aleatoric, total)  # up to rounding
-    # zero has no sign
+    # without negative zeros
     return torch.stack([total, aleatoric, total - aleatoric], -1) + 0.0
 
 
 def plausible_classes(
     alpha: Array, q: float = 0.05, k_max: int = 10, reference: str = "top"
 ) -> Array:
-    """Classes that may well be the most probable one: an uncertainty-aware top-k.
+    """Uncertainty-aware top-k: set of classes that may be the most probable one.
 
-    A class belongs to the set if its probability is, at the upper end of its marginal
-    Beta distribution, at least that of the most probable class at the lower end.
+    A class belongs to the set if the upper quantile of its marginal Beta distribution
+    is at least the lower quantile of that of the most probable class.
 
     Parameters
     ----------
     alpha : Tensor or ndarray of shape (..., K)
         Positive concentrations.
     q : float, default=0.05
-        Tail probability of both ends. Sets shrink as it grows, to the top class alone
-        from 0.5 on.
+        Tail probability of both quantiles. Larger values give smaller sets; from 0.5
+        on only the top class.
     k_max : int, default=10
-        Classes in a set, at most.
+        Largest number of classes in a set.
     reference : {"top", "previous"}, default="top"
-        What a class is compared with: the most probable class, or the one before it in
-        descending order ("next class"), which allows for more: it ends at the first
+        What a class is compared with: the most probable class, or the preceding one in
+        descending order ("next class"), which gives larger sets: they end at the first
         clear gap.
 
     Returns
     -------
     Tensor or ndarray of shape (..., K)
-        Boolean; the most probable class always belongs to the set. Of equal
-        concentrations the first comes first.
+        Boolean; the most probable class always belongs to the set. Ties
+        are broken by the order of the classes.
 
     Raises
     ------
     ValueError
-        If a concentration is not positive, or an option has no such value.
+        If a concentration is not positive, or an option is invalid.
 
     Notes
     -----
-    2 k_max Beta quantiles per row. A Beta(a, A − a) variable grows stochastically with
-    a, so that members are the first in descending order.
+    2 k_max Beta quantiles per sample. Beta(a, A − a) variables are stochastically
+    increasing in a, so that members come first in descending order.
 
     References
     ----------
@@ -318,15 +318,15 @@ def plausible_classes(
     upper = _marginal_quantile(leading[..., 1:], total, 1 - q)
     before = leading[..., :1] if reference == "top" else leading[..., :-1]
     above = upper >= _marginal_quantile(before, total, q)
-    # of equal classes, ends that cross or meet at the median keep the first alone
-    stays = (above & (q < 0.5)).cumprod(-1).bool()
+    # for q >= 0.5 the quantiles cross, also those of equal classes
+    is_member = (above & (q < 0.5)).cumprod(-1).bool()
     members = torch.zeros_like(a, dtype=torch.bool)
     members.scatter_(-1, order[..., :1], True)
-    return like(members.scatter(-1, order[..., 1:], stays), alpha)
+    return like(members.scatter(-1, order[..., 1:], is_member), alpha)
 
 
 def check_set(q: Any, k_max: Any, reference: Any) -> None:
-    """Refuse options of `plausible_classes` that have no such value."""
+    """Raise for invalid options of `plausible_classes`."""
     check_fraction("q", q, "Choose a small tail probability, such as 0.05.")
     check_count("k_max", k_max)
     check_option("reference", reference, REFERENCES)
@@ -334,13 +334,12 @@ def check_set(q: Any, k_max: Any, reference: Any) -> None:
 
 def _marginal_quantile(a: Tensor, total: Tensor, q: float) -> Tensor:
     """Quantile of ``Beta(a, A − a)``."""
-    # scipy's quantiles are good up to about here
-    share = (_MAX_OF_QUANTILES / total).clamp(max=1)
-    a, rest = a * share, ((total - a) * share).clamp(min=MIN_CONCENTRATION)
+    factor = (_MAX_QUANTILE_TOTAL / total).clamp(max=1)
+    a, rest = a * factor, ((total - a) * factor).clamp(min=MIN_CONCENTRATION)
     found = betaincinv(a.detach().cpu().numpy(), rest.detach().cpu().numpy(), q)
     return torch.from_numpy(np.asarray(found)).to(a.device)
 
 
 def _log_beta(a: Tensor) -> Tensor:
-    """Logarithm of the normaliser, ``Σ logΓ(α_k) − logΓ(A)``."""
+    """Logarithm of the normalising constant, ``Σ logΓ(α_k) − logΓ(A)``."""
     return a.lgamma().sum(-1) - a.sum(-1).lgamma()

@@ -1,7 +1,7 @@
-"""Links: from a Gaussian over logits to class probabilities.
+"""Link approximations: from a Gaussian over logits to class probabilities.
 
-All approximate ``p = E[softmax(f)]``, ``f ~ N(μ, Σ)``, of which only the centred
-Gaussian ``N(m, S)`` matters; see `sklaplace.dirichlet.logits`.
+All approximate ``p = E[softmax(f)]``, ``f ~ N(μ, Σ)``, which depends only on the
+centred Gaussian ``N(m, S)``; see `sklaplace.dirichlet.logits`.
 """
 
 import math
@@ -12,12 +12,13 @@ from torch import Tensor
 
 from sklaplace import dirichlet
 from sklaplace.dirichlet.distribution import split_entropy
-from sklaplace.dirichlet.gumbel import independent_variances, largest
+from sklaplace.dirichlet.gumbel import argmax_proba, independent_variances
 from sklaplace.dirichlet.logits import centre, centred_factor, centred_moments, chunks
 
 Link = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-# Below this largest variance, the second-order expansion errs less than the mixture.
+# Up to this largest variance the second-order expansion is more accurate than the
+# mixture of normals.
 _SMALL_VARIANCE = 0.09
 
 
@@ -45,7 +46,7 @@ def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Notes
     -----
     ``p_k ∝ 1 / Σ_j exp(−(μ_k − μ_j) / √(1 + π Var(f_k − f_j) / 8))``. O(K²) time
-    and memory per row.
+    and memory per sample.
 
     References
     ----------
@@ -57,16 +58,16 @@ def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     mean, cov = centre(mean, cov)
     variances = cov.diagonal(dim1=-2, dim2=-1)
     gaps = mean.unsqueeze(-2) - mean.unsqueeze(-1)  # (b, k, j): μ_j − μ_k
-    spread = variances.unsqueeze(-2) + variances.unsqueeze(-1) - 2 * cov
-    return (-(gaps / _inflation(spread)).logsumexp(-1)).softmax(-1)
+    of_gaps = variances.unsqueeze(-2) + variances.unsqueeze(-1) - 2 * cov
+    return (-(gaps / _probit_scale(of_gaps)).logsumexp(-1)).softmax(-1)
 
 
 def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-    """Softmax of logits scaled down by their own standard deviations.
+    """Softmax of the mean logits, each divided by ``√(1 + π/8 · variance)``.
 
-    The cheapest link that sees the variances, and the usual one elsewhere. It
-    neglects how logits vary together. For tens of classes and more, and standard
-    deviations up to about one, it errs more than the softmax of the mean.
+    The cheapest link that depends on the variances, and the most widely used. It
+    neglects covariances between logits. For tens of classes and more, and standard
+    deviations up to about one, its error exceeds that of the softmax of the mean.
 
     Parameters
     ----------
@@ -85,7 +86,7 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Notes
     -----
     ``softmax(m_k / √(1 + π S_kk / 8))`` with the centred ``m`` and ``S``. O(K)
-    per row for variances, O(K²) time to centre covariances.
+    per sample for variances, O(K²) time to centre covariances.
 
     References
     ----------
@@ -95,14 +96,14 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     classification", PhD thesis, University of Cambridge (more classes).
     """
     mean, variances = centred_moments(mean, cov)
-    return (mean / _inflation(variances)).softmax(-1)
+    return (mean / _probit_scale(variances)).softmax(-1)
 
 
 def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Second-order expansion of the softmax around the mean of the logits.
 
     The most accurate closed form for standard deviations below 0.3, and not to be used
-    above one. Prefer it where the posterior is narrow and nothing may be sampled.
+    above one. Prefer it for small posterior variances without sampling.
 
     Parameters
     ----------
@@ -121,8 +122,8 @@ def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Notes
     -----
     ``p ∘ (1 + pᵀΣp − Σp + ½ diagΣ − ½ pᵀdiagΣ)`` with ``p = softmax(μ)``, which sums to
-    one and errs by O(Σ²). Negative entries, which large variances make, are set to zero
-    and the rest is divided by its sum. O(K²) per row.
+    one and has an error of O(Σ²). Negative entries, which occur for large variances,
+    are set to zero and the rest is divided by its sum. O(K²) per sample.
 
     References
     ----------
@@ -137,14 +138,14 @@ def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
 
 def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-    """Probabilities of logits taken as independent, by one-dimensional quadrature.
+    """Probabilities of logits assumed independent, by one-dimensional quadrature.
 
-    The softmax is the probability that a logit is the largest once each has got Gumbel
-    noise of its own. For independent logits, that leaves one integral over the largest
-    value, whatever the number of classes. Prefer it where logits share little, and from
-    thirty classes on for standard deviations above two. How logits vary together is
-    kept only as far as independent ones can have the same centred variances: where few
-    causes move more than two logits, `mc` is far better.
+    The softmax is the probability that a logit is the largest after independent Gumbel
+    noise was added to each. For independent logits this is one integral over the
+    largest value, for any number of classes. Prefer it for weakly correlated logits,
+    and from thirty classes on for standard deviations above two. Covariances are used
+    only to find independent logits with the same centred variances: for logits with few
+    common factors `mc` is far more accurate.
 
     Parameters
     ----------
@@ -163,15 +164,16 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Notes
     -----
     ``p_k = ∫ F_k'(t) Π_{j≠k} F_j(t) dt`` with the distribution ``F_j`` of a normal plus
-    a Gumbel variable, where the latter is a mixture of six normals. Their variances
-    ``d`` have ``C diag(d) C`` of the diagonal of ``S``, which is exact for two classes
-    (and for three, unless one would be negative). For independent logits, the mixture
-    errs by about 0.002 per class, and the quadrature by less than 0.001 over all of
-    them. By Jensen's inequality
-    ``p_k ≥ e^{a_k} / (Σ_{j≠k} e^{a_j} + e^{a_k + d_k})``, ``a = m + d/2``, which holds
-    the tails up. Rows of variances below 0.09 have the expansion of `sodpp`, also for
-    independent logits. O(K) per row, 150 error functions and as many exponentials for
-    each class, twice or four times that where variances differ by many orders.
+    a Gumbel variable, where the latter is approximated by a mixture of six normals. The
+    variances ``d`` are chosen so that ``C diag(d) C`` has the diagonal of ``S``, which
+    is exact for two classes (and for three, unless one would be negative). For
+    independent logits, the error of the mixture is about 0.002 per class, and that of
+    the quadrature less than 0.001 over all of them. Small probabilities are bounded
+    from below by Jensen's inequality,
+    ``p_k ≥ e^{a_k} / (Σ_{j≠k} e^{a_j} + e^{a_k + d_k})``, ``a = m + d/2``. Samples with
+    all variances below 0.09 use the expansion of `sodpp` for independent logits. O(K)
+    per sample: 150 error functions and as many exponentials per class, two to four
+    times as many where variances differ by orders of magnitude.
 
     References
     ----------
@@ -189,16 +191,16 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     softmax = mean.softmax(-1)
     proba = _expanded(softmax, variances, variances * softmax)
     wide = (variances.amax(-1) > _SMALL_VARIANCE).nonzero().squeeze(-1)
-    return proba.index_put((wide,), largest(mean[wide], variances[wide]))
+    return proba.index_put((wide,), argmax_proba(mean[wide], variances[wide]))
 
 
 def mc(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Average softmax over draws of the logits.
 
-    The only link whose error vanishes as its budget grows. For standard deviations of
-    two and random covariances, the absolute errors of a hundred draws sum to 0.03 for
-    ten classes, 0.05 for thirty and 0.2 for three hundred; where two causes move all
-    logits, to less than 0.05 for any of them.
+    The only link whose error vanishes with the number of draws. For standard deviations
+    of two and random covariances, the absolute errors of a hundred draws sum to 0.03
+    for ten classes, 0.05 for thirty and 0.2 for three hundred; for covariances of rank
+    two, to less than 0.05 for any of them.
 
     Parameters
     ----------
@@ -207,8 +209,8 @@ def mc(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     cov : Tensor of shape (b, K, K)
         Covariances of the logits.
     draws : Tensor of shape (s, K)
-        Standard-normal points, such as `sklaplace.core.points.sobol_normals` gives,
-        shared by all rows, so that a row's probabilities do not depend on the others.
+        Standard-normal points, such as those of `sklaplace.core.random.sobol_normals`,
+        the same for all samples: the probabilities of one do not depend on the others.
 
     Returns
     -------
@@ -217,11 +219,11 @@ def mc(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     Notes
     -----
-    O(K³ + s K²) per row. Rows are taken in chunks, so that memory beyond the inputs
-    stays near 2 MiB, or one row's draws if they are larger.
+    O(K³ + s K²) per sample. Samples are processed in chunks, so that memory beyond the
+    inputs is about 2 MiB, or that of the draws of one sample if it is larger.
     """
     parts = chunks(mean, cov, len(draws))
-    return torch.cat([_drawn(*part, draws).mean(-1) for part in parts])
+    return torch.cat([_sampled_proba(*part, draws).mean(-1) for part in parts])
 
 
 def mc_uncertainty(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
@@ -242,11 +244,13 @@ def mc_uncertainty(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
         In nats, float64.
     """
     parts = chunks(mean, cov, len(draws))
-    return torch.cat([uncertainty_of_draws(_drawn(*part, draws)) for part in parts])
+    return torch.cat(
+        [uncertainty_of_draws(_sampled_proba(*part, draws)) for part in parts]
+    )
 
 
 def uncertainty_of_draws(proba: Tensor) -> Tensor:
-    """Entropy of a label whose probabilities are drawn: total, and its two parts.
+    """Total, aleatoric and epistemic entropy from draws of the probabilities.
 
     Parameters
     ----------
@@ -264,11 +268,12 @@ def uncertainty_of_draws(proba: Tensor) -> Tensor:
 
 
 def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-    """Mean of the Dirichlet that the Laplace bridge gives.
+    """Mean of the Dirichlet from the Laplace bridge.
 
     For comparison with the literature. The probabilities do not depend on the
-    scale of the covariance, equal the softmax for two classes and do not tend
-    to it for more; ``dirichlet.laplace_bridge`` has the uncertainty.
+    scale of the covariance, equal the softmax for two classes and do not converge
+    to it for more; only the concentrations of ``dirichlet.laplace_bridge`` depend on
+    the uncertainty.
 
     Parameters
     ----------
@@ -286,7 +291,7 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     Notes
     -----
-    O(K) per row for variances, O(K²) to centre covariances.
+    O(K) per sample for variances, O(K²) to centre covariances.
 
     References
     ----------
@@ -298,10 +303,10 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
 
 def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-    """Mean of the Laplace bridge's Dirichlet, corrected for large variances.
+    """Mean of the Dirichlet from the Laplace bridge, corrected for large variances.
 
-    As ``bridge``, but less confident where variances are large. The correction
-    is left out where it would sharpen the prediction.
+    Like ``bridge``, but less confident where variances are large. The correction
+    is left out where it would make the prediction more confident.
 
     Parameters
     ----------
@@ -319,7 +324,7 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     Notes
     -----
-    O(K) per row for variances, O(K²) to centre covariances.
+    O(K) per sample for variances, O(K²) to centre covariances.
 
     References
     ----------
@@ -331,7 +336,7 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
 # links that use their draws
 SAMPLED = frozenset({"mc"})
-# links for which the variances of the centred logits say enough
+# links that need only the variances of the centred logits
 DIAGONAL = frozenset({"bridge", "bridge_norm", "gumbel", "probit"})
 
 LINKS: dict[str, Link] = {
@@ -343,23 +348,23 @@ LINKS: dict[str, Link] = {
     "probit": probit,
     "sodpp": sodpp,
 }
-"""Links by the name that ``link_approx`` takes."""
+"""Links by their name in ``link_approx``."""
 
 
-# `mean_field` up to so many classes; then `mc`, given enough draws, up to so many
+# Largest numbers of classes for `mean_field` and `mc`, and fewest draws for the latter
 _CLASSES_OF_MEAN_FIELD, _CLASSES_OF_MC, _DRAWS_OF_MC = 2, 16, 50
 
 
 def choose_link(n_classes: int, n_samples: int = 100) -> str:
-    """Name of a link that suits a number of classes.
+    """Name of the link for a number of classes.
 
     The rule behind ``link_approx='auto'``:
 
     * up to 2 classes ``'mean_field'``: nearly exact, and the cheapest;
-    * 3 to 16 classes ``'mc'``, given 50 draws or more: these cover so few dimensions
-      well, and see how logits vary together;
-    * otherwise ``'gumbel'``: draws cover many dimensions too thinly, unless all logits
-      vary by few common causes, which the rule does not look for.
+    * 3 to 16 classes ``'mc'``, with 50 draws or more: accurate in few dimensions, with
+      all covariances of the logits;
+    * otherwise ``'gumbel'``: in many dimensions draws are less accurate, unless the
+      covariance is of low rank, which the rule does not check.
 
     Parameters
     ----------
@@ -375,10 +380,10 @@ def choose_link(n_classes: int, n_samples: int = 100) -> str:
 
     Notes
     -----
-    Not the best link in every case, but it has erred no more than ``'probit'`` (up to
-    1e-4) with four kinds of covariances from 2 to 256 classes, and independent logits
-    of 1000: for standard deviations of logits from 0.01 to 8, means of two and of ten
-    times standard normal, and 4, 16 and 100 draws. The gallery has a table.
+    Not the best link in every case, but its error did not exceed that of ``'probit'``
+    (by more than 1e-4) for four kinds of covariances from 2 to 256 classes and for 1000
+    independent logits: with standard deviations of logits from 0.01 to 8, means of two
+    and ten times standard normal, and 4, 16 and 100 draws. The gallery has a table.
     """
     if n_classes <= _CLASSES_OF_MEAN_FIELD:
         return "mean_field"
@@ -395,21 +400,21 @@ def _expanded(softmax: Tensor, variances: Tensor, products: Tensor) -> Tensor:
         + variances / 2
         - (softmax * variances).sum(-1, keepdim=True) / 2
     )
-    # beyond, the expansion says nothing, and could overflow
+    # larger changes are outside the range of the expansion, and could overflow
     proba = softmax * (1 + change.clamp(-1, 1e100))
     return proba / proba.sum(-1, keepdim=True)
 
 
-def _drawn(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
-    """Softmax at the draws: (b, K), (b, K, K), (s, K) -> (b, K, s)."""
+def _sampled_proba(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
+    """Softmax of drawn logits: (b, K), (b, K, K), (s, K) -> (b, K, s)."""
     mean, cov = centre(mean, cov)
     factor = centred_factor(cov)  # (b, K, K - 1)
     points = draws[:, : factor.shape[-1]].to(mean)
-    # draws last: a softmax over many short rows is slow
+    # draws on the last axis: a softmax over short contiguous rows is slow
     logits = factor @ points.T + mean.unsqueeze(-1)  # (b, K, s)
     return logits.softmax(-2)
 
 
-def _inflation(variances: Tensor) -> Tensor:
-    """How much flatter a sigmoid gets, averaged over a normal of given variance."""
+def _probit_scale(variances: Tensor) -> Tensor:
+    """``√(1 + π v / 8)``: divisor of a logit of variance ``v``."""
     return (1 + math.pi / 8 * variances.clamp(min=0)).sqrt()

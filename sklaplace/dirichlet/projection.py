@@ -1,7 +1,7 @@
-"""The projection: the Dirichlet distribution that is closest to Gaussian logits.
+"""KL projection of the softmax of Gaussian logits onto Dirichlet distributions.
 
-Among all Dirichlet distributions, ``KL(p ‖ Dir(α))`` is least for the one with the
-same ``E[log π]``, which is ``μ_k − E[logsumexp(f)]``:
+``KL(p ‖ Dir(α))`` is minimal for the Dirichlet with the same ``E[log π]`` as ``p``, for
+Gaussian logits ``μ_k − E[logsumexp(f)]``:
 ``ψ(α_k) − ψ(A) = E[log π_k]``, ``A = Σ α_k``.
 """
 
@@ -25,12 +25,12 @@ from sklaplace.dirichlet.logits import (
     logsumexp_gap,
 )
 
-# Newton's method squares the error: after a step this short it is about 1e-8.
-_SHORT_STEP = 1e-4
+# Newton's method converges quadratically: after such a step the error is about 1e-8.
+_TOLERANCE = 1e-4
 _MAX_STEPS = 100
-# Keeps trigamma finite at the concentrations that follow.
+# For larger gaps trigamma overflows at the resulting concentrations.
 _MAX_GAP = 1e99
-# A row's points take about as much memory as these.
+# A sample takes about as much memory as so many points.
 _N_POINTS = 36
 
 
@@ -38,12 +38,12 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     """Concentrations of the Dirichlet closest to the softmax of a Gaussian.
 
     Closest in ``KL(p ‖ Dir)``, where ``p`` is the distribution of ``softmax(f)``,
-    ``f ~ N(μ, Σ)``. The most probable class of the mean logits stays the most probable,
-    the mean tends to their softmax as the covariance vanishes, and a shift common to
-    all logits changes nothing. It matches ``E[log π]`` and not the mean, which comes
-    out closer to uniform than that of ``p`` where variances are large. For a few
-    milliseconds per thousand rows it is the one to trust; `laplace_bridge` is ten times
-    cheaper, and may be far off.
+    ``f ~ N(μ, Σ)``. The most probable class is that of the mean logits, the mean
+    converges to their softmax as the covariance vanishes, and the result is invariant
+    to a shift common to all logits. It matches ``E[log π]`` and not the mean, which is
+    closer to uniform than that of ``p`` where variances are large. It takes a few
+    milliseconds per thousand samples; `laplace_bridge` is ten times faster, and may be
+    far off.
 
     Parameters
     ----------
@@ -55,9 +55,9 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     Returns
     -------
     Tensor or ndarray of shape (..., K)
-        Concentrations, float64, the kind of ``mean``. They are positive and their total
-        is at most 1e9 (the mean is kept where this cap acts). One class alone has
-        concentration one.
+        Concentrations, float64, an array if ``mean`` is one. They are positive and
+        their total is at most 1e9; a larger one is reduced without changing the mean.
+        A single class has concentration one.
 
     Raises
     ------
@@ -67,13 +67,13 @@ def kl_projection(mean: Array, cov: Array) -> Array:
 
     Notes
     -----
-    ``E[logsumexp(f)]`` is the only approximation: see
-    `sklaplace.dirichlet.logits.logsumexp_gap`. The rest is Newton's method for ``log
-    α``, where the Hessian is diagonal plus rank one: three or four steps, as it starts
-    from ``ψ⁻¹(y) ≈ 1/log(1 + e^{−y})``. O(K³) per row for the root of the covariance;
-    36 points for ten classes, at most 256. Rows are taken in chunks: memory beyond the
-    inputs is a few MiB, or some covariances of one row; arrays that are read-only are
-    copied, though. Finite for all finite inputs below 1e300.
+    Only ``E[logsumexp(f)]`` is approximated: see
+    `sklaplace.dirichlet.logits.logsumexp_gap`. The equations are solved for ``log α``
+    by Newton's method, with a Jacobian that is diagonal plus rank one: three or four
+    steps from ``ψ⁻¹(y) ≈ 1/log(1 + e^{−y})``. O(K³) per sample for the Cholesky factor
+    of the covariance; 36 points for ten classes, at most 256. Samples are processed in
+    chunks: memory beyond the inputs is a few MiB, or some covariances of one sample;
+    read-only arrays are copied. Finite for all finite inputs below 1e300.
 
     References
     ----------
@@ -94,49 +94,49 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     check_finite("cov", covariances.diagonal(dim1=-2, dim2=-1))
     rows = logits.reshape(-1, n_classes)
     matrices = covariances.reshape(-1, n_classes, n_classes)
-    parts = [_expected(*part) for part in chunks(rows, matrices, _N_POINTS)]
+    parts = [_expected_log_proba(*part) for part in chunks(rows, matrices, _N_POINTS)]
     log_proba, gap = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
-    return like(capped(_matched(log_proba, gap)).reshape(logits.shape), mean)
+    return like(capped(_solve_log_alpha(log_proba, gap)).reshape(logits.shape), mean)
 
 
-def _expected(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+def _expected_log_proba(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     """``log p`` (b, K) and ``gap`` (b, 1) with ``E[log π] = log p − gap``."""
     mean, cov = centre(mean, cov)
     log_proba = mean.log_softmax(-1)
     gap = logsumexp_gap(log_proba, centred_factor(cov))
-    # below, the total would exceed its cap
+    # smaller gaps would give a larger total than allowed
     return log_proba, gap.clamp((mean.shape[-1] - 1) / (2 * MAX_TOTAL), _MAX_GAP)
 
 
-def _matched(log_proba: Tensor, gap: Tensor) -> Tensor:
-    """``log α`` (b, K) of the distribution with these expectations."""
+def _solve_log_alpha(log_proba: Tensor, gap: Tensor) -> Tensor:
+    """``log α`` (b, K) with ``E[log π] = log p − gap``."""
     expected = log_proba - gap
     with torch.no_grad():
-        # what holds for large totals, and is near enough for others
+        # asymptotic for large totals, and a good start for others
         total = (log_proba.shape[-1] - 1) / (2 * gap)
         log_alpha = -softplus(-total.digamma() - expected).log()
         rows = torch.arange(len(gap), device=gap.device)
         for _ in range(_MAX_STEPS):
             step = _newton_step(log_alpha[rows], expected[rows])
             log_alpha[rows] -= step
-            rows = rows[step.abs().amax(-1) > _SHORT_STEP]
+            rows = rows[step.abs().amax(-1) > _TOLERANCE]
             if not len(rows):
                 break
-    if expected.requires_grad:  # at the solution, one more step has its derivative
+    if expected.requires_grad:  # a last step, for the derivative at the solution
         log_alpha = log_alpha - _newton_step(log_alpha, expected)
     return log_alpha
 
 
 def _newton_step(log_alpha: Tensor, expected: Tensor) -> Tensor:
-    """Change of ``log α`` by Newton's method, at most two, (b, K)."""
+    """Newton step for ``log α``, clamped to [-2, 2], (b, K)."""
     alpha = log_alpha.exp()
     total = alpha.sum(-1, keepdim=True)
-    missing = alpha.digamma() - total.digamma() - expected
+    residual = alpha.digamma() - total.digamma() - expected
     # Jacobian: diag(ψ'(α) α) − ψ'(A) 1 αᵀ
     inverse = 1 / (torch.polygamma(1, alpha) * alpha)
-    own = missing * inverse
-    shared = torch.polygamma(1, total)
-    ratio = (alpha * own).sum(-1, keepdim=True) / (
-        1 - shared * (alpha * inverse).sum(-1, keepdim=True)
+    diagonal = residual * inverse
+    rank_one = torch.polygamma(1, total)
+    ratio = (alpha * diagonal).sum(-1, keepdim=True) / (
+        1 - rank_one * (alpha * inverse).sum(-1, keepdim=True)
     )
-    return (own + inverse * shared * ratio).clamp(-2, 2)
+    return (diagonal + inverse * rank_one * ratio).clamp(-2, 2)

@@ -1,5 +1,7 @@
-"""LaplaceClassifier: class probabilities that know what they do not know."""
+"""LaplaceClassifier: class probabilities under a posterior over the weights."""
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -9,14 +11,17 @@ from torch import Tensor
 from sklaplace.core.checks import check_count, check_option
 from sklaplace.dirichlet import links
 from sklaplace.dirichlet.links import LINKS
-from sklaplace.estimators.base import BaseLaplace
-from sklaplace.estimators.fitting import unchanged_on_error
-from sklaplace.estimators.simplex import SimplexPredictor
-from sklaplace.likelihoods import ClassLikelihood, DataFit
-from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.estimators.class_targets import is_ignored
+from sklaplace.estimators.laplace import BaseLaplace
+from sklaplace.estimators.laplace_fit import HeldOutScore, LaplaceFit
+from sklaplace.estimators.options import LaplaceOptions
+from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
+from sklaplace.estimators.samples import Samples
+from sklaplace.likelihoods import ClassificationLikelihood
 
 
-class LaplaceClassifier(SimplexPredictor, BaseLaplace):
+@dataclass(eq=False, repr=False, kw_only=True)
+class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     """Class probabilities that know what they do not know, from a skorch net.
 
     A Laplace approximation: a Gaussian over (some of) the network's weights around
@@ -172,104 +177,27 @@ class LaplaceClassifier(SimplexPredictor, BaseLaplace):
     array([0, 0])
     """
 
-    def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        likelihood: Any = None,
-        subset_of_weights: str | list[str] = "last_layer",
-        subset_params: dict[str, Any] | None = None,
-        hessian_structure: str = "kron",
-        structure_params: dict[str, Any] | None = None,
-        curvature: str = "ggn",
-        curvature_params: dict[str, Any] | None = None,
-        prior_precision: Any = "auto",
-        prior_structure: str = "scalar",
-        prior_mean: Any = 0.0,
-        prior: Any = None,
-        refine: Any = "auto",
-        temperature: float = 1.0,
-        class_weight: dict[Any, float] | str | None = None,
-        validation_fraction: float = 0.2,
-        pred_type: str = "glm",
-        link_approx: str = "auto",
-        dirichlet_approx: str = "projection",
-        n_samples: int = 100,
-        batch_size: int | None = None,
-        memory: Any = None,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        self.estimator = estimator
-        self.likelihood = likelihood
-        self.subset_of_weights = subset_of_weights
-        self.subset_params = subset_params
-        self.hessian_structure = hessian_structure
-        self.structure_params = structure_params
-        self.curvature = curvature
-        self.curvature_params = curvature_params
-        self.prior_precision = prior_precision
-        self.prior_structure = prior_structure
-        self.prior_mean = prior_mean
-        self.prior = prior
-        self.refine = refine
-        self.temperature = temperature
-        self.class_weight = class_weight
-        self.validation_fraction = validation_fraction
-        self.pred_type = pred_type
-        self.link_approx = link_approx
-        self.dirichlet_approx = dirichlet_approx
-        self.n_samples = n_samples
-        self.batch_size = batch_size
-        self.memory = memory
-        self.random_state = random_state
-        self.verbose = verbose
+    class_weight: dict[Any, float] | str | None = None
+    link_approx: str = "auto"
+    dirichlet_approx: str = "projection"
 
     # --------------------------------------------------------------------- fit
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        self._check_link()
-        self._check_dirichlet()
-
-    def _check_link(self) -> None:
+    def _check_options(self) -> LaplaceOptions:
+        options = super()._check_options()
         check_option("link_approx", self.link_approx, ["auto", *LINKS])
+        self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
+        return options
 
-    def _check_loss(self, data_fit: DataFit) -> None:
-        self._warn_if_guessing(float(data_fit.loss / data_fit.n_targets))
-
-    def _log_proba(self, posterior: GaussianPosterior) -> Any:
-        link = self._link()
-        likelihood = cast(ClassLikelihood, posterior.likelihood)
+    def _score(self, fit: LaplaceFit) -> HeldOutScore:
+        likelihood = cast(ClassificationLikelihood, fit.network.spec.likelihood)
         tiny = torch.finfo(torch.float64).tiny
+        name = self._link_name()
 
         def log_proba(mean: Tensor, cov: Tensor) -> Tensor:
             logits = likelihood.class_logits(mean, cov)
-            return link(*logits).clamp(min=tiny).log()
+            return self._link(name, *logits).clamp(min=tiny).log()
 
-        return log_proba
-
-    def _link_name(self) -> str:
-        self._check_link()
-        check_count("n_samples", self.n_samples)  # may have been set after fit
-        if self.link_approx == "auto":
-            return links.choose_link(self._n_options(), self.n_samples)
-        return str(self.link_approx)
-
-    def _needs_variances_only(self) -> bool:
-        return self._variances_are_enough(self._link_name() in links.DIAGONAL)
-
-    def _link(self) -> Any:
-        """The link chosen; its draws are the same for all rows and all calls."""
-        name = self._link_name()
-
-        def link(mean: Tensor, cov: Tensor) -> Tensor:
-            # scrambling takes time: no points for links that use none
-            draws = mean.new_empty(0, mean.shape[1])
-            if name in links.SAMPLED:
-                draws = self._normal_draws(mean)
-            return LINKS[name](mean, cov, draws)
-
-        return link
+        return HeldOutScore(log_proba, diagonal=self._is_diagonal(name))
 
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
@@ -305,19 +233,16 @@ class LaplaceClassifier(SimplexPredictor, BaseLaplace):
         One pass over the new rows, as in ``fit``. Prior and noise are not tuned again.
         """
         if classes is not None:
-            self._require_known(np.unique(classes), y)
-        if hasattr(self, "posterior_"):
-            if not self._is_ignored(np.asarray(y)).all():
-                self._add_rows(X, y, sample_weight)
-            return self
-        with unchanged_on_error(self):
-            self._announced = None if classes is None else np.unique(classes)
-            self.fit(X, y, sample_weight)
-        del self._announced
+            classes = np.unique(classes)
+            self._check_classes(classes, y)
+        if not hasattr(self, "posterior_"):
+            return self._fit(Samples(X, y, sample_weight, None, None, {}, classes))
+        if not self._targets.is_ignored(np.asarray(y)).all():
+            self._add_samples(X, y, sample_weight)
         return self
 
-    def _require_known(self, classes: np.ndarray, y: Any) -> None:
-        """Refuse labels that ``classes`` lacks, or classes other than the fitted."""
+    def _check_classes(self, classes: np.ndarray, y: Any) -> None:
+        """Raise for labels that ``classes`` lacks, or classes other than the fitted."""
         fitted = getattr(self, "classes_", classes)
         if not np.array_equal(fitted, classes):
             raise ValueError(
@@ -325,7 +250,7 @@ class LaplaceClassifier(SimplexPredictor, BaseLaplace):
                 f"{fitted.tolist()}. Leave classes out, or fit anew."
             )
         labels = np.asarray(y)
-        unknown = np.setdiff1d(labels[~self._is_ignored(labels)], classes)
+        unknown = np.setdiff1d(labels[~is_ignored(labels, self._net)], classes)
         if len(unknown):
             raise ValueError(
                 f"y has labels that classes lacks: {unknown[:5].tolist()}. List all of "
@@ -334,12 +259,29 @@ class LaplaceClassifier(SimplexPredictor, BaseLaplace):
 
     # ----------------------------------------------------------------- predict
     def _class_probabilities(self, X: Any) -> np.ndarray:
-        if not self._has_gaussian:
+        outputs = self._outputs
+        if not outputs.model.is_gaussian:
             return super()._class_probabilities(X)
-        return self._over_options(self._linked(X))
+        name, X = self._link_name(), self._check_inputs(X)
+        link, diagonal = partial(self._link, name), self._is_diagonal(name)
+        return self._normalised(self._map_logits(outputs, X, link, diagonal=diagonal))
 
-    def _linked(self, X: Any) -> np.ndarray:
-        """Probabilities (n·r, K) of Gaussian logits."""
-        diagonal = self._needs_variances_only()
-        (proba,) = self._of_logits(X, self._link(), diagonal=diagonal)
-        return proba
+    def _link_name(self) -> str:
+        """Return the link in use; it may have been set after fit."""
+        check_option("link_approx", self.link_approx, ["auto", *LINKS])
+        check_count("n_samples", self.n_samples)
+        if self.link_approx == "auto":
+            return links.choose_link(self._targets.n_classes, self.n_samples)
+        return self.link_approx
+
+    def _is_diagonal(self, link: str) -> bool:
+        """Whether a link uses variances of the logits alone."""
+        return self._needs_variances_only(link in links.DIAGONAL)
+
+    def _link(self, name: str, mean: Tensor, cov: Tensor) -> Tensor:
+        """Return probabilities (b, K) of Gaussian logits."""
+        # scrambling takes time: no points for links that use none
+        points = mean.new_empty(0, mean.shape[1])
+        if name in links.SAMPLED:
+            points = self._sobol_normals(mean)
+        return LINKS[name](mean, cov, points)

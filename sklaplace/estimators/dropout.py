@@ -7,20 +7,21 @@ zero), and neither batches nor the order of rows matter.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sklaplace.core.checks import check_count
-from sklaplace.estimators.outputs import Draws
-from sklaplace.estimators.sampling import NoiseFromRows, SamplingEstimator
-from sklaplace.estimators.simplex import SimplexPredictor
+from sklaplace.estimators.output_model import OutputModel
+from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
+from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
+from sklaplace.estimators.sampling import BaseSampling
+from sklaplace.estimators.trainer import Trainer
 from sklaplace.networks.data import TrainingData
+from sklaplace.networks.default import with_dropout
 from sklaplace.networks.forward import Forward
-from sklaplace.networks.noisy import with_dropout
 from sklaplace.networks.outputs import OutputSpec, as_forward
 
 
@@ -93,14 +94,28 @@ def mc_dropout_outputs(forward: Forward, x: Any, seeds: list[int]) -> Tensor:
 
 
 # ----------------------------------------------------------------------- estimators
-class BaseDropout(SamplingEstimator):
-    """Shared by both estimators; not for direct use."""
+@dataclass(frozen=True)
+class DropoutDraws(OutputModel):
+    """Outputs of the network under drawn dropout masks."""
 
-    def _new_net(self, data: TrainingData) -> Any:
-        net = super()._new_net(data)
+    def draws(self, forward: Forward, x: Any) -> Tensor:
+        """Return outputs (b, c, s), one mask for each draw."""
+        self.check_draws()
+        generator = np.random.default_rng(self.seed)
+        seeds = generator.integers(2**63, size=self.n_samples).tolist()
+        return mc_dropout_outputs(forward, x, seeds)
+
+
+class DropoutTrainer(Trainer):
+    """Trains networks that have dropout layers."""
+
+    def new_net(self, data: TrainingData) -> Any:
+        """Return the net to train; the default net gets dropout layers."""
+        net = super().new_net(data)
         return with_dropout(net) if self.estimator is None else net
 
-    def _inspect(self, net: Any, dataset: Any, *, is_trained: bool) -> OutputSpec:
+    def infer_spec(self, net: Any, dataset: Any, *, is_trained: bool) -> OutputSpec:
+        """Return the meaning of a net's outputs; raises without dropout layers."""
         if not dropout_layers(as_forward(net).module):
             known = ", ".join(kind.__name__ for kind in DROPOUTS)
             raise ValueError(
@@ -109,19 +124,23 @@ class BaseDropout(SamplingEstimator):
                 "torch.nn.functional.dropout, and dropout within attention and "
                 "recurrent layers, cannot be drawn here."
             )
-        return super()._inspect(net, dataset, is_trained=is_trained)
-
-    def _drawn(self, n_samples: int, seed: int) -> Draws:
-        check_count("n_samples", n_samples)
-        seeds = np.random.default_rng(seed).integers(2**63, size=n_samples).tolist()
-        return partial(_thinned, seeds)
+        return super().infer_spec(net, dataset, is_trained=is_trained)
 
 
-def _thinned(seeds: list[int], forward: Forward, x: Any) -> Tensor:
-    return mc_dropout_outputs(forward, x, seeds)
+@dataclass(eq=False, repr=False, kw_only=True)
+class BaseDropout(BaseSampling):
+    """Parameters and outputs that both estimators share."""
+
+    n_samples: int = 100
+
+    _trainer_kind = DropoutTrainer
+
+    def _output_model(self) -> OutputModel:
+        return DropoutDraws(self.n_samples, self._seed)
 
 
-class MCDropoutClassifier(SimplexPredictor, BaseDropout):
+@dataclass(eq=False, repr=False, kw_only=True)
+class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
     """Class probabilities of a skorch net whose dropout goes on in prediction.
 
     For comparison with `LaplaceClassifier`: it needs no training beyond the network's,
@@ -193,33 +212,12 @@ class MCDropoutClassifier(SimplexPredictor, BaseDropout):
     (2, 3)
     """
 
-    def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        likelihood: Any = None,
-        class_weight: dict[Any, float] | str | None = None,
-        dirichlet_approx: str = "projection",
-        n_samples: int = 100,
-        batch_size: int | None = None,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        self.estimator = estimator
-        self.likelihood = likelihood
-        self.class_weight = class_weight
-        self.dirichlet_approx = dirichlet_approx
-        self.n_samples = n_samples
-        self.batch_size = batch_size
-        self.random_state = random_state
-        self.verbose = verbose
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        self._check_dirichlet()
+    class_weight: dict[Any, float] | str | None = None
+    dirichlet_approx: str = "projection"
 
 
-class MCDropoutRegressor(NoiseFromRows, BaseDropout):
+@dataclass(eq=False, repr=False, kw_only=True)
+class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
     """Predictions with bands of a skorch net whose dropout goes on in prediction.
 
     For comparison with `LaplaceRegressor`; see `MCDropoutClassifier`.
@@ -297,23 +295,5 @@ class MCDropoutRegressor(NoiseFromRows, BaseDropout):
     ((2,), (2,))
     """
 
-    def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        likelihood: Any = None,
-        sigma_noise: Any = "auto",
-        validation_fraction: float = 0.2,
-        n_samples: int = 100,
-        batch_size: int | None = None,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        self.estimator = estimator
-        self.likelihood = likelihood
-        self.sigma_noise = sigma_noise
-        self.validation_fraction = validation_fraction
-        self.n_samples = n_samples
-        self.batch_size = batch_size
-        self.random_state = random_state
-        self.verbose = verbose
+    sigma_noise: Any = "auto"
+    validation_fraction: float = 0.2

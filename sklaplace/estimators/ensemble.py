@@ -1,7 +1,6 @@
 """DeepEnsembleClassifier and DeepEnsembleRegressor: several networks in one."""
 
-from contextlib import ExitStack
-from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,15 @@ from sklearn.utils.parallel import Parallel, delayed
 from torch import Tensor, nn
 
 from sklaplace.core.checks import check_count, check_n_jobs
-from sklaplace.estimators.outputs import Draws, TrainedNetwork
-from sklaplace.estimators.sampling import NoiseFromRows, SamplingEstimator
-from sklaplace.estimators.simplex import SimplexPredictor
+from sklaplace.core.random import private_rng
+from sklaplace.estimators.output_model import OutputModel
+from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
+from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
+from sklaplace.estimators.sampling import BaseSampling, n_epochs
+from sklaplace.estimators.trainer import Trainer, inner_net
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.forward import Forward
-from sklaplace.networks.training import private_rng
+from sklaplace.networks.trained import TrainedNetwork
 
 
 class _SharedSplit:
@@ -39,112 +41,159 @@ class _SharedSplit:
         return getattr(self.split, name)
 
 
-class BaseEnsemble(SamplingEstimator):
-    """Shared by both estimators; not for direct use."""
+@dataclass(frozen=True)
+class EnsembleDraws(OutputModel):
+    """Outputs of several networks: of each, or of networks drawn with replacement.
+
+    Attributes
+    ----------
+    networks : list of TrainedNetwork
+        The networks.
+    chosen : tuple of int
+        Their indices, one for each draw.
+    """
+
+    networks: list[TrainedNetwork]
+    chosen: tuple[int, ...]
+
+    def draws(self, forward: Forward, x: Any) -> Tensor:
+        """Return outputs (b, c, s)."""
+        found: dict[int, Tensor] = {}
+        for index in set(self.chosen):
+            member = self.networks[index].forward()
+            with torch.no_grad(), member.frozen():
+                found[index] = member(x).double()
+        return torch.stack([found[index] for index in self.chosen], -1)
+
+    def redrawn(self, n_samples: int, seed: int) -> "EnsembleDraws":
+        """Return outputs of networks drawn with replacement."""
+        generator = np.random.default_rng(seed)
+        chosen = generator.integers(len(self.networks), size=n_samples)
+        return replace(
+            self, n_samples=n_samples, seed=seed, chosen=tuple(chosen.tolist())
+        )
+
+    def check_draws(self, smallest: int = 1) -> None:
+        """Accept any number of networks."""
+
+    def check_variance(self) -> None:
+        """Accept one network, whose variance is zero."""
+
+
+@dataclass(kw_only=True)
+class EnsembleTrainer(Trainer):
+    """Trains several networks, each from its own initialisation.
+
+    Attributes
+    ----------
+    n_estimators : int
+        Number of networks.
+    n_jobs : int or None
+        Number of processes.
+    """
 
     n_estimators: int
     n_jobs: int | None
-    estimators_: list[Any]
-    _members: list[TrainedNetwork]
 
-    # --------------------------------------------------------------------- fit
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        check_n_jobs(self.n_jobs)
-        if self._is_frozen():
-            raise ValueError(
-                "The networks of an ensemble are trained, each from its own start, and "
-                "a frozen one has been. Pass the net without FrozenEstimator."
-            )
-        if isinstance(getattr(self._net(), "module", None), nn.Module):
-            raise ValueError(
-                "estimator has a module instance, whose weights would be the start of "
-                "all networks. Pass its class, with arguments as module__..., so that "
-                "each is initialised anew."
-            )
-
-    def _fit_network(
+    def train_all(
         self,
         data: TrainingData,
         validation: TrainingData | None,
         fit_params: dict[str, Any],
-    ) -> TrainedNetwork:
-        if validation is None and not getattr(self._net(), "train_split", None):
-            data, validation = self._hold_out(data)
-        seeds = np.random.default_rng(self._seed).integers(
-            2**31, size=self.n_estimators
-        )
-        self._members = Parallel(n_jobs=_processes(self.n_jobs))(
-            delayed(_member)(copy(self), data, validation, fit_params, int(seed))
+    ) -> list[TrainedNetwork]:
+        """Return the trained networks, which all hold out the same samples."""
+        net = inner_net(self.estimator)
+        if validation is None and not getattr(net, "train_split", None):
+            data, validation = self.hold_out(data)
+        seeds = np.random.default_rng(self.seed).integers(2**31, size=self.n_estimators)
+        networks: list[TrainedNetwork] = Parallel(n_jobs=_processes(self.n_jobs))(
+            delayed(self.train_one)(data, validation, fit_params, int(seed))
             for seed in seeds
         )
-        self.estimators_ = [member.net for member in self._members]
-        return self._members[0]
+        return networks
 
-    def _new_net(self, data: TrainingData) -> Any:
-        net = super()._new_net(data)
+    def train_one(
+        self,
+        data: TrainingData,
+        validation: TrainingData | None,
+        fit_params: dict[str, Any],
+        seed: int,
+    ) -> TrainedNetwork:
+        """Return one network, initialised and trained under a seed."""
+        device = getattr(inner_net(self.estimator), "device", "cpu")
+        with private_rng(seed, device), torch.inference_mode(False):
+            return self.train(data, validation, fit_params)
+
+    def new_net(self, data: TrainingData) -> Any:
+        """Return the net to train, with a split that all networks share."""
+        net = super().new_net(data)
         if net.train_split:
-            net.train_split = _SharedSplit(net.train_split, self._seed)
+            net.train_split = _SharedSplit(net.train_split, self.seed)
         return net
 
-    def _learn(
+    def learn(
         self,
         net: Any,
         data: TrainingData,
         validation: TrainingData | None,
         fit_params: dict[str, Any],
     ) -> tuple[Any, Any]:
-        rows = super()._learn(net, data, validation, fit_params)
+        """Return the samples that a net was trained on, and those it held out."""
+        rows = super().learn(net, data, validation, fit_params)
         if isinstance(net.train_split, _SharedSplit):
             net.train_split = net.train_split.split
         return rows
 
-    def _publish(self, fitted: TrainedNetwork) -> None:
-        super()._publish(fitted)
-        self.n_iter_ = max(max(1, len(net.history)) for net in self.estimators_)
 
-    def _forget(self) -> None:
-        self._members = [
-            TrainedNetwork(m.net, m.inspected, None, None) for m in self._members
-        ]
+@dataclass(eq=False, repr=False, kw_only=True)
+class BaseEnsemble(BaseSampling):
+    """Parameters, training and outputs that both estimators share."""
+
+    n_estimators: int = 5
+    n_jobs: int | None = None
+
+    _trainer_kind = EnsembleTrainer
+
+    def _check_options(self) -> None:
+        super()._check_options()
+        check_n_jobs(self.n_jobs)
+        if self._is_frozen:
+            raise ValueError(
+                "The networks of an ensemble are trained, each from its own start, and "
+                "a frozen one has been. Pass the net without FrozenEstimator."
+            )
+        if isinstance(getattr(self._net, "module", None), nn.Module):
+            raise ValueError(
+                "estimator has a module instance, whose weights would be the start of "
+                "all networks. Pass its class, with arguments as module__..., so that "
+                "each is initialised anew."
+            )
+
+    def _check_draws(self) -> None:
+        check_count("n_estimators", self.n_estimators)
+
+    def _train(
+        self,
+        data: TrainingData,
+        validation: TrainingData | None,
+        fit_params: dict[str, Any],
+    ) -> TrainedNetwork:
+        trainer = self._trainer(n_estimators=self.n_estimators, n_jobs=self.n_jobs)
+        networks = trainer.train_all(data, validation, fit_params)
+        self.estimators_ = [network.net for network in networks]
+        self._networks = [TrainedNetwork(n.net, n.spec) for n in networks]
+        return networks[0]
+
+    def _set_fitted(self, network: TrainedNetwork) -> None:
+        super()._set_fitted(network)
+        self.n_iter_ = max(n_epochs(net) for net in self.estimators_)
 
     def _summary(self) -> str:
         return f"{len(self.estimators_)} networks, {super()._summary()}"
 
-    # ------------------------------------------------------------------- draws
-    def _check_draws(self, smallest: int = 1) -> None:
-        check_count("n_estimators", self.n_estimators)
-
-    def _require_variance(self) -> None:
-        """One network has the variance zero."""
-
-    @property
-    def _n_draws(self) -> int:
-        return len(self.estimators_)
-
-    def _own_draws(self) -> Draws:
-        return self._outputs_of(list(range(len(self._members))))
-
-    def _drawn(self, n_samples: int, seed: int) -> Draws:
-        n_members = len(self._members)
-        chosen = np.random.default_rng(seed).integers(n_members, size=n_samples)
-        return self._outputs_of(chosen.tolist())
-
-    def _outputs_of(self, chosen: list[int]) -> Draws:
-        """Outputs of members by their numbers."""
-
-        def draws(_first: Forward, x: Any) -> Tensor:
-            forwards = [self._members[number].forward() for number in set(chosen)]
-            with ExitStack() as stack, torch.no_grad():
-                for forward in forwards:
-                    stack.enter_context(forward.frozen())
-                found = {
-                    number: forward(x).double()
-                    for number, forward in zip(set(chosen), forwards, strict=True)
-                }
-            return torch.stack([found[number] for number in chosen], -1)
-
-        return draws
+    def _output_model(self) -> OutputModel:
+        n = len(self._networks)
+        return EnsembleDraws(n, self._seed, self._networks, tuple(range(n)))
 
 
 def _processes(n_jobs: int | None) -> int | None:
@@ -153,20 +202,8 @@ def _processes(n_jobs: int | None) -> int | None:
     return 1 if getattr(backend, "supports_sharedmem", False) else n_jobs
 
 
-def _member(
-    model: BaseEnsemble,
-    data: TrainingData,
-    validation: TrainingData | None,
-    fit_params: dict[str, Any],
-    seed: int,
-) -> TrainedNetwork:
-    """One network, trained from a start of its own."""
-    device = getattr(model._net(), "device", "cpu")
-    with private_rng(seed, device), torch.inference_mode(False):
-        return SamplingEstimator._fit_network(model, data, validation, fit_params)
-
-
-class DeepEnsembleClassifier(SimplexPredictor, BaseEnsemble):
+@dataclass(eq=False, repr=False, kw_only=True)
+class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
     """Class probabilities averaged over networks that start from other weights.
 
     The usual yardstick for uncertainty of networks, at several times the cost.
@@ -239,35 +276,12 @@ class DeepEnsembleClassifier(SimplexPredictor, BaseEnsemble):
     (2, 3)
     """
 
-    def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        likelihood: Any = None,
-        n_estimators: int = 5,
-        class_weight: dict[Any, float] | str | None = None,
-        dirichlet_approx: str = "projection",
-        batch_size: int | None = None,
-        n_jobs: int | None = None,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        self.estimator = estimator
-        self.likelihood = likelihood
-        self.n_estimators = n_estimators
-        self.class_weight = class_weight
-        self.dirichlet_approx = dirichlet_approx
-        self.batch_size = batch_size
-        self.n_jobs = n_jobs
-        self.random_state = random_state
-        self.verbose = verbose
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        self._check_dirichlet()
+    class_weight: dict[Any, float] | str | None = None
+    dirichlet_approx: str = "projection"
 
 
-class DeepEnsembleRegressor(NoiseFromRows, BaseEnsemble):
+@dataclass(eq=False, repr=False, kw_only=True)
+class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
     """Predictions with bands from networks that start from other weights.
 
     The usual yardstick for uncertainty of networks, at several times the cost. With
@@ -349,25 +363,5 @@ class DeepEnsembleRegressor(NoiseFromRows, BaseEnsemble):
     ((2,), (2,))
     """
 
-    def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        likelihood: Any = None,
-        n_estimators: int = 5,
-        sigma_noise: Any = "auto",
-        validation_fraction: float = 0.2,
-        batch_size: int | None = None,
-        n_jobs: int | None = None,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        self.estimator = estimator
-        self.likelihood = likelihood
-        self.n_estimators = n_estimators
-        self.sigma_noise = sigma_noise
-        self.validation_fraction = validation_fraction
-        self.batch_size = batch_size
-        self.n_jobs = n_jobs
-        self.random_state = random_state
-        self.verbose = verbose
+    sigma_noise: Any = "auto"
+    validation_fraction: float = 0.2

@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
-from sklearn.base import is_classifier
 from sklearn.utils import _safe_indexing, gen_batches
 from torch import Tensor
 
-from sklaplace.estimators.base import LaplaceFit
-from sklaplace.estimators.prediction import ProjectedRows
-from sklaplace.networks.data import is_opaque
-from sklaplace.networks.training import take_rows
-from sklaplace.posterior.tuning.task import require_head
+from sklaplace.estimators.glm_outputs import LinearisationCache
+from sklaplace.estimators.laplace_fit import LaplaceFit
+from sklaplace.estimators.options import LaplaceOptions
+from sklaplace.estimators.samples import Samples
+from sklaplace.networks.data import is_opaque, take_rows
+from sklaplace.posterior.tuning.task import require_linear_model
 
 # Noise to look for, as a share of the targets' standard deviation, and the share of
 # itself that may be left to find.
@@ -42,49 +42,48 @@ AllRows = tuple[Any, np.ndarray, np.ndarray | None]  # X, y, weights
 
 
 class Fold:
-    """A model that has learned from the other folds, and the rows that it has not.
+    """A model that was trained on the other folds, and the samples that were not.
 
     Parameters
     ----------
-    model : LaplaceClassifier or LaplaceRegressor
-        With the curvature ``curved``, and as yet without a posterior.
-    held_out : tuple of rows, targets and weights
+    trained : TrainedModel
+        The model with its curvature, and as yet without a posterior.
+    held_out : tuple of inputs, targets and weights
         Of this fold.
     in_pieces : bool
-        Whether rows are linearised piece by piece, and forgotten again, where the
-        linearisation of all would need much memory.
+        Whether samples are linearised piece by piece where the linearisation of all
+        would need much memory.
     """
 
     def __init__(
-        self,
-        model: Any,
-        curved: LaplaceFit,
-        held_out: AllRows,
-        *,
-        in_pieces: bool = False,
+        self, trained: "TrainedModel", held_out: AllRows, *, in_pieces: bool = False
     ) -> None:
-        self.model, self.curved = model, curved
+        self.model, self.options, self.fit = trained
         self.X, self.y, self.weights = held_out
-        self.in_pieces = in_pieces and curved.network.inspected.layout.head is None
-        with model._asked(curved):
-            self.template, self.head = model._initial(curved)
+        self.in_pieces = in_pieces and self.fit.network.spec.layout.head is None
+        with self.fit.evaluation():
+            self.template, self.linear_model = self.model._solver(self.options).untuned(
+                self.fit
+            )
         self._start: Tensor | None = None
-        model._projected_rows = ProjectedRows()
+        self.model._cache = LinearisationCache()
 
     def under(self, params: Params) -> Any:
-        """The model under other hyperparameters, as if it had been fitted so."""
+        """Return the model under other hyperparameters, as if it was fitted so."""
         model, h = self.model, self.template.hyperparameters
         tensors = {
             name: torch.full_like(getattr(h, name), value)
             for name, value in params.items()
         }
         posterior = self.template.replace(**tensors)
-        if model._refine() is True:
-            with model._asked(self.curved):
-                posterior = require_head(self.head).refit(posterior, self._start)
+        if self.options.refine is True:
+            with self.fit.evaluation():
+                posterior = require_linear_model(self.linear_model).refit(
+                    posterior, self._start
+                )
             self._start = posterior.mean
         vars(model).update(params)
-        model._publish(self.curved, posterior)
+        model._set_fitted(self.options, self.fit.network, posterior)
         return model
 
     def scores(self, candidates: list[Params], scorer: Any) -> list[float]:
@@ -109,7 +108,7 @@ class Fold:
 
     def targets_and_residuals(self) -> tuple[np.ndarray, np.ndarray]:
         """Targets and what the network, its head as it is, lacks of them, (n, c)."""
-        self.model._publish(self.curved, self.template)
+        self.model._set_fitted(self.options, self.fit.network, self.template)
         mean, _ = self.model.latent_mean_and_variance(self.X)
         targets = self.y.reshape(mean.shape).astype(np.float64)
         return targets, targets - mean
@@ -117,7 +116,7 @@ class Fold:
     def _total(
         self, params: Params, X: Any, y: np.ndarray, weights: np.ndarray
     ) -> float:
-        return float(weights @ _log_densities(self.under(params), X, y))
+        return float(weights @ self.under(params)._log_proba_of(X, y))
 
     def _row_weights(self) -> np.ndarray:
         return np.ones(len(self.y)) if self.weights is None else self.weights
@@ -128,28 +127,12 @@ class Fold:
         if not self.in_pieces:
             yield self.X, self.y, weights
             return
-        needs_covariance = not model._needs_variances_only()
-        fitting = self.curved.network.inspected.batch_size(
-            with_covariance=needs_covariance
-        )
+        with_covariance = not model._score(self.fit).diagonal
+        fitting = self.fit.network.spec.batch_size(with_covariance=with_covariance)
         for rows in gen_batches(len(self.y), model.batch_size or fitting):
-            model._projected_rows = ProjectedRows()
+            model._cache = LinearisationCache()
             indices = np.arange(len(self.y))[rows]
             yield _take(self.X, indices), self.y[rows], weights[rows]
-
-
-def _log_densities(model: Any, X: Any, y: np.ndarray) -> np.ndarray:
-    """Log-probability, or log density, of each target; finite."""
-    if is_classifier(model):
-        found: np.ndarray = model._log_proba_of(X, y)
-        return found
-    mean, variance = model._latent(X)
-    likelihood, noise = model._likelihood(), model._noise()
-    targets = y.reshape(len(mean), -1).astype(np.float64)
-    densities: Tensor = likelihood.log_density(
-        *map(torch.as_tensor, (mean, variance, targets)), noise
-    )
-    return densities.numpy()
 
 
 def _take(X: Any, rows: np.ndarray) -> Any:
@@ -174,23 +157,26 @@ def _number(score: Any) -> float:
     return float(score)
 
 
-def trained(model: Any, rows: AllRows, fit_params: Any) -> tuple[Any, LaplaceFit]:
-    """A model and its curvature over some rows."""
-    curved = model._curve(*rows, None, None, fit_params)
-    return model, curved.stored()
+# A model, its options, and its trained network with the curvature of some samples.
+TrainedModel = tuple[Any, LaplaceOptions, LaplaceFit]
+
+
+def trained(model: Any, samples: Samples) -> TrainedModel:
+    """Return a model with its curvature over some samples."""
+    options = model._check_options()
+    fit = model._train_and_accumulate(options, samples)
+    return model, options, fit.stored()
 
 
 def trained_and_scored(
     model: Any,
-    rows: AllRows,
-    fit_params: Any,
+    samples: Samples,
     held_out: AllRows,
     candidates: list[Params],
     scorer: Any,
 ) -> list[float]:
-    """Scores of one fold; nothing else is kept of it."""
-    model, curved = trained(model, rows, fit_params)
-    fold = Fold(model, curved, held_out, in_pieces=scorer is None)
+    """Return the scores of one fold, of which nothing else is kept."""
+    fold = Fold(trained(model, samples), held_out, in_pieces=scorer is None)
     return fold.scores(candidates, scorer)
 
 

@@ -1,173 +1,467 @@
-"""LaplaceFitter: training as a Laplace approximation wants it.
+"""BaseLaplace: parameters, fit and posterior that the Laplace estimators share."""
 
-Rows are held out where a tuner asks for them, the network is read together with its
-Jacobian, and single weights are chosen once it has been trained.
-"""
-
-from dataclasses import replace
-from typing import Any, Literal
+import warnings
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from sklaplace.core.budget import require_bytes
-from sklaplace.curvature.network import NetworkSpec, infer_network_spec
-from sklaplace.curvature.subnetwork import SelectionProblem, choose
-from sklaplace.curvature.subsets import CRITERION, select
-from sklaplace.estimators.fitting import NetworkFitter
-from sklaplace.estimators.outputs import TrainedNetwork, device_of
-from sklaplace.estimators.prediction import PosteriorPredictor
-from sklaplace.estimators.settings import (
-    check_earlier_layout,
-    check_layout,
-    check_settings,
+from sklaplace.core.budget import move
+from sklaplace.core.cache import cached, check_memory
+from sklaplace.core.checks import check_option, check_positive, listed
+from sklaplace.core.fingerprint import fingerprint
+from sklaplace.core.linalg import plain
+from sklaplace.core.random import private_rng
+from sklaplace.core.trees import leaves, mapped
+from sklaplace.estimators.glm_outputs import (
+    OUTPUT_MODELS,
+    CachedOutputs,
+    LinearisationCache,
 )
-from sklaplace.networks import split
+from sklaplace.estimators.laplace_fit import (
+    HeldOutScore,
+    LaplaceFit,
+    LaplaceSolver,
+    network_at_mean,
+)
+from sklaplace.estimators.laplace_trainer import LaplaceTrainer
+from sklaplace.estimators.options import (
+    LaplaceOptions,
+    check_prior_shape,
+    sibling,
+)
+from sklaplace.estimators.output_model import BatchedOutputs, require_finite
+from sklaplace.estimators.samples import (
+    Samples,
+    check_inputs,
+    check_samples,
+    draw_seed,
+    encode_samples,
+    unchanged_on_error,
+    weighted_data,
+)
+from sklaplace.estimators.trainer import inner_net, is_frozen
 from sklaplace.networks.data import TrainingData
-from sklaplace.networks.training import first_rows
+from sklaplace.networks.outputs import raw_outputs
+from sklaplace.networks.trained import TrainedNetwork, device_of
+from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.predictive import in_graph
 
 
-class LaplaceFitter(NetworkFitter, PosteriorPredictor):
-    """Settings of a Laplace approximation and the network for it."""
+@dataclass(eq=False, repr=False, kw_only=True)
+class BaseLaplace:
+    """Parameters, fit and posterior of all Laplace estimators."""
 
+    estimator: Any = field(default=None, kw_only=False)
+    likelihood: Any = None
+    subset_of_weights: str | list[str] = "last_layer"
+    subset_params: dict[str, Any] | None = None
+    hessian_structure: str = "kron"
+    structure_params: dict[str, Any] | None = None
+    curvature: str = "ggn"
+    curvature_params: dict[str, Any] | None = None
+    prior_precision: Any = "auto"
+    prior_structure: str = "scalar"
+    prior_mean: Any = 0.0
     prior: Any = None
-    prior_precision: Any
-    refine: Any
-    subset_of_weights: Any
-    subset_params: dict[str, Any] | None
+    refine: Any = "auto"
+    temperature: float = 1.0
+    validation_fraction: float = 0.2
+    pred_type: str = "glm"
+    n_samples: int = 100
+    batch_size: int | None = None
+    memory: Any = None
+    random_state: Any = None
+    verbose: int = 0
 
-    # ------------------------------------------------------------------ settings
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        check_settings(self)
+    # Set by a search over priors, which predicts the same samples many times.
+    _cache = None
 
-    def _tuners(self) -> list[str]:
-        """Names of the tuners asked for, the more specific ones first.
-
-        None under an earlier posterior, which says all of the prior.
-        """
-        if self.prior is not None:
-            return []
-        values = [self.prior_precision, self._sigma_noise()]
-        names = {value for value in values if isinstance(value, str)}
-        return sorted(names, key=lambda name: name == "auto")
-
-    def _sigma_noise(self) -> Any:
-        """Noise setting; one where the likelihood has none."""
-        return 1.0
-
-    def _tunes_on_rows(self) -> bool:
-        return bool(self._tuners()) and self._tuners()[0] in ("auto", "validation")
-
-    def _refine(self) -> bool | Literal["auto"]:
-        """The setting as it is compared with: numpy's flags are not True or False."""
-        return "auto" if self.refine == "auto" else bool(self.refine)
-
-    def _may_refit(self) -> bool:
-        """Whether anything can ask for another last layer."""
-        refine = self._refine()
-        return refine is True or (refine == "auto" and bool(self._tuners()))
-
-    def _require_no_rows(self) -> None:
-        """Refuse, before training, a tuner whose rows are not there."""
-        reason = "the network is frozen, so that only you know what it has seen"
-        if not self._is_frozen():
-            reason = f"fewer than {split.MIN_ROWS} distinct rows are too few to share"
-        if self._tuners()[:1] == ["validation"]:
-            raise ValueError(
-                "'validation' needs rows that the network did not see, and there are "
-                f"none: {reason}. Pass X_val and y_val to fit, or use "
-                "prior_precision='marglik'."
-            )
-
-    # ---------------------------------------------------------------- the network
-    def _fit_network(
+    # --------------------------------------------------------------------- fit
+    def fit(
         self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        X_val: Any = None,
+        y_val: Any = None,
+        **fit_params: Any,
+    ) -> Any:
+        """Train the network unless it is frozen, and fit the posterior around it.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
+            Training samples. Arrays are validated and cast to the network's dtype;
+            anything else is passed to skorch unchanged.
+        y : array-like of shape (n,) or (n, n_outputs)
+            Targets. For a classifier class labels of any type, a matrix of labels
+            that are 0 or 1, or an array of labels for each sample.
+        sample_weight : array-like of shape (n,), optional
+            Non-negative weights of the samples in loss, curvature and evidence.
+        X_val, y_val : optional
+            Samples that the network does not see, used by the ``"validation"`` and
+            ``"auto"`` tuners only.
+        **fit_params : dict
+            Passed to the ``fit`` of the skorch net. They must not change what the
+            module computes: predictions are made without them.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If an option, the data or the network is not valid; the estimator,
+            the network and the data are then unchanged.
+
+        Notes
+        -----
+        Costs the training of the network, one pass over the samples with k backward
+        columns per sample (k = c - 1 for c classes), and the decomposition of the
+        structure.
+        """
+        return self._fit(Samples(X, y, sample_weight, X_val, y_val, fit_params))
+
+    def _fit(self, samples: Samples) -> Any:
+        with unchanged_on_error(self):
+            options = self._check_options()
+            fit = self._train_and_accumulate(options, samples)
+            posterior = self._solver(options).posterior(fit, self._score(fit))
+            self._set_fitted(options, fit.network, posterior)
+        if self.verbose:
+            print(f"[{type(self).__name__}] {self._summary()}")  # noqa: T201
+        return self
+
+    def _train_and_accumulate(
+        self, options: LaplaceOptions, samples: Samples
+    ) -> LaplaceFit:
+        """Train and accumulate the curvature; or load both from ``memory``."""
+        check_memory(self.memory)
+        data, validation = encode_samples(self, samples)
+        self._seed = draw_seed(self.random_state)
+        fit = self._cached_fit(options, data, validation, samples.fit_params)
+        self._check_loss(float(fit.data_fit.loss / fit.data_fit.n_targets))
+        return fit
+
+    def _cached_fit(
+        self,
+        options: LaplaceOptions,
+        data: TrainingData,
+        validation: TrainingData | None,
+        params: dict[str, Any],
+    ) -> LaplaceFit:
+        """Return a fit from ``memory``, or a new one."""
+        memory, trainer = check_memory(self.memory), self._trainer(options)
+
+        def work() -> LaplaceFit:
+            device = getattr(self._net, "device", "cpu")
+            with private_rng(self._seed, device), torch.inference_mode(False):
+                network = trainer.train(data, validation, params)
+                with network.forward().frozen():
+                    return self._solver(options).accumulate(network)
+
+        if self.memory is None:
+            return work()
+        if self.random_state is None:
+            warnings.warn(
+                "memory has no effect with random_state=None, which makes every fit "
+                "differ. Set random_state to a number.",
+                UserWarning,
+                stacklevel=5,
+            )
+            return work()
+
+        def key() -> str:
+            return self._key(options, data, validation, params)
+
+        return cached(memory, key(), lambda: work().stored(), key)
+
+    def _key(
+        self,
+        options: LaplaceOptions,
         data: TrainingData,
         validation: TrainingData | None,
         fit_params: dict[str, Any],
-    ) -> TrainedNetwork:
-        fitted = super()._fit_network(data, validation, fit_params)
-        if not self._chooses_weights():
-            return fitted
-        options = {"indices": self._chosen_weights(fitted)}
-        inspected = self._inspect(
-            fitted.net, fitted.train, is_trained=True, options=options
+    ) -> str:
+        """Return a hash of everything that a `LaplaceFit` depends on."""
+        settings = {**options.curvature_settings(), "batch_size": self.batch_size}
+        if options.tunes_on_held_out:
+            settings["validation_fraction"] = self.validation_fraction
+        return fingerprint(
+            {
+                "kind": self._targets.likelihoods,
+                "estimator": self.estimator,
+                "data": (data, self._targets.n_outputs),
+                "validation": validation,
+                "fit_params": fit_params,
+                "seed": self._seed,
+                "settings": settings,
+                "rows": (options.tunes_on_held_out, options.may_refit),
+                "likelihood": self._likelihood_settings(),
+            }
         )
-        return replace(fitted, inspected=inspected)
 
-    def _chooses_weights(self) -> bool:
-        """Whether the training decides which single weights are random."""
-        is_subnetwork = isinstance(self.subset_of_weights, str) and (
-            self.subset_of_weights == "subnetwork"
-        )
-        return is_subnetwork and "indices" not in (self.subset_params or {})
-
-    def _chosen_weights(self, fitted: TrainedNetwork) -> Tensor:
-        """Places of the weights that the criterion prefers."""
-        options = self.subset_params or {}
-        forward = fitted.forward()
-        with forward.frozen():
-            layout = select(forward, first_rows(fitted.net, fitted.train), "all", {})
-            problem = SelectionProblem(
-                forward,
-                layout,
-                fitted.inspected.likelihood,
-                lambda: self._batches(fitted, fitted.train),
-                self._seed,
-            )
-            by = options.get("by", CRITERION)
-            return choose(problem, by, fitted.inspected.layout.n_parameters)
-
-    def _inspect(
+    def _set_fitted(
         self,
-        net: Any,
-        dataset: Any,
-        *,
-        is_trained: bool,
-        options: dict[str, Any] | None = None,
-    ) -> NetworkSpec:
-        """Read the net's conventions and refuse what does not fit."""
-        inspected = infer_network_spec(
-            net,
-            first_rows(net, dataset),
-            self.subset_of_weights,
-            options=options or self.subset_params,
-            **self._meaning(is_trained),
-        )
-        n_columns = inspected.n_outputs
-        size = len(dataset) * n_columns, n_columns
-        check_layout(self, inspected.layout, device_of(net), *size)
-        check_earlier_layout(self.prior, inspected.layout)
-        if self._may_refit() and inspected.head_map is not None:
-            self._check_head_rows(inspected, len(dataset), device_of(net))
-        is_bent = self._refine() is True and inspected.head_map is None
-        if is_bent and self.pred_type == "nn":
-            raise ValueError(
-                "refine=True cannot be used with pred_type='nn' here: the weights that "
-                "it finds are those of the linearised network. Use pred_type='glm', or "
-                "subset_of_weights='last_layer' with a network that ends in a Linear "
-                "layer."
-            )
-        if self._refine() is True and not inspected.likelihood.is_convex:
-            raise ValueError(
-                "refine=True needs a loss that is convex in the outputs, which "
-                f"that of {type(inspected.likelihood).__name__} is not. Use "
-                "refine=False."
-            )
-        return inspected
-
-    def _check_head_rows(
-        self, inspected: NetworkSpec, n_rows: int, device: torch.device
+        options: LaplaceOptions,
+        network: TrainedNetwork,
+        posterior: GaussianPosterior,
     ) -> None:
-        """Refuse to keep more rows for refitting than memory holds."""
-        n_inputs = inspected.layout.blocks[0].factor_shape[1]
-        # as they come, in float64 and in the dtype of the network; outputs, gradients
-        # and what a step makes of them
-        per_row = 16 * n_inputs + 6 * 8 * inspected.n_outputs
-        require_bytes(
-            per_row * n_rows,
-            device,
-            f"refitting the last layer on {n_rows:,} rows",
-            "use refine=False, or fewer rows",
+        self._options = options
+        self.estimator_, self.network_spec_ = network.net, network.spec
+        self.posterior_ = posterior
+        self.n_iter_ = max(1, len(getattr(network.net, "history_", None) or []))
+        self.prior_precision_ = plain(posterior.prior_precision)
+
+    def _summary(self) -> str:
+        """Return one line on what was fitted."""
+        posterior = self.posterior_
+        head = "refitted" if posterior.is_refitted else "kept"
+        return (
+            f"{self.hessian_structure} posterior over "
+            f"{posterior.layout.n_parameters:,} weights ({self.subset_of_weights}), "
+            f"prior_precision {posterior.shown_precision()}, weights {head}, "
+            f"log evidence {self.log_marginal_likelihood_value_:.1f}"
         )
+
+    # ------------------------------------------------------------- collaborators
+    @property
+    def _net(self) -> Any:
+        return inner_net(self.estimator)
+
+    @property
+    def _is_frozen(self) -> bool:
+        return is_frozen(self.estimator)
+
+    def _check_options(self) -> LaplaceOptions:
+        """Return the options; raises for values that are not valid."""
+        return LaplaceOptions.of(self)
+
+    def _solver(self, options: LaplaceOptions) -> LaplaceSolver:
+        return LaplaceSolver(options, self._seed)
+
+    def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
+        fraction = options.validation_fraction if options.tunes_on_held_out else None
+        return LaplaceTrainer(
+            estimator=self.estimator,
+            targets=self._targets,
+            likelihood=self.likelihood,
+            seed=self._seed,
+            validation_fraction=fraction,
+            alternative=sibling(self),
+            options=options,
+        )
+
+    def _likelihood_settings(self) -> Any:
+        """Return the settings of the likelihood that the curvature depends on."""
+        return self.likelihood
+
+    def _score(self, fit: LaplaceFit) -> HeldOutScore:
+        """Return what held-out samples are scored by."""
+        return HeldOutScore()
+
+    @property
+    def _outputs(self) -> BatchedOutputs:
+        """The distribution of outputs of the fitted network."""
+        check_is_fitted(self)
+        check_option("pred_type", self.pred_type, OUTPUT_MODELS)
+        kind = OUTPUT_MODELS[self.pred_type]
+        model = kind(self.n_samples, self._seed, self.posterior_)
+        network = TrainedNetwork(self.estimator_, self.network_spec_)
+        elements = self._options.row_elements(self.network_spec_)
+        if self._cache is not None:
+            return CachedOutputs(network, model, self.batch_size, elements, self._cache)
+        return BatchedOutputs(network, model, self.batch_size, elements)
+
+    # ----------------------------------------------------------------------- samples
+    def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
+        """Return inputs and targets, checked; inputs are cast."""
+        return check_samples(self, X, y, reset=reset)
+
+    def _check_inputs(self, X: Any) -> Any:
+        """Return inputs to predict, checked and cast."""
+        check_is_fitted(self)
+        cache: LinearisationCache | None = self._cache
+        if cache is not None:
+            return cache.inputs(X, lambda given: check_inputs(self, given))
+        return check_inputs(self, X)
+
+    def _add_samples(self, X: Any, y: Any, sample_weight: Any) -> Any:
+        """Add curvature and loss of new samples; the network keeps its weights."""
+        check_is_fitted(self)
+        before, now = self._options, self._check_options()
+        old, new = before.curvature_settings(), now.curvature_settings()
+        changed = [k for k in new if fingerprint(old[k]) != fingerprint(new[k])]
+        if changed:
+            raise ValueError(
+                f"{listed(changed)} changed since fit, so that new rows cannot be "
+                "added to what there is. Set them back, or fit anew."
+            )
+        posterior = self.posterior_
+        if posterior.is_refitted and self.network_spec_.head_map is None:
+            raise ValueError(
+                "refine=True has moved the posterior's mean away from the weights of "
+                "the network, at which new rows would be linearised. Use refine=False, "
+                "or subset_of_weights='last_layer'."
+            )
+        with unchanged_on_error(self):
+            X, y = self._check_samples(X, y, reset=False)
+            data = weighted_data(self, X, y, sample_weight)
+            network = TrainedNetwork(self.estimator_, self.network_spec_)
+            network = network_at_mean(posterior, network, data)
+            self.posterior_ = self._solver(now).add(posterior, network)
+        return self
+
+    # ------------------------------------------------------------------- posterior
+    @property
+    def log_marginal_likelihood_value_(self) -> float:
+        """Log marginal likelihood (Laplace evidence) of the training data, in nats."""
+        check_is_fitted(self)
+        return float(self.posterior_.log_marginal_likelihood())
+
+    def log_marginal_likelihood(
+        self, prior_precision: Any = None, sigma_noise: Any = None
+    ) -> float:
+        """Laplace approximation of ``log p(D)`` of the training data, in nats.
+
+        Parameters
+        ----------
+        prior_precision : float or array, optional
+            Value in place of the fitted one.
+        sigma_noise : float, optional
+            Likewise; regression only.
+
+        Returns
+        -------
+        float
+            The posterior itself does not change. For a refitted last layer the
+            weights are those of the fitted prior precision.
+        """
+        check_is_fitted(self)
+        posterior = self.posterior_
+        values = {"prior_precision": prior_precision, "sigma_noise": sigma_noise}
+        given = {name: value for name, value in values.items() if value is not None}
+        for name, value in given.items():
+            check_positive(name, value, scalar=name == "sigma_noise")
+        if "prior_precision" in given:
+            structure = self._options.prior_structure
+            check_prior_shape(prior_precision, structure, posterior.layout)
+        if "sigma_noise" in given and not posterior.likelihood.has_noise:
+            raise ValueError(
+                "sigma_noise was given, but this likelihood has no observation noise. "
+                "Leave it out."
+            )
+        if not given:
+            return float(posterior.log_marginal_likelihood())
+        h = posterior.hyperparameters
+        tensors = {
+            name: torch.as_tensor(
+                value, dtype=torch.float64, device=h.prior_precision.device
+            ).expand(getattr(h, name).shape)
+            for name, value in given.items()
+        }
+        return float(posterior.log_marginal_likelihood(replace(h, **tensors)))
+
+    def predictive(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and covariance of the outputs as functions of ``x``, in its graph.
+
+        For acquisition functions and whatever else needs gradients in the inputs.
+
+        Parameters
+        ----------
+        x : Tensor of shape (b, ...), or dict, list or tuple of tensors
+            Samples as the network takes them, on its device; real numbers are cast to
+            its dtype.
+
+        Returns
+        -------
+        mean : Tensor of shape (b, c)
+            Float64; logits for a classifier.
+        cov : Tensor of shape (b, c, c)
+            Of the noise-free outputs of each sample; float64.
+
+        Raises
+        ------
+        ValueError
+            With ``pred_type="nn"``, under which outputs are not Gaussian, and for
+            samples that the network cannot be applied to, or whose outputs are not
+            finite.
+        TypeError
+            If ``x`` is not made of tensors.
+
+        Notes
+        -----
+        Writes the Jacobian out: c backward passes and c·P numbers for each sample. For
+        predictions alone, `latent_mean_and_variance` is much faster.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import LaplaceRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> model = LaplaceRegressor(random_state=0).fit(X, y)
+        >>> x = torch.tensor(X[:2], requires_grad=True)
+        >>> mean, cov = model.predictive(x)
+        >>> (mean + cov.diagonal(dim1=1, dim2=2).sqrt()).sum().backward()
+        >>> x.grad.shape
+        torch.Size([2, 10])
+        """
+        outputs = self._outputs
+        if not outputs.model.is_gaussian:
+            raise ValueError(
+                f"pred_type={self.pred_type!r} has no Gaussian over outputs. Use "
+                "pred_type='glm'."
+            )
+        forward = outputs.network.forward()
+        rows = self._cast_tensors(x)
+        with torch.inference_mode(False), torch.enable_grad(), forward.frozen():
+            raw_outputs(self.estimator_, rows)  # raises for inputs that do not fit
+            return require_finite(*in_graph(self.posterior_, forward, rows))
+
+    def _cast_tensors(self, x: Any) -> Any:
+        """Return tensors in the dtype of the network, in their graph."""
+        parts = list(leaves(x))
+        if not parts or not all(isinstance(part, Tensor) for part in parts):
+            raise TypeError(
+                f"x is of type {type(x).__name__}; predictive needs tensors. Use "
+                "torch.as_tensor(x), or latent_mean_and_variance for arrays."
+            )
+        if any(part.ndim == 0 or len(part) == 0 for part in parts):
+            raise ValueError("x has no rows. Pass a tensor of shape (b, ...), b > 0.")
+        parameters = self.estimator_.module_.parameters()
+        dtype = next(p.dtype for p in parameters if p.is_floating_point())
+        keeps_integers = self._input_type.keeps_integers
+
+        def cast(leaf: Tensor) -> Tensor:
+            is_index = keeps_integers and not leaf.is_floating_point()
+            return leaf if is_index else leaf.to(dtype)
+
+        return mapped(cast, x)
+
+    # ------------------------------------------------------------------ pickle
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state with tensors on the CPU; skorch pickles the network."""
+        state: Any = super().__getstate__()
+        return state_on(state, "cpu")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        if "estimator_" in vars(self):
+            vars(self).update(state_on(vars(self), device_of(self.estimator_)))
+
+
+def state_on(state: dict[str, Any], device: Any) -> dict[str, Any]:
+    """Return attributes of a fitted estimator with tensors moved to a device."""
+    moved: dict[str, Any] = {
+        name: move(state[name], device)
+        for name in ("posterior_", "network_spec_")
+        if name in state
+    }
+    return {**state, **moved}

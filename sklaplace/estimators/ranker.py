@@ -15,14 +15,17 @@ from sklearn.utils.validation import check_array, check_is_fitted
 from torch import Tensor, nn
 
 from sklaplace.curvature.network import NetworkSpec
+from sklaplace.estimators.class_targets import ClassTargets
 from sklaplace.estimators.classifier import LaplaceClassifier
-from sklaplace.estimators.labelling import OneLabel
+from sklaplace.estimators.laplace_trainer import LaplaceTrainer
+from sklaplace.estimators.options import LaplaceOptions
+from sklaplace.estimators.target_types import SingleLabel
 from sklaplace.likelihoods import Bernoulli
-from sklaplace.networks.data import TrainingData, is_opaque
-from sklaplace.networks.default import TabularNetwork, penalised_classifier
+from sklaplace.networks.data import TrainingData, first_rows, is_opaque
+from sklaplace.networks.default import penalised_classifier
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.outputs import as_forward, raw_outputs
-from sklaplace.networks.training import first_rows
+from sklaplace.networks.tabular import TabularNetwork
 
 # share of two scores that rounding may put between their difference and a logit;
 # logits beyond the limit are too coarse in a probability to be compared
@@ -115,16 +118,55 @@ class PairNetwork(BradleyTerry):
         return cast(TabularNetwork, self.scorer).squared_norm()
 
 
-@dataclass(frozen=True)
-class _Items:
-    """Single items in place of pairs, (n, 1, ...)."""
+class PairTargets(ClassTargets):
+    """Labels of pairs: the larger of two means that the second item was preferred."""
 
-    rows: np.ndarray
+    likelihoods = (Bernoulli,)
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    @classmethod
+    def infer(cls, y: Any, *given: Any, **options: Any) -> "PairTargets":
+        """Return the two labels of pairs; raises for other targets."""
+        targets = super().infer(y, *given, **options)
+        classes = targets.classes
+        if targets.target_type != SingleLabel() or len(classes) != 2:
+            raise ValueError(
+                f"y has shape {np.shape(y)} and the labels {classes[:5].tolist()}. "
+                "A pair has one of two labels, of which the larger means that its "
+                "second item was preferred."
+            )
+        return cast(PairTargets, targets)
+
+    @property
+    def dtype(self) -> type:
+        """Dtype of codes: that of one logit, which the default net has as well."""
+        return np.float32
+
+    def default_net(self, data: TrainingData) -> Any:
+        """Return the default skorch net, which scores items by their features."""
+        items = data.X.reshape(2 * len(data.X), -1)
+        preferred = np.stack([1 - data.y, data.y], 1).reshape(-1, 1)
+        weights = data.sample_weight
+        if weights is not None:
+            weights = np.repeat(weights, 2)
+        # each pair counts once, and is two items
+        return penalised_classifier(
+            items, preferred, weights, nn.BCEWithLogitsLoss, 2.0, PairNetwork
+        )
 
 
+class PairTrainer(LaplaceTrainer):
+    """Trains networks whose logit is a difference of two scores."""
+
+    def infer_spec(self, net: Any, dataset: Any, **options: Any) -> NetworkSpec:
+        """Return the meaning of outputs; raises if it is not a difference."""
+        spec = super().infer_spec(net, dataset, **options)
+        forward = as_forward(net, spec.output_map, spec.logit_layer)
+        with forward.frozen():
+            _check_difference(net, forward, first_rows(net, dataset))
+        return spec
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class LaplaceRanker(LaplaceClassifier):
     """Scores of items with their uncertainty, from pairs of which one was preferred.
 
@@ -192,132 +234,58 @@ class LaplaceRanker(LaplaceClassifier):
     True
     """
 
-    _likelihoods = (Bernoulli,)
+    subset_of_weights: str | list[str] = "all"
+    hessian_structure: str = "full"
+    prior_precision: Any = "marglik"
 
-    def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        likelihood: Any = None,
-        subset_of_weights: str | list[str] = "all",
-        subset_params: dict[str, Any] | None = None,
-        hessian_structure: str = "full",
-        structure_params: dict[str, Any] | None = None,
-        curvature: str = "ggn",
-        curvature_params: dict[str, Any] | None = None,
-        prior_precision: Any = "marglik",
-        prior_structure: str = "scalar",
-        prior_mean: Any = 0.0,
-        prior: Any = None,
-        refine: Any = "auto",
-        temperature: float = 1.0,
-        class_weight: dict[Any, float] | str | None = None,
-        validation_fraction: float = 0.2,
-        pred_type: str = "glm",
-        link_approx: str = "auto",
-        dirichlet_approx: str = "projection",
-        n_samples: int = 100,
-        batch_size: int | None = None,
-        memory: Any = None,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        self.estimator = estimator
-        self.likelihood = likelihood
-        self.subset_of_weights = subset_of_weights
-        self.subset_params = subset_params
-        self.hessian_structure = hessian_structure
-        self.structure_params = structure_params
-        self.curvature = curvature
-        self.curvature_params = curvature_params
-        self.prior_precision = prior_precision
-        self.prior_structure = prior_structure
-        self.prior_mean = prior_mean
-        self.prior = prior
-        self.refine = refine
-        self.temperature = temperature
-        self.class_weight = class_weight
-        self.validation_fraction = validation_fraction
-        self.pred_type = pred_type
-        self.link_approx = link_approx
-        self.dirichlet_approx = dirichlet_approx
-        self.n_samples = n_samples
-        self.batch_size = batch_size
-        self.memory = memory
-        self.random_state = random_state
-        self.verbose = verbose
+    _targets_kind = PairTargets
 
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        if (self.structure_params or {}).get("weight_sharing") == "reduce":
+    def _check_options(self) -> LaplaceOptions:
+        options = super()._check_options()
+        if options.structure_params.get("weight_sharing") == "reduce":
             raise ValueError(
                 "structure_params={'weight_sharing': 'reduce'} adds up the gradients "
                 "of the two items of a pair, which enter with opposite signs, so that "
                 "their sum says nothing. Use 'expand', or hessian_structure='full'."
             )
+        return options
 
-    def _check_data(self, *args: Any) -> Any:
-        # an earlier fit says nothing of the items of this one
-        self.__dict__.pop("_item_shape", None)
-        return super()._check_data(*args)
+    def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
+        trainer = super()._trainer(options)
+        return PairTrainer(**vars(trainer))
 
-    def _inspect(self, net: Any, dataset: Any, **options: Any) -> NetworkSpec:
-        inspected = super()._inspect(net, dataset, **options)
-        forward = as_forward(net, inspected.output_map, inspected.logit_layer)
-        with forward.frozen():
-            _check_difference(net, forward, first_rows(net, dataset))
-        return inspected
-
-    def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
+    # ----------------------------------------------------------------------- samples
+    def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
+        if reset:  # items may be others than in an earlier fit
+            vars(self).pop("_item_shape", None)
+        if is_opaque(X):
+            return super()._check_samples(X, y, reset=reset)
         shape = np.asarray(X).shape
         if len(shape) < 2 or shape[1] != 2:
             raise ValueError(
                 f"X has shape {shape}, and pairs of items have (n, 2, ...). Stack the "
                 "first and the second items along axis 1."
             )
-        X, y = super()._validated(X, y, reset=reset)
+        X, y = super()._check_samples(X, y, reset=reset)
         if reset:
             self._item_shape = X.shape[2:]
         self._check_items("X", X.shape[2:])
         return X, y
 
+    def _check_inputs(self, X: Any) -> Any:
+        X = super()._check_inputs(X)
+        if not is_opaque(X):
+            self._check_items("X", X.shape[2:])
+        return X
+
     def _check_items(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise for items of another shape than in fit."""
         known = getattr(self, "_item_shape", shape)
         if shape != known:
             raise ValueError(
                 f"{name} has items of shape {shape}, but those in fit have {known}. "
                 "Pass items of one kind."
             )
-
-    def _encode(self, y: Any, *, reset: bool, name: str = "y") -> np.ndarray:
-        codes = super()._encode(y, reset=reset, name=name)
-        if self._labelling != OneLabel() or len(self.classes_) != 2:
-            raise ValueError(
-                f"y has shape {np.shape(y)} and the labels "
-                f"{self.classes_[:5].tolist()}. A pair has one of two labels, of which "
-                "the larger means that its second item was preferred."
-            )
-        # the default network, too, has one logit
-        return codes.astype(np.float32)
-
-    def _default_net(self, data: TrainingData) -> Any:
-        items = data.X.reshape(2 * len(data.X), -1)
-        preferred = np.stack([1 - data.y, data.y], 1).reshape(-1, 1)
-        weights = data.sample_weight
-        if weights is not None:
-            weights = np.repeat(weights, 2)
-        # each pair counts once, and is two items
-        return penalised_classifier(
-            items, preferred, weights, nn.BCEWithLogitsLoss, 2.0, PairNetwork
-        )
-
-    def _rows(self, X: Any) -> Any:
-        if isinstance(X, _Items):
-            return self._input_type.inputs(X.rows)
-        rows = super()._rows(X)
-        if not is_opaque(rows):
-            self._check_items("X", rows.shape[2:])
-        return rows
 
     def predict_score(
         self, items: Any, return_std: bool = False, return_cov: bool = False
@@ -364,11 +332,11 @@ class LaplaceRanker(LaplaceClassifier):
             items, dtype=None, ensure_2d=False, allow_nd=True, input_name="items"
         )
         self._check_items("items", array.shape[1:])
-        rows = _Items(array[:, None])
+        single_items = self._input_type.inputs(array[:, None])
         if return_cov:
-            mean, cov = self._joint(rows)
+            mean, cov = self._outputs.joint(single_items)
             return mean[:, 0], cov[..., 0]
-        mean, variance = self._latent(rows)
+        mean, variance = self._outputs.latent(single_items)
         if return_std:
             return mean[:, 0], np.sqrt(np.maximum(variance[:, 0], 0))
         return mean[:, 0]

@@ -1,20 +1,26 @@
 """LaplaceRegressor: predictions with standard deviations, intervals and samples."""
 
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
+from sklaplace.core.linalg import plain
 from sklaplace.curvature.ggn import CURVATURES
-from sklaplace.estimators.bands import BandPredictor
-from sklaplace.estimators.base import BaseLaplace, plain
-from sklaplace.estimators.columns import check_noise, geometric_mean, likelihood_of
-from sklaplace.likelihoods import NumberLikelihood
+from sklaplace.estimators.laplace import BaseLaplace
+from sklaplace.estimators.laplace_fit import HeldOutScore, LaplaceFit
+from sklaplace.estimators.number_targets import check_noise, geometric_mean, has_noise
+from sklaplace.estimators.options import LaplaceOptions
+from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
+from sklaplace.likelihoods import Gaussian, RegressionLikelihood
+from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning import TUNERS
 
 
-class LaplaceRegressor(BandPredictor, BaseLaplace):
+@dataclass(eq=False, repr=False, kw_only=True)
+class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     """Predictions with standard deviations and intervals, from a skorch net.
 
     A Laplace approximation: a Gaussian over (some of) the network's weights around
@@ -154,67 +160,22 @@ class LaplaceRegressor(BandPredictor, BaseLaplace):
     (2, 2)
     """
 
-    def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        likelihood: Any = None,
-        subset_of_weights: str | list[str] = "last_layer",
-        subset_params: dict[str, Any] | None = None,
-        hessian_structure: str = "kron",
-        structure_params: dict[str, Any] | None = None,
-        curvature: str = "ggn",
-        curvature_params: dict[str, Any] | None = None,
-        prior_precision: Any = "auto",
-        prior_structure: str = "scalar",
-        prior_mean: Any = 0.0,
-        prior: Any = None,
-        refine: Any = "auto",
-        temperature: float = 1.0,
-        validation_fraction: float = 0.2,
-        pred_type: str = "glm",
-        sigma_noise: Any = "auto",
-        n_samples: int = 100,
-        batch_size: int | None = None,
-        memory: Any = None,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        self.estimator = estimator
-        self.likelihood = likelihood
-        self.subset_of_weights = subset_of_weights
-        self.subset_params = subset_params
-        self.hessian_structure = hessian_structure
-        self.structure_params = structure_params
-        self.curvature = curvature
-        self.curvature_params = curvature_params
-        self.prior_precision = prior_precision
-        self.prior_structure = prior_structure
-        self.prior_mean = prior_mean
-        self.prior = prior
-        self.refine = refine
-        self.temperature = temperature
-        self.validation_fraction = validation_fraction
-        self.pred_type = pred_type
-        self.sigma_noise = sigma_noise
-        self.n_samples = n_samples
-        self.batch_size = batch_size
-        self.memory = memory
-        self.random_state = random_state
-        self.verbose = verbose
+    sigma_noise: Any = "auto"
 
     # --------------------------------------------------------------------- fit
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
+    def _check_options(self) -> LaplaceOptions:
+        options = super()._check_options()
         check_noise(self.sigma_noise, TUNERS)
-        if self.prior is not None and isinstance(self._sigma_noise(), str):
+        options = replace(options, sigma_noise=self._resolved_noise())
+        if self.prior is not None and isinstance(options.sigma_noise, str):
             raise ValueError(
                 f"sigma_noise={self.sigma_noise!r} cannot be chosen under the "
                 "posterior of an earlier task. Use a number, such as the "
                 "sigma_noise_ of the model that was fitted to it."
             )
-        named = {name for name in self._tuners() if name != "auto"}
-        if len(named) > 1:
+        values = self.prior_precision, options.sigma_noise
+        names = {value for value in values if isinstance(value, str)} - {"auto"}
+        if len(names) > 1:
             raise ValueError(
                 f"prior_precision={self.prior_precision!r} and sigma_noise="
                 f"{self.sigma_noise!r} name two tuners, but both are chosen "
@@ -222,41 +183,45 @@ class LaplaceRegressor(BandPredictor, BaseLaplace):
             )
         is_free = isinstance(self.sigma_noise, str) and self.sigma_noise != "marglik"
         is_of_second_order = CURVATURES[self.curvature].order > 1
-        if is_of_second_order and is_free and self._refine() is True:
+        if is_of_second_order and is_free and options.refine is True:
             raise ValueError(
                 f"refine=True cannot be used with curvature={self.curvature!r} where "
                 "the noise is chosen on held-out rows. Use sigma_noise='marglik' or a "
                 "number, or refine=False, or curvature='ggn'."
             )
+        return options
 
-    def _sigma_noise(self) -> Any:
+    def _resolved_noise(self) -> Any:
+        """Return one number or the name of a tuner; one if there is no noise."""
         if np.ndim(self.sigma_noise):
             return geometric_mean(np.asarray(self.sigma_noise, dtype=float))
         if not isinstance(self.sigma_noise, str):
             return self.sigma_noise
-        likelihood = self.likelihood or likelihood_of(self._net())
-        has_none = likelihood is not None and not likelihood.has_noise
-        # nothing to tune, and no rows to hold out for it
-        return 1.0 if has_none else self.sigma_noise
+        # nothing to tune, and no samples to hold out for it
+        return self.sigma_noise if has_noise(self.likelihood, self._net) else 1.0
 
     def _likelihood_settings(self) -> Any:
-        return super()._likelihood_settings(), self._relative_noise()
+        adapted = self._targets.adapt(Gaussian())
+        return self.likelihood, cast(Gaussian, adapted).relative
 
-    def _log_proba(self, posterior: GaussianPosterior) -> None:
-        return None
+    def _score(self, fit: LaplaceFit) -> HeldOutScore:
+        likelihood = cast(RegressionLikelihood, fit.network.spec.likelihood)
+        if likelihood.has_noise:  # tuned with the prior
+            return HeldOutScore()
+        return HeldOutScore(log_density=partial(likelihood.log_density, noise=1.0))
 
-    def _log_density(self, posterior: GaussianPosterior) -> Any:
-        likelihood = cast(NumberLikelihood, posterior.likelihood)
-        if likelihood.has_noise:
-            return None  # the noise is chosen, too
-        return partial(likelihood.log_density, noise=1.0)
-
-    def _publish(self, curved: Any, posterior: GaussianPosterior) -> None:
-        super()._publish(curved, posterior)
+    def _set_fitted(
+        self,
+        options: LaplaceOptions,
+        network: TrainedNetwork,
+        posterior: GaussianPosterior,
+    ) -> None:
+        super()._set_fitted(options, network, posterior)
         self._set_noise(plain(posterior.hyperparameters.sigma_noise))
 
+    @property
     def _noise(self) -> float:
-        return float(self._fitted_posterior().hyperparameters.sigma_noise)
+        return float(self.posterior_.hyperparameters.sigma_noise)
 
     def partial_fit(
         self, X: Any, y: Any, sample_weight: Any = None
@@ -289,9 +254,6 @@ class LaplaceRegressor(BandPredictor, BaseLaplace):
         -----
         One pass over the new rows, as in ``fit``. Prior and noise are not tuned again.
         """
-        if not hasattr(self, "posterior_"):
-            return cast(LaplaceRegressor, self.fit(X, y, sample_weight))
-        self._add_rows(X, y, sample_weight)
-        return self
-
-    # ----------------------------------------------------------------- predict
+        if hasattr(self, "posterior_"):
+            return cast(LaplaceRegressor, self._add_samples(X, y, sample_weight))
+        return cast(LaplaceRegressor, self.fit(X, y, sample_weight))

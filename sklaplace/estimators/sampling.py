@@ -1,30 +1,44 @@
-"""SamplingEstimator: one training, and predictions from draws of the outputs."""
+"""BaseSampling: estimators that predict from draws of a network's outputs."""
 
-import math
-from collections.abc import Iterator
+from abc import abstractmethod
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
-from torch import Tensor
+from sklearn.base import is_regressor
+from sklearn.utils.validation import check_is_fitted
 
-from sklaplace.core.checks import check_fraction
-from sklaplace.estimators.bands import BandPredictor
-from sklaplace.estimators.columns import check_noise, geometric_mean, likelihood_of
-from sklaplace.estimators.fitting import NetworkFitter, unchanged_on_error
-from sklaplace.estimators.outputs import Draws, TrainedNetwork
-from sklaplace.networks.training import private_rng
-from sklaplace.posterior.predictive import moments
+from sklaplace.core.checks import check_count, check_fraction
+from sklaplace.core.random import private_rng
+from sklaplace.estimators.noise import most_probable_noise
+from sklaplace.estimators.number_targets import check_noise, geometric_mean, has_noise
+from sklaplace.estimators.options import check_common, sibling
+from sklaplace.estimators.output_model import BatchedOutputs, OutputModel
+from sklaplace.estimators.samples import (
+    Samples,
+    check_inputs,
+    check_samples,
+    draw_seed,
+    encode_samples,
+    unchanged_on_error,
+)
+from sklaplace.estimators.trainer import Trainer, inner_net, is_frozen
+from sklaplace.networks.data import TrainingData
+from sklaplace.networks.trained import TrainedNetwork
 
-# The noise is sought between these multiples of the residuals' root mean square.
-_LEAST_SHARE, _LARGEST_SHARE = 1e-4, 1e1
 
+@dataclass(eq=False, repr=False, kw_only=True)
+class BaseSampling:
+    """Parameters and fit of estimators that predict from draws."""
 
-class SamplingEstimator(NetworkFitter):
-    """Shared by estimators that predict from draws; not for direct use."""
+    estimator: Any = field(default=None, kw_only=False)
+    likelihood: Any = None
+    batch_size: int | None = None
+    random_state: Any = None
+    verbose: int = 0
 
-    verbose: int
+    _trainer_kind: ClassVar[type[Trainer]] = Trainer
+    _noise_names: ClassVar[tuple[str, ...]] = ("auto",)
 
     def fit(
         self,
@@ -35,7 +49,7 @@ class SamplingEstimator(NetworkFitter):
         X_val: Any = None,
         y_val: Any = None,
         **fit_params: Any,
-    ) -> "SamplingEstimator":
+    ) -> Any:
         """Train on rows.
 
         Parameters
@@ -67,98 +81,117 @@ class SamplingEstimator(NetworkFitter):
             If an option, the data or the network cannot be right; the estimator,
             the network and the data are then as they were.
         """
+        samples = Samples(X, y, sample_weight, X_val, y_val, fit_params)
         with unchanged_on_error(self):
-            self._check_parameters()
-            data, validation = self._check_data(X, y, sample_weight, X_val, y_val)
-            random_state = self._fresh_random_state()
-            self._seed = int(random_state.randint(np.iinfo(np.int32).max))
-            device = getattr(self._net(), "device", "cpu")
+            self._check_options()
+            data, validation = encode_samples(self, samples)
+            self._seed = draw_seed(self.random_state)
+            device = getattr(self._net, "device", "cpu")
             with private_rng(self._seed, device), torch.inference_mode(False):
-                fitted = self._fit_network(data, validation, fit_params)
-                self.estimator_, self.network_spec_ = fitted.net, fitted.inspected
-                self.n_iter_ = max(1, len(getattr(fitted.net, "history_", None) or []))
-                with fitted.forward().frozen():
-                    self._publish(fitted)
-            self._forget()
+                network = self._train(data, validation, fit_params)
+                self.estimator_, self.network_spec_ = network.net, network.spec
+                self.n_iter_ = n_epochs(network.net)
+                with network.forward().frozen():
+                    self._set_fitted(network)
         if self.verbose:
             print(f"[{type(self).__name__}] {self._summary()}")  # noqa: T201
         return self
 
-    def _publish(self, fitted: TrainedNetwork) -> None:
-        """Overridden where more is known once the network has been trained."""
-
-    def _forget(self) -> None:
-        """Overridden where something is of no use once fit is over."""
-
     def _summary(self) -> str:
-        """What was fitted, in one line."""
+        """Return one line on what was fitted."""
         return f"trained for {self.n_iter_} epochs"
 
-    def _drawn_rows(
-        self, fitted: TrainedNetwork, dataset: Any, draws: Draws, n: int
-    ) -> Iterator[tuple[Tensor, Any, Tensor | None]]:
-        """Of each batch: outputs (b, c, n), targets and weights."""
-        forward = fitted.forward()
-        for x, y, weights in self._batches(fitted, dataset, n_draws=n):
-            yield draws(forward, x), y, weights
+    # ------------------------------------------------------------- collaborators
+    @property
+    def _net(self) -> Any:
+        return inner_net(self.estimator)
 
+    @property
+    def _is_frozen(self) -> bool:
+        return is_frozen(self.estimator)
 
-class NoiseFromRows(BandPredictor, SamplingEstimator):
-    """Regressors whose noise is chosen once the network is there."""
-
-    validation_fraction: float
-    _noise_names: ClassVar[tuple[str, ...]] = ("auto",)
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        self._check_draws(2)
-        check_noise(self.sigma_noise, self._noise_names)
-        check_fraction(
-            "validation_fraction",
-            self.validation_fraction,
-            "Choose a share of the rows, such as 0.2.",
-        )
-
-    def _tunes_on_rows(self) -> bool:
-        likelihood = self.likelihood or likelihood_of(self._net())
-        has_none = likelihood is not None and not likelihood.has_noise
-        return isinstance(self.sigma_noise, str) and not has_none
-
-    def _publish(self, fitted: TrainedNetwork) -> None:
-        if not fitted.inspected.likelihood.has_noise:
-            self._set_noise(1.0)
-        elif isinstance(self.sigma_noise, str):
-            self._set_noise(self._chosen_noise(fitted))
+    def _check_options(self) -> None:
+        """Raise for values that are not valid."""
+        check_common(self)
+        self._check_draws()
+        if is_regressor(self):
+            check_noise(self.sigma_noise, self._noise_names)
+            fraction = self.validation_fraction
+            hint = "Choose a share of the rows, such as 0.2."
+            check_fraction("validation_fraction", fraction, hint)
         else:
-            self._set_noise(geometric_mean(np.atleast_1d(self.sigma_noise)))
-        super()._publish(fitted)
+            self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
 
-    def _chosen_noise(self, fitted: TrainedNetwork) -> float:
-        """Noise by the rows that there are."""
-        rows = fitted.train if fitted.held_out is None else fitted.held_out
-        return self._most_probable_noise(fitted, rows)
+    def _check_draws(self) -> None:
+        """Raise for a number of draws that is not valid."""
+        check_count("n_samples", self.n_samples)
+        if is_regressor(self):  # a variance is made of two or more
+            check_count("n_samples", self.n_samples, 2)
 
-    def _most_probable_noise(self, fitted: TrainedNetwork, dataset: Any) -> float:
-        """Noise under which the targets of rows are most probable."""
-        likelihood = fitted.inspected.likelihood
-        draws, parts = self._own_draws(), []
-        for drawn, y, w in self._drawn_rows(fitted, dataset, draws, self._n_draws):
-            mean, variance = moments(drawn, diagonal=True, centred=False)
-            targets = likelihood.targets(y, mean)
-            weights = torch.ones_like(mean[:, 0]) if w is None else w.to(mean)
-            parts.append((mean, variance, targets, weights))
-        mean, variance, y, weights = (
-            torch.cat(part) for part in zip(*parts, strict=True)
+    @property
+    def _tunes_on_held_out(self) -> bool:
+        """Whether the noise is chosen on held-out samples, where there are any."""
+        is_free = is_regressor(self) and isinstance(self.sigma_noise, str)
+        return is_free and has_noise(self.likelihood, self._net)
+
+    def _trainer(self, **options: Any) -> Trainer:
+        fraction = self.validation_fraction if self._tunes_on_held_out else None
+        return self._trainer_kind(
+            estimator=self.estimator,
+            targets=self._targets,
+            likelihood=self.likelihood,
+            seed=self._seed,
+            validation_fraction=fraction,
+            alternative=sibling(self),
+            **options,
         )
 
-        def loss(log_sigma: float) -> float:
-            density = likelihood.log_density(mean, variance, y, math.exp(log_sigma))
-            return -float(weights @ density)
+    def _train(
+        self,
+        data: TrainingData,
+        validation: TrainingData | None,
+        fit_params: dict[str, Any],
+    ) -> TrainedNetwork:
+        return self._trainer().train(data, validation, fit_params)
 
-        squares = weights @ likelihood.loss(mean, y) / weights.sum() / mean.shape[1]
-        root = math.sqrt(max(2 * float(squares), torch.finfo(torch.float32).tiny))
-        shares = math.log(_LEAST_SHARE), math.log(_LARGEST_SHARE)
-        found = minimize_scalar(
-            lambda share: loss(share + math.log(root)), bounds=shares, method="bounded"
-        )
-        return root * math.exp(float(found.x))
+    def _set_fitted(self, network: TrainedNetwork) -> None:
+        """Set what is estimated from the trained network, in evaluation mode."""
+        if is_regressor(self):
+            self._set_noise(self._chosen_noise(network))
+
+    def _chosen_noise(self, network: TrainedNetwork) -> float:
+        """Return the noise: one, as given, or the most probable one."""
+        if not network.spec.likelihood.has_noise:
+            return 1.0
+        if not isinstance(self.sigma_noise, str):
+            return geometric_mean(self.sigma_noise)
+        dataset = network.train if network.held_out is None else network.held_out
+        return most_probable_noise(self._outputs_of(network), dataset)
+
+    # ----------------------------------------------------------------- predictions
+    @abstractmethod
+    def _output_model(self) -> OutputModel:
+        """Return the distribution of outputs."""
+
+    def _outputs_of(self, network: TrainedNetwork) -> BatchedOutputs:
+        return BatchedOutputs(network, self._output_model(), self.batch_size)
+
+    @property
+    def _outputs(self) -> BatchedOutputs:
+        """The distribution of outputs of the fitted network."""
+        check_is_fitted(self)
+        return self._outputs_of(TrainedNetwork(self.estimator_, self.network_spec_))
+
+    def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
+        """Return inputs and targets, checked; inputs are cast."""
+        return check_samples(self, X, y, reset=reset)
+
+    def _check_inputs(self, X: Any) -> Any:
+        """Return inputs to predict, checked and cast."""
+        check_is_fitted(self)
+        return check_inputs(self, X)
+
+
+def n_epochs(net: Any) -> int:
+    """Return the number of epochs a net was trained for, at least one."""
+    return max(1, len(getattr(net, "history_", None) or []))

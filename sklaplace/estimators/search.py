@@ -6,7 +6,8 @@ As `RidgeCV` is to `Ridge`: `LaplaceClassifierCV` to `LaplaceClassifier`, and
 
 import copy
 import warnings
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
@@ -17,11 +18,10 @@ from sklearn.utils import indexable
 from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import _check_method_params, _check_sample_weight
 
-from sklaplace.core.caching import check_memory
+from sklaplace.core.cache import check_memory
 from sklaplace.core.checks import check_n_jobs, check_positive, listed
-from sklaplace.estimators.base import BaseLaplace
+from sklaplace.core.random import private_rng
 from sklaplace.estimators.classifier import LaplaceClassifier
-from sklaplace.estimators.fitting import unchanged_on_error
 from sklaplace.estimators.folds import (
     AllRows,
     Fold,
@@ -31,110 +31,48 @@ from sklaplace.estimators.folds import (
     trained_and_scored,
     with_noise,
 )
+from sklaplace.estimators.laplace import BaseLaplace
 from sklaplace.estimators.regressor import LaplaceRegressor
+from sklaplace.estimators.samples import Samples, encode_samples, unchanged_on_error
 from sklaplace.networks.data import is_opaque
-from sklaplace.networks.training import private_rng
 
 GRID = np.logspace(-3, 3, 20)
 
+Split = tuple[np.ndarray, np.ndarray]  # indices to train on, indices to score
 
-class _PriorSearch(BaseLaplace):
-    """What both estimators share: the search; predictions are those of ``_plain``."""
 
-    _plain: ClassVar[type[BaseLaplace]]
-    cv: Any
-    scoring: Any
-    n_jobs: Any
-    prior_precisions: Any
+class PriorSearch:
+    """A search over prior precisions for one estimator and one set of samples.
 
-    def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any
-    ) -> "_PriorSearch":
-        """Choose the prior precision by cross-validation, then fit all rows with it.
+    Parameters
+    ----------
+    estimator : LaplaceClassifierCV or LaplaceRegressorCV
+        The estimator with the search's parameters.
+    plain : type
+        The estimator that each fold fits: `LaplaceClassifier` or `LaplaceRegressor`.
+    """
 
-        Parameters
-        ----------
-        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Training rows, as for the estimator without ``CV``.
-        y : array-like of shape (n,) or (n, n_outputs)
-            Targets; class labels of any kind for a classifier.
-        sample_weight : array-like of shape (n,), optional
-            Non-negative weights of the rows, in training and in scores. A scorer
-            gets them if it takes them; the mean over folds is not weighted.
-        **fit_params : dict
-            Passed to the ``fit`` of the skorch net; of arrays with n entries each
-            fold gets its own.
+    def __init__(self, estimator: Any, plain: type[BaseLaplace]) -> None:
+        self.estimator, self.plain = estimator, plain
 
-        Returns
-        -------
-        self : object
-            The fitted estimator.
-
-        Raises
-        ------
-        ValueError, TypeError
-            If an option, the data or the network cannot be right, or no prior
-            precision has a finite score; the estimator, the network and the data
-            are then as they were.
-
-        Notes
-        -----
-        Costs one training of the network per fold and one on all rows, each with
-        one pass for the curvature, and one pass over the held-out rows of each
-        fold. Prior precisions add what follows from these: for k outputs and P
-        weights O(n k P) each, a refit of the last layer with ``refine=True``, and
-        about ten times as much where the noise is chosen, too.
-        """
-        with unchanged_on_error(self):
-            rows, splits = self._checked_rows(X, y, sample_weight, fit_params)
-            candidates, scores = self._search(rows, splits, fit_params)
-            results = _results(candidates, np.array(scores).T)
-            best = int(results["rank_test_score"].argmin())
-            model = self._model(**candidates[best], random_state=self.random_state)
-            model.fit(X, y, rows[2], **fit_params)
-            self._become(model)
-            self.cv_results_, self.n_splits_ = results, len(splits)
-            self.best_index_ = best
-            self.best_score_ = float(results["mean_test_score"][best])
-        if self.verbose:
-            print(f"[{type(self).__name__}] {self._summary()}")  # noqa: T201
-        return self
-
-    def _summary(self) -> str:
-        """What was fitted, in one line."""
-        tried = f"{len(self.cv_results_['params'])} tried in {self.n_splits_} folds"
-        return f"{super()._summary()}, {tried}, score {self.best_score_:.4g}"
-
-    def _model(self, **params: Any) -> Any:
-        """The estimator for one prior precision, with the settings of this one."""
-        own = self.get_params(deep=False)
-        names = set(self._plain._get_param_names()) & set(own)
-        settings = {name: own[name] for name in names}
+    # -------------------------------------------------------------------- models
+    def model(self, **params: Any) -> Any:
+        """Return the plain estimator with some parameters, the others as given."""
+        given = self.estimator.get_params(deep=False)
+        names = set(self.plain._get_param_names()) & set(given)
+        settings = {name: given[name] for name in names}
         # each fold is seeded as the estimator alone would be
-        settings["random_state"] = copy.deepcopy(self.random_state)
-        model = self._plain(**{**settings, "verbose": 0, **params})
-        if "_announced" in vars(self):  # classes of a first partial_fit
-            model._announced = self._announced
-        return model
+        settings["random_state"] = copy.deepcopy(self.estimator.random_state)
+        return self.plain(**{**settings, "verbose": 0, **params})
 
-    def _check_parameters(self) -> None:
-        self._model(**self._first())._check_parameters()
-
-    def _become(self, model: Any) -> None:
-        """Become the fitted model, as far as predictions go."""
-        for name in ("n_features_in_", "feature_names_in_"):
-            self.__dict__.pop(name, None)
-        params = set(model.get_params(deep=False))
-        found = {k: v for k, v in vars(model).items() if k not in params}
-        self.__dict__.update(found)
-
-    # --------------------------------------------------------------- fit: checks
-    def _grid(self) -> list[float]:
+    @property
+    def grid(self) -> list[float]:
         """Prior precisions to try."""
-        if self.prior_precisions is None:
+        given = self.estimator.prior_precisions
+        if given is None:
             return [float(value) for value in GRID]
-        check_positive("prior_precisions", self.prior_precisions, scalar=False)
-        values = np.asarray(self.prior_precisions, dtype=np.float64)
+        check_positive("prior_precisions", given, scalar=False)
+        values = np.asarray(given, dtype=np.float64)
         if values.ndim != 1:
             raise ValueError(
                 f"prior_precisions has shape {values.shape}, not one axis. Choose a "
@@ -142,65 +80,53 @@ class _PriorSearch(BaseLaplace):
             )
         return [float(value) for value in values]
 
-    def _first(self) -> Params:
-        """Values that stand for those to be chosen, of a model before its fit."""
-        return {"prior_precision": self._grid()[0]}
+    @property
+    def chooses_noise(self) -> bool:
+        """Whether the noise is chosen with each prior precision."""
+        return isinstance(getattr(self.estimator, "sigma_noise", None), str)
 
-    def _checked_rows(
-        self, X: Any, y: Any, sample_weight: Any, fit_params: dict[str, Any]
-    ) -> tuple[AllRows, list[Any]]:
-        """Rows and splits, after all checks that need no network."""
-        held_out = {"X_val", "y_val"} & set(fit_params)
-        if held_out:
-            raise TypeError(
-                f"fit got {listed(held_out)}, but here folds are held out. Leave "
-                f"them out, or use {self._plain.__name__}, which tunes on such rows."
-            )
-        model = self._model(**self._first(), verbose=self.verbose)
-        model._check_parameters()
-        check_memory(self.memory)
-        check_n_jobs(self.n_jobs)
+    def first_params(self) -> Params:
+        """Return values in place of those to be chosen, of a model before its fit."""
+        params = {"prior_precision": self.grid[0]}
+        if hasattr(self.estimator, "sigma_noise"):
+            noise = self.estimator.sigma_noise
+            check_positive("sigma_noise", noise, ["auto"])
+            params["sigma_noise"] = 1.0 if isinstance(noise, str) else noise
+        return params
+
+    # -------------------------------------------------------------------- checks
+    def check(self, samples: Samples) -> tuple[AllRows, list[Split], Any]:
+        """Return samples, splits and scorer, after all checks without a network."""
+        estimator = self.estimator
+        model = self.model(**self.first_params(), verbose=estimator.verbose)
+        model._check_options()
+        check_memory(estimator.memory)
+        check_n_jobs(estimator.n_jobs)
         scorer = self._scorer(model)
-        model._check_data(X, y, sample_weight, None, None)
-        if is_classifier(self) and not model._labelling.is_single:
+        encode_samples(model, samples)
+        if is_classifier(model) and not model._targets.target_type.is_single:
             _check_scores_columns(scorer)
-        rows = self._without_ignored(model, self._indexable(model, X, y, sample_weight))
+        rows = _scored_rows(model, _indexable(model, samples))
         splits = self._splits(*rows[:2])
         for number, split in enumerate(splits):
-            self._check_split(model, number, split, *rows[1:])
-        return rows, splits
-
-    def _without_ignored(self, model: Any, rows: AllRows) -> AllRows:
-        """Rows whose labels the criterion does not ignore: no fold could score them."""
-        if not is_classifier(self):
-            return rows
-        ignored = model._is_ignored(rows[1]).reshape(len(rows[1]), -1).all(1)
-        return rows_of(rows, np.flatnonzero(~ignored)) if ignored.any() else rows
-
-    def _indexable(self, model: Any, X: Any, y: Any, sample_weight: Any) -> AllRows:
-        """Checked rows as they are cut into folds; they are checked again there."""
-        y = model._labels(y) if is_classifier(self) else np.asarray(y)
-        if not is_opaque(X):
-            (X,) = indexable(X)
-        if sample_weight is not None:
-            rows = np.empty((len(y), 1))
-            sample_weight = _check_sample_weight(sample_weight, rows, dtype=np.float64)
-        return X, y, sample_weight
+            _check_split(model, number, split, *rows[1:])
+        return rows, splits, scorer
 
     def _scorer(self, model: Any) -> Any:
-        """None for the log-likelihood."""
-        if self.scoring is None:
+        """Return the scorer; None is the log-likelihood."""
+        scoring = self.estimator.scoring
+        if scoring is None:
             return None
-        if not (isinstance(self.scoring, str) or callable(self.scoring)):
+        if not (isinstance(scoring, str) or callable(scoring)):
             raise ValueError(
-                f"scoring={self.scoring!r} is not one score. Choose the name of a "
+                f"scoring={scoring!r} is not one score. Choose the name of a "
                 "scorer, a callable scorer(estimator, X, y), or None."
             )
-        return check_scoring(model, self.scoring)
+        return check_scoring(model, scoring)
 
-    def _splits(self, X: Any, y: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Indices of rows to train on and of rows held out, of each fold."""
-        cv = check_cv(self.cv, y, classifier=is_classifier(self))
+    def _splits(self, X: Any, y: np.ndarray) -> list[Split]:
+        """Return indices of samples to train on and to score, for each fold."""
+        cv = check_cv(self.estimator.cv, y, classifier=is_classifier(self.estimator))
         every = np.arange(len(y))
         rows = every.reshape(-1, 1) if is_opaque(X) else X
         try:
@@ -216,50 +142,80 @@ class _PriorSearch(BaseLaplace):
             raise ValueError("cv has no splits. Give at least one pair (train, test).")
         return splits
 
-    def _check_split(
-        self,
-        model: Any,
-        number: int,
-        split: tuple[np.ndarray, np.ndarray],
-        y: np.ndarray,
-        weights: np.ndarray | None,
-    ) -> None:
-        """Refuse folds that cannot be trained on or scored."""
-        for name, rows in zip(("train on", "score"), split, strict=True):
-            if not len(rows) or (weights is not None and not weights[rows].any()):
-                raise ValueError(
-                    f"Split {number} of cv has no rows to {name}, or none of positive "
-                    "weight. Use fewer folds, or splits of your own."
-                )
+    # -------------------------------------------------------------------- search
+    def run(self, samples: Samples) -> tuple[dict[str, Any], AllRows, int]:
+        """Return ``cv_results_``, the samples that were scored, and the folds."""
+        rows, splits, scorer = self.check(samples)
+        jobs = []
+        for train, test in splits:
+            params = _check_method_params(rows[1], samples.fit_params, indices=train)
+            part = Samples(*rows_of(rows, train), None, None, params, samples.classes)
+            jobs.append((self.model(**self.first_params()), part, rows_of(rows, test)))
+        candidates = [{"prior_precision": value} for value in self.grid]
+        candidates, scores = self._scores(jobs, candidates, scorer)
+        return _results(candidates, np.array(scores).T), rows, len(splits)
 
-    # --------------------------------------------------------------- fit: search
-    def _search(
-        self,
-        rows: AllRows,
-        splits: list[tuple[np.ndarray, np.ndarray]],
-        fit_params: dict[str, Any],
-    ) -> tuple[list[Params], list[list[float]]]:
-        """Candidates, and their scores in each fold."""
-        jobs = [
-            (
-                self._model(**self._first()),
-                rows_of(rows, train),
-                _check_method_params(rows[1], fit_params, indices=train),
-                rows_of(rows, test),
-            )
-            for train, test in splits
-        ]
-        candidates = [{"prior_precision": value} for value in self._grid()]
-        return self._scored(jobs, candidates, self._scorer(jobs[0][0]))
-
-    def _scored(
+    def _scores(
         self, jobs: list[Any], candidates: list[Params], scorer: Any
     ) -> tuple[list[Params], list[list[float]]]:
-        """The same for the jobs of the folds; nothing is kept of a fold."""
-        scores = Parallel(n_jobs=self.n_jobs)(
-            delayed(trained_and_scored)(*job, candidates, scorer) for job in jobs
+        """Return candidates, and their scores in each fold."""
+        parallel = Parallel(n_jobs=self.estimator.n_jobs)
+        if not self.chooses_noise:  # nothing is kept of a fold
+            scores = parallel(
+                delayed(trained_and_scored)(*job, candidates, scorer) for job in jobs
+            )
+            return candidates, list(scores)
+        fitted = parallel(delayed(trained)(*job[:2]) for job in jobs)
+        folds = [
+            Fold(found, held_out)
+            for found, (*_, held_out) in zip(fitted, jobs, strict=True)
+        ]
+        if folds[0].template.likelihood.has_noise:
+            candidates = with_noise(folds, candidates)
+        return candidates, [fold.scores(candidates, scorer) for fold in folds]
+
+
+def _scored_rows(model: Any, rows: AllRows) -> AllRows:
+    """Return samples whose labels the criterion does not ignore: others have no score.
+
+    Numbers are all kept.
+    """
+    if not is_classifier(model):
+        return rows
+    ignored = model._targets.is_ignored(rows[1]).reshape(len(rows[1]), -1).all(1)
+    return rows_of(rows, np.flatnonzero(~ignored)) if ignored.any() else rows
+
+
+def _indexable(model: Any, samples: Samples) -> AllRows:
+    """Return checked samples as they are split; they are checked again there."""
+    X, weights = samples.X, samples.sample_weight
+    y = model._targets.check(samples.y)
+    if not is_opaque(X):
+        (X,) = indexable(X)
+    if weights is not None:
+        weights = _check_sample_weight(weights, np.empty((len(y), 1)), dtype=np.float64)
+    return X, y, weights
+
+
+def _check_split(
+    model: Any, number: int, split: Split, y: np.ndarray, weights: np.ndarray | None
+) -> None:
+    """Raise for folds that cannot be trained on or scored."""
+    for name, rows in zip(("train on", "score"), split, strict=True):
+        if not len(rows) or (weights is not None and not weights[rows].any()):
+            raise ValueError(
+                f"Split {number} of cv has no rows to {name}, or none of positive "
+                "weight. Use fewer folds, or splits of your own."
+            )
+    if not is_classifier(model):
+        return
+    missing = model._targets.missing_classes(y[split[0]])
+    if len(missing):
+        raise ValueError(
+            f"Split {number} of cv has no rows of the classes "
+            f"{missing[:5].tolist()} to train on. Use fewer folds, stratified "
+            "ones (StratifiedKFold), or leave out classes with so few rows."
         )
-        return candidates, list(scores)
 
 
 def _check_scores_columns(scorer: Any) -> None:
@@ -306,7 +262,83 @@ def _results(candidates: list[Params], scores: np.ndarray) -> dict[str, Any]:
     }
 
 
-class LaplaceClassifierCV(_PriorSearch, LaplaceClassifier):
+def _fit_search(
+    self: Any, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any
+) -> Any:
+    """Choose the prior precision by cross-validation, then fit all rows with it.
+
+    Parameters
+    ----------
+    X : array-like of shape (n, ...), dict of arrays, or torch Dataset
+        Training rows, as for the estimator without ``CV``.
+    y : array-like of shape (n,) or (n, n_outputs)
+        Targets; class labels of any kind for a classifier.
+    sample_weight : array-like of shape (n,), optional
+        Non-negative weights of the rows, in training and in scores. A scorer
+        gets them if it takes them; the mean over folds is not weighted.
+    **fit_params : dict
+        Passed to the ``fit`` of the skorch net; of arrays with n entries each
+        fold gets its own.
+
+    Returns
+    -------
+    self : object
+        The fitted estimator.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If an option, the data or the network cannot be right, or no prior
+        precision has a finite score; the estimator, the network and the data
+        are then as they were.
+
+    Notes
+    -----
+    Costs one training of the network per fold and one on all rows, each with
+    one pass for the curvature, and one pass over the held-out rows of each
+    fold. Prior precisions add what follows from these: for k outputs and P
+    weights O(n k P) each, a refit of the last layer with ``refine=True``, and
+    about ten times as much where the noise is chosen, too.
+    """
+    held_out = {"X_val", "y_val"} & set(fit_params)
+    if held_out:
+        raise TypeError(
+            f"fit got {listed(held_out)}, but here folds are held out. Leave them out, "
+            f"or use {type(self).__name__.removesuffix('CV')}, which tunes on such "
+            "rows."
+        )
+    return self._fit(Samples(X, y, sample_weight, None, None, fit_params))
+
+
+_fit_search.__name__ = "fit"
+
+
+def _search(estimator: Any, plain: type[BaseLaplace], samples: Samples) -> Any:
+    """Search, then fit the plain estimator with the best prior, and take its state."""
+    with unchanged_on_error(estimator):
+        search = PriorSearch(estimator, plain)
+        results, rows, n_splits = search.run(samples)
+        best = int(results["rank_test_score"].argmin())
+        params = results["params"][best]
+        model = search.model(**params, random_state=estimator.random_state)
+        model._fit(replace(samples, sample_weight=rows[2]))
+        for name in ("n_features_in_", "feature_names_in_"):
+            vars(estimator).pop(name, None)
+        parameters = set(model.get_params(deep=False))
+        fitted = {k: v for k, v in vars(model).items() if k not in parameters}
+        vars(estimator).update(fitted)
+        estimator.cv_results_, estimator.n_splits_ = results, n_splits
+        estimator.best_index_ = best
+        estimator.best_score_ = float(results["mean_test_score"][best])
+    if estimator.verbose:
+        tried = f"{len(results['params'])} tried in {n_splits} folds"
+        score = f"score {estimator.best_score_:.4g}"
+        print(f"[{type(estimator).__name__}] {estimator._summary()}, {tried}, {score}")  # noqa: T201
+    return estimator
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class LaplaceClassifierCV(LaplaceClassifier):
     """`LaplaceClassifier` whose prior precision is chosen by cross-validation.
 
     Makes the choice that ``GridSearchCV`` over ``prior_precision`` would make, but
@@ -398,77 +430,23 @@ class LaplaceClassifierCV(_PriorSearch, LaplaceClassifier):
     (2, 3)
     """
 
-    _plain = LaplaceClassifier
+    prior_precisions: Any = None
+    cv: Any = None
+    scoring: Any = None
+    n_jobs: int | None = None
+    # chosen by the search: not parameters here
+    prior_precision: Any = field(default="auto", init=False)
+    prior: Any = field(default=None, init=False)
+    validation_fraction: float = field(default=0.2, init=False)
 
-    def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        prior_precisions: Any = None,
-        cv: Any = None,
-        scoring: Any = None,
-        likelihood: Any = None,
-        subset_of_weights: str | list[str] = "last_layer",
-        subset_params: dict[str, Any] | None = None,
-        hessian_structure: str = "kron",
-        structure_params: dict[str, Any] | None = None,
-        curvature: str = "ggn",
-        curvature_params: dict[str, Any] | None = None,
-        prior_structure: str = "scalar",
-        prior_mean: Any = 0.0,
-        refine: Any = "auto",
-        temperature: float = 1.0,
-        class_weight: dict[Any, float] | str | None = None,
-        pred_type: str = "glm",
-        link_approx: str = "auto",
-        dirichlet_approx: str = "projection",
-        n_samples: int = 100,
-        batch_size: int | None = None,
-        memory: Any = None,
-        n_jobs: int | None = None,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        self.estimator = estimator
-        self.prior_precisions = prior_precisions
-        self.cv = cv
-        self.scoring = scoring
-        self.likelihood = likelihood
-        self.subset_of_weights = subset_of_weights
-        self.subset_params = subset_params
-        self.hessian_structure = hessian_structure
-        self.structure_params = structure_params
-        self.curvature = curvature
-        self.curvature_params = curvature_params
-        self.prior_structure = prior_structure
-        self.prior_mean = prior_mean
-        self.refine = refine
-        self.temperature = temperature
-        self.class_weight = class_weight
-        self.pred_type = pred_type
-        self.link_approx = link_approx
-        self.dirichlet_approx = dirichlet_approx
-        self.n_samples = n_samples
-        self.batch_size = batch_size
-        self.memory = memory
-        self.n_jobs = n_jobs
-        self.random_state = random_state
-        self.verbose = verbose
+    fit = _fit_search
 
-    def _check_split(
-        self, model: Any, number: int, split: Any, y: np.ndarray, weights: Any
-    ) -> None:
-        super()._check_split(model, number, split, y, weights)
-        missing = np.setdiff1d(model.classes_, model._classes_of(y[split[0]]))
-        if len(missing):
-            raise ValueError(
-                f"Split {number} of cv has no rows of the classes "
-                f"{missing[:5].tolist()} to train on. Use fewer folds, stratified "
-                "ones (StratifiedKFold), or leave out classes with so few rows."
-            )
+    def _fit(self, samples: Samples) -> Any:
+        return _search(self, LaplaceClassifier, samples)
 
 
-class LaplaceRegressorCV(_PriorSearch, LaplaceRegressor):
+@dataclass(eq=False, repr=False, kw_only=True)
+class LaplaceRegressorCV(LaplaceRegressor):
     """`LaplaceRegressor` whose prior precision is chosen by cross-validation.
 
     Makes the choice that ``GridSearchCV`` over ``prior_precision`` would make, but
@@ -575,77 +553,16 @@ class LaplaceRegressorCV(_PriorSearch, LaplaceRegressor):
     ((2,), (2,))
     """
 
-    _plain = LaplaceRegressor
+    prior_precisions: Any = None
+    cv: Any = None
+    scoring: Any = None
+    n_jobs: int | None = None
+    # chosen by the search: not parameters here
+    prior_precision: Any = field(default="auto", init=False)
+    prior: Any = field(default=None, init=False)
+    validation_fraction: float = field(default=0.2, init=False)
 
-    def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        prior_precisions: Any = None,
-        cv: Any = None,
-        scoring: Any = None,
-        likelihood: Any = None,
-        subset_of_weights: str | list[str] = "last_layer",
-        subset_params: dict[str, Any] | None = None,
-        hessian_structure: str = "kron",
-        structure_params: dict[str, Any] | None = None,
-        curvature: str = "ggn",
-        curvature_params: dict[str, Any] | None = None,
-        prior_structure: str = "scalar",
-        prior_mean: Any = 0.0,
-        refine: Any = "auto",
-        temperature: float = 1.0,
-        pred_type: str = "glm",
-        sigma_noise: Any = "auto",
-        n_samples: int = 100,
-        batch_size: int | None = None,
-        memory: Any = None,
-        n_jobs: int | None = None,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        self.estimator = estimator
-        self.prior_precisions = prior_precisions
-        self.cv = cv
-        self.scoring = scoring
-        self.likelihood = likelihood
-        self.subset_of_weights = subset_of_weights
-        self.subset_params = subset_params
-        self.hessian_structure = hessian_structure
-        self.structure_params = structure_params
-        self.curvature = curvature
-        self.curvature_params = curvature_params
-        self.prior_structure = prior_structure
-        self.prior_mean = prior_mean
-        self.refine = refine
-        self.temperature = temperature
-        self.pred_type = pred_type
-        self.sigma_noise = sigma_noise
-        self.n_samples = n_samples
-        self.batch_size = batch_size
-        self.memory = memory
-        self.n_jobs = n_jobs
-        self.random_state = random_state
-        self.verbose = verbose
+    fit = _fit_search
 
-    def _first(self) -> Params:
-        check_positive("sigma_noise", self.sigma_noise, ["auto"])
-        noise = 1.0 if isinstance(self.sigma_noise, str) else self.sigma_noise
-        return {**super()._first(), "sigma_noise": noise}
-
-    def _scored(
-        self, jobs: list[Any], candidates: list[Params], scorer: Any
-    ) -> tuple[list[Params], list[list[float]]]:
-        if not isinstance(self.sigma_noise, str):
-            return super()._scored(jobs, candidates, scorer)
-        fitted = Parallel(n_jobs=self.n_jobs)(
-            delayed(trained)(*job[:3]) for job in jobs
-        )
-        folds = [
-            Fold(model, curved, job[3])
-            for (model, curved), job in zip(fitted, jobs, strict=True)
-        ]
-        if not folds[0].template.likelihood.has_noise:
-            return candidates, [fold.scores(candidates, scorer) for fold in folds]
-        chosen = with_noise(folds, candidates)
-        return chosen, [fold.scores(chosen, scorer) for fold in folds]
+    def _fit(self, samples: Samples) -> Any:
+        return _search(self, LaplaceRegressor, samples)

@@ -1,21 +1,201 @@
-"""VariationalClassifier and VariationalRegressor: posteriors that are learned.
+"""VariationalClassifier and VariationalRegressor: Bayes by Backprop."""
 
-Bayes by Backprop: in place of weights, a distribution of each weight is trained, by
-gradients of the evidence lower bound.
-"""
-
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from sklaplace.estimators.backprop import BaseVariational
-from sklaplace.estimators.columns import geometric_mean
-from sklaplace.estimators.outputs import TrainedNetwork
-from sklaplace.estimators.sampling import NoiseFromRows
-from sklaplace.estimators.simplex import SimplexPredictor
+from sklaplace.core.checks import Check, check_option, check_params, check_positive
+from sklaplace.estimators.number_targets import geometric_mean
+from sklaplace.estimators.output_model import BatchedOutputs, OutputModel, WeightDraws
+from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
+from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
+from sklaplace.estimators.sampling import BaseSampling
+from sklaplace.estimators.trainer import Trainer
+from sklaplace.estimators.variational_trainer import (
+    VariationalNetwork,
+    VariationalTrainer,
+)
+from sklaplace.likelihoods import weighted
+from sklaplace.networks.forward import Forward
+from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.networks.training import copied
+from sklaplace.posterior.variational import POSTERIORS
+from sklaplace.posterior.variational.divergence import check_support
+from sklaplace.posterior.variational.elbo import KL_SCHEDULES, Elbo, nats
+from sklaplace.posterior.variational.priors import PRIORS, WeightPrior
+
+# Draws that the evidence lower bound is averaged over: the average over samples leaves
+# little noise.
+ELBO_DRAWS = 20
+# Increase of the loss of held-out samples, in nats per sample, that is warned of.
+NOTABLE_INCREASE = 0.02
 
 
-class VariationalClassifier(SimplexPredictor, BaseVariational):
+@dataclass(eq=False, repr=False, kw_only=True)
+class BaseVariational(BaseSampling):
+    """Parameters, training and outputs that both estimators share."""
+
+    posterior: str = "gaussian"
+    prior: str = "gaussian"
+    prior_scale: float = 1.0
+    prior_params: dict[str, Any] | None = None
+    kl_weight: float = 0.1
+    kl_schedule: str = "uniform"
+    bound: float = 3.0
+    n_samples: int = 100
+
+    _trainer_kind = VariationalTrainer
+
+    # ------------------------------------------------------------------- options
+    def _check_options(self) -> None:
+        super()._check_options()
+        check_option("posterior", self.posterior, POSTERIORS)
+        check_option("kl_schedule", self.kl_schedule, KL_SCHEDULES)
+        check_positive("kl_weight", self.kl_weight)
+        check_positive("bound", self.bound)
+        check_support(POSTERIORS[self.posterior], self._weight_prior())
+
+    def _weight_prior(self) -> WeightPrior:
+        """Return the prior with its options."""
+        check_option("prior", self.prior, PRIORS)
+        kind = PRIORS[self.prior]
+        names = {field.name for field in fields(kind)}
+        common: dict[str, Any] = {"scale": self.prior_scale, "bound": self.bound}
+        options: dict[str, Check] = dict.fromkeys(names - set(common), _unchecked)
+        given = self.prior_params
+        check_params("prior_params", given, options, f"prior={self.prior!r}")
+        check_positive("prior_scale", self.prior_scale)
+        known = {k: v for k, v in common.items() if k in names}
+        return kind(**known, **(given or {}))
+
+    @property
+    def _given_noise(self) -> float | None:
+        """Noise in the objective where it is given; None where it is learned."""
+        return None
+
+    # ------------------------------------------------------------- collaborators
+    def _trainer(self, **options: Any) -> Trainer:
+        elbo = Elbo(
+            posterior=self.posterior,
+            prior=self._weight_prior(),
+            bound=float(self.bound),
+            kl_weight=float(self.kl_weight),
+            schedule=self.kl_schedule,
+            sigma=self._given_noise,
+            start=None,
+        )
+        return super()._trainer(elbo=elbo, n_samples=self.n_samples)
+
+    def _output_model(self) -> OutputModel:
+        return WeightDraws(self.n_samples, self._seed, self.posterior_)
+
+    # ------------------------------------------------------------------ after fit
+    def _set_fitted(self, network: TrainedNetwork) -> None:
+        assert isinstance(network, VariationalNetwork)
+        assert network.posterior is not None
+        self.posterior_ = network.posterior
+        super()._set_fitted(network)
+        n_draws = min(ELBO_DRAWS, max(2, self.n_samples))
+        model = WeightDraws(n_draws, self._seed, self.posterior_)
+        # the divergence continues the stream of random numbers of the draws
+        generator = torch.Generator().manual_seed(self._seed)
+        self.posterior_.sample(n_draws, generator)
+        self.kl_ = float(self.posterior_.kl(n_draws, generator))
+        outputs = BatchedOutputs(network, model, self.batch_size)
+        # noise of the objective: ``sigma_noise_`` can be close to zero beside draws
+        sigma = torch.tensor(network.noise, dtype=torch.float64)
+        likelihood, total, n_targets = network.spec.likelihood, 0.0, 0.0
+        for losses, w, n in _losses(outputs, network.train):
+            total += float(w @ nats(likelihood, losses, sigma, n).mean(-1))
+            n_targets += float(w.sum()) * n
+        self.elbo_ = -total - self.kl_
+        self._check_loss(total / n_targets)
+        if self._is_frozen and network.held_out is not None:
+            self._compare(network, outputs)
+
+    def _summary(self) -> str:
+        return (
+            f"{self.posterior} posterior over "
+            f"{self.posterior_.layout.n_parameters:,} weights, ELBO {self.elbo_:.1f}, "
+            f"KL {self.kl_:.1f} (weight {self.kl_weight:g})"
+        )
+
+    def _compare(self, network: VariationalNetwork, outputs: BatchedOutputs) -> None:
+        """Warn where the posterior predicts held-out samples worse than its start."""
+        start = TrainedNetwork(copied(self._net), network.spec)
+        before = BatchedOutputs(start, PointOutputs(1, 0), self.batch_size)
+        sigma = torch.tensor(network.noise, dtype=torch.float64)
+        with start.forward().frozen():
+            # its own noise, where the posterior has fitted the noise as well
+            own = sigma if self._given_noise is not None else None
+            known = _held_out_nll(before, network.held_out, own)
+        change = _held_out_nll(outputs, network.held_out, sigma) - known
+        error = change.std() / len(change) ** 0.5
+        if change.mean() > max(2 * error, NOTABLE_INCREASE):
+            warnings.warn(
+                f"The posterior predicts the {len(change)} rows that the net holds out "
+                f"worse than the network that it started from: by {change.mean():.2g} "
+                "nats per row. Train longer (max_epochs), lower kl_weight, or use "
+                "LaplaceClassifier or LaplaceRegressor, which keep the network.",
+                UserWarning,
+                stacklevel=4,
+            )
+
+
+@dataclass(frozen=True)
+class PointOutputs(OutputModel):
+    """Outputs of the network at its weights, as a single draw."""
+
+    def draws(self, forward: Forward, x: Any) -> Tensor:
+        """Return outputs (b, c, 1)."""
+        with torch.no_grad():
+            return forward(x).double().unsqueeze(-1)
+
+
+def _losses(
+    outputs: BatchedOutputs, dataset: Any
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Yield losses (b, s) under draws, weights (b,), targets per sample of batches."""
+    likelihood = outputs.network.spec.likelihood
+    for draws, y, w in outputs.draws_of(dataset):
+        targets = likelihood.targets(y, draws[..., 0])
+        losses = [likelihood.loss(f, targets) for f in draws.unbind(-1)]
+        found = torch.stack(losses, -1)
+        w = weighted(likelihood, targets, w)
+        weights = torch.ones_like(found[:, 0]) if w is None else w.to(found)
+        yield found, weights, likelihood.n_targets(draws.shape[1])
+
+
+def _held_out_nll(
+    outputs: BatchedOutputs, dataset: Any, sigma: Tensor | None
+) -> np.ndarray:
+    """Return the negative log-likelihood of samples, averaged over draws, (n,).
+
+    Without ``sigma`` it is that of the residuals.
+    """
+    likelihood = outputs.network.spec.likelihood
+    parts = list(_losses(outputs, dataset))
+    losses, n_targets = torch.cat([part[0] for part in parts]), parts[0][2]
+    if sigma is None:
+        tiny = torch.finfo(torch.float32).tiny
+        sigma = (2 * losses.mean() / n_targets).clamp(min=tiny).sqrt()
+    nll = nats(likelihood, losses, sigma, n_targets)
+    averaged = math.log(nll.shape[1]) - (-nll).logsumexp(1)
+    return np.asarray(averaged.cpu().numpy())
+
+
+def _unchecked(name: str, value: Any) -> None:
+    """Accept any value: the prior checks it."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
     """Class probabilities from a skorch net whose weights are distributions.
 
     Bayes by Backprop: the posterior is learned, not expanded around trained weights.
@@ -128,50 +308,12 @@ class VariationalClassifier(SimplexPredictor, BaseVariational):
     True
     """
 
-    def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        likelihood: Any = None,
-        posterior: str = "gaussian",
-        prior: str = "gaussian",
-        prior_scale: float = 1.0,
-        prior_params: dict[str, Any] | None = None,
-        kl_weight: float = 0.1,
-        kl_schedule: str = "uniform",
-        bound: float = 3.0,
-        class_weight: dict[Any, float] | str | None = None,
-        dirichlet_approx: str = "projection",
-        n_samples: int = 100,
-        batch_size: int | None = None,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        self.estimator = estimator
-        self.likelihood = likelihood
-        self.posterior = posterior
-        self.prior = prior
-        self.prior_scale = prior_scale
-        self.prior_params = prior_params
-        self.kl_weight = kl_weight
-        self.kl_schedule = kl_schedule
-        self.bound = bound
-        self.class_weight = class_weight
-        self.dirichlet_approx = dirichlet_approx
-        self.n_samples = n_samples
-        self.batch_size = batch_size
-        self.random_state = random_state
-        self.verbose = verbose
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        self._check_dirichlet()
-
-    def _check_loss(self, loss: float) -> None:
-        self._warn_if_guessing(loss)
+    class_weight: dict[Any, float] | str | None = None
+    dirichlet_approx: str = "projection"
 
 
-class VariationalRegressor(NoiseFromRows, BaseVariational):
+@dataclass(eq=False, repr=False, kw_only=True)
+class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     """Predictions with bands from a skorch net whose weights are distributions.
 
     Bayes by Backprop: the posterior is learned, and the noise found on the way. Prefer
@@ -288,52 +430,26 @@ class VariationalRegressor(NoiseFromRows, BaseVariational):
     ((2,), (2,))
     """
 
+    sigma_noise: Any = "auto"
+    validation_fraction: float = 0.2
+
     _noise_names = ("auto", "learned")
 
-    def __init__(
-        self,
-        estimator: Any = None,
-        *,
-        likelihood: Any = None,
-        posterior: str = "gaussian",
-        prior: str = "gaussian",
-        prior_scale: float = 1.0,
-        prior_params: dict[str, Any] | None = None,
-        kl_weight: float = 0.1,
-        kl_schedule: str = "uniform",
-        bound: float = 3.0,
-        sigma_noise: Any = "auto",
-        validation_fraction: float = 0.2,
-        n_samples: int = 100,
-        batch_size: int | None = None,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        self.estimator = estimator
-        self.likelihood = likelihood
-        self.posterior = posterior
-        self.prior = prior
-        self.prior_scale = prior_scale
-        self.prior_params = prior_params
-        self.kl_weight = kl_weight
-        self.kl_schedule = kl_schedule
-        self.bound = bound
-        self.sigma_noise = sigma_noise
-        self.validation_fraction = validation_fraction
-        self.n_samples = n_samples
-        self.batch_size = batch_size
-        self.random_state = random_state
-        self.verbose = verbose
+    @property
+    def _tunes_on_held_out(self) -> bool:
+        return super()._tunes_on_held_out and self.sigma_noise == "auto"
 
-    def _tunes_on_rows(self) -> bool:
-        return super()._tunes_on_rows() and self.sigma_noise == "auto"
-
-    def _sigma(self) -> float | None:
+    @property
+    def _given_noise(self) -> float | None:
         if isinstance(self.sigma_noise, str):
             return None
-        return geometric_mean(np.atleast_1d(self.sigma_noise))
+        return geometric_mean(self.sigma_noise)
 
-    def _chosen_noise(self, fitted: TrainedNetwork) -> float:
-        if self.sigma_noise == "auto" and fitted.held_out is not None:
-            return super()._chosen_noise(fitted)
-        return self._noise_in_training
+    def _chosen_noise(self, network: TrainedNetwork) -> float:
+        assert isinstance(network, VariationalNetwork)
+        is_learned = isinstance(self.sigma_noise, str) and (
+            self.sigma_noise == "learned" or network.held_out is None
+        )
+        if is_learned and network.spec.likelihood.has_noise:
+            return network.noise
+        return super()._chosen_noise(network)

@@ -1,12 +1,15 @@
-"""Likelihoods: how outputs of the network and targets make a loss. The registry."""
+"""Likelihoods: what the outputs of a network and its targets make of a loss.
+
+`CRITERIA` is the registry: the likelihood of each criterion of a skorch net. Others
+derive from `ClassificationLikelihood` or `RegressionLikelihood`. `output_hessian` has
+the closed forms of the Hessian in the outputs.
+"""
 
 from torch import nn
 
 from sklaplace.likelihoods.base import (
-    ClassLikelihood,
     DataFit,
     Likelihood,
-    NumberLikelihood,
     output_weights,
     weighted,
 )
@@ -14,18 +17,18 @@ from sklaplace.likelihoods.classification import (
     Bernoulli,
     Categorical,
     CategoricalMap,
-    Labels,
+    ClassificationLikelihood,
     MultilabelBernoulli,
 )
 from sklaplace.likelihoods.regression import (
     Gaussian,
     HeteroscedasticGaussian,
     HeteroscedasticNLLLoss,
-    Numbers,
     Poisson,
+    RegressionLikelihood,
 )
 
-# criterion of the skorch net -> (likelihood, what the module puts out)
+# criterion of the skorch net -> (likelihood, what the module returns)
 CRITERIA: dict[type[nn.Module], tuple[Likelihood, str]] = {
     nn.CrossEntropyLoss: (Categorical(), "logits"),
     nn.NLLLoss: (Categorical(), "probabilities"),
@@ -41,17 +44,15 @@ __all__ = [
     "Bernoulli",
     "Categorical",
     "CategoricalMap",
-    "ClassLikelihood",
+    "ClassificationLikelihood",
     "DataFit",
     "Gaussian",
     "HeteroscedasticGaussian",
     "HeteroscedasticNLLLoss",
-    "Labels",
     "Likelihood",
     "MultilabelBernoulli",
-    "NumberLikelihood",
-    "Numbers",
     "Poisson",
+    "RegressionLikelihood",
     "output_weights",
     "weighted",
 ]

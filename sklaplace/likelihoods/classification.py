@@ -1,6 +1,11 @@
-"""Likelihoods of class labels."""
+"""Likelihoods of class labels.
+
+Categorical: ``-log p_y`` with ``p = softmax(f)``, ``Λ = diag p - p pᵀ``. Bernoulli:
+``p = sigmoid(f)``, ``Λ = p (1 - p)``.
+"""
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -8,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from sklaplace.likelihoods.base import BaseLikelihood
+from sklaplace.likelihoods.base import Likelihood
 from sklaplace.likelihoods.output_hessian import (
     BlockDiagonal,
     Diagonal,
@@ -18,15 +23,17 @@ from sklaplace.likelihoods.output_hessian import (
 )
 
 
-class Labels(BaseLikelihood):
-    """To derive likelihoods of labels from: no noise, and one label per row."""
+class ClassificationLikelihood(Likelihood):
+    """Likelihood of class labels, to derive others from: one label per sample."""
 
-    has_noise = False
+    is_classification = True
     noun = "class"
-    columns: ClassVar[str] = ""
+    multi_target: ClassVar[str] = ""
+    """What several columns of ``y`` are: "multilabel" (labels that are 0 or 1),
+    "dense" (one label at each position), or "" where they are refused."""
 
-    def of_labels(self) -> Any:
-        """Refused where a label is not zero or one."""
+    def multilabel(self) -> Any:
+        """Likelihood of a matrix of labels that are 0 or 1; refused by default."""
         raise ValueError(
             "y has several columns, and should be a 1d array: "
             f"{type(self).__name__} is a likelihood of one label per row. Use "
@@ -34,84 +41,87 @@ class Labels(BaseLikelihood):
             "1."
         )
 
-    def of_map(self, positions: tuple[int, ...]) -> Any:
-        """Refused where classes have no softmax."""
+    def dense(self, positions: tuple[int, ...]) -> Any:
+        """Likelihood of one label at each position; refused by default."""
         raise ValueError(
             f"y has labels at positions {positions}, and {type(self).__name__} is a "
             "likelihood of one label per row. Use criterion=torch.nn.CrossEntropyLoss "
             "for maps of labels."
         )
 
+    def n_targets(self, n_outputs: int) -> int:
+        """One label per sample."""
+        return 1
+
+    @abstractmethod
+    def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+        """Gaussian over one logit per class, (b·r, K), from one over the outputs.
+
+        ``cov`` is (b, c, c), or (b, c) for variances alone; (b, r, K, K) of blocks.
+        """
+
+    @abstractmethod
+    def probabilities(self, f: Tensor) -> Tensor:
+        """Class probabilities (..., K) of outputs (..., c); (..., r, K) of r labels."""
+
     def log_loss(self, log_proba: Tensor, y: Tensor) -> Tensor:
-        """Negative log-probability of the labels, summed over those of a row, (b,)."""
+        """Loss per sample, (b,), under log-probabilities (b·r, K) of the classes."""
         chosen = log_proba.gather(1, y.reshape(-1, 1).long())
         return -chosen.reshape(len(y), -1).sum(1)
 
-    def scale(self, sigma_noise: Tensor) -> Tensor:
-        """One: there is no noise parameter."""
-        return torch.ones_like(sigma_noise)
-
-    def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
-        """Zero: probabilities are normalised already."""
-        return torch.zeros_like(sigma_noise)
-
-    def n_targets(self, n_outputs: int) -> int:
-        """One label per row."""
-        return 1
-
 
 @dataclass(frozen=True)
-class Categorical(Labels):
+class Categorical(ClassificationLikelihood):
     """Softmax over K logits; targets are class indices 0 … K-1.
 
     With class weights ``w`` and label smoothing ``ε`` the criterion is
-    ``(1 - ε) w_y CE(y) + ε/K Σ w_k CE(k)``, which is ``h_y CE(t)`` for targets ``t``
-    that are spread over the classes and ``h_y = (1 - ε) w_y + ε/K Σ w_k``: the row's
-    loss and curvature times ``h_y``.
+    ``(1 - ε) w_y CE(y) + ε/K Σ w_k CE(k) = h_y CE(t)`` for smoothed targets ``t`` and
+    ``h_y = (1 - ε) w_y + ε/K Σ w_k``: loss and curvature of a sample are those of
+    ``CE(t)``, times ``h_y``.
 
     Attributes
     ----------
     weight : tuple of float or None
         One per class.
     label_smoothing : float
-        Share of a target that all classes have in common.
+        Probability that targets distribute uniformly over all classes.
     """
 
     weight: tuple[float, ...] | None = None
     label_smoothing: float = 0.0
     options: ClassVar[frozenset[str]] = frozenset({"weight", "label_smoothing"})
     is_shift_invariant = True
-    columns: ClassVar[str] = "positions"
+    multi_target: ClassVar[str] = "dense"
 
-    def of_map(self, positions: tuple[int, ...]) -> "CategoricalMap":
-        """The same at every position."""
+    def dense(self, positions: tuple[int, ...]) -> "CategoricalMap":
+        """One categorical distribution at each position."""
         return CategoricalMap(positions, self)
 
     def configured(self, criterion: nn.Module) -> "Categorical":
-        """The same with ``weight`` and ``label_smoothing`` of a criterion."""
+        """Copy with ``weight`` and ``label_smoothing`` of a criterion."""
         weight = getattr(criterion, "weight", None)
         smoothing = float(getattr(criterion, "label_smoothing", 0.0))
         return Categorical(
             None if weight is None else tuple(weight.tolist()), smoothing
         )
 
-    def row_scale(self, y: Tensor) -> Tensor | None:
+    def loss_scale(self, y: Tensor) -> Tensor | None:
         """``h_y``, (b,), float64."""
         if self.weight is None:
             return None
         w = torch.tensor(self.weight, dtype=torch.float64, device=y.device)
         return (1 - self.label_smoothing) * w[y] + self.label_smoothing * w.mean()
 
-    def _spread(self, f: Tensor, y: Tensor) -> Tensor:
-        """Targets as distributions over the classes, (b, K)."""
-        own = nn.functional.one_hot(y, f.shape[-1]).to(f)
+    def _smoothed(self, f: Tensor, y: Tensor) -> Tensor:
+        """Smoothed targets, (b, K)."""
+        one_hot = nn.functional.one_hot(y, f.shape[-1]).to(f)
         if not self.label_smoothing:
-            return own
+            return one_hot
         w = f.new_ones(f.shape[-1])
         if self.weight is not None:
             w = torch.tensor(self.weight, dtype=f.dtype, device=f.device)
-        shared = self.label_smoothing * w / len(w)
-        mixed = (1 - self.label_smoothing) * w[y].unsqueeze(-1) * own + shared
+        uniform = self.label_smoothing * w / len(w)
+        mixed = (1 - self.label_smoothing) * w[y].unsqueeze(-1) * one_hot + uniform
         return mixed / mixed.sum(-1, keepdim=True)
 
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
@@ -119,17 +129,17 @@ class Categorical(Labels):
         return y.reshape(len(f)).long()
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy per row, (b,)."""
+        """Cross-entropy per sample, (b,)."""
         if self.label_smoothing:
-            return -(self._spread(f, y) * f.log_softmax(-1)).sum(-1)
+            return -(self._smoothed(f, y) * f.log_softmax(-1)).sum(-1)
         return nn.functional.cross_entropy(f, y, reduction="none")
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """``softmax(f)`` less the target, which smoothing spreads, (b, c)."""
-        return f.softmax(-1) - self._spread(f, y)
+        """``softmax(f) - t`` with the smoothed target ``t``, (b, c)."""
+        return f.softmax(-1) - self._smoothed(f, y)
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
-        """``softmax(f) - onehot(y)``: nobody smooths labels that the network draws."""
+        """``softmax(f) - onehot(y)``, (b, c)."""
         return f.softmax(-1) - nn.functional.one_hot(y, f.shape[-1]).to(f)
 
     def hessian(self, f: Tensor) -> OutputHessian:
@@ -142,19 +152,11 @@ class Categorical(Labels):
         p = f.softmax(-1)
         return lambda u: p * (u - (p * u).sum(-1, keepdim=True))
 
-    def n_draws(self, n_outputs: int) -> int:
-        """One label."""
-        return 1
-
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
-        """Class indices, (b,), by their cumulative probabilities."""
+        """Class indices, (b,)."""
         # the last class takes what rounding leaves
         below = f.double().softmax(-1).cumsum(-1)[:, :-1] < u
         return below.sum(-1)
-
-    def width(self, n_targets: int) -> int:
-        """One logit per class."""
-        return n_targets
 
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """Gaussian over one logit per class: the outputs themselves."""
@@ -165,22 +167,61 @@ class Categorical(Labels):
         return f.softmax(-1)
 
 
+class _Sigmoid(ClassificationLikelihood):
+    """Independent labels that are 0 or 1, with one logit each."""
+
+    options: ClassVar[frozenset[str]] = frozenset({"pos_weight"})
+    multi_target: ClassVar[str] = "multilabel"
+
+    def targets(self, y: Tensor, f: Tensor) -> Tensor:
+        """Zeros and ones, (b, c), in the dtype of the outputs."""
+        return y.reshape(f.shape).to(f)
+
+    def _times_label_weights(self, values: Tensor, y: Tensor) -> Tensor:
+        weights = self.label_weights(y)
+        return values if weights is None else values * weights.to(values)
+
+    def loss(self, f: Tensor, y: Tensor) -> Tensor:
+        """Weighted binary cross-entropy per sample, summed over labels, (b,)."""
+        losses = nn.functional.binary_cross_entropy_with_logits(f, y, reduction="none")
+        return self._times_label_weights(losses, y).sum(-1)
+
+    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
+        """``sigmoid(f) - y``, times the label's weight, (b, c)."""
+        return self._times_label_weights(self.score(f, y), y)
+
+    def score(self, f: Tensor, y: Tensor) -> Tensor:
+        """``sigmoid(f) - y``, (b, c)."""
+        return f.sigmoid() - y
+
+    def _variances(self, f: Tensor) -> Tensor:
+        """``p (1 - p)``, as a product of sigmoids, exact where p rounds to one."""
+        return f.sigmoid() * (-f).sigmoid()
+
+    def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
+        """``u -> p (1 - p) u``."""
+        variances = self._variances(f)
+        return lambda u: variances * u
+
+    def draw(self, f: Tensor, u: Tensor) -> Tensor:
+        """Zeros and ones, (b, c)."""
+        return (u < f.double().sigmoid()).to(f)
+
+
 @dataclass(frozen=True)
-class Bernoulli(Labels):
+class Bernoulli(_Sigmoid):
     """Two classes from one logit: that of the second class.
 
     Attributes
     ----------
     pos_weight : float
-        What the loss of rows of the second class is multiplied by.
+        Factor of the loss of samples of the second class.
     """
 
     pos_weight: float = 1.0
-    options: ClassVar[frozenset[str]] = frozenset({"pos_weight"})
-    columns: ClassVar[str] = "labels"
 
     def configured(self, criterion: nn.Module) -> "Bernoulli":
-        """The same with ``pos_weight`` of a criterion."""
+        """Copy with ``pos_weight`` of a criterion."""
         weight = getattr(criterion, "pos_weight", None)
         if weight is not None and weight.numel() > 1:
             raise ValueError(
@@ -189,56 +230,29 @@ class Bernoulli(Labels):
             )
         return Bernoulli(1.0 if weight is None else float(weight.reshape(-1)[0]))
 
-    def of_labels(self) -> "MultilabelBernoulli":
-        """The same, one for each column of targets."""
+    def multilabel(self) -> "MultilabelBernoulli":
+        """One Bernoulli distribution for each column of ``y``."""
         return MultilabelBernoulli((self.pos_weight,))
 
-    def row_scale(self, y: Tensor) -> Tensor | None:
+    def loss_scale(self, y: Tensor) -> Tensor | None:
         """One, or the weight of the second class, (b,), float64."""
         if self.pos_weight == 1:
             return None
         return 1 + (self.pos_weight - 1) * y.double().reshape(-1)
 
-    def targets(self, y: Tensor, f: Tensor) -> Tensor:
-        """Zeros and ones, (b, 1), in the dtype of the outputs."""
-        return y.reshape(len(f), 1).to(f)
-
-    def loss(self, f: Tensor, y: Tensor) -> Tensor:
-        """Binary cross-entropy per row, (b,)."""
-        losses = nn.functional.binary_cross_entropy_with_logits(f, y, reduction="none")
-        return losses.sum(-1)
-
-    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """``sigmoid(f) - y``, (b, 1)."""
-        return f.sigmoid() - y
-
     def hessian(self, f: Tensor) -> OutputHessian:
         """``p (1 - p)``."""
-        # as a product of sigmoids it keeps digits where p rounds to 1
-        return Factored((f.sigmoid() * (-f).sigmoid()).sqrt().unsqueeze(-1))
+        return Factored(self._variances(f).sqrt().unsqueeze(-1))
 
-    def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
-        """``u -> p (1 - p) u``."""
-        curvature = f.sigmoid() * (-f).sigmoid()
-        return lambda u: curvature * u
-
-    def n_draws(self, n_outputs: int) -> int:
-        """One label per logit."""
-        return n_outputs
-
-    def draw(self, f: Tensor, u: Tensor) -> Tensor:
-        """Zeros and ones, (b, 1)."""
-        return (u < f.double().sigmoid()).to(f)
-
-    def width(self, n_targets: int) -> int:
-        """One logit, for one or two classes."""
+    def n_outputs(self, n_targets: int) -> int:
+        """One logit for one or two classes."""
         return 1 if n_targets <= 2 else n_targets
 
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """Gaussian over two logits ``(-f/2, f/2)``, whose softmax is the sigmoid."""
-        sides = mean.new_tensor([-0.5, 0.5])
-        products = sides**2 if cov.ndim == mean.ndim else torch.outer(sides, sides)
-        return mean * sides, cov * products
+        signs = mean.new_tensor([-0.5, 0.5])
+        products = signs**2 if cov.ndim == mean.ndim else torch.outer(signs, signs)
+        return mean * signs, cov * products
 
     def probabilities(self, f: Tensor) -> Tensor:
         """Class probabilities (..., 2) of outputs (..., 1)."""
@@ -246,11 +260,11 @@ class Bernoulli(Labels):
 
 
 @dataclass(frozen=True)
-class MultilabelBernoulli(Labels):
-    """Several labels that are zero or one, independent given a logit for each.
+class MultilabelBernoulli(_Sigmoid):
+    """L independent labels that are 0 or 1, with a logit for each.
 
-    A row is a sample, its labels are L observed values: their losses add up, and each
-    is multiplied by its ``pos_weight`` where the label is one.
+    Losses of a sample's labels are summed, each times its ``pos_weight`` where the
+    label is 1.
 
     Attributes
     ----------
@@ -260,26 +274,24 @@ class MultilabelBernoulli(Labels):
 
     pos_weight: tuple[float, ...] = (1.0,)
     noun = "label"
-    options: ClassVar[frozenset[str]] = frozenset({"pos_weight"})
-    columns: ClassVar[str] = "labels"
 
     def configured(self, criterion: nn.Module) -> "MultilabelBernoulli":
-        """The same with ``pos_weight`` of a criterion."""
+        """Copy with ``pos_weight`` of a criterion."""
         weight = getattr(criterion, "pos_weight", None)
         if weight is None:
             return self
         return MultilabelBernoulli(tuple(weight.reshape(-1).tolist()))
 
-    def of_labels(self) -> "MultilabelBernoulli":
-        """What it is already."""
+    def multilabel(self) -> "MultilabelBernoulli":
+        """Return the likelihood itself."""
         return self
 
     def n_targets(self, n_outputs: int) -> int:
         """One label per logit."""
         return n_outputs
 
-    def width(self, n_targets: int) -> int:
-        """One logit per label; refuses weights that are not one per label."""
+    def n_outputs(self, n_targets: int) -> int:
+        """One logit per label; raises if there are more or fewer weights."""
         n = len(self.pos_weight)
         if n not in (1, n_targets):
             raise ValueError(
@@ -288,117 +300,82 @@ class MultilabelBernoulli(Labels):
             )
         return n_targets
 
-    def targets(self, y: Tensor, f: Tensor) -> Tensor:
-        """Zeros and ones, (b, L), in the dtype of the outputs."""
-        return y.reshape(f.shape).to(f)
-
     def label_weights(self, y: Tensor) -> Tensor | None:
-        """One, or the label's weight where it is one, (b, L), float64."""
+        """One, or the label's weight where it is 1, (b, L), float64."""
         if set(self.pos_weight) == {1.0}:
             return None
         weights = torch.tensor(self.pos_weight, dtype=torch.float64, device=y.device)
         return 1 + (weights - 1) * y.double()
 
-    def _weigh(self, values: Tensor, y: Tensor) -> Tensor:
-        weights = self.label_weights(y)
-        return values if weights is None else values * weights.to(values)
-
-    def loss(self, f: Tensor, y: Tensor) -> Tensor:
-        """Binary cross-entropy per row, summed over labels, (b,)."""
-        losses = nn.functional.binary_cross_entropy_with_logits(f, y, reduction="none")
-        return self._weigh(losses, y).sum(-1)
-
-    def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """``sigmoid(f) - y``, times the label's weight, (b, L)."""
-        return self._weigh(self.score(f, y), y)
-
-    def score(self, f: Tensor, y: Tensor) -> Tensor:
-        """``sigmoid(f) - y``: nobody weighs labels that the network draws."""
-        return f.sigmoid() - y
-
     def hessian(self, f: Tensor) -> OutputHessian:
         """``diag p (1 - p)``."""
-        # as a product of sigmoids it keeps digits where p rounds to 1
-        return Diagonal((f.sigmoid() * (-f).sigmoid()).sqrt())
-
-    def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
-        """``u -> p (1 - p) u``."""
-        curvature = f.sigmoid() * (-f).sigmoid()
-        return lambda u: curvature * u
-
-    def n_draws(self, n_outputs: int) -> int:
-        """One label per logit."""
-        return n_outputs
-
-    def draw(self, f: Tensor, u: Tensor) -> Tensor:
-        """Zeros and ones, (b, L)."""
-        return (u < f.double().sigmoid()).to(f)
+        return Diagonal(self._variances(f).sqrt())
 
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """Gaussian over two logits ``(-f/2, f/2)`` for each label, (b·L, 2).
 
-        Of a covariance the diagonal is taken: labels are predicted one by one.
+        Covariances between labels are left out: labels are predicted independently.
         """
         if cov.ndim > mean.ndim:
             cov = cov.diagonal(dim1=-2, dim2=-1)
-        sides = mean.new_tensor([-0.5, 0.5])
+        signs = mean.new_tensor([-0.5, 0.5])
         variances = cov.reshape(-1, 1, 1).to(mean)
-        return mean.reshape(-1, 1) * sides, variances * torch.outer(sides, sides)
+        return mean.reshape(-1, 1) * signs, variances * torch.outer(signs, signs)
 
     def probabilities(self, f: Tensor) -> Tensor:
-        """Probabilities (..., L, 2) that labels are zero and one."""
+        """Probabilities (..., L, 2) of labels being 0 and 1."""
         return torch.stack([(-f).sigmoid(), f.sigmoid()], -1)
 
     def log_loss(self, log_proba: Tensor, y: Tensor) -> Tensor:
-        """Negative log-probability of the labels, weighted and summed, (b,)."""
+        """Weighted negative log-probability of a sample's labels, summed, (b,)."""
         chosen = log_proba.gather(1, y.reshape(-1, 1).long()).reshape(y.shape)
-        return -self._weigh(chosen, y).sum(1)
+        return -self._times_label_weights(chosen, y).sum(1)
 
 
 @dataclass(frozen=True)
-class CategoricalMap(Labels):
-    """One label at every position, independent given K logits for each.
+class CategoricalMap(ClassificationLikelihood):
+    """One label at each of r positions, independent given K logits for each.
 
-    Outputs are (b, r·K), position by position; targets (b, r). Losses of positions add
-    up; those with a negative label are left out.
+    Outputs are (b, r·K), position by position; targets (b, r). Losses of positions are
+    summed; positions with a negative label are left out.
 
     Attributes
     ----------
     positions : tuple of int
         Shape of a map, of r positions in all.
-    one : Categorical
-        Of a single position.
+    categorical : Categorical
+        Likelihood at each position.
     """
 
     positions: tuple[int, ...]
-    one: Categorical = Categorical()
+    categorical: Categorical = Categorical()
     options: ClassVar[frozenset[str]] = Categorical.options
-    columns: ClassVar[str] = "positions"
+    multi_target: ClassVar[str] = "dense"
     is_shift_invariant = True
 
     @property
-    def n_blocks(self) -> int:  # type: ignore[override]
-        """One for each position."""
+    def n_blocks(self) -> int:
+        """Number r of positions."""
         return math.prod(self.positions)
 
     def configured(self, criterion: nn.Module) -> "CategoricalMap":
-        """The same with the options of a criterion."""
-        return replace(self, one=self.one.configured(criterion))
+        """Copy with the options of a criterion."""
+        return replace(self, categorical=self.categorical.configured(criterion))
 
-    def of_map(self, positions: tuple[int, ...]) -> "CategoricalMap":
-        """The same for maps of this shape."""
+    def dense(self, positions: tuple[int, ...]) -> "CategoricalMap":
+        """Copy for other positions."""
         return replace(self, positions=positions)
 
     def n_targets(self, n_outputs: int) -> int:
         """One label per position."""
         return self.n_blocks
 
-    def width(self, n_targets: int) -> int:
+    def n_outputs(self, n_targets: int) -> int:
         """One logit per class and position."""
         return n_targets * self.n_blocks
 
     def output_shape(self, n_targets: int) -> tuple[int, ...]:
-        """Classes first, as torch has it."""
+        """``(K, *positions)``, as in torch."""
         return (n_targets, *self.positions)
 
     def _flat(self, f: Tensor) -> Tensor:
@@ -410,52 +387,48 @@ class CategoricalMap(Labels):
         return y.reshape(len(f), self.n_blocks).long()
 
     def label_weights(self, y: Tensor) -> Tensor | None:
-        """What each position counts, (b, r), float64; None: one."""
-        own = self.one.row_scale(y.clamp(min=0))
-        if own is None and bool((y >= 0).all()):
+        """Weight of each position, (b, r), float64; None: one."""
+        scale = self.categorical.loss_scale(y.clamp(min=0))
+        if scale is None and bool((y >= 0).all()):
             return None
-        known = (y >= 0).double()
-        return known if own is None else known * own
+        is_labelled = (y >= 0).double()
+        return is_labelled if scale is None else is_labelled * scale
 
     def _summed(self, losses: Tensor, y: Tensor) -> Tensor:
-        """Losses (b·r,) of positions, weighted, and summed over each row, (b,)."""
+        """Weighted sum of losses (b·r,) over the positions of each sample, (b,)."""
         losses = losses.reshape(y.shape)
         weights = self.label_weights(y)
         return (losses if weights is None else losses * weights.to(losses)).sum(1)
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy per row, summed over positions, (b,)."""
-        losses = self.one.loss(self._flat(f), y.clamp(min=0).flatten())
+        """Weighted cross-entropy per sample, summed over positions, (b,)."""
+        losses = self.categorical.loss(self._flat(f), y.clamp(min=0).flatten())
         return self._summed(losses, y)
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
-        """That of each position, times its weight, (b, r·K)."""
-        slopes = self.one.gradient(self._flat(f), y.clamp(min=0).flatten())
+        """``softmax(f) - t`` at each position, times its weight, (b, r·K)."""
+        gradient = self.categorical.gradient(self._flat(f), y.clamp(min=0).flatten())
         weights = self.label_weights(y)
         if weights is not None:
-            slopes = slopes * weights.reshape(-1, 1).to(slopes)
-        return slopes.reshape(f.shape)
+            gradient = gradient * weights.reshape(-1, 1).to(gradient)
+        return gradient.reshape(f.shape)
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
-        """The same for labels that the network draws, (b, r·K)."""
-        return self.one.score(self._flat(f), y.flatten()).reshape(f.shape)
+        """``softmax(f) - onehot(y)`` at each position, (b, r·K)."""
+        return self.categorical.score(self._flat(f), y.flatten()).reshape(f.shape)
 
     def hessian(self, f: Tensor) -> OutputHessian:
-        """``diag p - p pᵀ`` of each position."""
-        return BlockDiagonal(self.one.hessian(self._flat(f)), self.n_blocks)
+        """Block-diagonal, with ``diag p - p pᵀ`` for each position."""
+        return BlockDiagonal(self.categorical.hessian(self._flat(f)), self.n_blocks)
 
     def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
-        """That of each position."""
-        product = self.one.hessian_operator(self._flat(f))
+        """``u -> p ∘ (u - pᵀu)`` at each position."""
+        product = self.categorical.hessian_operator(self._flat(f))
         return lambda u: product(self._flat(u)).reshape(u.shape)
-
-    def n_draws(self, n_outputs: int) -> int:
-        """One label per position."""
-        return self.n_blocks
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
         """Class indices, (b, r)."""
-        return self.one.draw(self._flat(f), u.reshape(-1, 1)).reshape(u.shape)
+        return self.categorical.draw(self._flat(f), u.reshape(-1, 1)).reshape(u.shape)
 
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """Gaussian over the K logits of each position, (b·r, K)."""
@@ -474,6 +447,6 @@ class CategoricalMap(Labels):
         return f.reshape(*f.shape[:-1], self.n_blocks, -1).softmax(-1)
 
     def log_loss(self, log_proba: Tensor, y: Tensor) -> Tensor:
-        """Negative log-probability of the labels, weighted and summed, (b,)."""
+        """Weighted negative log-probability of a sample's labels, summed, (b,)."""
         chosen = log_proba.gather(1, y.clamp(min=0).reshape(-1, 1))
         return -self._summed(chosen, y)

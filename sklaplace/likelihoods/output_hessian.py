@@ -1,8 +1,8 @@
-"""Hessians ``Λ`` (b, c, c) of the loss in the outputs, without writing them out.
+"""Hessians ``Λ`` (c, c) of the loss in the outputs, in closed form.
 
-For a thousand classes one row of ``Λ`` takes 8 MB. Where the outputs are the same
-linear map ``M`` (c, o) of a layer for all rows, its curvature is made of
-``MᵀΛM`` alone, and of that a structure needs a sum over rows or the diagonals.
+For a thousand classes ``Λ`` takes 8 MB per sample. Where the outputs are the same
+linear map ``M`` (c, o) of a layer for all samples, the layer's curvature depends on
+``MᵀΛM`` alone: structures need its sum over samples or its diagonals.
 """
 
 from abc import ABC, abstractmethod
@@ -14,40 +14,46 @@ from torch import Tensor
 
 from sklaplace.core.linalg import gram
 
-# classes above which their products are not worth double precision
-MANY_CLASSES = 256
+# More classes have their products summed in the dtype of the outputs.
+_MANY_CLASSES = 256
 
 # M, or None for the identity
 Map = Tensor | None
 
 
 class OutputHessian(ABC):
-    """One matrix ``Λ``, times a weight, for each of b rows.
+    """One matrix ``Λ = S Sᵀ`` for each of b samples, times a weight.
 
     Attributes
     ----------
     n_rows, n_outputs, n_columns : int
-        Sizes b, c and k.
+        Samples b, outputs c and columns k of ``S``.
     """
 
     n_rows: int
     n_outputs: int
     n_columns: int
 
-    @abstractmethod
     def weighted(self, weights: Tensor | None) -> "OutputHessian":
-        """The same with each row times its weight (b,)."""
+        """``wΛ`` for sample weights ``w`` (b,); None: one."""
+        return self if weights is None else self._weighted(weights)
 
     def scaled(self, weights: Tensor | None) -> "OutputHessian":
-        """``√D Λ √D``, ``D`` the weights (b, c) of the outputs."""
-        if weights is None:
-            return self
+        """``√D Λ √D`` with ``D`` the diagonal matrix of weights (b, c); None: one."""
+        return self if weights is None else self._scaled(weights)
+
+    @abstractmethod
+    def _weighted(self, weights: Tensor) -> "OutputHessian":
+        """``wΛ``."""
+
+    def _scaled(self, weights: Tensor) -> "OutputHessian":
+        """``√D Λ √D``."""
         factor = self.factor()
         return Factored(factor * weights.sqrt().to(factor).unsqueeze(-1))
 
     @abstractmethod
     def double(self) -> "OutputHessian":
-        """The same in float64."""
+        """``Λ`` in float64."""
 
     @abstractmethod
     def factor(self) -> Tensor:
@@ -55,172 +61,146 @@ class OutputHessian(ABC):
 
     @abstractmethod
     def total(self) -> Tensor:
-        """Sum over rows, (c, c)."""
-
-    @abstractmethod
-    def diagonals(self, m: Map) -> Tensor:
-        """Diagonal of ``MᵀΛM`` for each row, (b, o)."""
+        """Sum of ``Λ`` over samples, (c, c)."""
 
     def moment(self, m: Map) -> Tensor:
-        """``Σ MᵀΛM`` over rows, (o, o)."""
+        """Sum of ``MᵀΛM`` over samples, (o, o), in the dtype of `total`."""
         total = self.total()
-        return total if m is None else m.T @ total @ m
+        return total if m is None else m.to(total).T @ total @ m.to(total)
+
+    def diagonals(self, m: Map) -> Tensor:
+        """Diagonal of ``MᵀΛM`` per sample, (b, o)."""
+        return (self.rows(m) ** 2).sum(1)
 
     def grams(self, m: Map) -> Tensor:
-        """``MᵀΛM`` for each row, (b, o, o)."""
+        """``MᵀΛM`` per sample, (b, o, o)."""
         g = self.rows(m)
         return g.mT @ g
 
     def rows(self, m: Map) -> Tensor:
-        """``SᵀM``, (b, k, o)."""
+        """Jacobian rows ``SᵀM``, (b, k, o)."""
         factor = self.factor().mT
         return factor if m is None else factor @ m
 
-
-def _set_sizes(hessian: OutputHessian, b: int, c: int, k: int) -> None:
-    for name, size in {"n_rows": b, "n_outputs": c, "n_columns": k}.items():
-        object.__setattr__(hessian, name, size)
-
-
-@dataclass(frozen=True)
-class Factored(OutputHessian):
-    """Given by its root ``S`` (b, c, k)."""
-
-    root: Tensor
-
-    def __post_init__(self) -> None:
-        _set_sizes(self, *self.root.shape)
-
-    def weighted(self, weights: Tensor | None) -> "Factored":
-        """The same with each row times its weight (b,)."""
-        if weights is None:
-            return self
-        return Factored(self.root * weights.sqrt().to(self.root).reshape(-1, 1, 1))
-
-    def double(self) -> "Factored":
-        """The same in float64."""
-        return Factored(self.root.double())
-
-    def factor(self) -> Tensor:
-        """``S`` itself."""
-        return self.root
-
-    def total(self) -> Tensor:
-        """Sum over rows, (c, c)."""
-        flat = self.root.mT.flatten(0, 1)
-        return gram(flat)
-
-    def diagonals(self, m: Map) -> Tensor:
-        """Diagonal of ``MᵀΛM`` for each row, (b, o)."""
-        return (self.rows(m) ** 2).sum(1)
+    def _set_sizes(self, b: int, c: int, k: int) -> None:
+        for name, size in {"n_rows": b, "n_outputs": c, "n_columns": k}.items():
+            object.__setattr__(self, name, size)
 
 
 @dataclass(frozen=True)
-class Constant(OutputHessian):
-    """The identity for every row, times its weight.
+class _SquareRoot(OutputHessian):
+    """``Λ`` by square roots, with the samples on the first axis."""
+
+    sqrt: Tensor
+
+    def _weighted(self, weights: Tensor) -> "OutputHessian":
+        factors = weights.sqrt().to(self.sqrt)
+        ones = [1] * (self.sqrt.ndim - 1)
+        return replace(self, sqrt=self.sqrt * factors.reshape(-1, *ones))
+
+    def double(self) -> "OutputHessian":
+        """``Λ`` in float64."""
+        return replace(self, sqrt=self.sqrt.double())
+
+
+@dataclass(frozen=True)
+class Factored(_SquareRoot):
+    """``Λ = S Sᵀ`` by its factor.
 
     Attributes
     ----------
-    roots : Tensor of shape (b,)
-        Square roots of the weights.
+    sqrt : Tensor of shape (b, c, k)
+        ``S``.
+    """
+
+    def __post_init__(self) -> None:
+        self._set_sizes(*self.sqrt.shape)
+
+    def factor(self) -> Tensor:
+        """``S`` (b, c, k) with ``S Sᵀ = Λ``."""
+        return self.sqrt
+
+    def total(self) -> Tensor:
+        """Sum of ``Λ`` over samples, (c, c)."""
+        return gram(self.sqrt.mT.flatten(0, 1))
+
+
+@dataclass(frozen=True)
+class Constant(_SquareRoot):
+    """``Λ = w I``.
+
+    Attributes
+    ----------
+    sqrt : Tensor of shape (b,)
+        ``√w``.
     n_outputs : int
         Number c of outputs.
     """
 
-    roots: Tensor
     n_outputs: int
 
     def __post_init__(self) -> None:
-        _set_sizes(self, len(self.roots), self.n_outputs, self.n_outputs)
-
-    def weighted(self, weights: Tensor | None) -> "Constant":
-        """The same with each row times its weight (b,)."""
-        if weights is None:
-            return self
-        return replace(self, roots=self.roots * weights.sqrt().to(self.roots))
-
-    def double(self) -> "Constant":
-        """The same in float64."""
-        return replace(self, roots=self.roots.double())
+        self._set_sizes(len(self.sqrt), self.n_outputs, self.n_outputs)
 
     def _identity(self) -> Tensor:
-        roots = self.roots
-        return torch.eye(self.n_outputs, dtype=roots.dtype, device=roots.device)
+        return torch.eye(self.n_outputs, dtype=self.sqrt.dtype, device=self.sqrt.device)
 
     def factor(self) -> Tensor:
         """``√w I``, (b, c, c)."""
-        return self.roots.reshape(-1, 1, 1) * self._identity()
+        return self.sqrt.reshape(-1, 1, 1) * self._identity()
 
     def total(self) -> Tensor:
         """``Σw I``, (c, c)."""
-        return self._identity() * (self.roots**2).sum()
+        return self._identity() * (self.sqrt**2).sum()
 
     def diagonals(self, m: Map) -> Tensor:
-        """Diagonal of ``w MᵀM`` for each row, (b, o)."""
+        """Diagonal of ``w MᵀM`` per sample, (b, o)."""
         squares = (self._identity() if m is None else m) ** 2
-        return torch.outer(self.roots**2, squares.sum(0))
+        return torch.outer(self.sqrt**2, squares.sum(0))
 
 
 @dataclass(frozen=True)
-class Diagonal(OutputHessian):
-    """A diagonal matrix for every row: outputs with losses of their own.
+class Diagonal(_SquareRoot):
+    """``Λ = diag(d)``: a separate loss for each output.
 
     Attributes
     ----------
-    roots : Tensor of shape (b, c)
-        Square roots of the diagonal.
+    sqrt : Tensor of shape (b, c)
+        ``√d``.
     """
 
-    roots: Tensor
-
     def __post_init__(self) -> None:
-        b, c = self.roots.shape
-        _set_sizes(self, b, c, c)
+        b, c = self.sqrt.shape
+        self._set_sizes(b, c, c)
 
-    def weighted(self, weights: Tensor | None) -> "Diagonal":
-        """The same with each row times its weight (b,)."""
-        return self.scaled(None if weights is None else weights.unsqueeze(1))
-
-    def scaled(self, weights: Tensor | None) -> "Diagonal":
-        """The same with each entry times its weight, (b, c) or (b, 1)."""
-        if weights is None:
-            return self
-        return Diagonal(self.roots * weights.sqrt().to(self.roots))
-
-    def double(self) -> "Diagonal":
-        """The same in float64."""
-        return Diagonal(self.roots.double())
+    def _scaled(self, weights: Tensor) -> "Diagonal":
+        return Diagonal(self.sqrt * weights.sqrt().to(self.sqrt))
 
     def factor(self) -> Tensor:
-        """The roots on the diagonal, (b, c, c)."""
-        return self.roots.diag_embed()
+        """``diag(√d)``, (b, c, c)."""
+        return self.sqrt.diag_embed()
 
     def total(self) -> Tensor:
-        """Sum over rows, (c, c), float64."""
-        return (self.roots.double() ** 2).sum(0).diag()
-
-    def moment(self, m: Map) -> Tensor:
-        """``Σ MᵀΛM`` over rows, (o, o), float64."""
-        total = self.total()
-        return total if m is None else m.double().T @ total @ m.double()
+        """Sum of ``Λ`` over samples, (c, c), float64."""
+        return (self.sqrt.double() ** 2).sum(0).diag()
 
     def diagonals(self, m: Map) -> Tensor:
-        """Diagonal of ``MᵀΛM`` for each row, (b, o)."""
-        return self.roots**2 if m is None else self.roots**2 @ m**2
+        """Diagonal of ``MᵀΛM`` per sample, (b, o)."""
+        return self.sqrt**2 if m is None else self.sqrt**2 @ m**2
 
     def rows(self, m: Map) -> Tensor:
-        """``SᵀM``, (b, k, o)."""
-        return self.factor() if m is None else self.roots.unsqueeze(-1) * m
+        """Jacobian rows ``SᵀM``, (b, k, o)."""
+        return self.factor() if m is None else self.sqrt.unsqueeze(-1) * m
 
 
 @dataclass(frozen=True)
 class BlockDiagonal(OutputHessian):
-    """Blocks on the diagonal: outputs in groups with losses of their own.
+    """Blocks on the diagonal: a separate loss for each of r groups of outputs.
 
     Attributes
     ----------
     blocks : OutputHessian
-        One matrix for each group of each row, row by row.
+        The b·r blocks, those of a sample side by side.
     n_blocks : int
         Number r of groups.
     """
@@ -230,78 +210,69 @@ class BlockDiagonal(OutputHessian):
 
     def __post_init__(self) -> None:
         inner, r = self.blocks, self.n_blocks
-        _set_sizes(self, inner.n_rows // r, r * inner.n_outputs, r * inner.n_columns)
+        self._set_sizes(inner.n_rows // r, r * inner.n_outputs, r * inner.n_columns)
 
-    def weighted(self, weights: Tensor | None) -> "BlockDiagonal":
-        """The same with each row times its weight (b,)."""
-        if weights is None:
-            return self
+    def _weighted(self, weights: Tensor) -> "BlockDiagonal":
         of_blocks = weights.repeat_interleave(self.n_blocks)
         return replace(self, blocks=self.blocks.weighted(of_blocks))
 
-    def scaled(self, weights: Tensor | None) -> "BlockDiagonal":
-        """``√D Λ √D``, ``D`` the weights (b, c) of the outputs."""
-        if weights is None:
-            return self
+    def _scaled(self, weights: Tensor) -> "BlockDiagonal":
         of_blocks = weights.reshape(-1, self.blocks.n_outputs)
         return replace(self, blocks=self.blocks.scaled(of_blocks))
 
     def double(self) -> "BlockDiagonal":
-        """The same in float64."""
+        """``Λ`` in float64."""
         return replace(self, blocks=self.blocks.double())
 
     @cached_property
-    def _roots(self) -> Tensor:
-        """Roots of the blocks, (b, r, K, j)."""
-        roots = self.blocks.factor()
-        return roots.reshape(self.n_rows, self.n_blocks, *roots.shape[1:])
+    def _factors(self) -> Tensor:
+        """Factors of the blocks, (b, r, K, j)."""
+        factors = self.blocks.factor()
+        return factors.reshape(self.n_rows, self.n_blocks, *factors.shape[1:])
 
     def factor(self) -> Tensor:
-        """The roots on the diagonal, (b, r·K, r·j)."""
-        roots = self._roots
-        b, r, n, j = roots.shape
-        places = torch.arange(r, device=roots.device)
-        factor = roots.new_zeros(b, r, n, r, j)
-        factor[:, places, :, places] = roots.movedim(1, 0)
+        """Block-diagonal ``S``, (b, r·K, r·j)."""
+        factors = self._factors
+        b, r, n, j = factors.shape
+        k = torch.arange(r, device=factors.device)
+        factor = factors.new_zeros(b, r, n, r, j)
+        factor[:, k, :, k] = factors.movedim(1, 0)
         return factor.reshape(b, r * n, r * j)
 
     def total(self) -> Tensor:
-        """Sum over rows, (c, c), float64."""
-        roots = self._roots.double()
-        total: Tensor = torch.block_diag(*torch.einsum("brkj,brlj->rkl", roots, roots))
+        """Sum of ``Λ`` over samples, (c, c), float64."""
+        factors = self._factors.double()
+        sums = torch.einsum("brkj,brlj->rkl", factors, factors)
+        total: Tensor = torch.block_diag(*sums)
         return total
 
-    def moment(self, m: Map) -> Tensor:
-        """``Σ MᵀΛM`` over rows, (o, o), float64."""
-        total = self.total()
-        return total if m is None else m.double().T @ total @ m.double()
-
     def diagonals(self, m: Map) -> Tensor:
-        """Diagonal of ``MᵀΛM`` for each row, (b, o)."""
+        """Diagonal of ``MᵀΛM`` per sample, (b, o)."""
         if m is None:
             return self.blocks.diagonals(None).reshape(self.n_rows, -1)
-        return (self.rows(m) ** 2).sum(1)
+        return super().diagonals(m)
 
     def rows(self, m: Map) -> Tensor:
-        """``SᵀM``, (b, k, o)."""
+        """Jacobian rows ``SᵀM``, (b, k, o)."""
         if m is None:
             return self.factor().mT
         groups = m.unflatten(0, (self.n_blocks, -1))  # (r, K, o)
-        return torch.einsum("brkj,rko->brjo", self._roots, groups).flatten(1, 2)
+        return torch.einsum("brkj,rko->brjo", self._factors, groups).flatten(1, 2)
 
 
 @dataclass(frozen=True)
 class Softmax(OutputHessian):
-    """``w (diag p - p pᵀ)`` of class probabilities.
+    """``Λ = w (diag p - p pᵀ)`` of class probabilities ``p``.
 
     Attributes
     ----------
     p : Tensor of shape (b, c)
-        Probabilities, float64: ``1 - p`` is what is left of a row of which the
-        network is certain.
+        Probabilities, float64: in float32 ``p (1 - p)`` would vanish where the network
+        is confident.
     weights : Tensor of shape (b,)
+        ``w``.
     dtype : torch.dtype
-        Of the outputs, in which large products are taken.
+        That of the outputs, in which large products are computed.
     """
 
     p: Tensor
@@ -310,25 +281,22 @@ class Softmax(OutputHessian):
 
     def __post_init__(self) -> None:
         b, c = self.p.shape
-        _set_sizes(self, b, c, max(1, c - 1))
+        self._set_sizes(b, c, max(1, c - 1))
 
-    def weighted(self, weights: Tensor | None) -> "Softmax":
-        """The same with each row times its weight (b,)."""
-        if weights is None:
-            return self
+    def _weighted(self, weights: Tensor) -> "Softmax":
         return replace(self, weights=self.weights * weights.to(self.weights))
 
     def double(self) -> "Softmax":
-        """The same in float64."""
+        """``Λ`` in float64."""
         return replace(self, dtype=torch.float64)
 
     def factor(self) -> Tensor:
-        """Exact root with c - 1 columns, (b, c, c - 1).
+        """Exact factor with c - 1 columns, (b, c, c - 1).
 
         With ``q = √p``, ``diag p - p pᵀ = diag(q) (I - q qᵀ) diag(q)``, and the
-        last c - 1 columns of the Householder reflection that sends the first
-        axis to ``-q`` are an orthonormal basis of the complement of ``q``.
-        A single class has no curvature, in one column of zeros.
+        last c - 1 columns of the Householder reflection that maps the first unit
+        vector to ``-q`` are an orthonormal basis of the complement of ``q``.
+        A single class has no curvature: one column of zeros.
         """
         if self.p.shape[-1] == 1:
             return torch.zeros_like(self.p, dtype=self.dtype).unsqueeze(-1)
@@ -339,30 +307,26 @@ class Softmax(OutputHessian):
         reflection = identity - torch.einsum(
             "bk,bj->bkj", (q + first) / (1 + q[:, :1]), q
         )
-        roots = self.weights.sqrt().to(q).reshape(-1, 1, 1)
-        return (roots * q.unsqueeze(-1) * reflection)[:, :, 1:]
+        scales = self.weights.sqrt().to(q).reshape(-1, 1, 1)
+        return (scales * q.unsqueeze(-1) * reflection)[:, :, 1:]
 
     def total(self) -> Tensor:
         """``diag(Σ w p) - Pᵀ diag(w) P``, (c, c), float64.
 
-        The diagonal is summed as ``w p (1 - p)``: taken as the difference it would
-        be rounding alone where the network is certain. Of many classes the rest is
-        summed in the dtype of the outputs: variances of a shift of all logits, which
-        a softmax does not see, are then right only as far as the prior is strong.
+        The diagonal is summed as ``w p (1 - p)``: as a difference it would be rounding
+        error where the network is confident. For many classes the off-diagonal entries
+        are summed in the dtype of the outputs: the variance of a shift common to all
+        logits, which no softmax depends on, is then only as accurate as the prior is
+        strong.
         """
-        roots = self.weights.sqrt().unsqueeze(1)
-        dtype = torch.float64 if self.n_outputs <= MANY_CLASSES else self.dtype
-        total = gram((self.p * roots).to(dtype)).neg_().double()
+        scales = self.weights.sqrt().unsqueeze(1)
+        dtype = torch.float64 if self.n_outputs <= _MANY_CLASSES else self.dtype
+        total = gram((self.p * scales).to(dtype)).neg_().double()
         total.diagonal().copy_((self.p * (1 - self.p)).T @ self.weights)
         return total
 
-    def moment(self, m: Map) -> Tensor:
-        """``Σ MᵀΛM`` over rows, (o, o), float64."""
-        total = self.total()
-        return total if m is None else m.double().T @ total @ m.double()
-
     def diagonals(self, m: Map) -> Tensor:
-        """Variance of ``M`` under ``p``, times ``w``, for each row, (b, o)."""
+        """Variance of each column of ``M`` under ``p``, times ``w``, (b, o)."""
         if m is None:
             return self._variances
         m = m.double()
@@ -371,5 +335,5 @@ class Softmax(OutputHessian):
 
     @cached_property
     def _variances(self) -> Tensor:
-        """``w p (1 - p)``, which weight and bias both ask for."""
+        """``w p (1 - p)``, cached as weight and bias of a layer both need it."""
         return (self.p * (1 - self.p) * self.weights.unsqueeze(1)).to(self.dtype)

@@ -1,72 +1,93 @@
 """Likelihoods of numbers: real values and counts.
 
-New targets mix the likelihood over the Gaussian of the outputs. Where that has no
-closed form, Gauss and Hermite's nodes stand for the Gaussian.
+The predictive distribution of new targets is ``∫ p(y | f) N(f | m, v) df`` with the
+Gaussian over the outputs, by Gauss-Hermite quadrature where there is no closed form.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.stats import norm, poisson
 from torch import Tensor, nn
 
-from sklaplace.likelihoods.base import Array, BaseLikelihood, Pair
+from sklaplace.likelihoods.base import Likelihood
 from sklaplace.likelihoods.output_hessian import Constant, Factored, OutputHessian
 
-# Nodes of a Gaussian that outputs are averaged over, and their weights, which sum to
-# one: exact for polynomials of degree 63.
+Array = np.ndarray[Any, Any]
+Pair = tuple[Array, Array]
+
+# Gauss-Hermite nodes of a standard normal variable and their weights, which sum to one:
+# exact for polynomials of degree 63.
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
-# halvings of an interval around a quantile
-_HALVINGS = 60
+# steps of bisection or Newton's method
+_MAX_STEPS = 60
 _LOG_2PI = math.log(2 * math.pi)
 
 
-class Numbers(BaseLikelihood):
-    """To derive likelihoods of numbers from: one output per target, no noise level."""
+class RegressionLikelihood(Likelihood):
+    """Likelihood of numbers, to derive others from: one output per target column.
 
+    Outputs (n, c) are Gaussian with ``mean`` and ``variance``; ``noise`` is σ, ignored
+    by likelihoods without noise parameter. `log_density` takes tensors, the other
+    predictive methods take arrays.
+    """
+
+    is_classification = False
     noun = "column"
-    has_noise = False
 
     def check_targets(self, y: Array) -> None:
-        """Any number will do."""
+        """Raise for targets (n, t) outside the support; by default any are allowed."""
 
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
         """Targets, (b, c), in the dtype of the outputs."""
         return y.reshape(f.shape).to(f)
 
-    def scale(self, sigma_noise: Tensor) -> Tensor:
-        """One: there is no noise parameter."""
-        return torch.ones_like(sigma_noise)
-
-    def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
-        """Zero: the loss has it."""
-        return torch.zeros_like(sigma_noise)
-
     def n_targets(self, n_outputs: int) -> int:
         """One observed value per output."""
         return n_outputs
 
-    def n_draws(self, n_outputs: int) -> int:
-        """One value per output."""
-        return n_outputs
+    @abstractmethod
+    def moments(self, mean: Array, variance: Array, noise: float) -> Pair:
+        """Mean and variance of new targets, (n, t), from (n, c)."""
 
-    def width(self, n_targets: int) -> int:
-        """One output per target column."""
-        return n_targets
+    @abstractmethod
+    def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
+        """Mean (n, t) and covariance (n, n, t) across samples.
+
+        From outputs of mean (n, c) and covariance (n, n, c).
+        """
+
+    @abstractmethod
+    def quantiles(
+        self, mean: Array, variance: Array, noise: float, levels: Array
+    ) -> Array:
+        """Quantiles of new targets at levels (q,), (n, t, q)."""
+
+    @abstractmethod
+    def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
+        """New targets (n, t, s) given draws of the outputs (n, c, s)."""
+
+    @abstractmethod
+    def log_density(
+        self, mean: Tensor, variance: Tensor, y: Tensor, noise: float
+    ) -> Tensor:
+        """Predictive log-density of targets ``y`` (b, t), summed over columns, (b,)."""
 
 
 @dataclass(frozen=True)
-class Gaussian(Numbers):
-    """Normal targets around the outputs, with one noise level σ, or several.
+class Gaussian(RegressionLikelihood):
+    """Normal targets with the outputs as means and noise σ.
 
     Attributes
     ----------
     relative : tuple of float or None
-        ``r``: output k has noise ``σ r_k``. None: all have σ.
+        ``r``: the noise of output k is ``σ r_k``. None: σ for all.
     """
 
     relative: tuple[float, ...] | None = None
@@ -81,7 +102,7 @@ class Gaussian(Numbers):
         return noise**2 * np.array(self.relative or (1.0,)) ** 2
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
-        """Half the squared error per row, over ``r²``, summed over outputs, (b,)."""
+        """``Σ_k (f_k - y_k)² / (2 r_k²)`` per sample, (b,)."""
         return ((f - y) ** 2 / self._squares(f)).sum(-1) / 2
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
@@ -92,8 +113,8 @@ class Gaussian(Numbers):
         """The identity, or ``diag 1/r²``."""
         if self.relative is None:
             return Constant(f.new_ones(len(f)), f.shape[-1])
-        root = self._squares(f).rsqrt().diag()
-        return Factored(root.expand(len(f), -1, -1))
+        factor = self._squares(f).rsqrt().diag()
+        return Factored(factor.expand(len(f), -1, -1))
 
     def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
         """``u -> u / r²``."""
@@ -101,7 +122,7 @@ class Gaussian(Numbers):
         return lambda u: u / squares
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
-        """Normal values around the outputs, (b, c)."""
+        """Normal values, (b, c)."""
         noise: Tensor = torch.special.ndtri(u)
         return f + noise.to(f) * self._squares(f).sqrt()
 
@@ -110,46 +131,46 @@ class Gaussian(Numbers):
         return sigma_noise**-2
 
     def log_normalizer(self, sigma_noise: Tensor) -> Tensor:
-        """``log(σ √(2π))`` per observed value, and the mean of ``log r``."""
+        """``log(σ √(2π))`` plus the mean of ``log r``."""
         extra = np.log(self.relative).mean() if self.relative else 0.0
         return sigma_noise.log() + _LOG_2PI / 2 + float(extra)
 
     def moments(self, mean: Array, variance: Array, noise: float) -> Pair:
-        """The outputs', and their variance with that of the noise."""
+        """``m`` and ``v + σ² r²``."""
         return mean, variance + self._noises(noise)
 
     def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
-        """The outputs', and noise on the diagonal."""
+        """``m`` and ``C + σ² r² I``."""
         return mean, cov + self._noises(noise) * np.eye(len(cov))[:, :, None]
 
     def quantiles(
         self, mean: Array, variance: Array, noise: float, levels: Array
     ) -> Array:
-        """Those of a normal distribution."""
+        """Quantiles of ``N(m, v + σ² r²)``, (n, t, q)."""
         std = np.sqrt(variance + self._noises(noise))
         found: Array = mean[..., None] + std[..., None] * norm.ppf(levels)
         return found
 
     def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
-        """Outputs with noise."""
+        """Outputs plus noise."""
         std = np.sqrt(self._noises(noise))[:, None]
         return f + std * generator.standard_normal(f.shape)
 
     def log_density(
         self, mean: Tensor, variance: Tensor, y: Tensor, noise: float
     ) -> Tensor:
-        """Of a normal distribution."""
+        """``log N(y | m, v + σ² r²)``, summed over columns, (b,)."""
         total = variance + noise**2 * self._squares(mean)
         terms = (y - mean) ** 2 / total + total.log() + _LOG_2PI
         return -terms.sum(-1) / 2
 
 
 @dataclass(frozen=True)
-class Poisson(Numbers):
+class Poisson(RegressionLikelihood):
     """Counts with rates ``exp(f)``."""
 
     def check_targets(self, y: Array) -> None:
-        """Refuse what is not a count."""
+        """Raise for targets that are not counts."""
         if (y < 0).any() or (y != np.round(y)).any():
             raise ValueError(
                 "y has entries that are not counts (0, 1, 2, …), which "
@@ -157,7 +178,7 @@ class Poisson(Numbers):
             )
 
     def configured(self, criterion: nn.Module) -> "Poisson":
-        """The same, if outputs are logarithms of rates."""
+        """Return the likelihood; raise unless outputs are logarithms of rates."""
         if not getattr(criterion, "log_input", True):
             raise ValueError(
                 "criterion__log_input=False lets the module return rates, which a "
@@ -167,7 +188,7 @@ class Poisson(Numbers):
         return self
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
-        """``exp(f) - y f + log y!`` per row, summed over outputs, (b,)."""
+        """``exp(f) - y f + log y!`` per sample, summed over outputs, (b,)."""
         return (f.exp() - y * f + torch.lgamma(y + 1)).sum(-1)
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
@@ -184,17 +205,17 @@ class Poisson(Numbers):
         return lambda u: rates * u
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
-        """Counts by the quantile function, (b, c)."""
+        """Counts, (b, c)."""
         rates = f.detach().double().exp().cpu().numpy()
         return torch.from_numpy(poisson.ppf(u.cpu().numpy(), rates)).to(f)
 
     def moments(self, mean: Array, variance: Array, noise: float) -> Pair:
-        """``λ = exp(m + v/2)`` and ``λ + λ² (exp(v) - 1)``: a log-normal rate."""
+        """``λ = exp(m + v/2)`` and ``λ + λ² (exp(v) - 1)``: rates are log-normal."""
         rate = np.exp(mean + variance / 2)
         return rate, rate + rate**2 * np.expm1(variance)
 
     def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
-        """The same, with ``λᵢ λⱼ (exp(Cᵢⱼ) - 1)`` between rows."""
+        """``λ`` and ``λᵢ λⱼ (exp(Cᵢⱼ) - 1)``, plus ``λᵢ`` on the diagonal."""
         rate = np.exp(mean + np.einsum("nnc->nc", cov) / 2)
         between = rate[:, None] * rate[None] * np.expm1(cov)
         return rate, between + np.eye(len(cov))[:, :, None] * rate
@@ -202,8 +223,8 @@ class Poisson(Numbers):
     def quantiles(
         self, mean: Array, variance: Array, noise: float, levels: Array
     ) -> Array:
-        """The least counts whose cumulative probability reaches the levels."""
-        rates = _nodes(mean, variance, np.exp)[..., None, :]  # (n, t, 1, k)
+        """Smallest counts with ``P(Y ≤ count) ≥ level``, (n, t, q), by bisection."""
+        rates = _rates_at_nodes(mean, variance)[..., None, :]  # (n, t, 1, k)
         levels = np.broadcast_to(levels, (*mean.shape, len(levels)))
         high = poisson.ppf(levels, rates.max(-1))
         low = np.full_like(high, -1.0)  # probability zero
@@ -215,7 +236,7 @@ class Poisson(Numbers):
         return counts
 
     def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
-        """Counts."""
+        """Poisson counts with rates ``exp(f)``."""
         counts: Array = generator.poisson(np.exp(f)).astype(np.float64)
         return counts
 
@@ -235,18 +256,19 @@ class Poisson(Numbers):
 
 
 @dataclass(frozen=True)
-class HeteroscedasticGaussian(Numbers):
-    """Normal targets whose variance is an output, too: of the network, by its input.
+class HeteroscedasticGaussian(RegressionLikelihood):
+    """Normal targets whose mean and variance are both outputs of the network.
 
-    Of 2·t outputs the first half are means μ and the second logarithms s of variances.
-    Curvature is the Fisher information, ``diag(exp(-s), ½)``: the Hessian of the loss
-    itself, averaged over targets, and never indefinite.
+    The first half of 2·t outputs are means μ, the second half logarithms s of
+    variances. `hessian` is the Fisher information ``diag(exp(-s), ½)``, the expected
+    Hessian of the loss, which is positive definite where the Hessian itself may be
+    indefinite.
     """
 
     is_convex = False
 
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
-        """Targets, (b, t), in the dtype of the outputs."""
+        """Targets (b, t) in the dtype of the outputs."""
         return y.reshape(len(f), -1).to(f)
 
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
@@ -271,7 +293,7 @@ class HeteroscedasticGaussian(Numbers):
         return Factored(self._diagonal(f).sqrt().diag_embed())
 
     def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
-        """The same, times a vector."""
+        """``u -> diag(exp(-s), ½) u``."""
         diagonal = self._diagonal(f)
         return lambda u: diagonal * u
 
@@ -279,46 +301,45 @@ class HeteroscedasticGaussian(Numbers):
         """One observed value per pair of outputs."""
         return n_outputs // 2
 
-    def n_draws(self, n_outputs: int) -> int:
-        """One value per pair of outputs."""
-        return n_outputs // 2
-
-    def width(self, n_targets: int) -> int:
-        """A mean and a logarithm of a variance per target column."""
+    def n_outputs(self, n_targets: int) -> int:
+        """A mean and a log-variance per target column."""
         return 2 * n_targets
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
-        """Normal values around the means, (b, t)."""
+        """Normal values, (b, t)."""
         mean, log_variance = f.chunk(2, -1)
         noise: Tensor = torch.special.ndtri(u)
         return mean + (log_variance / 2).exp() * noise.to(f)
 
     def moments(self, mean: Array, variance: Array, noise: float) -> Pair:
-        """``μ``, and its variance with ``E exp(s) = exp(m_s + v_s / 2)``."""
+        """``m_μ`` and ``v_μ + E exp(s)``, ``E exp(s) = exp(m_s + v_s / 2)``."""
         (mu, s), (v_mu, v_s) = (np.split(a, 2, -1) for a in (mean, variance))
         return mu, v_mu + np.exp(s + v_s / 2)
 
     def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
-        """The same, with the noise on the diagonal."""
+        """``m_μ`` and ``C_μ``, plus ``E exp(s)`` on the diagonal."""
         variance = np.einsum("nnc->nc", cov)
         mu, total = self.moments(mean, variance, noise)
         between = np.split(cov, 2, -1)[0]
-        own = total - np.split(variance, 2, -1)[0]
-        return mu, between + np.eye(len(cov))[:, :, None] * own[:, None]
+        noise_variance = total - np.split(variance, 2, -1)[0]
+        return mu, between + np.eye(len(cov))[:, :, None] * noise_variance[:, None]
 
     def quantiles(
         self, mean: Array, variance: Array, noise: float, levels: Array
     ) -> Array:
-        """Of the mixture of normal distributions; μ and s taken as independent."""
+        """Quantiles (n, t, q) of the mixture of normals over s, by bisection.
+
+        μ and s are taken as independent.
+        """
         mu, s = np.split(mean, 2, -1)
         v_mu, v_s = np.split(variance, 2, -1)
-        own = _nodes(s, v_s, np.exp)[..., None, :]  # (n, t, 1, k)
-        std = np.sqrt(v_mu[..., None, None] + own)
+        variances = _rates_at_nodes(s, v_s)[..., None, :]  # (n, t, 1, k)
+        std = np.sqrt(v_mu[..., None, None] + variances)
         levels = np.broadcast_to(levels, (*mu.shape, len(levels)))
         center = mu[..., None]
         reach = np.abs(norm.ppf(levels)) * std.max(-1)
         low, high = center - reach, center + reach
-        for _ in range(_HALVINGS):
+        for _ in range(_MAX_STEPS):
             middle = (low + high) / 2
             cdf = norm.cdf((middle - center)[..., None] / std) @ _WEIGHTS
             low, high = (
@@ -329,7 +350,7 @@ class HeteroscedasticGaussian(Numbers):
         return found
 
     def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
-        """Drawn means with drawn noise."""
+        """Drawn means plus noise of the drawn variances."""
         mean, log_variance = np.split(f, 2, 1)
         draws = generator.standard_normal(mean.shape)
         sampled: Array = mean + np.exp(log_variance / 2) * draws
@@ -338,7 +359,7 @@ class HeteroscedasticGaussian(Numbers):
     def log_density(
         self, mean: Tensor, variance: Tensor, y: Tensor, noise: float
     ) -> Tensor:
-        """Of the mixture of normal distributions."""
+        """Log-density of the mixture of normals over s, summed over columns, (b,)."""
         (mu, s), (v_mu, v_s) = (a.unsqueeze(-1).chunk(2, -2) for a in (mean, variance))
         z, w = (torch.as_tensor(a).to(mean) for a in (_NODES, _WEIGHTS))
         total = v_mu + (s + v_s.clamp(min=0).sqrt() * z).exp()  # (b, t, k)
@@ -347,7 +368,7 @@ class HeteroscedasticGaussian(Numbers):
 
 
 class HeteroscedasticNLLLoss(nn.Module):
-    """Criterion for a module that returns means and logarithms of variances.
+    """Criterion of a module that returns means and logarithms of variances.
 
     Negative log-likelihood of normal targets. Of 2·t outputs the first half are means,
     the second half logarithms of variances, for t target columns.
@@ -390,16 +411,17 @@ def _normal_losses(f: Tensor, y: Tensor) -> Tensor:
     return (squares * (-log_variance).exp() + log_variance + _LOG_2PI) / 2
 
 
-def _nodes(mean: Array, variance: Array, function: Callable[[Array], Array]) -> Array:
-    """A function at the nodes of Gaussians, (n, c, k)."""
+def _rates_at_nodes(mean: Array, variance: Array) -> Array:
+    """``exp(f)`` at the quadrature nodes of Gaussians (n, c), as (n, c, k)."""
     std = np.sqrt(np.maximum(variance, 0))
-    return function(mean[..., None] + std[..., None] * _NODES)
+    rates: Array = np.exp(mean[..., None] + std[..., None] * _NODES)
+    return rates
 
 
 def _poisson_mode(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
-    """Where ``y f - exp(f) - (f - m)² / (2v)`` is largest; concave: Newton's method."""
+    """Maximum of the concave ``y f - exp(f) - (f - m)² / (2v)`` by Newton's method."""
     f = torch.minimum(mean + variance * y, torch.maximum(mean, (y + 1).log()))
-    for _ in range(_HALVINGS):
+    for _ in range(_MAX_STEPS):
         rate = f.exp()
         step = (y - rate - (f - mean) / variance) / (rate + 1 / variance)
         f = f + step.clamp(-1, 1)

@@ -1,42 +1,177 @@
-"""Data: rows as the network takes them, checked and cast once.
+"""Data sets: samples with targets and sample weights, and batches of them.
 
-Arrays are validated as everywhere in scikit-learn and cast to the dtype of the
-network's weights. Dicts of arrays and torch datasets belong to skorch and pass
-as they are.
+Array-likes are validated by the estimators. Dicts of arrays, tuples and torch datasets
+are passed to skorch unchanged; batches are those of the net's own validation loader.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.sparse import issparse
-from sklearn.base import clone
-from skorch.dataset import get_len
+from skorch.dataset import Dataset, get_len, unpack_data
 from skorch.helper import SliceDict
-from torch import nn
+from skorch.utils import multi_indexing, to_tensor
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset, default_collate
 
-from sklaplace.networks.training import RowDataset, private_rng, take_rows
+Batch = tuple[Any, Any, Tensor | None]
+# Options of a loader under which its batches are slices of the arrays.
+_SLICING_OPTIONS = {"batch_size", "num_workers", "pin_memory"}
+
+
+class RowDataset(Dataset):
+    """Inputs of another dataset with targets, and sample weights, given as arrays.
+
+    Items are ``(X, y)``, or ``(X, (y, weight))`` where there are weights.
+    """
+
+    def __init__(self, dataset: Any, y: np.ndarray, weights: np.ndarray | None) -> None:
+        # skorch's callbacks look for X and y
+        super().__init__(getattr(dataset, "X", dataset), y, length=len(y))
+        self.dataset, self.weights = dataset, weights
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> Any:
+        X, _ = self.dataset[index]
+        if self.weights is None:
+            return X, self.y[index]
+        return X, (self.y[index], self.weights[index])
+
+
+def sample_weights(dataset: Any) -> np.ndarray | None:
+    """Sample weights (n,) of a dataset or of a subset of one, where it has any."""
+    if isinstance(dataset, Subset):
+        weights = sample_weights(dataset.dataset)
+        indices = np.asarray(dataset.indices, dtype=int)
+        return None if weights is None else weights[indices]
+    return dataset.weights if isinstance(dataset, RowDataset) else None
+
+
+def collate_weighted(collate: Callable[[list[Any]], Any], items: list[Any]) -> Any:
+    """Batch ``X, (y, weights)``; inputs and targets as the net's loader collates."""
+    X, y = unpack_data(collate([(X, y) for X, (y, _) in items]))
+    return X, (y, default_collate([weight for *_, (_, weight) in items]))
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches ``(x, y, weights)`` of a dataset, in order; can be iterated repeatedly.
+
+    Attributes
+    ----------
+    net : skorch.NeuralNet
+        Its ``iterator_valid`` and its options are used.
+    dataset : Dataset
+        With or without sample weights.
+    batch_size : int
+        Samples per batch.
+    """
+
+    net: Any
+    dataset: Any
+    batch_size: int
+
+    def __iter__(self) -> Iterator[Batch]:
+        options = self.net.get_params_for("iterator_valid")
+        slices = self.net.iterator_valid is DataLoader and options.keys() <= (
+            _SLICING_OPTIONS
+        )
+        arrays = _arrays(self.dataset) if slices else None
+        batches = self._sliced(arrays) if arrays else self._loaded(options)
+        for x, y, w in batches:
+            yield self._on_device(x), self._on_device(y), self._on_device(w)
+
+    def _sliced(self, arrays: "_Arrays") -> Iterator[Batch]:
+        """Batches of arrays, without a loop over samples."""
+        for start in range(0, len(self.dataset), self.batch_size):
+            batch = slice(start, start + self.batch_size)
+            # indexing copies, so that no in-place layer writes to the user's arrays
+            x, y, w = (
+                None if values is None else torch.tensor(values[rows[batch]])
+                for values, rows in arrays
+            )
+            yield x, y, w
+
+    def _loaded(self, options: dict[str, Any]) -> Iterator[Batch]:
+        """Batches of the net's loader."""
+        options["batch_size"] = self.batch_size
+        loader = self.net.iterator_valid(self.dataset, **options)
+        weighted = sample_weights(self.dataset) is not None
+        if weighted:
+            loader.collate_fn = partial(collate_weighted, loader.collate_fn)
+        for batch in loader:
+            x, y = unpack_data(batch)
+            yield (x, *y) if weighted else (x, y, None)
+
+    def _on_device(self, value: Any) -> Any:
+        if value is None:
+            return None
+        device = self.net.device
+        if device is None:  # legal: wherever the module is
+            device = next(self.net.module_.parameters()).device
+        return to_tensor(value, device=device)
+
+
+# inputs, targets and weights, each with the positions of the dataset's samples in it
+_Arrays = list[tuple[np.ndarray | None, np.ndarray]]
+
+
+def _arrays(dataset: Any) -> _Arrays | None:
+    """Arrays that a dataset consists of; None for datasets with code of their own."""
+    if type(dataset) is Dataset:
+        X, y = dataset.X, dataset.y
+        if not (isinstance(X, np.ndarray) and isinstance(y, np.ndarray | None)):
+            return None
+        rows = np.arange(len(X))
+        return [(X, rows), (y, rows), (None, rows)]
+    if type(dataset) not in (Subset, RowDataset):
+        return None
+    arrays = _arrays(dataset.dataset)
+    if arrays is None:
+        return None
+    if isinstance(dataset, Subset):
+        indices = np.asarray(dataset.indices, dtype=int)
+        return [(values, rows[indices]) for values, rows in arrays]
+    rows = np.arange(len(dataset))
+    return [arrays[0], (dataset.y, rows), (dataset.weights, rows)]
+
+
+def first_rows(net: Any, dataset: Any, n: int = 3) -> Any:
+    """Inputs of the first n samples of a dataset, as one batch."""
+    first = Subset(dataset, list(range(min(n, len(dataset)))))
+    return next(iter(Batches(net, first, n)))[0]
+
+
+def take_rows(X: Any, indices: np.ndarray) -> Any:
+    """Selected samples of any data that skorch can index, torch datasets included."""
+    if _is_dataset(X):
+        return Subset(X, indices.tolist())
+    return multi_indexing(X, indices)
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Rows, targets as the criterion takes them, and weights or None."""
+    """Samples, targets encoded for the criterion, and sample weights or None."""
 
     X: Any
     y: np.ndarray
     sample_weight: np.ndarray | None
 
     def take(self, rows: np.ndarray) -> "TrainingData":
-        """Some of the rows."""
+        """Samples at the given positions."""
         w = self.sample_weight
         return TrainingData(
             take_rows(self.X, rows), self.y[rows], None if w is None else w[rows]
         )
 
     def weighted(self, sample_weight: np.ndarray) -> "TrainingData":
-        """With weights; rows of weight zero are left out altogether."""
+        """Data with sample weights, without the samples of weight zero."""
         kept = np.flatnonzero(sample_weight)
         if len(kept) == 0:
             raise ValueError(
@@ -47,11 +182,11 @@ class TrainingData:
         return data if len(kept) == len(sample_weight) else data.take(kept)
 
     def dataset(self, net: Any) -> Any:
-        """The rows as a dataset of the net, with weights where there are any."""
+        """Dataset of the net, with sample weights where there are any."""
+        dataset = net.get_dataset(self.X, self.y)
         if self.sample_weight is None and not _is_dataset(self.X):
-            return net.get_dataset(self.X, self.y)
-        data = net.get_dataset(self.X, self.y)
-        return RowDataset(data, self.y, self.sample_weight)
+            return dataset
+        return RowDataset(dataset, self.y, self.sample_weight)
 
 
 def _is_dataset(X: Any) -> bool:
@@ -59,14 +194,14 @@ def _is_dataset(X: Any) -> bool:
 
 
 def is_opaque(X: Any) -> bool:
-    """Whether X is for skorch to understand: a dict, a dataset, a tuple of arrays."""
+    """Whether X is passed to skorch as given: a dict, a dataset, a tuple of arrays."""
     if issparse(X):  # one of scipy's formats is a dict
         return False
     return _is_dataset(X) or isinstance(X, (Mapping, tuple, SliceDict))
 
 
 def count_rows(X: Any) -> int:
-    """Number of rows of whatever skorch takes; refuses none at all."""
+    """Number of samples in any data that skorch can index; refuses empty data."""
     n = len(X) if _is_dataset(X) else get_len(X)
     if n == 0:
         raise ValueError("X has 0 rows. Pass at least one.")
@@ -74,70 +209,9 @@ def count_rows(X: Any) -> int:
 
 
 def check_length(X: Any, y: np.ndarray) -> None:
-    """Refuse rows and targets of different number."""
+    """Refuse samples and targets of different number."""
     n = count_rows(X)
     if n != len(y):
         raise ValueError(
             f"X has {n} rows, but y has {len(y)}. Pass one target per row."
         )
-
-
-@dataclass(frozen=True)
-class InputType:
-    """Dtype of a network's weights, and whether it looks integers up."""
-
-    dtype: np.dtype
-    keeps_integers: bool
-
-    def inputs(self, X: np.ndarray) -> np.ndarray:
-        """Rows in the network's dtype; integers stay where they are looked up."""
-        if X.dtype.kind not in "fiub":
-            X = np.asarray(X, dtype=np.float64)
-        if self.keeps_integers and X.dtype.kind in "iu":
-            return X.astype(np.int64)
-        return self.floats(X, "X")
-
-    def floats(self, values: np.ndarray, name: str) -> np.ndarray:
-        """Values in the network's dtype."""
-        with np.errstate(over="ignore"):
-            cast = values.astype(self.dtype)
-        if not np.isfinite(cast).all() and np.isfinite(values).all():
-            raise ValueError(
-                f"{name} has values up to {np.abs(values).max():.0e}, too large for "
-                f"{self.dtype}, the dtype of the network. Scale {name} "
-                "(StandardScaler in a Pipeline), or use a float64 network."
-            )
-        return cast
-
-
-def input_type(net: Any) -> InputType:
-    """What a net takes; None stands for the default network."""
-    if net is None:
-        return InputType(np.dtype(np.float64), False)
-    module = _peek(net)
-    if module is None:
-        return InputType(np.dtype(np.float32), False)
-    floating = [p.dtype for p in module.parameters() if p.is_floating_point()]
-    name = str(floating[0] if floating else torch.float32).removeprefix("torch.")
-    looks_up = any(
-        isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in module.modules()
-    )
-    # numpy has no bfloat16; float32 holds all of its values
-    return InputType(np.dtype(name if hasattr(np, name) else "float32"), looks_up)
-
-
-def _peek(net: Any) -> nn.Module | None:
-    """The module of a net, made for a look if there is none; None if it cannot be."""
-    if getattr(net, "initialized_", False):
-        module: nn.Module = net.module_
-        return module
-    if isinstance(net.module, nn.Module):
-        return net.module
-    scratch = clone(net)
-    scratch.verbose, scratch.callbacks, scratch.device = 0, "disable", "cpu"
-    with private_rng(0):
-        try:
-            made: nn.Module = scratch.initialize().module_
-            return made
-        except (TypeError, ValueError, RuntimeError):
-            return None  # sized by a callback when training begins

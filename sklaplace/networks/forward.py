@@ -1,8 +1,7 @@
 """Forward: the user's network as a function from a batch to outputs (b, c).
 
-Networks say the same thing in different ways: logits, probabilities, a squeezed
-axis. Here all become the outputs that the likelihood is written for, without a
-change to the network.
+Modules return logits, log-probabilities, probabilities or a squeezed axis. `Forward`
+returns the parameters of the likelihood, without a change to the module.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,16 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# log of the smallest probability that is told apart from zero in float32
+# smallest normal float32, so that the logarithm of any probability is finite
 _SMALLEST = torch.finfo(torch.float32).tiny
-
-
-def _identity(outputs: Tensor) -> Tensor:
-    return outputs
-
-
-def _log(probabilities: Tensor) -> Tensor:
-    return probabilities.clamp(min=_SMALLEST).log()
 
 
 def _logit(probabilities: Tensor) -> Tensor:
@@ -30,8 +21,8 @@ def _logit(probabilities: Tensor) -> Tensor:
 
 
 OUTPUT_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
-    "identity": _identity,
-    "log": _log,
+    "identity": lambda outputs: outputs,
+    "log": lambda probabilities: probabilities.clamp(min=_SMALLEST).log(),
     "logit": _logit,
 }
 
@@ -48,18 +39,19 @@ class Forward(nn.Module):
     output_map : str, default="identity"
         Key of ``OUTPUT_MAPS``, applied to what the network returns.
     logit_layer : str or None, default=None
-        Name of the submodule whose output is taken instead, such as the layer
-        before a softmax: it has the logits to full precision.
+        Name of the submodule whose outputs are the logits, such as the layer before a
+        softmax; they are then read there, to full precision.
     shape : tuple of int or None, default=None
-        What the network returns per row, where it is known: maps of another size
-        would be read at the wrong positions.
+        Outputs of one sample, where known: a network for images accepts other sizes,
+        whose outputs would belong to other positions.
 
     Attributes
     ----------
     trainable : frozenset of str
         Names of the parameters that had ``requires_grad`` when this was made.
     takes_many : bool
-        False once an operator has refused to run under many weights at a time.
+        False once an operator has refused to run under ``torch.func.vmap`` over
+        weights.
     """
 
     def __init__(
@@ -80,8 +72,8 @@ class Forward(nn.Module):
         named = module.named_parameters()
         self.trainable = frozenset(name for name, p in named if p.requires_grad)
 
-    def reading(self, output_map: str, logit_layer: str | None) -> "Forward":
-        """The same network, its outputs read in another way."""
+    def with_output_map(self, output_map: str, logit_layer: str | None) -> "Forward":
+        """`Forward` of the same network with another output map and logit layer."""
         other = Forward(self.module, self.call, output_map, logit_layer, self.shape)
         other.trainable = self.trainable
         return other
@@ -91,25 +83,17 @@ class Forward(nn.Module):
         if self.logit_layer is None:
             outputs = OUTPUT_MAPS[self.output_map](first_tensor(self.call(x)))
         else:
-            outputs = self._tapped(x)
-        self._check_maps(tuple(outputs.shape[1:]))
-        return as_columns(outputs)
-
-    def _check_maps(self, shape: tuple[int, ...]) -> None:
-        """Refuse maps that are not of the size seen in fit."""
-        if self.shape is None or max(len(shape), len(self.shape)) < 2:
-            return
-        if shape != self.shape:
+            with recorded_outputs(self.module, [self.logit_layer]) as recorded:
+                self.call(x)
+            outputs = recorded[self.logit_layer][-1]
+        shape, expected = tuple(outputs.shape[1:]), self.shape
+        is_map = expected is not None and max(len(shape), len(expected)) > 1
+        if is_map and shape != expected:
             raise ValueError(
                 f"The network gives maps of shape {shape} for these rows, but "
-                f"{self.shape} in fit. Pass maps of one size."
+                f"{expected} in fit. Pass maps of one size."
             )
-
-    def _tapped(self, x: Any) -> Tensor:
-        """Output of the tapped submodule while the network runs."""
-        with tapping(self.module, str(self.logit_layer)) as seen:
-            self.call(x)
-        return seen[-1]
+        return as_columns(outputs)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -127,33 +111,41 @@ class Forward(nn.Module):
 
 
 @contextmanager
-def tapping(module: nn.Module, name: str) -> Iterator[list[Tensor]]:
-    """What a submodule puts out meanwhile, pass by pass."""
-    seen: list[Tensor] = []
-    layer = module.get_submodule(name)
-    handle = layer.register_forward_hook(lambda _m, _i, out: seen.append(out))
+def recorded_outputs(
+    module: nn.Module, names: Iterable[str]
+) -> Iterator[dict[str, list[Any]]]:
+    """Outputs of submodules in the order of their first call, one per call."""
+    recorded: dict[str, list[Any]] = {}
+
+    def hook(name: str) -> Callable[..., None]:
+        return lambda _m, _i, out: recorded.setdefault(name, []).append(out)
+
+    handles = [
+        module.get_submodule(name).register_forward_hook(hook(name)) for name in names
+    ]
     try:
-        yield seen
+        yield recorded
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def as_columns(outputs: Tensor) -> Tensor:
-    """Outputs as (b, c); of classes at positions one position after the other."""
+    """Outputs as (b, c); those of maps position by position."""
     if outputs.ndim > 2:
         return outputs.movedim(1, -1).flatten(1)
     return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
 
 
 def first_tensor(outputs: Any) -> Tensor:
-    """What skorch takes for the prediction: the first of several outputs."""
+    """The first of several outputs, which skorch takes for the prediction."""
     first: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
     return first
 
 
 @contextmanager
 def requiring_grad(leaves: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Parameters of a frozen network as leaves of a graph."""
+    """Let parameters of a frozen network require gradients."""
     leaves = list(leaves)
     for leaf in leaves:
         leaf.requires_grad_()

@@ -1,12 +1,11 @@
-"""OutputSpec: what the outputs of a skorch network mean, before they are trusted.
+"""OutputSpec: the likelihood of a skorch net and how to read its outputs.
 
-The criterion tells the likelihood and what the module puts out; a few rows tell
-whether it really does. Everything that cannot be right is refused here, with the
-network still untrained.
+The criterion determines the likelihood and what the module should return; the outputs
+for a few samples are compared with that. Contradictions are refused before training.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,43 +20,38 @@ from sklaplace.likelihoods import (
     Likelihood,
     MultilabelBernoulli,
 )
-from sklaplace.networks.forward import Forward, first_tensor
+from sklaplace.networks.forward import Forward, first_tensor, recorded_outputs
 
-# default of each criterion's argument that would change the likelihood
-_PLAIN = {
-    "weight": None,
-    "pos_weight": None,
-    "label_smoothing": 0.0,
-}
-_TENSORS = {"weight", "pos_weight"}
-# likelihoods whose gradients the tests have seen to
-_OWN = {type(likelihood) for likelihood, _ in CRITERIA.values()} | {
+# arguments of criteria that change the likelihood, with their defaults
+_OPTIONS = {"weight": None, "pos_weight": None, "label_smoothing": 0.0}
+# likelihoods of this package, whose gradients need no check
+_BUILT_IN = {type(likelihood) for likelihood, _ in CRITERIA.values()} | {
     CategoricalMap,
     MultilabelBernoulli,
 }
-# Copies of the outputs that are alive at once: about as many as the means, variances
-# and probabilities in float64 that are made of them.
+# Copies of the outputs in memory at once: about as many as the means, variances and
+# probabilities in float64 that are computed from them.
 OUTPUT_COPIES = 14
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSpec:
-    """A network's outputs and what they mean.
+    """Likelihood of a network's outputs, how they are read, and what they take.
 
     Attributes
     ----------
     likelihood : Likelihood
         Of targets given outputs.
     output_map, logit_layer : str
-        How outputs are read; see `Forward`.
+        As for `Forward`.
     n_outputs : int
         Number c of outputs.
     row_bytes : int
-        Memory that one row of a batch takes.
+        Memory of one sample of a batch.
     has_two_softmaxes : bool
-        Whether probabilities go to a criterion that expects logits.
+        Whether the criterion applies a softmax to probabilities.
     output_shape : tuple of int or None
-        What the module returns per row.
+        Shape of what the module returns for one sample.
     """
 
     likelihood: Likelihood
@@ -70,28 +64,28 @@ class OutputSpec:
 
     @property
     def covariance_size(self) -> int:
-        """Numbers in the covariance of one row, of each block of outputs alone."""
+        """Entries of the output covariance of one sample, by blocks of outputs."""
         return self.n_outputs**2 // self.likelihood.n_blocks
 
     def batch_size(
         self, *, row_elements: int = 0, with_covariance: bool = False
     ) -> int:
-        """Rows that fit into the memory budget, at least one.
+        """Samples that fit into the memory budget, at least one.
 
         Parameters
         ----------
         row_elements : int, default=0
-            Numbers in float64 that are made of each row.
+            Further float64 numbers per sample.
         with_covariance : bool, default=False
-            Whether covariances between the outputs are made: a (c, c) matrix in
-            float64, centred, and its root.
+            Whether there are (c, c) covariances of the outputs: in float64, centred,
+            and their roots.
         """
         covariances = 3 * self.covariance_size if with_covariance else 0
         return batch_rows(self.row_bytes + 8 * (row_elements + covariances))
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module behind drawn weights or ``torch.compile``."""
+    """Module inside a `StochasticModule` or ``torch.compile``."""
     return getattr(module, "_orig_mod", module)
 
 
@@ -101,7 +95,7 @@ def as_forward(
     logit_layer: str | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> Forward:
-    """The network of a skorch net as a `Forward`; the net is not changed."""
+    """`Forward` of a skorch net, which is not changed; parameters as there."""
     module = unwrapped(net.module_)
     if module is not net.module_:
         bare = object.__new__(type(net))
@@ -110,52 +104,10 @@ def as_forward(
     return Forward(module, net.infer, output_map, logit_layer, shape)
 
 
-def infer_output_spec(
-    net: Any,
-    x: Any,
-    allowed: tuple[type, ...],
-    n_targets: int | None,
-    *,
-    is_trained: bool,
-    likelihood: Likelihood | None = None,
-    adapted: Callable[[Likelihood], Likelihood] = lambda known: known,
-    other: str = "",
-) -> OutputSpec:
-    """Find out how the outputs of a net are to be read.
-
-    Parameters
-    ----------
-    net : skorch.NeuralNet
-        Initialised, trained or not.
-    x : batch
-        A few rows.
-    allowed : tuple of types
-        Likelihoods that the estimator can use.
-    n_targets : int or None
-        Number of classes or target columns; None where nobody has counted them.
-    is_trained : bool
-        Words some messages.
-    likelihood : Likelihood, optional
-        In place of the one that the criterion stands for; the module then returns what
-        it takes.
-    adapted : callable, optional
-        Makes of a likelihood the one for the targets at hand.
-    other : str, optional
-        Name of the estimator for targets of the other kind, for messages.
-
-    Returns
-    -------
-    OutputSpec
-
-    Raises
-    ------
-    ValueError
-        If criterion or outputs do not fit.
-    """
+def infer_output_spec(net: Any, x: Any, *expected: Any, **options: Any) -> OutputSpec:
+    """`OutputSpec` of a net; parameters as for `measure_outputs`."""
     with as_forward(net).frozen():
-        return measure_outputs(
-            net, x, allowed, n_targets, is_trained, likelihood, adapted, other
-        )[0]
+        return measure_outputs(net, x, *expected, **options)[0]
 
 
 def measure_outputs(
@@ -164,43 +116,89 @@ def measure_outputs(
     allowed: tuple[type, ...],
     n_targets: int | None,
     is_trained: bool,
-    likelihood: Likelihood | None,
-    adapted: Callable[[Likelihood], Likelihood],
-    other: str,
+    likelihood: Likelihood | None = None,
+    adapted: Callable[[Likelihood], Likelihood] = lambda known: known,
+    other: str = "",
 ) -> tuple[OutputSpec, Tensor, dict[str, int]]:
-    """`OutputSpec`, raw outputs, and numbers that each leaf module returns."""
+    """Outputs of a net for a few samples, and what they mean by its criterion.
+
+    Parameters
+    ----------
+    net : skorch.NeuralNet
+        Initialised, trained or not, and frozen as by ``Forward.frozen()``.
+    x : batch
+        Inputs of a few samples.
+    allowed : tuple of types
+        Likelihoods that the estimator supports.
+    n_targets : int or None
+        Number of classes or target columns; None if unknown.
+    is_trained : bool
+        Whether non-finite outputs are due to training, for messages.
+    likelihood : Likelihood, optional
+        In place of the criterion's; the module then returns its parameters.
+    adapted : callable, optional
+        Maps the criterion's likelihood to that for the given type of targets.
+    other : str, optional
+        Estimator that supports the criteria not allowed here, for messages.
+
+    Returns
+    -------
+    spec : OutputSpec
+    raw : Tensor of shape (b,) or (b, c, ...)
+        What the module returns.
+    sizes : dict
+        Number of elements that each module without children returns, by name.
+
+    Raises
+    ------
+    ValueError
+        If criterion or outputs do not fit.
+    """
     if likelihood is None:
         likelihood, convention = _likelihood(net, allowed, adapted, other)
     else:
         likelihood, convention = adapted(likelihood), ""
-    raw, sizes = _watched(net, x)
+    raw, leaves = _recorded(net, x)
     _check_finite(raw, is_trained)
     if n_targets is not None:
         _check_width(raw, likelihood, n_targets)
-    sums_to_one = likelihood.is_shift_invariant and _has_columns(raw)
-    _check_outputs(net, raw, convention, sums_to_one)
-    if type(likelihood) not in _OWN:
+    sums_to_one = likelihood.is_shift_invariant and raw.ndim > 1 and raw.shape[1] > 1
+    is_distribution = _is_distribution(raw, sums_to_one)
+    output_map, logit_layer = "identity", None
+    if convention == "probabilities":
+        if not is_distribution:
+            raise ValueError(_NO_PROBABILITIES.format(type(net.criterion_).__name__))
+        logit_layer = _logit_layer(net, x, raw, leaves, binary=not sums_to_one)
+        if logit_layer is None:
+            output_map = "log" if sums_to_one else "logit"
+    if type(likelihood) not in _BUILT_IN:
         _check_gradient(likelihood, raw)
-    output_map, logit_layer = _reading(net, x, convention, sums_to_one)
+    sizes = {name: sum(map(_numel, calls)) for name, calls in leaves.items()}
     c = raw[0].numel()
     elements = 2 * max(sizes.values(), default=0) // len(raw) + OUTPUT_COPIES * c
-    found = OutputSpec(
+    spec = OutputSpec(
         likelihood=likelihood,
         output_map=output_map,
         logit_layer=logit_layer,
         n_outputs=c,
         row_bytes=elements * raw.element_size(),
-        has_two_softmaxes=convention == "logits"
-        and sums_to_one
-        and _is_distribution(raw, sums_to_one),
+        has_two_softmaxes=convention == "logits" and sums_to_one and is_distribution,
         output_shape=tuple(raw.shape[1:]),
     )
-    return found, raw, sizes
+    return spec, raw, sizes
 
 
-def warn_if_double_softmax(net: Any, reading: OutputSpec) -> None:
+_NO_PROBABILITIES = (
+    "criterion={} needs a module that returns probabilities (skorch takes their "
+    "logarithm itself), but this one returns logits or log-probabilities. End the "
+    "module with a softmax (or sigmoid), or use the criterion for logits: "
+    "torch.nn.CrossEntropyLoss (or torch.nn.BCEWithLogitsLoss)."
+)
+
+
+def warn_if_double_softmax(net: Any, spec: OutputSpec) -> None:
     """Warn of a module that returns probabilities to a criterion for logits."""
-    if reading.has_two_softmaxes:
+    if spec.has_two_softmaxes:
         warnings.warn(
             f"The module returns probabilities, but criterion="
             f"{type(net.criterion_).__name__} applies a softmax itself: this is a "
@@ -217,7 +215,7 @@ def _likelihood(
     adapted: Callable[[Likelihood], Likelihood],
     other: str,
 ) -> tuple[Likelihood, str]:
-    """Likelihood and output convention that belong to the net's criterion."""
+    """Likelihood of the criterion, and "logits" or "probabilities", which it takes."""
     criterion = unwrapped(net.criterion_)
     name = type(criterion).__name__
     likelihood, convention = CRITERIA.get(type(criterion), (None, ""))
@@ -234,51 +232,40 @@ def _likelihood(
             "default."
         )
     likelihood = adapted(likelihood)
-    for option, plain in _PLAIN.items():
-        value = getattr(criterion, option, plain)
-        is_plain = value is plain or (option not in _TENSORS and value == plain)
-        if not is_plain and option not in likelihood.options:
+    for option, default in _OPTIONS.items():
+        value = getattr(criterion, option, default)
+        is_set = isinstance(value, Tensor) or value != default
+        if is_set and option not in likelihood.options:
             raise ValueError(
                 f"criterion__{option} is set, which changes the likelihood and is "
                 "not supported. Leave it at its default; to weight rows or classes, "
                 "pass sample_weight to fit."
             )
-    _check_ignored(criterion)
-    _check_weights(criterion)
-    return likelihood.configured(criterion), convention
-
-
-def _check_weights(criterion: Any) -> None:
-    """Refuse weights of a criterion under which a loss would be negative."""
-    for option in sorted(_TENSORS):
-        weight = getattr(criterion, option, None)
-        if weight is not None and not bool(
-            (weight >= 0).all() and weight.isfinite().all()
-        ):
+        if isinstance(value, Tensor) and not (value.isfinite() & (value >= 0)).all():
             raise ValueError(
                 f"criterion__{option} has entries that are not finite, or negative. "
                 "Choose numbers from 0."
             )
-
-
-def _check_ignored(criterion: Any) -> None:
-    """Refuse to ignore what may be the number of a class."""
     if getattr(criterion, "ignore_index", -1) >= 0:
         raise ValueError(
             f"criterion__ignore_index={criterion.ignore_index} is the number of a "
             "class once labels are numbered from 0. Use a negative one, such as -1, "
             "and label the rows to ignore so."
         )
+    return likelihood.configured(criterion), convention
 
 
 def raw_outputs(net: Any, x: Any) -> Tensor:
-    """What the module returns for a few rows, (b,) or (b, c)."""
+    """First tensor that the module returns for a few samples, (b,) or (b, c, ...)."""
+    shown = f"rows given as {type(x).__name__}"
+    if isinstance(x, Tensor):
+        shown = f"rows of shape {tuple(x.shape[1:])} and type {x.dtype}"
     with torch.no_grad():
         try:
             found = first_tensor(as_forward(net).call(x))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise ValueError(
-                f"The network cannot be applied to {_described(x)}: "
+                f"The network cannot be applied to {shown}: "
                 f"{str(error).rstrip('.')}. Compare the size and type of its inputs "
                 "with that of X; layers that look tokens up take integers."
             ) from error
@@ -290,13 +277,21 @@ def raw_outputs(net: Any, x: Any) -> Tensor:
     return found
 
 
-def _described(x: Any) -> str:
-    if isinstance(x, Tensor):
-        return f"rows of shape {tuple(x.shape[1:])} and type {x.dtype}"
-    return f"rows given as {type(x).__name__}"
+def _recorded(net: Any, x: Any) -> tuple[Tensor, dict[str, list[Any]]]:
+    """`raw_outputs`, and the outputs of modules without children, by name."""
+    module = as_forward(net).module
+    leaves = [name for name, m in module.named_modules() if not any(m.children())]
+    with recorded_outputs(module, leaves) as recorded:
+        return raw_outputs(net, x), recorded
+
+
+def _numel(out: Any) -> int:
+    out = first_tensor(out)
+    return out.numel() if isinstance(out, Tensor) else 1
 
 
 def _check_finite(raw: Tensor, is_trained: bool) -> None:
+    """Refuse outputs that are not finite."""
     if raw.isfinite().all():
         return
     if not is_trained:
@@ -311,24 +306,8 @@ def _check_finite(raw: Tensor, is_trained: bool) -> None:
     )
 
 
-def _check_outputs(net: Any, raw: Tensor, convention: str, sums_to_one: bool) -> None:
-    """Refuse outputs that contradict the criterion."""
-    if convention == "probabilities" and not _is_distribution(raw, sums_to_one):
-        raise ValueError(
-            f"criterion={type(net.criterion_).__name__} needs a module that returns "
-            "probabilities (skorch takes their logarithm itself), but this one "
-            "returns logits or log-probabilities. End the module with a softmax (or "
-            "sigmoid), or use the criterion for logits: torch.nn.CrossEntropyLoss "
-            "(or torch.nn.BCEWithLogitsLoss)."
-        )
-
-
-def _has_columns(raw: Tensor) -> bool:
-    return raw.ndim > 1 and raw.shape[1] > 1
-
-
 def _is_distribution(raw: Tensor, sums_to_one: bool) -> bool:
-    """Whether outputs lie in [0, 1] and, where they are of one label, sum to one."""
+    """Whether outputs lie in [0, 1] and, if they must, sum to one over classes."""
     inside = bool(((raw >= 0) & (raw <= 1)).all())
     if not sums_to_one:
         return inside
@@ -336,61 +315,35 @@ def _is_distribution(raw: Tensor, sums_to_one: bool) -> bool:
     return inside and bool(torch.allclose(total, torch.ones_like(total), atol=1e-4))
 
 
-def _reading(
-    net: Any, x: Any, convention: str, sums_to_one: bool
-) -> tuple[str, str | None]:
-    """Output map and logit_layer: how logits are read from what the module returns.
+def _logit_layer(
+    net: Any, x: Any, raw: Tensor, leaves: dict[str, list[Any]], *, binary: bool
+) -> str | None:
+    """Name of the last submodule that returns the logits of probabilities ``raw``.
 
-    A submodule is tapped if its outputs are the logits of the probabilities for
-    the rows given and, where the first layer takes real numbers, for rows shrunk
-    towards zero: rows that are predicted with certainty agree with too much.
+    It must do so for ``x`` and, where the inputs are real, for inputs scaled towards
+    zero: probabilities near zero and one agree with too many logits.
     """
-    if convention != "probabilities":
-        return "identity", None
-    binary = not sums_to_one
-    batches = [x]
+    passes = [(raw, leaves)]
     if isinstance(x, Tensor) and x.is_floating_point():
-        batches += [0.1 * x, 0 * x]
-    agreeing = [_logit_layers(net, batch, binary) for batch in batches]
-    for name in agreeing[0]:
-        if all(name in names for names in agreeing):
-            return "identity", name
-    return ("logit" if binary else "log"), None
+        passes += [_recorded(net, factor * x) for factor in (0.1, 0)]
+    for name in reversed(leaves):
+        if all(_are_logits(outs.get(name, ()), p, binary) for p, outs in passes):
+            return name
+    return None
 
 
-def _logit_layers(net: Any, x: Any, binary: bool) -> list[str]:
-    """Submodules, last first, that put out the logits of the net's probabilities."""
-    seen: dict[str, list[Any]] = {}
-
-    def note(name: str) -> Callable[..., None]:
-        return lambda _m, _i, out: seen.setdefault(name, []).append(out)
-
-    handles = [
-        module.register_forward_hook(note(name))
-        for name, module in as_forward(net).module.named_modules()
-        if not any(module.children())
-    ]
-    try:
-        raw = raw_outputs(net, x)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return [
-        name
-        for name, (out, *again) in reversed(seen.items())
-        if isinstance(out, Tensor) and not again and _are_logits(out, raw, binary)
-    ]
-
-
-def _are_logits(out: Tensor, raw: Tensor, binary: bool) -> bool:
-    """Whether softmax or sigmoid of ``out`` is ``raw``, compared in logarithms."""
+def _are_logits(calls: Sequence[Any], raw: Tensor, binary: bool) -> bool:
+    """Whether there is one output, and its log-softmax or log-sigmoid is log raw."""
+    out = calls[0] if len(calls) == 1 else None
+    if not isinstance(out, Tensor):
+        return False
     if out.numel() != raw.numel() or (raw.ndim > 2 and out.shape != raw.shape):
         return False
     logits = out.reshape(raw.shape)
     log = nn.functional.logsigmoid(logits) if binary else logits.log_softmax(1)
-    told_apart = raw > torch.finfo(raw.dtype).tiny * 1e6
-    difference = (log - raw.log())[told_apart].abs()
-    return bool((difference <= 1e-4 * (1 + log[told_apart].abs())).all())
+    is_normal = raw > torch.finfo(raw.dtype).tiny * 1e6
+    difference = (log - raw.log())[is_normal].abs()
+    return bool((difference <= 1e-4 * (1 + log[is_normal].abs())).all())
 
 
 def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
@@ -412,10 +365,17 @@ def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
 
 
 def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
-    """Compare the number of outputs with that of classes or target columns."""
+    """Refuse outputs of another number than the classes or target columns need."""
     shape = likelihood.output_shape(n_targets)
+    if len(shape) > 1 and raw.shape[1:] != shape:
+        raise ValueError(
+            f"The network gives outputs of shape {tuple(raw.shape[1:])} per row, but y "
+            f"has {shape[0]} classes at positions {shape[1:]}, which take {shape}. Let "
+            "the module return classes first and one logit for each position. For one "
+            "label per row y should be a 1d array; for a matrix of labels that are 0 "
+            "or 1 use criterion=torch.nn.BCEWithLogitsLoss."
+        )
     if len(shape) > 1:
-        _check_map(raw, shape)
         return
     if raw.ndim > 2:
         raise ValueError(
@@ -425,59 +385,20 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
             f"{('n', *raw.shape[2:])} with criterion=torch.nn.CrossEntropyLoss."
         )
     found = 1 if raw.ndim == 1 else raw.shape[1]
-    needed = likelihood.width(n_targets)
+    needed = likelihood.n_outputs(n_targets)
     if found == needed:
         return
-    noun = likelihood.noun
-    plural = {"column": "columns", "class": "classes", "label": "labels"}
+    nouns = likelihood.noun
+    if n_targets != 1:
+        nouns += "es" if nouns == "class" else "s"
     advice = f"Set the size of its last layer to {needed}."
     if isinstance(likelihood, Bernoulli) and n_targets > 2:
         advice = (
-            f"One logit tells two classes apart; for {n_targets} use "
+            f"One logit stands for two classes; for {n_targets} use "
             "skorch.NeuralNetClassifier with criterion=torch.nn.CrossEntropyLoss and "
             f"a last layer of size {n_targets}."
         )
     raise ValueError(
         f"The network gives {found} output{'s' if found != 1 else ''}, but y has "
-        f"{n_targets} {noun if n_targets == 1 else plural[noun]}. {advice}"
+        f"{n_targets} {nouns}. {advice}"
     )
-
-
-def _check_map(raw: Tensor, shape: tuple[int, ...]) -> None:
-    """Compare outputs with maps of classes."""
-    if raw.shape[1:] == shape:
-        return
-    raise ValueError(
-        f"The network gives outputs of shape {tuple(raw.shape[1:])} per row, but y has "
-        f"{shape[0]} classes at positions {shape[1:]}, which take {shape}. Let the "
-        "module return classes first and one logit for each position. For one label "
-        "per row y should be a 1d array; for a matrix of labels that are 0 or 1 use "
-        "criterion=torch.nn.BCEWithLogitsLoss."
-    )
-
-
-def _watched(net: Any, x: Any) -> tuple[Tensor, dict[str, int]]:
-    """`raw_outputs`, and how much each module without children puts out."""
-    sizes: dict[str, int] = {}
-
-    def note(name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, _inputs: Any, out: Any) -> None:
-            sizes[name] = sizes.get(name, 0) + _numel(out)
-
-        return hook
-
-    handles = [
-        module.register_forward_hook(note(name))
-        for name, module in as_forward(net).module.named_modules()
-        if not any(module.children())
-    ]
-    try:
-        return raw_outputs(net, x), sizes
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _numel(out: Any) -> int:
-    out = first_tensor(out)
-    return out.numel() if isinstance(out, Tensor) else 1

@@ -1,17 +1,17 @@
-"""LinearHead: the last layer as the linear model that it is.
+"""LastLayerModel: the linear model of the last layer's weights.
 
-Where the selected weights enter linearly, ``f(θ) = f* + J (θ - θ*)`` holds
-exactly, and training rows are features.
+Where the outputs are an affine map of the last layer's, ``f(θ) = f* + J (θ - θ*)`` is
+exact, and ``J`` follows from the inputs of the layer, the features.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from sklaplace.core.budget import batch_rows
+from sklaplace.core.budget import BUDGET, batch_rows
 from sklaplace.curvature.blocks import Block, HeadBlock
 from sklaplace.curvature.ggn import GGN, Curvature, ggn_hessian, output_hessian
 from sklaplace.curvature.jacobian import Jacobian
@@ -19,99 +19,33 @@ from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.patches import second_moment
 from sklaplace.curvature.structures import Accumulator, Structure
 from sklaplace.curvature.structures.kron import Factor, Kron, KronAccumulator
-from sklaplace.likelihoods import Likelihood
 from sklaplace.likelihoods.output_hessian import OutputHessian
 from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.linear_model import LinearModel, Products
-from sklaplace.posterior.preconditioners import kronecker, output_blocks
+from sklaplace.posterior.linear_model import LinearModel, Operator
+
+# Samples per input that the preconditioner's block of an output is made of, evenly
+# spaced: more hardly save iterations and take longer.
+SAMPLES_PER_INPUT = 8
 
 
 @dataclass(frozen=True)
-class LinearHead(LinearModel):
-    """Training rows as the last layer sees them. All float64.
-
-    Losses and gradients are, too; only the products within a Newton step, which the
-    next gradient corrects, are made in the dtype of the network.
+class LastLayerModel(LinearModel):
+    """Linear model of the last layer, on the features of the training data.
 
     Attributes
     ----------
-    layout : Layout
-        Weight and, where there is one, bias of the head.
     features : Tensor of shape (N, i)
-        Inputs of the head.
-    outputs : Tensor of shape (N, c)
-        Outputs of the network with its own weights.
+        Inputs of the last layer, float64.
     output_map : Tensor of shape (c, o)
-        Gradient of the outputs in what the head puts out, the same for all rows.
-    targets : Tensor
-        As `Likelihood.targets` gives them.
-    sample_weight : Tensor of shape (N,)
-        Weights of the rows.
-    weights : Tensor of shape (P,)
-        The network's own weights.
-    likelihood : Likelihood
-        Of targets given outputs.
-    curvature : callable
-        Entry of ``CURVATURES``.
-    accumulator : callable
-        Makes the accumulator of the structure in use, from a layout.
-    keys : Tensor of shape (N,)
-        What the rows draw by, see `draws`.
-    dtype : torch.dtype
-        Of the network.
+        Gradient of the outputs in the layer's outputs, the same for all samples.
     """
 
-    layout: Layout
     features: Tensor
-    outputs: Tensor
     output_map: Tensor
-    targets: Tensor
-    sample_weight: Tensor
-    weights: Tensor
-    likelihood: Likelihood
-    curvature: Curvature
-    accumulator: Callable[[Layout], Accumulator]
-    keys: Tensor
-    dtype: torch.dtype
 
-    def products(self, dtype: torch.dtype) -> Products:
-        """Products with the features, in a dtype."""
-        rows = self if dtype == torch.float64 else self._rows_in(dtype)
-        return rows._forward, rows._backward
-
-    def _forward(self, direction: Tensor) -> Tensor:
-        """``J direction``, (N, c)."""
-        weight, *bias = self.layout.split(direction)
-        # few outputs times many rows is quicker than rows times outputs
-        hidden = (weight.reshape(-1, self.features.shape[1]) @ self.features.T).T
-        if bias:
-            hidden = hidden + bias[0]
-        return hidden if self._map is None else hidden @ self._map.T
-
-    def _backward(self, cotangent: Tensor) -> Tensor:
-        """``Jᵀ cotangent`` for (N, c), as (P,)."""
-        hidden = cotangent if self._map is None else cotangent @ self._map
-        weight = (hidden.T @ self.features).flatten()
-        has_bias = len(self.layout.blocks) > 1
-        return torch.cat([weight, hidden.sum(0)]) if has_bias else weight
-
-    def rows_at(
-        self, f: Tensor, curvature: Curvature, accumulator: Accumulator
-    ) -> Iterator[Jacobian]:
-        """Features, and the Hessian of the loss at outputs ``f``."""
-        hessian = partial(output_hessian, curvature, self.likelihood)
-        given = self.features, f, self.targets, self.sample_weight, self.keys
-        elements = accumulator.row_elements(self.layout, f.shape[1])
-        n_rows = batch_rows(8 * (elements + self.features.shape[1]))
-        pieces = [tensor.split(n_rows) for tensor in given]
-        for features, outputs, targets, weights, keys in zip(*pieces, strict=True):
-            columns = hessian(outputs, targets, weights, keys)
-            blocks = [
-                HeadBlock(columns, self._map, features.unsqueeze(1)),
-                HeadBlock(columns, self._map),
-            ]
-            some = blocks[: len(self.layout.blocks)]
-            yield Jacobian(some, weights, keys=keys)
+    @property
+    def _has_bias(self) -> bool:
+        return len(self.layout.blocks) > 1
 
     @cached_property
     def _map(self) -> Tensor | None:
@@ -121,27 +55,58 @@ class LinearHead(LinearModel):
         return None if torch.equal(m, identity) else m
 
     @cached_property
-    def _converted(self) -> dict[torch.dtype, "LinearHead"]:
-        return {}
+    def _in_own_dtype(self) -> "LastLayerModel":
+        """The model in the dtype of the network."""
+        names = "features", "output_map", "sample_weight"
+        tensors = {name: getattr(self, name).to(self.dtype) for name in names}
+        return replace(self, **tensors)
 
-    def _rows_in(self, dtype: torch.dtype) -> "LinearHead":
-        """The same rows in a dtype, converted once."""
-        if dtype not in self._converted:
-            names = "features", "output_map", "sample_weight"
-            tensors = {name: getattr(self, name).to(dtype) for name in names}
-            self._converted[dtype] = replace(self, **tensors)
-        return self._converted[dtype]
+    def products(self, dtype: torch.dtype) -> tuple[Operator, Operator]:
+        """``v -> J v`` and ``u -> Jᵀ u``: products with the features."""
+        model = self if dtype == torch.float64 else self._in_own_dtype
+        return model._forward, model._backward
+
+    def _forward(self, direction: Tensor) -> Tensor:
+        """``J direction``, (N, c)."""
+        weight, *bias = self.layout.split(direction)
+        # o x N is faster than N x o, since there are few outputs and many samples
+        hidden = (weight.reshape(-1, self.features.shape[1]) @ self.features.T).T
+        if bias:
+            hidden = hidden + bias[0]
+        return hidden if self._map is None else hidden @ self._map.T
+
+    def _backward(self, cotangent: Tensor) -> Tensor:
+        """``Jᵀ cotangent`` for (N, c), as (P,)."""
+        hidden = cotangent if self._map is None else cotangent @ self._map
+        weight = (hidden.T @ self.features).flatten()
+        return torch.cat([weight, hidden.sum(0)]) if self._has_bias else weight
+
+    def jacobians_at(
+        self, f: Tensor, curvature: Curvature, accumulator: Accumulator
+    ) -> Iterator[Jacobian]:
+        """Jacobian rows as features and the Hessian of the loss at outputs ``f``."""
+        tensors = self.features, f, self.targets, self.sample_weight, self.keys
+        elements = accumulator.row_elements(self.layout, f.shape[1])
+        n_rows = batch_rows(8 * (elements + self.features.shape[1]))
+        batches = zip(*(tensor.split(n_rows) for tensor in tensors), strict=True)
+        for features, *data in batches:
+            hessian = output_hessian(curvature, self.likelihood, *data)
+            blocks = [HeadBlock(hessian, self._map, features.unsqueeze(1))]
+            if self._has_bias:
+                blocks.append(HeadBlock(hessian, self._map))
+            _, _, weights, keys = data
+            yield Jacobian(blocks, weights, keys=keys)
 
     @cached_property
     def _input_factor(self) -> Factor:
-        """The Kronecker factor that no change of the weights changes."""
+        """Kronecker factor of the features, which does not depend on the weights."""
         moment = second_moment(self.features.unsqueeze(1), self.sample_weight)
         return Factor(moment / self.sample_weight.sum())
 
     def _kron(self, f: Tensor, curvature: Curvature) -> Kron:
-        """Kronecker structure at outputs ``f``."""
-        given = self.targets, self.sample_weight, self.keys
-        hessian = output_hessian(curvature, self.likelihood, f, *given)
+        """Kronecker-factored curvature at outputs ``f``."""
+        data = self.targets, self.sample_weight, self.keys
+        hessian = output_hessian(curvature, self.likelihood, f, *data)
         outputs = Factor(hessian.moment(self._map))
         one = torch.ones(1, 1, dtype=f.dtype, device=f.device)
         inputs = [self._input_factor, Factor(one)][: len(self.layout.blocks)]
@@ -150,41 +115,87 @@ class LinearHead(LinearModel):
         return Kron(self.layout, tuple((outputs, a) for a in inputs), counts)
 
     def structure_at(self, f: Tensor) -> Structure:
-        """The structure in use at outputs ``f``; of ``kron`` one factor stays."""
+        """Curvature at outputs ``f``; a Kronecker factor of the inputs is reused."""
         if isinstance(self.accumulator(self.layout), KronAccumulator):
             return self._kron(f, self.curvature)
         return super().structure_at(f)
 
-    def preconditioner_at(
+    # ------------------------------------------------------------- preconditioners
+    def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
+        """``v -> M⁻¹ v`` with ``M ≈ H + diag ρ``: a block per output, or Kronecker.
+
+        Where classes are separated unequally well, outputs differ in curvature by
+        orders of magnitude, and so may precisions; a Kronecker product describes
+        neither, but takes less memory.
+        """
+        blocks = self._output_blocks(f, rho, dtype)
+        if blocks is not None:
+            return blocks
+        kron = self._kron(f, GGN)
+        eigenvalues = (kron.eigenvalues + rho.mean()).to(dtype)
+        return lambda v: kron.from_basis(kron.to_basis(v) / eigenvalues)
+
+    def _output_blocks(
         self, f: Tensor, rho: Tensor, dtype: torch.dtype
-    ) -> Callable[[Tensor], Tensor]:
-        """``v -> (H + diag ρ)⁻¹ v``, roughly."""
+    ) -> Operator | None:
+        """Inverse of the blocks of ``H + diag ρ`` of each output, on a subsample.
+
+        None if the blocks are too large or, by rounding, singular. O(o·i³) time and
+        o·i² numbers.
+        """
         hessian = ggn_hessian(self.likelihood, f, self.targets)
-        hessian = hessian.weighted(self.sample_weight)
-        features = self._rows_in(dtype).features
-        curvatures = hessian.diagonals(self._map)
-        blocks = output_blocks(self.layout, features, curvatures, rho)
-        return blocks or kronecker(self._kron(f, GGN), rho, dtype)
+        curvatures = hessian.weighted(self.sample_weight).diagonals(self._map)
+        (n, i), o = self.features.shape, curvatures.shape[1]
+        i += self._has_bias
+        if 3 * 8 * o * i**2 > BUDGET:
+            return None
+        stride = max(1, n // (SAMPLES_PER_INPUT * i))
+        some = self.features[::stride].to(dtype)
+        if self._has_bias:
+            some = torch.cat([some, torch.ones_like(some[:, :1])], 1)
+        scales = curvatures[::stride].to(some) * (n / len(some))
+        grams = [some.T @ (some * column) for column in scales.T.unsqueeze(2)]
+        blocks = torch.stack(grams).double()
+        blocks.diagonal(dim1=1, dim2=2).add_(self._by_output(rho))
+        roots, failed = torch.linalg.cholesky_ex(blocks)
+        if failed.any():
+            return None
+        inverses = torch.cholesky_inverse(roots).to(dtype)
+
+        def apply(v: Tensor) -> Tensor:
+            # a row times a symmetric matrix is faster than the matrix times a column
+            solved = (self._by_output(v).unsqueeze(1) @ inverses).squeeze(1)
+            if not self._has_bias:
+                return solved.flatten()
+            return torch.cat([solved[:, :-1].flatten(), solved[:, -1]])
+
+        return apply
+
+    def _by_output(self, v: Tensor) -> Tensor:
+        """Weights, and the bias, of each output in a row, (o, i), from (P,)."""
+        weight, *bias = self.layout.split(v)
+        weight = weight.reshape(self.layout.blocks[0].factor_shape)
+        return torch.cat([weight, bias[0].unsqueeze(1)], 1) if bias else weight
 
 
-class HeadRows:
-    """Collects the rows of a `LinearHead` while the curvature is accumulated.
+class LastLayerRecorder:
+    """Records the data of a `LastLayerModel` while the curvature is accumulated.
 
     Parameters
     ----------
     output_map : Tensor of shape (c, o) or None
-        Gradient of the outputs in what the last layer puts out, if it looked
-        like one for all rows. Collecting stops at the first row where it is not.
+        Gradient of the outputs in the last layer's outputs, if it was the same for a
+        few samples. Recording stops at the first sample where it differs.
     """
 
     def __init__(self, output_map: Tensor | None) -> None:
         self._output_map = output_map
-        self._rows: list[tuple[Tensor, ...]] = []
+        self._batches: list[tuple[Tensor, ...]] = []
 
     @property
     def is_linear(self) -> bool:
-        """Whether there are rows to build a head of."""
-        return self._output_map is not None and bool(self._rows)
+        """Whether the outputs are affine in the weights on all recorded samples."""
+        return self._output_map is not None and bool(self._batches)
 
     def add(
         self,
@@ -195,26 +206,26 @@ class HeadRows:
         weights: Tensor | None,
         keys: Tensor | None,
     ) -> None:
-        """Take one batch; ``jacobian`` has the rows of ``SᵀJ``, ``columns`` its S."""
+        """Record a batch; ``jacobian`` has the rows ``SᵀJ``, ``columns`` its ``S``."""
         if self._output_map is None:
             return
         block = jacobian.blocks[0]
         assert block.a is not None
         if isinstance(block, Block) and not self._is_expected(block, columns, jacobian):
-            self._output_map, self._rows = None, []
+            self._output_map, self._batches = None, []
             return
         if jacobian.first_column:
             return
         w = torch.ones(len(f), device=f.device) if weights is None else weights
         k = torch.zeros(len(f), dtype=torch.long) if keys is None else keys
-        self._rows.append((block.a.squeeze(1), f, targets, w, k))
+        self._batches.append((block.a.squeeze(1), f, targets, w, k))
 
     def _is_expected(
         self, block: Block, hessian: OutputHessian, jacobian: Jacobian
     ) -> bool:
-        """Whether output gradients are those of the map; `HeadBlock` has seen to it.
+        """Whether output gradients are those of the map, on one combination.
 
-        One combination of outputs tells two maps apart at a c-th of the cost.
+        One combination of outputs costs a c-th of all; a `HeadBlock` needs no check.
         """
         m = self._output_map
         assert m is not None
@@ -229,26 +240,15 @@ class HeadRows:
         template: GaussianPosterior,
         curvature: Curvature,
         accumulator: Callable[[Layout], Accumulator],
-    ) -> LinearHead | None:
-        """The head as a linear model; None where it is not linear."""
+    ) -> LastLayerModel | None:
+        """Linear model of the last layer; None if the outputs are not affine in it."""
         if not self.is_linear:
             return None
-        assert self._output_map is not None
-        features, outputs, targets, weights, keys = (
-            torch.cat(parts) for parts in zip(*self._rows, strict=True)
-        )
-        targets = targets.double() if targets.is_floating_point() else targets
-        return LinearHead(
-            layout=template.layout,
-            features=features.double(),
-            outputs=outputs.double(),
+        return LastLayerModel._of(
+            template,
+            [data for _, *data in self._batches],
+            curvature,
+            accumulator,
+            features=torch.cat([batch[0] for batch in self._batches]).double(),
             output_map=self._output_map,
-            targets=targets,
-            sample_weight=weights.double(),
-            weights=template.weights,
-            likelihood=template.likelihood,
-            curvature=curvature,
-            accumulator=accumulator,
-            keys=keys,
-            dtype=self._rows[0][0].dtype,
         )

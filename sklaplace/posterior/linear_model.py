@@ -1,16 +1,16 @@
-"""LinearModel: training rows of which the outputs are affine in the weights.
+"""LinearModel: outputs on the training data that are affine in the weights.
 
-``f(θ) = f* + J (θ - θ*)``, so that the most probable weights under a prior are the
-minimum of a convex function,
-``Σ w · loss(f(θ), y) + ½ (θ - μ₀)ᵀ diag(ρ) (θ - μ₀)`` with ``ρ = δ/scale``.
-The evidence there can be trusted; that of weights which were trained under another
-prior cannot (Antorán et al. 2022, "Adapting the linearised Laplace model evidence for
-modern deep learning").
+With ``f(θ) = f* + J (θ - θ*)`` the most probable weights under a prior minimise the
+convex function ``Σ w · loss(f(θ), y) + ½ (θ - μ₀)ᵀ diag(ρ) (θ - μ₀)``, ``ρ = δ/scale``.
+The evidence is reliable there, but not at weights that were trained under another prior
+(Antorán et al. 2022, "Adapting the linearised Laplace model evidence for modern deep
+learning").
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -25,30 +25,36 @@ from sklaplace.curvature.structures.full import FullAccumulator
 from sklaplace.likelihoods import DataFit, Likelihood, output_weights
 from sklaplace.posterior.gaussian import GaussianPosterior
 
-Products = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+Operator = Callable[[Tensor], Tensor]
 
 
+@dataclass(frozen=True)
 class LinearModel(ABC):
-    """Training rows of which the outputs are affine in the weights. All float64.
+    """Outputs on the training data, affine in the weights. All float64.
 
     Attributes
     ----------
     layout : Layout
         The selected weights.
     outputs : Tensor of shape (N, c)
-        Outputs of the network with its own weights.
+        Outputs ``f*`` at the network's weights.
     targets : Tensor
-        As `Likelihood.targets` gives them.
+        As `Likelihood.targets` returns them.
     sample_weight : Tensor of shape (N,)
-        Weights of the rows.
+        Sample weights.
     weights : Tensor of shape (P,)
-        The network's own weights.
+        The network's weights ``θ*``.
     likelihood : Likelihood
-        Of targets given outputs.
+        Likelihood of the targets given the outputs.
     curvature : Curvature
-        How curvature is measured at other outputs.
+        Entry of ``CURVATURES``.
     accumulator : callable
-        Makes the accumulator of the structure in use, from a layout.
+        Returns an empty accumulator of the posterior's structure for a layout.
+    keys : Tensor of shape (N,)
+        Keys of the samples for random draws, see `row_hash`.
+    dtype : torch.dtype
+        Dtype of the network. Losses and gradients are float64; only products within a
+        Newton step, whose errors the next gradient corrects, are made in this dtype.
     """
 
     layout: Layout
@@ -59,42 +65,66 @@ class LinearModel(ABC):
     likelihood: Likelihood
     curvature: Curvature
     accumulator: Callable[[Layout], Accumulator]
+    keys: Tensor
     dtype: torch.dtype
 
+    @classmethod
+    def _of(
+        cls,
+        template: GaussianPosterior,
+        data: Iterable[Sequence[Tensor]],
+        curvature: Curvature,
+        accumulator: Callable[[Layout], Accumulator],
+        **fields: Any,
+    ) -> Self:
+        """Model of batches (outputs, targets, sample weights, keys)."""
+        f, targets, weights, keys = (torch.cat(p) for p in zip(*data, strict=True))
+        return cls(
+            layout=template.layout,
+            outputs=f.double(),
+            targets=targets.double() if targets.is_floating_point() else targets,
+            sample_weight=weights.double(),
+            weights=template.weights,
+            likelihood=template.likelihood,
+            curvature=curvature,
+            accumulator=accumulator,
+            keys=keys,
+            dtype=f.dtype,
+            **fields,
+        )
+
     @abstractmethod
-    def products(self, dtype: torch.dtype) -> Products:
+    def products(self, dtype: torch.dtype) -> tuple[Operator, Operator]:
         """``v -> J v``, (P,) to (N, c), and ``u -> Jᵀ u`` back, in a dtype."""
 
     @abstractmethod
-    def rows_at(
+    def jacobians_at(
         self, f: Tensor, curvature: Curvature, accumulator: Accumulator
     ) -> Iterator[Jacobian]:
-        """Rows ``Sᵀ J`` at outputs ``f``, in batches that the accumulator can take."""
+        """Jacobian rows ``Sᵀ J`` at outputs ``f``, in batches for an accumulator."""
 
     @abstractmethod
-    def preconditioner_at(
-        self, f: Tensor, rho: Tensor, dtype: torch.dtype
-    ) -> Callable[[Tensor], Tensor]:
-        """``v -> (H + diag ρ)⁻¹ v``, roughly."""
+    def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
+        """``v -> M⁻¹ v`` with ``M ≈ H + diag ρ`` at outputs ``f``."""
 
     def at(self, weights: Tensor) -> Tensor:
-        """Outputs (N, c) with other weights."""
+        """Outputs (N, c) at other weights."""
         forward, _ = self.products(torch.float64)
         return self.outputs + forward(weights - self.weights)
 
     def target_variance(self) -> Tensor:
         """Weighted variance of real-valued targets, the mean over columns, ()."""
-        shares = (self.sample_weight / self.sample_weight.sum()).unsqueeze(-1)
-        mean = (shares * self.targets).sum(0)
-        return (shares * (self.targets - mean) ** 2).sum(0).mean()
+        fractions = (self.sample_weight / self.sample_weight.sum()).unsqueeze(-1)
+        mean = (fractions * self.targets).sum(0)
+        return (fractions * (self.targets - mean) ** 2).sum(0).mean()
 
     def loss(self, f: Tensor) -> Tensor:
         """Weighted sum of the loss, ()."""
-        return self._weigh(self.likelihood.loss(f, self.targets)).sum()
+        return self._weighted(self.likelihood.loss(f, self.targets)).sum()
 
-    def _weigh(self, per_row: Tensor) -> Tensor:
-        weights = self.sample_weight.to(per_row)
-        return per_row * weights.reshape(-1, *[1] * (per_row.ndim - 1))
+    def _weighted(self, values: Tensor) -> Tensor:
+        weights = self.sample_weight.to(values)
+        return values * weights.reshape(-1, *[1] * (values.ndim - 1))
 
     def accumulated(
         self, accumulator: Accumulator, f: Tensor, curvature: Curvature
@@ -103,27 +133,22 @@ class LinearModel(ABC):
         is_first = True
         while is_first or accumulator.needs_another_pass():
             is_first = False
-            for rows in self.rows_at(f, curvature, accumulator):
-                accumulator.update(rows)
+            for jacobian in self.jacobians_at(f, curvature, accumulator):
+                accumulator.update(jacobian)
         return accumulator.decompose()
 
     def structure_at(self, f: Tensor) -> Structure:
-        """The structure in use at outputs ``f``."""
+        """Curvature at outputs ``f`` in the posterior's structure."""
         return self.accumulated(self.accumulator(self.layout), f, self.curvature)
 
     def posterior(
         self, template: GaussianPosterior, weights: Tensor
     ) -> GaussianPosterior:
-        """Posterior around other weights: new curvature, new loss."""
+        """Posterior with mean ``weights``: curvature and loss are evaluated there."""
         f = self.at(weights)
         structure = self.structure_at(f)
         data_fit = DataFit(self.loss(f), template.data_fit.n_targets)
         return replace(template, mean=weights, structure=structure, data_fit=data_fit)
-
-    def dense_curvature_at(self, f: Tensor, rho: Tensor) -> Tensor:
-        """``H + diag ρ`` at outputs ``f``, written out, (P, P), float64."""
-        full = self.accumulated(FullAccumulator(self.layout), f, GGN).dense()
-        return full + rho.diag()
 
     def refit(
         self,
@@ -131,21 +156,21 @@ class LinearModel(ABC):
         start: Tensor | None = None,
         tolerance: float = ROUNDING,
     ) -> GaussianPosterior:
-        """Posterior around the most probable weights under the template's prior.
+        """Posterior at the most probable weights under the template's prior.
 
         Parameters
         ----------
         template : GaussianPosterior
-            Gives prior, noise and temperature.
+            Its prior, noise and temperature are used.
         start : Tensor of shape (P,), optional
-            Where the search starts; the template's mean if not given.
+            Initial weights; the template's mean if not given.
         tolerance : float
-            Share of itself that the regularised loss may still lack.
+            Relative decrease of the regularised loss below which the search ends.
 
         Notes
         -----
         Newton's method with preconditioned conjugate gradients; each inner iteration
-        is two products with the Jacobian.
+        takes two products with the Jacobian.
         """
         prior = template.prior_precision
         rho = priors.expand(prior, self.layout) / template.loss_scale
@@ -154,6 +179,7 @@ class LinearModel(ABC):
         found = minimum(self, rho, mean.expand_as(rho), begin, tolerance)
         return self.posterior(template, found)
 
+    # -------------------------------------------- the objective of Newton's method
     def objective(
         self, theta: Tensor, rho: Tensor, prior_mean: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,24 +187,26 @@ class LinearModel(ABC):
         f = self.at(theta)
         offset = theta - prior_mean
         value = self.loss(f) + (rho * offset**2).sum() / 2
-        slope = self._weigh(self.likelihood.gradient(f, self.targets))
+        gradient = self._weighted(self.likelihood.gradient(f, self.targets))
         _, backward = self.products(torch.float64)
-        return value, backward(slope) + rho * offset, f
+        return value, backward(gradient) + rho * offset, f
 
-    def curvature_at(
-        self, f: Tensor, rho: Tensor, dtype: torch.dtype
-    ) -> Callable[[Tensor], Tensor]:
+    def dense_curvature_at(self, f: Tensor, rho: Tensor) -> Tensor:
+        """``H + diag ρ`` at outputs ``f``, a dense (P, P), float64."""
+        full = self.accumulated(FullAccumulator(self.layout), f, GGN).dense()
+        return full + rho.diag()
+
+    def curvature_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """``v -> (H + diag ρ) v`` at outputs ``f``."""
         forward, backward = self.products(dtype)
         ridge = rho.to(dtype)
-        curvature = self.likelihood.hessian_operator(f.to(dtype))
+        hessian = self.likelihood.hessian_operator(f.to(dtype))
         weights = output_weights(self.likelihood, self.targets, f.shape[1])
         roots = None if weights is None else weights.sqrt().to(dtype)
 
-        def bent(u: Tensor) -> Tensor:
-            return curvature(u) if roots is None else roots * curvature(roots * u)
-
         def product(v: Tensor) -> Tensor:
-            return backward(self._weigh(bent(forward(v)))) + ridge * v
+            u = forward(v)
+            curved = hessian(u) if roots is None else roots * hessian(roots * u)
+            return backward(self._weighted(curved)) + ridge * v
 
         return product

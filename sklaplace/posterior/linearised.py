@@ -1,9 +1,9 @@
-"""LinearisedNetwork: a network as if it were linear in all the selected weights.
+"""LinearisedNetwork: the linear model of all selected weights of a network.
 
-Its most probable weights under a prior are those of the linearised model that
-predictions are made with, not the network's own (Antorán et al. 2022, "Adapting the
+Its most probable weights under a prior are the mean that belongs to the linearised
+predictive; the network's own weights are not (Antorán et al. 2022, "Adapting the
 linearised Laplace model evidence for modern deep learning", section 4). Only products
-with the Jacobian are needed, whose rows stay unmultiplied.
+with the unmultiplied Jacobian are needed.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,181 +20,137 @@ from sklaplace.curvature.structures import Accumulator, Structure
 from sklaplace.curvature.structures.base import Diagonalised
 from sklaplace.curvature.structures.diag import DiagAccumulator
 from sklaplace.curvature.structures.kron import KronAccumulator
-from sklaplace.likelihoods import Likelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.linear_model import LinearModel, Products
+from sklaplace.posterior.linear_model import LinearModel, Operator
 from sklaplace.posterior.tuning.task import LinearisedBatch
 
-# Share of the free memory that rows of the Jacobian may take; where they would take
-# more, every pass makes them anew.
-SHARE = 4
+# Fraction of the free memory that cached Jacobians may take; larger ones are computed
+# again in every pass.
+MEMORY_FRACTION = 0.25
 
 
 @dataclass(frozen=True)
 class LinearisedNetwork(LinearModel):
-    """Training rows as the tangent of the network at its own weights sees them.
+    """Linear model of all selected weights, linearised on the training data.
 
     Attributes
     ----------
-    layout : Layout
-        The selected weights.
     jacobians : iterable of Jacobian
-        Rows of all outputs, batch by batch, always the same; passed for every product.
-    outputs : Tensor of shape (N, c)
-        Outputs of the network with its own weights.
-    targets : Tensor
-        As `Likelihood.targets` gives them.
-    sample_weight : Tensor of shape (N,)
-        Weights of the rows.
-    weights : Tensor of shape (P,)
-        The network's own weights.
-    likelihood : Likelihood
-        Of targets given outputs.
-    curvature : Curvature
-        How curvature is measured at other outputs.
-    accumulator : callable
-        Makes the accumulator of the structure in use, from a layout.
-    keys : Tensor of shape (N,)
-        What the rows draw by, see `draws`.
+        Jacobians of all outputs in batches; iterated once per product.
     structure : Structure
-        Curvature at the network's own weights, for steps of about the right length.
-    dtype : torch.dtype
-        Of the network.
+        Curvature at the network's weights, for a preconditioner.
     """
 
-    layout: Layout
     jacobians: Iterable[Jacobian]
-    outputs: Tensor
-    targets: Tensor
-    sample_weight: Tensor
-    weights: Tensor
-    likelihood: Likelihood
-    curvature: Curvature
-    accumulator: Callable[[Layout], Accumulator]
-    keys: Tensor
     structure: Structure
-    dtype: torch.dtype
 
     @classmethod
     def of(
         cls,
         template: GaussianPosterior,
-        rows: Iterable[LinearisedBatch],
+        batches: Iterable[LinearisedBatch],
         curvature: Curvature,
         accumulator: Callable[[Layout], Accumulator],
     ) -> "LinearisedNetwork":
-        """The model of rows that can be passed again and again."""
-        jacobians = _Jacobians(rows)
-        pieces: list[tuple[Tensor, ...]] = []
-        for some in jacobians.first_pass():
-            assert some.keys is not None
-            pieces.append((some.f, some.targets, some.weights, some.keys))
-        f, targets, weights, keys = (torch.cat(p) for p in zip(*pieces, strict=True))
-        return cls(
-            layout=template.layout,
-            jacobians=jacobians,
-            outputs=f.double(),
-            targets=targets.double() if targets.is_floating_point() else targets,
-            sample_weight=weights.double(),
-            weights=template.weights,
-            likelihood=template.likelihood,
-            curvature=curvature,
-            accumulator=accumulator,
-            keys=keys,
-            structure=template.structure,
-            dtype=f.dtype,
-        )
+        """Model of batches that can be iterated any number of times."""
+        jacobians = _Jacobians(batches)
+        data = []
+        for batch in jacobians.first_pass():
+            assert batch.keys is not None
+            data.append((batch.f, batch.targets, batch.weights, batch.keys))
+        parts = {"jacobians": jacobians, "structure": template.structure}
+        return cls._of(template, data, curvature, accumulator, **parts)
 
-    def products(self, dtype: torch.dtype) -> Products:
-        """A pass over all rows for each."""
+    def products(self, dtype: torch.dtype) -> tuple[Operator, Operator]:
+        """``v -> J v`` and ``u -> Jᵀ u``: a pass over all samples each."""
 
-        def rows() -> Iterator[Jacobian]:
-            for some in self.jacobians:
-                yield some.double() if dtype == torch.float64 else some
+        def in_dtype() -> Iterator[Jacobian]:
+            for jacobian in self.jacobians:
+                yield jacobian.double() if dtype == torch.float64 else jacobian
 
         def forward(v: Tensor) -> Tensor:
             column = v.unsqueeze(-1)
-            return torch.cat([some.matmul(column).squeeze(-1) for some in rows()])
+            return torch.cat([part.matmul(column).squeeze(-1) for part in in_dtype()])
 
         def backward(u: Tensor) -> Tensor:
             total, start = u.new_zeros(self.layout.n_parameters), 0
-            for some in rows():
-                piece = u[start : start + some.n_rows]
-                total += some.rmatmul(piece.unsqueeze(-1)).squeeze(-1)
-                start += some.n_rows
+            for part in in_dtype():
+                piece = u[start : start + part.n_rows]
+                total += part.rmatmul(piece.unsqueeze(-1)).squeeze(-1)
+                start += part.n_rows
             return total
 
         return forward, backward
 
-    def rows_at(
+    def jacobians_at(
         self, f: Tensor, curvature: Curvature, accumulator: Accumulator
     ) -> Iterator[Jacobian]:
-        """The Jacobian as it is, and the Hessian of the loss at outputs ``f``."""
+        """Jacobian rows ``Sᵀ J`` with the Hessian of the loss at outputs ``f``."""
+        tensors = f, self.targets, self.sample_weight, self.keys
         start = 0
-        for some in self.jacobians:
-            rows = slice(start, start + some.n_rows)
-            start += some.n_rows
-            given = f[rows], self.targets[rows], self.sample_weight[rows]
-            keys = self.keys[rows]
-            hessian = output_hessian(curvature, self.likelihood, *given, keys)
-            columns = some.double().combined(hessian.factor())
-            yield replace(columns, weights=given[2], keys=keys)
+        for jacobian in self.jacobians:
+            stop = start + jacobian.n_rows
+            data = [tensor[start:stop] for tensor in tensors]
+            hessian = output_hessian(curvature, self.likelihood, *data)
+            combined = jacobian.double().combined(hessian.factor())
+            _, _, weights, keys = data
+            yield replace(combined, weights=weights, keys=keys)
+            start = stop
 
-    def preconditioner_at(
-        self, f: Tensor, rho: Tensor, dtype: torch.dtype
-    ) -> Callable[[Tensor], Tensor]:
-        """By a structure that has an eigenbasis, or by Kronecker factors at ``f``."""
+    def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
+        """``v -> M⁻¹ v`` with ``M`` a structure that has an eigenbasis.
+
+        That of the posterior if it has one, else Kronecker factors at ``f``.
+        """
         one = torch.ones((), dtype=torch.float64, device=rho.device)
         structure = self.structure
         if not isinstance(structure, Diagonalised):
             has_masks = any(block.indices is not None for block in self.layout.blocks)
             kind = DiagAccumulator if has_masks else KronAccumulator
             structure = self.accumulated(kind(self.layout), f, GGN)
-        prior = _bearable(rho, structure)
+        precision = structure.precision(_supported_prior(rho, structure), one)
 
         def precondition(v: Tensor) -> Tensor:
-            return structure.solve(v.double(), prior, one).to(dtype)
+            return precision.solve(v.double()).to(dtype)
 
         return precondition
 
 
-def _bearable(rho: Tensor, structure: Structure) -> Tensor:
-    """A prior as near to ``rho`` (P,) as the structure can bear."""
+def _supported_prior(rho: Tensor, structure: Structure) -> Tensor:
+    """Geometric means of ``rho`` (P,) in the finest form the structure supports."""
     if "diag" in structure.priors:
         return rho
+    if "layerwise" not in structure.priors:
+        return rho.log().mean().exp()
     pieces = structure.layout.split(rho.log())
-    means = torch.stack([piece.mean() for piece in pieces]).exp()
-    return means if "layerwise" in structure.priors else rho.log().mean().exp()
+    return torch.stack([piece.mean() for piece in pieces]).exp()
 
 
 class _Jacobians:
-    """Jacobians of batches, kept where they fit and made anew where they do not."""
+    """Jacobians of batches, cached if they fit into memory, else computed anew."""
 
-    def __init__(self, rows: Iterable[LinearisedBatch]) -> None:
-        self._rows = rows
-        self._kept: list[Jacobian] | None = []
+    def __init__(self, batches: Iterable[LinearisedBatch]) -> None:
+        self._batches = batches
+        self._cache: list[Jacobian] | None = []
 
     def first_pass(self) -> Iterator[LinearisedBatch]:
-        """All there is to know of the rows, once."""
+        """All batches; their Jacobians are cached on the way."""
         size = 0
-        for some in self._rows:
-            size += _n_bytes(some.jacobian)
-            if size > free_bytes(some.f.device) // SHARE:
-                self._kept = None
-            if self._kept is not None:
-                self._kept.append(some.jacobian)
-            yield some
+        for batch in self._batches:
+            size += _n_bytes(batch.jacobian)
+            if size > MEMORY_FRACTION * free_bytes(batch.f.device):
+                self._cache = None
+            if self._cache is not None:
+                self._cache.append(batch.jacobian)
+            yield batch
 
     def __iter__(self) -> Iterator[Jacobian]:
-        if self._kept is not None:
-            yield from self._kept
-            return
-        for some in self._rows:
-            yield some.jacobian
+        if self._cache is not None:
+            return iter(self._cache)
+        return (batch.jacobian for batch in self._batches)
 
 
 def _n_bytes(jacobian: Jacobian) -> int:
-    gradients = {id(block.g): block.g.numel() for block in jacobian.blocks}
-    inputs = [block.a.numel() for block in jacobian.blocks if block.a is not None]
-    n_elements: int = sum(gradients.values()) + sum(inputs)
+    inputs = [block.a for block in jacobian.blocks if block.a is not None]
+    n_elements = sum(int(part.numel()) for part in [*jacobian.gradients(), *inputs])
     return n_elements * torch.finfo(jacobian.dtype).bits // 8

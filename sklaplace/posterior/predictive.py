@@ -1,13 +1,14 @@
-"""Predictives: from the posterior over weights to a Gaussian over outputs.
+"""Predictives: from the posterior over weights to a distribution of the outputs.
 
 The linearised predictive (``glm``) is exact for the linearised network:
 ``f(x) ~ N(f* + J (mean - weights), J Σ Jᵀ)`` (Immer, Korzepa and Bauer 2021,
-"Improving predictions of Bayesian neural nets via local linearization"). Weights that
-are drawn for the network itself (``nn``) give whatever distribution it makes of them.
+"Improving predictions of Bayesian neural nets via local linearization"). The Monte
+Carlo predictive of the network itself (``nn``) evaluates it at weight samples.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,23 +18,21 @@ from torch.utils.data import default_collate
 
 from sklaplace.core.budget import CACHE
 from sklaplace.core.trees import leaves, tree_rows
+from sklaplace.curvature.derivatives import add_axis, call_with, quiet_batching
 from sklaplace.curvature.jacobian import (
     Centring,
     Jacobian,
-    add_axis,
     backpropagate,
     backpropagate_in_parts,
-    call_with,
     joined,
-    quiet_batching,
 )
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures import Projection, projected
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.gaussian import GaussianPosterior
 
-# Numbers that a network is taken to make of each number of its input, at a time.
-PASSES = 16
+# Assumed number of intermediate values per input value in a forward pass.
+ACTIVATIONS_PER_INPUT = 16
 
 
 def linearised_mean(
@@ -41,7 +40,7 @@ def linearised_mean(
 ) -> Tensor:
     """Mean of the linearised outputs, (b, c), float64.
 
-    ``f`` and ``jacobian`` are those of the network's own weights.
+    ``f`` and ``jacobian`` are evaluated at the network's weights.
     """
     if not posterior.is_refitted:
         return f.double()
@@ -50,15 +49,15 @@ def linearised_mean(
 
 
 @dataclass
-class Linearised:
-    """One batch of rows, linearised at the network's weights: ready for questions.
+class LinearisedOutputs:
+    """Outputs of one batch, linearised at the network's weights.
 
     Attributes
     ----------
     f : Tensor of shape (b, k)
-        Outputs that the Jacobian has rows for.
+        Outputs, or those of them that ``jacobian`` belongs to.
     jacobian : Jacobian
-        k rows for each row of the batch.
+        With k columns.
     """
 
     f: Tensor
@@ -79,15 +78,15 @@ class Linearised:
     def projected(
         self, posterior: GaussianPosterior, *, diagonal: bool
     ) -> tuple[Tensor, Tensor]:
-        """The same for many prior precisions: rows are rotated into a basis once."""
+        """As `gaussian`, with the Jacobian projected once for all prior precisions."""
         if self._projection is None or (
             self._projection.structure is not posterior.structure
         ):
             n_blocks = 1 if diagonal else posterior.likelihood.n_blocks
             self._projection = projected(posterior.structure, self.jacobian, n_blocks)
         mean = linearised_mean(posterior, self.f, self.jacobian)
-        ask = self._projection.variance if diagonal else self._projection.covariance
-        return mean, ask(posterior.prior_precision, posterior.scale)
+        projection, precision = self._projection, posterior.precision
+        return mean, projection.covariance(precision, diagonal=diagonal)
 
 
 def linearise(
@@ -97,10 +96,10 @@ def linearise(
     *,
     diagonal: bool,
     cotangents: Centring | None = None,
-) -> Iterator[Linearised]:
-    """Rows of a batch, some outputs at a time if ``diagonal`` and they are many.
+) -> Iterator[LinearisedOutputs]:
+    """Linearised outputs of a batch; in several parts if ``diagonal`` and c is large.
 
-    ``cotangents`` takes means over outputs off each output.
+    ``cotangents`` subtracts means over outputs.
     """
     parts = backpropagate_in_parts(forward, x, layout, cotangents)
     if not diagonal:
@@ -108,7 +107,9 @@ def linearise(
     for f, jacobian in parts:
         outputs = f if cotangents is None else cotangents.centred(f)
         first = jacobian.first_column
-        yield Linearised(outputs[:, first : first + jacobian.n_columns], jacobian)
+        yield LinearisedOutputs(
+            outputs[:, first : first + jacobian.n_columns], jacobian
+        )
 
 
 def glm(
@@ -121,7 +122,7 @@ def glm(
 ) -> tuple[Tensor, Tensor]:
     """Mean (b, c) and covariance (b, c, c) of the linearised outputs, float64.
 
-    Of a likelihood with r > 1 blocks of K outputs the covariances are (b, r, K, K).
+    For a likelihood with r > 1 blocks of K outputs the covariances are (b, r, K, K).
 
     Parameters
     ----------
@@ -130,17 +131,17 @@ def glm(
     forward : Forward
         The network, inside ``forward.frozen()``.
     x : Tensor, or dict, list or tuple of tensors
-        One batch of b rows.
+        One batch of b samples.
     diagonal : bool, default=False
-        Return variances (b, c) in place of covariances, which then never exist.
+        Return variances (b, c) without computing covariances.
     centred : bool, default=False
-        Take the mean over outputs off each output, which a softmax does not see.
-        It can be uncertain by orders of magnitude more than the rest.
+        Subtract the mean over outputs, to which a softmax is invariant and whose
+        variance can exceed that of the differences by orders of magnitude.
 
     Notes
     -----
-    Costs one forward pass and, unless only the last layer is random, c backward
-    columns down to the selected weights.
+    One forward pass and, unless only the last layer is treated, a backward pass with
+    c columns down to the selected weights.
     """
     layout = posterior.layout
     cotangents = Centring(posterior.likelihood.n_blocks) if centred else None
@@ -149,40 +150,40 @@ def glm(
 
 
 def side_by_side(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Means and variances of some outputs each, as those of all."""
-    means, spreads = zip(*parts, strict=True)
+    """Moments of all outputs; several parts have variances, a single one may not."""
+    means, covariances = zip(*parts, strict=True)
     if len(means) == 1:
-        return means[0], spreads[0]
-    return torch.cat(means, 1), torch.cat(spreads, 1)
+        return means[0], covariances[0]
+    return torch.cat(means, 1), torch.cat(covariances, 1)
 
 
 def linearised_draws(
     posterior: GaussianPosterior, forward: Forward, x: Any, weights: Tensor
 ) -> Tensor:
-    """Outputs (b, c, s) of the linearised network under weights (s, P), float64."""
+    """Outputs (b, c, s) of the linearised network at weights (s, P), float64."""
     f, jacobian = backpropagate(forward, x, posterior.layout)
     shifts = (weights - posterior.weights).T
     return f.double().unsqueeze(-1) + jacobian.double().matmul(shifts)
 
 
 class WeightDistribution(Protocol):
-    """Anything that weights of a network can be drawn from."""
+    """Distribution over the selected weights of a network."""
 
     @property
     def layout(self) -> Layout:
-        """The weights that are drawn."""
+        """The selected weights."""
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Weights (s, P), float64."""
+        """``n`` weight samples, (n, P), float64."""
 
 
 def network_draws(
     posterior: WeightDistribution, forward: Forward, x: Any, weights: Tensor
 ) -> Tensor:
-    """Outputs (b, c, s) of the network itself under weights (s, P), float64.
+    """Outputs (b, c, s) of the network itself at weights (s, P), float64.
 
-    One forward pass for each draw, or for as many draws at a time as the caches hold;
-    the network's own weights are not touched.
+    One forward pass per weight sample, or per group of samples that fits the caches;
+    the network's own weights are not changed.
     """
     own = dict(forward.module.named_parameters())
 
@@ -191,30 +192,32 @@ def network_draws(
         given = {name: value.to(own[name]) for name, value in values.items()}
         return call_with(forward, given, x).double()
 
-    size = weights.shape[1] + PASSES * sum(leaf.numel() for leaf in leaves(x))
+    size = weights.shape[1] + ACTIVATIONS_PER_INPUT * sum(
+        leaf.numel() for leaf in leaves(x)
+    )
     at_once = CACHE // 8 // size
     with torch.no_grad():
         if at_once > 1 and forward.takes_many:
-            found = _vectorised(outputs, forward, weights.split(at_once))
-            if found is not None:
-                return found.movedim(0, -1)
+            draws = _vectorised(outputs, forward, weights.split(at_once))
+            if draws is not None:
+                return draws.movedim(0, -1)
         return torch.stack([outputs(vector) for vector in weights], -1)
 
 
 def _vectorised(
     outputs: Callable[[Tensor], Tensor], forward: Forward, parts: Iterable[Tensor]
 ) -> Tensor | None:
-    """Outputs (s, b, c) of many draws in one pass; None where an operator refuses."""
-    # what a module notes while it runs is of no use outside of vmap
-    noted = [(part, dict(vars(part))) for part in forward.module.modules()]
+    """Outputs (s, b, c) by vmap over samples; None if an operator has no batching."""
+    # attributes set in the forward pass would be vmap's wrapped tensors: restore them
+    before = [(part, dict(vars(part))) for part in forward.module.modules()]
     try:
         with quiet_batching():
             return torch.cat([vmap(outputs)(part) for part in parts])
-    except RuntimeError:  # no batching rule: one draw after the other
+    except RuntimeError:  # no batching rule: one sample after the other
         forward.takes_many = False
         return None
     finally:
-        for module, attributes in noted:
+        for module, attributes in before:
             vars(module).clear()
             vars(module).update(attributes)
 
@@ -222,14 +225,14 @@ def _vectorised(
 def moments(
     draws: Tensor, *, diagonal: bool, centred: bool, n_blocks: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Mean (b, c), and variances (b, c) or covariances (b, c, c), of (b, c, s).
+    """Mean (b, c) and covariances (b, c, c), or variances (b, c), of (b, c, s).
 
-    Of several blocks of outputs the covariances are (b, r, K, K).
+    For r > 1 blocks of K outputs the covariances are (b, r, K, K).
     """
-    groups = draws.unflatten(1, (n_blocks, -1))
+    blocks = draws.unflatten(1, (n_blocks, -1))
     if centred:
-        groups = groups - groups.mean(2, keepdim=True)
-        draws = groups.flatten(1, 2)
+        blocks = blocks - blocks.mean(2, keepdim=True)
+    draws = blocks.flatten(1, 2)
     mean = draws.mean(-1)
     deviations = draws - mean.unsqueeze(-1)
     n = max(1, draws.shape[-1] - 1)
@@ -245,45 +248,42 @@ def in_graph(
 ) -> tuple[Tensor, Tensor]:
     """Mean (b, c) and covariance (b, c, c) of the linearised outputs, float64.
 
-    Differentiable in ``x``, unlike `glm`, whose Jacobians are outside of the graph.
+    Differentiable in ``x``, unlike `glm`, whose Jacobians are detached.
 
     Notes
     -----
-    Rows of the Jacobian are written out: b·c·P numbers, and c backward passes through
-    each row.
+    The Jacobian is dense: b·c·P numbers, and c backward passes per sample.
     """
     own = {name: p.detach() for name, p in forward.module.named_parameters()}
-    chosen = {block.name: own[block.name] for block in posterior.layout.blocks}
+    layout = posterior.layout
+    selected = {block.name: own[block.name] for block in layout.blocks}
 
-    def outputs(values: dict[str, Tensor], row: Any) -> Tensor:
-        return call_with(forward, values, add_axis(row))[0]
+    def outputs(values: dict[str, Tensor], row: Any) -> tuple[Tensor, Tensor]:
+        f = call_with(forward, values, add_axis(row))[0]
+        return f, f
 
-    def both(row: Any) -> tuple[dict[str, Tensor], Tensor]:
-        return jacrev(outputs)(chosen, row), outputs(chosen, row)
-
+    linearised = partial(jacrev(outputs, has_aux=True), selected)
     try:
         with quiet_batching():
-            rows, f = vmap(both)(x)
-    except RuntimeError:  # an operator without a batching rule: row by row
+            rows, f = vmap(linearised)(x)
+    except RuntimeError:  # an operator without a batching rule: one by one
         n_rows = len(next(leaves(x)))
-        rows, f = default_collate([both(tree_rows(x, n)) for n in range(n_rows)])
-    layout = posterior.layout
+        rows, f = default_collate([linearised(tree_rows(x, n)) for n in range(n_rows)])
     jacobian = layout.flatten(rows[block.name] for block in layout.blocks).double()
     mean = f.double() + jacobian @ (posterior.mean - posterior.weights)
-    prior, scale = posterior.prior_precision, posterior.scale
-    return mean, posterior.structure.covariance_of_rows(jacobian, prior, scale)
+    return mean, posterior.precision.covariance_of_rows(jacobian)
 
 
 @dataclass(frozen=True)
 class Predictive:
-    """How weights become outputs.
+    """Map from a posterior over weights to one over outputs.
 
     Attributes
     ----------
     draws : callable
         ``(posterior, forward, x, weights (s, P)) -> outputs (b, c, s)``, float64.
     gaussian : callable or None
-        As `glm`, where the outputs are Gaussian; None: the draws say what they are.
+        As `glm`, if outputs are Gaussian; None: moments are estimated from draws.
     """
 
     draws: Callable[[GaussianPosterior, Forward, Any, Tensor], Tensor]

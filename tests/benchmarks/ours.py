@@ -17,8 +17,7 @@ from sklearn.naive_bayes import GaussianNB
 
 import sklaplace
 from sklaplace import LaplaceClassifier, LaplaceRegressor
-from sklaplace.posterior.tuning import evidence
-from sklaplace.posterior.tuning.evidence import marglik
+from sklaplace.posterior.tuning.evidence import NegativeEvidence, marglik
 
 PRIOR_PRECISIONS = np.logspace(-3, 3, 20)
 
@@ -58,13 +57,13 @@ class Sklaplace:
         work = case.load()
         posterior = estimator(case, work.net()).fit(*work.fit_data()).posterior_
         calls: list[Any] = []
-        original = evidence._derivatives
+        original = NegativeEvidence.derivatives
 
         def counted(*args: Any) -> Any:
             calls.append(args)
             return original(*args)
 
-        with mock.patch.object(evidence, "_derivatives", counted):
+        with mock.patch.object(NegativeEvidence, "derivatives", counted):
             marglik(posterior)
         return len(calls)
 
@@ -87,7 +86,7 @@ def estimator(case: Case, net: Any, **options: Any) -> Any:
 def _factorise(model: Any) -> None:
     """All that is made once, when a question first needs it: the eigenvectors."""
     for factor in chain.from_iterable(model.posterior_.structure.factors):
-        factor.vectors_as(torch.float32)
+        factor.vectors(torch.float32)
 
 
 def _predict(model: Any, X: Any, _: None) -> Any:

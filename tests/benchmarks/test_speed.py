@@ -15,10 +15,11 @@ from benchmarks.ours import Sklaplace
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from sklaplace.core.points import sobol_normals
+from sklaplace.core.random import sobol_normals
 from sklaplace.dirichlet import APPROXIMATIONS
 from sklaplace.dirichlet.links import LINKS, choose_link
-from sklaplace.posterior.variational import POSTERIORS, GaussianPrior, divergence
+from sklaplace.posterior.variational import POSTERIORS, GaussianPrior
+from sklaplace.posterior.variational.divergence import divergence
 
 pytest.importorskip("pytest_benchmark")
 

@@ -81,7 +81,7 @@ def test_not_a_count(value):
 
 @pytest.mark.parametrize("value", [0.01, 0.99, np.float32(0.5)])
 def test_fraction(value):
-    check_fraction("validation_fraction", value, "Choose a share.")
+    check_fraction("validation_fraction", value, "Choose a fraction.")
 
 
 @pytest.mark.parametrize("value", [0, 1, -0.5, 1.5, np.nan, True, "0.2", None])
@@ -89,7 +89,7 @@ def test_not_a_fraction(value):
     with pytest.raises(
         ValueError, match=r"validation_fraction=.* between 0 and 1. Choose"
     ):
-        check_fraction("validation_fraction", value, "Choose a share.")
+        check_fraction("validation_fraction", value, "Choose a fraction.")
 
 
 @pytest.mark.parametrize("value", [None, 0, 2**32 - 1, np.int64(3)])

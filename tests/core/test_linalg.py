@@ -91,7 +91,7 @@ def test_float32_in_float64_out_and_batches_over_leading_axes():
 # --------------------------------------------------------------- linear systems
 @pytest.mark.parametrize("precision", [1e-2, 1e-10])
 @pytest.mark.parametrize("diagonal", [False, True])
-def test_conjugate_gradients_leave_the_share_asked_for(diagonal, precision):
+def test_conjugate_gradients_reach_the_relative_residual(diagonal, precision):
     n = 12
     matrix = random_psd(n, n, 1) + torch.linspace(1, 1e3, n).double().diag()
     b = random_psd(n, 1, 2)[0]

@@ -8,11 +8,11 @@ from cases import DOUBLE, normal, positive
 from contracts import assert_equal
 from costs import calls
 from sklearn.exceptions import ConvergenceWarning
-from tasks import N_ROWS, fit
+from tuning_problems import N_ROWS, fit
 
 from sklaplace.core import newton
-from sklaplace.posterior import preconditioners
-from sklaplace.posterior.last_layer import LinearHead
+from sklaplace.posterior import last_layer
+from sklaplace.posterior.last_layer import LastLayerModel
 
 every_likelihood = pytest.mark.parametrize("likelihood", references.CONVEX)
 every_case = pytest.mark.parametrize("case", ["mlp", "without_bias", "affine_head"])
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 def problem(likelihood, case="mlp", dtype=DOUBLE):
     """A head, its outputs, and one precision for each weight."""
-    head = fit(likelihood, case=case, weights=positive(N_ROWS)).head
+    head = fit(likelihood, case=case, weights=positive(N_ROWS)).linear_model
     object.__setattr__(head, "dtype", dtype)
     theta = head.weights + 0.3 * normal(len(head.weights), seed=3)
     return head, head.at(theta), positive(len(head.weights), seed=4)
@@ -40,7 +40,7 @@ def test_products_are_those_of_the_dense_curvature(case, likelihood):
 @every_likelihood
 @every_case
 def test_preconditioner_inverts_the_block_of_each_output(case, likelihood, monkeypatch):
-    monkeypatch.setattr(preconditioners, "ROWS_PER_INPUT", N_ROWS)
+    monkeypatch.setattr(last_layer, "SAMPLES_PER_INPUT", N_ROWS)
     head, f, rho = problem(likelihood, case)
     o, i = head.layout.blocks[0].factor_shape
     dense = head.dense_curvature_at(f, rho)
@@ -60,9 +60,9 @@ def test_preconditioner_inverts_the_block_of_each_output(case, likelihood, monke
 def test_rows_left_out_of_the_blocks_leave_their_size(likelihood, monkeypatch):
     head, f, rho = problem(likelihood)
     v = normal(len(rho), seed=5)
-    monkeypatch.setattr(preconditioners, "ROWS_PER_INPUT", N_ROWS)
+    monkeypatch.setattr(last_layer, "SAMPLES_PER_INPUT", N_ROWS)
     exact = head.preconditioner_at(f, rho, DOUBLE)(v)
-    monkeypatch.setattr(preconditioners, "ROWS_PER_INPUT", 5)
+    monkeypatch.setattr(last_layer, "SAMPLES_PER_INPUT", 5)
     rough = head.preconditioner_at(f, rho, DOUBLE)(v)
     assert not torch.equal(exact, rough)
     assert 0.5 < float(exact @ rough / (exact @ exact)) < 2
@@ -74,7 +74,7 @@ def test_rows_left_out_of_the_blocks_leave_their_size(likelihood, monkeypatch):
 def test_minimum_is_the_same_with_any_preconditioner_and_dtype(
     budget, dtype, likelihood, monkeypatch
 ):
-    monkeypatch.setattr(preconditioners, "BUDGET", budget)
+    monkeypatch.setattr(last_layer, "BUDGET", budget)
     head, _, rho = problem(likelihood, dtype=dtype)
     zero = torch.zeros_like(rho)
     found = newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
@@ -93,8 +93,8 @@ def test_precisions_that_differ_by_orders_of_magnitude(likelihood):
     rho = 10.0 ** torch.linspace(-6, 8, len(rho), dtype=DOUBLE)
     zero = torch.zeros_like(rho)
     with (
-        calls(LinearHead, "_backward") as products,
-        calls(LinearHead, "dense_curvature_at") as dense,
+        calls(LastLayerModel, "_backward") as products,
+        calls(LastLayerModel, "dense_curvature_at") as dense,
     ):
         found = newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
     _, slope, _ = head.objective(found, rho, zero)
@@ -106,10 +106,10 @@ def test_precisions_that_differ_by_orders_of_magnitude(likelihood):
 @every_likelihood
 def test_dense_steps_where_conjugate_gradients_do_not_arrive(likelihood, monkeypatch):
     monkeypatch.setattr(newton, "MAX_CG_IF_DENSE", 1)
-    monkeypatch.setattr(preconditioners, "BUDGET", 0)
+    monkeypatch.setattr(last_layer, "BUDGET", 0)
     head, _, rho = problem(likelihood)
     zero = torch.zeros_like(rho)
-    with calls(LinearHead, "dense_curvature_at") as dense:
+    with calls(LastLayerModel, "dense_curvature_at") as dense:
         found = newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
     _, slope, _ = head.objective(found, rho, zero)
     assert slope.abs().max() < 1e-6
@@ -126,7 +126,7 @@ def test_double_precision_where_single_does_not_hold_the_squares(
     rho, zero = 1e44 * rho, torch.zeros_like(rho)
     rows = {"features": 1e22 * head.features, "outputs": 0 * head.outputs}
     head = replace(head, weights=zero, **rows)
-    with calls(LinearHead, "curvature_at") as products:
+    with calls(LastLayerModel, "curvature_at") as products:
         found = newton.minimum(head, rho, zero, zero, newton.ROUNDING)
     before, _, _ = head.objective(zero, rho, zero)
     after, slope, _ = head.objective(found, rho, zero)
@@ -139,7 +139,7 @@ def test_warns_where_no_step_can_be_made(monkeypatch):
     monkeypatch.setattr(newton, "MAX_DENSE", 0)
     head, _, rho = problem("Categorical")
     monkeypatch.setattr(
-        LinearHead, "curvature_at", lambda *_args: lambda v: v * float("nan")
+        LastLayerModel, "curvature_at", lambda *_args: lambda v: v * float("nan")
     )
     zero = torch.zeros_like(rho)
     with pytest.warns(ConvergenceWarning, match="could not be refitted"):
@@ -162,8 +162,8 @@ def test_a_small_problem_that_needs_a_dense_step_keeps_to_them(monkeypatch):
     head, _, rho = problem("Categorical", dtype=torch.float32)
     zero = torch.zeros_like(rho)
     with (
-        calls(LinearHead, "curvature_at") as products,
-        calls(LinearHead, "dense_curvature_at") as dense,
+        calls(LastLayerModel, "curvature_at") as products,
+        calls(LastLayerModel, "dense_curvature_at") as dense,
     ):
         newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
     assert [args[-1] for args in products] == [torch.float32, DOUBLE]
@@ -173,13 +173,13 @@ def test_a_small_problem_that_needs_a_dense_step_keeps_to_them(monkeypatch):
 def test_warns_where_rounding_stops_the_descent(monkeypatch):
     """A gradient that is no derivative of the loss leads uphill."""
     head, _, rho = problem("Categorical")
-    objective = LinearHead.objective
+    objective = LastLayerModel.objective
 
     def wrong(self, theta, rho, mean):
         value, gradient, f = objective(self, theta, rho, mean)
         return value, -gradient, f
 
-    monkeypatch.setattr(LinearHead, "objective", wrong)
+    monkeypatch.setattr(LastLayerModel, "objective", wrong)
     zero = torch.zeros_like(rho)
     with pytest.warns(ConvergenceWarning, match="could not be refitted"):
         newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)

@@ -107,13 +107,14 @@ def test_exact_hessian(case, likelihood):
     assert_equal(structure.eigenvalues[0], lowest, 1e-10)
     weak, strong = (-lowest * factor for factor in (0.9, 1.1))
     with pytest.raises(ValueError, match=r"not positive definite.*curvature='ggn'"):
-        structure.logdet(weak, one)
+        structure.precision(weak, one).logdet()
     P = expected + strong * torch.eye(len(expected)).double()
-    assert_equal(structure.logdet(strong, one), torch.logdet(P))
+    precision, jacobian = structure.precision(strong, one), found.jacobian()
+    assert_equal(precision.logdet(), torch.logdet(P))
     J = found.parts.J
     cov = torch.einsum("ncp,pq,ndq->ncd", J, torch.linalg.inv(P), J)
-    assert_equal(structure.covariance(found.jacobian(), strong, one), cov)
-    assert_equal(structure.project(found.jacobian()).covariance(strong, one), cov)
+    assert_equal(precision.functional_covariance(jacobian), cov)
+    assert_equal(structure.project(jacobian).covariance(precision), cov)
 
 
 def test_weights_multiply_the_hessian():

@@ -90,7 +90,7 @@ def test_no_batching_rule_is_needed(case, monkeypatch):
     def refuse(*_args, **_kwargs):
         raise RuntimeError("no batching rule")
 
-    monkeypatch.setattr("sklaplace.curvature.jacobian.vmap", refuse)
+    monkeypatch.setattr("sklaplace.curvature.derivatives.vmap", refuse)
     _, jacobian = backpropagate(found.forward, found.x, found.layout)
     assert_equal(jacobian.dense(), found.parts.J, 1e-12)
 
@@ -102,13 +102,13 @@ def test_rows_of_other_layers_without_vmap(case, monkeypatch):
     def refuse(*_args, **_kwargs):
         raise RuntimeError("no batching rule")
 
-    monkeypatch.setattr("sklaplace.curvature.jacobian.vmap", refuse)
+    monkeypatch.setattr("sklaplace.curvature.derivatives.vmap", refuse)
     _, jacobian = backpropagate(found.forward, found.x, found.layout)
     assert_equal(jacobian.dense(), found.parts.J, 1e-12)
 
 
 def test_rows_in_several_chunks(monkeypatch):
-    monkeypatch.setattr("sklaplace.curvature.jacobian.CHUNK_ELEMENTS", 100)
+    monkeypatch.setattr("sklaplace.curvature.derivatives.CHUNK_ELEMENTS", 100)
     monkeypatch.setattr(blocks, "CHUNK_ELEMENTS", 100)
     monkeypatch.setattr(blocks, "DENSE_ELEMENTS", 100)
     monkeypatch.setattr(blocks, "CACHED_ELEMENTS", 10)

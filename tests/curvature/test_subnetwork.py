@@ -9,7 +9,7 @@ from sklaplace.curvature.subnetwork import SCORES, SelectionProblem, choose
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
-def question(found, batches=None, seed=0):
+def selection(found, batches=None, seed=0):
     batches = found.batches(4, 2) if batches is None else batches
     return SelectionProblem(
         found.forward, found.layout, found.likelihood, lambda: batches, seed
@@ -20,21 +20,21 @@ def question(found, batches=None, seed=0):
 @pytest.mark.parametrize("case", ["mlp", "cnn", "norms", "dictionary"])
 def test_scores_depend_on_rows_and_seed_alone(case, by):
     found = problem(case)
-    scores = SCORES[by](question(found))
+    scores = SCORES[by](selection(found))
     assert scores.shape == (found.layout.n_parameters,)
     assert scores.isfinite().all()
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     shuffled = [found.rows(order[:1]), found.rows(order[1:])]
-    again = SCORES[by](question(found, shuffled))
+    again = SCORES[by](selection(found, shuffled))
     torch.testing.assert_close(again, scores, rtol=1e-9, atol=1e-12)
-    other = SCORES[by](question(found, seed=1))
+    other = SCORES[by](selection(found, seed=1))
     assert torch.equal(other, scores) == (by in ("magnitude", "variance"))
 
 
 def test_largest_weights():
     found = problem("mlp")
     weights = found.layout.read(found.forward.module).abs()
-    chosen = choose(question(found), "magnitude", 4)
+    chosen = choose(selection(found), "magnitude", 4)
     assert chosen.tolist() == sorted(chosen.tolist())
     others = torch.ones_like(weights, dtype=torch.bool)
     others[chosen] = False
@@ -48,7 +48,7 @@ def test_largest_posterior_variances():
         found.forward, found.x, found.layout, found.likelihood, found.y, w
     )
     variances = 1 / (references.full(parts).diagonal() + 0.7)
-    chosen = choose(question(found, found.batches(6, weights=w)), "variance", 5)
+    chosen = choose(selection(found, found.batches(6, weights=w)), "variance", 5)
     expected = torch.sort(variances, descending=True, stable=True).indices[:5]
     assert chosen.tolist() == sorted(expected.tolist())
 
@@ -59,22 +59,22 @@ def test_of_equal_scores_the_first_and_what_no_prediction_feels_last():
     names = [block.name for block in found.layout.blocks]
     unused = sum(found.layout.sizes[: names.index("unused")])
     others = [place for place in range(n) if place not in (unused, unused + 1)]
-    assert choose(question(found), "variance", n - 2).tolist() == others
-    chosen = choose(question(found), "variance", n - 1).tolist()
+    assert choose(selection(found), "variance", n - 2).tolist() == others
+    chosen = choose(selection(found), "variance", n - 1).tolist()
     assert chosen == sorted([*others, unused])
-    assert choose(question(found), "random", n).tolist() == list(range(n))
+    assert choose(selection(found), "random", n).tolist() == list(range(n))
 
 
 def test_weights_that_run_away_are_no_choice():
     found = problem("linear_only", "Gaussian")
     far = [(1e4 * x, y, w) for x, y, w in found.batches(6)]
     with pytest.raises(ValueError, match=r"'by'\]='swag' gives no numbers"):
-        choose(question(found, far), "swag", 2)
+        choose(selection(found, far), "swag", 2)
 
 
 def test_swag_moves_where_the_loss_slopes():
     """Weights that the loss does not see have not moved, and others have."""
-    scores = SCORES["swag"](question(problem("bare_parameters")))
+    scores = SCORES["swag"](selection(problem("bare_parameters")))
     layout = problem("bare_parameters").layout
     pieces = dict(
         zip([b.name for b in layout.blocks], layout.split(scores), strict=True)

@@ -97,7 +97,7 @@ def test_network_that_mixes_rows_is_refused(subset):
     forward = forward_of(
         lambda net, x: net.head(x - x.mean(0)), head=lambda: nn.Linear(2, 3)
     )
-    with pytest.raises(ValueError, match="depend on the other rows of its batch"):
+    with pytest.raises(ValueError, match="depend on the other samples of its batch"):
         subset(forward, normal(4, 2))
 
 
@@ -105,7 +105,7 @@ def test_network_that_gives_one_row_for_all_is_refused():
     forward = forward_of(
         lambda net, x: net.head(x).mean(0, keepdim=True), head=lambda: nn.Linear(2, 3)
     )
-    with pytest.raises(ValueError, match="one output per row"):
+    with pytest.raises(ValueError, match="one output per sample"):
         all_weights(forward, normal(4, 2))
 
 

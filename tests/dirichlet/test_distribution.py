@@ -1,4 +1,4 @@
-"""What Dirichlet distributions say, against scipy, sampling and plain loops."""
+"""Properties of Dirichlet distributions, against scipy, sampling and plain loops."""
 
 import itertools
 
@@ -302,7 +302,7 @@ def by_loop(alpha, q, k_max, reference):
 
 
 def rows_of(n_classes, n=60):
-    """From flat to peaked, from vague to sure."""
+    """From flat to peaked, from small to large totals."""
     rng = np.random.default_rng(n_classes)
     shapes = rng.dirichlet(np.full(n_classes, 0.5), size=n) + 1e-3
     return shapes * 10 ** rng.uniform(0, 4, size=(n, 1))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sklaplace.dirichlet import gumbel, logits
-from sklaplace.dirichlet.gumbel import independent_variances, largest
+from sklaplace.dirichlet.gumbel import argmax_proba, independent_variances
 
 
 def normal(rows, n_classes, seed=0):
@@ -39,11 +39,11 @@ VARIANCES = {
 def test_agrees_with_a_fine_quadrature(monkeypatch, kind, mean_scale, n_classes):
     mean = mean_scale * normal(2, n_classes)
     variances = VARIANCES[kind](normal(2, n_classes, seed=1))
-    proba = largest(mean, variances)
+    proba = argmax_proba(mean, variances)
     # without further refinement
-    monkeypatch.setattr(gumbel, "_MISSING", math.inf)
-    monkeypatch.setattr(gumbel, "_COARSE", math.inf)
-    fine = largest(mean, variances, 2048)
+    monkeypatch.setattr(gumbel, "_TOLERANCE", math.inf)
+    monkeypatch.setattr(gumbel, "_MAX_RATIO", math.inf)
+    fine = argmax_proba(mean, variances, 2048)
     # what the first nodes may miss, for gains and losses of single classes
     assert (proba - fine).abs().sum(-1).max() < 1e-3
 
@@ -58,7 +58,7 @@ def test_agrees_with_plain_sampling(kind, mean_scale, n_classes):
     drawn = (mean + variances.sqrt() * normal(n_draws, n_classes, seed=2)).softmax(-1)
     # a probability that is seen in no draw at all may still be a few in n_draws
     standard_error = drawn.std(0) / math.sqrt(n_draws) + 1 / n_draws
-    difference = (largest(mean, variances)[0] - drawn.mean(0)).abs()
+    difference = (argmax_proba(mean, variances)[0] - drawn.mean(0)).abs()
     assert (difference <= 0.003 + 5 * standard_error).all()
 
 
@@ -77,13 +77,13 @@ def test_wide_logits_among_narrow_ones(mean, variances, expected):
     mean, variances, expected = (
         torch.tensor([row], dtype=torch.float64) for row in (mean, variances, expected)
     )
-    found = largest(mean, variances)
+    found = argmax_proba(mean, variances)
     torch.testing.assert_close(found, expected, rtol=0, atol=0.003)
 
 
 def test_few_wide_logits_among_many_narrow_ones():
     mean = torch.zeros(1, 300, dtype=torch.float64)
-    found = largest(mean, filled(mean, *[1e6] * 5, rest=0.1))
+    found = argmax_proba(mean, filled(mean, *[1e6] * 5, rest=0.1))
     # narrow logits win where all wide ones are below them: nearly half for each, and
     # the level of three hundred narrow ones, about 6, hardly matters
     assert abs(found[0, 5:].sum() - 0.5**5) < 0.003
@@ -100,7 +100,7 @@ def test_equal_logits_need_the_first_nodes_only(monkeypatch):
     monkeypatch.setattr(gumbel, "chunks", counted)
     mean = 2 * normal(4, 1000)
     for sd in (0.3, 1.0, 4.0, 14.0, 100.0, 1000.0):
-        largest(mean, filled(mean, rest=sd**2))
+        argmax_proba(mean, filled(mean, rest=sd**2))
     assert rows == 6 * [(gumbel._FIRST_NODES, 4)]
 
 
@@ -117,16 +117,16 @@ def test_nothing_is_missing_at_the_finest(monkeypatch):
         for mean_scale in (2, 20, 1e6):
             mean = mean_scale * normal(4, n_classes)
             for first in ([1e12], [1e12, 1e6, 1.0], [1e12] * 3):
-                largest(mean, filled(mean, *first[: n_classes - 1], rest=0.0))
+                argmax_proba(mean, filled(mean, *first[: n_classes - 1], rest=0.0))
     # a level is left only if nothing, or too much, is missing: well before the last
-    assert max(finest) <= gumbel._MOST_NODES / 4
+    assert max(finest) <= gumbel._MAX_NODES / 4
 
 
 @pytest.mark.parametrize("widest", [1e20, 1e100, 1e299])
 def test_finite_beyond_all_bounds(widest):
     mean = torch.tensor([[0.0, -1e100, -5.0]], dtype=torch.float64)
     variances = torch.tensor([[0.0, widest, 1.0]], dtype=torch.float64)
-    proba = largest(mean, variances)
+    proba = argmax_proba(mean, variances)
     assert proba.isfinite().all()
     assert abs(proba.sum() - 1) < 1e-12
 
@@ -153,15 +153,15 @@ def test_derivatives_are_those_of_finite_differences(kind, n_classes):
 
     def value(step):
         moved = mean + step * move, variances + step * turn
-        return (weights * largest(*moved, n_nodes=512)).sum()
+        return (weights * argmax_proba(*moved, n_nodes=512)).sum()
 
     at = torch.zeros((), dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(value(at), at)
     step = 1e-5
     with torch.no_grad():
         expected = (value(step) - value(-step)) / (2 * step)
-    # Beyond the nodes there are probabilities of 1e-4, whose share in each class
-    # changes with the ends, which autograd does not see.
+    # Beyond the nodes there are probabilities of 1e-4, whose fraction in each class
+    # changes with the ends, which autograd takes as constants.
     torch.testing.assert_close(slope, expected, rtol=0, atol=2e-4)
 
 
@@ -170,6 +170,6 @@ def test_independent_variances_are_recovered(n_classes):
     variances = normal(5, n_classes).exp()
     _, centred = logits.centre(variances, torch.diag_embed(variances))
     found = independent_variances(centred.diagonal(dim1=-2, dim2=-1))
-    if n_classes == 2:  # only their sum can be known
+    if n_classes == 2:  # only their sum is determined
         found, variances = found.sum(-1), variances.sum(-1)
     torch.testing.assert_close(found, variances)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sklaplace import dirichlet
-from sklaplace.core.points import sobol_normals
+from sklaplace.core.random import sobol_normals
 from sklaplace.dirichlet import links, logits
 from sklaplace.dirichlet.links import LINKS, choose_link
 from sklaplace.dirichlet.logits import centre

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sklaplace.core.points import sobol_normals
+from sklaplace.core.random import sobol_normals
 from sklaplace.dirichlet import logits
 from sklaplace.dirichlet.logits import (
     centre,
@@ -40,7 +40,7 @@ def gap_of(mean, cov):
     return logsumexp_gap(mean.log_softmax(-1), centred_factor(cov)).squeeze(-1)
 
 
-def bend(mean, cov):
+def second_order(mean, cov):
     """Half the variance of a logit under its own probabilities: the gap to first order.
 
     ``½ tr(Σ (diag p − ppᵀ))``, which is half the trace of Σ times the Hessian of
@@ -61,14 +61,16 @@ def sampled_gap(mean, cov, n_points):
     root = (vectors * values.clamp(min=0).sqrt().unsqueeze(-2))[..., 1:]
     points = sobol_normals(2 * n_points, mean.shape[-1] - 1, 0)[:n_points]
     found = []
-    for m, F, expected in zip(mean.log_softmax(-1), root, bend(mean, cov), strict=True):
+    for m, F, expected in zip(
+        mean.log_softmax(-1), root, second_order(mean, cov), strict=True
+    ):
         p, moves = m.exp(), F @ points.mT
         middle = m.unsqueeze(-1)
         gaps = ((middle + moves).logsumexp(0) + (middle - moves).logsumexp(0)) / 2
-        bends = (p @ moves**2 - (p @ moves) ** 2) / 2
-        both = torch.stack([gaps, bends]).cov()
+        quadratic = (p @ moves**2 - (p @ moves) ** 2) / 2
+        both = torch.stack([gaps, quadratic]).cov()
         slope = both[0, 1] / both[1, 1]
-        rest = gaps - slope * (bends - expected)
+        rest = gaps - slope * (quadratic - expected)
         found.append(torch.stack([rest.mean(), rest.std() / n_points**0.5]))
     return torch.stack(found, -1)
 
@@ -119,7 +121,7 @@ def test_factor_is_a_root(n_classes, kind):
     _, cov = centre(*gaussian(5, n_classes, kind))
     factor = centred_factor(cov)
     assert factor.shape == (5, n_classes, n_classes - 1)
-    # each entry of the diagonal is lifted by 1e-10 of the largest, and the last by
+    # each entry of the diagonal has a jitter of 1e-10 of the largest, and the last by
     # K - 1 of them
     largest = float(cov.diagonal(dim1=-2, dim2=-1).max())
     bound = 1.01e-10 * n_classes * largest
@@ -177,7 +179,7 @@ def test_chunks_hold_all_rows_in_order(rows, is_diagonal, n_points):
 def test_no_covariance_leaves_no_gap(n_classes):
     mean, cov = gaussian(5, n_classes)
     for nothing in (0 * cov, torch.full_like(cov, 1e12)):
-        # the lift of the diagonal stays: 1e-210; rounding of logsumexp does, too
+        # the jitter on the diagonal stays: 1e-210; rounding of logsumexp does, too
         assert gap_of(mean, nothing).abs().max() <= 1e-14
 
 
@@ -189,11 +191,11 @@ def test_small_gaps_are_half_the_curvature(n_classes, kind):
     # what follows is smaller by Σ, 1e-6 times a kurtosis: 1e-6 measured for Wishart
     # matrices, 7e-5 for variances that differ by a factor of a thousand
     torch.testing.assert_close(
-        gap_of(mean, cov), bend(*centre(mean, cov)), rtol=2e-4, atol=0
+        gap_of(mean, cov), second_order(*centre(mean, cov)), rtol=2e-4, atol=0
     )
 
 
-# Shares of the gap. Errors measured are .03, .09, .10 and .11 of it: few points err
+# Fractions of the gap. Errors measured are .03, .09, .10 and .11 of it: few points err
 # where few directions matter, and where logsumexp is a maximum, which has kinks.
 BOUNDS = {0.1: 0.05, 1.0: 0.14, 4.0: 0.15, 8.0: 0.17}
 
@@ -223,7 +225,7 @@ def test_what_the_softmax_ignores_leaves_the_gap(n_classes):
         (mean, cov + 1e4),
         (mean, cov + tilt.unsqueeze(-1) + tilt.unsqueeze(-2)),
     ):
-        # rounding of 1e4 against one, and the lift of the factor
+        # rounding of 1e4 against one, and the jitter of the factor
         torch.testing.assert_close(gap_of(*other), expected, rtol=1e-8, atol=0)
 
 

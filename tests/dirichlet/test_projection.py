@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 from scipy.special import digamma, gammaln, log_softmax, polygamma, softmax
 
 from sklaplace import dirichlet
-from sklaplace.core.points import sobol_normals
+from sklaplace.core.random import sobol_normals
 from sklaplace.dirichlet import kl_projection, laplace_bridge, logits
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
@@ -126,7 +126,7 @@ def test_equal_logits_have_equal_concentrations():
     np.testing.assert_allclose(alpha, alpha[0, 0], rtol=1e-12)
 
 
-# What it takes and gives
+# Input and output
 
 
 def test_leading_axes_are_batches():
@@ -363,11 +363,11 @@ def gap_of_many_draws(mean, cov, n_points):
     log_p = torch.tensor(log_softmax(mean))
     p, middle = log_p.exp(), log_p[:, None]
     gaps = ((middle + moves).logsumexp(0) + (middle - moves).logsumexp(0)) / 2
-    bends = (p @ moves**2 - (p @ moves) ** 2) / 2
+    quadratic = (p @ moves**2 - (p @ moves) ** 2) / 2
     weights = p.numpy()
     known = (weights @ np.diag(centred) - weights @ centred @ weights) / 2
-    both = torch.stack([gaps, bends]).cov()
-    rest = gaps - both[0, 1] / both[1, 1] * (bends - known)
+    both = torch.stack([gaps, quadratic]).cov()
+    rest = gaps - both[0, 1] / both[1, 1] * (quadratic - known)
     return float(rest.mean()), float(rest.std()) / n_points**0.5
 
 
@@ -434,7 +434,7 @@ def test_is_close_to_the_closest(kind, n_classes, rows, n_points):
             entropy = entropy_of(cov[i], expected)
             best = kl(closest(expected), expected, entropy)
             allowed = max(0.01 * best, 0.02)
-            # a share of error in the gap costs (K - 1) / 4 times its square, at most
+            # a relative error in the gap costs (K - 1) / 4 times its square, at most
             assert n_classes / 4 * (error / gap) ** 2 < 0.1 * allowed
             assert best > 0
             here = kl(found[i], expected, entropy)

@@ -426,7 +426,7 @@ class TestStateLeftAlone:
         def interrupt(*args, **kwargs):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("sklaplace.estimators.base.accumulate", interrupt)
+        monkeypatch.setattr("sklaplace.estimators.laplace_fit.accumulate", interrupt)
         with pytest.raises(KeyboardInterrupt):
             model.fit(X, y)
         after = fingerprint(net), fingerprint(model.estimator_), attributes(model)
@@ -801,9 +801,10 @@ class TestDrawnWeights:
             np.testing.assert_allclose(
                 model.predict_proba(X), draws.mean(-1), atol=1e-12
             )
-        draws = linearised._sample_outputs(X, model.n_samples, model._seed)
-        mean, variance = model.latent_mean_and_variance(X)
-        if kind is LaplaceRegressor:
+        else:
+            outputs = linearised._outputs
+            draws = outputs.sample(X, model.n_samples, model._seed)
+            mean, variance = model.latent_mean_and_variance(X)
             np.testing.assert_allclose(mean, draws.mean(-1), atol=1e-12)
             np.testing.assert_allclose(variance, draws.var(-1, ddof=1), atol=1e-12)
             _, expected = linearised.latent_mean_and_variance(X)
@@ -815,7 +816,7 @@ class TestDrawnWeights:
     def test_of_all_weights_are_not(self, kind, models):
         model, X = models[kind, "all"]
         linearised = clone_fitted(model).set_params(pred_type="glm")
-        ours, theirs = (m._sample_outputs(X, 5, 0) for m in (model, linearised))
+        ours, theirs = (m._outputs.sample(X, 5, 0) for m in (model, linearised))
         assert abs(ours - theirs).max() > 1e-3
 
     @pytest.mark.parametrize("kind", ESTIMATORS)
@@ -1000,7 +1001,7 @@ class TestPartialFit:
         with pytest.raises(ValueError, match="egative"):
             model.partial_fit(X, y, sample_weight=-np.ones(len(y)))
         interrupted = mock.patch(
-            "sklaplace.estimators.base.accumulate", side_effect=KeyboardInterrupt
+            "sklaplace.estimators.laplace_fit.accumulate", side_effect=KeyboardInterrupt
         )
         with interrupted, pytest.raises(KeyboardInterrupt):
             model.partial_fit(X, y)

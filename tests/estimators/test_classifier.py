@@ -754,7 +754,7 @@ class TestClassesThatWeigh:
         net, X, y = self.frozen()
         settings = self.settings(class_weight="balanced")
         model = LaplaceClassifier(net, **settings).fit(X[:40], y[:40])
-        weights = model._class_weights
+        weights = model._targets.class_weights
         model.partial_fit(X[40:], y[40:])
         expected = LaplaceClassifier(net, **self.settings()).fit(X, y, weights[y])
         self.same(model, expected, X)

@@ -36,7 +36,7 @@ from sklaplace.curvature.patches import Patches
 from sklaplace.curvature.structures import STRUCTURES, base
 from sklaplace.dirichlet import links, logits
 from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.last_layer import LinearHead
+from sklaplace.posterior.last_layer import LastLayerModel
 from sklaplace.posterior.tuning import evidence
 from sklaplace.posterior.tuning.validation import PATH
 
@@ -261,7 +261,7 @@ def test_all_weights_cost_one_pass_and_a_column_per_output(structure):
 def test_columns_in_parts_cost_no_more_passes(structure, monkeypatch):
     # two columns of a batch at a time: their gradients in 8 + 7 + c numbers
     per_column = 2 * 4 * BATCH * (8 + 7 + C)
-    monkeypatch.setattr("sklaplace.curvature.jacobian.BUDGET", 2 * per_column)
+    monkeypatch.setattr("sklaplace.curvature.recorder.BUDGET", 2 * per_column)
     model = laplace(subset_of_weights=ALL, hessian_structure=structure)
     costs = fitted_costs(model)
     assert costs.forward_rows(FEW) == CUTS
@@ -317,7 +317,7 @@ def test_a_fixed_prior_decomposes_once_and_when_asked(subset, structure):
 @pytest.mark.parametrize("structure", ["diag", "kron"])
 def test_gradients_that_rows_share_meet_the_variances_once(structure):
     model = laplace(link_approx="probit", hessian_structure=structure).fit(*rows())
-    with calls(base, "spread_of_inputs") as contractions:
+    with calls(base, "input_weights") as contractions:
         for _ in range(2):
             model.predict_proba(rows()[0])
     assert len(contractions) == 2  # weight and bias
@@ -330,7 +330,7 @@ def test_evidence_takes_few_evaluations_on_one_decomposition(subset, structure):
     model = laplace(prior_precision="marglik", **options)
     with (
         calls(GaussianPosterior, "log_marginal_likelihood") as values,
-        calls(evidence, "_derivatives") as evaluations,
+        calls(evidence.NegativeEvidence, "derivatives") as evaluations,
     ):
         costs = fitted_costs(model)
     assert 1 < len(evaluations) <= 10
@@ -392,8 +392,8 @@ def test_a_head_is_refitted_a_few_times(tuner, structure):
     )
     held = held_out(150) if tuner == "validation" else {}
     with (
-        calls(LinearHead, "refit") as refits,
-        calls(LinearHead, "curvature_at") as steps,
+        calls(LastLayerModel, "refit") as refits,
+        calls(LastLayerModel, "curvature_at") as steps,
     ):
         costs = fitted_costs(model, **held)
     assert costs.forward_rows(FEW) == CUTS + ([100, 50] if held else [])

@@ -22,6 +22,7 @@ from sklearn.frozen import FrozenEstimator
 from torch import nn
 
 from sklaplace import MCDropoutClassifier, MCDropoutRegressor
+from sklaplace.core.random import private_rng
 from sklaplace.estimators.dropout import (
     DROPOUTS,
     dropout_layers,
@@ -29,8 +30,7 @@ from sklaplace.estimators.dropout import (
     mc_dropout_outputs,
 )
 from sklaplace.networks.forward import Forward
-from sklaplace.networks.noisy import JointDropout
-from sklaplace.networks.training import private_rng
+from sklaplace.networks.tabular import JointDropout
 
 X, Y = blobs()
 N = 20_000

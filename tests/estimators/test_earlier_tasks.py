@@ -86,8 +86,9 @@ def test_two_tasks_are_one(n, prior_structure):
     earlier = first.posterior_.as_prior()
     theta = torch.tensor(mean)
     offset = theta - torch.tensor(mean1)
-    assert_equal(earlier.slope(theta), torch.tensor(P1) @ offset, 1e-9)
-    assert_equal(earlier.distance(theta), offset @ torch.tensor(P1) @ offset, 1e-9)
+    assert_equal(earlier.gradient(theta), torch.tensor(P1) @ offset, 1e-9)
+    form = offset @ torch.tensor(P1) @ offset
+    assert_equal(earlier.quadratic_form(theta), form, 1e-9)
     assert_equal(earlier.logdet(), torch.logdet(torch.tensor(P1)), 1e-10)
 
 
@@ -168,7 +169,7 @@ def test_at_the_same_weights_it_is_partial_fit(structure, subset, curvature):
     # only for full and diag are precisions sums
     P = second.posterior_.earlier
     offset = torch.linspace(-1, 1, len(P.mean), dtype=DOUBLE)
-    assert_equal(P.slope(P.mean + offset), before @ offset, 1e-10)
+    assert_equal(P.gradient(P.mean + offset), before @ offset, 1e-10)
 
 
 @every_structure
@@ -337,7 +338,7 @@ def test_hyperparameters_cannot_be_asked_any_more(earlier):
 
 
 # -------------------------------------------------------------------- PriorTraining
-def test_the_training_starts_at_the_mean_and_adds_the_slope(earlier):
+def test_the_training_starts_at_the_mean_and_adds_the_gradient(earlier):
     X, y = blobs(n=30)
     net = classifier(
         max_epochs=1,
@@ -349,7 +350,7 @@ def test_the_training_starts_at_the_mean_and_adds_the_slope(earlier):
     own = dict(net.module_.named_parameters())
     found = earlier.posterior_.layout.read(net.module_)
     assert torch.equal(found, earlier.posterior_.mean)
-    # at the mean the prior has no slope
+    # at the mean the prior has no gradient
     loss = net.get_loss(net.module_(torch.tensor(X)), torch.tensor(y))
     gradients = torch.autograd.grad(loss, list(own.values()))
     for parameter, gradient in zip(own.values(), gradients, strict=True):

@@ -162,7 +162,8 @@ def test_a_position_is_a_problem_of_its_own(trained, link, subset):
     proba = by_position(model.predict_proba(X))
     np.testing.assert_allclose(proba.sum(-1), 1)
     blocks = np.moveaxis(cov.reshape(len(X), K, K, R), -1, 1)
-    alone = model._link()(
+    alone = model._link(
+        model._link_name(),
         torch.as_tensor(by_position(mean)).reshape(-1, K),
         torch.as_tensor(blocks).reshape(-1, K, K),
     )
@@ -348,7 +349,7 @@ class TestBadInput:
                 return self.head(X)
 
         model = recorded().set_params(estimator__module=Thin)
-        refused_fit(model, "the Jacobian of 2 rows", "crops", data=(large, labels))
+        refused_fit(model, "the Jacobian of 2 samples", "crops", data=(large, labels))
 
 
 @pytest.mark.parametrize("softmax", [False, True])

@@ -33,8 +33,8 @@ from sklaplace import LaplaceRegressor, LaplaceRegressorCV
 from sklaplace.likelihoods import (
     Categorical,
     HeteroscedasticNLLLoss,
-    Numbers,
     Poisson,
+    RegressionLikelihood,
 )
 from sklaplace.likelihoods.output_hessian import Factored
 from sklaplace.metrics import gaussian_nll
@@ -900,7 +900,7 @@ class CountsByHand(nn.Module):
 
 
 @dataclass(frozen=True)
-class StudentT(Numbers):
+class StudentT(RegressionLikelihood):
     """Heavy tails with four degrees of freedom and scale one half."""
 
     df: float = 4.0

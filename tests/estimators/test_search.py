@@ -36,14 +36,13 @@ from sklearn.model_selection import (
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-import sklaplace.estimators.fitting
-import sklaplace.estimators.prediction
 from sklaplace import (
     LaplaceClassifier,
     LaplaceClassifierCV,
     LaplaceRegressor,
     LaplaceRegressorCV,
 )
+from sklaplace.estimators import glm_outputs, trainer
 from sklaplace.estimators.search import GRID
 from sklaplace.metrics import gaussian_nll, neg_gaussian_nll_scorer
 
@@ -310,13 +309,13 @@ class TestPrice:
     @pytest.fixture
     def linearised(self, monkeypatch):
         """Sizes of the batches that were linearised."""
-        sizes, original = [], sklaplace.estimators.prediction.linearise
+        sizes, original = [], glm_outputs.linearise
 
         def counting(forward, x, *args, **kwargs):
             sizes.append(len(x))
             return original(forward, x, *args, **kwargs)
 
-        monkeypatch.setattr(sklaplace.estimators.prediction, "linearise", counting)
+        monkeypatch.setattr(glm_outputs, "linearise", counting)
         return sizes
 
     @pytest.mark.parametrize("settings", [{}, {"refine": True}, EVERYTHING], ids=str)
@@ -355,11 +354,9 @@ class TestPrice:
 
     @pytest.mark.parametrize("kind", BOTH)
     def test_memory_keeps_the_folds(self, kind, tmp_path, monkeypatch):
-        trained, train = [], sklaplace.estimators.fitting.train
+        trained, train = [], trainer.train
         monkeypatch.setattr(
-            sklaplace.estimators.fitting,
-            "train",
-            lambda *args: trained.append(1) or train(*args),
+            trainer, "train", lambda *args: trained.append(1) or train(*args)
         )
         X, y = data(kind)
         noise = {"sigma_noise": 0.3} if kind is LaplaceRegressorCV else {}

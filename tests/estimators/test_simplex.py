@@ -4,8 +4,8 @@ import pickle
 
 import numpy as np
 import pytest
-import test_labelling
 import test_maps
+import test_target_types
 import torch
 from conftest import global_rng_states
 from nets import (
@@ -29,6 +29,7 @@ from sklearn.preprocessing import StandardScaler
 from test_bad_input import refused_fit
 
 from sklaplace import LaplaceClassifier, LaplaceClassifierCV, dirichlet
+from sklaplace.estimators.output_model import BatchedOutputs
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
@@ -67,8 +68,12 @@ def model(net):
 @pytest.fixture(scope="module")
 def tags():
     """Of a matrix of labels."""
-    return test_labelling.fitted(
-        seeded(test_labelling.net(), test_labelling.X, test_labelling.Y.astype(float))
+    return test_target_types.fitted(
+        seeded(
+            test_target_types.net(),
+            test_target_types.X,
+            test_target_types.Y.astype(float),
+        )
     )
 
 
@@ -331,7 +336,7 @@ def test_sets_by_default(model):
 
 
 def test_labels_of_a_matrix(tags):
-    rows = test_labelling.X
+    rows = test_target_types.X
     mean, variance = tags.latent_mean_and_variance(rows)
     for method in METHODS:
         alpha = tags.predict_dirichlet(rows, method)
@@ -351,13 +356,13 @@ def test_labels_of_a_matrix(tags):
 @pytest.mark.parametrize("pred_type", ["glm", "nn"])
 def test_uncertainty_of_a_matrix(tags, method, pred_type):
     model = clone(tags).set_params(pred_type=pred_type, n_samples=500)
-    model.fit(test_labelling.X, test_labelling.Y)
-    found = model.predict_uncertainty(test_labelling.X, method)
+    model.fit(test_target_types.X, test_target_types.Y)
+    found = model.predict_uncertainty(test_target_types.X, method)
     assert found.shape == (90, 3, 3)
     np.testing.assert_allclose(found[..., 0], found[..., 1:].sum(-1), rtol=1e-14)
     assert (found >= 0).all()
     assert (found <= np.log(2) * (1 + 1e-12)).all()
-    ones = model.sample_proba(test_labelling.X, 2000)  # (n, L, s)
+    ones = model.sample_proba(test_target_types.X, 2000)  # (n, L, s)
     both = np.stack([ones, 1 - ones], 2).reshape(-1, 2, 2000)
     # five standard errors of 500 entropies with deviations below 0.2, and more of a
     # bridge, which is another distribution
@@ -402,9 +407,9 @@ def test_sets_of_maps_and_matrices(maps, tags):
     assert found.any(1).all()
     assert not found.all(1).all()
 
-    found = tags.predict_set(test_labelling.X, 0.1)
+    found = tags.predict_set(test_target_types.X, 0.1)
     assert found.shape == (90, 3, 2)
-    alpha = tags.predict_dirichlet(test_labelling.X)
+    alpha = tags.predict_dirichlet(test_target_types.X)
     np.testing.assert_array_equal(found, dirichlet.plausible_classes(alpha, 0.1))
 
 
@@ -456,7 +461,7 @@ def test_many_classes_need_no_covariances(monkeypatch):
     model = LaplaceClassifier(frozen, prior_precision=1.0).fit(rows, y)
     asked = []
     monkeypatch.setattr(
-        LaplaceClassifier, "_check_covariances", lambda self: asked.append(1)
+        BatchedOutputs, "_check_covariances", lambda self: asked.append(1)
     )
     for method in METHODS:
         model.predict_dirichlet(rows, method)

@@ -30,7 +30,7 @@ from torch import nn
 
 from sklaplace import LaplaceClassifier, VariationalClassifier, VariationalRegressor
 from sklaplace.estimators.callbacks import MarglikTraining
-from sklaplace.networks.descent import ManySteps
+from sklaplace.networks.optimizer import CosineAdam
 from sklaplace.posterior.variational import POSTERIORS
 
 X, Y = blobs()
@@ -58,7 +58,7 @@ SIGMA, SCALE = 0.4, 0.8
 
 def linear_net():
     """Thousands of steps on all rows."""
-    steps = {"optimizer": ManySteps, "optimizer__n_steps": 3000, "max_epochs": 1}
+    steps = {"optimizer": CosineAdam, "optimizer__n_steps": 3000, "max_epochs": 1}
     return regressor(LinearModel, lr=0.03, **steps)
 
 
@@ -450,7 +450,7 @@ class TestRefused:
         net = classifier(module__n_out=4, **RECORD)
         refused(VariationalClassifier(net), "gives 4 outputs, but y has 3 classes")
         net = binary_classifier(**RECORD)
-        refused(VariationalClassifier(net), "One logit tells two classes apart")
+        refused(VariationalClassifier(net), "One logit stands for two classes")
 
 
 class TestFailures:

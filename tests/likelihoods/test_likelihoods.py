@@ -51,7 +51,7 @@ def test_derivatives(name, size):
 @every_likelihood
 @pytest.mark.parametrize("size", [0.1, 2.0, 30.0, 1e3])
 def test_log_likelihood(name, size):
-    """Loss, scale and normaliser make the log-density, also for sure outputs."""
+    """Loss, scale and normaliser make the log-density, also for confident outputs."""
     likelihood, y = references.LIKELIHOODS[name], targets(name)
     f = outputs(name, size=size)
     expected = references.log_likelihood(likelihood, f, y, SIGMA)
@@ -104,22 +104,22 @@ def test_scale_and_normaliser_are_differentiable(name):
 
 
 @every_likelihood
-def test_width_and_number_of_targets(name):
+def test_numbers_of_outputs_and_targets(name):
     likelihood = references.LIKELIHOODS[name]
     per_target = 2 if name == "HeteroscedasticGaussian" else 1
     if name == "CategoricalMap":  # a label at each of two positions
         assert likelihood.n_targets(6) == 2
-        assert [likelihood.width(n) for n in (3, 7)] == [6, 14]
+        assert [likelihood.n_outputs(n) for n in (3, 7)] == [6, 14]
         return
     n_targets = 1 if likelihood.noun == "class" else 6 // per_target
     assert likelihood.n_targets(6) == n_targets
-    widths = [likelihood.width(n) for n in (3, 7)]
-    assert widths == [3 * per_target, 7 * per_target]
+    n_outputs = [likelihood.n_outputs(n) for n in (3, 7)]
+    assert n_outputs == [3 * per_target, 7 * per_target]
 
 
-def test_binary_width():
-    assert [Bernoulli().width(n) for n in (1, 2)] == [1, 1]
-    assert Categorical().width(2) == 2
+def test_binary_outputs():
+    assert [Bernoulli().n_outputs(n) for n in (1, 2)] == [1, 1]
+    assert Categorical().n_outputs(2) == 2
 
 
 def test_gaussian_against_scipy():
@@ -153,7 +153,7 @@ def test_softmax_factor_has_one_column_less(c):
     assert_equal(S @ S.mT, torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1), 1e-14)
 
 
-def test_softmax_factor_of_sure_outputs_keeps_relative_precision():
+def test_softmax_factor_of_confident_outputs_keeps_relative_precision():
     """Next to a probability of one, the other rows of ``S Sᵀ`` are still exact."""
     f = torch.tensor([[0.0, -40.0, -90.0], [-50.0, 0.0, -300.0]]).double()
     p = f.softmax(-1)
@@ -199,7 +199,7 @@ def test_criteria_agree_with_torch():
     assert math.isclose(float(loss), float(((f - y) ** 2).sum(1).mean()) / 2)
 
 
-# ---------------------------------------------------- what a criterion's options say
+# ---------------------------------------------------- options of the criterion
 def weighted_criteria():
     w = torch.tensor([0.5, 2.0, 1.2], dtype=torch.float64)
     pos = torch.tensor([2.5], dtype=torch.float64)
@@ -217,7 +217,7 @@ def test_options_of_the_criterion(criterion, plain, c):
     likelihood = plain.configured(criterion)
     f, y = normal(20, c, seed=4), torch.arange(20) % max(2, c)
     y = y if c > 1 else y.double().unsqueeze(1)
-    h = likelihood.row_scale(y)
+    h = likelihood.loss_scale(y)
     h = torch.ones(20, dtype=torch.float64) if h is None else h
     criterion.reduction = "none"
 
@@ -238,23 +238,23 @@ def test_options_of_the_criterion(criterion, plain, c):
 def test_plain_criteria_scale_nothing():
     y = torch.arange(3)
     assert Categorical().configured(nn.CrossEntropyLoss()) == Categorical()
-    assert Categorical().row_scale(y) is None
-    assert Categorical(None, 0.1).row_scale(y) is None
+    assert Categorical().loss_scale(y) is None
+    assert Categorical(None, 0.1).loss_scale(y) is None
     assert Bernoulli().configured(nn.BCELoss()) == Bernoulli()
-    assert Bernoulli().row_scale(y.double().unsqueeze(1)) is None
+    assert Bernoulli().loss_scale(y.double().unsqueeze(1)) is None
 
 
 # ------------------------------------------------------------------------- numbers
 NUMBERS = {
     name: likelihood
     for name, likelihood in references.LIKELIHOODS.items()
-    if likelihood.noun == "column"
+    if not likelihood.is_classification
 }
 RELATIVE = 0.5, 3.0
 NUMBERS["noise levels"] = Gaussian(RELATIVE)
 every_number = pytest.mark.parametrize("name", NUMBERS)
 NOISE, N_DRAWS = 0.6, 200_000
-# outputs of three rows: sure, uncertain and very uncertain
+# outputs of three rows: confident, uncertain and very uncertain
 MEAN = np.array([[0.3, -1.0], [1.5, 0.4], [-0.5, 1.2]])
 VARIANCE = np.array([[1e-14, 1e-14], [0.2, 0.3], [0.8, 0.5]])
 

@@ -10,15 +10,20 @@ from sklearn.datasets import load_iris, make_friedman1, make_moons
 from sklearn.linear_model import BayesianRidge
 from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
+from skorch import NeuralNetClassifier, NeuralNetRegressor
 from torch import nn
 
 from sklaplace.networks.default import (
     MIN_NOISE,
     REGRESSION_STRENGTH,
-    TabularNetwork,
+    STOCHASTIC_STEPS,
     default_classifier,
     default_regressor,
+    with_dropout,
+    without_penalty,
 )
+from sklaplace.networks.optimizer import CosineAdam
+from sklaplace.networks.tabular import DropoutNetwork, TabularNetwork
 
 torch.set_num_threads(1)
 
@@ -298,3 +303,47 @@ class TestQuality:
         error = np.mean((net.predict(X[test]) - Y[test]) ** 2)
         linear = BayesianRidge().fit(X[train], y[train]).predict(X[test])
         assert error < 0.5 * np.mean((linear - y[test]) ** 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestVariants:
+    def test_without_penalty(self, kind):
+        X, y = _problem(kind, 40, 3, 2)
+        default = _factory(kind, 2)(X, y, None)
+        net = without_penalty(default)
+        plain = NeuralNetClassifier if kind == "classifier" else NeuralNetRegressor
+        assert type(net) is plain
+        assert net.optimizer is CosineAdam
+        assert net.optimizer__n_steps == STOCHASTIC_STEPS
+        assert net.criterion is default.criterion
+        np.testing.assert_array_equal(net.module__scale, default.module__scale)
+        assert not hasattr(net, "penalty")
+
+    def test_with_dropout(self, kind):
+        X, y = _problem(kind, 40, 3, 2)
+        default = _factory(kind, 2)(X, y, None)
+        net = with_dropout(default)
+        assert type(net) is type(default)
+        assert net.penalty == default.penalty
+        assert isinstance(net.initialize().module_, DropoutNetwork)
+
+    @pytest.mark.parametrize("change", [without_penalty, with_dropout])
+    def test_train_clone_and_pickle(self, kind, change, capsys):
+        X, y = _problem(kind, 40, 3, 2)
+        net = clone(change(_factory(kind, 2)(X, y, None)))
+        _fit(net.set_params(optimizer__n_steps=20), X, y)
+        assert capsys.readouterr() == ("", "")
+        assert len(net.history) == 1
+        again = pickle.loads(pickle.dumps(net))
+        np.testing.assert_array_equal(again.predict(X), net.predict(X))
+
+    def test_units_of_inputs_do_not_matter(self, kind):
+        X, y = _problem(kind, 40, 3, 2)
+        moved = X * [1e-6, 30.0, 1e5] + [0.01, -50.0, 1e6]
+
+        def outputs(X):
+            net = with_dropout(_factory(kind, 2)(X, y, None))
+            fitted = _fit(net.set_params(optimizer__n_steps=50), X, y)
+            return fitted.forward(X).numpy()
+
+        np.testing.assert_allclose(outputs(moved), outputs(X), atol=1e-5)

@@ -47,17 +47,17 @@ def test_certain_outputs_stay_finite(output_map, dtype):
     assert logits[0, 1] >= 0
 
 
-def test_tap_gives_the_logits_before_a_softmax():
+def test_a_logit_layer_returns_the_logits_before_a_softmax():
     module = nn.Sequential(network(), nn.Softmax(-1))
     x = 500 * normal(5, 2)
-    tapped = Forward(module, module, logit_layer="0")
-    assert torch.equal(tapped(x), module[0](x))
+    at_layer = Forward(module, module, logit_layer="0")
+    assert torch.equal(at_layer(x), module[0](x))
     assert not any(m._forward_hooks for m in module.modules())
     logs = Forward(module, module, "log")
     torch.testing.assert_close(logs(x), module(x).clamp(min=1.2e-38).log())
 
 
-def test_tap_is_removed_when_the_network_raises():
+def test_hooks_are_removed_when_the_network_raises():
     module = nn.Sequential(network(), nn.Softmax(-1))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         Forward(module, module, logit_layer="0")(normal(5, 7))

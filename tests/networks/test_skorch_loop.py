@@ -329,7 +329,7 @@ class TestNets:
             net = classifier(batch_size=16, iterator_train__drop_last=drop)
             assert np.isfinite(fitted(net).elbo_)
 
-    def test_softmax_is_tapped_in_training_and_validation(self):
+    def test_logits_before_a_softmax_are_used_in_training_and_validation(self):
         net = classifier(SoftmaxMLP, criterion=nn.NLLLoss, **SPLIT)
         history = fitted(net).estimator_.history
         plain = fitted(classifier(**SPLIT)).estimator_.history

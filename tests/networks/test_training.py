@@ -1,14 +1,11 @@
 """Training: skorch's own behaviour kept, and nothing left behind."""
 
 import pickle
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
-from conftest import global_rng_states
 from nets import (
     BatchNormMLP,
     RecordTraining,
@@ -24,157 +21,13 @@ from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetClassifier
 from skorch.callbacks import Callback, Checkpoint, EarlyStopping, EpochScoring
-from skorch.dataset import Dataset, ValidSplit
-from torch.utils.data import DataLoader
+from skorch.dataset import ValidSplit
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
-from sklaplace.networks.training import Batches, first_rows, private_rng, take_rows
+from sklaplace.core.random import private_rng
 
 FIXED = {"prior_precision": 1.0, "random_state": 0}
 WEIGHTS = np.linspace(0.5, 2, 60)
-
-
-class TestPrivateRng:
-    def draw(self):
-        numbers = np.random.rand(3)  # noqa: NPY002
-        return [*numbers, *torch.rand(3).tolist()]
-
-    def test_is_seeded_inside(self, rng_untouched):
-        with private_rng(0):
-            first = self.draw()
-        with private_rng(0):
-            assert self.draw() == first
-        with private_rng(1):
-            assert self.draw() != first
-
-    def test_none_goes_on_from_the_global_state_and_puts_it_back(self, rng_untouched):
-        with private_rng(None):
-            first = self.draw()
-        with private_rng(None):
-            assert self.draw() == first
-
-    def test_is_put_back_when_something_raises(self, rng_untouched):
-        def fail():
-            with private_rng(0):
-                self.draw()
-                raise KeyError
-
-        with pytest.raises(KeyError):
-            fail()
-
-    def test_nests(self, rng_untouched):
-        with private_rng(0):
-            before = global_rng_states()
-            with private_rng(1):
-                self.draw()
-            assert global_rng_states() == before
-
-    def test_seeds_no_device_that_is_not_in_use(self):
-        # torch.manual_seed would queue a seed for every GPU of this process
-        program = (
-            "import torch; from sklaplace.networks.training import private_rng\n"
-            "before = len(torch.cuda._queued_calls), "
-            "str(torch.cuda._lazy_seed_tracker.__dict__)\n"
-            "with private_rng(0): pass\n"
-            "after = len(torch.cuda._queued_calls), "
-            "str(torch.cuda._lazy_seed_tracker.__dict__)\n"
-            "assert before == after, (before, after)"
-        )
-        subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-
-
-class Doubled(DataLoader):
-    """A loader of one's own: its inputs are twice what the data set has."""
-
-    def __iter__(self):
-        for X, y in super().__iter__():
-            yield 2 * X, y
-
-
-class Shifted(Dataset):
-    """A data set of one's own: adds one to every input."""
-
-    def transform(self, X, y):
-        X, y = super().transform(X, y)
-        return X + 1, y
-
-
-class TestBatches:
-    def all_rows(self, net, dataset, batch_size):
-        X, y, w = zip(*Batches(net, dataset, batch_size), strict=True)
-        weights = None if w[0] is None else torch.cat(w)
-        return torch.cat(X), torch.cat(y), weights
-
-    @pytest.mark.parametrize("batch_size", [1, 7, 60, 100])
-    def test_hold_every_row_once_in_order(self, batch_size):
-        X, y = blobs()
-        net = classifier(iterator_train__shuffle=True)
-        found = self.all_rows(net, Dataset(X, y), batch_size)
-        np.testing.assert_array_equal(found[0], X)
-        np.testing.assert_array_equal(found[1], y)
-        assert found[2] is None
-
-    def test_can_be_walked_again(self):
-        X, y = blobs()
-        batches = Batches(classifier(), Dataset(X, y), 7)
-        assert len(list(batches)) == len(list(batches)) == 9
-
-    def test_hand_out_copies(self):
-        X, y = blobs()
-        (x, _, _), *_ = Batches(classifier(), Dataset(X, y), 60)
-        x.zero_()
-        assert np.abs(X).max() > 0
-
-    def test_subsets(self):
-        X, y = blobs()
-        inner = torch.utils.data.Subset(Dataset(X, y), list(range(10, 30)))
-        outer = torch.utils.data.Subset(inner, [3, 1])
-        found, *_ = self.all_rows(classifier(), outer, 5)
-        np.testing.assert_array_equal(found, X[[13, 11]])
-
-    def test_loaders_of_ones_own_are_used(self):
-        X, y = blobs()
-        found, *_ = self.all_rows(classifier(iterator_valid=Doubled), Dataset(X, y), 7)
-        np.testing.assert_array_equal(found, 2 * X)
-
-    def test_data_sets_of_ones_own_are_used(self):
-        X, y = blobs()
-        found, *_ = self.all_rows(classifier(), Shifted(X, y), 7)
-        np.testing.assert_array_equal(found, X + 1)
-
-    def test_first_rows(self):
-        X, y = blobs()
-        np.testing.assert_array_equal(first_rows(classifier(), Dataset(X, y)), X[:3])
-        assert len(first_rows(classifier(), Dataset(X[:2], y[:2]))) == 2
-
-    def test_draw_nothing(self, rng_untouched):
-        X, y = blobs()
-        net = classifier(iterator_valid=Doubled)
-        with private_rng(None):
-            list(Batches(net, Dataset(X, y), 7))
-
-
-@pytest.mark.parametrize("parameter", ["iterator_valid", "dataset"])
-def test_estimator_sees_data_through_the_nets_own_classes(parameter):
-    X, y = blobs()
-    own = {"iterator_valid": Doubled, "dataset": Shifted}[parameter]
-    moved = {"iterator_valid": lambda X: 2 * X, "dataset": lambda X: X + 1}[parameter]
-    plain = seeded(classifier(), X, y)
-    net = classifier(**{parameter: own}).initialize()
-    net.module_.load_state_dict(plain.module_.state_dict())
-    model = LaplaceClassifier(FrozenEstimator(net), **FIXED).fit(X, y)
-    expected = LaplaceClassifier(FrozenEstimator(plain), **FIXED).fit(moved(X), y)
-    np.testing.assert_allclose(
-        model.predict_proba(X), expected.predict_proba(moved(X)), atol=1e-6
-    )
-
-
-def test_take_rows():
-    X, _ = blobs()
-    rows = np.array([4, 2])
-    np.testing.assert_array_equal(take_rows(X, rows), X[rows])
-    np.testing.assert_array_equal(take_rows({"a": X}, rows)["a"], X[rows])
-    assert len(take_rows(Dataset(X), rows)) == 2
 
 
 # ----------------------------------------------------------- skorch's own behaviour

@@ -20,12 +20,12 @@ from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.likelihoods import Gaussian
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
-from sklaplace.posterior.last_layer import HeadRows
+from sklaplace.posterior.last_layer import LastLayerRecorder
 from sklaplace.posterior.predictive import glm
 
 N, FEATURES = 25, 4
 DELTA, SIGMA = 0.7, 0.4
-# single weights are no head that can be refitted
+# single weights are no linear model that can be refitted
 LINEAR = [subset for subset in SUBSETS if subset != "subnetwork"]
 
 pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
@@ -48,7 +48,7 @@ def exact_posterior(X, y, structure, *, bias, subset="last_layer"):
     module.requires_grad_(False)
     layout = SUBSETS[subset](forward, X)
     accumulator = STRUCTURES[structure][0](layout)
-    rows = HeadRows(torch.ones(1, 1, dtype=DOUBLE))
+    rows = LastLayerRecorder(torch.ones(1, 1, dtype=DOUBLE))
     batches = [(X[:10], y[:10], None), (X[10:], y[10:], None)]
     likelihood, ggn = Gaussian(), CURVATURES["ggn"]
     data_fit = accumulate(forward, batches, likelihood, ggn, accumulator, rows.add)
@@ -68,8 +68,8 @@ def exact_posterior(X, y, structure, *, bias, subset="last_layer"):
             temperature=number(1.0, dtype=DOUBLE),
         ),
     )
-    head = rows.build(posterior, ggn, STRUCTURES[structure][0])
-    return head.refit(posterior), forward
+    model = rows.build(posterior, ggn, STRUCTURES[structure][0])
+    return model.refit(posterior), forward
 
 
 def textbook(X, y, X_new):

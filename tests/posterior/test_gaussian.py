@@ -171,7 +171,7 @@ def test_repr_tells_what_has_no_kronecker_form(case, words):
 
 
 def test_draws_are_around_the_mean_and_not_the_networks_weights():
-    """Where the head was refitted, the two differ."""
+    """Where the last layer was refitted, the two differ."""
     posterior = problem("mlp").posterior("kron")
     shift = torch.linspace(0, 1, len(posterior.mean), dtype=torch.float64)
     refitted = replace(posterior, mean=posterior.mean + shift)

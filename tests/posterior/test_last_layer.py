@@ -3,19 +3,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import references
-import tasks
 import torch
+import tuning_problems
 from cases import CASES, DOUBLE, Case, Net, normal, positive, rows
 from contracts import ROUNDING, STRUCTURES_AND_PRIORS, assert_equal
 from sklearn.linear_model import LogisticRegression, Ridge
-from tasks import N_ROWS, fit
 from torch import nn
+from tuning_problems import N_ROWS, fit
 
 from sklaplace.curvature.ggn import CURVATURES, accumulate
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.likelihoods import Gaussian
-from sklaplace.posterior.last_layer import HeadRows
+from sklaplace.posterior.last_layer import LastLayerRecorder
 
 every_likelihood = pytest.mark.parametrize("likelihood", references.CONVEX)
 every_structure = pytest.mark.parametrize("structure", STRUCTURES)
@@ -26,8 +26,10 @@ pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
 def moved_network(fitted, case, theta):
-    """The network with other weights in its head, as it is."""
-    forward = CASES[case].forward(tasks.WIDTHS[type(fitted.likelihood).__name__])
+    """The network with other weights in its last layer."""
+    forward = CASES[case].forward(
+        tuning_problems.WIDTHS[type(fitted.likelihood).__name__]
+    )
     parameters = dict(forward.module.named_parameters())
     for name, value in fitted.layout.unflatten(theta).items():
         parameters[name].data = value
@@ -35,7 +37,7 @@ def moved_network(fitted, case, theta):
 
 
 def gradient(fitted, posterior, case="mlp"):
-    """Of ``-log joint`` in the weights of the head, by autograd, (P,)."""
+    """Of ``-log joint`` in the weights of the last layer, by autograd, (P,)."""
     forward = moved_network(fitted, case, posterior.mean)
     named = dict(forward.module.named_parameters())
     leaves = [named[block.name].requires_grad_() for block in fitted.layout.blocks]
@@ -56,9 +58,9 @@ def gradient(fitted, posterior, case="mlp"):
 @every_case
 def test_outputs_are_those_of_the_network_with_other_weights(case, likelihood):
     fitted = fit(likelihood, case=case)
-    theta = fitted.head.weights + normal(fitted.layout.n_parameters, seed=3)
+    theta = fitted.linear_model.weights + normal(fitted.layout.n_parameters, seed=3)
     expected = moved_network(fitted, case, theta)(fitted.x).detach()
-    assert_equal(fitted.head.at(theta), expected, 1e-12)
+    assert_equal(fitted.linear_model.at(theta), expected, 1e-12)
 
 
 @every_likelihood
@@ -69,8 +71,8 @@ def test_posterior_is_that_of_the_network_with_other_weights(
 ):
     w = positive(N_ROWS)
     fitted = fit(likelihood, structure, case=case, weights=w)
-    theta = fitted.head.weights + normal(fitted.layout.n_parameters, seed=3)
-    found = fitted.head.posterior(fitted.posterior, theta)
+    theta = fitted.linear_model.weights + normal(fitted.layout.n_parameters, seed=3)
+    found = fitted.linear_model.posterior(fitted.posterior, theta)
     accumulator = STRUCTURES[structure][0](fitted.layout)
     data_fit = accumulate(
         moved_network(fitted, case, theta),
@@ -90,7 +92,7 @@ def test_posterior_is_that_of_the_network_with_other_weights(
 # ------------------------------------------------------------------------ refit
 @every_likelihood
 @every_prior
-def test_refit_is_the_most_probable_head(structure, prior, likelihood):
+def test_refit_is_at_the_most_probable_weights(structure, prior, likelihood):
     fitted = fit(
         likelihood,
         structure,
@@ -101,7 +103,7 @@ def test_refit_is_the_most_probable_head(structure, prior, likelihood):
     )
     shape = fitted.posterior.prior_precision.shape
     template = fitted.posterior.replace(prior_precision=positive(*shape, seed=6))
-    found = fitted.head.refit(template)
+    found = fitted.linear_model.refit(template)
     assert gradient(fitted, found).abs().max() < 1e-6
     assert found.hyperparameters is template.hyperparameters
 
@@ -110,7 +112,7 @@ def test_refit_is_the_most_probable_head(structure, prior, likelihood):
 @pytest.mark.parametrize("delta", [1e-8, 1e-4, 1.0, 1e4, 1e8])
 def test_refit_under_weak_and_strong_priors(likelihood, delta):
     fitted = fit(likelihood, prior_precision=delta)
-    found = fitted.head.refit(fitted.posterior)
+    found = fitted.linear_model.refit(fitted.posterior)
     # terms of size δ‖θ‖ cannot cancel to better than their rounding
     allowed = 1e-6 * max(1.0, delta * float(found.mean.abs().max()))
     assert gradient(fitted, found).abs().max() < allowed
@@ -120,28 +122,32 @@ def test_refit_under_weak_and_strong_priors(likelihood, delta):
 def test_refit_of_separable_rows_with_large_features(likelihood):
     """Newton steps overshoot here: the loss is flat on one side of the border."""
     fitted = fit(likelihood, prior_precision=1e-3)
-    x = 30 * fitted.head.features
-    f = fitted.head.outputs
+    x = 30 * fitted.linear_model.features
+    f = fitted.linear_model.outputs
     y = f if fitted.likelihood.has_noise else f.argmax(1)
     if type(fitted.likelihood).__name__ == "Bernoulli":
         y = f > 0
-    head = replace(fitted.head, features=x, targets=fitted.likelihood.targets(y, f))
+    model = replace(
+        fitted.linear_model, features=x, targets=fitted.likelihood.targets(y, f)
+    )
     start = 5 * normal(fitted.layout.n_parameters, seed=9)
-    found = head.refit(fitted.posterior, start)
+    found = model.refit(fitted.posterior, start)
     rho = torch.full_like(start, 1e-3) / fitted.posterior.scale
-    _, slope, _ = head.objective(found.mean, rho, torch.zeros_like(start))
+    _, slope, _ = model.objective(found.mean, rho, torch.zeros_like(start))
     assert slope.abs().max() < 1e-6
-    again = head.refit(fitted.posterior)
+    again = model.refit(fitted.posterior)
     assert_equal(again.mean, found.mean, 1e-4)
 
 
 @every_likelihood
 def test_refit_does_not_depend_on_the_start(likelihood):
     fitted = fit(likelihood)
-    found = fitted.head.refit(fitted.posterior)
+    found = fitted.linear_model.refit(fitted.posterior)
     start = 10 * normal(fitted.layout.n_parameters, seed=1)
     # a gradient of 1e-7 and a precision of at least one
-    assert_equal(fitted.head.refit(fitted.posterior, start).mean, found.mean, 1e-6)
+    assert_equal(
+        fitted.linear_model.refit(fitted.posterior, start).mean, found.mean, 1e-6
+    )
 
 
 @every_likelihood
@@ -149,7 +155,7 @@ def test_refit_changes_neither_template_nor_network(likelihood):
     fitted = fit(likelihood)
     before = fitted.posterior.mean.clone()
     state = {k: v.clone() for k, v in fitted.forward.module.state_dict().items()}
-    fitted.head.refit(fitted.posterior)
+    fitted.linear_model.refit(fitted.posterior)
     assert torch.equal(fitted.posterior.mean, before)
     now = fitted.forward.module.state_dict()
     assert all(torch.equal(now[k], v) for k, v in state.items())
@@ -162,12 +168,12 @@ def test_integer_weights_are_repeated_rows(structure, likelihood):
     repeated = torch.arange(N_ROWS).repeat_interleave(weights.long())
     heavy = fit(likelihood, structure, weights=weights)
     copied = fit(likelihood, structure, take=repeated)
-    found = heavy.head.refit(heavy.posterior)
-    expected = copied.head.refit(copied.posterior)
+    found = heavy.linear_model.refit(heavy.posterior)
+    expected = copied.linear_model.refit(copied.posterior)
     assert_equal(found.mean, expected.mean, 1e-7)  # gradients end below 1e-7
     start = torch.zeros_like(found.mean)
-    found = heavy.head.posterior(found, start)
-    expected = copied.head.posterior(expected, start)
+    found = heavy.linear_model.posterior(found, start)
+    expected = copied.linear_model.posterior(expected, start)
     assert_equal(
         found.log_marginal_likelihood(), expected.log_marginal_likelihood(), ROUNDING
     )
@@ -179,15 +185,15 @@ def test_rows_in_several_batches_make_the_same_posterior(
     structure, likelihood, monkeypatch
 ):
     fitted = fit(likelihood, structure)
-    whole = fitted.head.posterior(fitted.posterior, fitted.head.weights)
+    whole = fitted.linear_model.posterior(fitted.posterior, fitted.linear_model.weights)
     monkeypatch.setattr("sklaplace.posterior.last_layer.batch_rows", lambda _bytes: 7)
-    found = fitted.head.posterior(fitted.posterior, fitted.head.weights)
+    found = fitted.linear_model.posterior(fitted.posterior, fitted.linear_model.weights)
     assert_equal(found.structure.dense(), whole.structure.dense(), 1e-12)
 
 
 # ------------------------------------------------------------------ scikit-learn
 def features(fitted):
-    return fitted.head.features.numpy()
+    return fitted.linear_model.features.numpy()
 
 
 @pytest.mark.parametrize("likelihood", ["Categorical", "Bernoulli"])
@@ -201,9 +207,9 @@ def test_logistic_regression(case, delta, likelihood):
         X = np.column_stack([X, np.ones(len(X))])
     model = LogisticRegression(C=1 / delta, fit_intercept=False, tol=1e-10)
     model.set_params(max_iter=10_000).fit(X, fitted.y.numpy().ravel())
-    found = fitted.head.refit(fitted.posterior).mean
+    found = fitted.linear_model.refit(fitted.posterior).mean
     weight, *bias = fitted.layout.split(found)
-    coef = weight.reshape(-1, fitted.head.features.shape[1])
+    coef = weight.reshape(-1, fitted.linear_model.features.shape[1])
     if bias:
         coef = torch.cat([coef, bias[0].reshape(-1, 1)], 1)
     np.testing.assert_allclose(coef, model.coef_, atol=1e-5)
@@ -218,7 +224,7 @@ def test_ridge(case, delta):
         X = np.column_stack([X, np.ones(len(X))])
     alpha = delta * 0.7**2 * 1.3  # δσ²T
     model = Ridge(alpha, fit_intercept=False).fit(X, fitted.y.numpy())
-    found = fitted.head.refit(fitted.posterior).mean
+    found = fitted.linear_model.refit(fitted.posterior).mean
     weight, *bias = fitted.layout.split(found)
     coef = weight.reshape(2, -1)
     if bias:
@@ -226,7 +232,7 @@ def test_ridge(case, delta):
     np.testing.assert_allclose(coef, model.coef_, atol=1e-5)
 
 
-# ------------------------------------------------------ where there is no head
+# ------------------------------------------------ where there is no linear model
 def network(monkeypatch, run, **parts):
     """Register a network as a case; ``parts`` are made when it is."""
 
@@ -237,7 +243,7 @@ def network(monkeypatch, run, **parts):
     return "custom"
 
 
-def test_no_head_where_the_last_layer_is_followed_by_a_bend(monkeypatch):
+def test_no_model_where_a_nonlinearity_follows_the_last_layer(monkeypatch):
     """The first rows look linear; one late row does not."""
 
     def run(net, x):
@@ -248,16 +254,16 @@ def test_no_head_where_the_last_layer_is_followed_by_a_bend(monkeypatch):
     fitted = fit(case=case)
     assert (fitted.x[:, 0] > 2).any()
     assert not (fitted.x[:4, 0] > 2).any()
-    assert fitted.head is None
+    assert fitted.linear_model is None
 
 
-def test_no_head_where_positions_are_averaged():
-    assert fit().head is not None
-    assert fit(case="head_on_positions").head is None
+def test_no_model_where_positions_are_averaged():
+    assert fit().linear_model is not None
+    assert fit(case="head_on_positions").linear_model is None
 
 
-def test_no_head_where_the_bias_is_used_once_more(monkeypatch):
-    """The weight looks like a head's, but the bias counts three times."""
+def test_no_model_where_the_bias_is_used_once_more(monkeypatch):
+    """The weight looks like a last layer's, but the bias counts three times."""
 
     def run(net, x):
         return net.head(net.first(x).tanh()) + 2 * net.head.bias
@@ -268,19 +274,19 @@ def test_no_head_where_the_bias_is_used_once_more(monkeypatch):
         first=lambda c: nn.Linear(2, 3),
         head=lambda c: nn.Linear(3, c),
     )
-    assert fit(case=case).head is None
+    assert fit(case=case).linear_model is None
 
 
 @pytest.mark.parametrize("size", [1e-5, 1.0, 1e5])
-def test_head_in_single_precision(size):
+def test_single_precision(size):
     """Outputs in any unit: rounding is relative to what the map puts out."""
     forward = CASES["affine_head"].forward(3)
     forward.module.mix *= size
     forward.module.float()
     x = CASES["affine_head"].rows(N_ROWS).float()
     layout = SUBSETS["last_layer"](forward, x)
-    found = tasks.head_map(forward, x, layout)
-    collected = HeadRows(found)
+    found = tuning_problems.head_map(forward, x, layout)
+    collected = LastLayerRecorder(found)
     y = forward(x).detach()
     accumulator = STRUCTURES["diag"][0](layout)
     ggn, batches = CURVATURES["ggn"], [(x, y, None)]
@@ -291,6 +297,11 @@ def test_head_in_single_precision(size):
 
 
 def test_rows_are_kept_in_double_precision():
-    head = fit().head
-    for tensor in (head.features, head.outputs, head.output_map, head.sample_weight):
+    model = fit().linear_model
+    for tensor in (
+        model.features,
+        model.outputs,
+        model.output_map,
+        model.sample_weight,
+    ):
         assert tensor.dtype == DOUBLE

@@ -11,7 +11,7 @@ from nets import MLP, LinearModel, blobs, classifier, regressor, seeded, waves
 from sklearn.frozen import FrozenEstimator
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
-from sklaplace.core.draws import row_hash
+from sklaplace.core.random import row_hash
 from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.jacobian import backpropagate
 from sklaplace.curvature.structures import STRUCTURES
@@ -155,13 +155,11 @@ def test_evidence_at_the_fixed_point():
     ).fit(X, y)
     posterior = model.posterior_
     scatter = posterior.scatter()
-    gamma = posterior.structure.effective_dimension(
-        posterior.prior_precision, posterior.scale
-    )
+    gamma = posterior.precision.effective_dimension()
     torch.testing.assert_close(scatter, gamma, rtol=1e-4, atol=0)
 
 
-def test_a_network_that_is_linear_is_refitted_as_its_head_is():
+def test_a_linear_network_is_refitted_as_its_last_layer():
     """Where all weights are those of the last layer, there is one answer."""
     X, y = blobs(dtype=np.float64)
     net = classifier(LinearModel, module__n_out=3)

@@ -1,22 +1,29 @@
-"""Structures: which part of the curvature ``H`` is kept. Here is the registry."""
+"""Structures of the curvature ``H``: the registry of which part of it is kept.
+
+An accumulator sums ``H`` over batches and decomposes to a structure; under a prior
+precision a structure has a posterior precision ``P = scale·H + diag δ``. `base` lists
+what each of them provides; a new one is two classes and a line in ``STRUCTURES``.
+"""
 
 from sklaplace.curvature.structures.base import (
     Accumulator,
+    Precision,
     Projection,
     Structure,
     projected,
 )
 from sklaplace.curvature.structures.diag import Diag, DiagAccumulator
 from sklaplace.curvature.structures.full import Full, FullAccumulator
-from sklaplace.curvature.structures.gp import FunctionSpace, PointsAccumulator
-from sklaplace.curvature.structures.kron import Kron, KronAccumulator
-from sklaplace.curvature.structures.lowrank import LowRank, LowRankAccumulator
-from sklaplace.curvature.structures.nystrom import (
+from sklaplace.curvature.structures.function_space import (
+    FunctionSpace,
     Nystrom,
     NystromAccumulator,
+    PointsAccumulator,
     Variational,
     VariationalAccumulator,
 )
+from sklaplace.curvature.structures.kron import Kron, KronAccumulator
+from sklaplace.curvature.structures.lowrank import LowRank, LowRankAccumulator
 
 # name -> (accumulator while fitting, frozen factorisation afterwards)
 STRUCTURES: dict[str, tuple[type[Accumulator], type[Structure]]] = {
@@ -29,4 +36,11 @@ STRUCTURES: dict[str, tuple[type[Accumulator], type[Structure]]] = {
     "variational": (VariationalAccumulator, Variational),
 }
 
-__all__ = ["STRUCTURES", "Accumulator", "Projection", "Structure", "projected"]
+__all__ = [
+    "STRUCTURES",
+    "Accumulator",
+    "Precision",
+    "Projection",
+    "Structure",
+    "projected",
+]

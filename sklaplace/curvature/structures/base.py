@@ -1,15 +1,19 @@
-"""What every structure offers: questions to ``scale·H + diag(prior_precision)``.
+"""Base classes of structures: what is kept of the curvature ``H``, factorised.
 
-`Structure` lists the questions. Most structures are `Diagonalised`: they keep a
-basis in which ``H`` is diagonal, so that one decomposition answers for every prior
-precision and scale.
+An `Accumulator` sums the curvature over batches. The `Structure` that it decomposes to
+keeps what does not depend on hyperparameters. Under a prior precision ``δ`` and a scale
+``1/(σ²T)`` of the likelihood it has the posterior precision ``P = scale·H + diag δ``, a
+`Precision`, whose factors are computed once, when they are first needed.
+
+Most structures are `Diagonalised`: ``H = Q diag(e) Qᵀ``, and one decomposition serves
+every prior precision and scale.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, fields
+from functools import cached_property, wraps
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -19,40 +23,41 @@ from sklaplace.core.linalg import all_finite
 from sklaplace.curvature import priors
 from sklaplace.curvature.blocks import (
     Block,
-    spread_of_inputs,
+    input_weights,
     variance_of_inputs,
     variances,
 )
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 
-T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-class LastCallCache:
-    """The last answer to a question that is asked again for every batch."""
+def cache_last_call(method: Method) -> Method:
+    """Keep a method's last result for as long as its first argument is the same object.
 
-    def __init__(self) -> None:
-        # one attribute, so that threads see question and answer of one kind
-        self._last: tuple[tuple[Any, ...], Any] | None = None
+    Further arguments are determined by the first.
+    """
+    name = f"_last_{method.__name__}"
 
-    def get(self, asked: tuple[Any, ...], work: Callable[[], T]) -> T:
-        """The last answer where the very same objects were asked for last."""
-        if any(isinstance(v, Tensor) and v.requires_grad for v in asked):
-            return work()
-        last = self._last
-        if last is None or not _are_same(last[0], asked):
-            last = self._last = asked, work()
-        answer: T = last[1]
-        return answer
+    @wraps(method)
+    def cached(self: Any, key: Any, *arguments: Any) -> Any:
+        # key and result in one attribute, so that threads never see one without the
+        # other
+        last = vars(self).get(name)
+        if last is None or last[0] is not key:
+            last = vars(self)[name] = key, method(self, key, *arguments)
+        return last[1]
 
-    def __reduce__(self) -> Any:
-        """Nothing of it is pickled."""
-        return LastCallCache, ()
+    return cast(Method, cached)
 
 
-def _are_same(left: tuple[Any, ...], right: tuple[Any, ...]) -> bool:
-    return all(a is b for a, b in zip(left, right, strict=True))
+class FieldsOnly:
+    """A dataclass that is pickled without what it has cached."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Fields alone, from which the rest is computed again."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
 
 class Accumulator(ABC):
@@ -65,23 +70,23 @@ class Accumulator(ABC):
     """Whether ``H`` may come as a matrix, see `add_matrix`."""
 
     takes_keys: ClassVar[bool] = False
-    """Whether rows are told apart by their keys, see `draws`."""
+    """Whether it needs a hash of each sample, see `sklaplace.core.draws.row_hash`."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
 
-    @staticmethod
+    @classmethod
     @abstractmethod
-    def n_bytes(layout: Layout, n_rows: int | None = None, **options: Any) -> int:
+    def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
         """Peak memory of factorisation, in bytes, known before any allocation.
 
         ``n_rows`` is the number of rows of the Jacobian, where it is known; the option
-        ``n_columns`` is how many of them a row of the data has.
+        ``n_columns`` is how many of them each sample has.
         """
 
-    @staticmethod
-    def row_elements(layout: Layout, n_columns: int, **options: Any) -> int:
-        """Numbers that a row of a batch takes beside its unmultiplied Jacobian."""
+    @classmethod
+    def row_elements(cls, layout: Layout, n_columns: int, **options: Any) -> int:
+        """Numbers that a sample of a batch takes beside its unmultiplied Jacobian."""
         return 0
 
     def add_matrix(self, hessian: Tensor, *, is_semidefinite: bool = False) -> None:
@@ -90,24 +95,24 @@ class Accumulator(ABC):
 
     @abstractmethod
     def update(self, jacobian: Jacobian) -> None:
-        """Add rows ``Sᵀ J`` of one batch."""
+        """Add ``(SᵀJ)ᵀ SᵀJ`` of one batch, whose ``SᵀJ`` is given."""
 
     @abstractmethod
     def merge(self, other: "Accumulator") -> None:
-        """Add what another accumulator has seen; same as joint updates."""
+        """Add the curvature that another accumulator holds; equals joint updates."""
 
     def needs_another_pass(self) -> bool:
-        """Whether all rows are to come again, now that all have been seen."""
+        """Whether all batches are needed once more, after all have been added."""
         return False
 
     @abstractmethod
     def decompose(self) -> "Structure":
-        """The frozen factorisation of what has been seen."""
+        """The structure of the sum, which later updates do not change."""
 
 
 @dataclass(frozen=True)
-class Structure(ABC):
-    """The kept part of ``H``, factorised; never changed by a question.
+class Structure(FieldsOnly, ABC):
+    """The kept part of ``H``; immutable.
 
     Attributes
     ----------
@@ -117,16 +122,17 @@ class Structure(ABC):
 
     layout: Layout
     priors: ClassVar[frozenset[str]]
+    """Prior structures under which `precision` is available."""
     is_spectral: ClassVar[bool] = True
-    """Whether under a scalar prior the log-determinant is that of `eigenvalues`."""
+    """Whether under a scalar prior ``log det P = Σ log(scale·e + δ)``."""
     kind: ClassVar[str]
     """Name in the registry."""
     is_additive: ClassVar[bool] = True
-    """Whether what two of them kept can go on as one, with nothing lost."""
+    """Whether the structure of ``H₁ + H₂`` follows from those of ``H₁`` and ``H₂``."""
 
     @property
     def evidence_is_biased_up(self) -> bool:
-        """Whether the evidence grows by what was left out of ``H``."""
+        """Whether ``log det P`` lacks curvature, so that the evidence is too large."""
         return False
 
     @property
@@ -136,105 +142,136 @@ class Structure(ABC):
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """``H`` written out, (P, P); for small models and tests."""
+        """``H`` as a matrix, (P, P); for small models and tests."""
 
     @abstractmethod
     def resume(self, accumulator: Accumulator) -> None:
-        """Put what this was made of into an accumulator that has seen nothing."""
+        """Put ``H`` into an empty accumulator, to which batches can then be added."""
 
     @abstractmethod
     def scaled(self, factor: Tensor) -> "Structure":
-        """The structure of ``factor·H``: of rows with that sample weight."""
+        """The structure of ``factor·H``: all sample weights times a factor."""
 
     @abstractmethod
     def product(self, vector: Tensor) -> Tensor:
-        """``H v``, (P,), which is not written out."""
+        """``H v``, (P,), without forming ``H``."""
 
     @abstractmethod
-    def solve(self, vector: Tensor, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """``(scale·H + diag δ)⁻¹ v``, (P,)."""
-
-    @abstractmethod
-    def logdet(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """``log det(scale·H + diag δ)``, in nats."""
+    def precision(self, prior_precision: Tensor, scale: Tensor) -> "Precision":
+        """``P = scale·H + diag δ`` for ``δ`` (), (L,) or (P,) and ``scale`` ()."""
 
     @abstractmethod
     def project(self, jacobian: Jacobian) -> "Projection":
-        """Rows prepared for questions at many prior precisions."""
+        """A Jacobian in a basis that serves many prior precisions."""
+
+
+@dataclass(frozen=True)
+class Precision(FieldsOnly, ABC):
+    """Posterior precision ``P = scale·H + diag δ`` and what follows from it.
+
+    All results are float64 and differentiable in ``δ`` and ``scale``.
+
+    Attributes
+    ----------
+    structure : Structure
+        That of ``H``.
+    prior_precision : Tensor of shape (), (L,) or (P,)
+        ``δ``, of all weights, of each parameter tensor or of each weight.
+    scale : Tensor of shape ()
+        Factor of ``H``.
+    """
+
+    structure: Structure
+    prior_precision: Tensor
+    scale: Tensor
+
+    @property
+    def delta(self) -> Tensor:
+        """``δ`` of each weight, (P,)."""
+        return priors.expand(self.prior_precision, self.structure.layout)
 
     @abstractmethod
-    def functional_variance(
-        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
-    ) -> Tensor:
-        """Diagonal of `covariance`, (b, c), without the rest where that is cheaper."""
+    def logdet(self) -> Tensor:
+        """``log det P``, in nats, ()."""
 
     @abstractmethod
-    def whiten(
-        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
-    ) -> Tensor:
-        """Rows ``R`` (b, c, P) with ``R Rᵀ`` the covariance, also across rows."""
+    def solve(self, vector: Tensor) -> Tensor:
+        """``P⁻¹ v``, (P,)."""
 
     @abstractmethod
-    def sample(self, noise: Tensor, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Deviations from the mean, (s, P), from standard-normal noise (s, P).
+    def variance(self) -> Tensor:
+        """Marginal variances of the weights, the diagonal of ``P⁻¹``, (P,)."""
 
-        Under a scalar prior by the symmetric root of the covariance, which is
-        unique: signs and order of eigenvectors differ between devices and with the
-        last digit of ``H``.
+    @abstractmethod
+    def sample(self, noise: Tensor) -> Tensor:
+        """Draws of ``N(0, P⁻¹)``, (s, P), from standard-normal noise (s, P).
+
+        Under a scalar prior ``P^(-1/2) ε`` with the symmetric root, which is unique:
+        signs and order of eigenvectors differ between devices and with the last digit
+        of ``H``.
         """
 
     @abstractmethod
-    def variance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Marginal variances of the weights, (P,)."""
+    def functional_covariance(self, jacobian: Jacobian) -> Tensor:
+        """``J P⁻¹ Jᵀ`` of each sample, (b, c, c)."""
 
-    def covariance(
-        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
-    ) -> Tensor:
-        """Functional covariance ``J (scale·H + diag δ)⁻¹ Jᵀ``, (b, c, c)."""
-        return self.project(jacobian).covariance(prior_precision, scale)
+    @abstractmethod
+    def functional_variance(self, jacobian: Jacobian) -> Tensor:
+        """Diagonal of `functional_covariance`, (b, c), at less cost."""
 
-    def covariance_of_rows(
-        self, rows: Tensor, prior_precision: Tensor, scale: Tensor
-    ) -> Tensor:
-        """`covariance` of rows written out, (b, c, P), and in their graph."""
-        blocks = [Block(piece.unsqueeze(2)) for piece in self.layout.split(rows)]
-        return self.covariance(Jacobian(blocks), prior_precision, scale)
+    @abstractmethod
+    def covariance_of_rows(self, rows: Tensor) -> Tensor:
+        """``J P⁻¹ Jᵀ``, (b, c, c), of a dense ``J`` (b, c, P); differentiable in it."""
 
-    def effective_parameters(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """``diag((scale·H + diag δ)⁻¹ scale·H)``, (P,): well-determined parts.
+    @abstractmethod
+    def whiten(self, jacobian: Jacobian) -> Tensor:
+        """``J F`` with ``F Fᵀ = P⁻¹``, (b, c, P).
+
+        Products of two samples' rows are the covariance of their outputs.
+        """
+
+    def effective_parameters(self) -> Tensor:
+        """``diag(P⁻¹ scale·H) = 1 - δ diag(P⁻¹)``, (P,), between zero and one.
 
         MacKay's γ is the sum (MacKay 1992, "Bayesian interpolation", eq. 4.9).
         """
-        delta = priors.expand(prior_precision, self.layout)
-        return 1 - delta * self.variance(prior_precision, scale)
+        return 1 - self.delta * self.variance()
 
-    def trace_correction(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """What `logdet` has beyond that of the kept part of ``H``, (): a bound's."""
-        return torch.zeros_like(scale)
+    def effective_dimension(self) -> Tensor:
+        """``γ = Σ scale·e / (scale·e + δ)`` under a scalar prior, ()."""
+        e = self.scale * self.structure.eigenvalues
+        return (e / (e + self.prior_precision)).sum()
 
-    def effective_dimension(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Their sum for a scalar prior, (): no eigenvector is needed."""
-        known = scale * self.eigenvalues
-        return (known / (known + prior_precision)).sum()
+    def functional(self, jacobian: Jacobian, *, diagonal: bool) -> Tensor:
+        """`functional_variance` if ``diagonal``, else `functional_covariance`."""
+        if diagonal:
+            return self.functional_variance(jacobian)
+        return self.functional_covariance(jacobian)
+
+    def trace_correction(self) -> Tensor:
+        """What `logdet` has beyond ``log det P``, (): a bound's ``tr`` of the rest."""
+        return torch.zeros_like(self.scale)
 
 
 class Projection(ABC):
-    """Rows of one batch, prepared for questions at many prior precisions."""
+    """The Jacobian of one batch, prepared for many prior precisions.
+
+    Attributes
+    ----------
+    structure : Structure
+        That of the precisions.
+    """
 
     structure: Structure
 
     @abstractmethod
-    def covariance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Functional covariance, (b, c, c), float64."""
-
-    @abstractmethod
-    def variance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Its diagonal, (b, c), float64."""
+    def covariance(self, precision: Any, *, diagonal: bool = False) -> Tensor:
+        """``J P⁻¹ Jᵀ`` of each sample, (b, c, c), or its diagonal, (b, c); float64."""
 
 
 @dataclass(frozen=True)
 class BlockProjection(Projection):
-    """Rows whose outputs are asked for in groups: no covariance between these.
+    """Outputs in groups, without covariances between these.
 
     Attributes
     ----------
@@ -245,19 +282,14 @@ class BlockProjection(Projection):
     structure: Structure
     parts: tuple[Projection, ...]
 
-    def covariance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Functional covariance of each group, (b, r, K, K), float64."""
-        found = [part.covariance(prior_precision, scale) for part in self.parts]
-        return torch.stack(found, 1)
-
-    def variance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Variances of all outputs, (b, c), float64."""
-        found = [part.variance(prior_precision, scale) for part in self.parts]
-        return torch.cat(found, 1)
+    def covariance(self, precision: Precision, *, diagonal: bool = False) -> Tensor:
+        """``J P⁻¹ Jᵀ`` of each group, (b, r, K, K), or all variances, (b, c)."""
+        found = [part.covariance(precision, diagonal=diagonal) for part in self.parts]
+        return torch.cat(found, 1) if diagonal else torch.stack(found, 1)
 
 
 def projected(structure: Structure, jacobian: Jacobian, n_blocks: int) -> Projection:
-    """Rows prepared for questions, in as many groups of outputs."""
+    """`Structure.project` of outputs in ``n_blocks`` groups of equal size."""
     if n_blocks == 1:
         return structure.project(jacobian)
     n = jacobian.n_columns // n_blocks
@@ -267,144 +299,127 @@ def projected(structure: Structure, jacobian: Jacobian, n_blocks: int) -> Projec
 
 @dataclass(frozen=True)
 class Diagonalised(Structure):
-    """A structure that keeps an orthonormal basis in which it is diagonal.
-
-    ``H = Q diag(e) Qᵀ``. As long as the prior precision is constant where ``Q``
-    mixes coordinates, all questions have the same answer in the eigenvalues:
-
-    * log-determinant ``Σ log(scale·e + δ)``
-    * functional covariance ``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``
-    * samples ``Q diag(scale·e + δ)^(-1/2) Qᵀ ε``
-    """
+    """``H = Q diag(e) Qᵀ`` with an orthonormal ``Q``."""
 
     @abstractmethod
     def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
-        """Rows in the eigenbasis, in their dtype, one block after the other."""
+        """``J Q``, block by block, in the dtype of ``J``."""
 
     @abstractmethod
-    def unrotate(self, weights: Tensor) -> Tensor:
-        """Coordinates (s, P) in the eigenbasis back to parameters."""
+    def from_basis(self, weights: Tensor) -> Tensor:
+        """``Q w`` of each row of (..., P)."""
 
     @abstractmethod
     def to_basis(self, weights: Tensor) -> Tensor:
-        """Parameters (..., P) to coordinates in the eigenbasis."""
+        """``Qᵀ w`` of each row of (..., P)."""
 
     @abstractmethod
     def squared_basis(self, values: Tensor) -> Tensor:
-        """``Σⱼ Q²ᵢⱼ valuesⱼ``, (P,): the diagonal of ``Q diag(values) Qᵀ``."""
+        """``Σⱼ Q²ᵢⱼ valuesⱼ``, the diagonal of ``Q diag(values) Qᵀ``, (P,)."""
 
     def product(self, vector: Tensor) -> Tensor:
         """``Q diag(e) Qᵀ v``, (P,)."""
-        turned = self.eigenvalues * self.to_basis(vector.unsqueeze(0))
-        return self.unrotate(turned).squeeze(0)
-
-    def solve(self, vector: Tensor, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """``Q diag(1/(scale·e + δ)) Qᵀ v``, (P,)."""
-        precision = self._precision(prior_precision, scale)
-        return self.unrotate(self.to_basis(vector.unsqueeze(0)) / precision).squeeze(0)
+        return self.from_basis(self.eigenvalues * self.to_basis(vector))
 
     def rotate(self, jacobian: Jacobian) -> Jacobian:
-        """All rows in the eigenbasis, in their dtype."""
+        """``J Q``, in the dtype of ``J``."""
         return Jacobian(list(self.rotated_blocks(jacobian)))
 
-    def _precision(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Eigenvalues of the posterior precision, (P,)."""
-        delta = priors.expand(prior_precision, self.layout)
-        return scale * self.eigenvalues + delta
+    def precision(self, prior_precision: Tensor, scale: Tensor) -> "EigenPrecision":
+        """``P = Q diag(scale·e + δ) Qᵀ``."""
+        return EigenPrecision(self, prior_precision, scale)
 
-    @cached_property
-    def _remembered(self) -> "LastCallCache":
-        return LastCallCache()
+    def project(self, jacobian: Jacobian) -> Projection:
+        """``J Q``, computed once."""
+        return RotatedProjection(self, jacobian)
 
-    def narrow_variances(
-        self, prior_precision: Tensor, scale: Tensor, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        """Variances in the eigenbasis, (P,), in a dtype, over the largest of them, ().
+
+@dataclass(frozen=True)
+class EigenPrecision(Precision):
+    """``P = Q diag(scale·e + δ) Qᵀ``, for ``δ`` that is constant where ``Q`` mixes."""
+
+    structure: Diagonalised
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        """``scale·e + δ``, (P,)."""
+        return self.scale * self.structure.eigenvalues + self.delta
+
+    def logdet(self) -> Tensor:
+        """``Σ log(scale·e + δ)``, ()."""
+        return self.eigenvalues.log().sum()
+
+    def solve(self, vector: Tensor) -> Tensor:
+        """``Q diag(1/(scale·e + δ)) Qᵀ v``, (P,)."""
+        q = self.structure
+        return q.from_basis(q.to_basis(vector) / self.eigenvalues)
+
+    def variance(self) -> Tensor:
+        """Diagonal of ``Q diag(1/(scale·e + δ)) Qᵀ``, (P,)."""
+        return self.structure.squared_basis(1 / self.eigenvalues)
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """``Q diag(scale·e + δ)^(-1/2) Qᵀ ε``, (s, P)."""
+        q = self.structure
+        return q.from_basis(q.to_basis(noise) * self.eigenvalues.rsqrt())
+
+    @cache_last_call
+    def relative_variances(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """``v / max v`` in a dtype, (P,), and ``max v``, (), ``v = 1/(scale·e + δ)``.
 
         Single precision ends at 1e38; δ does not.
         """
+        v = 1 / self.eigenvalues
+        largest = v.detach().amax()
+        return (v / largest).to(dtype), largest
 
-        def narrow() -> tuple[Tensor, Tensor]:
-            v = 1 / self._precision(prior_precision, scale)
-            size = v.detach().amax()
-            return (v / size).to(dtype), size
+    def functional_covariance(self, jacobian: Jacobian) -> Tensor:
+        """``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``, (b, c, c)."""
+        return self.structure.project(jacobian).covariance(self)
 
-        return self._remembered.get((prior_precision, scale, dtype), narrow)
-
-    def logdet(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """``log det(scale·H + diag δ)``, in nats."""
-        return self._precision(prior_precision, scale).log().sum()
-
-    def project(self, jacobian: Jacobian) -> Projection:
-        """Rows in the eigenbasis."""
-        return RotatedProjection(self, jacobian)
-
-    def covariance_of_rows(
-        self, rows: Tensor, prior_precision: Tensor, scale: Tensor
-    ) -> Tensor:
-        """`covariance` of rows written out, (b, c, P), and in their graph."""
-        rotated = self.to_basis(rows)
-        scaled = rotated / self._precision(prior_precision, scale)
-        covariance: Tensor = scaled @ rotated.mT
-        return covariance
-
-    def functional_variance(
-        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
-    ) -> Tensor:
-        """Variances of the outputs, (b, c); rotated rows are dropped at once."""
-        v, size = self.narrow_variances(prior_precision, scale, jacobian.dtype)
-        pieces = v.split(self.layout.sizes)
+    def functional_variance(self, jacobian: Jacobian) -> Tensor:
+        """Its diagonal, (b, c); ``JQ`` is never there as a whole."""
+        v, largest = self.relative_variances(jacobian.dtype)
+        pieces = v.split(self.structure.layout.sizes)
+        blocks = self.structure.rotated_blocks(jacobian)
         if jacobian.is_shared:
-            found = self._shared_variances(jacobian, v, pieces)
+            both = list(blocks)
+            weights = self._input_weights(jacobian.blocks[0].g, both, pieces)
+            pairs = zip(both, weights, strict=True)
+            parts = [variance_of_inputs(block.a, weight) for block, weight in pairs]
+            found = sum(parts[1:], parts[0])
         else:
-            found = variances(self.rotated_blocks(jacobian), pieces)
-        found = found.double() * size
+            found = variances(blocks, pieces)
+        found = found.double() * largest
         if jacobian.dtype == torch.float64 or all_finite(found):
             return found
-        return self.functional_variance(jacobian.double(), prior_precision, scale)
+        return self.functional_variance(jacobian.double())
 
-    @cached_property
-    def _spreads(self) -> "LastCallCache":
-        return LastCallCache()
+    @cache_last_call
+    def _input_weights(
+        self, _g: Tensor, blocks: list[Block], pieces: tuple[Tensor, ...]
+    ) -> list[Tensor]:
+        """``Σₒ g²ₖₒ vₒᵢ`` of each block, (k, i), where all samples share ``g``."""
+        pairs = zip(blocks, pieces, strict=True)
+        return [input_weights(block.g, piece) for block, piece in pairs]
 
-    def _shared_variances(
-        self, jacobian: Jacobian, v: Tensor, pieces: tuple[Tensor, ...]
-    ) -> Tensor:
-        """Variances where all rows share gradients: these meet ``v`` once for all."""
-        blocks = list(self.rotated_blocks(jacobian))
+    def covariance_of_rows(self, rows: Tensor) -> Tensor:
+        """``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ`` of a dense ``J``, (b, c, c)."""
+        rotated = self.structure.to_basis(rows)
+        return (rotated / self.eigenvalues) @ rotated.mT
 
-        def spreads() -> list[Tensor]:
-            pairs = zip(blocks, pieces, strict=True)
-            return [spread_of_inputs(block.g, piece) for block, piece in pairs]
-
-        known = self._spreads.get((jacobian.blocks[0].g, v), spreads)
-        pairs = zip(blocks, known, strict=True)
-        parts = [variance_of_inputs(block.a, spread) for block, spread in pairs]
-        return sum(parts[1:], parts[0])
-
-    def whiten(
-        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
-    ) -> Tensor:
-        """Rows ``R`` (b, c, P) with ``R Rᵀ`` the covariance, also across rows."""
-        rotated = self.rotate(jacobian.double()).dense()
-        return rotated * self._precision(prior_precision, scale).rsqrt()
-
-    def sample(self, noise: Tensor, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Deviations from the mean, (s, P), by the root ``Q diag(...) Qᵀ``."""
-        scales = self._precision(prior_precision, scale).rsqrt()
-        return self.unrotate(self.to_basis(noise) * scales)
-
-    def variance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Marginal variances of the weights, (P,)."""
-        return self.squared_basis(1 / self._precision(prior_precision, scale))
+    def whiten(self, jacobian: Jacobian) -> Tensor:
+        """``J Q diag(scale·e + δ)^(-1/2)``, (b, c, P)."""
+        rotated = self.structure.rotate(jacobian.double()).dense()
+        return rotated * self.eigenvalues.rsqrt()
 
 
 @dataclass(frozen=True)
 class RotatedProjection(Projection):
-    """A Jacobian in the eigenbasis of a structure: one rotation, many questions.
+    """``J Q`` of a batch.
 
-    Products are taken in the dtype of the network. Its features are rounded to
-    that precision already, and the sums have no terms of opposite sign.
+    Products are taken in the dtype of the network: its features are rounded to that
+    precision already, and the sums have no terms of opposite sign.
     """
 
     structure: Diagonalised
@@ -414,21 +429,15 @@ class RotatedProjection(Projection):
     def _rotated(self) -> Jacobian:
         return self.structure.rotate(self.jacobian)
 
-    def covariance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Functional covariance, (b, c, c), float64."""
-        return self._ask("gram", prior_precision, scale)
-
-    def variance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Its diagonal, (b, c), float64."""
-        return self._ask("variance", prior_precision, scale)
-
-    def _ask(self, contraction: str, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        dtype = self._rotated.dtype
-        v, size = self.structure.narrow_variances(prior_precision, scale, dtype)
-        found: Tensor = getattr(self._rotated, contraction)(v).double() * size
-        if dtype == torch.float64 or all_finite(found):
+    def covariance(
+        self, precision: EigenPrecision, *, diagonal: bool = False
+    ) -> Tensor:
+        """``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``, (b, c, c), or its diagonal, (b, c)."""
+        rows = self._rotated
+        v, largest = precision.relative_variances(rows.dtype)
+        found = (rows.variance(v) if diagonal else rows.gram(v)).double() * largest
+        if rows.dtype == torch.float64 or all_finite(found):
             return found
-        # squares of rows that a float32 network still bears
-        return RotatedProjection(self.structure, self.jacobian.double())._ask(
-            contraction, prior_precision, scale
-        )
+        # squares of rows that a float32 network still holds overflow
+        wide = RotatedProjection(self.structure, self.jacobian.double())
+        return wide.covariance(precision, diagonal=diagonal)

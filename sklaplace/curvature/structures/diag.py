@@ -1,4 +1,4 @@
-"""Diagonal structure: ``H ≈ diag(Σ rows²)``; the eigenbasis is the identity."""
+"""Diagonal structure: ``H ≈ diag(h)``, ``h = Σ (SᵀJ)²`` over samples and outputs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from sklaplace.curvature.structures.base import Accumulator, Diagonalised
 
 @dataclass(frozen=True)
 class Diag(Diagonalised):
-    """Weights are independent; cheapest, and blind to correlations.
+    """``H ≈ diag(h)``: weights are independent; ``Q = I``.
 
     Attributes
     ----------
     diagonal : Tensor of shape (P,)
-        Diagonal of ``H``.
+        ``h``, the diagonal of ``H``.
     """
 
     diagonal: Tensor
@@ -29,27 +29,25 @@ class Diag(Diagonalised):
 
     @property
     def eigenvalues(self) -> Tensor:
-        """The diagonal itself, (P,)."""
+        """The diagonal, (P,)."""
         return self.diagonal
 
     def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
-        """Rows as they are."""
-        yield from jacobian.blocks
+        """The blocks of ``J``."""
+        return iter(jacobian.blocks)
 
-    def unrotate(self, weights: Tensor) -> Tensor:
-        """Coordinates as they are."""
+    def from_basis(self, weights: Tensor) -> Tensor:
+        """``w``."""
         return weights
 
-    def to_basis(self, weights: Tensor) -> Tensor:
-        """Parameters as they are."""
-        return weights
+    to_basis = from_basis
 
     def squared_basis(self, values: Tensor) -> Tensor:
-        """Values as they are."""
+        """The values, (P,)."""
         return values
 
     def dense(self) -> Tensor:
-        """``H`` written out, (P, P)."""
+        """``diag(h)``, (P, P)."""
         return self.diagonal.diag()
 
     def scaled(self, factor: Tensor) -> "Diag":
@@ -57,35 +55,35 @@ class Diag(Diagonalised):
         return Diag(self.layout, factor * self.diagonal)
 
     def resume(self, accumulator: Accumulator) -> None:
-        """The diagonal itself."""
+        """Put the diagonal into an empty accumulator."""
         assert isinstance(accumulator, DiagAccumulator)
         accumulator._sums = self.layout.split(self.diagonal)
 
 
 class DiagAccumulator(Accumulator):
-    """Sums squared rows; O(P) memory."""
+    """Sums the squares of ``SᵀJ``; O(P) memory."""
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
         self._sums: list[Tensor] = []
 
-    @staticmethod
-    def n_bytes(layout: Layout, n_rows: int | None = None, **options: Any) -> int:
+    @classmethod
+    def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
         """Eight bytes per parameter."""
         return 8 * layout.n_parameters
 
     def update(self, jacobian: Jacobian) -> None:
-        """Add squared rows of one batch."""
+        """Add the squares of one batch."""
         squares = [block.squares() for block in jacobian.blocks]
         self._sums = _added(self._sums, squares)
 
     def merge(self, other: Accumulator) -> None:
-        """Add what another accumulator has seen."""
+        """Add the sums of another accumulator."""
         assert isinstance(other, DiagAccumulator)
         self._sums = _added(self._sums, other._sums)
 
     def decompose(self) -> Diag:
-        """The frozen diagonal."""
+        """The diagonal structure."""
         return Diag(self.layout, torch.cat(self._sums))
 
 

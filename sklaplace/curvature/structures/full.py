@@ -1,4 +1,4 @@
-"""Full structure: all of ``H``, (P, P); the most faithful and the most expensive."""
+"""Full structure: all of ``H``, (P, P), factorised in O(P³)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,29 +9,29 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.linalg import all_finite, symmetric_eigh
-from sklaplace.curvature import priors
 from sklaplace.curvature.blocks import Block
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures.base import (
     Accumulator,
     Diagonalised,
-    LastCallCache,
+    EigenPrecision,
     Projection,
     RotatedProjection,
     Structure,
+    cache_last_call,
 )
 from sklaplace.curvature.structures.dual import Dual
+from sklaplace.curvature.structures.root import DenseRoot, lower_inverse
 
-# Rows of the Jacobian, as a share of the parameters, below which they are kept in
-# place of ``H``.
+# Rows of ``SᵀJ``, as a fraction of the parameters, below which they are kept in place
+# of ``H``.
 DUAL_SHARE = 0.5
-# Largest eigenvalue of the curvature over the smallest prior precision for which rows
-# of float32 are multiplied in float32: variances lose eps times the root of it.
+# Largest norm of ``scale·H`` over the smallest prior precision for which Jacobians of
+# float32 are multiplied in float32: variances lose eps times the root of it.
 MAX_CONDITION = 1e6
-
-# Eigenvalues of a Hessian that rounding in double precision may have pushed below
-# zero, as a share of the largest.
+# Negative eigenvalues of a Hessian that may be rounding in double precision, as a
+# fraction of the largest eigenvalue.
 ROUNDING = 1e-10
 INDEFINITE = (
     "The exact Hessian is not positive definite under this prior precision: its "
@@ -43,19 +43,17 @@ INDEFINITE = (
 
 @dataclass(frozen=True)
 class Full(Diagonalised):
-    """Every correlation between the selected weights.
+    """All of ``H``.
 
-    A question at one prior precision takes a Cholesky factor. A scalar prior keeps
-    the eigenvectors of ``H``, so that one decomposition answers for many; both are
-    made when first needed.
+    `eigh` and the Cholesky factor of ``P`` cost O(P³) each, when first needed.
 
     Attributes
     ----------
     hessian : Tensor of shape (P, P)
-        ``H`` itself, float64.
+        ``H``, float64.
     is_semidefinite : bool
         Whether negative eigenvalues can only be rounding. Where they are not, the
-        prior has to make up for them.
+        prior has to make ``P`` positive definite.
     """
 
     hessian: Tensor
@@ -64,7 +62,8 @@ class Full(Diagonalised):
     priors = frozenset({"scalar", "layerwise", "diag"})
 
     @cached_property
-    def _eigh(self) -> tuple[Tensor, Tensor]:
+    def eigh(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues (P,) and eigenvectors (P, P) of ``H``."""
         if self.is_semidefinite:
             return symmetric_eigh(self.hessian)
         values, vectors = torch.linalg.eigh(self.hessian)
@@ -73,258 +72,220 @@ class Full(Diagonalised):
     @cached_property
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of ``H``, (P,), ascending."""
-        if "_eigh" in self.__dict__:
-            return self._eigh[0]
+        if "eigh" in self.__dict__:
+            return self.eigh[0]
         eigenvalues: Tensor = torch.linalg.eigvalsh(self.hessian)
         return eigenvalues.clamp(min=0) if self.is_semidefinite else eigenvalues
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What can be made again stays behind: it is as large as ``H``."""
-        names = "layout", "hessian", "is_semidefinite"
-        return {name: getattr(self, name) for name in names}
-
     def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
-        """Rows ``J Q``, dense, in one block."""
-        rows = jacobian.matmul(self._eigh[1].to(jacobian.dtype))
+        """``J Q``, dense, in one block."""
+        rows = jacobian.matmul(self.eigh[1].to(jacobian.dtype))
         yield Block(rows.unsqueeze(2))
 
-    def unrotate(self, weights: Tensor) -> Tensor:
-        """Coordinates (s, P) in the eigenbasis back to parameters."""
-        return weights @ self._eigh[1].T
+    def from_basis(self, weights: Tensor) -> Tensor:
+        """``Q w`` of each row of (..., P)."""
+        return weights @ self.eigh[1].T
 
     def to_basis(self, weights: Tensor) -> Tensor:
-        """Parameters (..., P) to coordinates in the eigenbasis."""
-        return weights @ self._eigh[1]
+        """``Qᵀ w`` of each row of (..., P)."""
+        return weights @ self.eigh[1]
 
     def squared_basis(self, values: Tensor) -> Tensor:
         """Diagonal of ``Q diag(values) Qᵀ``, (P,)."""
-        return self._eigh[1] ** 2 @ values
+        return self.eigh[1] ** 2 @ values
 
     def dense(self) -> Tensor:
-        """``H`` itself, (P, P)."""
+        """``H``, (P, P)."""
         return self.hessian
 
     def scaled(self, factor: Tensor) -> "Full":
-        """``factor·H``."""
+        """The structure of ``factor·H``."""
         return Full(self.layout, factor * self.hessian, self.is_semidefinite)
 
     def product(self, vector: Tensor) -> Tensor:
         """``H v``, (P,)."""
         return self.hessian @ vector
 
-    def solve(self, vector: Tensor, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """``(scale·H + diag δ)⁻¹ v``, (P,)."""
-        root = self._root(prior_precision, scale)
-        return root @ (root.T @ vector)
-
     def resume(self, accumulator: Accumulator) -> None:
-        """The matrix."""
+        """Put the matrix into an empty accumulator."""
         accumulator.add_matrix(self.hessian, is_semidefinite=self.is_semidefinite)
 
-    def _cholesky(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        delta = priors.expand(prior_precision, self.layout)
-        # symmetrised, so that gradients are those of a symmetric matrix
-        precision = scale * self.hessian + delta.diag()
-        root: Tensor
-        root, failed = torch.linalg.cholesky_ex((precision + precision.T) / 2)
-        if failed and not self.is_semidefinite:
-            raise ValueError(INDEFINITE.format(float(scale * self.eigenvalues[0])))
-        if failed:  # a prior too weak to lift what rounding has pushed below zero
-            values, vectors = self._eigh
-            known = (vectors * (scale * values).sqrt()).T
-            # of the sum of two squares, never formed: no smaller than the prior
-            both = torch.cat([known, delta.sqrt().diag()])
-            triangle = torch.linalg.qr(both).R.T
-            root = triangle * triangle.diagonal().sign()
-        return root
-
-    @cached_property
-    def _roots(self) -> LastCallCache:
-        return LastCallCache()
-
-    def _root(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """``R`` (P, P) with ``R Rᵀ`` the posterior covariance, upper triangular."""
-
-        def invert() -> Tensor:
-            lower = self._cholesky(prior_precision, scale)
-            identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
-            inverse: Tensor = torch.linalg.solve_triangular(
-                lower, identity, upper=False
-            )
-            return inverse.T
-
-        return self._roots.get((prior_precision, scale), invert)
-
-    def logdet(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """``log det(scale·H + diag δ)``, in nats."""
-        # who differentiates asks many times; for others a Cholesky factor is cheaper
-        many = prior_precision.requires_grad or scale.requires_grad
-        if prior_precision.ndim == 0 and many:
-            return super().logdet(prior_precision, scale)
-        return 2 * self._cholesky(prior_precision, scale).diagonal().log().sum()
+    def precision(self, prior_precision: Tensor, scale: Tensor) -> "FullPrecision":
+        """``P = scale·H + diag δ``, by its Cholesky factor or in the eigenbasis."""
+        return FullPrecision(self, prior_precision, scale)
 
     def project(self, jacobian: Jacobian) -> Projection:
-        """Rows in the eigenbasis; kept as they are for priors without one."""
-        return _FullProjection(self, jacobian)
+        """``J Q`` for scalar priors, ``J`` for others."""
+        return FullProjection(self, jacobian)
 
-    def covariance(
-        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
-    ) -> Tensor:
-        """Functional covariance ``J (scale·H + diag δ)⁻¹ Jᵀ``, (b, c, c)."""
-        rows = self._narrow_whiten(jacobian, prior_precision, scale)
-        return (rows @ rows.mT).double()
 
-    def covariance_of_rows(
-        self, rows: Tensor, prior_precision: Tensor, scale: Tensor
-    ) -> Tensor:
-        """`covariance` of rows written out, (b, c, P), and in their graph."""
-        whitened = rows @ self._root(prior_precision, scale)
-        covariance: Tensor = whitened @ whitened.mT
-        return covariance
+@dataclass(frozen=True)
+class FullPrecision(EigenPrecision):
+    """``P = scale·H + diag δ`` by the Cholesky factor of ``P``.
 
-    def functional_variance(
-        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
-    ) -> Tensor:
-        """Its diagonal, (b, c)."""
-        if jacobian.is_shared:
-            return self._head_variance(jacobian, prior_precision, scale)
-        rows = self._narrow_whiten(jacobian, prior_precision, scale)
-        return (rows * rows).sum(-1).double()
+    Under a scalar prior the symmetric root for samples, and the log-determinant that is
+    differentiated, come from the eigenbasis of ``H``.
+    """
 
-    def _narrow_whiten(
-        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
-    ) -> Tensor:
-        """`whiten` in the dtype of the rows, if its digits are enough."""
-        root = self._root(prior_precision, scale)
-        key = prior_precision, scale, jacobian.dtype
-        narrow = self._narrow_roots.get(key, lambda: self._narrow(*key, root))
+    structure: Full
+
+    def _cholesky(self) -> Tensor:
+        """``L`` with ``L Lᵀ = P``, (P, P), lower triangular."""
+        # symmetrised, so that gradients are those of a symmetric matrix
+        precision = self.scale * self.structure.hessian + self.delta.diag()
+        lower: Tensor
+        lower, failed = torch.linalg.cholesky_ex((precision + precision.T) / 2)
+        if failed and not self.structure.is_semidefinite:
+            lowest = self.scale * self.structure.eigenvalues[0]
+            raise ValueError(INDEFINITE.format(float(lowest)))
+        if failed:
+            # The prior is weaker than the rounding of H: the triangle of the QR
+            # decomposition of [√(scale·e) Qᵀ; √δ], without forming P, keeps variances
+            # no larger than the prior's.
+            values, vectors = self.structure.eigh
+            half = (vectors * (self.scale * values).sqrt()).T
+            lower = torch.linalg.qr(torch.cat([half, self.delta.sqrt().diag()])).R.T
+            lower = lower * lower.diagonal().sign()
+        return lower
+
+    @cached_property
+    def _root(self) -> Tensor:
+        """``F = L⁻ᵀ`` (P, P), upper triangular, ``F Fᵀ = P⁻¹``."""
+        return lower_inverse(self._cholesky()).T
+
+    @cache_last_call
+    def _narrow_root(self, dtype: torch.dtype) -> Tensor | None:
+        """``F`` in a dtype; None where variances would lose their digits."""
+        condition = self.scale * self.structure.hessian.norm()
+        condition = condition / self.prior_precision.min()
+        if dtype != torch.float64 and condition > MAX_CONDITION:
+            return None
+        return self._root.to(dtype)
+
+    def logdet(self) -> Tensor:
+        """``2 Σ log diag L``, ()."""
+        # Newton's method evaluates it many times; once, a Cholesky factor is cheaper
+        many = self.prior_precision.requires_grad or self.scale.requires_grad
+        if self.prior_precision.ndim == 0 and many:
+            return super().logdet()
+        return 2 * self._cholesky().diagonal().log().sum()
+
+    def solve(self, vector: Tensor) -> Tensor:
+        """``F Fᵀ v``, (P,)."""
+        return self._root @ (self._root.T @ vector)
+
+    def variance(self) -> Tensor:
+        """Diagonal of ``F Fᵀ``, (P,)."""
+        return (self._root**2).sum(1)
+
+    def effective_dimension(self) -> Tensor:
+        """``γ = P - δ tr P⁻¹`` under a scalar prior, ()."""
+        variances = self.variance()
+        return len(variances) - self.prior_precision * variances.sum()
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """``F ε``, or ``P^(-1/2) ε`` under a scalar prior, (s, P)."""
+        if self.prior_precision.ndim == 0:
+            return super().sample(noise)
+        return noise @ self._root.T
+
+    def whiten(self, jacobian: Jacobian) -> Tensor:
+        """``J F``, (b, c, P)."""
+        return jacobian.double().matmul(self._root)
+
+    def _narrow_whiten(self, jacobian: Jacobian) -> Tensor:
+        """``J F`` in the dtype of ``J``, if its digits are enough."""
+        narrow = self._narrow_root(jacobian.dtype)
         if narrow is not None:
             rows = jacobian.matmul(narrow)
             if rows.dtype == torch.float64 or all_finite(rows):
                 return rows
-        return jacobian.double().matmul(root)
+        return self.whiten(jacobian)
 
-    def _narrow(
-        self, prior_precision: Tensor, scale: Tensor, dtype: torch.dtype, root: Tensor
-    ) -> Tensor | None:
-        """The root in a dtype; None where variances would lose their digits."""
-        condition = scale * self.hessian.norm() / prior_precision.min()
-        if dtype != torch.float64 and condition > MAX_CONDITION:
-            return None
-        return root.to(dtype)
+    def functional_covariance(self, jacobian: Jacobian) -> Tensor:
+        """``(J F)(J F)ᵀ``, (b, c, c)."""
+        rows = self._narrow_whiten(jacobian)
+        return (rows @ rows.mT).double()
 
-    @cached_property
-    def _narrow_roots(self) -> LastCallCache:
-        return LastCallCache()
+    def covariance_of_rows(self, rows: Tensor) -> Tensor:
+        """``(J F)(J F)ᵀ`` of a dense ``J``, (b, c, c)."""
+        whitened = rows @ self._root
+        covariance: Tensor = whitened @ whitened.mT
+        return covariance
 
-    @cached_property
-    def _head_covariances(self) -> LastCallCache:
-        return LastCallCache()
-
-    def _head_variance(
-        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
-    ) -> Tensor:
-        """Variances where all rows share their output gradients, (b, c).
-
-        Then the covariance of an output's weights is one (i, i) matrix for all
-        rows: i² operations a row and output in place of P².
-        """
-        g = jacobian.blocks[0].g
-
-        def contract() -> Tensor:
-            root = self._root(prior_precision, scale)
-            outputs = g.double().reshape(g.shape[1], -1)  # (k, o)
-            pieces = [
-                torch.einsum(
-                    "ko,oip->kip", outputs, piece.unflatten(0, (len(outputs.T), -1))
-                )
-                for piece in root.split(self.layout.sizes)
-            ]
-            rows = torch.cat(pieces, 1)  # (k, i or i + 1, P)
-            covariances: Tensor = rows @ rows.mT
-            return covariances
-
-        key = prior_precision, scale, g
-        covariances = self._head_covariances.get(key, contract)
+    def functional_variance(self, jacobian: Jacobian) -> Tensor:
+        """Diagonal of ``(J F)(J F)ᵀ``, (b, c)."""
+        if not jacobian.is_shared:
+            rows = self._narrow_whiten(jacobian)
+            return (rows * rows).sum(-1).double()
+        covariances = self._input_covariances(jacobian.blocks[0].g)
         # terms of opposite sign cancel here
         features = jacobian.features().double()
         # one product for all outputs: (b, i) @ (i, k·i)
-        reached = features @ covariances.transpose(0, 1).flatten(1)
-        reached = reached.unflatten(1, covariances.shape[::2])
-        variances: Tensor = (reached * features.unsqueeze(1)).sum(-1)
+        products = features @ covariances.transpose(0, 1).flatten(1)
+        products = products.unflatten(1, covariances.shape[::2])
+        variances: Tensor = (products * features.unsqueeze(1)).sum(-1)
         return variances.clamp(min=0)
 
-    def whiten(
-        self, jacobian: Jacobian, prior_precision: Tensor, scale: Tensor
-    ) -> Tensor:
-        """Rows ``R`` (b, c, P) with ``R Rᵀ`` the covariance, also across rows."""
-        rows: Tensor = jacobian.double().matmul(self._root(prior_precision, scale))
-        return rows
+    @cache_last_call
+    def _input_covariances(self, g: Tensor) -> Tensor:
+        """Covariance of ``Σₒ gₖₒ Wₒᵢ`` over inputs i, (k, i, i), for a shared ``g``.
 
-    def sample(self, noise: Tensor, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Deviations from the mean, (s, P), from standard-normal noise (s, P)."""
-        if prior_precision.ndim == 0:
-            return super().sample(noise, prior_precision, scale)
-        return noise @ self._root(prior_precision, scale).T
-
-    def variance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Marginal variances of the weights, (P,)."""
-        return (self._root(prior_precision, scale) ** 2).sum(1)
-
-    def effective_dimension(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Number of well-determined directions under a scalar prior, ()."""
-        variances = self.variance(prior_precision, scale)
-        return len(variances) - prior_precision * variances.sum()
+        With it the variances take i² operations a sample and output in place of P².
+        """
+        outputs = g.double().reshape(g.shape[1], -1)  # (k, o)
+        pieces = [
+            torch.einsum(
+                "ko,oip->kip", outputs, piece.unflatten(0, (len(outputs.T), -1))
+            )
+            for piece in self._root.split(self.structure.layout.sizes)
+        ]
+        rows = torch.cat(pieces, 1)  # (k, i or i + 1, P)
+        covariances: Tensor = rows @ rows.mT
+        return covariances
 
 
 @dataclass(frozen=True)
-class _FullProjection(RotatedProjection):
-    """Rows in the eigenbasis for scalar priors, as they are for others."""
+class FullProjection(RotatedProjection):
+    """``J Q`` under scalar priors, ``J`` under others."""
 
-    structure: Full
-
-    def covariance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Functional covariance, (b, c, c), float64."""
-        if prior_precision.ndim == 0:
-            return super().covariance(prior_precision, scale)
-        return self.structure.covariance(self.jacobian, prior_precision, scale)
-
-    def variance(self, prior_precision: Tensor, scale: Tensor) -> Tensor:
-        """Its diagonal, (b, c), float64."""
-        if prior_precision.ndim == 0:
-            return super().variance(prior_precision, scale)
-        return self.structure.functional_variance(self.jacobian, prior_precision, scale)
+    def covariance(
+        self, precision: EigenPrecision, *, diagonal: bool = False
+    ) -> Tensor:
+        """``J P⁻¹ Jᵀ`` of each sample, (b, c, c), or its diagonal, (b, c)."""
+        if precision.prior_precision.ndim:
+            return precision.functional(self.jacobian, diagonal=diagonal)
+        return super().covariance(precision, diagonal=diagonal)
 
 
 class FullAccumulator(Accumulator):
-    """Sums ``rowsᵀ rows``, block pair by block pair, lower triangle only.
+    """Sums ``(SᵀJ)ᵀ SᵀJ``, block pair by block pair, lower triangle only.
 
-    Rows are kept as they come until there are too many of them for the dual form.
+    ``SᵀJ`` itself is kept until it has too many rows for the dual form.
     """
 
     takes_matrices = True
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
-        # of two blocks, each pair of outputs times each pair of inputs
         self._sums: dict[tuple[int, int], _Products] = {}
         self._kept: list[Jacobian] = []
         self._is_semidefinite = True
 
-    @staticmethod
-    def n_bytes(layout: Layout, n_rows: int | None = None, **options: Any) -> int:
+    @classmethod
+    def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
         """``H`` in float64, and three times as much to factorise it.
 
-        In the dual form the rows, scaled and solved, and their products.
+        In the dual form ``R``, scaled and solved, and its products with itself.
         """
         p = layout.n_parameters
         if n_rows is not None and n_rows < DUAL_SHARE * p:
             return 4 * 8 * n_rows * (p + n_rows)
         return 4 * 8 * p**2
 
-    @staticmethod
-    def row_elements(layout: Layout, n_columns: int, **options: Any) -> int:
-        """Rows written out, twice; for a head the pairs of its inputs and outputs."""
+    @classmethod
+    def row_elements(cls, layout: Layout, n_columns: int, **options: Any) -> int:
+        """Dense rows, twice; for a last layer the pairs of its inputs and outputs."""
         shapes = [block.factor_shape for block in layout.blocks]
         pairs = max(o for o, _ in shapes) ** 2 + max(i for _, i in shapes) ** 2
         if layout.head is not None:
@@ -332,7 +293,7 @@ class FullAccumulator(Accumulator):
         return max(2 * n_columns * layout.n_parameters, pairs)
 
     def update(self, jacobian: Jacobian) -> None:
-        """Add the products of the rows of one batch."""
+        """Add the products of one batch."""
         self._kept.append(jacobian)
         self._settle()
 
@@ -346,7 +307,7 @@ class FullAccumulator(Accumulator):
                 self._add_products((i, j), _Products(piece))
 
     def merge(self, other: Accumulator) -> None:
-        """Add what another accumulator has seen."""
+        """Add the sums and rows of another accumulator."""
         assert isinstance(other, FullAccumulator)
         self._is_semidefinite &= other._is_semidefinite
         self._kept += other._kept
@@ -355,10 +316,10 @@ class FullAccumulator(Accumulator):
         self._settle()
 
     def decompose(self) -> Structure:
-        """The matrix, or the rows that it is made of; factorised when asked."""
+        """The matrix, or its root while that has few rows; not factorised yet."""
         if not self._sums:
             kept = [some.dense().flatten(0, 1).double() for some in self._kept]
-            return Dual(self.layout, torch.cat(kept))
+            return Dual(self.layout, DenseRoot(self.layout, torch.cat(kept)))
         starts = torch.tensor([0, *self.layout.sizes]).cumsum(0).tolist()
         p, device = self.layout.n_parameters, self._sums[0, 0].sums.device
         hessian = torch.empty(p, p, dtype=torch.float64, device=device)
@@ -373,7 +334,7 @@ class FullAccumulator(Accumulator):
         return Full(self.layout, hessian, self._is_semidefinite or _is_psd(hessian))
 
     def _settle(self) -> None:
-        """Turn kept rows into products once those are the smaller form."""
+        """Replace kept rows by their products once these are the smaller form."""
         n_rows = sum(kept.n_rows * kept.n_columns for kept in self._kept)
         if not self._sums and n_rows < DUAL_SHARE * self.layout.n_parameters:
             return
@@ -386,19 +347,18 @@ class FullAccumulator(Accumulator):
         self._kept = []
 
     def _add_products(self, where: tuple[int, int], products: "_Products") -> None:
-        known = self._sums.get(where)
-        if known is None:
+        total = self._sums.get(where)
+        if total is None:
             self._sums[where] = replace(products, sums=products.sums.clone())
-        elif known.shape == products.shape:
-            known.sums.add_(products.sums)
+        elif total.shape == products.shape:
+            total.sums.add_(products.sums)
         else:
-            both = known.dense() + products.dense()
-            self._sums[where] = _Products(both)
+            self._sums[where] = _Products(total.dense() + products.dense())
 
 
 @dataclass(frozen=True)
 class _Products:
-    """``Σ leftᵀ right`` over rows and columns for two blocks.
+    """``Σ leftᵀ right`` over samples and outputs, for two blocks of ``SᵀJ``.
 
     Attributes
     ----------
@@ -414,7 +374,7 @@ class _Products:
     is_symmetric: bool = False
 
     def dense(self) -> Tensor:
-        """Written out, (p, p')."""
+        """As a matrix, (p, p')."""
         if self.shape is None:
             return self.sums
         o, o_, i, i_ = self.shape
@@ -426,15 +386,15 @@ class _Products:
 
 
 def _is_psd(hessian: Tensor) -> bool:
-    """Whether what eigenvalues are below zero can be rounding."""
+    """Whether negative eigenvalues can be rounding."""
     eigenvalues = torch.linalg.eigvalsh(hessian)
     return bool(eigenvalues[0] >= -ROUNDING * eigenvalues[-1].abs())
 
 
 def _products(left: Any, right: Any) -> _Products:
-    """Sums over the rows of one batch, float64.
+    """`_Products` of one batch, float64.
 
-    At one position the k columns are contracted first: ``(Σₖ g gᵀ) ⊗ (a aᵀ)``
+    At one position the k outputs are contracted first: ``(Σₖ g gᵀ) ⊗ (a aᵀ)``
     takes 2·b·p·p' operations instead of 2·b·k·p·p', and half of that for a block
     with itself.
     """
@@ -465,7 +425,7 @@ def _pairs(a: Tensor) -> Tensor:
 
 
 def _places(n: int, device: torch.device) -> Tensor:
-    """Where each entry of a symmetric (n, n) stands among its pairs, (n²,)."""
+    """Index of each entry of a symmetric (n, n) among its pairs, (n²,)."""
     row, column = torch.tril_indices(n, n, device=device)
     places = torch.empty(n, n, dtype=torch.long, device=device)
     places[row, column] = places[column, row] = torch.arange(len(row), device=device)

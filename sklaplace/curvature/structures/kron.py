@@ -1,16 +1,15 @@
 """Kronecker structure (KFAC): per weight tensor ``H ≈ B ⊗ A``.
 
-``B = Σ g gᵀ`` over rows, columns and positions; ``A`` is the mean of ``a aᵀ``
-over rows and positions ("expand" form for convolutions; Martens and Grosse
-2015; Grosse and Martens 2016). A bias, and rows without a layer form, are blocks
-``B`` of their own, which is exact within the block. Both factors are
-diagonalised once, when a question first needs it, so that the prior precision is
-added to the products of their eigenvalues exactly (Ritter, Botev and Barber 2018).
+``B = Σ g gᵀ`` over samples, outputs and positions; ``A`` is the mean of ``a aᵀ`` over
+samples and positions ("expand" form for convolutions; Martens and Grosse 2015; Grosse
+and Martens 2016). A bias, and a parameter that is not of a Linear or convolution layer,
+is a block ``B`` by itself, which is exact within the block. Both factors are
+diagonalised once, when first needed, so that the prior precision is added to the
+products of their eigenvalues exactly (Ritter, Botev and Barber 2018).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -22,24 +21,26 @@ from sklaplace.curvature.blocks import Block
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.patches import Inputs, second_diagonal, second_moment
-from sklaplace.curvature.structures.base import Accumulator, Diagonalised
+from sklaplace.curvature.structures.base import (
+    Accumulator,
+    Diagonalised,
+    FieldsOnly,
+    cache_last_call,
+)
 
-# A factor wider than this keeps its diagonal only: the eigenvectors of a denser
-# one take 8 n² bytes and about 10 n³ operations.
+# A factor wider than this keeps its diagonal only: the eigenvectors of a dense one take
+# 8 n² bytes and about 10 n³ operations.
 MAX_FACTOR = 8192
 # Eigenvectors of more dimensions are converted whenever they are used: that is quick
 # beside the products with them, and a copy would be large.
 MAX_CONVERTED = 512
-# output gradients shared by all rows whose rotation is kept: of the identity and of
-# the centred outputs, for the weight and where a bias has none of its own
-MAX_REMEMBERED = 4
 
 T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Factor:
-    """A factor, factorised when its eigenvectors are first asked for.
+class Factor(FieldsOnly):
+    """A Kronecker factor, factorised when its eigenvectors are first needed.
 
     Attributes
     ----------
@@ -51,7 +52,8 @@ class Factor:
 
     state: Tensor | tuple[Tensor, Tensor | None]
 
-    def _eigh(self) -> tuple[Tensor, Tensor | None]:
+    def eigh(self) -> tuple[Tensor, Tensor | None]:
+        """Eigenvalues (n,) and eigenvectors (n, n); None: the identity."""
         state = self.state  # read once and replaced at once, for threads
         if isinstance(state, Tensor):
             state = (state, None) if state.ndim == 1 else symmetric_eigh(state)
@@ -61,86 +63,54 @@ class Factor:
     @property
     def values(self) -> Tensor:
         """Eigenvalues, (n,)."""
-        return self._eigh()[0]
+        return self.eigh()[0]
 
-    @property
-    def vectors(self) -> Tensor | None:
-        """Eigenvectors (n, n); None: the identity."""
-        return self._eigh()[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What is quick to make again stays behind."""
-        return {"state": self.state}
-
-    @cached_property
-    def _narrow(self) -> dict[torch.dtype, Tensor]:
-        return {}
-
-    def vectors_as(self, dtype: torch.dtype) -> Tensor | None:
-        """Eigenvectors in a dtype; converted once, unless they are large."""
-        vectors = self.vectors
+    def vectors(self, dtype: torch.dtype) -> Tensor | None:
+        """Eigenvectors (n, n) in a dtype, converted once unless they are large."""
+        vectors = self.eigh()[1]
         if vectors is None or vectors.dtype == dtype:
             return vectors
-        if len(vectors) > MAX_CONVERTED:
-            return vectors.to(dtype)
-        if dtype not in self._narrow:
-            self._narrow[dtype] = vectors.to(dtype)
-        return self._narrow[dtype]
+        wide = len(vectors) > MAX_CONVERTED
+        return vectors.to(dtype) if wide else self._converted(dtype, vectors)
 
-    @cached_property
-    def _rotated(self) -> dict[int, tuple[Tensor, Tensor]]:
-        return {}
+    @cache_last_call
+    def _converted(self, dtype: torch.dtype, vectors: Tensor) -> Tensor:
+        return vectors.to(dtype)
 
     def rotate_outputs(self, g: Tensor) -> Tensor:
-        """Output gradients in the eigenbasis; once for those that all rows share."""
-        vectors = self.vectors_as(g.dtype)
+        """``g Q``; once for output gradients that all samples share."""
+        vectors = self.vectors(g.dtype)
         if vectors is None:
             return g
-        if len(g) > 1:
-            return g @ vectors
-        if id(g) not in self._rotated:
-            if len(self._rotated) >= MAX_REMEMBERED:
-                self._rotated.clear()
-            self._rotated[id(g)] = g, g @ vectors  # g itself, so that its id stays
-        return self._rotated[id(g)][1]
+        return g @ vectors if len(g) > 1 else self._rotated(g, vectors)
 
-    def apply(self, x: Tensor) -> Tensor:
-        """Coordinates on the last axis back to the original basis."""
-        vectors = self.vectors_as(x.dtype)
-        return x if vectors is None else x @ vectors.T
-
-    def apply_transposed(self, x: Tensor) -> Tensor:
-        """Coordinates on the last axis into the eigenbasis."""
-        vectors = self.vectors_as(x.dtype)
-        return x if vectors is None else x @ vectors
-
-    def apply_squared(self, x: Tensor) -> Tensor:
-        """The same with squared eigenvectors."""
-        return x if self.vectors is None else x @ (self.vectors**2).T
+    @cache_last_call
+    def _rotated(self, g: Tensor, vectors: Tensor) -> Tensor:
+        return g @ vectors
 
     def total(self) -> Tensor:
-        """A copy of the factor, (n, n), or of its diagonal, (n,), where that is all."""
+        """A copy of the factor, (n, n), or (n,) where only its diagonal is kept."""
         if isinstance(self.state, Tensor):
             return self.state.clone()
         values, vectors = self.state
         return values.clone() if vectors is None else (vectors * values) @ vectors.T
 
     def dense(self) -> Tensor:
-        """The factor written out, (n, n), always from its eigenvectors."""
-        values, vectors = self._eigh()
+        """The factor as a matrix, (n, n), always from its eigenvectors."""
+        values, vectors = self.eigh()
         return values.diag() if vectors is None else (vectors * values) @ vectors.T
 
 
 @dataclass(frozen=True)
 class Kron(Diagonalised):
-    """Correlations within each layer, as a product of two small matrices.
+    """``H ≈ diag(B₁ ⊗ A₁, B₂ ⊗ A₂, ...)``: correlations within each layer only.
 
     Attributes
     ----------
     factors : tuple of (output factor, input factor)
-        One pair per block.
+        ``(B, A)`` of each block.
     n_positions : tuple of Tensor of shape ()
-        Weighted number of inputs that each input factor is the mean over.
+        Weighted number of inputs that each ``A`` is the mean over.
     """
 
     factors: tuple[tuple[Factor, Factor], ...]
@@ -162,53 +132,56 @@ class Kron(Diagonalised):
             if last[:2] != (id(b), id(block.g)):
                 last = id(b), id(block.g), b.rotate_outputs(block.g)
             g = last[2]
-            yield Block(g, block.a).rotate(None, a.vectors_as(g.dtype))
+            yield Block(g, block.a).rotate(None, a.vectors(g.dtype))
 
-    def unrotate(self, weights: Tensor) -> Tensor:
-        """Coordinates (s, P) in the eigenbasis back to parameters."""
-        return self._map(weights, "apply")
+    def from_basis(self, weights: Tensor) -> Tensor:
+        """``Q w`` of each row of (..., P)."""
+        return self._apply(weights, lambda q: q.T)
 
     def to_basis(self, weights: Tensor) -> Tensor:
-        """Parameters (..., P) to coordinates in the eigenbasis."""
-        return self._map(weights, "apply_transposed")
+        """``Qᵀ w`` of each row of (..., P)."""
+        return self._apply(weights, lambda q: q)
 
     def squared_basis(self, values: Tensor) -> Tensor:
         """Diagonal of ``Q diag(values) Qᵀ``, (P,)."""
-        return self._map(values, "apply_squared")
+        return self._apply(values, lambda q: (q**2).T)
 
-    def _map(self, vector: Tensor, method: str) -> Tensor:
+    def _apply(self, vector: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """``(Fᵦ ⊗ Fₐ)ᵀ v`` block by block, where ``F`` is a function of ``Q``."""
         pieces = []
         for (b, a), piece in zip(self.factors, self.layout.split(vector), strict=True):
-            matrix = piece.unflatten(-1, (len(b.values), len(a.values)))
-            turned = getattr(b, method)(getattr(a, method)(matrix).mT).mT
-            pieces.append(turned.flatten(-2))
+            x = piece.unflatten(-1, (len(b.values), len(a.values)))
+            for factor in (a, b):
+                q = factor.vectors(x.dtype)
+                x = (x if q is None else x @ function(q)).mT
+            pieces.append(x.flatten(-2))
         return torch.cat(pieces, -1)
 
     def scaled(self, factor: Tensor) -> "Kron":
-        """The factors of rows with that sample weight: means of inputs stay."""
+        """The structure of ``factor·H``: means of inputs stay."""
         outputs, inputs = zip(*self.factors, strict=True)
-        more = once(lambda b: Factor(factor * b.total()), [(b,) for b in outputs])
+        more = once(lambda b: Factor(factor * b.total()), outputs)
         counts = tuple(factor * n for n in self.n_positions)
         return Kron(self.layout, tuple(zip(more, inputs, strict=True)), counts)
 
     def resume(self, accumulator: Accumulator) -> None:
-        """The factors, as sums; both sides of a layer may share one."""
+        """Put the factors, as sums, into an empty accumulator."""
         assert isinstance(accumulator, KronAccumulator)
         outputs, inputs = zip(*self.factors, strict=True)
-        accumulator._outputs = once(Factor.total, [(b,) for b in outputs])
-        accumulator._inputs = [
-            a.total() * n for a, n in zip(inputs, self.n_positions, strict=True)
-        ]
-        accumulator._n_positions = [n.clone() for n in self.n_positions]
+        pairs = zip(inputs, self.n_positions, strict=True)
+        accumulator._sums = (
+            once(Factor.total, outputs),
+            [a.total() * n for a, n in pairs],
+            [n.clone() for n in self.n_positions],
+        )
 
     def dense(self) -> Tensor:
-        """``H`` written out, (P, P)."""
+        """``H`` as a matrix, (P, P)."""
         blocks = [torch.kron(b.dense(), a.dense()) for b, a in self.factors]
         dense: Tensor = torch.block_diag(*blocks)
         return dense
 
 
-# how positions that share a weight are made one row
 WEIGHT_SHARING = "expand", "reduce"
 
 
@@ -224,8 +197,8 @@ class KronAccumulator(Accumulator):
     layout : Layout
         The selected parameters.
     weight_sharing : {"expand", "reduce"}, default="expand"
-        Whether each position of a row counts as a row, or the mean of their ``a`` and
-        the sum of their ``g`` do.
+        Whether each position of a sample counts as a sample, or the mean of their ``a``
+        and the sum of their ``g`` do.
 
     References
     ----------
@@ -238,12 +211,11 @@ class KronAccumulator(Accumulator):
     def __init__(self, layout: Layout, weight_sharing: str = "expand") -> None:
         super().__init__(layout)
         self._reduces = weight_sharing == "reduce"
-        self._outputs: list[Tensor] = []
-        self._inputs: list[Tensor] = []
-        self._n_positions: list[Tensor] = []
+        # of each block: Σ g gᵀ, Σ a aᵀ and the number of inputs a
+        self._sums: tuple[list[Tensor], ...] = [], [], []
 
-    @staticmethod
-    def n_bytes(layout: Layout, n_rows: int | None = None, **options: Any) -> int:
+    @classmethod
+    def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
         """Factors, their eigenvectors and the workspace of the largest one."""
         widths = [n for block in layout.blocks for n in block.factor_shape]
         dense = [n for n in widths if n <= MAX_FACTOR]
@@ -254,74 +226,60 @@ class KronAccumulator(Accumulator):
         blocks = jacobian.blocks
         if self._reduces:
             blocks = [block.reduced() for block in blocks]
-        sides = [(block.outputs,) for block in blocks]
-        outputs = once(_output_moment, [(block,) for block in blocks], sides)
-        if jacobian.first_column:  # of a batch whose inputs have been seen
-            _add(self._outputs, outputs)
-            return
-        device, weights = outputs[0].device, jacobian.weights
-        inputs = [_input_moment(block.a, weights, device) for block in blocks]
-        counts = [_n_positions(block.a, weights, device) for block in blocks]
-        _add(self._outputs, outputs)
-        _add(self._inputs, inputs)
-        _add(self._n_positions, counts)
+        outputs = once(_output_moment, blocks, keys=[b.outputs for b in blocks])
+        more = [outputs]
+        if not jacobian.first_column:  # else inputs of this batch have been added
+            given = jacobian.weights, outputs[0].device
+            more.append([_input_moment(block.a, *given) for block in blocks])
+            more.append([_n_positions(block.a, *given) for block in blocks])
+        for sums, some in zip(self._sums, more, strict=False):
+            _add(sums, some)
 
     def merge(self, other: Accumulator) -> None:
-        """Add what another accumulator has seen."""
+        """Add the sums of another accumulator."""
         assert isinstance(other, KronAccumulator)
-        for mine, theirs in (
-            (self._outputs, other._outputs),
-            (self._inputs, other._inputs),
-            (self._n_positions, other._n_positions),
-        ):
-            # copies: sums are added to in place
-            _add(mine, once(torch.clone, [(value,) for value in theirs]))
+        for mine, theirs in zip(self._sums, other._sums, strict=True):
+            _add(mine, once(torch.clone, theirs))  # sums are added to in place
 
     def decompose(self) -> Kron:
-        """The frozen eigendecompositions."""
+        """The factors, which are not diagonalised yet."""
         tiny = torch.finfo(torch.float64).tiny
-        means = [
-            a / n.clamp(min=tiny)
-            for a, n in zip(self._inputs, self._n_positions, strict=True)
-        ]
         # copies: sums are added to in place
-        outputs = once(lambda b: Factor(b.clone()), [(b,) for b in self._outputs])
-        inputs = map(Factor, means)
-        counts = tuple(n.clone() for n in self._n_positions)
+        outputs = once(lambda b: Factor(b.clone()), self._sums[0])
+        counts = tuple(n.clone() for n in self._sums[2])
+        pairs = zip(self._sums[1], counts, strict=True)
+        inputs = [Factor(a / n.clamp(min=tiny)) for a, n in pairs]
         return Kron(self.layout, tuple(zip(outputs, inputs, strict=True)), counts)
 
 
 def once(
-    function: Callable[..., T],
-    arguments: list[tuple[Any, ...]],
-    identities: list[tuple[Any, ...]] | None = None,
+    function: Callable[..., T], *arguments: Iterable[Any], keys: Iterable[Any] = ()
 ) -> list[T]:
-    """``function`` of each, evaluated once where arguments are the same objects.
+    """``map``, evaluated once where arguments, or ``keys``, are the same objects.
 
     Weight and bias of a Linear layer share output gradients, and so one factor.
     """
     found: dict[tuple[int, ...], T] = {}
-    keys = [tuple(map(id, same)) for same in identities or arguments]
-    for key, args in zip(keys, arguments, strict=True):
-        if key not in found:
-            found[key] = function(*args)
-    return [found[key] for key in keys]
+    values = list(zip(*arguments, strict=True))
+    names = [tuple(map(id, same)) for same in (list(zip(keys)) or values)]
+    for name, some in zip(names, values, strict=True):
+        if name not in found:
+            found[name] = function(*some)
+    return [found[name] for name in names]
 
 
 def _add(sums: list[Tensor], more: list[Tensor]) -> None:
-    """Add to sums of one's own in place; begin with the first."""
-    if not sums:
+    """Add ``more`` to ``sums`` in place, which may be empty yet."""
+    if not sums or not more:
         sums += more
-        return
-    if not more:
         return
     partners: dict[int, set[int]] = {}
     for total, piece in zip(sums, more, strict=True):
         partners.setdefault(id(total), set()).add(id(piece))
     for index, total in enumerate(sums):
-        if len(partners[id(total)]) > 1:  # shared so far, and no more
+        if len(partners[id(total)]) > 1:  # shared by blocks, whose sums differ now
             sums[index] = total.clone()
-    once(torch.Tensor.add_, list(zip(sums, more, strict=True)))
+    once(torch.Tensor.add_, sums, more)
 
 
 def _output_moment(block: Any) -> Tensor:
@@ -334,7 +292,7 @@ def _output_moment(block: Any) -> Tensor:
 def _input_moment(
     a: Inputs | None, weights: Tensor | None, device: torch.device
 ) -> Tensor:
-    """``Σ w a aᵀ`` over rows and positions, or its diagonal; one for a bias."""
+    """``Σ w a aᵀ`` over samples and positions, or its diagonal; one for a bias."""
     if a is None:
         return torch.ones(1, 1, dtype=torch.float64, device=device)
     if a.shape[-1] > MAX_FACTOR:
@@ -345,7 +303,7 @@ def _input_moment(
 def _n_positions(
     a: Inputs | None, weights: Tensor | None, device: torch.device
 ) -> Tensor:
-    """Weighted number of rows, times positions, that an input moment sums."""
+    """Weighted number of samples times positions in an input moment."""
     if a is None:
         return torch.ones((), dtype=torch.float64, device=device)
     n_rows = a.shape[0] if weights is None else weights.double().sum()

@@ -1,9 +1,8 @@
 """Low-rank structure: the leading eigenvectors of ``H``, from a sketch of it.
 
-``Y = HΩ`` for a fixed random ``Ω`` (P, q) is a sum over rows of the Jacobian, which
-are never written out, so that batches and shards add up. Nyström's approximation
-``Y (ΩᵀY)⁻¹ Yᵀ`` is the best that such a sketch can tell, and exact where the rank of
-``H`` is no more than q.
+``Y = HΩ`` for a fixed random ``Ω`` (P, q) is a sum over the rows of ``SᵀJ``, which are
+never dense, so that batches and shards add up. Nyström's approximation
+``H ≈ Y (ΩᵀY)⁻¹ Yᵀ`` is exact where the rank of ``H`` is no more than q.
 """
 
 from dataclasses import dataclass
@@ -13,63 +12,60 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sklaplace.core.checks import check_count, check_share
+from sklaplace.core.checks import check_below_one, check_count
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures.base import Accumulator
 from sklaplace.curvature.structures.dual import Dual
+from sklaplace.curvature.structures.root import DenseRoot
 
 RANK = 100
-# Share of the largest eigenvalue below which an eigenvector is dropped: about what
+# Fraction of the largest eigenvalue below which an eigenvector is dropped: about what
 # the rounding of a sketch in double precision leaves undecided.
 TOLERANCE = 1e-12
-# Columns of the sketch beyond the rank that is asked for (Halko, Martinsson and Tropp
+# Columns of the sketch beyond the rank that is kept (Halko, Martinsson and Tropp
 # 2011, section 4.2: five or ten).
 OVERSAMPLING = 10
 
 
 @dataclass(frozen=True)
 class LowRank(Dual):
-    """Leading directions of the curvature; the prior alone holds in all others.
+    """``H ≈ U diag(e) Uᵀ`` of the leading eigenvectors, with the root ``√e Uᵀ``.
 
-    Its rows are ``√e Uᵀ`` of the eigenvalues and eigenvectors that were kept.
+    In all other directions the posterior is the prior.
 
     Attributes
     ----------
     sketch : Tensor of shape (P, q)
-        ``HΩ``, to which more can be added.
+        ``HΩ``, to which further batches can be added.
     """
 
     sketch: Tensor
     kind = "lowrank"
-    # of two truncations each has dropped what the other may need
+    # a truncation has dropped directions that are leading ones of the sum
     is_additive = False
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What can be made again stays behind."""
-        return {**super().__getstate__(), "sketch": self.sketch}
-
     def scaled(self, factor: Tensor) -> "LowRank":
-        """Rows and sketch of ``factor·H``."""
-        return LowRank(self.layout, factor.sqrt() * self.rows, factor * self.sketch)
+        """The structure of ``factor·H``."""
+        return LowRank(self.layout, self.root.scaled(factor), factor * self.sketch)
 
     def resume(self, accumulator: Accumulator) -> None:
-        """The sketch."""
+        """Put the sketch into an empty accumulator."""
         assert isinstance(accumulator, LowRankAccumulator)
         accumulator._sketch = self.sketch.clone()
 
     @cached_property
-    def _eigh(self) -> tuple[Tensor, Tensor]:
-        """Of the rows' products, which are zero between different rows."""
-        values = (self.rows**2).sum(1)
+    def eigh(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues (n,) and eigenvectors (n, n) of ``R Rᵀ = diag(e)``."""
+        values = (self.root.rows**2).sum(1)
         return values, torch.eye(len(values), dtype=values.dtype, device=values.device)
 
     @cached_property
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of ``H``, (P,), ascending; all but those kept are zero."""
-        values = self._eigh[0].flip(0)
-        n, p = self.rows.shape
-        return torch.cat([values.new_zeros(p - n), values])
+        values = self.eigh[0].flip(0)
+        rest = self.layout.n_parameters - len(values)
+        return torch.cat([values.new_zeros(rest), values])
 
 
 class LowRankAccumulator(Accumulator):
@@ -82,12 +78,12 @@ class LowRankAccumulator(Accumulator):
     rank : int
         Eigenvectors to keep, at most.
     tolerance : float
-        Those of eigenvalues below this share of the largest are dropped.
+        Those of eigenvalues below this fraction of the largest are dropped.
 
     Notes
     -----
-    ``4·P·q`` operations for each of the k rows that a row of a batch has, where all
-    weights are those of a Linear layer; fewer where rows are products.
+    ``4·P·q`` operations for each of the k rows of a sample, where all weights are those
+    of a Linear layer; fewer where rows are products.
 
     References
     ----------
@@ -95,7 +91,7 @@ class LowRankAccumulator(Accumulator):
     positive-semidefinite matrix from streaming data", Algorithm 3.
     """
 
-    checks: ClassVar = {"rank": check_count, "tolerance": check_share}
+    checks: ClassVar = {"rank": check_count, "tolerance": check_below_one}
 
     def __init__(
         self, layout: Layout, rank: int = RANK, tolerance: float = TOLERANCE
@@ -105,24 +101,24 @@ class LowRankAccumulator(Accumulator):
         self._sketch: Tensor | None = None
         self._basis: Tensor | None = None
 
-    @staticmethod
+    @classmethod
     def n_bytes(
-        layout: Layout, n_rows: int | None = None, rank: int = RANK, **options: Any
+        cls, layout: Layout, n_rows: int | None = None, rank: int = RANK, **options: Any
     ) -> int:
         """Sketch and ``Ω``, and twice as much to decompose it."""
         p = layout.n_parameters
         return 4 * 8 * p * min(p, rank + OVERSAMPLING)
 
-    @staticmethod
+    @classmethod
     def row_elements(
-        layout: Layout, n_columns: int, rank: int = RANK, **options: Any
+        cls, layout: Layout, n_columns: int, rank: int = RANK, **options: Any
     ) -> int:
-        """Products of a row's gradients with ``Ω``."""
+        """Products of a sample's gradients with ``Ω``."""
         widest = max(o for o, _ in (block.factor_shape for block in layout.blocks))
         return (n_columns + widest) * (rank + OVERSAMPLING)
 
     def _omega(self, device: torch.device) -> Tensor:
-        """``Ω`` (P, q), orthonormal, the same for every accumulator of this size."""
+        """``Ω`` (P, q), orthonormal, and equal for all accumulators of this size."""
         if self._basis is None:
             p = self.layout.n_parameters
             q = min(p, self.rank + OVERSAMPLING)
@@ -132,14 +128,14 @@ class LowRankAccumulator(Accumulator):
         return self._basis
 
     def update(self, jacobian: Jacobian) -> None:
-        """Add ``Σ rowsᵀ (rows Ω)`` of one batch."""
-        # what rounded rows leave would be taken for directions
+        """Add ``(SᵀJ)ᵀ (SᵀJ Ω)`` of one batch."""
+        # rounding of float32 would count as further directions
         rows = jacobian.double()
         more = rows.rmatmul(rows.matmul(self._omega(rows.blocks[0].g.device)))
         self._sketch = more if self._sketch is None else self._sketch.add_(more)
 
     def merge(self, other: Accumulator) -> None:
-        """Add what another accumulator has seen."""
+        """Add the sketch of another accumulator."""
         assert isinstance(other, LowRankAccumulator)
         if other._sketch is None:
             return
@@ -155,7 +151,7 @@ class LowRankAccumulator(Accumulator):
         kept = values[: self.rank] > self.tolerance * largest
         values, vectors = values[: self.rank][kept], vectors[:, : self.rank][:, kept]
         rows = values.sqrt().unsqueeze(1) * vectors.T
-        return LowRank(self.layout, rows, self._sketch.clone())
+        return LowRank(self.layout, DenseRoot(self.layout, rows), self._sketch.clone())
 
 
 def _nystrom(sketch: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:

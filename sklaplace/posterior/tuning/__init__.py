@@ -1,14 +1,10 @@
-"""Tuning: choose prior precision and noise, and whether to refit the last layer.
+"""Tuning: choose prior precision and noise, and whether to refit the linear model.
 
-Three ways, all ``(TuningProblem) -> GaussianPosterior``:
-
-* ``marglik``: maximise the `evidence`.
-* ``validation``: score the predictive on rows that the network did not see.
-* ``auto``: the second where there are such rows, else the first.
-
-Evidence at weights that are no minimum of the regularised loss prefers far too
-weak a prior, and training residuals of an over-trained network say nothing about
-the noise; hence the order of ``auto``.
+A tuner is a function ``(TuningProblem) -> GaussianPosterior``: ``marglik`` maximises
+the evidence, ``validation`` scores the predictive on held-out data, and ``auto`` does
+the second if there is such data, else the first. Evidence comes last because it prefers
+far too weak a prior at weights that do not minimise the regularised loss, and because
+training residuals of an overfitted network underestimate the noise.
 """
 
 import warnings
@@ -20,27 +16,26 @@ from sklaplace.posterior.tuning.task import TuningProblem
 from sklaplace.posterior.tuning.validation import tune_on_validation
 
 
-def auto(task: TuningProblem) -> GaussianPosterior:
-    """Held-out rows where there are some, else evidence, saying what it risks."""
-    if task.validation is not None:
-        return tune_on_validation(task)
-    if task.head is None or task.refine is False:
-        warnings.warn(
+def auto(problem: TuningProblem) -> GaussianPosterior:
+    """Tune on held-out data if there is any, else by the evidence, with a warning."""
+    if problem.validation is not None:
+        return tune_on_validation(problem)
+    message = ""
+    if problem.linear_model is None or problem.refine is False:
+        message = (
             "There are no rows that the network did not see, so 'auto' maximises the "
             "evidence at the network's own weights, which can make predictions worse "
-            "than the network's. Pass X_val and y_val to fit.",
-            UserWarning,
-            stacklevel=2,
+            "than the network's. Pass X_val and y_val to fit."
         )
-    elif task.free_noise:
-        warnings.warn(
+    elif problem.free_noise:
+        message = (
             "sigma_noise comes from the training rows, because there are no rows "
             "that the network did not see; intervals will be too narrow if the "
-            "network is over-trained. Pass X_val and y_val to fit.",
-            UserWarning,
-            stacklevel=2,
+            "network is over-trained. Pass X_val and y_val to fit."
         )
-    return maximise_evidence(task)
+    if message:
+        warnings.warn(message, UserWarning, stacklevel=2)
+    return maximise_evidence(problem)
 
 
 TUNERS: dict[str, Callable[[TuningProblem], GaussianPosterior]] = {

@@ -1,4 +1,4 @@
-"""TuningProblem: what there is to tune, and with what."""
+"""TuningProblem: a posterior, the data and the hyperparameters to choose."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -13,15 +13,18 @@ from sklaplace.curvature.structures import Projection
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.linear_model import LinearModel
 
-Found = TypeVar("Found")
+Model = TypeVar("Model")
 
-# Bounds of δ and σ: their products stay numbers.
+# Bounds of δ and σ within which their products neither overflow nor underflow.
 SMALLEST, LARGEST = math.exp(-100), math.exp(100)
 
 
 @dataclass(frozen=True)
 class LinearisedBatch:
-    """One batch of rows: outputs, their Jacobian, targets, weights, perhaps keys."""
+    """One batch linearised: outputs (b, c), Jacobian, targets, sample weights (b,).
+
+    ``keys`` (b,), of `row_hash`, are there for training data.
+    """
 
     f: Tensor
     jacobian: Jacobian
@@ -32,33 +35,34 @@ class LinearisedBatch:
 
 @dataclass(frozen=True)
 class TuningProblem:
-    """What there is to tune, and with what.
+    """A posterior, the data and the hyperparameters to choose.
 
     Attributes
     ----------
     posterior : GaussianPosterior
-        At the network's own weights, with initial hyperparameters.
-    head : LinearModel or None
-        Training rows as the selected weights see them, where these enter linearly or
-        the network is taken as linear in them.
+        At the network's weights, with initial hyperparameters.
+    linear_model : LinearModel or None
+        Outputs on the training data as an affine function of the selected weights: of
+        the last layer, or of the linearised network.
     validation : iterable of LinearisedBatch or None
-        Rows that the network did not see.
+        Held-out data, which the network was not trained on.
     log_proba : callable or None
         ``(mean (b, c), cov (b, c, c)) -> (b, K)`` log class probabilities; None
         for regression.
-    diagonal : bool
-        Whether ``log_proba`` takes variances (b, c) in place of covariances.
     free_prior, free_noise : bool
         Whether prior precision and noise are to be chosen.
     refine : bool or "auto"
-        Whether the head is refitted under the prior; "auto" lets the tuner say.
+        Whether the linear model is refitted under the prior; "auto" leaves this to
+        the tuner.
+    diagonal : bool
+        Whether ``log_proba`` takes variances (b, c) in place of covariances.
     log_density : callable or None
-        ``(mean (b, c), variance (b, c), targets) -> (b,)`` for numbers whose likelihood
-        has no noise level to choose.
+        ``(mean (b, c), variance (b, c), targets) -> (b,)`` for regression with a
+        likelihood that has no noise level to choose.
     """
 
     posterior: GaussianPosterior
-    head: LinearModel | None
+    linear_model: LinearModel | None
     validation: Iterable[LinearisedBatch] | None
     log_proba: Callable[[Tensor, Tensor], Tensor] | None
     free_prior: bool
@@ -67,25 +71,35 @@ class TuningProblem:
     diagonal: bool = False
     log_density: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
-    def spread(self, projection: Projection, ratio: Tensor) -> Tensor:
-        """Covariance of held-out outputs under ``H + ratio``, or its diagonal."""
+    def held_out(self) -> Iterable[LinearisedBatch]:
+        """Held-out data, or an error that says how to provide some."""
+        if self.validation is None:
+            raise ValueError(
+                "prior_precision='validation' needs rows that the network did not see, "
+                "and there are none. Pass X_val and y_val to fit, give the network a "
+                "train_split, or use prior_precision='marglik'."
+            )
+        return self.validation
+
+    def output_covariance(self, projection: Projection, ratio: Tensor) -> Tensor:
+        """``J (H + ratio)⁻¹ Jᵀ`` of held-out outputs, or its diagonal if it will do."""
         one = torch.ones_like(self.posterior.scale)
-        if self.diagonal or self.log_proba is None:
-            return projection.variance(ratio, one)
-        return projection.covariance(ratio, one)
+        precision = self.posterior.structure.precision(ratio, one)
+        diagonal = self.diagonal or self.log_proba is None
+        return projection.covariance(precision, diagonal=diagonal)
 
 
-def require_head(head: Found | None) -> Found:
-    """The head, or an error that says what ``refine`` needs."""
-    if head is None:
+def require_linear_model(model: Model | None) -> Model:
+    """The linear model, or an error that says what ``refine`` needs."""
+    if model is None:
         raise ValueError(
             "refine=True needs outputs that are linear in the selected weights. Use "
             "subset_of_weights='last_layer' with a network that ends in a Linear "
             "layer, or refine=False."
         )
-    return head
+    return model
 
 
 def clamped(value: Tensor) -> Tensor:
-    """δ or σ within bounds between which their products stay numbers."""
+    """δ or σ, clamped to bounds within which their products stay finite."""
     return value.clamp(SMALLEST, LARGEST)

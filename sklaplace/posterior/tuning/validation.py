@@ -1,11 +1,11 @@
-"""Validation: the prior precision and noise that predict held-out rows best.
+"""Validation: the prior precision and noise with the best score on held-out data.
 
-A path of prior precisions is scored on rows that the network did not see, with the
-network's own head and with the head that is most probable under each of them.
+A path of prior precisions is scored with the network's own weights and with the linear
+model's most probable weights under each of them.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sklaplace.curvature import priors
 from sklaplace.curvature.structures import projected
-from sklaplace.likelihoods import ClassLikelihood
+from sklaplace.likelihoods import ClassificationLikelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import linearised_mean
 from sklaplace.posterior.tuning.evidence import marglik
@@ -25,112 +25,92 @@ from sklaplace.posterior.tuning.task import (
     LinearisedBatch,
     TuningProblem,
     clamped,
-    require_head,
+    require_linear_model,
 )
 
-# A head is exchanged only for one that raises the log-likelihood of the held-out
-# rows by this many nats in total: about the logarithm of the number of candidates,
-# the best of which is lucky ("strong" evidence: Kass and Raftery 1995).
+# The refitted model is preferred only if it raises the log-likelihood of the held-out
+# data by this many nats in total: about the logarithm of the number of candidates, the
+# best of which is too optimistic ("strong" evidence: Kass and Raftery 1995).
 MARGIN = 3.0
-# share of itself that the loss of a refitted head may still lack along the path
+# relative precision of the loss of models that are refitted along the path
 PATH_TOLERANCE = 1e-5
-# points of the path that a first look passes over, and where refitting begins: a
+# stride of a first search along the path, and the index at which refitting starts: a
 # prior under which outputs have unit variance, or noise as large as the residuals
 COARSE = 4
 MIDDLE = 8
-# Prior variances of the outputs that the validation path visits: from
-# one that changes no prediction to one that leaves all to the data.
+# Prior variances of the outputs along the path: from a prior that changes no
+# prediction to one that leaves everything to the data.
 PATH = 10.0 ** np.arange(-4, 6.01, 0.5)
-# The path of noise levels under a fixed prior, as multiples of the held-out residual
-# of the network's own head, from the largest to the smallest.
+# Noise levels along the path under a fixed prior, as multiples of the held-out residual
+# of the network itself, in descending order.
 NOISE_PATH = 2.0 ** np.arange(1, -4.01, -0.125)
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A posterior and its mean score on held-out rows, in nats; lower is better."""
+    """A posterior with the negative log-likelihood of the held-out data, in nats.
+
+    ``score`` is infinite where it is not a number; ``n_targets`` counts values.
+    """
 
     posterior: GaussianPosterior
     score: float
-    n_rows: float
-    n_outputs: int
-
-    @property
-    def total(self) -> float:
-        """Negative log-likelihood of all held-out rows."""
-        return self.score * self.n_rows
+    n_targets: float
 
 
-def tune_on_validation(task: TuningProblem) -> GaussianPosterior:
-    """Best score on held-out rows along a path of prior precisions.
+def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
+    """Best score on held-out data along a path of prior precisions.
 
     Log loss for classification, Gaussian negative log-likelihood for regression,
-    for the network's own head and, unless ``refine`` is False, for the head that
-    is refitted at each point of the path. With ``refine="auto"`` the refitted head
-    is taken if it makes the held-out rows ``exp(MARGIN)`` times as probable: fewer
-    rows than a hundred mistake luck for skill otherwise.
+    at the network's weights and, unless ``refine`` is False, at the weights of the
+    linear model refitted at each point of the path. With ``refine="auto"`` the refitted
+    model is chosen if it makes the held-out data ``exp(MARGIN)`` times as probable:
+    smaller gains are within the noise of a hundred samples.
 
     A layerwise or diagonal prior keeps the proportions that maximise the
     evidence; the path is over their common factor.
 
-    With noise and a curvature of order two, a point of the path does not tell what the
-    head is refitted to: then the head is kept.
+    With noise and a curvature of order two, a point of the path does not determine the
+    refitted model: then the network's weights are kept.
     """
-    if task.validation is None:
-        raise ValueError(
-            "prior_precision='validation' needs rows that the network did not see, "
-            "and there are none. Pass X_val and y_val to fit, give the network a "
-            "train_split, or use prior_precision='marglik'."
-        )
-    path = _path(task)
-    kept = refitted = None
-    if task.refine is not True:
-        kept = _best(_scored_kept(task, path))
-    if task.refine is True or (task.refine == "auto" and _may_refit(task)):
-        refitted = _best(_scored_refitted(task, path))
-    chosen = kept or refitted
-    if kept and refitted and refitted.total < kept.total - MARGIN:
-        chosen = refitted
-    if chosen is None:
+    path = _path(problem)
+    if problem.refine is True:
+        chosen = _best_refitted(problem, path)
+    else:
+        chosen = _best_kept(problem, path)
+        if problem.refine == "auto" and _may_refit(problem):
+            refitted = _best_refitted(problem, path)
+            if refitted.score < chosen.score - MARGIN:
+                chosen = refitted
+    if not math.isfinite(chosen.score):
         raise ValueError(
             "No prior precision gives a finite score on the held-out rows: the "
             "network's outputs there are too large or not numbers. Scale the inputs "
             "or lower the learning rate."
         )
-    return _widened(_finished(chosen, task), task)
+    posterior = chosen.posterior
+    if posterior.is_refitted:  # to full precision
+        posterior = require_linear_model(problem.linear_model).refit(posterior)
+    if problem.free_noise and problem.free_prior:
+        return _widened(posterior, chosen.n_targets)
+    return posterior
 
 
-def _may_refit(task: TuningProblem) -> bool:
-    """Whether a ratio alone says how the head is to be refitted."""
-    has_order = task.posterior.curvature_order == 1
-    return task.head is not None and (has_order or not task.free_noise)
+def _may_refit(problem: TuningProblem) -> bool:
+    """Whether the ratio ``δ/scale`` alone determines the refitted model."""
+    is_linear_in_scale = problem.posterior.curvature_order == 1
+    has_model = problem.linear_model is not None
+    return has_model and (is_linear_in_scale or not problem.free_noise)
 
 
-def _finished(chosen: "_Candidate", task: TuningProblem) -> "_Candidate":
-    """The chosen candidate with its head, if refitted, refitted to full precision."""
-    if not chosen.posterior.is_refitted:
-        return chosen
-    posterior = require_head(task.head).refit(chosen.posterior)
-    return replace(chosen, posterior=posterior)
+def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
+    """Posterior with σ corrected for its estimation from ``n`` held-out values.
 
-
-def _best(candidates: list["_Candidate"]) -> "_Candidate | None":
-    finite = [c for c in candidates if math.isfinite(c.score)]
-    return min(finite, key=lambda c: c.score, default=None)
-
-
-def _widened(chosen: "_Candidate", task: TuningProblem) -> GaussianPosterior:
-    """The chosen posterior, with noise that owns up to its own uncertainty.
-
-    Prior precision, σ and the choice of head were fitted to the n held-out values.
-    The unbiased variance is ``n/(n - 3)`` times the fitted one, and the Student t
-    that a new value follows has ``ν/(ν - 2)`` times that, ν = n - 3: ``n/(n - 5)``
+    Three quantities are fitted: prior precision, σ and kept or refitted weights. The
+    unbiased variance is ``n/(n - 3)`` times the fitted one, and the Student t
+    distribution of a new value has ``ν/(ν - 2)`` times that, ν = n - 3: ``n/(n - 5)``
     in all.
     """
-    posterior = chosen.posterior
-    if not (task.free_noise and task.free_prior):
-        return posterior
-    n = chosen.n_rows * posterior.likelihood.n_targets(chosen.n_outputs)
     widening = math.sqrt(n / max(n - 5, 1.0))
     ratio = posterior.prior_precision / posterior.scale
     wider = posterior.replace(
@@ -139,98 +119,91 @@ def _widened(chosen: "_Candidate", task: TuningProblem) -> GaussianPosterior:
     return wider.replace(prior_precision=ratio * wider.scale)
 
 
-def _path(task: TuningProblem) -> list[Tensor]:
-    """Ratios ``ρ = δ/scale`` to visit, from the strongest prior to the weakest."""
-    posterior = task.posterior
+# ---------------------------------------------------------------------- the path
+def _path(problem: TuningProblem) -> list[Tensor]:
+    """Ratios ``ρ = δ/scale`` to score, from the strongest prior to the weakest."""
+    if not problem.free_prior:
+        return _noise_path(problem)
+    posterior = problem.posterior
     delta = posterior.prior_precision
-    if task.free_prior and delta.ndim:
-        delta = marglik(posterior, free_noise=task.free_noise).prior_precision
-    if not task.free_prior:
-        return _noise_path(task)
+    if delta.ndim:
+        delta = marglik(posterior, free_noise=problem.free_noise).prior_precision
     shape = delta / delta.log().mean().exp()
-    spread = 1 / priors.expand(shape, posterior.layout)
-    total, n = 0.0, 0.0
-    for rows in _rows(task):
-        prior_variance = rows.jacobian.double().variance(spread)
-        total += float(rows.weights.double() @ prior_variance.mean(1))
-        n += float(rows.weights.sum())
-    return [shape * max(total / n, 1e-30) / variance for variance in PATH]
+    prior_variances = 1 / priors.expand(shape, posterior.layout)
+
+    def output_variance(batch: LinearisedBatch) -> Tensor:
+        return batch.jacobian.double().variance(prior_variances)
+
+    size = max(_held_out_mean(problem, output_variance), 1e-30)
+    return [shape * size / variance for variance in PATH]
 
 
-def _noise_path(task: TuningProblem) -> list[Tensor]:
-    """Ratios under a fixed prior: from noise levels around the held-out residuals."""
-    h = task.posterior.hyperparameters
-    if not task.free_noise:
-        return [h.prior_precision / task.posterior.scale]
-    squares, n = 0.0, 0.0
-    for rows in _rows(task):
-        mean = linearised_mean(task.posterior, rows.f, rows.jacobian)
-        losses = ((mean - rows.targets) ** 2).mean(1)
-        squares += float(rows.weights.double() @ losses)
-        n += float(rows.weights.sum())
-    residual = max(squares / n, SMALLEST) ** 0.5
-    order = task.posterior.curvature_order
+def _noise_path(problem: TuningProblem) -> list[Tensor]:
+    """Ratios under a fixed prior, for noise levels around the held-out residuals."""
+    posterior, h = problem.posterior, problem.posterior.hyperparameters
+    if not problem.free_noise:
+        return [h.prior_precision / posterior.scale]
+
+    def squares(batch: LinearisedBatch) -> Tensor:
+        mean = linearised_mean(posterior, batch.f, batch.jacobian)
+        return (mean - batch.targets) ** 2
+
+    residual = max(_held_out_mean(problem, squares), SMALLEST) ** 0.5
+    order = posterior.curvature_order
     scales = [1 / level ** (2 * order) for level in residual * NOISE_PATH]
     return [h.prior_precision * h.temperature / scale for scale in scales]
 
 
-def _rows(task: TuningProblem) -> Iterator[LinearisedBatch]:
-    assert task.validation is not None
-    return iter(task.validation)
+def _held_out_mean(
+    problem: TuningProblem, values: Callable[[LinearisedBatch], Tensor]
+) -> float:
+    """Weighted mean over the held-out data, and over outputs, of ``values`` (b, c)."""
+    total, n = 0.0, 0.0
+    for batch in problem.held_out():
+        total += float(batch.weights.double() @ values(batch).mean(1))
+        n += float(batch.weights.sum())
+    return total / n
 
 
-def _scored(task: TuningProblem, path: list[Tensor]) -> list[_Candidate]:
-    """One candidate per point of the path, the head kept: one pass over the rows."""
-    scorers = [_Scorer(task, ratio) for ratio in path]
-    for rows in _rows(task):
-        mean = linearised_mean(task.posterior, rows.f, rows.jacobian)
-        n_blocks = 1 if task.diagonal else task.posterior.likelihood.n_blocks
-        projection = projected(task.posterior.structure, rows.jacobian, n_blocks)
-        for scorer in scorers:
-            scorer.add(mean, task.spread(projection, scorer.ratio), rows)
-    return [scorer.candidate(task.posterior) for scorer in scorers]
+# ------------------------------------------------------------ search on the path
+def _best_kept(problem: TuningProblem, path: list[Tensor]) -> _Candidate:
+    """Best candidate with the network's weights.
 
-
-def _scored_kept(task: TuningProblem, path: list[Tensor]) -> list[_Candidate]:
-    """The same; where a point is dear, every fourth, then around the best of them.
-
-    That is where covariances are made. Rows that are made anew on each pass are
-    passed once, with all points.
+    Where covariances make a point expensive, every fourth point is scored, then those
+    around the best. Data that are linearised anew in every pass are passed once.
     """
-    is_cheap = task.log_proba is None or task.diagonal
-    is_stream = not isinstance(task.validation, list)
+    is_cheap = problem.log_proba is None or problem.diagonal
+    is_stream = not isinstance(problem.validation, list)
     if is_cheap or is_stream or len(path) < 2 * COARSE:
-        return _scored(task, path)
+        return min(_scored(problem, path), key=lambda candidate: candidate.score)
     candidates: dict[int, _Candidate] = {}
 
     def visit(indices: Iterable[int]) -> None:
         new = [i for i in indices if 0 <= i < len(path) and i not in candidates]
-        found = _scored(task, [path[i] for i in new])
+        found = _scored(problem, [path[i] for i in new])
         candidates.update(zip(new, found, strict=True))
 
     visit(range(0, len(path), COARSE))
-    stride = COARSE // 2
-    while stride:
+    for stride in (COARSE // 2, COARSE // 4):
         best = _best_index(candidates)
         visit([best - stride, best + stride])
-        stride //= 2
-    return list(candidates.values())
+    return candidates[_best_index(candidates)]
 
 
-def _scored_refitted(task: TuningProblem, path: list[Tensor]) -> list[_Candidate]:
-    """The same with the head refitted at each point, from where the last ended.
+def _best_refitted(problem: TuningProblem, path: list[Tensor]) -> _Candidate:
+    """Best candidate with the refitted model, each started at the best one so far.
 
-    Uphill by two points at a time from the middle of the path, where prior and data
-    weigh alike, until both sides are worse; then the neighbours of the best.
+    Steps of two points from the middle of the path, where prior and data have equal
+    weight, as long as the score improves; then the neighbours of the best.
     """
     candidates: dict[int, _Candidate] = {}
 
     def visit(index: int, start: GaussianPosterior) -> None:
         if 0 <= index < len(path) and index not in candidates:
-            candidates[index] = _refitted(task, start, path[index])
+            candidates[index] = _refitted(problem, start, path[index])
 
     best = min(MIDDLE, len(path) - 1)
-    visit(best, task.posterior)
+    visit(best, problem.posterior)
     for stride in (2, 1):
         for direction in (stride, -stride):
             while True:
@@ -238,29 +211,38 @@ def _scored_refitted(task: TuningProblem, path: list[Tensor]) -> list[_Candidate
                 visit(best + direction, candidates[best].posterior)
                 if stride == 1 or _best_index(candidates) == best:
                     break
-    return list(candidates.values())
-
-
-def _best_index(candidates: dict[int, _Candidate]) -> int:
-    """Where the score is lowest; what is no number is highest."""
-
-    def score(index: int) -> float:
-        found = candidates[index].score
-        return found if math.isfinite(found) else math.inf
-
-    return min(candidates, key=score)
+    return candidates[_best_index(candidates)]
 
 
 def _refitted(
-    task: TuningProblem, start: GaussianPosterior, ratio: Tensor
+    problem: TuningProblem, start: GaussianPosterior, ratio: Tensor
 ) -> _Candidate:
-    """The head refitted under one ratio, from where another refit ended."""
-    if task.free_prior:
+    """Candidate with the model refitted under one ratio, from another refit's mean."""
+    if problem.free_prior:
         template = start.replace(prior_precision=ratio * start.scale)
     else:
         template = start.replace(sigma_noise=_implied_variance(start, ratio).sqrt())
-    posterior = require_head(task.head).refit(template, tolerance=PATH_TOLERANCE)
-    return _scored(replace(task, posterior=posterior), [ratio])[0]
+    model = require_linear_model(problem.linear_model)
+    posterior = model.refit(template, tolerance=PATH_TOLERANCE)
+    return _scored(replace(problem, posterior=posterior), [ratio])[0]
+
+
+def _best_index(candidates: dict[int, _Candidate]) -> int:
+    return min(candidates, key=lambda index: candidates[index].score)
+
+
+# ---------------------------------------------------------------------- the score
+def _scored(problem: TuningProblem, path: list[Tensor]) -> list[_Candidate]:
+    """A candidate per ratio, all with the same weights: one pass over the data."""
+    scorers = [_Scorer(problem, ratio) for ratio in path]
+    for batch in problem.held_out():
+        mean = linearised_mean(problem.posterior, batch.f, batch.jacobian)
+        n_blocks = 1 if problem.diagonal else problem.posterior.likelihood.n_blocks
+        projection = projected(problem.posterior.structure, batch.jacobian, n_blocks)
+        for scorer in scorers:
+            covariance = problem.output_covariance(projection, scorer.ratio)
+            scorer.add(mean, covariance, batch)
+    return [scorer.candidate() for scorer in scorers]
 
 
 def _implied_variance(posterior: GaussianPosterior, ratio: Tensor) -> Tensor:
@@ -272,7 +254,7 @@ def _implied_variance(posterior: GaussianPosterior, ratio: Tensor) -> Tensor:
 
 
 class _Scorer:
-    """Score of one ratio ``ρ = δ/scale`` on held-out rows, batch by batch.
+    """Score of one ratio ``ρ = δ/scale`` on held-out data, batch by batch.
 
     With ``u = J (H + ρ)⁻¹ Jᵀ`` the functional covariance is ``u/scale``. For
     Gaussian noise ``scale = 1/(σ²T)``, so that the predictive variance
@@ -280,82 +262,95 @@ class _Scorer:
     curvature of order two it is ``σ²(1 + T σ² u)``, and a search finds σ².
     """
 
-    def __init__(self, task: TuningProblem, ratio: Tensor) -> None:
-        self.task, self.ratio = task, ratio
+    def __init__(self, problem: TuningProblem, ratio: Tensor) -> None:
+        self.problem, self.ratio = problem, ratio
         self._losses: list[Tensor] = []
         self._weights: list[Tensor] = []
-        self._spreads: list[Tensor] = []
+        self._variances: list[Tensor] = []
 
-    def add(self, mean: Tensor, u: Tensor, rows: LinearisedBatch) -> None:
-        """Take the unscaled predictive of one batch."""
-        h = self.task.posterior.hyperparameters
-        self._weights.append(rows.weights.double())
-        if self.task.log_density is not None:
-            variance = u / self.task.posterior.scale
-            targets = rows.targets.double()
-            self._losses.append(-self.task.log_density(mean, variance, targets))
-            return
-        if self.task.log_proba is None:
-            self._losses.append((mean - rows.targets) ** 2)
-            self._spreads.append(h.temperature * u)
-            return
-        log_proba = self.task.log_proba(mean, u / self.task.posterior.scale)
-        likelihood = cast(ClassLikelihood, self.task.posterior.likelihood)
-        self._losses.append(likelihood.log_loss(log_proba, rows.targets))
+    def add(self, mean: Tensor, u: Tensor, batch: LinearisedBatch) -> None:
+        """Add one batch with its predictive mean and covariance ``u``."""
+        problem, posterior = self.problem, self.problem.posterior
+        if problem.log_density is not None:
+            targets = batch.targets.double()
+            loss = -problem.log_density(mean, u / posterior.scale, targets)
+        elif problem.log_proba is not None:
+            log_proba = problem.log_proba(mean, u / posterior.scale)
+            likelihood = cast(ClassificationLikelihood, posterior.likelihood)
+            loss = likelihood.log_loss(log_proba, batch.targets)
+        else:
+            loss = (mean - batch.targets) ** 2
+            self._variances.append(posterior.hyperparameters.temperature * u)
+        self._losses.append(loss)
+        self._weights.append(batch.weights.double())
 
-    def candidate(self, posterior: GaussianPosterior) -> _Candidate:
+    def candidate(self) -> _Candidate:
         """The posterior at this point of the path, with its score."""
+        problem, posterior = self.problem, self.problem.posterior
         losses, weights = torch.cat(self._losses), torch.cat(self._weights)
         n_rows = float(weights.sum())
         weights = weights / n_rows
-        if not posterior.likelihood.has_noise:
-            chosen = posterior.replace(prior_precision=self.ratio * posterior.scale)
-            return _Candidate(chosen, float(weights @ losses), n_rows, 1)
-        values = losses, torch.cat(self._spreads), weights
-        variance = self._noise_variance(posterior, *values)
-        chosen = posterior.replace(sigma_noise=clamped(variance.sqrt()))
-        if self.task.free_prior:
-            chosen = chosen.replace(prior_precision=self.ratio * chosen.scale)
-        score = float(self._nll(posterior, variance, *values))
-        return _Candidate(chosen, score, n_rows, losses.shape[1])
+        if posterior.likelihood.has_noise:
+            nll = _GaussianNLL(posterior, losses, torch.cat(self._variances), weights)
+            if not problem.free_noise:
+                variance = posterior.hyperparameters.sigma_noise**2
+            elif not problem.free_prior:
+                variance = _implied_variance(posterior, self.ratio)
+            else:
+                variance = nll.best_variance()
+            score = float(nll(variance)) * n_rows
+            posterior = posterior.replace(sigma_noise=clamped(variance.sqrt()))
+        else:
+            score = float(weights @ losses) * n_rows
+        if problem.free_prior or not posterior.likelihood.has_noise:
+            ratio = self.ratio * posterior.scale
+            posterior = posterior.replace(prior_precision=ratio)
+        n_targets = n_rows * posterior.likelihood.n_targets(losses.shape[-1])
+        score = score if math.isfinite(score) else math.inf
+        return _Candidate(posterior, score, n_targets)
 
-    def _nll(
-        self,
-        posterior: GaussianPosterior,
-        variance: Tensor,
-        losses: Tensor,
-        spreads: Tensor,
-        weights: Tensor,
-    ) -> Tensor:
-        """Gaussian negative log-likelihood of a row, ()."""
-        power = posterior.curvature_order
-        # of several noise levels only the common factor is ever open
-        ratios = getattr(posterior.likelihood, "relative", None) or (1.0,)
-        squares = losses.new_tensor(ratios) ** 2
-        total = variance * squares + variance**power * spreads
-        return weights @ ((losses / total + (2 * math.pi * total).log()) / 2).sum(1)
 
-    def _noise_variance(
-        self,
-        posterior: GaussianPosterior,
-        losses: Tensor,
-        spreads: Tensor,
-        weights: Tensor,
-    ) -> Tensor:
-        """σ² that is fixed, implied by a fixed prior, or best on these rows."""
-        if not self.task.free_noise:
-            return posterior.hyperparameters.sigma_noise**2
-        if not self.task.free_prior:
-            return _implied_variance(posterior, self.ratio)
-        scaled = losses / (1 + spreads)
-        best = (weights @ scaled.mean(1)).clamp(min=SMALLEST)
-        if posterior.curvature_order == 1:
+@dataclass(frozen=True)
+class _GaussianNLL:
+    """Mean Gaussian negative log-likelihood as a function of σ².
+
+    Attributes
+    ----------
+    posterior : GaussianPosterior
+        Its likelihood and order of the curvature are used.
+    squares : Tensor of shape (n, c)
+        Squared residuals.
+    variances : Tensor of shape (n, c)
+        Variances of the outputs in units of ``σ^(2·order)``.
+    weights : Tensor of shape (n,)
+        Sample weights that sum to one.
+    """
+
+    posterior: GaussianPosterior
+    squares: Tensor
+    variances: Tensor
+    weights: Tensor
+
+    def __call__(self, variance: Tensor) -> Tensor:
+        """Score at σ², ()."""
+        order = self.posterior.curvature_order
+        # of several noise levels only the common factor is tuned
+        ratios = getattr(self.posterior.likelihood, "relative", None) or (1.0,)
+        noise = variance * self.squares.new_tensor(ratios) ** 2
+        total = noise + variance**order * self.variances
+        nll = (self.squares / total + (2 * math.pi * total).log()) / 2
+        return self.weights @ nll.sum(1)
+
+    def best_variance(self) -> Tensor:
+        """σ² of the best score under a given ratio ``δ/scale``, ()."""
+        scaled = self.squares / (1 + self.variances)
+        best = (self.weights @ scaled.mean(1)).clamp(min=SMALLEST)
+        if self.posterior.curvature_order == 1:
             return best
 
         def score(log_variance: float) -> float:
-            variance = torch.full_like(best, math.exp(log_variance))
-            return float(self._nll(posterior, variance, losses, spreads, weights))
+            return float(self(torch.full_like(best, math.exp(log_variance))))
 
-        upper = float((weights @ losses.mean(1)).clamp(min=SMALLEST).log())
+        upper = float((self.weights @ self.squares.mean(1)).clamp(min=SMALLEST).log())
         found = minimize_scalar(score, bounds=(upper - 30, upper + 1), method="bounded")
         return torch.full_like(best, math.exp(found.x))

@@ -1,19 +1,16 @@
-"""Distributions over weights for Bayes by Backprop: posteriors, priors, divergence.
+"""Bayes by Backprop: mean-field posteriors over weights, trained by gradients.
 
-A network's P weights have a posterior ``q(w) = Π_p q_p(w_p)`` whose parameters minimise
-
-``E_q[−log p(y | X, w)] + KL(q ‖ p)``,
-
-by stochastic gradients through draws ``w = g(parameters, noise)``:
+The parameters of ``q(w) = Π_p q_p(w_p)`` minimise the negative evidence lower bound
+``E_q[−log p(y | X, w)] + KL(q ‖ p)`` by stochastic gradients through draws
+``w = g(parameters, noise)``. The registries `POSTERIORS` and `PRIORS` list the families
+of ``q``, of which all but the Gaussian are experimental, and those of the prior ``p``.
+`module` puts drawn weights into a network, and `elbo` makes skorch train it.
 
 * ``'gaussian'``: ``w = μ + σ ε``, ``ε ~ N(0, 1)``.
 * ``'kumaraswamy'``: ``w = bound · (2x − 1)``, ``x = (1 − U^{1/b})^{1/a}``.
 * ``'quantile'``: ``w = μ + σ (ε + Σ_k v_k tanh(s_k (ε − c_k)))``.
 * ``'density'``: ``w = μ + σ z``, ``log q(z) = −z²/2 + Σ_k v_k φ_k(z) + constant`` at
   the nodes of a grid, and ``q`` linear between them.
-
-All but the first are experimental. Modules need nothing beyond torch; draws take a
-``torch.Generator``, and leave the global random state alone if they are given one.
 
 References
 ----------
@@ -23,43 +20,33 @@ networks", ICML.
 
 from sklaplace.posterior.variational.base import WeightPosterior
 from sklaplace.posterior.variational.density import Density
-from sklaplace.posterior.variational.divergence import (
-    check_support,
-    divergence,
-    exact_divergence,
-)
-from sklaplace.posterior.variational.gaussian import Gaussian
+from sklaplace.posterior.variational.gaussian import MeanFieldGaussian
 from sklaplace.posterior.variational.kumaraswamy import Kumaraswamy
 from sklaplace.posterior.variational.priors import (
     PRIORS,
     GaussianPrior,
     ScaleMixturePrior,
     UniformPrior,
-    WeightPrior,
 )
 from sklaplace.posterior.variational.quantile import Quantile
 
 POSTERIORS: dict[str, type[WeightPosterior]] = {
     "density": Density,
-    "gaussian": Gaussian,
+    "gaussian": MeanFieldGaussian,
     "kumaraswamy": Kumaraswamy,
     "quantile": Quantile,
 }
-"""Posteriors by the name that ``posterior`` takes."""
+"""Posteriors by the values of the parameter ``posterior``."""
 
 __all__ = [
     "POSTERIORS",
     "PRIORS",
     "Density",
-    "Gaussian",
     "GaussianPrior",
     "Kumaraswamy",
+    "MeanFieldGaussian",
     "Quantile",
     "ScaleMixturePrior",
     "UniformPrior",
     "WeightPosterior",
-    "WeightPrior",
-    "check_support",
-    "divergence",
-    "exact_divergence",
 ]

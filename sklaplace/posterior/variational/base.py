@@ -1,9 +1,9 @@
-"""Distributions over weights that are independent of each other: the protocol.
+"""Mean-field distributions over weights, with reparameterised draws.
 
-``q(w) = Π_p q_p(w_p)`` over P weights, with parameters that are learned. A draw is a
-differentiable function of the parameters and of noise, so that gradients of
-``E_q[f(w)]`` are averages of gradients of ``f(w)`` (the pathwise, or
-reparameterisation, gradient).
+``q(w) = Π_p q_p(w_p)`` over P weights. A draw ``w = g(ε)`` is a differentiable function
+of the parameters and of noise ``ε``, so that ``E_q[∇ f(g(ε))]`` is the gradient of
+``E_q[f(w)]`` (the pathwise, or reparameterisation, gradient). In a location-scale
+family, ``w = μ + σ z`` with ``σ = softplus(ρ)``, and ``log q(w) = log p(z) − log σ``.
 """
 
 import math
@@ -18,22 +18,22 @@ from torch.nn.functional import softplus
 from sklaplace.core.checks import check_count, check_positive
 
 LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
-# What softplus is raised by: far below zero it rounds to zero, and logarithms are
-# taken. Divided by this, gradients do not overflow in float32.
+# Added to softplus, which rounds to zero far below zero, since logarithms are taken.
+# Its inverse does not overflow in float32.
 _SMALLEST = 1e-30
 
 
 class WeightPosterior(nn.Module, ABC):
-    """A distribution over P independent weights that gradients can move.
+    """A mean-field distribution over P weights, with learned parameters.
 
     Parameters
     ----------
     location : Tensor of shape (P,)
-        Where the weights start. Parameters have its dtype and device.
+        Initial medians. Parameters have its dtype and device.
     scale : Tensor of shape (P,)
-        Standard deviations that they start with, positive.
+        Initial standard deviations, positive.
     bound : float, default=3.0
-        Weights stay within ``(-bound, bound)`` where ``is_bounded``; ignored otherwise.
+        Where ``is_bounded``, the support is ``(-bound, bound)``; ignored otherwise.
 
     Raises
     ------
@@ -50,12 +50,11 @@ class WeightPosterior(nn.Module, ABC):
     name : str
         Its key in `POSTERIORS`.
     is_bounded : bool
-        Whether all of its mass is within ``(-bound, bound)``.
+        Whether the support is ``(-bound, bound)``.
     is_experimental : bool
-        Whether nothing was found that it does better than a Gaussian.
+        Whether no advantage over a Gaussian has been found.
     is_closed_form_cheap : bool
-        Whether its entropy and moments cost less than a draw, so that training should
-        use them.
+        Whether `closed_form` costs less than a draw, so that training should use it.
 
     References
     ----------
@@ -67,6 +66,8 @@ class WeightPosterior(nn.Module, ABC):
     is_bounded: ClassVar[bool] = False
     is_experimental: ClassVar[bool] = True
     is_closed_form_cheap: ClassVar[bool] = False
+    # torch.randn or torch.rand
+    _noise: ClassVar[Callable[..., Tensor]] = staticmethod(torch.randn)
 
     def __init__(self, location: Tensor, scale: Tensor, bound: float = 3.0) -> None:
         super().__init__()
@@ -75,7 +76,6 @@ class WeightPosterior(nn.Module, ABC):
         self.n_weights = len(location)
         self.bound = float(bound)
 
-    @abstractmethod
     def sample(
         self, n: int = 1, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -101,21 +101,25 @@ class WeightPosterior(nn.Module, ABC):
         ValueError
             If ``n`` is not a positive integer.
         """
+        return self.transform(self.noise(n, generator))
+
+    def noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """Noise (s, P) that `transform` takes, drawn on the generator's device."""
+        check_count("n", n)
+        like = next(self.parameters())
+        device = like.device if generator is None else generator.device
+        noise = self._noise(
+            (n, self.n_weights), generator=generator, dtype=like.dtype, device=device
+        )
+        return noise.to(like.device)
+
+    @abstractmethod
+    def transform(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights ``g(ε)`` and their log densities, (s, P) each, from noise (s, P)."""
 
     @abstractmethod
     def log_prob(self, w: Tensor) -> Tensor:
-        """Log density of given weights.
-
-        Parameters
-        ----------
-        w : Tensor of shape (..., P)
-            Weights.
-
-        Returns
-        -------
-        Tensor of shape (..., P)
-            In nats; minus infinity outside of the support.
-        """
+        """Log density of weights (..., P), in nats; −inf outside of the support."""
 
     @abstractmethod
     def median(self) -> Tensor:
@@ -129,21 +133,9 @@ class WeightPosterior(nn.Module, ABC):
     def variance(self) -> Tensor:
         """Variances, (P,)."""
 
-    def entropy(self) -> Tensor | None:
-        """Entropies in nats, (P,), in closed form; None where there is none."""
-        return None
-
-    def second_moment(self) -> Tensor | None:
-        """``E[w²]``, (P,), in closed form; None where there is none."""
-        return None
-
     def closed_form(self) -> tuple[Tensor, Tensor] | None:
-        """Entropies and ``E[w²]``, (P,) each, at once; None where one has no form."""
-        entropy = self.entropy()
-        second_moment = None if entropy is None else self.second_moment()
-        if entropy is None or second_moment is None:
-            return None
-        return entropy, second_moment
+        """Entropies in nats and ``E[w²]``, (P,) each; None without a closed form."""
+        return None
 
     def extra_repr(self) -> str:
         """Number of weights, and the bound where there is one."""
@@ -151,8 +143,62 @@ class WeightPosterior(nn.Module, ABC):
         return f"n_weights={self.n_weights}{bound}"
 
 
+class LocationScale(WeightPosterior):
+    """Weights ``w = μ + σ z`` with a standard variable ``z`` per weight.
+
+    Subclasses define the distribution of ``z``, and call `_start_scale` once it has its
+    initial parameters.
+    """
+
+    def __init__(self, location: Tensor, scale: Tensor, bound: float = 3.0) -> None:
+        super().__init__(location, scale, bound)
+        self.location = nn.Parameter(location.detach().clone())
+
+    @torch.no_grad()
+    def _start_scale(self, scale: Tensor) -> None:
+        """Choose ``σ`` such that weights have the given standard deviations (P,)."""
+        sigma = scale / self._moments()[1] ** 0.5
+        self.raw_scale = nn.Parameter(inverse_softplus(sigma).to(self.location))
+
+    @property
+    def scale(self) -> Tensor:
+        """Scales ``σ``, (P,)."""
+        return positive(self.raw_scale)
+
+    def transform(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights ``g(ε)`` and their log densities, (s, P) each, from noise (s, P)."""
+        z, log_p = self._standard(noise)
+        scale = self.scale
+        return torch.addcmul(self.location, scale, z), log_p - scale.log()
+
+    def log_prob(self, w: Tensor) -> Tensor:
+        """Log density of weights (..., P), in nats; −inf outside of the support."""
+        scale = self.scale
+        return self._standard_log_prob((w - self.location) / scale) - scale.log()
+
+    def mean(self) -> Tensor:
+        """Means, (P,)."""
+        return self.location + self.scale * self._moments()[0]
+
+    def variance(self) -> Tensor:
+        """Variances, (P,)."""
+        return self.scale.square() * self._moments()[1]
+
+    @abstractmethod
+    def _standard(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Draws of ``z`` and their log densities, (s, P) each, from noise (s, P)."""
+
+    @abstractmethod
+    def _standard_log_prob(self, z: Tensor) -> Tensor:
+        """Log density of ``z`` (..., P), in nats."""
+
+    @abstractmethod
+    def _moments(self) -> tuple[Tensor | float, Tensor | float]:
+        """Mean and variance of ``z``, (P,) or one number for all weights."""
+
+
 def positive(raw: Tensor) -> Tensor:
-    """Positive numbers from any: ``softplus(raw)``, but never zero."""
+    """``softplus(raw)``, but never zero."""
     return softplus(raw).add_(_SMALLEST)
 
 
@@ -161,46 +207,13 @@ def inverse_softplus(x: Tensor) -> Tensor:
     return x + (-torch.expm1(-x)).log()
 
 
-def normal_noise(
-    n: int, like: Tensor, generator: torch.Generator | None = None
-) -> Tensor:
-    """Standard normal numbers, (n, P), on the device of ``like`` (P,)."""
-    return _noise(torch.randn, n, like, generator)
-
-
-def uniform_noise(
-    n: int, like: Tensor, generator: torch.Generator | None = None
-) -> Tensor:
-    """Uniform numbers in [0, 1), (n, P), on the device of ``like`` (P,)."""
-    return _noise(torch.rand, n, like, generator)
-
-
-def draw(
-    function: type[torch.autograd.Function], *inputs: Tensor | float
-) -> tuple[Tensor, Tensor]:
-    """Weights and log densities of a function with a gradient of its own."""
-    w, log_q = function.apply(*inputs)
-    return w, log_q
-
-
-def total(x: Tensor) -> Tensor:
-    """Sum over draws, (s, P) -> (P,); one draw is not copied."""
+def sum_draws(x: Tensor) -> Tensor:
+    """Sum over draws, (s, P) -> (P,); a single draw is not copied."""
     return x[0] if len(x) == 1 else x.sum(0)
 
 
-def _noise(
-    kind: Callable[..., Tensor], n: int, like: Tensor, generator: torch.Generator | None
-) -> Tensor:
-    """Numbers (n, P), drawn where the generator is."""
-    check_count("n", n)
-    device = like.device if generator is None else generator.device
-    size = (n, len(like))
-    drawn = kind(size, generator=generator, dtype=like.dtype, device=device)
-    return drawn.to(like.device)
-
-
 def _check_start(location: Tensor, scale: Tensor) -> None:
-    """Refuse locations and scales that no distribution can start from."""
+    """Refuse initial locations and scales that are not finite, (P,) and positive."""
     for name, values in (("location", location), ("scale", scale)):
         if not values.is_floating_point():
             raise TypeError(

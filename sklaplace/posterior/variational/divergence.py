@@ -17,9 +17,8 @@ def divergence(
 ) -> Tensor:
     """Divergence of a posterior from a prior, as training uses it.
 
-    Takes the closed form where it is cheaper than a draw, and an unbiased estimate
-    otherwise. For reports, where noise matters and time does not, see
-    `exact_divergence`.
+    The closed form where it is cheaper than a draw, and an unbiased estimate otherwise.
+    For reports, where noise matters and time does not, see `exact_divergence`.
 
     Parameters
     ----------
@@ -30,7 +29,7 @@ def divergence(
     w : Tensor of shape (s, P)
         Draws from the posterior.
     log_q : Tensor of shape (s, P)
-        Their log densities, as `WeightPosterior.sample` gives.
+        Their log densities, as `WeightPosterior.sample` returns.
 
     Returns
     -------
@@ -39,8 +38,8 @@ def divergence(
 
     Notes
     -----
-    O(P) time in closed form, O(s P) from draws. Infinite where draws are possible that
-    the prior does not allow; `check_support` refuses such pairs.
+    O(P) time in closed form, O(s P) from draws. Infinite where a draw is outside of the
+    support of the prior; `check_support` refuses such pairs.
 
     References
     ----------
@@ -50,9 +49,7 @@ def divergence(
     exact = None
     if posterior.is_closed_form_cheap:
         exact = exact_divergence(posterior, prior)
-    if exact is not None:
-        return exact
-    return (log_q - prior.log_prob(w)).sum() / len(w)
+    return (log_q - prior.log_prob(w)).sum() / len(w) if exact is None else exact
 
 
 def exact_divergence(posterior: WeightPosterior, prior: WeightPrior) -> Tensor | None:
@@ -72,8 +69,8 @@ def exact_divergence(posterior: WeightPosterior, prior: WeightPrior) -> Tensor |
     -------
     Tensor of shape () or None
         ``KL(q ‖ p)`` summed over weights, in nats; differentiable. None where the
-        posterior does not know its entropy or second moment, or the prior's
-        expectation takes more than that.
+        entropy or second moment of the posterior has no closed form, or the prior's
+        expectation is not a function of the second moment.
     """
     closed_form = posterior.closed_form()
     if closed_form is None:
@@ -86,7 +83,7 @@ def exact_divergence(posterior: WeightPosterior, prior: WeightPrior) -> Tensor |
 def check_support(
     posterior: WeightPosterior | type[WeightPosterior], prior: WeightPrior
 ) -> None:
-    """Refuse a posterior that reaches beyond the prior: their divergence is infinite.
+    """Refuse a posterior whose support exceeds the prior's: KL would be infinite.
 
     Parameters
     ----------
@@ -100,8 +97,7 @@ def check_support(
     ValueError
         If the prior is bounded and the posterior is not, or has a larger bound.
     """
-    limit = getattr(prior, "bound", None)
-    if not prior.is_bounded or limit is None:
+    if not prior.is_bounded:
         return
     unbounded = listed(name for name, kind in PRIORS.items() if not kind.is_bounded)
     if not posterior.is_bounded:
@@ -110,10 +106,10 @@ def check_support(
             "allows no weight beyond its own: their divergence is infinite. Choose "
             f"posterior={Kumaraswamy.name!r}, or prior as one of {unbounded}."
         )
-    if isinstance(posterior, WeightPosterior) and posterior.bound > limit:
+    if isinstance(posterior, WeightPosterior) and posterior.bound > prior.bound:
         raise ValueError(
             f"posterior={posterior.name!r} with bound={posterior.bound:g} reaches "
-            f"beyond prior={prior.name!r} with bound={limit:g}: their divergence is "
-            f"infinite. Choose a bound of the posterior up to {limit:g}, or prior as "
-            f"one of {unbounded}."
+            f"beyond prior={prior.name!r} with bound={prior.bound:g}: their divergence "
+            f"is infinite. Choose a bound of the posterior up to {prior.bound:g}, or "
+            f"prior as one of {unbounded}."
         )

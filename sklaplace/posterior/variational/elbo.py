@@ -1,12 +1,12 @@
-"""Elbo: the objective of Bayes by Backprop, within skorch's own training loop.
+"""The evidence lower bound as the objective of skorch's training loop.
 
     loss = mean of nll over the batch + factor · kl_weight · KL(q ‖ prior) / N
 
-per batch, in nats, with one draw of the weights for each of them; N counts training
-rows after whatever skorch holds out, or their weights. ``factor`` is the schedule's,
-with mean one over an epoch. The noise of numbers is that of held-out rows, where there
-are some, at the medians of the weights; else the one that maximises the objective,
-followed by a running mean of squared residuals.
+per batch, in nats, with one draw of the weights per batch; N is the number of training
+samples after skorch's split, or the sum of their weights. ``factor`` is that of the KL
+schedule, with mean one over an epoch. The observation noise of a regression is
+estimated from held-out samples at the medians of the weights where there are some;
+otherwise it maximises the objective, as the running mean of squared residuals.
 """
 
 import copy
@@ -19,29 +19,30 @@ from skorch.utils import to_tensor
 from torch import Tensor, nn
 
 from sklaplace.likelihoods import Likelihood, weighted
+from sklaplace.networks.data import Batches
 from sklaplace.networks.forward import OUTPUT_MAPS, as_columns
 from sklaplace.networks.outputs import OutputSpec, unwrapped
-from sklaplace.networks.training import Batches, batch_weights, mean_weight
+from sklaplace.networks.training import batch_weights, mean_weight
 from sklaplace.posterior.variational import POSTERIORS
 from sklaplace.posterior.variational.divergence import divergence
 from sklaplace.posterior.variational.module import (
     StochasticModule,
+    initial_scales,
     random_weights,
-    start_scales,
 )
 from sklaplace.posterior.variational.priors import WeightPrior
 
-# Steps that the running mean of squared residuals reaches back, at least: fewer would
-# follow the noise of single draws.
+# Least number of steps in the running mean of squared residuals: fewer would follow the
+# sampling noise of single draws.
 NOISE_STEPS = 20
-# Steps from one look at held-out rows to the next, at least.
-LOOK_EVERY = 10
-# Share of the draws' mean squared residual that the noise found there keeps, at least.
-LEAST_SQUARE = 0.1
+# Least number of steps between two estimates of the noise from held-out samples.
+HELD_OUT_STEPS = 10
+# Lower limit of these estimates, as a fraction of the batch's mean squared residual.
+LEAST_VARIANCE = 0.1
 
 
 def uniform(batch: int, n_batches: int) -> float:
-    """The same for all batches."""
+    """One: all batches share the divergence equally."""
     return 1.0
 
 
@@ -62,44 +63,28 @@ KL_SCHEDULES: dict[str, Callable[[int, int], float]] = {
 
 
 @dataclass
-class _Sums:
-    """What an epoch adds up to."""
-
-    nll: Tensor | float = 0.0
-    divergence: Tensor | float = 0.0
-    n_rows: int = 0
-    n_batches: int = 0
-
-    def add(self, nll: Tensor, divergence: Tensor, n_rows: int) -> None:
-        """Add a batch."""
-        self.nll = self.nll + nll.double() * n_rows
-        self.divergence = self.divergence + divergence.double()
-        self.n_rows += n_rows
-        self.n_batches += 1
-
-
-@dataclass
 class Elbo:
-    """What is learned, and how far the learning has come.
+    """The objective of Bayes by Backprop, and its state during training.
 
     Attributes
     ----------
     posterior : str
         Key of ``POSTERIORS``.
     prior : WeightPrior
-        Of each weight.
+        Prior of each weight.
     bound : float
-        Largest magnitude of weights under bounded posteriors.
+        Bound of the weights under bounded posteriors.
     kl_weight : float
         Factor of the divergence.
     schedule : str
         Key of ``KL_SCHEDULES``.
     sigma : float or None
-        Standard deviation of the noise; None: found in training.
+        Standard deviation of the observation noise; None estimates it.
     start : nn.Module or None
-        A trained network to start from; None: the net's own initialisation.
+        A trained network whose weights are the initial medians; None takes the net's
+        own initialisation.
     held_out : Dataset or None
-        Rows that the noise is taken from; None: those of the batch.
+        Samples to estimate the noise from; None takes those of the batch.
     """
 
     posterior: str
@@ -110,47 +95,45 @@ class Elbo:
     sigma: float | None = None
     start: nn.Module | None = None
     held_out: Any = None
-    reading: OutputSpec | None = None
-    n_rows: int = 0
+    spec: OutputSpec | None = None
+    n_samples: int = 0
     n_batches: int = 1
     batch: int = -1
-    _n_squares: int = 0
-    _sums: _Sums = field(default_factory=_Sums)
-    _total: float = 0.0
+    _n_updates: int = 0
+    # (nll, divergence, batch size) of each batch of the epoch
+    _terms: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)
+    _total_weight: float = 0.0
 
     def mixin(self) -> type:
-        """What comes before a net's own class for the time of training."""
+        """The class that precedes a net's own one while it is trained."""
         return type("_ElboTraining", (_ElboTraining,), {"_elbo": self})
 
     def wrapped(self, module: nn.Module) -> StochasticModule:
-        """A network under drawn weights, starting at its own ones, or those given."""
-        base = copy.deepcopy(self.start) if self.start is not None else module
-        base = unwrapped(base)
-        layout = random_weights(base)
-        own = dict(base.named_parameters())
+        """A module under drawn weights, initialised from a network or from `start`."""
+        base = unwrapped(module if self.start is None else copy.deepcopy(self.start))
+        layout, own = random_weights(base), dict(base.named_parameters())
         values = [own[block.name].detach() for block in layout.blocks]
         dtype = values[0].dtype
         location = torch.cat([value.reshape(-1).to(dtype) for value in values])
-        scale = start_scales(values).to(location)
+        scale = initial_scales(values).to(location)
         kind = POSTERIORS[self.posterior]
         return StochasticModule(base, layout, kind(location, scale, self.bound))
 
-    def begin(self, module: StochasticModule, reading: OutputSpec) -> None:
-        """Before the first step: how the outputs are read."""
-        module.logit_layer, self.reading = reading.logit_layer, reading
+    def begin(self, module: StochasticModule, spec: OutputSpec) -> None:
+        """Set what the outputs mean, before the first step."""
+        module.logit_layer, self.spec = spec.logit_layer, spec
 
     def noise(self, module: StochasticModule) -> Tensor:
-        """Standard deviation of the noise in use, (), float64."""
+        """Current standard deviation of the observation noise, (), float64."""
         if self.sigma is not None:
             return torch.tensor(float(self.sigma), dtype=torch.float64)
-        return module.square.clamp(min=torch.finfo(torch.float32).tiny).sqrt()
+        return module.noise_variance.clamp(min=torch.finfo(torch.float32).tiny).sqrt()
 
-    # -------------------------------------------------------------------- the loss
     def loss(self, net: Any, returned: Any, y: Tensor, *, training: bool) -> Tensor:
-        """Objective of a batch, in nats per row; without the divergence outside."""
-        assert self.reading is not None
-        likelihood, module = self.reading.likelihood, net.module_
-        f = OUTPUT_MAPS[self.reading.output_map](as_columns(module.outputs(returned)))
+        """Objective of a batch, in nats per sample; the mean nll where not training."""
+        assert self.spec is not None
+        likelihood, module = self.spec.likelihood, net.module_
+        f = OUTPUT_MAPS[self.spec.output_map](as_columns(module.outputs(returned)))
         targets = likelihood.targets(y, f)
         losses = likelihood.loss(f, targets)
         weights = weighted(likelihood, targets, batch_weights(net))
@@ -160,54 +143,42 @@ class Elbo:
         n_targets = likelihood.n_targets(f.shape[1])
         if training and likelihood.has_noise and self.sigma is None:
             mean = (weights * losses.detach()).sum() / weights.sum()
-            self._move_noise(net, 2 * mean / n_targets)
+            self._update_noise(net, 2 * mean / n_targets)
         sigma = self.noise(module)
         nll = (weights * nats(likelihood, losses, sigma, n_targets)).mean()
         if not training:
             return nll
-        assert module.drawn is not None
         kl = divergence(module.posterior, self.prior, *module.drawn)
-        self._sums.add(nll.detach(), kl.detach(), len(losses))
+        self._terms.append((nll.detach(), kl.detach(), len(losses)))
         factor = KL_SCHEDULES[self.schedule](self.batch, self.n_batches)
-        self._total = n = self.n_rows * mean_weight(net)
-        return nll + (factor * self.kl_weight / n) * kl
+        self._total_weight = self.n_samples * mean_weight(net)
+        return nll + (factor * self.kl_weight / self._total_weight) * kl
 
-    def _move_noise(self, net: Any, square: Tensor) -> None:
-        """Take the noise from a batch's mean squared residual, (), or other rows."""
-        if self.held_out is None:
-            self._follow(net.module_, square)
-        else:
-            self._look(net, square)
+    def _update_noise(self, net: Any, variance: Tensor) -> None:
+        """Update the noise variance, given the mean squared residual of a batch, ().
 
-    def _follow(self, module: StochasticModule, square: Tensor) -> None:
-        """Move the noise to the mean squared residual of a batch, ()."""
-        self._n_squares += 1
-        share = 1 / min(self._n_squares, max(NOISE_STEPS, self.n_batches))
-        module.square.lerp_(square.double(), share)
-
-    def _look(self, net: Any, square: Tensor) -> None:
-        """Take the noise from rows that are not trained on, now and then.
-
-        It is no less than a share of what the draws miss a batch by: next to none, as
-        where constant targets are met before the first step, would make gradients that
-        Adam never forgets.
+        Estimates from held-out samples have a lower limit: a variance near zero, as of
+        constant targets before the first step, would make gradients that stay in Adam's
+        second moments.
         """
-        every = max(LOOK_EVERY, self.n_batches)
-        if self._n_squares % every == 0:
-            least = LEAST_SQUARE * float(square)
-            net.module_.square.fill_(max(self._held_out_square(net), least))
-        self._n_squares += 1
+        current, self._n_updates = net.module_.noise_variance, self._n_updates + 1
+        if self.held_out is None:
+            n_averaged = min(self._n_updates, max(NOISE_STEPS, self.n_batches))
+            current.lerp_(variance.double(), 1 / n_averaged)
+        elif (self._n_updates - 1) % max(HELD_OUT_STEPS, self.n_batches) == 0:
+            least = LEAST_VARIANCE * float(variance)
+            current.fill_(max(self._held_out_variance(net), least))
 
     @torch.no_grad()
-    def _held_out_square(self, net: Any) -> float:
-        """Mean squared residual of held-out rows at the medians."""
-        assert self.reading is not None
-        likelihood, module = self.reading.likelihood, net.module_
+    def _held_out_variance(self, net: Any) -> float:
+        """Mean squared residual of held-out samples at the medians of the weights."""
+        assert self.spec is not None
+        likelihood, module = self.spec.likelihood, net.module_
         total, count = 0.0, 0.0
         modes = [(part, part.training) for part in module.modules()]
         module.eval()
         try:
-            for x, y, w in Batches(net, self.held_out, self.reading.batch_size()):
+            for x, y, w in Batches(net, self.held_out, self.spec.batch_size()):
                 f = as_columns(module.outputs(net.infer(x))).double()
                 losses = likelihood.loss(f, likelihood.targets(y, f))
                 weights = torch.ones_like(losses) if w is None else w.to(losses)
@@ -219,28 +190,28 @@ class Elbo:
         return 2 * total / count
 
     def summary(self) -> dict[str, float]:
-        """Divergence and evidence lower bound, in nats, as an epoch saw them."""
-        sums, self._sums = self._sums, _Sums()
-        if not sums.n_rows:
+        """Mean divergence and evidence lower bound of the past epoch, in nats."""
+        if not self._terms:
             return {}
-        kl = float(sums.divergence / sums.n_batches)
-        return {
-            "kl": kl,
-            "elbo": -float(sums.nll / sums.n_rows) * self._total - kl,
-        }
+        nll, kl, sizes = zip(*self._terms, strict=True)
+        self._terms = []
+        n = torch.tensor(sizes, dtype=torch.float64)
+        mean_nll = float(torch.stack(nll).double().cpu() @ n / n.sum())
+        mean_kl = float(torch.stack(kl).double().mean())
+        return {"kl": mean_kl, "elbo": -mean_nll * self._total_weight - mean_kl}
 
 
 def nats(
     likelihood: Likelihood, losses: Tensor, sigma: Tensor, n_targets: int
 ) -> Tensor:
-    """Negative log-likelihoods of rows from losses (b, ...), in their shape."""
+    """Negative log-likelihoods of samples from losses (b, ...), in their shape."""
     sigma = sigma.to(losses)
     normalizer = n_targets * likelihood.log_normalizer(sigma)
     return likelihood.scale(sigma) * losses + normalizer
 
 
 class _ElboTraining:
-    """Mixin before a skorch net that is trained by an `Elbo`."""
+    """Mixin that makes a skorch net train by an `Elbo`."""
 
     _elbo: Elbo
     device: Any
@@ -255,20 +226,16 @@ class _ElboTraining:
     def get_iterator(self, dataset: Any, training: bool = False) -> Any:
         loader = super().get_iterator(dataset, training=training)  # type: ignore[misc]
         if training:
-            self._elbo.n_rows, self._elbo.n_batches = len(dataset), len(loader)
+            self._elbo.n_samples, self._elbo.n_batches = len(dataset), len(loader)
         return loader
 
     def on_epoch_begin(self, net: Any, **kwargs: Any) -> None:
         super().on_epoch_begin(net, **kwargs)  # type: ignore[misc]
         self._elbo.batch = -1
 
-    def on_batch_begin(
-        self, net: Any, batch: Any = None, training: bool = False, **kwargs: Any
-    ) -> None:
-        super().on_batch_begin(  # type: ignore[misc]
-            net, batch=batch, training=training, **kwargs
-        )
-        self._elbo.batch += training
+    def on_batch_begin(self, net: Any, *args: Any, **kwargs: Any) -> None:
+        super().on_batch_begin(net, *args, **kwargs)  # type: ignore[misc]
+        self._elbo.batch += bool(kwargs.get("training"))
 
     def on_epoch_end(self, net: Any, **kwargs: Any) -> None:
         super().on_epoch_end(net, **kwargs)  # type: ignore[misc]
@@ -279,5 +246,5 @@ class _ElboTraining:
         self, y_pred: Any, y_true: Any, X: Any = None, training: bool = False
     ) -> Tensor:
         y = to_tensor(y_true, device=self.device)
-        # a training step of one's own need not say that it is one; its weights do
+        # a user's training step may omit the argument; the module's mode is reliable
         return self._elbo.loss(self, y_pred, y, training=self.module_.training)

@@ -1,8 +1,8 @@
-"""StochasticModule: a network whose weights are drawn anew in each pass of training.
+"""A stochastic module: a network whose weights are drawn in each training pass.
 
-Weights live in one flat vector, with a distribution over it; the network itself is
-called through `torch.func.functional_call` with whatever has been drawn. Buffers, and
-parameters that do not require gradients, stay as they are.
+The weights ``w ~ q`` are one vector (P,), and the network is called through
+`torch.func.functional_call` with it. Buffers, and parameters that do not require
+gradients, are not random.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from torch.func import functional_call
 
 from sklaplace.core.budget import batch_rows
 from sklaplace.curvature.layout import BlockSpec, Layout
-from sklaplace.networks.forward import first_tensor, tapping
+from sklaplace.networks.forward import first_tensor, recorded_outputs
 from sklaplace.posterior.variational.base import WeightPosterior
 from sklaplace.posterior.variational.divergence import divergence, exact_divergence
 from sklaplace.posterior.variational.priors import WeightPrior
 
-# Standard deviations to start with, as a share of the weights' root mean square in
-# each tensor: the network keeps its signal, and learns how much noise it bears.
-START_SHARE = 0.1
+# Initial standard deviations as a fraction of the root mean square of each tensor:
+# small enough to leave the network's signal intact.
+INITIAL_FRACTION = 0.1
 
 
 def random_weights(module: nn.Module) -> Layout:
-    """The parameters of a module that require gradients, each tensor a block."""
+    """Layout of the parameters that require gradients, one block for each tensor."""
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     lazy = [name for name, p in named if nn.parameter.is_lazy(p)]
     if lazy:
@@ -48,26 +48,29 @@ def random_weights(module: nn.Module) -> Layout:
     return Layout(tuple(BlockSpec(name, tuple(p.shape)) for name, p in named))
 
 
-def start_scales(values: Sequence[Tensor]) -> Tensor:
-    """Standard deviations (P,) to start with, from tensors of weights."""
-    flat = torch.cat([value.reshape(-1) for value in values])
-    overall = float(flat.square().mean().sqrt()) or 1.0
-    scales = []
-    for value in values:
-        own = float(value.square().mean().sqrt()) if value.numel() else 0.0
-        scales.append(
-            torch.full_like(value.reshape(-1), START_SHARE * (own or overall))
-        )
-    return torch.cat(scales)
+def initial_scales(values: Sequence[Tensor]) -> Tensor:
+    """Initial standard deviations (P,) for tensors of weights; never zero."""
+    flat = [value.reshape(-1) for value in values]
+    overall = _root_mean_square(torch.cat(flat)) or 1.0
+    return torch.cat(
+        [
+            torch.full_like(x, INITIAL_FRACTION * (_root_mean_square(x) or overall))
+            for x in flat
+        ]
+    )
+
+
+def _root_mean_square(x: Tensor) -> float:
+    return float(x.square().mean().sqrt()) if x.numel() else 0.0
 
 
 class StochasticModule(nn.Module):
-    """A network under drawn weights in training, under their medians otherwise.
+    """A network under drawn weights in training, under their medians in evaluation.
 
     Parameters
     ----------
     base : nn.Module
-        The network. Its parameters are replaced, and no longer require gradients.
+        The network. Its random parameters no longer require gradients.
     layout : Layout
         The weights that are random.
     posterior : WeightPosterior
@@ -76,35 +79,36 @@ class StochasticModule(nn.Module):
     Attributes
     ----------
     logit_layer : str or None
-        Name of a submodule whose outputs are kept in ``tapped``.
+        Name of the submodule whose outputs are the logits; None where they are what the
+        network returns.
     drawn : tuple of Tensor
         Weights (1, P) of the last pass in training, and their log densities.
-    square : Tensor of shape ()
-        Square of the noise found in training: a buffer, so that callbacks which load
-        the weights of an earlier epoch load its noise as well.
+    noise_variance : Tensor of shape ()
+        Estimated variance of the observation noise: a buffer, so that it is restored
+        along with the weights of an earlier epoch.
     """
 
-    square: Tensor
+    noise_variance: Tensor
 
     def __init__(
         self, base: nn.Module, layout: Layout, posterior: WeightPosterior
     ) -> None:
         super().__init__()
-        # named as by torch.compile, so that whoever looks for the network finds it
+        # named as by torch.compile, so that `unwrapped` finds the network
         self._orig_mod = base
         self.posterior = posterior
         self.layout = layout
         self.logit_layer: str | None = None
-        self.register_buffer("square", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("noise_variance", torch.zeros((), dtype=torch.float64))
         self.drawn: tuple[Tensor, Tensor] | None = None
-        self.tapped: Tensor | None = None
+        self._logits: Tensor | None = None
         own = dict(base.named_parameters())
         self._dtypes = {block.name: own[block.name].dtype for block in layout.blocks}
-        for block in layout.blocks:
-            own[block.name].requires_grad_(False)
+        for name in self._dtypes:
+            own[name].requires_grad_(False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the network returns."""
+        """Outputs of the network under drawn weights, or under their medians."""
         if self.training:
             self.drawn = self.posterior.sample()
             weights = self.drawn[0][0]
@@ -116,45 +120,44 @@ class StochasticModule(nn.Module):
         }
         if self.logit_layer is None:
             return functional_call(self._orig_mod, values, args, kwargs)
-        with tapping(self._orig_mod, self.logit_layer) as seen:
+        with recorded_outputs(self._orig_mod, [self.logit_layer]) as seen:
             returned = functional_call(self._orig_mod, values, args, kwargs)
-        self.tapped = seen[-1]
+        self._logits = seen[self.logit_layer][-1]
         return returned
 
     def outputs(self, returned: Any) -> Tensor:
-        """What is read of a pass: the logit_layer, or what the network returned."""
-        if self.logit_layer is not None:
-            assert self.tapped is not None
-            return self.tapped
-        return first_tensor(returned)
+        """Logits of the last pass, or its first output without a logit layer."""
+        if self.logit_layer is None:
+            return first_tensor(returned)
+        assert self._logits is not None
+        return self._logits
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is copied or stored: not the graph of the last pass."""
-        return self.__dict__ | {"drawn": None, "tapped": None}
+        """Attributes to copy or pickle: without the graph of the last pass."""
+        return self.__dict__ | {"drawn": None, "_logits": None}
 
-    def settled(self) -> nn.Module:
-        """The network with the medians for its weights, as trainable as it was."""
+    @torch.no_grad()
+    def at_medians(self) -> nn.Module:
+        """The network itself with its weights set to their medians, trainable again."""
         own = dict(self._orig_mod.named_parameters())
-        with torch.no_grad():
-            values = self.layout.unflatten(self.posterior.median())
-            for name, value in values.items():
-                own[name].copy_(value)
-                own[name].requires_grad_(True)
+        for name, value in self.layout.unflatten(self.posterior.median()).items():
+            own[name].copy_(value)
+            own[name].requires_grad_(True)
         return self._orig_mod
 
 
 @dataclass(frozen=True)
 class VariationalPosterior:
-    """Independent distributions of the weights, as they were learned.
+    """The learned mean-field posterior over the weights of a network.
 
     Attributes
     ----------
     distribution : WeightPosterior
-        Over P weights.
+        Distribution of P weights.
     prior : WeightPrior
-        Of each of them.
+        Prior of each weight.
     layout : Layout
-        Which they are.
+        Names and shapes of the weights.
     """
 
     distribution: WeightPosterior
@@ -162,7 +165,7 @@ class VariationalPosterior:
     layout: Layout
 
     def __repr__(self) -> str:
-        """One line in place of all tensors."""
+        """One line without tensors."""
         return (
             f"VariationalPosterior({self.distribution.name} over "
             f"{self.layout.n_parameters:,} weights, {self.prior})"
@@ -172,8 +175,8 @@ class VariationalPosterior:
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """``n`` draws of the weights, (n, P), float64.
 
-        A few at a time: densities and noise of all would take several times as much
-        memory as the draws.
+        In chunks: densities and noise of all draws would take several times the memory
+        of the draws.
         """
         location = self.distribution.median()
         drawn = location.new_empty((n, len(location)), dtype=torch.float64)
@@ -194,14 +197,14 @@ class VariationalPosterior:
 
     @torch.no_grad()
     def log_prob(self, w: Tensor) -> Tensor:
-        """Log densities of weights (..., P), in nats."""
+        """Log density of each weight at ``w`` (..., P), in nats, in its shape."""
         return self.distribution.log_prob(w)
 
     @torch.no_grad()
     def kl(self, n_samples: int, generator: torch.Generator) -> Tensor:
-        """``KL(posterior ‖ prior)`` in nats, (): exact, or by draws."""
-        exact = exact_divergence(self.distribution, self.prior)
-        if exact is not None:
-            return exact.double()
-        drawn = self.distribution.sample(n_samples, generator)
-        return divergence(self.distribution, self.prior, *drawn).double()
+        """``KL(posterior ‖ prior)`` in nats, (): in closed form, or from draws."""
+        kl = exact_divergence(self.distribution, self.prior)
+        if kl is None:
+            drawn = self.distribution.sample(n_samples, generator)
+            kl = divergence(self.distribution, self.prior, *drawn)
+        return kl.double()

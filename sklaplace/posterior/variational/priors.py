@@ -1,11 +1,13 @@
-"""Priors over weights: one distribution that all weights share, independently.
+"""Priors over weights: all weights are independent and identically distributed.
 
-With ``log p(w)`` per weight, and ``E_q[log p(w)]`` where ``E_q[w²]`` is enough for it.
+With ``log p(w)`` per weight, and ``E_q[log p(w)]`` where it is a function of
+``E_q[w²]``.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,26 +16,37 @@ from sklaplace.core.checks import check_fraction, check_positive
 from sklaplace.posterior.variational.base import LOG_ROOT_TWO_PI
 
 
-class WeightPrior(Protocol):
-    """What the divergence asks of a prior."""
+class WeightPrior(ABC):
+    """The prior of each weight.
+
+    Attributes
+    ----------
+    name : str
+        Its key in `PRIORS`.
+    is_bounded : bool
+        Whether the support is ``(-bound, bound)``.
+    bound : float
+        Infinite where the support is unbounded.
+    """
 
     name: ClassVar[str]
-    """Its key in `PRIORS`."""
-    is_bounded: ClassVar[bool]
-    """Whether all of its mass is within ``(-bound, bound)``."""
+    is_bounded: ClassVar[bool] = False
+    bound: float = math.inf
 
+    @abstractmethod
     def log_prob(self, w: Tensor) -> Tensor:
         """Log density of each weight, in nats, in the shape of ``w``."""
 
     def expected_log_prob(self, second_moment: Tensor) -> Tensor | None:
-        """``E[log p(w)]`` from ``E[w²]`` (P,); None where that does not say it."""
+        """``E[log p(w)]`` in nats from ``E[w²]``, (P,); None where not a function."""
+        return None
 
 
 @dataclass(frozen=True)
-class GaussianPrior:
+class GaussianPrior(WeightPrior):
     """``N(0, scale²)``.
 
-    The usual one; the divergence from a Gaussian posterior has a closed form.
+    The default; the divergence from a Gaussian posterior has a closed form.
 
     Attributes
     ----------
@@ -48,7 +61,6 @@ class GaussianPrior:
 
     scale: float = 1.0
     name: ClassVar[str] = "gaussian"
-    is_bounded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_positive("prior_scale", self.scale)
@@ -67,33 +79,31 @@ class GaussianPrior:
 
 
 @dataclass(frozen=True)
-class ScaleMixturePrior:
-    """A smooth spike and slab: a wide Gaussian and a narrow one, mixed.
+class ScaleMixturePrior(WeightPrior):
+    """Spike and slab: ``weight · N(0, scale²) + (1 − weight) · N(0, narrow²)``.
 
-    ``weight · N(0, scale²) + (1 − weight) · N(0, narrow²)``.
-
-    Pulls most weights to zero and leaves a few alone, where it helps to prune. Its
-    divergence is estimated from draws, which adds noise to gradients.
+    Shrinks most weights to zero and a few hardly at all, where that helps to prune. The
+    divergence is estimated from draws, which adds variance to gradients.
 
     Attributes
     ----------
     scale : float
-        Standard deviation of the wide part.
+        Standard deviation of the wide component.
     weight : float
-        Share of the wide part, between 0 and 1.
+        Fraction of the wide component, between 0 and 1.
     narrow : float
-        Standard deviation of the narrow part.
+        Standard deviation of the narrow component.
 
     Raises
     ------
     ValueError
-        If a standard deviation is not positive and finite, or the share not between
+        If a standard deviation is not positive and finite, or the fraction not between
         0 and 1.
 
     References
     ----------
     Blundell, Cornebise, Kavukcuoglu, Wierstra (2015), "Weight uncertainty in neural
-    networks", ICML, eq. (7), who search shares of 1/4, 1/2, 3/4, and ``−log`` of the
+    networks", ICML, eq. (7), who search fractions of 1/4, 1/2, 3/4, and ``−log`` of the
     standard deviations among 0, 1, 2 and 6, 7, 8.
     """
 
@@ -101,15 +111,11 @@ class ScaleMixturePrior:
     weight: float = 0.5
     narrow: float = math.exp(-6)
     name: ClassVar[str] = "scale_mixture"
-    is_bounded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_positive("prior_scale", self.scale)
-        check_fraction(
-            "prior_params['weight']",
-            self.weight,
-            "Choose the share of the wide part, such as 0.5.",
-        )
+        hint = "Choose the fraction of the wide component, such as 0.5."
+        check_fraction("prior_params['weight']", self.weight, hint)
         check_positive("prior_params['narrow']", self.narrow)
 
     def log_prob(self, w: Tensor) -> Tensor:
@@ -118,15 +124,12 @@ class ScaleMixturePrior:
         narrow = GaussianPrior(self.narrow).log_prob(w) + math.log1p(-self.weight)
         return torch.logaddexp(wide, narrow)
 
-    def expected_log_prob(self, second_moment: Tensor) -> None:
-        """None: ``E[w²]`` does not say it."""
-
 
 @dataclass(frozen=True)
-class UniformPrior:
+class UniformPrior(WeightPrior):
     """Uniform on ``(−bound, bound)``.
 
-    For posteriors that are bounded as well; the divergence is infinite for others.
+    For bounded posteriors; the divergence of others is infinite.
 
     Attributes
     ----------
@@ -148,9 +151,8 @@ class UniformPrior:
 
     def log_prob(self, w: Tensor) -> Tensor:
         """Log density of each weight, in nats; minus infinity beyond the bound."""
-        inside = torch.full_like(w, -math.log(2 * self.bound))
         # a weight that rounding puts on the bound is within it
-        return inside.masked_fill(w.abs() > self.bound, -math.inf)
+        return self.expected_log_prob(w).masked_fill(w.abs() > self.bound, -math.inf)
 
     def expected_log_prob(self, second_moment: Tensor) -> Tensor:
         """``E[log p(w)]`` of weights within the bound, (P,), in nats."""
@@ -162,4 +164,4 @@ PRIORS: dict[str, type[GaussianPrior | ScaleMixturePrior | UniformPrior]] = {
     "scale_mixture": ScaleMixturePrior,
     "uniform": UniformPrior,
 }
-"""Priors by the name that ``prior`` takes."""
+"""Priors by the values of the parameter ``prior``."""

@@ -20,7 +20,7 @@ def test_weights_are_independent():
     found = problem("cnn")
     structure = found.structure("diag")
     delta, scale = positive(found.layout.n_parameters), torch.tensor(2.0).double()
-    root = structure.sample(torch.eye(len(delta)).double(), delta, scale)
+    root = structure.precision(delta, scale).sample(torch.eye(len(delta)).double())
     assert_equal(root, (delta + 2 * structure.diagonal).rsqrt().diag(), 1e-14)
 
 

@@ -69,10 +69,11 @@ def test_variances_are_those_of_the_covariance(form, prior):
     found = problem("cnn")
     structure, jacobian = found.structure("full"), found.jacobian()
     delta = prior_precision(found.layout, prior)
-    expected = structure.covariance(jacobian, delta, scale()).diagonal(dim1=1, dim2=2)
-    assert_equal(structure.functional_variance(jacobian, delta, scale()), expected)
-    projection = structure.project(jacobian)
-    assert_equal(projection.variance(delta, scale()), expected)
+    precision = structure.precision(delta, scale())
+    expected = precision.functional_covariance(jacobian).diagonal(dim1=1, dim2=2)
+    assert_equal(precision.functional_variance(jacobian), expected)
+    found = structure.project(jacobian).covariance(precision, diagonal=True)
+    assert_equal(found, expected)
 
 
 def test_hessian_is_symmetric_to_the_last_bit():
@@ -89,15 +90,13 @@ def test_priors_of_equal_entries_are_the_same_prior():
     noise = normal(2, found.layout.n_parameters)
     for prior in ("layerwise", "diag"):
         same = scalar.expand(prior_precision(found.layout, prior).shape)
-        assert_equal(structure.logdet(same, scale()), structure.logdet(scalar, scale()))
+        left, right = (structure.precision(d, scale()) for d in (same, scalar))
+        assert_equal(left.logdet(), right.logdet())
         assert_equal(
-            structure.covariance(jacobian, same, scale()),
-            structure.covariance(jacobian, scalar, scale()),
+            left.functional_covariance(jacobian), right.functional_covariance(jacobian)
         )
-        assert_equal(
-            structure.variance(same, scale()), structure.variance(scalar, scale())
-        )
-        assert structure.sample(noise, same, scale()).shape == noise.shape
+        assert_equal(left.variance(), right.variance())
+        assert left.sample(noise).shape == noise.shape
 
 
 def test_rank_is_no_more_than_the_rows_allow():
@@ -135,12 +134,12 @@ def test_single_precision_networks_have_the_variances_of_double(cuts, subset, de
         accumulate(forward, batches, Categorical(), ggn, accumulator)
         structure = accumulator.decompose()
         jacobian = backpropagate(forward, x, layout, centring)[1]
-        prior, one = torch.tensor([delta, 1.0]).double()
+        precision = structure.precision(*torch.tensor([delta, 1.0]).double())
         answers.append(
             [
-                structure.functional_variance(jacobian, prior, one),
-                structure.project(jacobian).variance(prior, one),
-                structure.logdet(prior, one),
+                precision.functional_variance(jacobian),
+                structure.project(jacobian).covariance(precision, diagonal=True),
+                precision.logdet(),
             ]
         )
     for narrow, wide in zip(*answers, strict=True):
@@ -155,6 +154,6 @@ def test_a_precision_that_rounding_makes_indefinite():
     hessian = rows.T @ rows - 1e-2 * torch.eye(4, dtype=torch.float64)
     structure = Full(layout, hessian)
     delta, one = torch.tensor([1e-3, 1.0]).double()
-    variances = structure.variance(delta, one)
-    assert variances.max() <= 1.01 / delta
-    assert structure.logdet(delta, one).isfinite()
+    precision = structure.precision(delta, one)
+    assert precision.variance().max() <= 1.01 / delta
+    assert precision.logdet().isfinite()

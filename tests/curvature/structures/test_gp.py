@@ -3,10 +3,10 @@ import torch
 from cases import generator, normal
 from contracts import N_ROWS, ROUNDING, assert_equal, prior_precision, problem, scale
 
-from sklaplace.core.draws import row_hash
+from sklaplace.core.random import row_hash
 from sklaplace.curvature.ggn import CURVATURES, GGN, accumulate
 from sklaplace.curvature.structures import STRUCTURES
-from sklaplace.curvature.structures.gp import PointsAccumulator
+from sklaplace.curvature.structures.function_space import PointsAccumulator
 
 pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
 
@@ -50,7 +50,7 @@ def test_points_do_not_depend_on_batches_and_order(curvature):
     # in the order of their keys, so that draws under a layerwise prior are the same
     delta = prior_precision(found.layout, "layerwise")
     noise = normal(2, found.layout.n_parameters)
-    drawn = [s.sample(noise, delta, scale()) for s in (whole, other)]
+    drawn = [s.precision(delta, scale()).sample(noise) for s in (whole, other)]
     assert_equal(drawn[1], drawn[0], ROUNDING)
 
 
@@ -88,8 +88,7 @@ def test_copies_take_no_memory(curvature):
     batches = [(x[:120], y[:120], None), (x[120:], y[120:], None)]
     kind = CURVATURES[curvature]
     structure = accumulated(found, batches, curvature=kind).decompose()
-    points = getattr(structure.points, "points", structure.points)  # if compact
-    n_rows = sum(point.n_rows for point in points)
+    n_rows = sum(point.n_rows for point in structure.points.points)
     assert n_rows <= FEW * (3 if curvature == "ef" else 1)
     kept = torch.isin(copies, chosen_rows(found))
     full = STRUCTURES["full"][0](found.layout)
@@ -102,7 +101,7 @@ def test_rows_stay_unmultiplied():
     """Layer inputs and output gradients in place of a Jacobian."""
     found = problem("mlp")
     structure = accumulated(found, found.batches(N_ROWS)).decompose()
-    (point,) = structure.points
+    (point,) = structure.points.points
     weight, bias = point.blocks[:2]
     assert weight.a.shape == (FEW, 1, found.layout.blocks[0].factor_shape[1])
     assert bias.a is None

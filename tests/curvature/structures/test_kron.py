@@ -42,10 +42,11 @@ def test_questions_with_wide_factors(monkeypatch):
         P = scale() * structure.dense() + every.diag()
         cov, J = torch.linalg.inv(P), found.parts.J
         jacobian = found.jacobian()
-        assert_equal(structure.logdet(delta, scale()), torch.logdet(P))
-        assert_equal(structure.covariance(jacobian, delta, scale()), J @ cov @ J.mT)
-        assert_equal(structure.variance(delta, scale()), cov.diagonal())
-        root = structure.sample(torch.eye(len(P)).double(), delta, scale()).T
+        precision = structure.precision(delta, scale())
+        assert_equal(precision.logdet(), torch.logdet(P))
+        assert_equal(precision.functional_covariance(jacobian), J @ cov @ J.mT)
+        assert_equal(precision.variance(), cov.diagonal())
+        root = precision.sample(torch.eye(len(P)).double()).T
         assert_equal(root @ root.T, cov)
 
 
@@ -106,7 +107,7 @@ def test_exact_for_a_single_row():
 def test_basis_and_back():
     structure = problem("cnn").structure("kron")
     weights = normal(3, structure.layout.n_parameters)
-    assert_equal(structure.unrotate(structure.to_basis(weights)), weights, 1e-12)
+    assert_equal(structure.from_basis(structure.to_basis(weights)), weights, 1e-12)
 
 
 def test_inputs_are_weighted_as_rows():

@@ -23,13 +23,15 @@ def test_a_small_rank_keeps_the_leading_eigenvectors(rank, subset):
     H = found.structure("full").dense()
     values = torch.linalg.eigvalsh(H)
     structure = lowrank(found, rank=rank)
-    assert structure.rows.shape == (rank, len(H))
+    assert structure.root.rows.shape == (rank, len(H))
     kept = structure.dense()
     # Nyström's approximation never exceeds H, and is close to the best of its rank
     assert torch.linalg.eigvalsh(H - kept)[0] > -1e-9 * values[-1]
     best = values[:-rank].sum()
     assert (H - kept).trace() <= 1.1 * best + 1e-9 * values[-1]
-    assert_equal(structure.eigenvalues[-rank:], structure.rows.pow(2).sum(1).flip(0))
+    assert_equal(
+        structure.eigenvalues[-rank:], structure.root.rows.pow(2).sum(1).flip(0)
+    )
 
 
 def test_exact_where_the_rank_suffices():
@@ -38,13 +40,13 @@ def test_exact_where_the_rank_suffices():
     rank = int(torch.linalg.matrix_rank(H, hermitian=True, rtol=1e-12))
     assert rank < len(H)
     assert_equal(lowrank(found, rank=rank).dense(), H, 1e-9)
-    assert len(lowrank(found, rank=len(H)).rows) <= rank + 1
+    assert len(lowrank(found, rank=len(H)).root.rows) <= rank + 1
 
 
 def test_tolerance_drops_small_eigenvalues():
     found = problem("inplace")
     values = torch.linalg.eigvalsh(found.structure("full").dense())
-    kept = lowrank(found, tolerance=1e-2).rows
+    kept = lowrank(found, tolerance=1e-2).root.rows
     assert len(kept) == int((values > 1e-2 * values[-1]).sum())
 
 
@@ -59,7 +61,8 @@ def test_no_curvature_at_all():
     structure = accumulator.decompose()
     delta = positive(seed=1)
     expected = found.layout.n_parameters * delta.log()
-    assert_equal(structure.logdet(delta, scale()), expected)
+    precision = structure.precision(delta, scale())
+    assert_equal(precision.logdet(), expected)
     noise = normal(2, found.layout.n_parameters)
-    drawn = structure.sample(noise, delta, scale())
+    drawn = precision.sample(noise)
     assert_equal(drawn, noise / delta.sqrt())

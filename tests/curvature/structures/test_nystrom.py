@@ -8,9 +8,9 @@ from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 
 from sklaplace import LaplaceRegressor
-from sklaplace.core.draws import row_hash
+from sklaplace.core.random import row_hash
 from sklaplace.curvature.ggn import GGN, accumulate
-from sklaplace.curvature.structures.nystrom import (
+from sklaplace.curvature.structures.function_space import (
     NystromAccumulator,
     VariationalAccumulator,
 )
@@ -63,9 +63,9 @@ def test_what_points_do_not_span_is_as_uncertain_as_the_prior(name):
     found = problem("mlp")
     J, jacobian = found.parts.J, found.jacobian()
     model = structure(found, name, 1)
-    U = basis(torch.cat([p.dense().flatten(0, 1) for p in model.points]))
+    U = basis(torch.cat([p.dense().flatten(0, 1) for p in model.points.points]))
     outside = J - J @ U @ U.T
-    cov = model.covariance(jacobian, DELTA, scale())
+    cov = model.precision(DELTA, scale()).functional_covariance(jacobian)
     inner = U.T @ model.dense() @ U * scale() + DELTA * torch.eye(U.shape[1])
     inside = (J @ U) @ torch.linalg.inv(inner) @ (J @ U).mT
     assert_equal(cov, inside + outside @ outside.mT / DELTA)
@@ -80,8 +80,8 @@ def test_evidence_is_bounded_from_both_sides():
     for delta in (0.01, 0.6, 30.0):
         d = torch.tensor(delta, dtype=torch.float64)
         exact = torch.logdet(scale() * H + d * torch.eye(len(H)))
-        low = structure(found, "nystrom", 1).logdet(d, scale())
-        high = structure(found, "variational", 1).logdet(d, scale())
+        low = structure(found, "nystrom", 1).precision(d, scale()).logdet()
+        high = structure(found, "variational", 1).precision(d, scale()).logdet()
         assert low < exact < high
 
 
@@ -98,7 +98,7 @@ def test_no_other_gaussian_of_its_kind_is_closer():
     found = problem("mlp")
     H = found.structure("full").dense()
     model = structure(found, "variational", 2)
-    R = torch.cat([p.dense().flatten(0, 1) for p in model.points])
+    R = torch.cat([p.dense().flatten(0, 1) for p in model.points.points])
     identity = torch.eye(len(H), dtype=H.dtype)
     target = scale() * H + DELTA * identity
 
@@ -107,7 +107,7 @@ def test_no_other_gaussian_of_its_kind_is_closer():
         kl = torch.linalg.solve(precision, target).trace() + torch.logdet(precision)
         return kl / 2
 
-    best = scale() * model.root.T @ model.root
+    best = scale() * model.points.factor.T @ model.points.factor
     assert_equal(R.T @ best @ R, scale() * model.dense())
     leaf = best.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(divergence(leaf), leaf)
@@ -145,9 +145,10 @@ def test_tuning_maximises_the_bound():
     found = problem("mlp")
     model = structure(found, "variational", 1)
     delta = DELTA.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(model.logdet(delta, scale()), delta)
-    gamma = model.effective_dimension(DELTA, scale())
-    trace_correction = model.trace_correction(DELTA, scale())
+    (slope,) = torch.autograd.grad(model.precision(delta, scale()).logdet(), delta)
+    precision = model.precision(DELTA, scale())
+    gamma = precision.effective_dimension()
+    trace_correction = precision.trace_correction()
     assert_equal(found.layout.n_parameters - DELTA * slope, gamma + trace_correction)
     assert trace_correction > 0.1
 
@@ -215,6 +216,6 @@ def test_evidence_that_leaves_curvature_out_warns(structure):
         "sigma_noise": 0.3,
     }
     few = LaplaceRegressor(net, structure_params={"n_points": 5}, **settings)
-    with pytest.warns(UserWarning, match="leaves out what its points cannot tell"):
+    with pytest.warns(UserWarning, match="leaves out what its points cannot represent"):
         few.fit(X, y)
     LaplaceRegressor(net, **settings).fit(X, y)

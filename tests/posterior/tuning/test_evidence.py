@@ -8,7 +8,7 @@ import torch
 from cases import DOUBLE
 from contracts import STRUCTURES_AND_PRIORS, assert_equal, problem
 from scipy.optimize import minimize, minimize_scalar
-from tasks import fit, task
+from tuning_problems import fit, tuning_problem
 
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.posterior.tuning import evidence
@@ -23,7 +23,7 @@ every_prior = pytest.mark.parametrize(("structure", "prior"), STRUCTURES_AND_PRI
 pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
 
 
-# ------------------------------------------------- evidence at the network's head
+# ---------------------------------------------- evidence at the network's weights
 def evidence_at(posterior, log_delta, log_sigma=None):
     h = posterior.hyperparameters
     delta = torch.as_tensor(log_delta, dtype=DOUBLE).exp()
@@ -63,13 +63,13 @@ def maximum(posterior, *, with_noise=False):
 def evaluations(monkeypatch):
     """Counts the evaluations of the objective with its derivatives."""
     counted = []
-    derivatives = evidence._derivatives
+    derivatives = evidence.NegativeEvidence.derivatives
 
     def count(objective, v):
         counted.append(v)
         return derivatives(objective, v)
 
-    monkeypatch.setattr(evidence, "_derivatives", count)
+    monkeypatch.setattr(evidence.NegativeEvidence, "derivatives", count)
     return counted
 
 
@@ -288,7 +288,7 @@ def test_more_precisions_than_newton_takes(monkeypatch):
     assert_equal(found.prior_precision.log(), expected.prior_precision.log(), 1e-3)
 
 
-# ------------------------------------------------- evidence at the refitted head
+# ------------------------------------------- evidence at the refitted linear model
 def group_sums(values, posterior):
     shape = posterior.prior_precision.shape
     if shape == ():
@@ -300,13 +300,13 @@ def group_sums(values, posterior):
 
 @every_convex
 @every_prior
-def test_fixed_point_at_the_refitted_head(structure, prior, likelihood):
+def test_fixed_point_at_the_refitted_model(structure, prior, likelihood):
     fitted = fit(likelihood, structure, prior, temperature=1.2, prior_mean=0.1)
-    found = marglik_refitted(task(fitted))
-    h, head = found.hyperparameters, fitted.head
+    found = marglik_refitted(tuning_problem(fitted))
+    h, model = found.hyperparameters, fitted.linear_model
     delta = references.expand(h.prior_precision, found.layout)
     mean = h.prior_mean.expand_as(found.mean)
-    _, slope, _ = head.objective(found.mean, delta / found.scale, mean)
+    _, slope, _ = model.objective(found.mean, delta / found.scale, mean)
     assert slope.abs().max() < 1e-6
     cov = torch.linalg.inv(found.precision_matrix())
     gamma = 1 - delta * cov.diagonal()
@@ -323,33 +323,33 @@ def test_fixed_point_at_the_refitted_head(structure, prior, likelihood):
 
 
 @pytest.mark.parametrize("likelihood", ["Categorical", "Gaussian"])
-def test_one_of_prior_and_noise_at_the_refitted_head(likelihood):
+def test_one_of_prior_and_noise_at_the_refitted_model(likelihood):
     fitted = fit(likelihood, "full", prior_precision=0.4, sigma_noise=0.9)
-    found = marglik_refitted(task(fitted, free_noise=False))
+    found = marglik_refitted(tuning_problem(fitted, free_noise=False))
     assert found.hyperparameters.sigma_noise == 0.9
     assert found.is_refitted
     if fitted.likelihood.has_noise:
-        found = marglik_refitted(task(fitted, free_prior=False))
+        found = marglik_refitted(tuning_problem(fitted, free_prior=False))
         assert found.prior_precision == 0.4
         assert found.hyperparameters.sigma_noise != 0.9
 
 
 @every_convex
-def test_nothing_free_at_the_refitted_head(likelihood):
+def test_nothing_free_at_the_refitted_model(likelihood):
     fitted = fit(likelihood)
-    found = marglik_refitted(task(fitted, free_prior=False, free_noise=False))
-    assert_equal(found.mean, fitted.head.refit(fitted.posterior).mean, 1e-12)
+    found = marglik_refitted(tuning_problem(fitted, free_prior=False, free_noise=False))
+    assert_equal(found.mean, fitted.linear_model.refit(fitted.posterior).mean, 1e-12)
 
 
-def test_scalar_evidence_at_the_refitted_head_is_nearly_maximal():
+def test_scalar_evidence_at_the_refitted_model_is_nearly_maximal():
     """For Gaussian noise curvature is constant: the fixed point is the maximum."""
     fitted = fit("Gaussian", "full")
-    found = marglik_refitted(task(fitted))
+    found = marglik_refitted(tuning_problem(fitted))
 
     def loss(x):
         delta, sigma = torch.as_tensor(x).exp()
         template = fitted.posterior.replace(prior_precision=delta, sigma_noise=sigma)
-        return -float(fitted.head.refit(template).log_marginal_likelihood())
+        return -float(fitted.linear_model.refit(template).log_marginal_likelihood())
 
     best = minimize(loss, [0.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-6})
     h = found.hyperparameters
@@ -357,10 +357,10 @@ def test_scalar_evidence_at_the_refitted_head_is_nearly_maximal():
     np.testing.assert_allclose(logs, best.x, atol=1e-3)
 
 
-def test_refitting_needs_a_head():
+def test_refitting_needs_a_linear_model():
     fitted = fit("Categorical", subset="all")
     with pytest.raises(ValueError, match="refine=True needs outputs that are linear"):
-        marglik_refitted(task(replace(fitted, head=None)))
+        marglik_refitted(tuning_problem(replace(fitted, linear_model=None)))
 
 
 def test_evidence_of_a_network_with_all_weights():

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tasks import fit, held_out, task
+from tuning_problems import fit, held_out, tuning_problem
 
 from sklaplace.posterior.tuning import TUNERS
 from sklaplace.posterior.tuning.evidence import marglik, marglik_refitted
@@ -13,33 +13,33 @@ pytestmark = pytest.mark.usefixtures("rng_untouched")
 def test_auto_prefers_held_out_rows():
     fitted = fit("Categorical")
     held = held_out(fitted)
-    the_task = task(fitted, validation=held.rows)
-    found, expected = TUNERS["auto"](the_task), tune_on_validation(the_task)
+    problem = tuning_problem(fitted, validation=held.rows)
+    found, expected = TUNERS["auto"](problem), tune_on_validation(problem)
     assert torch.equal(found.prior_precision, expected.prior_precision)
     assert torch.equal(found.mean, expected.mean)
 
 
 def test_auto_without_rows_refits():
-    the_task = task(fit("Categorical"))
-    found, expected = TUNERS["auto"](the_task), marglik_refitted(the_task)
+    problem = tuning_problem(fit("Categorical"))
+    found, expected = TUNERS["auto"](problem), marglik_refitted(problem)
     assert torch.equal(found.mean, expected.mean)
     assert found.is_refitted
 
 
-def test_auto_says_what_it_risks():
+def test_auto_warns_without_held_out_rows():
     with pytest.warns(UserWarning, match="sigma_noise comes from the training rows"):
-        TUNERS["auto"](task(fit("Gaussian")))
+        TUNERS["auto"](tuning_problem(fit("Gaussian")))
     with pytest.warns(UserWarning, match="maximises the evidence at the network's own"):
-        found = TUNERS["auto"](task(fit("Categorical"), refine=False))
+        found = TUNERS["auto"](tuning_problem(fit("Categorical"), refine=False))
     assert not found.is_refitted
     with pytest.warns(UserWarning, match="maximises the evidence at the network's own"):
-        TUNERS["auto"](task(fit("Categorical"), head=None))
+        TUNERS["auto"](tuning_problem(fit("Categorical"), linear_model=None))
 
 
-def test_marglik_keeps_the_head_where_it_must():
+def test_marglik_keeps_the_weights_where_it_must():
     fitted = fit("Categorical")
-    kept = TUNERS["marglik"](task(fitted, refine=False))
+    kept = TUNERS["marglik"](tuning_problem(fitted, refine=False))
     assert not kept.is_refitted
     assert torch.equal(kept.prior_precision, marglik(fitted.posterior).prior_precision)
-    assert not TUNERS["marglik"](task(fitted, head=None)).is_refitted
-    assert TUNERS["marglik"](task(fitted)).is_refitted
+    assert not TUNERS["marglik"](tuning_problem(fitted, linear_model=None)).is_refitted
+    assert TUNERS["marglik"](tuning_problem(fitted)).is_refitted

@@ -4,12 +4,12 @@ from itertools import pairwise
 
 import pytest
 import references
-import tasks
 import torch
+import tuning_problems
 from cases import DOUBLE, normal, positive
 from contracts import STRUCTURES_AND_PRIORS, assert_equal
 from scipy.optimize import minimize_scalar
-from tasks import fit, held_out, task
+from tuning_problems import fit, held_out, tuning_problem
 
 from sklaplace.curvature.jacobian import backpropagate
 from sklaplace.posterior.tuning import validation
@@ -30,26 +30,29 @@ def total_score(held, posterior):
         std = (variances + posterior.hyperparameters.sigma_noise**2).sqrt()
         score = -torch.distributions.Normal(mean, std).log_prob(held.y).sum(1)
     else:
-        log_proba = tasks.log_proba(posterior.likelihood)(mean, cov)
+        log_proba = tuning_problems.log_proba(posterior.likelihood)(mean, cov)
         score = -log_proba.gather(1, held.y.reshape(-1, 1).long()).squeeze(1)
     return float(held.weights @ score)
 
 
-def kept_heads(fitted, the_task):
-    """Every point of the path with the network's head."""
+def kept_candidates(fitted, problem):
+    """Every point of the path with the network's weights."""
     return [
         fitted.posterior.replace(prior_precision=ratio * fitted.posterior.scale)
-        for ratio in validation._path(the_task)
+        for ratio in validation._path(problem)
     ]
 
 
-def refitted_heads(fitted, the_task):
-    """Every point of the path with its most probable head."""
-    return [fitted.head.refit(posterior) for posterior in kept_heads(fitted, the_task)]
+def refitted_candidates(fitted, problem):
+    """Every point of the path with its most probable weights."""
+    return [
+        fitted.linear_model.refit(posterior)
+        for posterior in kept_candidates(fitted, problem)
+    ]
 
 
 def same_choice(found, expected):
-    """Same head, the same ``δ/scale`` and noise, up to the search's precision."""
+    """Same weights, the same ``δ/scale`` and noise, up to the search's precision."""
     assert found.is_refitted == expected.is_refitted
     # gradients end below 1e-7, and no precision ρ on these paths is below 1e-5
     assert_equal(found.mean, expected.mean, 1e-2)
@@ -62,14 +65,14 @@ def same_choice(found, expected):
     assert_equal(noise, expected.hyperparameters.sigma_noise.log(), 1e-4)
 
 
-def naive_choice(fitted, the_task, score):
-    """The best of the path; a refitted head only where it is clearly better."""
-    kept = min(kept_heads(fitted, the_task), key=score)
-    if the_task.refine is False:
+def naive_choice(fitted, problem, score):
+    """The best of the path; a refitted model only where it is clearly better."""
+    kept = min(kept_candidates(fitted, problem), key=score)
+    if problem.refine is False:
         return kept
-    refitted = min(refitted_heads(fitted, the_task), key=score)
+    refitted = min(refitted_candidates(fitted, problem), key=score)
     gain = score(kept) - score(refitted)
-    return refitted if the_task.refine is True or gain > validation.MARGIN else kept
+    return refitted if problem.refine is True or gain > validation.MARGIN else kept
 
 
 @every_prior
@@ -78,22 +81,22 @@ def naive_choice(fitted, the_task, score):
 def test_best_score_on_held_out_rows(refine, likelihood, structure, prior):
     fitted = fit(likelihood, structure, prior, temperature=0.8)
     held = held_out(fitted, weights=3 * positive(30))
-    the_task = task(fitted, validation=held.rows, refine=refine)
-    found = validation.tune_on_validation(the_task)
-    same_choice(found, naive_choice(fitted, the_task, lambda p: total_score(held, p)))
+    problem = tuning_problem(fitted, validation=held.rows, refine=refine)
+    found = validation.tune_on_validation(problem)
+    same_choice(found, naive_choice(fitted, problem, lambda p: total_score(held, p)))
     assert found.hyperparameters.temperature == 0.8
 
 
 @pytest.mark.parametrize("error", [0.0, 2.0])
-def test_auto_keeps_a_good_head_and_refits_a_bad_one(error):
+def test_auto_keeps_a_good_last_layer_and_refits_a_bad_one(error):
     """Labels are drawn from the network itself, and then its bias is spoilt."""
     fitted = fit("Categorical", "full")
     held = held_out(fitted)
     shift = torch.tensor([error, 0.0, 0.0], dtype=DOUBLE)
     spoilt = [replace(batch, f=batch.f + shift) for batch in held.rows]
-    head = replace(fitted.head, outputs=fitted.head.outputs + shift)
+    model = replace(fitted.linear_model, outputs=fitted.linear_model.outputs + shift)
     found = validation.tune_on_validation(
-        task(replace(fitted, head=head), validation=spoilt)
+        tuning_problem(replace(fitted, linear_model=model), validation=spoilt)
     )
     assert found.is_refitted == bool(error)
 
@@ -115,14 +118,14 @@ def test_best_score_with_noise(curvature, free, refine, structure, prior):
         prior_precision=0.5,
     )
     held = held_out(fitted, weights=positive(30))
-    the_task = task(
+    problem = tuning_problem(
         fitted,
         validation=held.rows,
         refine=refine,
         free_prior=free != "noise",
         free_noise=free != "prior",
     )
-    found = validation.tune_on_validation(the_task)
+    found = validation.tune_on_validation(problem)
 
     def noisy(posterior):
         return with_noise(posterior, free, held)
@@ -130,10 +133,10 @@ def test_best_score_with_noise(curvature, free, refine, structure, prior):
     def score(posterior):
         return total_score(held, noisy(posterior))
 
-    expected = noisy(naive_choice(fitted, the_task, score))
+    expected = noisy(naive_choice(fitted, problem, score))
     h = found.hyperparameters
     if free == "both":
-        # δ, σ and the head were fitted, and a new value follows a Student t
+        # δ, σ and the weights were chosen, and a new value follows a Student t
         n = 2 * float(held.weights.sum())
         wider = expected.hyperparameters.sigma_noise * math.sqrt(n / (n - 5))
         expected = at_noise(expected, wider)
@@ -174,36 +177,38 @@ def test_single_candidate_where_all_is_fixed():
     fitted = fit("Gaussian", prior_precision=0.5)
     held = held_out(fitted)
     options = {"validation": held.rows, "free_prior": False, "free_noise": False}
-    found = validation.tune_on_validation(task(fitted, refine=False, **options))
+    found = validation.tune_on_validation(
+        tuning_problem(fitted, refine=False, **options)
+    )
     assert_equal(found.prior_precision, torch.tensor(0.5, dtype=DOUBLE), 1e-12)
     assert not found.is_refitted
     assert validation.tune_on_validation(
-        task(fitted, refine=True, **options)
+        tuning_problem(fitted, refine=True, **options)
     ).is_refitted
 
 
 def test_path_starts_where_the_prior_leaves_the_network_alone():
     fitted = fit("Categorical", "full")
     held = held_out(fitted)
-    the_task = task(fitted, validation=held.rows, refine=False)
-    path = validation._path(the_task)
+    problem = tuning_problem(fitted, validation=held.rows, refine=False)
+    path = validation._path(problem)
     assert all(a > b for a, b in pairwise(path))
-    strongest = total_score(held, kept_heads(fitted, the_task)[0])
+    strongest = total_score(held, kept_candidates(fitted, problem)[0])
     softmax = held.f.log_softmax(-1)
     alone = -float(softmax.gather(1, held.y.reshape(-1, 1)).sum())
     assert math.isclose(strongest, alone, rel_tol=1e-3)
 
 
 @pytest.mark.parametrize("likelihood", ["Categorical", "Gaussian"])
-def test_final_head_is_refitted_to_full_precision(likelihood):
-    """Heads along the path may be rougher than the one that is returned."""
+def test_final_model_is_refitted_to_full_precision(likelihood):
+    """Models along the path may be less precise than the one that is returned."""
     fitted = fit(likelihood, "kron")
     held = held_out(fitted)
     found = validation.tune_on_validation(
-        task(fitted, validation=held.rows, refine=True)
+        tuning_problem(fitted, validation=held.rows, refine=True)
     )
     rho = (found.prior_precision / found.scale).expand_as(found.mean)
-    _, slope, _ = fitted.head.objective(found.mean, rho, torch.zeros_like(rho))
+    _, slope, _ = fitted.linear_model.objective(found.mean, rho, torch.zeros_like(rho))
     assert slope.abs().max() < 1e-6
 
 
@@ -229,7 +234,9 @@ def test_weights_of_held_out_rows_are_repetitions(likelihood):
         )
     ]
     found = [
-        validation._scored(task(fitted, validation=given), [positive()])[0].score
+        validation._scored(tuning_problem(fitted, validation=given), [positive()])[
+            0
+        ].score
         for given in (held.rows, copies)
     ]
     assert math.isclose(*found, rel_tol=1e-10)
@@ -247,7 +254,7 @@ def test_rows_of_nearly_no_weight_leave_the_path_alone(free):
     ]
     given = {"free_prior": free == "prior"}
     expected, found = (
-        validation._path(task(fitted, validation=batches, **given))[0]
+        validation._path(tuning_problem(fitted, validation=batches, **given))[0]
         for batches in (held.rows, spoilt)
     )
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
@@ -255,7 +262,7 @@ def test_rows_of_nearly_no_weight_leave_the_path_alone(free):
 
 def test_validation_needs_rows():
     with pytest.raises(ValueError, match=r"there are none\. Pass X_val and y_val"):
-        validation.tune_on_validation(task(fit()))
+        validation.tune_on_validation(tuning_problem(fit()))
 
 
 def test_no_finite_score_is_an_error():
@@ -263,4 +270,4 @@ def test_no_finite_score_is_an_error():
     held = held_out(fitted)
     rows = [replace(batch, f=batch.f * torch.nan) for batch in held.rows]
     with pytest.raises(ValueError, match="No prior precision gives a finite score"):
-        validation.tune_on_validation(task(fitted, validation=rows))
+        validation.tune_on_validation(tuning_problem(fitted, validation=rows))

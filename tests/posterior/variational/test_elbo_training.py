@@ -25,8 +25,8 @@ from skorch import NeuralNetClassifier
 from torch.distributions import Normal
 
 from sklaplace import VariationalClassifier, VariationalRegressor
+from sklaplace.core.random import private_rng
 from sklaplace.likelihoods import Categorical
-from sklaplace.networks.training import private_rng
 
 
 # ------------------------------------------------------------------------- noise

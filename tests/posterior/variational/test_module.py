@@ -9,15 +9,15 @@ import torch
 from nets import MLP, BatchNormMLP, SoftmaxMLP
 from torch import nn
 
+from sklaplace.core.random import private_rng
 from sklaplace.curvature.layout import BlockSpec, Layout
-from sklaplace.networks.training import private_rng
-from sklaplace.posterior.variational import POSTERIORS, Gaussian, GaussianPrior
+from sklaplace.posterior.variational import POSTERIORS, GaussianPrior, MeanFieldGaussian
 from sklaplace.posterior.variational.elbo import Elbo
 from sklaplace.posterior.variational.module import (
-    START_SHARE,
+    INITIAL_FRACTION,
     VariationalPosterior,
+    initial_scales,
     random_weights,
-    start_scales,
 )
 
 X = torch.linspace(-1, 1, 10).reshape(5, 2)
@@ -61,22 +61,22 @@ class TestRandomWeights:
             random_weights(MLP().requires_grad_(False))
 
 
-class TestStartScales:
-    def test_are_a_share_of_each_tensors_size(self):
+class TestInitialScales:
+    def test_are_a_fraction_of_each_tensors_size(self):
         values = [torch.tensor([3.0, -3.0]), torch.tensor([[0.5]])]
-        expected = START_SHARE * torch.tensor([3.0, 3.0, 0.5])
-        torch.testing.assert_close(start_scales(values), expected)
+        expected = INITIAL_FRACTION * torch.tensor([3.0, 3.0, 0.5])
+        torch.testing.assert_close(initial_scales(values), expected)
 
     def test_zeros_take_the_size_of_all(self):
         values = [torch.zeros(2), torch.tensor([2.0, 2.0])]
-        expected = START_SHARE * torch.tensor([2**0.5, 2**0.5, 2.0, 2.0])
-        torch.testing.assert_close(start_scales(values), expected)
+        expected = INITIAL_FRACTION * torch.tensor([2**0.5, 2**0.5, 2.0, 2.0])
+        torch.testing.assert_close(initial_scales(values), expected)
 
     @pytest.mark.parametrize(
         "values", [[torch.zeros(2)], [torch.zeros(2), torch.zeros(0)]]
     )
     def test_are_positive_where_all_is_zero(self, values):
-        assert start_scales(values).tolist() == pytest.approx([START_SHARE] * 2)
+        assert initial_scales(values).tolist() == pytest.approx([INITIAL_FRACTION] * 2)
 
 
 @pytest.mark.parametrize("name", POSTERIORS)
@@ -87,7 +87,7 @@ class TestEveryFamily:
         stochastic = wrapped(module, name).eval()
         torch.testing.assert_close(stochastic(X), expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(
-            stochastic.settled()(X), expected, rtol=1e-5, atol=1e-5
+            stochastic.at_medians()(X), expected, rtol=1e-5, atol=1e-5
         )
 
     def test_draws_in_training_only(self, name):
@@ -128,16 +128,16 @@ class TestStochasticModule:
         weight, first, second = w[:4].reshape(2, 2), w[4:6], w[6:]
         hidden = torch.tanh(X @ weight.T + first) @ weight.T + second
         torch.testing.assert_close(found, module.fixed(hidden))
-        settled = stochastic.settled()
-        assert settled.first.weight is settled.second.weight
+        network = stochastic.at_medians()
+        assert network.first.weight is network.second.weight
 
     def test_what_does_not_learn_stays_as_it_is(self):
         module = made(Tied)
         before = copy.deepcopy(module.fixed.state_dict())
-        settled = wrapped(module).settled()
-        for name, value in settled.fixed.state_dict().items():
+        network = wrapped(module).at_medians()
+        for name, value in network.fixed.state_dict().items():
             assert torch.equal(value, before[name])
-        flags = {name: p.requires_grad for name, p in settled.named_parameters()}
+        flags = {name: p.requires_grad for name, p in network.named_parameters()}
         assert flags == {name: "fixed" not in name for name in flags}
 
     def test_buffers_follow_training_and_not_prediction(self):
@@ -155,10 +155,10 @@ class TestStochasticModule:
         stochastic = wrapped(module)
         with private_rng(0):
             assert stochastic(X).dtype == torch.float64
-        dtypes = [p.dtype for p in stochastic.settled().parameters()]
+        dtypes = [p.dtype for p in stochastic.at_medians().parameters()]
         assert dtypes == [torch.float32] * 2 + [torch.float64] * 2
 
-    def test_the_tap_is_kept_and_its_hook_removed(self):
+    def test_the_logits_are_kept_and_their_hook_removed(self):
         stochastic = wrapped(made(SoftmaxMLP))
         stochastic.logit_layer = "head"
         with private_rng(0):
@@ -214,7 +214,7 @@ class TestVariationalPosterior:
     def posterior(self):
         layout = Layout((BlockSpec("a", (2, 2)), BlockSpec("b", (1,))))
         location = torch.linspace(-1, 1, 5)
-        distribution = Gaussian(location, torch.full_like(location, 0.3))
+        distribution = MeanFieldGaussian(location, torch.full_like(location, 0.3))
         return VariationalPosterior(distribution, GaussianPrior(0.5), layout)
 
     def test_moments_and_draws(self, rng_untouched):

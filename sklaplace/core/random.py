@@ -1,0 +1,174 @@
+"""Random numbers: of samples, quasi-Monte Carlo, and with the global state restored.
+
+`counter_uniforms` is a counter-based generator: its n-th number for a sample with
+hash k is ``mix(k ^ mix(seed) + n·γ)``, with the finaliser of splitmix64 (Steele, Lea
+and Flood 2014, "Fast splittable pseudorandom number generators"). So numbers depend
+neither on the batch nor on the order of samples, and equal samples have equal ones.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from threading import RLock
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sklaplace.core.trees import leaves
+
+_ONE_THREAD = RLock()
+# γ and the multipliers of splitmix64
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def row_hash(x: Any) -> Tensor:
+    """Return a 64-bit hash of each sample of a batch, (b,), int64.
+
+    Parameters
+    ----------
+    x : Tensor, or dict, list or tuple of tensors
+        One batch of b samples.
+    """
+    parts = list(leaves(x))
+    keys = np.zeros(len(parts[0]), dtype=np.uint64)
+    for leaf in parts:
+        keys = _mixed(keys + _hashed(leaf))
+    return torch.from_numpy(keys.view(np.int64))
+
+
+def counter_uniforms(keys: Tensor, n: int, seed: int = 0) -> Tensor:
+    """Return uniform numbers strictly between zero and one, (b, n), float64.
+
+    Parameters
+    ----------
+    keys : Tensor of shape (b,)
+        From `row_hash`.
+    n : int
+        Numbers per sample.
+    seed : int, default=0
+        Seeds are independent of each other.
+    """
+    salt = _mixed(np.array([seed], dtype=np.uint64))
+    start = keys.cpu().numpy().view(np.uint64)[:, None] ^ salt
+    bits = _mixed(start + _STEP * np.arange(1, n + 1, dtype=np.uint64))
+    # multiples of 2⁻⁵² plus a half: neither end is reached
+    return torch.from_numpy(((bits >> np.uint64(12)) + 0.5) * 2.0**-52)
+
+
+def _hashed(samples: Tensor) -> np.ndarray:
+    """A hash of the bytes of each sample, (b,), uint64."""
+    plain = samples.detach().cpu().contiguous()
+    if plain.is_floating_point():
+        plain = plain + 0.0  # -0.0 and 0.0 are equal
+    data = plain.reshape(len(plain), -1).view(torch.uint8).numpy()
+    words = np.pad(data, ((0, 0), (0, -data.shape[1] % 8))).view(np.uint64)
+    places = _mixed(_STEP * np.arange(1, words.shape[1] + 1, dtype=np.uint64))
+    hashed: np.ndarray = (_mixed(words) * (places | np.uint64(1))).sum(1)
+    return hashed
+
+
+def _mixed(z: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64, a bijection of 64-bit integers."""
+    z = (z ^ (z >> np.uint64(30))) * _MIX[0]
+    z = (z ^ (z >> np.uint64(27))) * _MIX[1]
+    mixed: np.ndarray = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+def sobol_normals(n_samples: int, dim: int, seed: int) -> Tensor:
+    """Return scrambled Sobol points of a standard normal distribution.
+
+    Parameters
+    ----------
+    n_samples : int
+        Number of points, at least one. A power of two covers best.
+    dim : int
+        Number of dimensions.
+    seed : int
+        Seed of the scrambling. The global random state is not touched.
+
+    Returns
+    -------
+    Tensor of shape (n_samples, dim)
+        Sobol points through the normal quantile, float64. The second half is minus
+        the first, so that odd moments are zero for even ``n_samples``; from twice as
+        many points as dimensions on, second moments are those of the identity.
+
+    Raises
+    ------
+    ValueError
+        If ``n_samples`` is not positive.
+
+    Notes
+    -----
+    O(n_samples · dim). Sobol sequences are tabulated up to 21,201 dimensions;
+    beyond these, the points are antithetic normal draws.
+
+    References
+    ----------
+    Owen (1998), "Scrambling Sobol and Niederreiter-Xing points", Journal of
+    Complexity 14(4).
+    """
+    if n_samples < 1:
+        raise ValueError(f"n_samples={n_samples} gives no draws. Use at least 1.")
+    half = (n_samples + 1) // 2
+    if dim > torch.quasirandom.SobolEngine.MAXDIM:
+        generator = torch.Generator().manual_seed(seed)
+        points = torch.randn(half, dim, generator=generator, dtype=torch.float64)
+    else:
+        engine = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)
+        # Points are multiples of 2⁻³⁰, and 0 and 1 have infinite quantiles.
+        uniform = engine.draw(half, dtype=torch.float64).clamp(2**-31, 1 - 2**-31)
+        points = torch.special.ndtri(uniform)
+    if half >= dim:
+        points = _whitened(points)
+    return torch.cat([points, -points])[:n_samples]
+
+
+def _whitened(points: Tensor) -> Tensor:
+    """Points (s, d), d <= s, with second moments of the identity matrix."""
+    root = torch.linalg.cholesky(points.mT @ points / len(points))
+    whitened: Tensor = torch.linalg.solve_triangular(root, points.mT, upper=False)
+    return whitened.mT
+
+
+# equal points in every call; must not be written to
+cached_sobol_normals = lru_cache(maxsize=8)(sobol_normals)
+
+
+@contextmanager
+def private_rng(seed: int | None, device: Any = "cpu") -> Iterator[None]:
+    """Context with seeded torch and numpy generators; restores the global ones.
+
+    Parameters
+    ----------
+    seed : int or None
+        None goes on from the global state, which is restored as well.
+    device : str or torch.device, default="cpu"
+        Device of the network, whose generator is seeded and restored, too.
+
+    Notes
+    -----
+    All threads share the generators, and the mode of a network, so that the context
+    admits one thread at a time.
+    """
+    on_gpu = torch.device(device or "cpu").type == "cuda"
+    if on_gpu:
+        torch.cuda.init()
+    devices = list(range(torch.cuda.device_count())) if on_gpu else []
+    with _ONE_THREAD:
+        numpy_state = np.random.get_state()  # noqa: NPY002
+        try:
+            with torch.random.fork_rng(devices=devices):
+                if seed is not None:
+                    # torch.manual_seed would seed devices that are not forked too
+                    torch.default_generator.manual_seed(seed)
+                    np.random.seed(seed)  # noqa: NPY002
+                    if on_gpu:
+                        torch.cuda.manual_seed_all(seed)
+                yield
+        finally:
+            np.random.set_state(numpy_state)  # noqa: NPY002

@@ -1,0 +1,173 @@
+"""Derivatives in the network's parameters, by automatic differentiation alone.
+
+Jacobian rows of parameters without a layer form, and the Hessian ``∂²L/∂θ∂θᵀ`` of a
+loss with the second derivatives of the network.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vjp, vmap
+
+from sklaplace.core.trees import mapped, tree_rows
+from sklaplace.curvature.blocks import CHUNK_ELEMENTS
+from sklaplace.curvature.layout import BlockSpec, Layout
+from sklaplace.networks.forward import Forward, requiring_grad
+
+DEPENDENT_SAMPLES = (
+    "The network's outputs for a sample depend on the other samples of its batch, also "
+    "in evaluation mode. Laplace needs one output per sample: let the network treat "
+    "samples independently."
+)
+
+
+@contextmanager
+def quiet_batching() -> Iterator[None]:
+    """Without torch's warning that some operator is looped over."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*batching rule.*")
+        yield
+
+
+def vectorised(
+    function: Callable[[Tensor], tuple[Tensor, ...]],
+    columns: Tensor,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, ...]:
+    """Results of a function of each column (k, ...), stacked on the first axis."""
+    try:
+        with quiet_batching():
+            found: tuple[Tensor, ...] = vmap(function, chunk_size=chunk_size)(columns)
+    except RuntimeError:  # an operator without a batching rule: column by column
+        found = tuple(map(torch.stack, zip(*map(function, columns), strict=True)))
+    return found
+
+
+def call_with(forward: Forward, parameters: dict[str, Tensor], x: Any) -> Tensor:
+    """Outputs with these values in place of the network's own parameters.
+
+    A parameter that several modules share is replaced in each of them; a module
+    that has several names is entered once, since torch restores it once.
+    """
+    names = {id(p): name for name, p in forward.module.named_parameters()}
+    replaced = {
+        f"{prefix}.{key}": parameters[names[id(parameter)]]
+        for prefix, module in forward.named_modules()
+        for key, parameter in module.named_parameters(recurse=False)
+        if names[id(parameter)] in parameters
+    }
+    f: Tensor = functional_call(forward, replaced, (x,), tie_weights=False)
+    return f
+
+
+def add_axis(x: Any) -> Any:
+    """A batch of one from a single sample."""
+    return mapped(lambda leaf: leaf.unsqueeze(0), x)
+
+
+def dense_rows(
+    forward: Forward, x: Any, blocks: list[BlockSpec], columns: Tensor
+) -> dict[str, Tensor]:
+    """Rows ``Sᵀ J`` (b, k, p) of whole parameters, by name, for columns (b, c, k)."""
+    values = dict(forward.module.named_parameters())
+    parameters = {block.name: values[block.name].detach() for block in blocks}
+
+    def rows(x_n: Any, columns_n: Tensor) -> dict[str, Tensor]:
+        one = add_axis(x_n)
+        pull = vjp(lambda p: call_with(forward, p, one)[0], parameters)[1]
+        back: dict[str, Tensor] = vmap(lambda column: pull(column)[0])(columns_n.T)
+        return {name: value.reshape(len(value), -1) for name, value in back.items()}
+
+    p = sum(value.numel() for value in parameters.values())
+    chunk = max(1, CHUNK_ELEMENTS // max(1, columns.shape[-1] * p))
+    try:
+        with quiet_batching():
+            found: dict[str, Tensor] = vmap(rows, chunk_size=chunk)(x, columns)
+    except RuntimeError:  # an operator without a batching rule: sample by sample
+        leaves = {k: v.clone().requires_grad_() for k, v in parameters.items()}
+        call = partial(call_with, forward, leaves)
+        _, pieces = rows_by_loop(call, x, list(leaves.values()), columns)
+        found = dict(zip(leaves, pieces, strict=True))
+    return found
+
+
+def rows_by_loop(
+    call: Callable[[Any], Tensor], x: Any, leaves: Sequence[Tensor], columns: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """Outputs (b, c), and rows ``Sᵀ J`` (b, k, p) of leaves, sample by sample.
+
+    Raises
+    ------
+    ValueError
+        If a sample alone has other outputs in number than with others.
+    """
+    outputs, rows = [], []
+    for n, combinations in enumerate(columns):
+        with torch.enable_grad():
+            f = call(tree_rows(x, slice(n, n + 1)))
+            if f.shape != (1, len(combinations)):
+                raise ValueError(DEPENDENT_SAMPLES)
+            rows += [
+                torch.autograd.grad(
+                    f[0], leaves, column, retain_graph=True, materialize_grads=True
+                )
+                for column in combinations.T
+            ]
+        outputs.append(f.detach())
+    shape = len(columns), columns.shape[-1], -1
+    stacked = [torch.stack(parts).reshape(shape) for parts in zip(*rows, strict=True)]
+    return torch.cat(outputs), stacked
+
+
+def exact_hessian(
+    forward: Forward, x: Any, layout: Layout, loss: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Second derivatives of ``loss(outputs)``, (), in the selected parameters.
+
+    Parameters
+    ----------
+    forward : Forward
+        The network, inside ``forward.frozen()``.
+    x : Tensor, or dict, list or tuple of tensors
+        One batch.
+    layout : Layout
+        The selected parameters.
+    loss : callable
+        A number from outputs (b, c), twice differentiable.
+
+    Returns
+    -------
+    Tensor of shape (P, P)
+        Symmetric, in the dtype of the network.
+
+    Notes
+    -----
+    P backward passes through the graph of one: for small models.
+    """
+    parameters = dict(forward.module.named_parameters())
+    leaves = [parameters[block.name] for block in layout.blocks]
+    with torch.enable_grad(), requiring_grad(leaves):
+        gradient = layout.flatten(
+            torch.autograd.grad(
+                loss(forward(x)), leaves, create_graph=True, materialize_grads=True
+            )
+        )
+        p = len(gradient)
+        if not gradient.requires_grad:  # the loss is linear in all of them
+            return gradient.new_zeros(p, p)
+
+        def backward(cotangent: Tensor) -> tuple[Tensor]:
+            pieces = torch.autograd.grad(
+                gradient, leaves, cotangent, retain_graph=True, materialize_grads=True
+            )
+            return (layout.flatten(pieces),)
+
+        identity = torch.eye(p, dtype=gradient.dtype, device=gradient.device)
+        size = max(1, CHUNK_ELEMENTS // max(1, sum(leaf.numel() for leaf in leaves)))
+        (hessian,) = vectorised(backward, identity, size)
+    return (hessian + hessian.T) / 2

@@ -1,0 +1,463 @@
+"""Function-space structures: ``H`` by its action on the Jacobians of some samples.
+
+``H ≈ (FR)ᵀ FR`` for the rows ``R = SᵀJ`` of samples that are called *points*. The
+posterior over outputs is a Gaussian process with the kernel ``J diag(δ)⁻¹ J'ᵀ``,
+conditioned on the points; directions that they do not span keep the prior's variance.
+Their Jacobian stays unmultiplied, layer inputs beside output gradients: neither ``H``
+nor a dense Jacobian is formed.
+
+``gp``, subset of data, has ``F = I``: the curvature of the points alone, exact where
+all samples are points.
+
+``nystrom`` has the curvature of all samples in the span of the points: for an
+orthonormal basis ``U`` of it, ``H ≈ U (UᵀHU) Uᵀ``. A first pass finds the points, a
+second adds up ``UᵀHU``. With ``R Rᵀ = V diag(λ) Vᵀ``, ``U = Rᵀ V diag(λ)^-½``. It is
+ELLA (Deng, Zhou and Zhu 2022, "Accelerated linearized Laplace approximation for
+Bayesian deep learning") with the prior's variance outside of the span.
+
+Products with ``U`` are accurate up to ``ε √(λ_max/λ_min)``, since rounding of products
+with ``R`` is divided by the small ``√λ``. Coordinates of the points are no products:
+they are the rows of ``V diag(λ)^½``, so that the points' own curvature is exact.
+
+``variational`` is the same posterior as the optimum of a bound. Among the Gaussians
+with precision ``diag δ + RᵀAR``, that with ``A`` as above is closest to the Laplace
+posterior with all of ``H`` in Kullback-Leibler divergence, as in VaLLA (Ortega,
+Rodríguez-Santana and Hernández-Lobato 2024, "Variational linearized Laplace
+approximation for Bayesian deep learning"), and the bound on the evidence is tight up to
+``scale/δ tr(H - UUᵀH)`` (Titsias 2009, "Variational learning of inducing variables in
+sparse Gaussian processes"). The bound replaces the evidence, and points are chosen
+greedily so that this trace becomes small.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sklaplace.core.checks import check_count
+from sklaplace.core.linalg import symmetric_eigh
+from sklaplace.curvature.jacobian import Jacobian
+from sklaplace.curvature.layout import BlockSpec, Layout
+from sklaplace.curvature.structures.base import Accumulator, Structure
+from sklaplace.curvature.structures.dual import DualForm, DualPrecision
+from sklaplace.curvature.structures.root import DenseRoot, PointRoot, Root
+
+# points, where no number is given
+N_POINTS = 100
+# fraction of its entries by which a row may differ from a multiple of another
+ROUNDING = 1e-12
+# fraction of the largest eigenvalue of ``R Rᵀ`` below which a direction is rounding
+TOLERANCE = 1e-14
+# candidates for each greedily chosen point
+POOL = 4
+
+
+@dataclass(frozen=True)
+class FunctionSpace(DualForm):
+    """Curvature ``(FR)ᵀ FR`` from the rows ``R`` of some points.
+
+    Attributes
+    ----------
+    points : PointRoot
+        ``FR``.
+    is_partial : bool
+        Whether there were samples that are no points.
+    """
+
+    points: PointRoot
+    is_partial: bool
+    kind = "gp"
+    # more than the largest number of points are dropped
+    is_additive = False
+    priors = frozenset({"scalar", "layerwise"})
+
+    @cached_property
+    def root(self) -> Root:  # type: ignore[override]
+        """``FR``; if it has more rows than parameters, the triangle of its QR."""
+        if self.points.n_rows <= self.layout.n_parameters:
+            return self.points
+        return DenseRoot(self.layout, torch.linalg.qr(self.points.dense(), mode="r").R)
+
+    @property
+    def evidence_is_biased_up(self) -> bool:
+        """Whether there were samples that are no points."""
+        return self.is_partial
+
+    def scaled(self, factor: Tensor) -> "FunctionSpace":
+        """The structure of ``factor·H``."""
+        return replace(self, points=self.points.scaled(factor))
+
+    def resume(self, accumulator: Accumulator) -> None:
+        """Put the points into an empty accumulator."""
+        assert isinstance(accumulator, PointsAccumulator)
+        accumulator.is_partial |= self.is_partial
+        for point in self.points.points:
+            accumulator.update(point)
+
+
+@dataclass(frozen=True)
+class Nystrom(FunctionSpace):
+    """``U (UᵀHU) Uᵀ``, the curvature of all samples in the span of the points.
+
+    Attributes
+    ----------
+    rest : Tensor of shape ()
+        ``tr(H - UUᵀH)``, which the points do not explain.
+    """
+
+    rest: Tensor
+    kind = "nystrom"
+    # each of two keeps its own points
+    is_additive = True
+    priors = frozenset({"scalar"})
+
+    def scaled(self, factor: Tensor) -> "Nystrom":
+        """The structure of ``factor·H``."""
+        points = self.points.scaled(factor)
+        return replace(self, points=points, rest=factor * self.rest)
+
+    def resume(self, accumulator: Accumulator) -> None:
+        """Put this into an empty accumulator; further samples get their own points."""
+        assert isinstance(accumulator, NystromAccumulator)
+        accumulator.earlier.append(self)
+
+
+@dataclass(frozen=True)
+class Variational(Nystrom):
+    """As `Nystrom`, with a lower bound in place of the evidence."""
+
+    kind = "variational"
+    is_spectral = False
+
+    @property
+    def evidence_is_biased_up(self) -> bool:
+        """Never: the bound has a term for what the points do not explain."""
+        return False
+
+    def precision(self, prior_precision: Tensor, scale: Tensor) -> "BoundPrecision":
+        """``P = scale·UUᵀHUUᵀ + δ``, with a bound on the log-determinant."""
+        return BoundPrecision(self, prior_precision, scale)
+
+
+@dataclass(frozen=True)
+class BoundPrecision(DualPrecision):
+    """A precision whose log-determinant is a bound on that with all of ``H``."""
+
+    structure: Variational
+
+    def logdet(self) -> Tensor:
+        """``log det P + scale/δ tr(H - UUᵀH)``, in nats, ()."""
+        return super().logdet() + self.trace_correction()
+
+    def trace_correction(self) -> Tensor:
+        """``scale/δ tr(H - UUᵀH)``, ()."""
+        return self.scale / self.prior_precision * self.structure.rest
+
+
+class PointsAccumulator(Accumulator):
+    """Keeps ``SᵀJ`` of some points: the samples with the smallest hashes.
+
+    Hashes are of a sample's content, so that batches and the order of samples do not
+    matter. Equal samples count as one point.
+
+    Parameters
+    ----------
+    layout : Layout
+        The selected parameters.
+    n_points : int
+        Different samples to keep, at most.
+    """
+
+    checks: ClassVar = {"n_points": check_count}
+    takes_keys = True
+    pool: ClassVar[int] = 1
+    """Samples to keep in the first place, for each point."""
+
+    def __init__(self, layout: Layout, n_points: int = N_POINTS) -> None:
+        super().__init__(layout)
+        self.n_points, self._capacity = n_points, self.pool * n_points
+        self.is_partial = False
+        self._keys = torch.zeros(0, dtype=torch.long)  # of the points
+        self._pieces: list[Jacobian] = []
+
+    @classmethod
+    def n_bytes(
+        cls,
+        layout: Layout,
+        n_rows: int | None = None,
+        n_points: int = N_POINTS,
+        n_columns: int = 1,
+        **options: Any,
+    ) -> int:
+        """Rows of the points, and their products with each other."""
+        n = cls.pool * n_points * n_columns
+        n = n if n_rows is None else min(n, n_rows)
+        widths = sum(_width(block, n_columns) for block in layout.blocks)
+        return 8 * (n * widths // n_columns + 4 * n**2)
+
+    @classmethod
+    def row_elements(
+        cls, layout: Layout, n_columns: int, n_points: int = N_POINTS, **options: Any
+    ) -> int:
+        """Products of a sample's rows with those of all points, and dense rows."""
+        wide = [block.size for block in layout.blocks if len(block.shape) > 2]
+        return 3 * n_points * n_columns**2 + 2 * n_columns * max(wide, default=0)
+
+    def update(self, jacobian: Jacobian) -> None:
+        """Keep the points of one batch; drop those that are no longer points."""
+        keys = _keys(jacobian)
+        self._add_keys(keys)
+        if len(places := _places(keys, self._keys)):
+            self._pieces.append(jacobian.take(places).shortest())
+        if sum(piece.n_rows for piece in self._pieces) > 2 * self._capacity:
+            self._pieces = list(self._points())  # equal samples, as one
+
+    def _add_keys(self, keys: Tensor) -> None:
+        """Keep the smallest of all hashes so far."""
+        found = torch.cat([self._keys, keys]).unique()
+        self.is_partial |= len(found) > self._capacity
+        found = found[: self._capacity]
+        if not torch.equal(found, self._keys):
+            self._keys = found
+            self._pieces = self._selected(self._pieces)
+
+    def _selected(self, pieces: Iterable[Jacobian]) -> list[Jacobian]:
+        """The points among samples."""
+        found = []
+        for piece in pieces:
+            places = _places(_keys(piece), self._keys)
+            if len(places) == piece.n_rows:
+                found.append(piece)
+            elif len(places):
+                found.append(piece.take(places))
+        return found
+
+    def merge(self, other: Accumulator) -> None:
+        """Add the points of another accumulator."""
+        assert isinstance(other, PointsAccumulator)
+        self.is_partial |= other.is_partial
+        self._add_keys(other._keys)
+        self._pieces += self._selected(other._pieces)
+
+    def _points(self) -> tuple[Jacobian, ...]:
+        """``SᵀJ`` of all points, in one piece for each shape, ordered by hashes."""
+        groups: dict[Any, list[Jacobian]] = {}
+        for piece in self._pieces:
+            groups.setdefault(_shapes(piece), []).append(piece)
+        return tuple(
+            one for _, parts in sorted(groups.items()) for one in _merged(parts)
+        )
+
+    def decompose(self) -> Structure:
+        """The curvature of the points."""
+        points = PointRoot(self.layout, self._points())
+        return FunctionSpace(self.layout, points, self.is_partial)
+
+
+class NystromAccumulator(PointsAccumulator):
+    """Finds points in a first pass over the samples, adds up ``UᵀHU`` in a second.
+
+    Parameters
+    ----------
+    layout : Layout
+        The selected parameters.
+    n_points : int
+        Different samples that are points, at most.
+    """
+
+    structure: ClassVar[type[Nystrom]] = Nystrom
+
+    def __init__(self, layout: Layout, n_points: int = N_POINTS) -> None:
+        super().__init__(layout, n_points)
+        self.earlier: list[Nystrom] = []
+        self._basis: PointRoot | None = None  # Uᵀ
+        self._seen = torch.zeros(0, dtype=torch.long)  # points of the second pass
+
+    def needs_another_pass(self) -> bool:
+        """Once, after the points have been found."""
+        if self._basis is not None:
+            return False
+        points = PointRoot(self.layout, self._chosen())
+        values, vectors = symmetric_eigh(points.gram())
+        kept = values > TOLERANCE * values[-1]
+        basis = vectors[:, kept] * values[kept].rsqrt()
+        self._basis, self._pieces = replace(points, factor=basis.T), []
+        self._moment = values.new_zeros(basis.shape[1], basis.shape[1])
+        self._rest = values.new_zeros(())
+        return True
+
+    def _chosen(self) -> tuple[Jacobian, ...]:
+        return self._points()
+
+    def update(self, jacobian: Jacobian) -> None:
+        """Look for points, or add products with their basis."""
+        if self._basis is None:
+            super().update(jacobian)
+            return
+        keys = _keys(jacobian)
+        is_point = torch.isin(keys, _row_keys(self._basis))
+        self._seen = torch.cat([self._seen, keys[is_point]]).unique()
+        if is_point.all():
+            return
+        rows = jacobian.take((~is_point).nonzero().flatten())
+        inside = self._basis.cross(rows).flatten(0, 1)  # (b·k, q)
+        self._moment += inside.T @ inside
+        trace = rows.variance(inside.new_ones(self.layout.n_parameters)).sum()
+        self._rest += trace - (inside**2).sum()
+
+    def merge(self, other: Accumulator) -> None:
+        """Add the approximations of another accumulator, with their own points."""
+        assert isinstance(other, NystromAccumulator)
+        self.earlier += other._parts()
+
+    def _parts(self) -> list[Nystrom]:
+        """Approximations of all samples so far, each with its own points."""
+        return self.earlier + ([self._own()] if self._basis is not None else [])
+
+    def decompose(self) -> Structure:
+        """The sum of the approximations."""
+        parts = self._parts()
+        points = tuple(point for part in parts for point in part.points.points)
+        factors = [p.points.factor for p in parts if p.points.factor is not None]
+        root = PointRoot(self.layout, points, torch.block_diag(*factors))
+        is_partial = any(part.is_partial for part in parts)
+        rest = torch.stack([part.rest for part in parts]).sum()
+        return self.structure(self.layout, root, is_partial, rest)
+
+    def _own(self) -> Nystrom:
+        """``UᵀHU = W diag(e) Wᵀ``, and ``(FR)ᵀ = U W diag(√e)``."""
+        assert self._basis is not None
+        factor = self._basis.factor
+        assert factor is not None
+        # of the points: V diag(λ)^½ from diag(λ)^-½ Vᵀ
+        inside = (factor / (factor**2).sum(1, keepdim=True)).T
+        inside = inside[torch.isin(_row_keys(self._basis), self._seen)]
+        e, w = symmetric_eigh(self._moment + inside.T @ inside)
+        root = replace(self._basis, factor=(w * e.sqrt()).T @ factor)
+        rest = self._rest.clamp(min=0)
+        return self.structure(self.layout, root, self.is_partial, rest)
+
+
+class VariationalAccumulator(NystromAccumulator):
+    """As `NystromAccumulator`, with greedily chosen points.
+
+    Of a pool of four samples for each point, every next point is the sample whose own
+    curvature the others explain least (greedy conditional variance: Burt, Rasmussen and
+    van der Wilk 2020, "Convergence of sparse variational inference in Gaussian
+    processes regression").
+
+    Parameters
+    ----------
+    layout : Layout
+        The selected parameters.
+    n_points : int
+        Different samples that are points, at most.
+    """
+
+    structure = Variational
+    pool = POOL
+
+    def _chosen(self) -> tuple[Jacobian, ...]:
+        pool = PointRoot(self.layout, self._points())
+        chosen = _least_explained(pool.gram(), _row_keys(pool), self.n_points)
+        places = [_places(_keys(rows), chosen) for rows in pool.points]
+        pairs = zip(pool.points, places, strict=True)
+        return tuple(rows.take(some) for rows, some in pairs if len(some))
+
+
+def _width(block: BlockSpec, n_columns: int) -> int:
+    """Numbers that a sample takes: of convolutions, at most those of dense rows."""
+    if block.layer is None or len(block.shape) > 2:
+        return n_columns * block.size
+    o, i = block.factor_shape
+    return i + n_columns * o
+
+
+def _keys(rows: Jacobian) -> Tensor:
+    """Hashes of the samples of a batch, (b,)."""
+    assert rows.keys is not None
+    return rows.keys.cpu()
+
+
+def _row_keys(root: PointRoot) -> Tensor:
+    """Hashes of the samples that the rows of ``R`` belong to, (m,)."""
+    keys = [_keys(rows).repeat_interleave(rows.n_columns) for rows in root.points]
+    return torch.cat(keys)
+
+
+def _places(keys: Tensor, points: Tensor) -> Tensor:
+    """Indices of hashes that are among those of the points."""
+    return torch.isin(keys, points).nonzero().flatten()
+
+
+def _shapes(rows: Jacobian) -> tuple[tuple[int, ...], ...]:
+    """Shapes that Jacobians have to share to be concatenated."""
+    blocks = [(b.g, b.a) for b in rows.blocks]
+    return tuple(
+        () if x is None else tuple(x.shape[1:]) for block in blocks for x in block
+    )
+
+
+def _merged(parts: list[Jacobian]) -> Iterator[Jacobian]:
+    """Jacobians of one shape, ordered by hashes, in which equal samples are one.
+
+    The rows of equal samples are multiples of each other, unless ``S`` depends on their
+    targets: then those of further copies follow as another Jacobian.
+    """
+    rows = Jacobian.stacked(parts)
+    rest: Jacobian | None = rows.take(_keys(rows).sort(stable=True).indices)
+    while rest is not None:
+        one, rest = _first_copies(rest)
+        yield one
+
+
+def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
+    """One sample for each hash, times ``√Σ ratio²`` of its multiples; the others."""
+    assert rows.keys is not None
+    names, owner = rows.keys.unique(return_inverse=True)
+    if len(names) == len(rows.keys):
+        return rows, None
+    flat = torch.cat([g.flatten(1) for g in rows.gradients()], 1)  # (n, k·r·o)
+    places = torch.arange(len(owner), device=owner.device)
+    first = torch.full_like(names, len(owner)).scatter_reduce(0, owner, places, "amin")
+    lead = flat[first][owner]
+    squares = (lead**2).sum(1)
+    ratio = torch.where(squares > 0, (flat * lead).sum(1) / squares, 0)
+    gap = (flat - ratio[:, None] * lead).abs().amax(1)
+    is_multiple = gap <= ROUNDING * flat.abs().amax(1)
+    is_first = places == first[owner]
+    weights = torch.where(is_multiple, ratio**2, 0).masked_fill(is_first, 1)
+    total = flat.new_zeros(len(names)).index_add_(0, owner, weights)
+    merged = rows.take(first).times(total.sqrt()[:, None, None, None])
+    others = (~is_multiple & ~is_first).nonzero().flatten()
+    return merged, rows.take(others) if len(others) else None
+
+
+def _least_explained(gram: Tensor, keys: Tensor, n: int) -> Tensor:
+    """Hashes (n,) of samples, each the one that those before it explain least.
+
+    A block Cholesky decomposition of ``gram`` (m, m), pivoted by the trace of a
+    sample's Schur complement; entries of equal ``keys`` (m,) belong to one sample.
+    """
+    names, owner = keys.unique(return_inverse=True)
+    owner = owner.to(gram.device)
+    left, factors = gram.diagonal().clone(), gram[:, :0]
+    size = float(left.sum())
+    chosen: list[int] = []
+    for _ in range(min(n, len(names))):
+        traces = left.new_zeros(len(names)).index_add_(0, owner, left)
+        traces[chosen] = -1.0
+        best = int(traces.argmax())
+        own = (owner == best).nonzero().flatten()
+        rest = gram[:, own] - factors @ factors[own].T
+        values, vectors = symmetric_eigh(rest[own])
+        kept = values > TOLERANCE * size
+        factor = rest @ (vectors[:, kept] * values[kept].rsqrt())
+        factors = torch.cat([factors, factor], 1)
+        left = (left - (factor**2).sum(1)).clamp(min=0)
+        chosen.append(best)
+    found: Tensor = names[chosen]
+    return found

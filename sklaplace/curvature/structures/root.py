@@ -1,0 +1,159 @@
+"""Roots of the curvature: ``R`` (n, P), float64, with ``H = RᵀR``, by its products.
+
+In products with ``D = diag δ``, no prior precision stands for the identity.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sklaplace.curvature import priors
+from sklaplace.curvature.jacobian import Jacobian
+from sklaplace.curvature.layout import Layout
+from sklaplace.curvature.structures.base import FieldsOnly, cache_last_call
+
+
+def lower_inverse(lower: Tensor) -> Tensor:
+    """``L⁻¹`` of a lower triangular ``L`` (n, n)."""
+    identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
+    inverse: Tensor = torch.linalg.solve_triangular(lower, identity, upper=False)
+    return inverse
+
+
+@dataclass(frozen=True)
+class DenseRoot(FieldsOnly):
+    """``R`` as a matrix.
+
+    Attributes
+    ----------
+    layout : Layout
+        The selected parameters.
+    rows : Tensor of shape (n, P)
+        The matrix.
+    """
+
+    layout: Layout
+    rows: Tensor
+
+    @property
+    def n_rows(self) -> int:
+        """Rows n."""
+        return len(self.rows)
+
+    def dense(self) -> Tensor:
+        """``R`` itself, (n, P)."""
+        return self.rows
+
+    def matmul(self, weights: Tensor) -> Tensor:
+        """``R w`` of each row of (s, P), (s, n)."""
+        return weights @ self.rows.T
+
+    def rmatmul(self, coefficients: Tensor) -> Tensor:
+        """``Rᵀ c`` of each row of (s, n), (s, P)."""
+        return coefficients @ self.rows
+
+    def gram(self, delta: Tensor | None = None) -> Tensor:
+        """``R D⁻¹ Rᵀ``, (n, n)."""
+        rows = self.rows
+        if delta is not None:
+            rows = rows * priors.expand(delta, self.layout).rsqrt()
+        gram: Tensor = rows @ rows.T
+        return gram
+
+    def cross(self, jacobian: Jacobian, delta: Tensor | None = None) -> Tensor:
+        """``J D⁻¹ Rᵀ``, (b, c, n), of a Jacobian in float64."""
+        return jacobian.matmul(self.rows.T if delta is None else self._over(delta))
+
+    @cache_last_call
+    def _over(self, delta: Tensor) -> Tensor:
+        """``D⁻¹ Rᵀ``, (P, n)."""
+        return (self.rows / priors.expand(delta, self.layout)).T.contiguous()
+
+    def solved(self, lower: Tensor) -> "DenseRoot":
+        """``L⁻¹ R`` for a lower triangular ``L`` (n, n)."""
+        rows = torch.linalg.solve_triangular(lower, self.rows, upper=False)
+        return DenseRoot(self.layout, rows)
+
+    def scaled(self, factor: Tensor) -> "DenseRoot":
+        """The root of ``factor·H``."""
+        return DenseRoot(self.layout, factor.sqrt() * self.rows)
+
+
+@dataclass(frozen=True)
+class PointRoot:
+    """``R = F SᵀJ`` of some points, whose Jacobian stays unmultiplied.
+
+    Attributes
+    ----------
+    layout : Layout
+        The selected parameters.
+    points : tuple of Jacobian
+        ``SᵀJ``, (m, P) in all, float64, with the hashes of its samples.
+    factor : Tensor of shape (n, m) or None
+        ``F``; None: the identity.
+    """
+
+    layout: Layout
+    points: tuple[Jacobian, ...]
+    factor: Tensor | None = None
+
+    @property
+    def n_rows(self) -> int:
+        """Rows n."""
+        return sum(self._sizes) if self.factor is None else len(self.factor)
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [point.n_rows * point.n_columns for point in self.points]
+
+    def _factored(self, products: Tensor) -> Tensor:
+        """``products Fᵀ`` for (..., m), as (..., n)."""
+        return products if self.factor is None else products @ self.factor.T
+
+    def dense(self) -> Tensor:
+        """``R`` as a matrix, (n, P)."""
+        rows = torch.cat([point.dense().flatten(0, 1) for point in self.points])
+        return self._factored(rows.T).T
+
+    def matmul(self, weights: Tensor) -> Tensor:
+        """``R w`` of each row of (s, P), (s, n)."""
+        parts = [point.matmul(weights.T).flatten(0, 1) for point in self.points]
+        return self._factored(torch.cat(parts).T)
+
+    def rmatmul(self, coefficients: Tensor) -> Tensor:
+        """``Rᵀ c`` of each row of (s, n), (s, P)."""
+        if self.factor is not None:
+            coefficients = coefficients @ self.factor
+        pieces = coefficients.T.split(self._sizes)
+        parts = [
+            point.rmatmul(piece.unflatten(0, (point.n_rows, point.n_columns)))
+            for point, piece in zip(self.points, pieces, strict=True)
+        ]
+        return sum(parts[1:], parts[0]).T
+
+    def gram(self, delta: Tensor | None = None) -> Tensor:
+        """``R D⁻¹ Rᵀ``, (n, n)."""
+        parts = [self.cross(point, delta).flatten(0, 1) for point in self.points]
+        return self._factored(torch.cat(parts).T).T
+
+    def cross(self, jacobian: Jacobian, delta: Tensor | None = None) -> Tensor:
+        """``J D⁻¹ Rᵀ``, (b, c, n), for a prior that is scalar or layerwise."""
+        variances = jacobian.blocks[0].g.new_ones(()) if delta is None else 1 / delta
+        variances = variances.expand(len(self.layout.blocks))
+        parts = [jacobian.kernel(point, variances).flatten(2) for point in self.points]
+        return self._factored(torch.cat(parts, -1))
+
+    def solved(self, lower: Tensor) -> "PointRoot":
+        """``L⁻¹ R``."""
+        inverse = lower_inverse(lower)
+        factor = inverse if self.factor is None else inverse @ self.factor
+        return replace(self, factor=factor)
+
+    def scaled(self, factor: Tensor) -> "PointRoot":
+        """The root of ``factor·H``."""
+        points = tuple(point.times(factor.sqrt()) for point in self.points)
+        return replace(self, points=points)
+
+
+Root = DenseRoot | PointRoot

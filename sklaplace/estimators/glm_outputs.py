@@ -1,0 +1,152 @@
+"""GLMOutputs: Gaussian outputs of the linearised network under a posterior.
+
+``f(x) ~ N(f* + J (mean - weights), J Σ Jᵀ)`` (Immer, Korzepa and Bauer 2021,
+"Improving predictions of Bayesian neural nets via local linearization").
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sklaplace.core.budget import require_bytes
+from sklaplace.curvature.jacobian import Centring, backpropagate
+from sklaplace.estimators.output_model import (
+    BatchedOutputs,
+    OutputModel,
+    WeightDraws,
+    require_finite,
+)
+from sklaplace.networks.data import count_rows
+from sklaplace.networks.forward import Forward
+from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.predictive import (
+    LinearisedOutputs,
+    glm,
+    linearise,
+    linearised_draws,
+    linearised_mean,
+    side_by_side,
+)
+
+
+@dataclass(frozen=True)
+class GLMOutputs(WeightDraws):
+    """Outputs of the network, linearised at its trained weights."""
+
+    posterior: GaussianPosterior
+
+    is_gaussian: ClassVar[bool] = True
+
+    def draws(self, forward: Forward, x: Any) -> Tensor:
+        """Return outputs (b, c, s) of the linearised network under drawn weights."""
+        return linearised_draws(self.posterior, forward, x, self.weights)
+
+    def gaussian(
+        self, forward: Forward, x: Any, *, n_blocks: int, diagonal: bool, centred: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean (b, c) and covariance (b, c, c), or variances (b, c)."""
+        return glm(self.posterior, forward, x, diagonal=diagonal, centred=centred)
+
+    def joint(self, outputs: BatchedOutputs, X: Any) -> tuple[Tensor, Tensor]:
+        """Return mean (n, c) and covariance (n, n, c) of each output over samples."""
+        posterior = self.posterior
+        n, p = count_rows(X), posterior.layout.n_parameters
+        require_bytes(
+            8 * n * outputs.network.spec.n_outputs * (2 * n + 2 * p),
+            "cpu",
+            f"the joint covariance of {n:,} rows over {p:,} weights",
+            "use return_std=True, or fewer rows at a time",
+        )
+        means, roots = [], []
+        dataset = outputs.network.net.get_dataset(X)
+        with outputs.evaluation(dataset) as (forward, batches):
+            for x, _, _ in batches:
+                f, jacobian = backpropagate(forward, x, posterior.layout)
+                means.append(linearised_mean(posterior, f, jacobian))
+                roots.append(posterior.precision.whiten(jacobian))
+        root = torch.cat(roots)
+        return torch.cat(means), torch.einsum("ncp,mcp->nmc", root, root)
+
+
+# pred_type -> distribution of outputs
+OUTPUT_MODELS: dict[str, type[WeightDraws]] = {
+    "glm": GLMOutputs,
+    "nn": WeightDraws,
+}
+
+
+@dataclass(frozen=True)
+class LinearisationCache:
+    """Samples that are predicted under many priors: checked and linearised once.
+
+    Inputs are kept beside what was computed from them, so that their ids stay valid.
+    """
+
+    _inputs: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    _parts: dict[tuple[int, bool, bool], list[list[LinearisedOutputs]]] = field(
+        default_factory=dict
+    )
+
+    def inputs(self, X: Any, check: Callable[[Any], Any]) -> Any:
+        """Return ``check(X)``, computed once for each X."""
+        if id(X) not in self._inputs:
+            self._inputs[id(X)] = X, check(X)
+        return self._inputs[id(X)][1]
+
+    def linearised(
+        self, outputs: BatchedOutputs, X: Any, *, diagonal: bool, centred: bool
+    ) -> list[list[LinearisedOutputs]]:
+        """Return the linearised batches of X, computed once for each question."""
+        key = id(X), diagonal, centred
+        if key not in self._parts:
+            spec = outputs.network.spec
+            cotangents = Centring(spec.likelihood.n_blocks) if centred else None
+            options: dict[str, Any] = {"diagonal": diagonal, "cotangents": cotangents}
+            dataset = outputs.network.net.get_dataset(X)
+            with outputs.evaluation(dataset, with_covariance=not diagonal) as (
+                forward,
+                batches,
+            ):
+                self._parts[key] = [
+                    list(linearise(forward, x, spec.layout, **options))
+                    for x, _, _ in batches
+                ]
+        return self._parts[key]
+
+
+@dataclass(frozen=True)
+class CachedOutputs(BatchedOutputs):
+    """Outputs whose linearisations are kept from one prior to the next.
+
+    Attributes
+    ----------
+    cache : LinearisationCache
+        LinearisedOutputs samples.
+    """
+
+    cache: LinearisationCache = field(default_factory=LinearisationCache)
+
+    def map_gaussian(
+        self,
+        X: Any,
+        function: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+        *,
+        diagonal: bool,
+        centred: bool = False,
+    ) -> list[np.ndarray]:
+        """Return functions of each sample's Gaussian over outputs, for all samples."""
+        model: OutputModel = self.model
+        if not isinstance(model, GLMOutputs):
+            return super().map_gaussian(X, function, diagonal=diagonal, centred=centred)
+        batches = self.cache.linearised(self, X, diagonal=diagonal, centred=centred)
+        parts = []
+        for batch in batches:
+            gaussians = (
+                part.projected(model.posterior, diagonal=diagonal) for part in batch
+            )
+            parts.append(function(*require_finite(*side_by_side(gaussians))))
+        return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]

@@ -1,0 +1,448 @@
+"""LaplaceOptions: constructor values, checked once and resolved.
+
+Values are checked against the registries and each other before any training; what
+depends on the layers of the network is checked as soon as they are known, with the
+network still untrained.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from inspect import signature
+from itertools import zip_longest
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from sklearn.base import is_classifier
+from skorch import NeuralNet
+
+from sklaplace.core.budget import require_bytes
+from sklaplace.core.checks import (
+    check_count,
+    check_fraction,
+    check_option,
+    check_params,
+    check_positive,
+    check_seed,
+    listed,
+)
+from sklaplace.curvature.ggn import CURVATURES, Curvature
+from sklaplace.curvature.layout import BlockSpec, Layout
+from sklaplace.curvature.priors import PRIOR_STRUCTURES
+from sklaplace.curvature.structures import STRUCTURES, Accumulator
+from sklaplace.curvature.subnetwork import SCORES
+from sklaplace.curvature.subsets import SUBSETS
+from sklaplace.estimators.glm_outputs import OUTPUT_MODELS
+from sklaplace.estimators.trainer import inner_net, is_frozen
+from sklaplace.likelihoods import (
+    ClassificationLikelihood,
+    Gaussian,
+    RegressionLikelihood,
+)
+from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.tuning import TUNERS
+
+
+@dataclass(frozen=True)
+class LaplaceOptions:
+    """Constructor values of a Laplace approximation, checked.
+
+    Attributes are those parameters of `LaplaceClassifier` and `LaplaceRegressor` that
+    decide on training, curvature and tuning. ``refine`` is True, False or "auto";
+    ``sigma_noise`` is one number, or the name of a tuner.
+    """
+
+    likelihood: Any
+    subset_of_weights: str | list[str]
+    subset_params: dict[str, Any]
+    hessian_structure: str
+    structure_params: dict[str, Any]
+    curvature: str
+    curvature_params: dict[str, Any]
+    prior_precision: Any
+    prior_structure: str
+    prior_mean: Any
+    prior: GaussianPosterior | None
+    refine: bool | Literal["auto"]
+    temperature: float
+    validation_fraction: float
+    pred_type: str
+    batch_size: int | None
+    sigma_noise: Any = 1.0
+
+    @classmethod
+    def of(cls, model: Any) -> "LaplaceOptions":
+        """Return the options of an estimator; raises for values that are not valid."""
+        check_common(model)
+        check_count("n_samples", model.n_samples)
+        _check_laplace(model)
+        names = {field.name for field in fields(cls)} - {"sigma_noise"}
+        values = {name: getattr(model, name) for name in names}
+        for name in ("subset_params", "structure_params", "curvature_params"):
+            values[name] = copy.deepcopy(values[name] or {})
+        values["subset_of_weights"] = copy.copy(model.subset_of_weights)
+        # numpy's booleans are not True or False
+        values["refine"] = "auto" if model.refine == "auto" else bool(model.refine)
+        return cls(**values)
+
+    # ----------------------------------------------------------- value or a tuner
+    @property
+    def free_prior(self) -> bool:
+        """Whether the prior precision is tuned."""
+        return self.prior is None and isinstance(self.prior_precision, str)
+
+    @property
+    def free_noise(self) -> bool:
+        """Whether the noise is tuned, if the likelihood has any."""
+        return self.prior is None and isinstance(self.sigma_noise, str)
+
+    @property
+    def tuner(self) -> str | None:
+        """Name of the tuner: the more specific one, where two are given; or None."""
+        values = [self.prior_precision] * self.free_prior
+        values += [self.sigma_noise] * self.free_noise
+        return min(values, key=lambda name: name == "auto", default=None)
+
+    @property
+    def tunes_on_held_out(self) -> bool:
+        """Whether the tuner uses held-out samples where there are any."""
+        return self.tuner in ("auto", "validation")
+
+    @property
+    def may_refit(self) -> bool:
+        """Whether the last layer may be refitted under the prior."""
+        return self.refine is True or (self.refine == "auto" and self.tuner is not None)
+
+    # ------------------------------------------------------------------- curvature
+    def configured_curvature(self, seed: int) -> Curvature:
+        """Return the curvature with its options."""
+        return CURVATURES[self.curvature].configured(self.curvature_params, seed)
+
+    def accumulator(self, layout: Layout) -> Accumulator:
+        """Return an empty accumulator of the structure."""
+        kind, _ = STRUCTURES[self.hessian_structure]
+        return kind(layout, **self.structure_params)
+
+    def row_elements(self, spec: Any) -> int:
+        """Return the float64 numbers that the structure computes for each sample."""
+        kind, _ = STRUCTURES[self.hessian_structure]
+        return kind.row_elements(spec.layout, spec.n_outputs, **self.structure_params)
+
+    def curvature_settings(self) -> dict[str, Any]:
+        """Return the options that decide which curvature is kept, and how."""
+        kinds = "subset", "structure", "curvature"
+        names = ["subset_of_weights", "hessian_structure", "curvature"]
+        names += [f"{kind}_params" for kind in kinds]
+        return {name: getattr(self, name) for name in names}
+
+
+def sibling(model: Any) -> str:
+    """Return the name of the estimator for the other kind of targets."""
+    name = type(model).__name__
+    kinds = ("Classifier", "Regressor")
+    own, other = kinds if is_classifier(model) else kinds[::-1]
+    return name.replace(own, other) if own in name else f"Laplace{other}"
+
+
+def check_common(model: Any) -> None:
+    """Refuse values of what all estimators have that cannot be right."""
+    _check_estimator(model.estimator)
+    _check_likelihood(model)
+    if not isinstance(model.verbose, (bool, np.bool_)):
+        check_count("verbose", model.verbose, smallest=0)
+    check_seed("random_state", model.random_state)
+    if model.batch_size is not None:
+        check_count("batch_size", model.batch_size)
+
+
+def _check_laplace(model: Any) -> None:
+    """Refuse values of a Laplace approximation that cannot be right."""
+    registries: dict[str, Iterable[str]] = {
+        "hessian_structure": STRUCTURES,
+        "curvature": CURVATURES,
+        "prior_structure": PRIOR_STRUCTURES,
+        "pred_type": OUTPUT_MODELS,
+    }
+    for name, registry in registries.items():
+        check_option(name, getattr(model, name), registry)
+    check_subset(model.subset_of_weights, model.subset_params)
+    _check_params(model)
+    _check_prior(model)
+    _check_earlier(model)
+    check_positive("temperature", model.temperature)
+    _check_refine(model)
+    check_fraction(
+        "validation_fraction",
+        model.validation_fraction,
+        "Choose a share of the rows, such as 0.2.",
+    )
+
+
+def _check_estimator(estimator: Any) -> None:
+    net = inner_net(estimator)
+    if net is None:
+        return
+    if isinstance(net, type):
+        raise TypeError(
+            f"estimator is the class {net.__name__}; an instance is needed. Use "
+            f"skorch.NeuralNetClassifier({net.__name__}) for a torch module, or "
+            f"{net.__name__}(...) for a skorch net."
+        )
+    if not isinstance(net, NeuralNet):
+        raise TypeError(
+            "estimator must be a skorch net, a FrozenEstimator around one, or None; "
+            f"got {type(net).__name__}. Wrap a torch module as "
+            "skorch.NeuralNetClassifier(Module), and put preprocessing into a "
+            "Pipeline around this estimator."
+        )
+    if getattr(net, "_trimmed_for_prediction", False):
+        raise ValueError(
+            "The network was trimmed for prediction, so its criterion is gone and "
+            "its outputs cannot be read. Pass the network as it was before "
+            "trim_for_prediction()."
+        )
+    if is_frozen(estimator) and not getattr(net, "initialized_", False):
+        raise ValueError(
+            "The frozen network has no weights yet. Fit it, or call "
+            "net.initialize() and load its weights, before freezing it."
+        )
+
+
+def _check_likelihood(model: Any) -> None:
+    """Refuse a likelihood that cannot answer what it will be asked."""
+    given = model.likelihood
+    if given is None:
+        return
+    has_labels = is_classifier(model)
+    protocol: Any = ClassificationLikelihood if has_labels else RegressionLikelihood
+    names = {name for kind in protocol.__mro__ for name in _members(kind)}
+    missing = sorted(name for name in names if not hasattr(given, name))
+    if isinstance(given, type) or missing:
+        lacks = f"; it lacks {listed(missing[:5])}" if missing else ""
+        raise TypeError(
+            f"likelihood={given!r} is no likelihood{lacks}. Pass an instance of a "
+            f"class derived from sklaplace.likelihoods.{protocol.__name__}, or None "
+            "for that of the criterion."
+        )
+    if given.has_noise and not isinstance(given, Gaussian):
+        raise ValueError(
+            f"likelihood={given!r} has has_noise=True, but only normal noise can be "
+            "chosen here. Keep has_noise=False, and the noise within the likelihood."
+        )
+    if has_labels != given.is_classification:
+        raise ValueError(
+            f"likelihood={given!r} has targets of another kind. Use {sibling(model)}."
+        )
+
+
+def _members(kind: type) -> set[str]:
+    """Public names that a protocol asks for."""
+    found = {*vars(kind), *vars(kind).get("__annotations__", {})}
+    return {name for name in found if not name.startswith("_")}
+
+
+def check_subset(subset: Any, params: Any, known: Mapping[str, Any] = SUBSETS) -> None:
+    """A name of the registry, or a list of names that the network is to know."""
+    if isinstance(subset, (list, tuple)):
+        if not subset or not all(isinstance(name, str) for name in subset):
+            raise ValueError(
+                f"subset_of_weights={subset!r} is not a list of names. Use names of "
+                "parameters or modules, as in module.named_parameters(), or one of "
+                f"{listed(known)}."
+            )
+        check_params("subset_params", params, {}, "a list of names")
+        return
+    check_option("subset_of_weights", subset, known)
+    of = f"subset_of_weights={subset!r}"
+    check_params("subset_params", params, known[subset].checks, of)
+    given = params or {}
+    if "by" in given:
+        check_option("subset_params['by']", given["by"], SCORES)
+    if "indices" in given and len(given) > 1:
+        raise ValueError(
+            "subset_params has 'indices', which say all, and others. Leave out "
+            f"{listed(set(given) - {'indices'})}, or the indices."
+        )
+
+
+def _check_params(model: Any) -> None:
+    """Options of structure and curvature, and whether the two go together."""
+    accumulator, _ = STRUCTURES[model.hessian_structure]
+    curvature = CURVATURES[model.curvature]
+    of = f"hessian_structure={model.hessian_structure!r}"
+    check_params("structure_params", model.structure_params, accumulator.checks, of)
+    of = f"curvature={model.curvature!r}"
+    check_params("curvature_params", model.curvature_params, curvature.checks, of)
+    if curvature.is_exact and not accumulator.takes_matrices:
+        able = [name for name, (kind, _) in STRUCTURES.items() if kind.takes_matrices]
+        raise ValueError(
+            f"curvature={model.curvature!r} cannot be used with hessian_structure="
+            f"{model.hessian_structure!r}. Choose hessian_structure={listed(able)}, or "
+            "curvature='ggn'."
+        )
+
+
+def check_prior_structure(prior_structure: str, hessian_structure: str) -> None:
+    """Refuse a prior that the structure of the Hessian cannot bear."""
+    _, structure = STRUCTURES[hessian_structure]
+    if prior_structure not in structure.priors:
+        raise ValueError(
+            f"prior_structure={prior_structure!r} cannot be used with "
+            f"hessian_structure={hessian_structure!r}. Choose one of "
+            f"{listed(structure.priors)}, or another hessian_structure."
+        )
+
+
+def _check_prior(model: Any) -> None:
+    check_prior_structure(model.prior_structure, model.hessian_structure)
+    check_positive("prior_precision", model.prior_precision, TUNERS, scalar=False)
+    try:
+        mean = np.asarray(model.prior_mean, dtype=float)
+    except (TypeError, ValueError):
+        mean = np.array(np.nan)
+    if not np.isfinite(mean).all():
+        raise ValueError(
+            f"prior_mean={model.prior_mean!r} is not finite. Use one number, or one "
+            "per selected weight."
+        )
+
+
+def _check_earlier(model: Any) -> None:
+    """Refuse what an earlier posterior cannot be, or cannot go with."""
+    earlier = model.prior
+    if earlier is None:
+        return
+    check_posterior("prior", earlier)
+    defaults = signature(type(model)).parameters
+    names = "prior_precision", "prior_structure", "prior_mean"
+    plain = {name: defaults[name].default for name in names}
+    given = [k for k, v in plain.items() if not np.array_equal(getattr(model, k), v)]
+    if given:
+        raise ValueError(
+            f"{listed(given)} and prior are both given, but an earlier posterior says "
+            "all of a prior. Leave one of them out."
+        )
+    if not isinstance(model.refine, str) and model.refine:
+        raise ValueError(
+            "refine=True cannot be used with prior. Train the network with the "
+            "callback PriorTraining, or use refine='auto'."
+        )
+    _check_earlier_structure(model, earlier)
+    if model.subset_of_weights == "subnetwork" and (
+        "indices" not in (model.subset_params or {})
+    ):
+        raise ValueError(
+            "subset_of_weights='subnetwork' would choose other weights than those of "
+            "prior. Give them as subset_params={'indices': ...}."
+        )
+
+
+def check_posterior(name: str, value: Any) -> None:
+    """Refuse what is no posterior."""
+    if not isinstance(value, GaussianPosterior):
+        raise TypeError(
+            f"{name} is of type {type(value).__name__}. Pass the posterior_ of an "
+            "estimator that was fitted to an earlier task."
+        )
+
+
+def _check_earlier_structure(model: Any, earlier: GaussianPosterior) -> None:
+    """Refuse curvatures that cannot be added up."""
+    name, kind = model.hessian_structure, earlier.structure.kind
+    adding = [k for k, (_, structure) in STRUCTURES.items() if structure.is_additive]
+    if name not in adding:
+        raise ValueError(
+            f"hessian_structure={name!r} cannot be used with prior: truncated "
+            "curvatures, and those of a few points alone, do not add up. Choose one "
+            f"of {listed(adding)}."
+        )
+    if kind != name:
+        raise ValueError(
+            f"hessian_structure={name!r}, but prior has {kind!r}. Use the same for "
+            "all tasks."
+        )
+
+
+def check_earlier_layout(
+    earlier: GaussianPosterior | None, layout: Layout, name: str = "prior"
+) -> None:
+    """Refuse an earlier posterior over other weights, with the first that differs."""
+    if earlier is None:
+        return
+    blocks = earlier.layout.blocks
+    for old, new in zip_longest(blocks, layout.blocks):
+        if old is None or new is None or not _are_same_weights(old, new):
+            raise ValueError(
+                f"{name} is over other weights: it has {_shown_block(old)} where the "
+                f"selected subset has {_shown_block(new)}. Use the posterior_ of a "
+                "network with the same layers, and the same subset_of_weights."
+            )
+
+
+def _are_same_weights(old: BlockSpec, new: BlockSpec) -> bool:
+    if old.indices is None or new.indices is None:
+        return old == new and old.indices is new.indices
+    return old == new and torch.equal(old.indices.cpu(), new.indices.cpu())
+
+
+def _shown_block(block: BlockSpec | None) -> str:
+    if block is None:
+        return "none"
+    part = "" if block.indices is None else f"{block.size} weights of "
+    return f"{part}{block.name!r} {block.shape}"
+
+
+def _check_refine(model: Any) -> None:
+    value = model.refine
+    is_flag = isinstance(value, (bool, np.bool_))
+    if not is_flag and not (isinstance(value, str) and value == "auto"):
+        raise ValueError(
+            f"refine={value!r} is not known. Choose True, False or 'auto'."
+        )
+
+
+def check_layout(
+    model: Any, layout: Layout, device: torch.device, n_rows: int, n_columns: int
+) -> None:
+    """Refuse sizes that do not fit the layers, before anything is allocated.
+
+    The Jacobian of the training data has so many rows, ``n_columns`` for each of them.
+    """
+    check_prior_shape(model.prior_precision, model.prior_structure, layout)
+    p = layout.n_parameters
+    if np.shape(model.prior_mean) not in ((), (p,)):
+        raise ValueError(
+            f"prior_mean has shape {np.shape(model.prior_mean)}. Use one number, or "
+            f"one per selected weight: shape ({p},)."
+        )
+    accumulator, _ = STRUCTURES[model.hessian_structure]
+    cheaper = [repr(k) for k in ("kron", "diag") if k != model.hessian_structure]
+    advice = f"use {' or '.join(cheaper)}"
+    if model.subset_of_weights != "last_layer":
+        advice += ", or subset_of_weights='last_layer'"
+    # the exact H is made as a matrix
+    n = None if CURVATURES[model.curvature].is_exact else n_rows
+    options = model.structure_params or {}
+    require_bytes(
+        accumulator.n_bytes(layout, n, n_columns=n_columns, **options),
+        device,
+        f"hessian_structure={model.hessian_structure!r} over {p:,} parameters",
+        advice,
+    )
+
+
+def check_prior_shape(value: Any, prior_structure: str, layout: Layout) -> None:
+    """Refuse a prior precision whose shape is not that of its structure."""
+    expected = PRIOR_STRUCTURES[prior_structure](layout)
+    shape = np.shape(value)
+    if isinstance(value, str) or shape in ((), expected):
+        return
+    fitting = [k for k, size in PRIOR_STRUCTURES.items() if size(layout) == shape]
+    wanted = f"one number or shape {expected}" if expected else "one number"
+    hint = f" This shape fits prior_structure={fitting[0]!r}." if fitting else ""
+    raise ValueError(
+        f"prior_precision has shape {shape}, but prior_structure={prior_structure!r} "
+        f"needs {wanted}. The selected subset has {len(layout.blocks)} parameter "
+        f"tensors with {layout.n_parameters:,} weights.{hint}"
+    )

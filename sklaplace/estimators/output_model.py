@@ -1,0 +1,304 @@
+"""OutputModel: the distribution of a network's outputs for new samples.
+
+Weights, dropout masks or networks are drawn, and each draw gives outputs; or, for the
+linearised network under a Gaussian over weights, the outputs are Gaussian in closed
+form. `BatchedOutputs` evaluates either, batch by batch.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sklaplace.core.budget import require_bytes
+from sklaplace.core.checks import check_count
+from sklaplace.core.linalg import all_finite
+from sklaplace.core.random import private_rng
+from sklaplace.networks.data import Batches, count_rows
+from sklaplace.networks.forward import Forward
+from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.posterior.predictive import WeightDistribution, moments, network_draws
+
+
+@dataclass(frozen=True)
+class OutputModel(ABC):
+    """Draws of a network's outputs, and a Gaussian with their moments.
+
+    Attributes
+    ----------
+    n_samples : int
+        Number of draws.
+    seed : int
+        Seed of the draws: the same for all samples and all calls.
+    """
+
+    n_samples: int
+    seed: int
+
+    is_gaussian: ClassVar[bool] = False
+    """Whether outputs are Gaussian in closed form, so that no draws are needed."""
+
+    @abstractmethod
+    def draws(self, forward: Forward, x: Any) -> Tensor:
+        """Return joint draws of the outputs of a batch, (b, c, s), float64."""
+
+    def gaussian(
+        self, forward: Forward, x: Any, *, n_blocks: int, diagonal: bool, centred: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean (b, c) and covariance (b, c, c), or variances (b, c).
+
+        Parameters
+        ----------
+        forward : Forward
+            The network, inside ``forward.frozen()``.
+        x : batch
+            b samples.
+        n_blocks : int
+            Blocks that the outputs fall into: covariances are those within blocks.
+        diagonal : bool
+            Return variances.
+        centred : bool
+            Subtract the mean over outputs, which a softmax is invariant to.
+        """
+        found = self.draws(forward, x)
+        return moments(found, n_blocks=n_blocks, diagonal=diagonal, centred=centred)
+
+    def redrawn(self, n_samples: int, seed: int) -> "OutputModel":
+        """Return the same model with other draws."""
+        return replace(self, n_samples=n_samples, seed=seed)
+
+    def check_draws(self, smallest: int = 1) -> None:
+        """Raise for a number of draws that is too small, or no number."""
+        check_count("n_samples", self.n_samples, smallest)
+
+    def check_variance(self) -> None:
+        """Raise where a variance would be that of a single draw."""
+        if self.n_samples == 1:
+            raise ValueError(
+                "n_samples=1 has no variance, and there is no other than that of the "
+                "draws. Use 2 or more, such as 100."
+            )
+
+    def joint(self, outputs: "BatchedOutputs", X: Any) -> tuple[Tensor, Tensor]:
+        """Return mean (n, c) and covariance (n, n, c) of each output over samples."""
+        self.check_variance()
+        n, c = count_rows(X), outputs.network.spec.n_outputs
+        require_bytes(
+            8 * n * c * (2 * n + 3 * self.n_samples),
+            "cpu",
+            f"the joint covariance of {n:,} rows",
+            "use return_std=True, or fewer rows at a time",
+        )
+        by_output = outputs.map_draws(X, _identity).movedim(1, 0)  # (c, n, s)
+        mean, cov = moments(by_output, diagonal=False, centred=False)
+        return mean.T, cov.movedim(0, -1)
+
+
+@dataclass(frozen=True)
+class WeightDraws(OutputModel):
+    """Outputs of the network under weights drawn from a distribution.
+
+    Attributes
+    ----------
+    posterior : WeightDistribution
+        Distribution of the weights.
+    """
+
+    posterior: WeightDistribution
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """Weights (s, P), if they fit into memory."""
+        self.check_draws()
+        require_draws(self.n_samples, self.posterior.layout.n_parameters)
+        generator = torch.Generator().manual_seed(self.seed)
+        return self.posterior.sample(self.n_samples, generator)
+
+    def draws(self, forward: Forward, x: Any) -> Tensor:
+        """Return outputs (b, c, s) of the network under the drawn weights."""
+        return network_draws(self.posterior, forward, x, self.weights)
+
+
+@dataclass(frozen=True)
+class BatchedOutputs:
+    """Outputs of a trained network for samples of any number.
+
+    Attributes
+    ----------
+    network : TrainedNetwork
+        The network.
+    model : OutputModel
+        Distribution of its outputs.
+    batch_size : int or None
+        Samples per batch; None fits them into the memory budget.
+    row_elements : int
+        Float64 numbers that are computed for each sample.
+    """
+
+    network: TrainedNetwork
+    model: OutputModel
+    batch_size: int | None = None
+    row_elements: int = 0
+
+    # ------------------------------------------------------------------- Gaussians
+    def map_gaussian(
+        self,
+        X: Any,
+        function: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+        *,
+        diagonal: bool,
+        centred: bool = False,
+    ) -> list[np.ndarray]:
+        """Return functions of each sample's Gaussian over outputs, for all samples.
+
+        Parameters
+        ----------
+        X : inputs
+            Checked and cast.
+        function : callable
+            Of mean (b, c) and covariance (b, c, c), or variances (b, c) if
+            ``diagonal``; returns tensors (b, ...).
+        diagonal, centred : bool
+            See `OutputModel.gaussian`.
+        """
+        n_draws = 0
+        if not self.model.is_gaussian:
+            self.model.check_variance()
+            n_draws = self.model.n_samples
+        if not diagonal:
+            self._check_covariances()
+        parts = []
+        options = {
+            "n_blocks": self.network.spec.likelihood.n_blocks,
+            "diagonal": diagonal,
+            "centred": centred,
+        }
+        dataset = self.network.net.get_dataset(X)
+        with self.evaluation(
+            dataset, with_covariance=not diagonal, n_draws=n_draws
+        ) as (forward, batches):
+            for x, _, _ in batches:
+                mean, cov = self.model.gaussian(forward, x, **options)
+                parts.append(function(*require_finite(mean, cov)))
+        # concatenation copies: a single batch may share memory with a cache
+        return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
+
+    def latent(self, X: Any, full_cov: bool = False) -> list[np.ndarray]:
+        """Return means (n, c) and variances (n, c), or covariances (n, c, c)."""
+        return self.map_latent(X, _pair, full_cov)
+
+    def map_latent(self, X: Any, function: Any, full_cov: bool) -> list[np.ndarray]:
+        """Return `map_gaussian` of means and (co)variances that are all kept."""
+        if full_cov:
+            n, c = count_rows(X), self.network.spec.n_outputs
+            require_bytes(
+                2 * 8 * n * self.network.spec.covariance_size,
+                "cpu",
+                f"full_cov=True for {n:,} rows of {c:,} outputs",
+                "use full_cov=False, or fewer rows at a time",
+            )
+        return self.map_gaussian(X, function, diagonal=not full_cov)
+
+    def joint(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean (n, c) and covariance (n, n, c) of each output over samples."""
+        mean, cov = self.model.joint(self, X)
+        return mean.cpu().numpy(), cov.cpu().numpy()
+
+    def _check_covariances(self) -> None:
+        """Raise if not even the covariance of one sample's outputs fits into memory."""
+        spec = self.network.spec
+        require_bytes(
+            4 * 8 * spec.covariance_size,
+            "cpu",
+            f"a covariance between {spec.n_outputs:,} outputs",
+            "use link_approx='probit' and dirichlet_approx='bridge', which need "
+            "variances alone",
+        )
+
+    # ----------------------------------------------------------------------- draws
+    def map_draws(self, X: Any, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return a function of the draws (b, c, s), for all samples."""
+        parts = []
+        dataset = self.network.net.get_dataset(X)
+        n_draws = self.model.n_samples
+        with self.evaluation(dataset, n_draws=n_draws) as (forward, batches):
+            for x, _, _ in batches:
+                parts.append(function(self.model.draws(forward, x)).cpu())
+        return torch.cat(parts)
+
+    def sample(self, X: Any, n_samples: int, seed: int) -> np.ndarray:
+        """Return joint draws of the outputs, (n, c, s)."""
+        check_count("n_samples", n_samples)
+        n_values = count_rows(X) * self.network.spec.n_outputs
+        require_bytes(
+            16 * n_samples * n_values,
+            "cpu",
+            f"n_samples={n_samples:,} draws of {n_values:,} outputs",
+            "draw fewer at a time, each with a random_state of its own",
+        )
+        redrawn = replace(self, model=self.model.redrawn(n_samples, seed))
+        return redrawn.map_draws(X, _identity).numpy()
+
+    def draws_of(self, dataset: Any) -> Iterator[tuple[Tensor, Any, Tensor | None]]:
+        """Yield draws (b, c, s), targets and weights of each batch of a dataset.
+
+        The caller has frozen the network.
+        """
+        forward = self.network.forward()
+        for x, y, weights in self._batches(dataset, n_draws=self.model.n_samples):
+            yield self.model.draws(forward, x), y, weights
+
+    # --------------------------------------------------------------------- batches
+    @contextmanager
+    def evaluation(
+        self, dataset: Any, **sizes: Any
+    ) -> Iterator[tuple[Forward, Batches]]:
+        """The network in evaluation mode, and batches of a dataset.
+
+        Random states, modes and hooks are restored in any case.
+        """
+        batches = self._batches(dataset, **sizes)
+        with private_rng(None), torch.inference_mode(False):
+            forward = self.network.forward()
+            with forward.frozen():
+                yield forward, batches
+
+    def _batches(self, dataset: Any, **sizes: Any) -> Batches:
+        return self.network.batches(
+            dataset, self.batch_size, row_elements=self.row_elements, **sizes
+        )
+
+
+def _identity(value: Tensor) -> Tensor:
+    return value
+
+
+def _pair(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    return mean, variance
+
+
+def require_draws(n_samples: int, n_weights: int) -> None:
+    """Raise if draws of weights do not fit into memory."""
+    require_bytes(
+        8 * n_samples * 3 * n_weights,
+        "cpu",
+        f"n_samples={n_samples:,} draws of {n_weights:,} weights",
+        "set a smaller n_samples; of samples, draw fewer at a time, each with a "
+        "random_state of its own",
+    )
+
+
+def require_finite(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the Gaussian over outputs; raises if it is not finite."""
+    if all_finite(mean) and all_finite(cov):
+        return mean, cov
+    raise ValueError(
+        "The network's outputs are not finite for some rows of X. Look for values far "
+        "beyond those it was trained on."
+    )

@@ -1,0 +1,268 @@
+"""PriorCallback: adds the gradient of a Gaussian prior to that of every batch.
+
+A criterion is a loss without a prior. With the gradient of
+``½ (θ - μ₀)ᵀ P₀ (θ - μ₀)`` in the scale of the criterion, the weights converge to a
+maximum of the posterior, where the Laplace approximation is taken.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from skorch.callbacks import Callback
+from skorch.dataset import unpack_data
+from torch import Tensor, nn
+from torch.utils.data import Subset
+
+from sklaplace.core.random import private_rng
+from sklaplace.curvature.layout import Layout
+from sklaplace.curvature.network import NetworkSpec, infer_network_spec
+from sklaplace.likelihoods import CRITERIA, weighted
+from sklaplace.networks.data import Batches, first_rows
+from sklaplace.networks.outputs import raw_outputs, unwrapped
+from sklaplace.networks.trained import device_of
+from sklaplace.networks.training import batch_weights
+
+_LIKELIHOODS = tuple({type(likelihood) for likelihood, _ in CRITERIA.values()})
+
+
+@dataclass(frozen=True)
+class _Training:
+    """A training that has begun.
+
+    Attributes
+    ----------
+    spec : NetworkSpec
+        Of the net.
+    layout : Layout
+        The weights that have the prior.
+    dataset : Dataset
+        Training data.
+    """
+
+    spec: NetworkSpec
+    layout: Layout
+    dataset: Any
+
+
+class PriorCallback(Callback, ABC):
+    """Base of the callbacks that train a net under a Gaussian prior."""
+
+    def on_train_begin(self, net: Any, X: Any = None, y: Any = None, **kw: Any) -> None:
+        """Check the settings; delete the attributes of an earlier training."""
+        for name in [name for name in vars(self) if name.endswith("_")]:
+            delattr(self, name)
+        self._check_settings()
+
+    def on_epoch_begin(
+        self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kw: Any
+    ) -> None:
+        """Before the first step: infer the network's specification and check it."""
+        if hasattr(self, "training_"):
+            return
+        with private_rng(None, device_of(net)):
+            x = first_rows(net, dataset_train)
+            spec = infer_network_spec(
+                net,
+                x,
+                self._subset(net),
+                _LIKELIHOODS,
+                None,
+                is_trained=False,
+                adapted=partial(_adapted, raw_outputs(net, x)),
+            )
+            _check_labels(net, dataset_train, spec)
+            layout = self._begin(net, spec, len(dataset_train))
+            _check_optimizer(net, layout)
+            _check_single(net, layout)
+        self.training_ = _Training(spec, layout, dataset_train)
+
+    def on_grad_computed(
+        self, net: Any, named_parameters: Any, batch: Any = None, **kw: Any
+    ) -> None:
+        """Add the prior's gradient to that of the criterion."""
+        training, module = self.training_, unwrapped(net.module_)
+        _, y = unpack_data(batch)
+        y = torch.as_tensor(y, device=device_of(net))
+        scale = criterion_scale(net, training.spec, y, len(training.dataset))
+        gradient = self._prior_gradient(training.layout.read(module))
+        add_to_gradients(training.layout, module, scale / self._loss_scale() * gradient)
+
+    def on_train_end(self, net: Any, X: Any = None, y: Any = None, **kw: Any) -> None:
+        """Delete what only the training needs."""
+        self.__dict__.pop("training_", None)
+
+    @abstractmethod
+    def _check_settings(self) -> None:
+        """Refuse invalid settings."""
+
+    @abstractmethod
+    def _subset(self, net: Any) -> Any:
+        """Weights that have the prior, as `infer_network_spec` takes them."""
+
+    @abstractmethod
+    def _begin(self, net: Any, spec: NetworkSpec, n_rows: int) -> Layout:
+        """Prepare for the first step; return the weights that have the prior."""
+
+    @abstractmethod
+    def _prior_gradient(self, theta: Tensor) -> Tensor:
+        """``P₀ (θ - μ₀)``, (P,)."""
+
+    @abstractmethod
+    def _loss_scale(self) -> Tensor:
+        """Factor of the loss in the negative log-posterior, ()."""
+
+
+# ----------------------------------------------------------------------- gradients
+def criterion_scale(net: Any, spec: NetworkSpec, y: Tensor, n_rows: int) -> Tensor:
+    """Ratio of the criterion to the summed loss of the likelihood, over N samples, ().
+
+    The criterion of a batch is ``u · Σ w · loss`` plus a constant. A batch of b
+    samples estimates the sum over all N by a factor ``N / b``, so that the criterion
+    is ``u b / N`` times that estimate.
+
+    Parameters
+    ----------
+    net : skorch.NeuralNet
+        In training; ``u`` is measured with its ``get_loss``.
+    spec : NetworkSpec
+        Of the net.
+    y : Tensor
+        Targets of a batch, as the criterion takes them.
+    n_rows : int
+        Number N of training samples.
+
+    Notes
+    -----
+    ``u`` is the ratio of the gradients of criterion and likelihood in the outputs, at
+    any outputs: ``1/b`` for cross-entropies, ``2/(b c)`` for the mean squared error of
+    c columns; it includes reduction, class weights and sample weights.
+    """
+    n = len(y)
+    dtype = next(net.module_.parameters()).dtype
+    with torch.enable_grad():
+        # outputs other than the targets, where gradients vanish
+        f = torch.full((n, spec.n_outputs), 0.37, dtype=dtype, device=y.device)
+        f = (f + torch.linspace(0, 1, f.shape[1]).to(f)).requires_grad_()
+        loss = net.get_loss(_module_outputs(spec, f, y), y, training=True)
+        (found,) = torch.autograd.grad(loss, f)
+    f = f.detach().double()
+    likelihood, w = spec.likelihood, batch_weights(net)
+    targets = likelihood.targets(y, f)
+    expected = likelihood.gradient(f, targets)
+    w = weighted(likelihood, targets, None if w is None else w.to(f))
+    if w is not None:
+        expected = expected * w.unsqueeze(-1)
+    square = (expected**2).sum()
+    ratio = (found.double() * expected).sum() / square
+    # a batch whose targets all have weight zero takes no step
+    return torch.where(square > 0, ratio, torch.zeros_like(ratio)) * (n / n_rows)
+
+
+def _module_outputs(spec: NetworkSpec, f: Tensor, y: Tensor) -> Tensor:
+    """Outputs (b, c) in the form and shape that the module returns."""
+    if spec.output_map != "identity" or spec.logit_layer is not None:
+        f = f.softmax(-1) if f.shape[1] > 1 else f.sigmoid()
+    is_like_targets = y.is_floating_point() and y.numel() == f.numel()
+    return f.reshape(y.shape) if is_like_targets else f
+
+
+def add_to_gradients(layout: Layout, module: nn.Module, values: Tensor) -> None:
+    """Add ``values`` (P,) to the gradients of the selected weights, in place.
+
+    Parameters that are not trained are left out.
+    """
+    parameters = dict(module.named_parameters())
+    for block, piece in zip(layout.blocks, layout.split(values), strict=True):
+        parameter = parameters[block.name]
+        if not parameter.requires_grad:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        flat = piece.to(parameter)
+        if block.indices is not None:
+            indices = block.indices.to(flat.device)
+            flat = flat.new_zeros(parameter.numel()).index_put((indices,), flat)
+        parameter.grad += flat.reshape(parameter.shape)
+
+
+# -------------------------------------------------------------------------- checks
+def _adapted(raw: Tensor, likelihood: Any) -> Any:
+    """Likelihood for as many outputs as the module returns."""
+    if raw.ndim > 2:
+        raise ValueError(
+            f"The network gives maps, of shape {tuple(raw.shape[1:])} per row, which "
+            "cannot be trained under a prior here. Train it without the callback, and "
+            "tune the prior afterwards, in LaplaceClassifier."
+        )
+    is_bernoulli = likelihood.noun == "class" and not likelihood.is_shift_invariant
+    has_columns = raw.ndim == 2 and raw.shape[1] > 1
+    return likelihood.multilabel() if has_columns and is_bernoulli else likelihood
+
+
+def _check_labels(net: Any, dataset: Any, spec: NetworkSpec) -> None:
+    """Refuse samples that the criterion ignores, but the curvature would not."""
+    if spec.likelihood.noun != "class":
+        return
+    y = _targets(dataset)
+    batches = (
+        Batches(net, dataset, spec.batch_size()) if y is None else [(None, y, None)]
+    )
+    if any(bool((torch.as_tensor(y) < 0).any()) for _, y, _ in batches):
+        raise ValueError(
+            "Some labels are negative, as of rows that the criterion ignores. Leave "
+            "these rows out, or train the net within LaplaceClassifier, which does."
+        )
+
+
+def _targets(dataset: Any) -> np.ndarray | None:
+    """Targets of a dataset or of a subset of one, if it has them as an array."""
+    if isinstance(dataset, Subset):
+        y = _targets(dataset.dataset)
+        return None if y is None else y[np.asarray(dataset.indices, dtype=int)]
+    y = getattr(dataset, "y", None)
+    return y if isinstance(y, np.ndarray) else None
+
+
+def _check_single(net: Any, layout: Layout) -> None:
+    """Refuse a second callback with a prior over the same weights."""
+    for _, other in net.callbacks_:
+        training = vars(other).get("training_")
+        if isinstance(training, _Training) and _overlap(layout, training.layout):
+            raise ValueError(
+                f"{type(other).__name__} among the callbacks has a prior over the same "
+                "weights already. Weights have one: leave one of the callbacks out, or "
+                "select other weights."
+            )
+
+
+def _overlap(one: Layout, other: Layout) -> bool:
+    """Whether two layouts have a weight in common."""
+    selected = {block.name: block.indices for block in other.blocks}
+    for block in one.blocks:
+        if block.name in selected:
+            mine, theirs = block.indices, selected[block.name]
+            if mine is None or theirs is None or bool(torch.isin(mine, theirs).any()):
+                return True
+    return False
+
+
+def _check_optimizer(net: Any, layout: Layout) -> None:
+    """Refuse weight decay of the same weights, and line searches."""
+    parameters = dict(unwrapped(net.module_).named_parameters())
+    selected = {id(parameters[block.name]) for block in layout.blocks}
+    for group in net.optimizer_.param_groups:
+        if group.get("line_search_fn"):
+            raise ValueError(
+                f"The optimizer has line_search_fn={group['line_search_fn']!r}, which "
+                "compares losses without the prior. Set optimizer__line_search_fn=None."
+            )
+        decay = group.get("weight_decay", 0)
+        if decay and selected & {id(p) for p in group["params"]}:
+            raise ValueError(
+                f"The optimizer has weight_decay={decay}, a second prior beside that "
+                "of the callback. Set optimizer__weight_decay=0."
+            )

@@ -1,0 +1,279 @@
+"""ProbabilisticRegressor: means, standard deviations, quantiles and samples."""
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import check_is_fitted
+
+from sklaplace.core.checks import as_levels, as_seed
+from sklaplace.estimators.number_targets import NumberTargets, geometric_mean
+from sklaplace.estimators.options import sibling
+from sklaplace.estimators.samples import weighted_data
+from sklaplace.likelihoods import RegressionLikelihood
+
+
+class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
+    """Predictions of a regressor, from the distribution of its outputs.
+
+    Subclasses fit, and provide `_outputs`, the distribution of outputs.
+    """
+
+    sigma_noise_: Any
+    sigma_scaling_: np.ndarray
+    _targets: NumberTargets
+
+    # ----------------------------------------------------------------- targets
+    def _infer_targets(self, y: Any, classes: None = None) -> NumberTargets:
+        """Return the shape of the targets in fit."""
+        given = self._input_type, self.likelihood, self.sigma_noise
+        return NumberTargets.infer(y, *given, classifier=sibling(self))
+
+    def _check_loss(self, loss: float) -> None:
+        """Accept any training loss: its units are unknown."""
+
+    # ------------------------------------------------------------ distributions
+    @property
+    def _likelihood(self) -> RegressionLikelihood:
+        check_is_fitted(self)
+        return cast(RegressionLikelihood, self.network_spec_.likelihood)
+
+    @property
+    def _noise(self) -> float:
+        """Standard deviation of the noise, as the likelihood takes it."""
+        return geometric_mean(self.sigma_noise_)
+
+    def _set_noise(self, sigma: Any) -> None:
+        """Set ``sigma_noise_``, one level or one per output in given proportions."""
+        relative = getattr(self.network_spec_.likelihood, "relative", None)
+        self.sigma_noise_ = sigma if relative is None else sigma * np.array(relative)
+        self.sigma_scaling_ = np.ones(self._targets.n_outputs)
+
+    def _latent(self, X: Any) -> list[np.ndarray]:
+        """Return mean and variance of the outputs, (n, c) each."""
+        outputs = self._outputs
+        return outputs.latent(self._check_inputs(X))
+
+    def _mean_and_variance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and variance (n, n_outputs) of new targets, noise included."""
+        mean, variance = self._latent(X)
+        mean, variance = self._likelihood.moments(mean, variance, self._noise)
+        return mean, variance * self.sigma_scaling_**2
+
+    def _log_proba_of(self, X: Any, y: Any) -> np.ndarray:
+        """Return the log-density of the targets of each sample, (n,)."""
+        mean, variance = self._latent(X)
+        targets = y.reshape(len(mean), -1).astype(np.float64)
+        m, v, t = map(torch.as_tensor, (mean, variance, targets))
+        densities = self._likelihood.log_density(m, v, t, self._noise)
+        return np.asarray(densities.numpy())
+
+    # ------------------------------------------------------------- public methods
+    def recalibrate(
+        self, X: Any, y: Any, sample_weight: Any = None
+    ) -> "ProbabilisticRegressor":
+        """Scale predictive standard deviations to residuals of held-out rows.
+
+        Each output's standard deviations, noise included, are multiplied by one number
+        from then on: the root of the mean of ``(y - mean)² / variance``, under which
+        these rows are most probable. Means stay. ``fit`` begins anew.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
+            Rows that neither the network nor a tuner has seen.
+        y : array-like of shape (n,) or (n, n_outputs)
+            Their targets.
+        sample_weight : array-like of shape (n,), optional
+            Non-negative weights of the rows.
+
+        Returns
+        -------
+        self : object
+            The estimator, with ``sigma_scaling_``.
+
+        Raises
+        ------
+        ValueError
+            If the rows are fitted perfectly, or there are fewer than two.
+
+        Notes
+        -----
+        One prediction. n rows tell the scale to a share of ``1/√(2n)``.
+
+        References
+        ----------
+        Levi, Gispan, Giladi, Fetaya (2022), "Evaluating and calibrating uncertainty
+        prediction in regression tasks", Sensors 22(15) (σ-scaling); offered by
+        LaplaceRedux.jl as well.
+        """
+        check_is_fitted(self)
+        if not self._likelihood.has_noise:
+            raise ValueError(
+                "recalibrate scales the noise of targets around their mean, which "
+                f"{type(self._likelihood).__name__} does not have. Use a net with "
+                "criterion=torch.nn.MSELoss."
+            )
+        inputs, targets = self._check_samples(X, y, reset=False)
+        data = weighted_data(self, inputs, targets, sample_weight)
+        if len(data.y) < 2:
+            raise ValueError(
+                f"{len(data.y)} row tells no scale. Pass a hundred or more."
+            )
+        mean, variance = self._outputs.latent(data.X)
+        mean, variance = self._likelihood.moments(mean, variance, self._noise)
+        squares = (data.y - mean) ** 2 / variance
+        scaling = np.sqrt(np.average(squares, axis=0, weights=data.sample_weight))
+        if not (scaling > 0).all():
+            raise ValueError(
+                "The targets equal the predictions, so that there is nothing to "
+                "scale to. Pass rows that were measured with noise."
+            )
+        self.sigma_scaling_ = scaling
+        return self
+
+    def predict(
+        self, X: Any, return_std: bool = False, return_cov: bool = False
+    ) -> Any:
+        """Predictive mean, optionally with standard deviation or covariance.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...)
+            Rows to predict.
+        return_std : bool, default=False
+            Also return standard deviations of new targets, noise included.
+        return_cov : bool, default=False
+            Also return their joint covariance across rows, noise included.
+
+        Returns
+        -------
+        mean : ndarray of shape (n,) or (n, n_outputs)
+        std : ndarray of the same shape
+            Only with ``return_std``.
+        cov : ndarray of shape (n, n) or (n, n, n_outputs)
+            Only with ``return_cov``.
+
+        Raises
+        ------
+        RuntimeError
+            If both are asked for, as in scikit-learn's Gaussian processes.
+        """
+        if return_std and return_cov:
+            raise RuntimeError(
+                "return_std and return_cov cannot both be True. The diagonal of the "
+                "covariance is the squared standard deviation."
+            )
+        if return_cov:
+            mean, cov = self._outputs.joint(self._check_inputs(X))
+            mean, cov = self._likelihood.joint_moments(mean, cov, self._noise)
+            cov = cov * self.sigma_scaling_**2
+            return self._targets.drop_axis(mean), cov[
+                ..., 0
+            ] if self._targets.ndim == 1 else cov
+        mean, variance = self._mean_and_variance(X)
+        if return_std:
+            return self._targets.drop_axis(mean), np.sqrt(
+                self._targets.drop_axis(variance)
+            )
+        return self._targets.drop_axis(mean)
+
+    def predict_quantiles(self, X: Any, alpha: Any) -> np.ndarray:
+        """Quantiles of the predictive distribution, noise included.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...)
+            Rows to predict.
+        alpha : float or array-like of shape (n_alpha,)
+            Levels in (0, 1).
+
+        Returns
+        -------
+        ndarray of shape (n,), (n, n_alpha) or with an axis of outputs after n
+            The last axis is there if ``alpha`` has one.
+        """
+        levels = as_levels("alpha", alpha, "Choose a level, such as 0.95.")
+        mean, variance = self._latent(X)
+        arguments = mean, variance, self._noise, levels
+        values = self._likelihood.quantiles(*arguments)
+        if (self.sigma_scaling_ != 1).any():
+            scaling = self.sigma_scaling_[:, None]
+            values = mean[..., None] + (values - mean[..., None]) * scaling
+        values = self._targets.drop_axis(values)
+        return values if np.ndim(alpha) else values[..., 0]
+
+    def predict_interval(self, X: Any, coverage: Any = 0.9) -> np.ndarray:
+        """Central intervals that hold new targets with given probability.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...)
+            Rows to predict.
+        coverage : float or array-like of shape (n_levels,), default=0.9
+            Probabilities in (0, 1).
+
+        Returns
+        -------
+        ndarray of shape (n, 2) or (n, 2, n_levels)
+            Lower and upper ends; an axis of outputs follows n where y has one.
+        """
+        levels = as_levels("coverage", coverage, "Choose a probability, such as 0.9.")
+        tails = np.stack([(1 - levels) / 2, (1 + levels) / 2])  # (2, n_levels)
+        values = self.predict_quantiles(X, tails.ravel())
+        values = values.reshape(*values.shape[:-1], *tails.shape)
+        return values if np.ndim(coverage) else values[..., 0]
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
+        """Joint draws of new targets: each column is one function plus noise.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...)
+            Rows to predict.
+        n_samples : int, default=1
+            Number of draws.
+        random_state : int, RandomState or None, default=0
+            Seeds the draws.
+
+        Returns
+        -------
+        ndarray of shape (n, n_samples) or (n, n_outputs, n_samples)
+        """
+        outputs, seed = self._outputs, as_seed("random_state", random_state)
+        draws = outputs.sample(self._check_inputs(X), n_samples, seed)
+        generator = np.random.default_rng(as_seed("random_state", random_state))
+        draws = self._likelihood.sample(draws, self._noise, generator)
+        if (self.sigma_scaling_ != 1).any():
+            mean = self._mean_and_variance(X)[0][..., None]
+            draws = mean + (draws - mean) * self.sigma_scaling_[:, None]
+        return self._targets.drop_axis(draws)
+
+    def latent_mean_and_variance(
+        self, X: Any, full_cov: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of the noise-free function.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...)
+            Rows to predict.
+        full_cov : bool, default=False
+            Return the covariance between outputs, not their variances alone.
+
+        Returns
+        -------
+        mean : ndarray of shape (n, n_outputs)
+        variance : ndarray of shape (n, n_outputs) or (n, n_outputs, n_outputs)
+        """
+        outputs = self._outputs
+        mean, variance = outputs.latent(self._check_inputs(X), full_cov)
+        return mean, variance
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        tags.target_tags.single_output = True
+        tags.input_tags.three_d_array = True
+        return tags

@@ -1,0 +1,247 @@
+"""Trainer: encoded samples in, a `TrainedNetwork` out.
+
+Some samples may be held out, the network is trained unless it is frozen, and the
+meaning of its outputs is inferred from a few samples, before and after training.
+"""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
+
+from sklaplace.core.checks import listed
+from sklaplace.likelihoods import Likelihood
+from sklaplace.networks.data import TrainingData, first_rows
+from sklaplace.networks.outputs import (
+    OutputSpec,
+    as_forward,
+    infer_output_spec,
+    raw_outputs,
+    warn_if_double_softmax,
+)
+from sklaplace.networks.split import hash_split
+from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.networks.training import copied, train
+
+
+def inner_net(estimator: Any) -> Any:
+    """Return the skorch net inside a `FrozenEstimator`; None is the default net."""
+    return estimator.estimator if is_frozen(estimator) else estimator
+
+
+def is_frozen(estimator: Any) -> bool:
+    """Whether the network keeps its weights."""
+    return isinstance(estimator, FrozenEstimator)
+
+
+class Targets(Protocol):
+    """Targets in fit: `ClassTargets` or `NumberTargets`."""
+
+    likelihoods: ClassVar[tuple[type, ...]]
+    """Types of likelihoods that such targets can have."""
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of classes or target columns."""
+
+    @property
+    def stratify(self) -> bool:
+        """Whether samples are held out class by class."""
+
+    def adapt(self, likelihood: Likelihood) -> Likelihood:
+        """Return the likelihood for the shape of the targets."""
+
+    def default_net(self, data: TrainingData) -> Any:
+        """Return the default skorch net."""
+
+    def check_net(self, net: Any) -> None:
+        """Raise for a net that cannot be trained on such targets."""
+
+    def check_values(self, net: Any, y: np.ndarray) -> None:
+        """Raise for encoded targets that the criterion does not take."""
+
+    def check_held_out(self, dataset: Any, held_out: Any) -> None:
+        """Raise for a ``train_split`` whose targets are not encoded alike."""
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """Trains a skorch net on encoded samples.
+
+    Attributes
+    ----------
+    estimator : skorch.NeuralNet, FrozenEstimator or None
+        As passed to the constructor of the estimator.
+    targets : Targets
+        Targets in fit.
+    likelihood : Likelihood or None
+        In place of that of the criterion.
+    seed : int
+        Seed of the split.
+    validation_fraction : float or None
+        Fraction of the samples to hold out where the net holds out none; None where
+        nothing is tuned on held-out samples.
+    alternative : str
+        Name of the estimator for targets of the other kind, for messages.
+    """
+
+    estimator: Any
+    targets: Targets
+    likelihood: Any
+    seed: int
+    validation_fraction: float | None
+    alternative: str
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the network keeps its weights."""
+        return is_frozen(self.estimator)
+
+    def train(
+        self,
+        data: TrainingData,
+        validation: TrainingData | None,
+        fit_params: dict[str, Any],
+    ) -> TrainedNetwork:
+        """Return the trained network with the samples it has and has not seen."""
+        net = self.new_net(data)
+        if not self.is_frozen:
+            self.targets.check_net(net)
+        holds_out = bool(net.train_split) and not self.is_frozen
+        if validation is None and not holds_out:
+            data, validation = self.hold_out(data)
+            if validation is None:
+                self.require_no_held_out()
+        seen, held_out = self.learn(net, data, validation, fit_params)
+        if validation is not None:
+            held_out = validation.dataset(net)
+        spec = self.infer_spec(net, seen, is_trained=True)
+        if self.is_frozen:  # else warned before training
+            warn_if_double_softmax(net, spec)
+        return TrainedNetwork(net, spec, seen, held_out)
+
+    def hold_out(self, data: TrainingData) -> tuple[TrainingData, TrainingData | None]:
+        """Split samples for tuning off, if there are enough and the net is trained."""
+        if self.validation_fraction is None or self.is_frozen:
+            return data, None
+        stratify, fraction = self.targets.stratify, self.validation_fraction
+        parts = hash_split(data.X, data.y, fraction, self.seed, stratify=stratify)
+        if parts is None:
+            return data, None
+        return data.take(parts[0]), data.take(parts[1])
+
+    # ------------------------------------------------- what kinds of training change
+    def new_net(self, data: TrainingData) -> Any:
+        """Return the net to train: a clone, or a copy of a frozen one."""
+        net = inner_net(self.estimator)
+        if net is None:
+            return self.targets.default_net(data)
+        # a copy, so that training the original further cannot outdate the posterior
+        return copied(net) if self.is_frozen else clone(net)
+
+    def require_no_held_out(self) -> None:
+        """Raise where held-out samples are required, and there are none."""
+
+    def infer_spec(self, net: Any, dataset: Any, *, is_trained: bool) -> OutputSpec:
+        """Return the meaning of a net's outputs; raises for what does not fit."""
+        rows = first_rows(net, dataset)
+        return infer_output_spec(net, rows, **self.spec_options(is_trained))
+
+    def before_training(self, net: Any, spec: OutputSpec, held_out: Any) -> None:
+        """Check and prepare an initialised net before its first step."""
+
+    def training_mixins(self) -> tuple[type, ...]:
+        """Return mixins of the net's class during training."""
+        return ()
+
+    def learn(
+        self,
+        net: Any,
+        data: TrainingData,
+        validation: TrainingData | None,
+        fit_params: dict[str, Any],
+    ) -> tuple[Any, Any]:
+        """Return the samples that a net was trained on, and those it held out."""
+        if not self.is_frozen:
+            return self.train_net(net, data, validation, fit_params)
+        if fit_params:
+            raise TypeError(
+                f"fit got the unknown arguments {listed(fit_params)}. They would "
+                "go to the training of the network, but this one is frozen."
+            )
+        self.targets.check_values(net, data.y)
+        return data.dataset(net), None
+
+    # ------------------------------------------------------------------- training
+    def train_net(
+        self,
+        net: Any,
+        data: TrainingData,
+        validation: TrainingData | None,
+        fit_params: dict[str, Any],
+    ) -> tuple[Any, Any]:
+        """Train a net; all checks run on the initialised net before its first step."""
+
+        def check(dataset: Any, held_out: Any) -> None:
+            self.targets.check_held_out(dataset, held_out)
+            self.targets.check_values(net, data.y)
+            _match_axes(net, dataset)
+            spec = self.infer_spec(net, dataset, is_trained=False)
+            warn_if_double_softmax(net, spec)
+            kept = held_out if validation is None else validation.dataset(net)
+            self.before_training(net, spec, kept)
+
+        rows = data.X, data.y, data.sample_weight
+        seen, held_out = train(net, *rows, check, self.training_mixins(), **fit_params)
+        _check_history(net)
+        return seen, held_out
+
+    def spec_options(self, is_trained: bool) -> dict[str, Any]:
+        """Return what is known of the outputs, as `infer_output_spec` takes it."""
+        return {
+            "allowed": self.targets.likelihoods,
+            "n_targets": self.targets.n_outputs,
+            "is_trained": is_trained,
+            "likelihood": self.likelihood,
+            "adapted": self.targets.adapt,
+            "other": self.alternative,
+        }
+
+
+def _match_axes(net: Any, dataset: Any) -> None:
+    """Give real-valued targets the number of axes that the module's outputs have.
+
+    A criterion would broadcast (n,) against (n, 1) to (n, n), or refuse.
+    """
+    y = getattr(dataset, "y", None)
+    if not isinstance(y, np.ndarray) or y.dtype.kind != "f":
+        return
+    with as_forward(net).frozen():
+        n_axes = raw_outputs(net, first_rows(net, dataset)).ndim
+    if n_axes == 1 and y.ndim == 2 and y.shape[1] == 1:
+        dataset.y = y.ravel()
+    elif n_axes == 2 and y.ndim == 1:
+        dataset.y = y.reshape(-1, 1)
+
+
+def _check_history(net: Any) -> None:
+    """Raise, or warn, if the training loss shows that training has diverged."""
+    losses = [row["train_loss"] for row in net.history if "train_loss" in row]
+    if not losses:
+        return
+    if not np.isfinite(losses[-1]):
+        raise ValueError(
+            f"The training of the network has diverged: its loss is {losses[-1]} "
+            "after the last epoch. Lower the learning rate or scale the inputs."
+        )
+    if losses[-1] > 10 * abs(losses[0]) + 1:
+        warnings.warn(
+            f"The training of the network seems to have diverged: its loss rose from "
+            f"{losses[0]:.3g} to {losses[-1]:.3g}. Lower the learning rate or scale "
+            "the inputs.",
+            UserWarning,
+            stacklevel=2,
+        )

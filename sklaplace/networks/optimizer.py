@@ -1,0 +1,72 @@
+"""CosineAdam: Adam with cosine annealing that takes all its steps on one batch.
+
+skorch iterates over its data set once per epoch, which costs more than a step of a
+small network. In full-batch training one epoch is then the whole training. The step
+size of step t of T is ``lr (1 + cos(π t / T)) / 2``.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class CosineAdam(torch.optim.Adam):
+    """Adam under a cosine schedule, with n steps for each batch.
+
+    Parameters
+    ----------
+    params : iterable
+        Parameters, or groups of them.
+    lr : float, default=0.01
+        Step size of the first step; that of the last one is near zero.
+    n_steps : int, default=500
+        Steps for each batch.
+    **options
+        As for `torch.optim.Adam`.
+
+    References
+    ----------
+    Kingma and Ba (2015), "Adam: a method for stochastic optimization"; Loshchilov and
+    Hutter (2017), "SGDR: stochastic gradient descent with warm restarts", eq. (5).
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.01,
+        n_steps: int = 500,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, lr=lr, **options)
+        self.n_steps = n_steps
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], Tensor]
+    ) -> Tensor:
+        """Take all steps.
+
+        Parameters
+        ----------
+        closure : callable
+            Computes gradients and returns the loss.
+
+        Returns
+        -------
+        Tensor of shape ()
+            Loss before the first step.
+        """
+        initial = [group["lr"] for group in self.param_groups]
+        losses = []
+        for step in range(self.n_steps):
+            factor = (1 + math.cos(math.pi * step / self.n_steps)) / 2
+            for group, lr in zip(self.param_groups, initial, strict=True):
+                group["lr"] = factor * lr
+            with torch.enable_grad():
+                losses.append(closure().detach())
+            super().step()
+        for group, lr in zip(self.param_groups, initial, strict=True):
+            group["lr"] = lr
+        return losses[0]

@@ -1,0 +1,80 @@
+"""TrainedNetwork: a trained skorch net, what its outputs mean, and its samples."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sklaplace.networks.data import Batches
+from sklaplace.networks.forward import Forward
+from sklaplace.networks.outputs import OutputSpec, as_forward
+
+
+@dataclass(frozen=True)
+class TrainedNetwork:
+    """A trained skorch net, what its outputs mean, and its samples.
+
+    Attributes
+    ----------
+    net : skorch.NeuralNet
+        Initialised and trained.
+    spec : OutputSpec
+        Meaning of its outputs.
+    train, held_out : Dataset or None
+        Samples that the net was trained on, and that it was not; None where there are
+        none, or they are not needed any more.
+    """
+
+    net: Any
+    spec: Any
+    train: Any = None
+    held_out: Any = None
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return device_of(self.net)
+
+    def forward(self) -> Forward:
+        """Return the network as a function to differentiate."""
+        spec: OutputSpec = self.spec
+        return as_forward(
+            self.net, spec.output_map, spec.logit_layer, spec.output_shape
+        )
+
+    def batches(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        *,
+        row_elements: int = 0,
+        with_covariance: bool = False,
+        n_draws: int = 0,
+    ) -> Batches:
+        """Return batches of a dataset that fit into the memory budget.
+
+        Parameters
+        ----------
+        dataset : Dataset
+            Samples, with or without targets and weights.
+        batch_size : int or None
+            Samples per batch; None computes it from what follows.
+        row_elements : int
+            Float64 numbers that are computed for each sample.
+        with_covariance : bool
+            Whether covariances between outputs are computed.
+        n_draws : int
+            Number of draws of the outputs.
+        """
+        # the outputs of each draw, and what is computed from them
+        row_elements += 3 * n_draws * self.spec.n_outputs
+        fitting = self.spec.batch_size(
+            row_elements=row_elements, with_covariance=with_covariance
+        )
+        return Batches(self.net, dataset, batch_size or fitting)
+
+
+def device_of(net: Any) -> torch.device:
+    """Return the device of a net's parameters."""
+    device: torch.device = next(net.module_.parameters()).device
+    return device

@@ -1,0 +1,558 @@
+"""The store gives back what was made, and never a wrong result."""
+
+import functools
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import joblib
+import numpy as np
+import pytest
+import torch
+from joblib.externals.loky.backend.reduction import dumps
+from keys import Net, data, define, fitted, net, seeded
+from sklearn.base import clone
+from skorch.callbacks import EarlyStopping, EpochScoring, LRScheduler
+from torch import nn
+
+import sklaplace
+from sklaplace.core.cache import cached, check_memory
+from sklaplace.core.fingerprint import fingerprint
+
+
+class Counter:
+    """Work that counts how often it is done."""
+
+    def __init__(self, make=lambda: [np.zeros(2), {"a": 1}]):
+        self.make, self.calls = make, 0
+
+    def __call__(self):
+        self.calls += 1
+        return self.make()
+
+
+def entries(folder):
+    return sorted(Path(folder).rglob("output.pkl"))
+
+
+def test_work_is_done_once_per_key(tmp_path, capsys):
+    memory, work = check_memory(tmp_path / "store"), Counter()
+    for key in ("a", "b", "a", "b", "a"):
+        assert repr(cached(memory, key, work)) == repr(work.make())
+    assert work.calls == 2
+    assert len(entries(tmp_path)) == 2
+    cached(check_memory(str(tmp_path / "store")), "a", work)
+    assert work.calls == 2
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_process_can_use_several_stores(tmp_path, monkeypatch):
+    work = Counter()
+    for folder in "ab":
+        cached(check_memory(tmp_path / folder), "key", work)
+    # what joblib remembers of a process
+    monkeypatch.setattr(joblib.memory, "_FUNCTION_HASHES", weakref.WeakKeyDictionary())
+    for folder in "ab":
+        cached(check_memory(tmp_path / folder), "key", work)
+    assert work.calls == 2
+
+
+@pytest.mark.parametrize("memory", [None, check_memory(None), joblib.Memory(None)])
+def test_without_memory_work_is_done_every_time(memory, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    work = Counter(lambda: threading.Lock())  # nothing is pickled
+    for _ in range(3):
+        cached(memory, fingerprint(1), work)
+    assert work.calls == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_can_be_a_memory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert check_memory(None).location is None
+    assert list(tmp_path.iterdir()) == []
+    for location in ("a", tmp_path / "b", os.fspath(tmp_path / "c")):
+        assert os.fspath(check_memory(location).location) == os.fspath(location)
+    own = joblib.Memory(tmp_path, verbose=0)
+    assert check_memory(own) is own
+    for wrong in (1, True, b"a", ["a"], {}, joblib.Memory, print):
+        with pytest.raises(TypeError, match=r"memory=.* is not known\. Choose None"):
+            check_memory(wrong)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cannot be used as a folder .* Choose one"):
+        check_memory(tmp_path / "file" / "store")
+
+
+def test_results_share_nothing(tmp_path):
+    memory, work = check_memory(tmp_path), Counter()
+    results = [cached(memory, "a", work) for _ in range(3)]
+    for result in results:
+        result[0] += 1
+        result[1]["a"] = 2
+    np.testing.assert_equal(cached(memory, "a", work), [np.zeros(2), {"a": 1}])
+    assert [result[0][0] for result in results] == [1, 1, 1]
+    assert work.calls == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"mmap_mode": "r"}, {"mmap_mode": "r+"}, {"compress": True}]
+)
+def test_settings_of_a_memory_do_not_change_results(tmp_path, options):
+    memory = joblib.Memory(tmp_path, verbose=0, **options)
+    work = Counter()
+    for _ in range(3):
+        result = cached(memory, "a", work)
+        assert type(result[0]) is np.ndarray
+        result[0] += 1
+    assert work.calls == 1
+    assert cached(memory, "a", work)[0].sum() == 0
+
+
+def damage_garbage(file, other):
+    file.write_bytes(b"garbage")
+
+
+def damage_nothing(file, other):
+    file.write_bytes(b"")
+
+
+def damage_cut(file, other):
+    file.write_bytes(file.read_bytes()[:-20])
+
+
+def damage_bit(file, other):
+    content = bytearray(file.read_bytes())
+    at = bytes(content).index(np.full(3, 7.0).tobytes())
+    content[at + 1] ^= 1
+    file.write_bytes(bytes(content))
+
+
+def damage_foreign(file, other):
+    file.write_bytes(other.read_bytes())
+
+
+def damage_value(file, other):
+    joblib.dump({"not": "bytes"}, file)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(damage_garbage, damage_nothing, damage_cut, damage_bit),
+        *(damage_foreign, damage_value),
+    ],
+)
+def test_damaged_entries_are_made_anew(tmp_path, damage):
+    memory = check_memory(tmp_path)
+    work = Counter(lambda: np.full(3, 7.0))
+    cached(memory, "a", work)
+    (file,) = entries(tmp_path)
+    cached(memory, "b", lambda: np.full(3, 8.0))
+    (other,) = set(entries(tmp_path)) - {file}
+    damage(file, other)
+    for _ in range(3):
+        np.testing.assert_array_equal(cached(memory, "a", work), np.full(3, 7.0))
+    assert work.calls == 2
+
+
+def test_threads_can_share_a_store(tmp_path):
+    memory, work = check_memory(tmp_path), Counter(lambda: np.ones(10_000))
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(cached, memory, f"{i % 2}", work) for i in range(20)]
+    assert all(job.result().sum() == 10_000 for job in jobs)
+
+
+def test_an_entry_removed_while_in_use_is_made_anew(tmp_path):
+    memory, work = check_memory(tmp_path), Counter()
+    cached(memory, "a", work)
+    memory.clear(warn=False)
+    cached(memory, "a", work)
+    cached(memory, "a", work)
+    assert work.calls == 2
+
+
+def test_a_result_that_cannot_be_stored_is_not_lost(tmp_path):
+    class Local(nn.Linear):
+        pass
+
+    memory = check_memory(tmp_path)
+    makes = [lambda: Local(2, 2), lambda: lambda x: x, threading.Lock]
+    for number, make in enumerate(makes):
+        work = Counter(make)
+        for _ in range(2):
+            with pytest.warns(UserWarning, match="The result was not cached: ") as log:
+                result = cached(memory, str(number), work)
+            assert len(log) == 1
+            assert "memory=None" in str(log[0].message)
+            assert log[0].filename == __file__
+            assert type(result) is type(make())
+        assert work.calls == 2
+    assert entries(tmp_path) == []
+
+
+def test_a_failure_of_the_work_is_passed_on(tmp_path):
+    memory = check_memory(tmp_path)
+
+    def fail():
+        raise RuntimeError("diverged")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="diverged"):
+            cached(memory, "a", fail)
+    work = Counter()
+    cached(memory, "a", work)
+    cached(memory, "a", work)
+    assert work.calls == 1
+
+
+def test_classes_and_functions_of_the_key_need_not_be_importable(tmp_path):
+    memory, X = check_memory(tmp_path), data()[0]
+
+    def estimator(shift=1):
+        class Local(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(3, 2)
+
+            def forward(self, x):
+                return self.layer(x) + shift
+
+        scoring = EpochScoring(lambda net, X, y: 0.0, name="zero")
+        return Local, net(Local, callbacks=[scoring])
+
+    def trained(own):
+        calls.append(1)
+        return seeded(lambda: clone(own).fit(*data()))
+
+    calls = []
+    for _ in range(2):  # the second with classes and functions of its own
+        module, own = estimator()
+        key = fingerprint(own)
+        result = cached(memory, key, functools.partial(trained, own))
+        assert type(result.module_) is module
+        assert result.module is module
+        assert result.callbacks[0].scoring is not None
+        expected = trained(own).predict_proba(X)
+        np.testing.assert_array_equal(result.predict_proba(X), expected)
+        assert result.history[-1]["zero"] == 0
+        clone(result).fit(*data())
+        result.partial_fit(*data())
+    assert len(calls) == 3
+    assert fingerprint(estimator(2)[1]) != key
+
+
+def test_two_functions_of_one_name_are_not_confused(tmp_path):
+    memory = check_memory(tmp_path)
+
+    def add(n):
+        return lambda x: x + n
+
+    one, two = add(1), add(2)
+    key = fingerprint([one, two])
+    with pytest.warns(UserWarning, match="not cached: Several different .*lambda"):
+        assert cached(memory, key, lambda: [two, one])[0](1) == 3
+    fine = fingerprint([one, [one]])
+    for _ in range(2):
+        assert cached(memory, fine, lambda: [one])[0] is one
+
+
+def test_a_trained_net_comes_back_whole(tmp_path):
+    memory, X = check_memory(tmp_path), data()[0]
+    makes = {
+        "callbacks": lambda: fitted(
+            callbacks=[EarlyStopping(), LRScheduler("StepLR", step_size=1)]
+        ),
+        "momentum": lambda: fitted(optimizer=torch.optim.Adam),
+        "instance": lambda: fitted(module=seeded(Net)),
+    }
+    for name, make in makes.items():
+        fresh, stored = (cached(memory, name, make) for _ in range(2))
+        assert fingerprint(fresh) == fingerprint(stored)
+        np.testing.assert_array_equal(fresh.predict_proba(X), stored.predict_proba(X))
+        assert fresh.history == stored.history
+        assert stored.module_ is not fresh.module_
+        assert stored.optimizer_.param_groups[0]["params"][0] is next(
+            stored.module_.parameters()
+        )
+        for trained in (fresh, stored):
+            seeded(functools.partial(trained.partial_fit, *data()))
+        np.testing.assert_array_equal(fresh.predict_proba(X), stored.predict_proba(X))
+        assert pickle.loads(pickle.dumps(stored)).initialized_
+
+
+class Plain:
+    """A memory with no more than the one method."""
+
+    def __init__(self):
+        self.found = {}
+
+    def cache(self, function, ignore=None):
+        def stored(key, work):
+            if key not in self.found:
+                self.found[key] = function(key, work)
+            return self.found[key]
+
+        return stored
+
+
+def test_any_memory_with_a_method_cache_will_do():
+    memory, work = check_memory(Plain()), Counter()
+    for _ in range(2):
+        cached(memory, "a", work)
+    assert work.calls == 1
+    memory.found["a"] = b"garbage"
+    np.testing.assert_equal(cached(memory, "a", work), [np.zeros(2), {"a": 1}])
+    assert work.calls == 2
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="needs a user")
+def test_a_folder_that_became_read_only_loses_nothing(tmp_path):
+    memory = check_memory(tmp_path)
+    cached(memory, "a", Counter())
+    for folder in [tmp_path, *tmp_path.rglob("*")]:
+        if folder.is_dir():
+            folder.chmod(0o500)
+    work = Counter()
+    cached(memory, "a", work)
+    assert work.calls == 0
+    with pytest.warns(Warning, match="Unable to cache to disk"):
+        cached(memory, "b", work)
+
+
+@dataclass(frozen=True)
+class Result:
+    weights: torch.Tensor
+    trained: object
+
+
+def test_tensors_and_dataclasses_come_back(tmp_path):
+    memory = check_memory(tmp_path)
+    work = Counter(lambda: Result(torch.arange(3.0), fitted()))
+    one, two = (cached(memory, "a", work) for _ in range(2))
+    assert torch.equal(one.weights, two.weights)
+    assert one.weights.data_ptr() != two.weights.data_ptr()
+    assert isinstance(two, Result)
+    assert work.calls == 1
+
+
+def clone_and_fit(own):
+    return clone(own).fit(*data())
+
+
+def test_work_that_changes_its_own_key_warns(tmp_path):
+    source = """
+        CALLS = []
+        class Helper:
+            calls = 0
+        class Counting(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(3, 2)
+            def forward(self, x):
+                {count}
+                return self.layer(x)
+    """
+    counts = {
+        "CALLS.append(1)": "forward",
+        "Helper.calls += 1": "Helper",
+        "Counting.calls = getattr(Counting, 'calls', 0) + 1": "Counting",
+        "self.calls = getattr(self, 'calls', 0) + 1": None,
+    }
+    for count, culprit in counts.items():
+        own = net(define(source.format(count=count), "Counting"))
+        memory = check_memory(tmp_path / str(culprit))
+        key = functools.partial(fingerprint, own)
+        work = Counter(functools.partial(clone_and_fit, own))
+        if culprit is None:
+            for _ in range(2):
+                cached(memory, key(), work, key)
+            assert work.calls == 1
+            continue
+        message = rf"not be found again: something that __main__\.\S*{culprit} refers"
+        with pytest.warns(UserWarning, match=message) as caught:
+            result = cached(memory, key(), work, key)
+        assert caught[0].filename == __file__
+        assert result.initialized_
+
+
+def test_work_that_changes_its_inputs_warns(tmp_path):
+    X = np.zeros(3)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="again: an input changed"):
+            cached(
+                check_memory(tmp_path),
+                fingerprint(X),
+                lambda: X.fill(X[0] + 1),
+                lambda: fingerprint(X),
+            )
+
+
+# ------------------------------------------------------------ other processes
+ROOT = Path(sklaplace.__file__).parents[1]
+
+
+def run(source, *arguments, root=ROOT, **options):
+    """A script in a process with another order of sets."""
+    hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root)}
+    command = [sys.executable, "-c", textwrap.dedent(source), *map(str, arguments)]
+    done = subprocess.run(command, env=env, capture_output=True, **options)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+SCRIPT = """
+    import numpy as np, torch
+    from torch import nn
+    from sklearn.base import clone
+    from skorch import NeuralNetClassifier
+    from skorch.callbacks import EpochScoring
+    from sklaplace.core.cache import cached, check_memory
+    from sklaplace.core.fingerprint import fingerprint
+
+    NAMES = {"alpha", "beta", "gamma", "delta"}
+
+    class Net(nn.Module):
+        kinds = {"p", "q", "r", "s"}
+        def __init__(self, n=3):
+            super().__init__()
+            self.layer = nn.Linear(n, 2)
+        def forward(self, x):
+            return self.layer(x) if "p" in {"p", "q", "r"} | NAMES else x
+
+    X = np.arange(12.0, dtype="f4").reshape(4, 3)
+    made = Net()
+    nn.init.ones_(made.layer.weight), nn.init.ones_(made.layer.bias)
+    made.register_forward_hook(lambda *_: None)
+    net = NeuralNetClassifier(
+        Net, module__n=3, criterion=nn.CrossEntropyLoss, verbose=0, train_split=None,
+        callbacks=[EpochScoring(lambda net, X, y: 1 in {1, 2}, name="zero")],
+    )
+    values = [X, torch.tensor(X), Net, made, net, NAMES, {"a": {"x", "y"}, (1, "b"): 2}]
+    values.append(list(values))
+
+    def made_once(store, n, log):
+        def work():
+            log.append(n)
+            return Net(n), clone(net)
+        return cached(check_memory(store), fingerprint([net, n]), work)
+"""
+WORKER = f"""{SCRIPT}
+    import json, pickle, sys, warnings
+
+    warnings.simplefilter("error")
+    theirs, made_once, log = *pickle.load(sys.stdin.buffer), []
+    results = [made_once(sys.argv[1], n, log) for n in (1, 2)]
+    assert all(type(module) is net.module for module, net in results)
+    assert not any(isinstance(module, Net) for module, _ in results)
+    keys = [[fingerprint(value) for value in some] for some in (values, theirs)]
+    print(json.dumps([keys, log, [m.layer.weight.tolist() for m, _ in results]]))
+"""
+
+
+def test_other_processes_have_the_same_keys_and_results(tmp_path):
+    # classes and functions of a script, which no process can import
+    made_once = define(SCRIPT, "made_once")
+    script = made_once.__globals__
+    values = script["values"]
+    keys, log, store = list(map(fingerprint, values)), [], tmp_path / "store"
+    assert len(set(keys)) == len(keys)
+    made_once(store, 1, log)
+    job = bytes(dumps((values, made_once)))  # as joblib sends it
+    out = json.loads(run(WORKER, store, input=job, cwd=tmp_path))
+    (own_keys, sent_keys), worker_log, weights = out
+    assert own_keys == sent_keys == keys
+    assert worker_log == [2]
+    for n, expected in zip((1, 2), weights, strict=True):
+        module, net = made_once(store, n, log)
+        assert type(module) is net.module is script["Net"]
+        assert module.layer.weight.tolist() == expected
+    assert log == [1]
+    assert len(entries(tmp_path)) == 2
+
+
+SEARCH = """
+    import os, sys, warnings
+    import numpy as np, torch
+    from torch import nn
+    from pathlib import Path
+    from sklearn.base import BaseEstimator, clone
+    from sklearn.model_selection import GridSearchCV
+    from skorch import NeuralNetClassifier
+    from skorch.callbacks import EpochScoring
+    from sklaplace.core.cache import cached, check_memory
+    from sklaplace.core.fingerprint import fingerprint
+
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+        def forward(self, x):
+            return self.layer(x)
+
+    class Fitted(BaseEstimator):
+        def __init__(self, net, prior=1.0, memory=None, log=None):
+            self.net, self.prior, self.memory, self.log = net, prior, memory, log
+
+        def fit(self, X, y):
+            def work():
+                (Path(self.log) / f"{fingerprint(X)} {os.getpid()}").touch()
+                return clone(self.net).fit(X, y)
+            key = fingerprint({"net": self.net, "X": X, "y": y})
+            self.net_ = cached(check_memory(self.memory), key, work)
+            return self
+
+        def score(self, X, y):
+            return self.net_.score(X, y) - self.prior
+
+    X = np.random.default_rng(0).normal(size=(30, 3)).astype("f4")
+    y = np.arange(30) % 2
+    net = NeuralNetClassifier(
+        Net, criterion=nn.CrossEntropyLoss, max_epochs=1, verbose=0,
+        callbacks=[EpochScoring(lambda net, X, y: 0.0, name="zero")],
+    )
+    model = Fitted(net, memory=sys.argv[1], log=sys.argv[2])
+    grid = {"prior": [1.0, 2.0, 3.0]}
+    for n_jobs in (2, 1):
+        search = GridSearchCV(model, grid, cv=3, n_jobs=n_jobs, error_score="raise")
+        best = search.fit(X, y).best_estimator_
+        assert type(best.net_.module_) is Net
+        print(len(list(Path(sys.argv[2]).iterdir())))
+"""
+
+
+@pytest.mark.slow  # three processes
+def test_a_parallel_grid_search_trains_once_per_fold(tmp_path):
+    # classes and functions of a script, which its workers cannot import
+    log = tmp_path / "log"
+    log.mkdir()
+    out = run(SEARCH, tmp_path / "store", log)
+    first, second = map(int, out.split())
+    assert len(entries(tmp_path)) == 4  # three folds, and all rows
+    assert 4 <= first < 8  # the workers may begin the same fold at the same time
+    assert second == first
+
+
+@pytest.mark.slow  # two processes
+def test_an_edit_anywhere_in_this_package_makes_new_keys(tmp_path):
+    package = Path(sklaplace.__file__).parent
+    shutil.copytree(package, tmp_path / "sklaplace")
+    source = "from sklaplace.core.fingerprint import fingerprint; print(fingerprint(1))"
+    keys = [run(source, root=tmp_path, cwd=tmp_path)]
+    with open(tmp_path / "sklaplace" / "posterior" / "gaussian.py", "a") as file:
+        file.write("# edited\n")
+    keys.append(run(source, root=tmp_path, cwd=tmp_path))
+    assert keys[0] == f"{fingerprint(1)}\n".encode()
+    assert keys[1] != keys[0]

@@ -1,0 +1,165 @@
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import global_rng_states
+from scipy import stats
+
+from sklaplace.core.random import (
+    counter_uniforms,
+    private_rng,
+    row_hash,
+    sobol_normals,
+)
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+
+def rows(n, *shape, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(n, *shape, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool])
+@pytest.mark.parametrize("shape", [(1,), (3,), (2, 5)])
+def test_keys_belong_to_rows(shape, dtype):
+    x = rows(50, *shape, dtype=dtype)
+    keys = row_hash(x)
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(row_hash(x[order]), keys[order])
+    assert torch.equal(torch.cat([row_hash(row) for row in x.split(7)]), keys)
+    if dtype != torch.bool:
+        assert len(keys.unique()) == 50
+
+
+def test_every_part_of_a_row_counts():
+    left, right = rows(4, 3), rows(4, 2)
+    keys = row_hash({"left": left, "right": right})
+    assert torch.equal(row_hash([left, right]), keys)
+    assert torch.equal(row_hash({"right": right, "left": left}), keys)
+    for part in (left, right):
+        changed = part.clone()
+        changed[2, 1] += 1
+        whole = {"left": left, "right": right}
+        whole["left" if part is left else "right"] = changed
+        assert (row_hash(whole) != keys).tolist() == [False, False, True, False]
+    assert (row_hash(left.flip(1)) != row_hash(left)).all()
+
+
+def test_numbers_are_uniform_and_independent():
+    u = counter_uniforms(row_hash(rows(400, 3)), 50).numpy()
+    assert u.min() > 0
+    assert u.max() < 1
+    # of 20,000 numbers; the seeds are fixed
+    assert stats.kstest(u.ravel(), "uniform").pvalue > 0.01
+    assert abs(np.corrcoef(u.T) - np.eye(50)).max() < 5 / np.sqrt(400)
+
+
+def test_seeds_differ():
+    keys = row_hash(rows(5, 2))
+    assert torch.equal(
+        counter_uniforms(keys, 3, seed=1), counter_uniforms(keys, 3, seed=1)
+    )
+    assert not torch.equal(
+        counter_uniforms(keys, 3, seed=1), counter_uniforms(keys, 3, seed=2)
+    )
+
+
+def test_zero_has_no_sign():
+    x = torch.zeros(2, 3)
+    assert torch.equal(row_hash(x), row_hash(-x))
+
+
+@pytest.mark.parametrize("n_samples", [1, 2, 7, 100])
+@pytest.mark.parametrize("dim", [1, 3, 200])
+def test_draws_are_mirrored_and_reproducible(n_samples, dim):
+    draws = sobol_normals(n_samples, dim, 5)
+    assert draws.shape == (n_samples, dim)
+    assert draws.dtype == torch.float64
+    assert draws.isfinite().all()
+    half = (n_samples + 1) // 2
+    assert torch.equal(draws[half:], -draws[: n_samples - half])
+    assert torch.equal(draws, sobol_normals(n_samples, dim, 5))
+    assert not torch.equal(draws, sobol_normals(n_samples, dim, 6))
+
+
+def test_draws_are_standard_normal():
+    draws = sobol_normals(4096, 5, 0)
+    identity = torch.eye(5, dtype=torch.float64)
+    torch.testing.assert_close(draws.mT @ draws / 4096, identity, rtol=0, atol=1e-12)
+    kurtosis = (draws**4).mean(0)
+    torch.testing.assert_close(kurtosis, 3 * identity.sum(0), rtol=0.05, atol=0)
+
+
+def test_draws_beyond_the_tabulated_dimensions():
+    draws = sobol_normals(3, 21_202, 0)
+    assert draws.shape == (3, 21_202)
+    assert torch.equal(draws, sobol_normals(3, 21_202, 0))
+    assert torch.equal(draws[2], -draws[0])
+    assert abs(draws[0].std() - 1) < 5 / math.sqrt(2 * 21_202)
+
+
+@pytest.mark.parametrize("point", [0.0, 1.0])
+def test_draws_are_finite_where_quantiles_are_not(monkeypatch, point):
+    def draw(engine, n, dtype):
+        return torch.full((n, engine.dimension), point, dtype=dtype)
+
+    monkeypatch.setattr(torch.quasirandom.SobolEngine, "draw", draw)
+    assert sobol_normals(4, 2, 0).isfinite().all()
+
+
+def test_draws_are_some():
+    with pytest.raises(ValueError, match=r"n_samples=0 gives no draws. Use at least 1"):
+        sobol_normals(0, 3, 0)
+
+
+class TestPrivateRng:
+    def draw(self):
+        numbers = np.random.rand(3)  # noqa: NPY002
+        return [*numbers, *torch.rand(3).tolist()]
+
+    def test_is_seeded_inside(self, rng_untouched):
+        with private_rng(0):
+            first = self.draw()
+        with private_rng(0):
+            assert self.draw() == first
+        with private_rng(1):
+            assert self.draw() != first
+
+    def test_none_goes_on_from_the_global_state_and_puts_it_back(self, rng_untouched):
+        with private_rng(None):
+            first = self.draw()
+        with private_rng(None):
+            assert self.draw() == first
+
+    def test_is_put_back_when_something_raises(self, rng_untouched):
+        def fail():
+            with private_rng(0):
+                self.draw()
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            fail()
+
+    def test_nests(self, rng_untouched):
+        with private_rng(0):
+            before = global_rng_states()
+            with private_rng(1):
+                self.draw()
+            assert global_rng_states() == before
+
+    def test_seeds_no_device_that_is_not_in_use(self):
+        # torch.manual_seed would queue a seed for every GPU of this process
+        program = (
+            "import torch; from sklaplace.core.random import private_rng\n"
+            "before = len(torch.cuda._queued_calls), "
+            "str(torch.cuda._lazy_seed_tracker.__dict__)\n"
+            "with private_rng(0): pass\n"
+            "after = len(torch.cuda._queued_calls), "
+            "str(torch.cuda._lazy_seed_tracker.__dict__)\n"
+            "assert before == after, (before, after)"
+        )
+        subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

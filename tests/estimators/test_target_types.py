@@ -1,0 +1,474 @@
+"""Several labels per row: from targets to answers, against dense references."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import references
+import torch
+from nets import (
+    MLP,
+    RecordTraining,
+    SigmoidMLP,
+    blobs,
+    classifier,
+    initialised,
+    seeded,
+)
+from scipy import sparse
+from scipy.special import expit
+from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
+from sklearn.metrics import get_scorer, log_loss
+from sklearn.model_selection import GridSearchCV
+from skorch import NeuralNet, NeuralNetBinaryClassifier, NeuralNetClassifier
+from test_bad_input import refused_fit
+from torch import nn
+
+from sklaplace import LaplaceClassifier, LaplaceClassifierCV
+from sklaplace.curvature.ggn import CURVATURES
+from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.dirichlet.links import LINKS
+from sklaplace.estimators.target_types import (
+    DenseLabel,
+    MultiLabel,
+    SingleLabel,
+    infer_target_type,
+)
+from sklaplace.likelihoods import Bernoulli, Categorical, ClassificationLikelihood
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+N_LABELS = 3
+POS_WEIGHT = torch.tensor([0.5, 2.0, 3.0], dtype=torch.float64)
+
+
+def tagged(n=90, dtype=np.float64):
+    """Rows, and labels that depend on them more or less."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, 2))
+    logits = X @ rng.normal(size=(2, N_LABELS)) * [3.0, 1.0, 0.3] + [0.0, 1.0, -1.0]
+    Y = (rng.random((n, N_LABELS)) < expit(logits)).astype(int)
+    return X.astype(dtype), Y
+
+
+X, Y = tagged()
+
+
+def net(module=MLP, criterion=nn.BCEWithLogitsLoss, **params):
+    """One output per label, float64."""
+    settings = {
+        "criterion": criterion,
+        "module__n_out": N_LABELS,
+        "module__dtype": torch.float64,
+        "max_epochs": 20,
+        "lr": 0.05,
+        "optimizer": torch.optim.Adam,
+        "batch_size": -1,
+        "train_split": None,
+        "callbacks": "disable",
+        "verbose": 0,
+    }
+    return NeuralNet(module, **settings | params)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return seeded(net(), X, Y.astype(np.float64))
+
+
+def fitted(trained, **settings):
+    settings = {"prior_precision": 1.0, "random_state": 0} | settings
+    return LaplaceClassifier(FrozenEstimator(trained), **settings).fit(X, Y)
+
+
+# ----------------------------------------------------------------- dense references
+def dense(trained, pos_weight=None, subset=slice(None)):
+    """Rows of the Jacobian (n, L, P), logits (n, L), and weights of labels (n, L)."""
+    module = trained.module_.eval()
+    parameters = list(module.parameters())[subset]
+    f = module(torch.as_tensor(X))
+    rows = [
+        torch.cat(
+            [
+                g.flatten()
+                for g in torch.autograd.grad(
+                    f[n, k], parameters, retain_graph=True, materialize_grads=True
+                )
+            ]
+        )
+        for n in range(len(X))
+        for k in range(N_LABELS)
+    ]
+    J = torch.stack(rows).reshape(len(X), N_LABELS, -1)
+    y = torch.as_tensor(Y, dtype=torch.float64)
+    h = torch.ones_like(y) if pos_weight is None else 1 + (pos_weight - 1) * y
+    return J, f.detach(), h
+
+
+@pytest.mark.parametrize("pos_weight", [None, POS_WEIGHT])
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
+def test_posterior_and_variances_are_those_of_the_dense_formula(
+    trained, pos_weight, subset
+):
+    weighted = net(criterion__pos_weight=pos_weight)
+    initialised(weighted).module_.load_state_dict(trained.module_.state_dict())
+    model = fitted(
+        weighted, subset_of_weights=subset, hessian_structure="full", refine=False
+    )
+    J, f, h = dense(
+        trained, pos_weight, slice(-2, None) if subset == "last_layer" else slice(None)
+    )
+    p = f.sigmoid()
+    H = torch.einsum("nkp,nk,nkq->pq", J, h * p * (1 - p), J)
+    cov = torch.linalg.inv(H + torch.eye(len(H), dtype=torch.float64))
+    expected = torch.einsum("nkp,pq,njq->nkj", J, cov, J)
+    mean, found = model.latent_mean_and_variance(X, full_cov=True)
+    np.testing.assert_allclose(mean, f, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)
+    variance = model.latent_mean_and_variance(X)[1]
+    np.testing.assert_allclose(
+        variance, expected.diagonal(dim1=1, dim2=2), rtol=1e-8, atol=1e-10
+    )
+    y = torch.as_tensor(Y, dtype=torch.float64)
+    loss = nn.functional.binary_cross_entropy_with_logits(
+        f, y, reduction="sum", pos_weight=pos_weight
+    )
+    mean_weights = model.posterior_.mean
+    evidence = references.evidence(
+        H,
+        mean_weights,
+        -loss,
+        torch.ones(len(H), dtype=torch.float64),
+        torch.tensor(1.0, dtype=torch.float64),
+        torch.tensor(0.0, dtype=torch.float64),
+    )
+    assert model.log_marginal_likelihood() == pytest.approx(float(evidence), rel=1e-8)
+
+
+def test_weights_of_labels_in_every_curvature(trained):
+    """``S Sᵀ`` of drawn and of given labels, each label times its weight."""
+    likelihood = (
+        Bernoulli().multilabel().configured(nn.BCEWithLogitsLoss(pos_weight=POS_WEIGHT))
+    )
+    plain = Bernoulli().multilabel()
+    _, f, h = dense(trained, POS_WEIGHT)
+    y = torch.as_tensor(Y, dtype=torch.float64)
+    root = h.sqrt().unsqueeze(-1)
+    for name in ("ggn", "ggn_mc"):
+        kind = CURVATURES[name]
+        torch.testing.assert_close(
+            kind(likelihood, f, y), root * kind(plain, f, y), rtol=1e-12, atol=1e-12
+        )
+    S = CURVATURES["ef"](likelihood, f, y)
+    torch.testing.assert_close(S, (h * (f.sigmoid() - y)).unsqueeze(-1))
+
+
+def test_weights_of_labels_are_torchs():
+    """Loss and derivatives, row by row."""
+    criterion = nn.BCEWithLogitsLoss(pos_weight=POS_WEIGHT, reduction="none")
+    likelihood = Bernoulli().multilabel().configured(criterion)
+    f = torch.linspace(-3, 3, 30, dtype=torch.float64).reshape(10, 3).requires_grad_()
+    y = (torch.arange(30).reshape(10, 3) % 2).double()
+    expected = criterion(f, y).sum(1)
+    torch.testing.assert_close(likelihood.loss(f, y), expected)
+    (slope,) = torch.autograd.grad(expected.sum(), f)
+    torch.testing.assert_close(likelihood.gradient(f.detach(), y), slope)
+    log_proba = torch.stack([(-f).sigmoid().log(), f.sigmoid().log()], -1)
+    torch.testing.assert_close(
+        likelihood.log_loss(log_proba.reshape(-1, 2), y), expected
+    )
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_label_is_a_problem_of_two_classes(trained, link):
+    """Probabilities, Betas and draws of a label are those it has alone."""
+    model = fitted(trained, link_approx=link, subset_of_weights="all")
+    proba, alpha = model.predict_proba(X), model.predict_dirichlet(X)
+    assert proba.shape == (len(X), N_LABELS)
+    assert alpha.shape == (len(X), N_LABELS, 2)
+    mean, variance = model.latent_mean_and_variance(X)
+    for k in range(N_LABELS):
+        gaussian = torch.as_tensor(mean[:, [k]]), torch.as_tensor(variance[:, k, None])
+        logits = Bernoulli().class_logits(gaussian[0], gaussian[1].unsqueeze(-1))
+        alone = model._link(model._link_name(), *logits)
+        np.testing.assert_allclose(proba[:, k], alone[:, 1], rtol=1e-10, atol=1e-12)
+
+
+def test_draws(trained):
+    model = fitted(trained)
+    draws = model.sample_proba(X, 4000, random_state=0)
+    assert draws.shape == (len(X), N_LABELS, 4000)
+    np.testing.assert_allclose(draws.mean(-1), model.predict_proba(X), atol=0.02)
+    sampled = clone(model).set_params(pred_type="nn", n_samples=400).fit(X, Y)
+    assert sampled.predict_proba(X).shape == (len(X), N_LABELS)
+    np.testing.assert_allclose(sampled.predict_proba(X), draws.mean(-1), atol=0.15)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("prior", ["marglik", "validation", "auto"])
+def test_tuning(structure, prior):
+    model = LaplaceClassifier(
+        net(), hessian_structure=structure, prior_precision=prior, random_state=0
+    ).fit(X, Y)
+    assert np.isfinite(model.prior_precision_)
+    assert log_loss(Y.ravel(), model.predict_proba(X).ravel()) < 0.6
+
+
+def test_rows_to_tune_on_are_scored_by_their_labels(trained):
+    """The best of a fine grid on the held-out rows is no better than what is found."""
+    settings = {"subset_of_weights": "all", "random_state": 0, "refine": False}
+    model = LaplaceClassifier(FrozenEstimator(trained), **settings)
+    model.fit(X[:60], Y[:60], X_val=X[60:], y_val=Y[60:])
+
+    def score(delta):
+        fixed = clone(model).set_params(prior_precision=delta).fit(X[:60], Y[:60])
+        return log_loss(Y[60:].ravel(), fixed.predict_proba(X[60:]).ravel())
+
+    best = min(score(delta) for delta in np.logspace(-3, 4, 15))
+    assert score(model.prior_precision_) <= best + 2e-3
+
+
+def test_refitted_head_is_at_the_minimum(trained):
+    weighted = net(criterion__pos_weight=POS_WEIGHT)
+    initialised(weighted).module_.load_state_dict(trained.module_.state_dict())
+    model = fitted(weighted, refine=True)
+    w = model.posterior_.mean.clone().requires_grad_()
+    module = trained.module_
+    hidden = []
+    handle = module.head.register_forward_hook(lambda _m, a, _o: hidden.append(a[0]))
+    with torch.no_grad():
+        module(torch.as_tensor(X))
+    handle.remove()
+    weight, bias = w[:-N_LABELS].reshape(N_LABELS, -1), w[-N_LABELS:]
+    f = hidden[0] @ weight.T + bias
+    loss = nn.functional.binary_cross_entropy_with_logits(
+        f, torch.as_tensor(Y).double(), reduction="sum", pos_weight=POS_WEIGHT
+    )
+    (slope,) = torch.autograd.grad(loss + (w**2).sum() / 2, w)
+    assert float(slope.abs().max()) < 1e-6
+
+
+# ------------------------------------------------------------------ the estimator
+def test_default_network():
+    model = LaplaceClassifier(random_state=0).fit(X, Y)
+    assert (model.classes_ == np.arange(N_LABELS)).all()
+    assert model.predict(X).dtype == np.int64
+    assert ((model.predict_proba(X) > 0.5) == model.predict(X)).all()
+    np.testing.assert_allclose(
+        model.predict_log_proba(X), np.log(model.predict_proba(X))
+    )
+    base = log_loss(Y.ravel(), np.tile(Y.mean(0), (len(Y), 1)).ravel())
+    assert log_loss(Y.ravel(), model.predict_proba(X).ravel()) < base
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
+
+
+def test_labels_that_never_occur():
+    never = np.column_stack([Y, np.zeros(len(Y), dtype=int)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = LaplaceClassifier(random_state=0).fit(X, never)
+    assert (model.predict_proba(X)[:, -1] < 0.1).all()
+
+
+@pytest.mark.parametrize(
+    "form", [np.asarray, sparse.csr_matrix, np.ndarray.tolist, lambda y: y.astype(bool)]
+)
+def test_forms_of_a_matrix(form, trained):
+    model = fitted(trained)
+    expected = model.predict_proba(X)
+    model.fit(X, form(Y))
+    np.testing.assert_array_equal(model.predict_proba(X), expected)
+
+
+def test_sigmoid_and_logits_agree(trained):
+    other = net(SigmoidMLP, nn.BCELoss)
+    initialised(other).module_.load_state_dict(trained.module_.state_dict())
+    model, same = fitted(trained), fitted(other)
+    np.testing.assert_allclose(model.predict_proba(X), same.predict_proba(X))
+
+
+@pytest.mark.parametrize("subset", ["last_layer", "all"])
+def test_neither_batches_nor_order_matter(trained, subset):
+    model = fitted(trained, subset_of_weights=subset)
+    proba = model.predict_proba(X)
+    order = np.random.default_rng(1).permutation(len(X))
+    other = clone(model).set_params(batch_size=7).fit(X[order], Y[order])
+    np.testing.assert_allclose(other.predict_proba(X), proba, rtol=1e-9)
+
+
+def test_weights_are_repetitions(trained):
+    weights = np.arange(len(X)) % 3
+    model = fitted(trained)
+    model.fit(X, Y, sample_weight=weights)
+    proba = model.predict_proba(X)
+    repeated = np.repeat(np.arange(len(X)), weights)
+    model.fit(X[repeated], Y[repeated])
+    np.testing.assert_allclose(model.predict_proba(X), proba, rtol=1e-9)
+
+
+def test_new_rows(trained):
+    model = fitted(trained)
+    expected = model.predict_proba(X)
+    model = clone(model).partial_fit(X[:50], Y[:50], classes=np.arange(N_LABELS))
+    model.partial_fit(X[50:], Y[50:])
+    np.testing.assert_allclose(model.predict_proba(X), expected, rtol=1e-9)
+    with pytest.raises(ValueError, match="y has shape"):
+        model.partial_fit(X, Y[:, :2])
+    with pytest.raises(ValueError, match="not the numbers of the columns"):
+        clone(model).partial_fit(X, Y, classes=[0, 1])
+
+
+@pytest.mark.parametrize("curvature", CURVATURES)
+def test_every_curvature(trained, curvature):
+    model = fitted(
+        trained, curvature=curvature, hessian_structure="full", prior_precision=10.0
+    )
+    assert np.isfinite(model.predict_proba(X)).all()
+
+
+def test_cross_validation():
+    search = {"prior_precisions": [0.1, 1.0, 10.0], "cv": 3, "random_state": 0}
+    model = LaplaceClassifierCV(net(), **search).fit(X, Y)
+    grid = GridSearchCV(
+        LaplaceClassifier(net(), random_state=0),
+        {"prior_precision": search["prior_precisions"]},
+        cv=3,
+        scoring=lambda m, x, y: -log_loss(y.ravel(), m.predict_proba(x).ravel()),
+    ).fit(X, Y)
+    assert model.prior_precision_ == grid.best_params_["prior_precision"]
+    # nats per row here, per label there
+    np.testing.assert_allclose(
+        model.cv_results_["mean_test_score"] / N_LABELS,
+        grid.cv_results_["mean_test_score"],
+        rtol=1e-8,
+    )
+
+
+# ---------------------------------------------------------------------- bad input
+def recorded(**params):
+    return LaplaceClassifier(net(callbacks=[RecordTraining()], **params))
+
+
+class TestBadInput:
+    def test_a_criterion_of_one_label(self):
+        model = LaplaceClassifier(classifier(callbacks=[RecordTraining()]))
+        refused_fit(model, "(3,)", "1d array", "BCEWithLogitsLoss", data=(X, Y))
+
+    def test_numbers_of_outputs(self):
+        model = recorded(module__n_out=2)
+        refused_fit(model, "2 outputs", "3 labels", "last layer to 3", data=(X, Y))
+
+    @pytest.mark.parametrize("estimator", [None, "net"])
+    def test_labels_of_several_classes(self, estimator):
+        model = LaplaceClassifier() if estimator is None else recorded()
+        many = Y + np.array([0, 0, 1])
+        refused_fit(model, "3 columns", "[2]", "0 or 1", data=(X, many))
+
+    def test_words(self):
+        words = np.where(Y == 1, "yes", "no")
+        refused_fit(recorded(), "3 columns", "'no'", "0 or 1", data=(X, words))
+
+    def test_more_axes(self):
+        refused_fit(recorded(), "(90, 3, 1)", "matrix", data=(X, Y[..., None]))
+
+    def test_numbers_of_rows(self):
+        refused_fit(recorded(), "inconsistent", data=(X, Y[:-1]))
+
+    def test_class_weight(self):
+        model = recorded().set_params(class_weight="balanced")
+        refused_fit(model, "class_weight='balanced'", "pos_weight", data=(X, Y))
+
+    def test_weights_of_other_labels(self):
+        model = recorded(criterion__pos_weight=torch.ones(2))
+        refused_fit(model, "2 entries", "3 labels", data=(X, Y))
+
+    def test_several_weights_for_one_label(self):
+        model = recorded(criterion__pos_weight=torch.ones(2), module__n_out=1)
+        refused_fit(model, "2 entries", "one label", data=(X, Y[:, 0]))
+
+    def test_other_columns_to_tune_on(self):
+        rows = {"X_val": X, "y_val": Y[:, :2]}
+        refused_fit(recorded(), "y_val has shape (90, 2)", data=(X, Y), **rows)
+
+
+@pytest.mark.parametrize("likelihood", [None, Bernoulli()])
+def test_kinds_of_targets(likelihood):
+    for one in (Y[:, 0], Y[:, :1]):
+        assert infer_target_type(one, likelihood) == SingleLabel()
+    assert infer_target_type(Y, likelihood) == MultiLabel(N_LABELS)
+    assert infer_target_type(Y, Categorical()) == DenseLabel((N_LABELS,))
+
+
+def test_a_likelihood_of_one_label():
+    class Own(ClassificationLikelihood):
+        pass
+
+    Own.__abstractmethods__ = frozenset()  # so that it can be made without a loss
+    with pytest.raises(ValueError, match="several columns"):
+        infer_target_type(Y, Own())
+    with pytest.raises(ValueError, match="labels at positions"):
+        Own().dense((3, 4))
+
+
+# -------------------------------------------------------------------------- scores
+@pytest.mark.parametrize("scoring", ["neg_log_loss", "neg_brier_score"])
+def test_scores_that_take_columns_for_classes_are_refused(scoring):
+    recording = net(callbacks=[RecordTraining()])
+    for given in (scoring, get_scorer(scoring)):
+        model = LaplaceClassifierCV(recording, scoring=given, random_state=0)
+        refused_fit(model, "several labels", "scoring=None", data=(X, Y))
+
+
+@pytest.mark.parametrize("kind", [object, bool, float, sparse.csr_matrix, list])
+def test_any_matrix_that_can_be_fitted_can_be_scored(kind, trained):
+    forms = {sparse.csr_matrix: sparse.csr_matrix(Y), list: Y.tolist()}
+    y = forms[kind] if kind in forms else Y.astype(kind)
+    model = LaplaceClassifier(
+        FrozenEstimator(trained), prior_precision=1.0, random_state=0
+    ).fit(X, y)
+    weights = np.arange(len(X))
+    right = (model.predict(X) == Y).all(1)
+    assert model.score(X, y) == pytest.approx(right.mean())
+    assert model.score(X, y, weights) == pytest.approx(right @ weights / weights.sum())
+    with pytest.raises(ValueError, match="inconsistent numbers"):
+        model.score(X[:5], Y)
+
+
+def test_labels_are_one_where_that_is_more_probable(trained):
+    model = fitted(trained)
+    np.testing.assert_array_equal(model.predict(X), model.predict_proba(X) > 0.5)
+
+
+def test_ignored_rows_are_not_scored():
+    y = np.where(np.arange(len(X)) % 4 == 0, -1, Y[:, 0])
+    recorded = classifier(
+        module__n_in=2,
+        module__n_out=2,
+        module__dtype=torch.float64,
+        criterion__ignore_index=-1,
+    )
+    model = LaplaceClassifier(recorded, prior_precision=1.0, random_state=0).fit(X, y)
+    right = (model.predict(X) == y)[y >= 0]
+    assert model.score(X, y) == pytest.approx(right.mean())
+    with pytest.raises(ValueError, match=r"criterion ignores.*Pass some rows"):
+        model.score(X, np.full(len(X), -1))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (NeuralNetBinaryClassifier, ["one label per row", "skorch.NeuralNet with"]),
+        (NeuralNetClassifier, ["keeps shares of classes", "train_split=None"]),
+    ],
+)
+def test_nets_that_skorch_keeps_to_one_label(make, words):
+    """With words of what to use, before any training."""
+    X, _ = blobs()
+    Y = np.stack([X[:, 0] > 0, X[:, 1] > 0], 1).astype(int)
+    net = make(MLP, module__n_out=2, criterion=torch.nn.BCEWithLogitsLoss, verbose=0)
+    with pytest.raises(ValueError, match=r"Use skorch\.NeuralNet") as caught:
+        LaplaceClassifier(net).fit(X, Y)
+    assert all(word in str(caught.value) for word in words)

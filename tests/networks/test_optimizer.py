@@ -1,0 +1,106 @@
+"""CosineAdam: Adam under a cosine, all steps on one batch."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from sklaplace.networks.optimizer import CosineAdam
+
+
+def problem():
+    """Parameters, and a closure that computes the gradients of a quadratic form."""
+    w = nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64))
+    b = nn.Parameter(torch.tensor([0.5], dtype=torch.float64))
+    calls = []
+
+    def closure():
+        w.grad = b.grad = None
+        loss = (w**2).sum() + (b * w).sum() + 2 * ((b - 1) ** 2).sum()
+        loss.backward()
+        calls.append(float(loss.detach()))
+        return loss
+
+    return [w, b], closure, calls
+
+
+def groups(parameters):
+    w, b = parameters
+    return [{"params": [w]}, {"params": [b], "lr": 0.2}]
+
+
+def test_steps_are_those_of_adam_under_a_cosine():
+    parameters, closure, _ = problem()
+    optimizer = CosineAdam(groups(parameters), lr=0.05, n_steps=30, betas=(0.8, 0.9))
+    optimizer.step(closure)
+    expected, closure, _ = problem()
+    plain = torch.optim.Adam(groups(expected), lr=0.05, betas=(0.8, 0.9))
+    for step in range(30):
+        share = (1 + math.cos(math.pi * step / 30)) / 2
+        plain.param_groups[0]["lr"], plain.param_groups[1]["lr"] = (
+            share * 0.05,
+            share * 0.2,
+        )
+        closure()
+        plain.step()
+    for found, wanted in zip(parameters, expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_first_loss_is_returned_without_a_graph():
+    parameters, closure, calls = problem()
+    loss = CosineAdam(parameters, n_steps=7).step(closure)
+    assert not loss.requires_grad
+    assert len(calls) == 7
+    assert float(loss) == calls[0] != calls[-1]
+
+
+def test_step_sizes_are_as_before():
+    parameters, closure, _ = problem()
+    optimizer = CosineAdam(groups(parameters), lr=0.05, n_steps=5)
+    for _ in range(2):
+        optimizer.step(closure)
+        assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.2]
+
+
+def test_steps_go_on_with_what_adam_remembers():
+    parameters, closure, _ = problem()
+    optimizer = CosineAdam(parameters, n_steps=4)
+    optimizer.step(closure)
+    optimizer.step(closure)
+    assert {int(state["step"]) for state in optimizer.state.values()} == {8}
+
+
+def test_gradients_are_computed_within_no_grad():
+    parameters, closure, calls = problem()
+    with torch.no_grad():
+        CosineAdam(parameters, n_steps=3).step(closure)
+    assert len(calls) == 3
+
+
+def test_minimum_is_found():
+    parameters, closure, _ = problem()
+    CosineAdam(parameters, lr=0.1, n_steps=500).step(closure)
+    # 2x² + 2bx + 2(b - 1)²
+    assert parameters[0].tolist() == pytest.approx([-2 / 3, -2 / 3], abs=1e-3)
+    assert parameters[1].tolist() == pytest.approx([4 / 3], abs=1e-3)
+
+
+def test_state_is_stored_and_loaded():
+    parameters, closure, _ = problem()
+    optimizer = CosineAdam(parameters, n_steps=4)
+    optimizer.step(closure)
+    again, _, _ = problem()
+    other = CosineAdam(again, n_steps=4)
+    other.load_state_dict(optimizer.state_dict())
+    assert {int(state["step"]) for state in other.state.values()} == {4}
+
+
+def test_options_are_those_of_adam():
+    parameters, *_ = problem()
+    with pytest.raises(ValueError, match="Invalid learning rate"):
+        CosineAdam(parameters, lr=-1.0)
+    assert (
+        CosineAdam(parameters, weight_decay=0.5).param_groups[0]["weight_decay"] == 0.5
+    )

@@ -1,0 +1,144 @@
+"""The density posterior."""
+
+import numpy as np
+import pytest
+import torch
+from densities import generator, posterior
+
+from sklaplace.posterior.variational import Density
+from sklaplace.posterior.variational.base import positive
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+
+def log_density(z, heights):
+    """Unnormalised density of one weight at the nodes, by the formula."""
+    centres = np.linspace(-2.5, 2.5, 6)
+    bumps = np.exp(-((z[:, None] - centres) ** 2) / 2)
+    return -(z**2) / 2 + bumps @ heights
+
+
+def dense(heights, n=1_000_001):
+    """A fine grid, the density and the distribution function on it."""
+    nodes = np.linspace(-4, 4, 16)
+    log_p = log_density(nodes, heights)
+    z = np.linspace(-4, 4, n)
+    p = np.interp(z, nodes, np.exp(log_p - log_p.max()))
+    areas = (p[1:] + p[:-1]) / 2 * (z[1] - z[0])
+    below = np.concatenate([[0], areas.cumsum()])
+    return z, p / below[-1], below / below[-1]
+
+
+@pytest.mark.parametrize("setting", [None, 0, 1])
+def test_draws_are_those_of_a_dense_table(setting):
+    found = posterior("density", setting)
+    w, log_q = (x.detach().numpy() for x in found.sample(500, generator()))
+    u = found.noise(500, generator()).numpy()
+    location = found.location.detach().numpy()
+    scale = positive(found.raw_scale).detach().numpy()
+    for p in range(4):
+        z, density, below = dense(found.heights[:, p].detach().numpy())
+        wanted = np.interp(u[:, p], below, z)
+        # the floor raises the density by 1e-7 of its largest value, and moves
+        # quantiles by that over the density; a table of 1e6 rows errs less
+        at = np.interp(wanted, z, density)
+        np.testing.assert_array_less(
+            np.abs((w[:, p] - location[p]) / scale[p] - wanted), 1e-6 / at + 1e-9
+        )
+        wanted = np.log(at / scale[p])
+        np.testing.assert_allclose(log_q[:, p], wanted, rtol=0, atol=1e-5 / at.min())
+
+
+def metropolis(heights, n_chains=2000, n_steps=400):
+    """Draws by a Markov chain, which needs no normaliser."""
+    rng = np.random.default_rng(0)
+    nodes = np.linspace(-4, 4, 16)
+    p = np.exp(log_density(nodes, heights))
+    z = rng.uniform(-2, 2, n_chains)
+    for _ in range(n_steps):
+        proposal = z + rng.normal(scale=1.5, size=n_chains)
+        ratio = np.interp(proposal, nodes, p, 0, 0) / np.interp(z, nodes, p)
+        z = np.where(rng.uniform(size=n_chains) < ratio, proposal, z)
+    return z
+
+
+def test_moments_are_those_of_a_markov_chain():
+    found = posterior("density", 1)
+    location, scale = found.location.detach(), positive(found.raw_scale).detach()
+    for p in range(4):
+        z = metropolis(found.heights[:, p].detach().numpy())
+        w = float(location[p]) + float(scale[p]) * z
+        error = w.std() / len(w) ** 0.5
+        # chains are independent of each other
+        assert abs(w.mean() - found.mean()[p].item()) < 5 * error
+        wanted = found.variance()[p].item()
+        assert w.var() == pytest.approx(wanted, rel=5 * (3 / len(w)) ** 0.5)
+
+
+def test_extreme_quantiles_are_the_edges():
+    found = posterior("density", 0)
+    u = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, 4)
+    w, log_q = found.transform(u)
+    reach = 4 * positive(found.raw_scale)
+    torch.testing.assert_close(w[0], found.location - reach, rtol=1e-12, atol=0)
+    torch.testing.assert_close(w[1], found.location + reach, rtol=1e-9, atol=0)
+    assert log_q.isfinite().all()
+
+
+def test_no_density_beyond_four_scales():
+    found = posterior("density", 0)
+    reach = 4.001 * positive(found.raw_scale)
+    for w in (found.location - reach, found.location + reach):
+        log_q = found.log_prob(w.detach())
+        assert (log_q == -torch.inf).all()
+        found.zero_grad()
+        log_q.masked_fill(log_q.isinf(), 0).sum().backward()
+        assert all(p.grad.isfinite().all() for p in found.parameters())
+    inside = found.location + reach * (3.999 / 4.001)
+    assert found.log_prob(inside.detach()).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("raw_scale", [-1e3, -50.0, 0.0, 30.0, 1e15])
+@pytest.mark.parametrize("heights", [0.0, 30.0, 1e4, 1e15])
+def test_finite_at_extreme_parameters(dtype, raw_scale, heights):
+    location = torch.tensor([0.0, 1e-30, -1e6, 1e10], dtype=dtype)
+    found = Density(location, torch.ones_like(location))
+    signs = torch.randn(found.heights.shape, generator=generator(), dtype=dtype)
+    with torch.no_grad():
+        found.raw_scale.fill_(raw_scale)
+        found.heights.copy_(heights * signs)
+    w, log_q = found.sample(1000, generator())
+    assert w.isfinite().all()
+    assert log_q.isfinite().all()
+    assert not found.log_prob(w.detach()).isnan().any()
+    assert (found.variance() >= 0).all()
+    (w.sum() / 1e3 + log_q.sum()).backward()
+    assert all(p.grad.isfinite().all() for p in found.parameters())
+
+
+def test_single_precision_follows_double():
+    noise = torch.rand(300, 4, generator=generator()).double()
+    outputs = []
+    for dtype in (torch.float32, torch.float64):
+        found = posterior("density", 1)
+        found.float().to(dtype)
+        w, log_q = found.transform(noise.to(dtype))
+        leaves = list(found.parameters())
+        outputs.append([w, log_q, *torch.autograd.grad((w + log_q).sum(), leaves)])
+    for single, double in zip(*outputs, strict=True):
+        # 6e-8 of the mass, divided by densities down to 1e-3; sums of 300 terms
+        torch.testing.assert_close(single.double(), double, rtol=1e-3, atol=1e-2)
+
+
+def test_it_can_have_three_peaks():
+    zero = torch.zeros(1, dtype=torch.float64)
+    found = Density(zero, zero + 1)
+    with torch.no_grad():
+        found.heights[:, 0] = torch.tensor([6.0, -12, 9, 9, -12, 6])
+    z = torch.linspace(-3.9, 3.9, 200, dtype=torch.float64).unsqueeze(-1)
+    log_q = found.log_prob(z * positive(found.raw_scale)).detach().flatten()
+    slopes = log_q.diff()
+    # between the middle nodes it is flat
+    slopes = slopes[slopes.abs() > 1e-9].sign()
+    assert int((slopes.diff() < 0).sum()) == 3

@@ -1,0 +1,171 @@
+"""The divergence of posteriors from priors."""
+
+import math
+import re
+
+import pytest
+import torch
+from densities import CASES, expectation, generator, posterior
+from torch.distributions import Normal, kl_divergence
+
+from sklaplace.posterior.variational import (
+    POSTERIORS,
+    GaussianPrior,
+    ScaleMixturePrior,
+    UniformPrior,
+)
+from sklaplace.posterior.variational.divergence import (
+    check_support,
+    divergence,
+    exact_divergence,
+)
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+N = 20_000
+
+
+def terms(found, prior, n=N):
+    """``Σ (log q − log p)`` of each draw, (s,)."""
+    w, log_q = (x.detach() for x in found.sample(n, generator()))
+    return (log_q - prior.log_prob(w)).sum(-1)
+
+
+def test_gaussians_have_the_divergence_of_torch():
+    found = posterior("gaussian", 0)
+    wanted = kl_divergence(
+        Normal(found.mean(), found.variance().sqrt()),
+        Normal(*torch.tensor([0, 0.7], dtype=torch.float64)),
+    )
+    exact = divergence(found, GaussianPrior(0.7), *found.sample(1, generator()))
+    torch.testing.assert_close(exact, wanted.sum(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("setting", [None, 0, 1])
+@pytest.mark.parametrize(
+    ("name", "prior"),
+    [
+        ("gaussian", GaussianPrior(0.5)),
+        ("kumaraswamy", GaussianPrior(0.5)),
+        ("kumaraswamy", UniformPrior(3.0)),
+        ("kumaraswamy", UniformPrior(5.0)),
+    ],
+)
+def test_draws_average_to_the_closed_form(name, prior, setting):
+    found = posterior(name, setting)
+    values = terms(found, prior)
+    error = values.std() / N**0.5
+    assert abs(values.mean() - exact_divergence(found, prior)) < 5 * error
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+@pytest.mark.parametrize(
+    "prior", [GaussianPrior(0.5), ScaleMixturePrior(1.0, 0.4, 0.1)]
+)
+def test_draws_average_to_the_integral(name, setting, prior):
+    found = posterior(name, setting)
+
+    def integrand(w):
+        log_q = found.log_prob(w)
+        return torch.where(log_q.isfinite(), log_q - prior.log_prob(w), 0)
+
+    values = terms(found, prior)
+    error = values.std() / N**0.5
+    assert abs(values.mean() - expectation(found, integrand).sum()) < 5 * error
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_estimates_are_means_over_draws(name, setting):
+    found, prior = posterior(name, setting), ScaleMixturePrior()
+    w, log_q = found.sample(7, generator())
+    estimate = divergence(found, prior, w, log_q)
+    assert estimate.shape == ()
+    singly = [
+        divergence(found, prior, w[i : i + 1], log_q[i : i + 1]) for i in range(7)
+    ]
+    torch.testing.assert_close(estimate, torch.stack(singly).mean())
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_only_cheap_closed_forms_replace_draws(name):
+    found, prior = posterior(name, 0), GaussianPrior()
+    w, log_q = found.sample(1, generator())
+    ignored = divergence(found, prior, w + 1, log_q + 1)
+    is_same = bool(ignored == divergence(found, prior, w, log_q))
+    assert is_same == (name == "gaussian")
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_closed_forms_there_are(name):
+    found = posterior(name, 0)
+    has_form = exact_divergence(found, GaussianPrior()) is not None
+    assert has_form == (name in {"gaussian", "kumaraswamy"})
+    assert exact_divergence(found, ScaleMixturePrior()) is None
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_no_divergence_is_negative(name, setting):
+    found = posterior(name, setting)
+    assert terms(found, GaussianPrior(0.3)).mean() > 0
+
+
+def test_divergence_from_itself_is_zero():
+    zero = torch.zeros(3, dtype=torch.float64)
+    found = POSTERIORS["gaussian"](zero, zero + 0.5)
+    exact = exact_divergence(found, GaussianPrior(0.5))
+    assert exact.item() == pytest.approx(0, abs=1e-14)
+    flat = posterior("kumaraswamy")
+    with torch.no_grad():
+        flat.log_a.zero_()
+        flat.logit_median.zero_()
+    assert exact_divergence(flat, UniformPrior(3.0)).item() == pytest.approx(
+        0, abs=1e-14
+    )
+
+
+@pytest.mark.parametrize("prior", [GaussianPrior(), ScaleMixturePrior()])
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_gradients_are_finite_in_single_precision(name, prior):
+    for location, scale in [(2.999, 1e-6), (-2.999, 2.0), (0.0, 1e-12), (1e-20, 1e3)]:
+        start = torch.full((1000,), location)
+        found = POSTERIORS[name](start, torch.full_like(start, scale))
+        w, log_q = found.sample(2, generator())
+        found_divergence = divergence(found, prior, w, log_q)
+        found_divergence.backward()
+        assert found_divergence.isfinite()
+        assert all(
+            p.grad is None or p.grad.isfinite().all() for p in found.parameters()
+        )
+
+
+# Supports
+
+
+@pytest.mark.parametrize("name", ["density", "gaussian", "quantile"])
+def test_unbounded_posteriors_are_refused_by_a_bounded_prior(name):
+    message = re.escape(
+        f"posterior={name!r} has no bounds, but prior='uniform' allows no weight "
+        "beyond its own: their divergence is infinite. Choose posterior='kumaraswamy', "
+        "or prior as one of 'gaussian', 'scale_mixture'."
+    )
+    for found in (POSTERIORS[name], posterior(name)):
+        with pytest.raises(ValueError, match=message):
+            check_support(found, UniformPrior(3.0))
+
+
+def test_a_larger_bound_than_the_prior_is_refused():
+    found = posterior("kumaraswamy")
+    message = "bound=3 reaches beyond prior='uniform' with bound=2: .* up to 2"
+    with pytest.raises(ValueError, match=message):
+        check_support(found, UniformPrior(2.0))
+    w, log_q = found.sample(200, generator())
+    assert divergence(found, UniformPrior(2.0), w, log_q) == math.inf
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_supports_that_fit(name):
+    for prior in (GaussianPrior(), ScaleMixturePrior()):
+        check_support(POSTERIORS[name], prior)
+        check_support(posterior(name), prior)
+    check_support(posterior("kumaraswamy"), UniformPrior(3.0))
+    check_support(POSTERIORS["kumaraswamy"], UniformPrior(2.0))

@@ -1,0 +1,224 @@
+"""The Kumaraswamy posterior."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from densities import N_WEIGHTS, generator, posterior, set_kumaraswamy
+from scipy.special import betaln, digamma
+
+from sklaplace.posterior.variational import Kumaraswamy
+from sklaplace.posterior.variational import kumaraswamy as module
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+# a and b that double precision can hold in the usual formulas
+A = torch.tensor([0.3, 1.0, 2.0, 40.0], dtype=torch.float64)
+B = torch.tensor([0.7, 3.0, 1e4, 900.0], dtype=torch.float64)
+EXTREMES = [1e-2, 0.1, 1.0, 30.0, 1e3]
+
+
+def usual(a=A, b=B, dtype=torch.float64):
+    """A posterior with given a and b, on (−2, 2)."""
+    zero = torch.zeros(len(a), dtype=dtype)
+    found = Kumaraswamy(zero, torch.ones_like(zero), 2.0)
+    set_kumaraswamy(found, a, b)
+    return found
+
+
+# Against the usual formulas
+
+
+def test_log_prob_is_that_of_the_textbook():
+    found = usual()
+    w = found.sample(50, generator())[0].detach()
+    x = (w / 2 + 1) / 2
+    wanted = A.log() + B.log() + (A - 1) * x.log() + (B - 1) * torch.log1p(-(x**A))
+    # log(1 − x^a) and with it b have lost digits where x^a is near one: 1e-12
+    torch.testing.assert_close(
+        found.log_prob(w).detach(), wanted - math.log(4), rtol=1e-9, atol=1e-9
+    )
+
+
+def test_median_is_that_of_the_textbook():
+    wanted = 4 * (1 - 0.5 ** (1 / B)) ** (1 / A) - 2
+    torch.testing.assert_close(usual().median().detach(), wanted, rtol=1e-9, atol=0)
+
+
+def test_moments_are_those_of_jones():
+    """``m_n = b B(1 + n/a, b)``."""
+    found, a, b = usual(), A.numpy(), B.numpy()
+    first, second = (b * np.exp(betaln(1 + n / a, b)) for n in (1, 2))
+    tolerance = {"rtol": 1e-8, "atol": 1e-8}
+    np.testing.assert_allclose(found.mean().detach(), 4 * first - 2, **tolerance)
+    np.testing.assert_allclose(
+        found.variance().detach(), 16 * (second - first**2), **tolerance
+    )
+    np.testing.assert_allclose(
+        found.closed_form()[1].detach(), 16 * second - 16 * first + 4, **tolerance
+    )
+
+
+def test_entropy_is_that_of_the_textbook():
+    a, b = A.numpy(), B.numpy()
+    wanted = (
+        1 - 1 / b + (1 - 1 / a) * (digamma(b + 1) + np.euler_gamma) - np.log(a * b)
+    ) + math.log(4)
+    np.testing.assert_allclose(usual().closed_form()[0].detach(), wanted, rtol=1e-9)
+
+
+@pytest.mark.parametrize("log_b", [2.9, 3.1, 6.8, 7.0, 30.0])
+def test_special_functions_join(log_b):
+    """Both sides of where series take over, against integrals."""
+    b = math.exp(log_b)
+    log_b = torch.tensor(log_b, dtype=torch.float64)
+    assert float(module._digamma_of_next(log_b)) == pytest.approx(
+        float(digamma(1 + b)), rel=1e-13
+    )
+    for d in (0.003, 1.0, 7.0):
+        found, more = (
+            float(module._log_gamma_ratio(log_b, torch.tensor(k, dtype=torch.float64)))
+            for k in (d, d + 1)
+        )
+        # Γ(b + d + 2) = (b + d + 1) Γ(b + d + 1)
+        assert found - more == pytest.approx(math.log1p(b + d), rel=1e-11)
+        wanted = betaln(1 + b, d) - math.lgamma(d)
+        # what rounding leaves of the difference of two logarithms of size b log b
+        assert found == pytest.approx(
+            wanted, rel=1e-9, abs=1e-15 * b * abs(math.log(b))
+        )
+
+
+def test_narrow_posteriors_have_a_b_beyond_floats():
+    """``log x ≈ (log E − log b)/a``: a Gumbel distribution, of known moments."""
+    location = torch.zeros(3, dtype=torch.float64)
+    scale = torch.tensor([1e-2, 1e-4, 1e-6], dtype=torch.float64)
+    found = Kumaraswamy(location, scale, 3.0)
+    log_b = found._double_shape()[2]
+    assert (log_b > 200).all()
+    assert log_b.exp()[1:].isinf().all()
+    # rounding of 1e-16 next to relative variances of (1e-6/3)² = 1e-13
+    torch.testing.assert_close(
+        found.variance().sqrt().detach(), scale, rtol=5e-3, atol=0
+    )
+    # entropy of a Gumbel variable of deviation σ: log σ √6/π + γ + 1
+    wanted = (scale * math.sqrt(6) / math.pi).log() + np.euler_gamma + 1
+    # x = m e^{...} is not quite linear in the Gumbel variable: γ/a
+    torch.testing.assert_close(
+        found.closed_form()[0].detach(), wanted, rtol=0, atol=0.01
+    )
+    log_q = found.sample(20_000, generator())[1]
+    error = log_q.std(0) / 20_000**0.5
+    assert ((-log_q.mean(0) - found.closed_form()[0]).abs() < 5 * error).all()
+
+
+# Single precision
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_finite_at_extreme_parameters(dtype):
+    a, b = torch.cartesian_prod(*[torch.tensor(EXTREMES, dtype=dtype)] * 2).T
+    check_finite(usual(a, b, dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_finite_wherever_training_may_lead(dtype):
+    logit, log_a = torch.cartesian_prod(
+        torch.tensor([-1e30, -1e3, -90.0, -20.0, 0.0, 20.0, 90.0, 1e3, 1e30]),
+        torch.tensor([-1e30, -50.0, -10.0, 0.0, 5.0, 15.0, 50.0, 1e30]),
+    ).T
+    found = usual(torch.ones(len(logit)), torch.ones(len(logit)), dtype)
+    with torch.no_grad():
+        found.logit_median.copy_(logit)
+        found.log_a.copy_(log_a)
+    check_finite(found)
+
+
+def check_finite(found):
+    """Draws, their densities and all gradients are finite, moments too."""
+    w, log_q = found.sample(1000, generator())
+    for value in (w, log_q, *found.closed_form(), found.mean()):
+        assert value.isfinite().all()
+        found.zero_grad()
+        value.sum().backward(retain_graph=True)
+        assert found.log_a.grad.isfinite().all()
+        assert found.logit_median.grad.isfinite().all()
+    assert (w.abs() <= found.bound).all()
+    assert (found.variance() >= 0).all()
+
+
+def test_densities_stay_right_where_draws_round_to_a_bound():
+    """As 18 % of draws do with a = b = 0.1."""
+    a = torch.full((1,), 0.1)
+    w, log_q = usual(a, a, torch.float32).sample(50_000, generator())
+    share = float((w == 2).float().mean())
+    assert 0.1 < share < 0.3
+    assert log_q[w == 2].isfinite().all()
+    # −E[log q] is the entropy, although a fifth of the draws is where log_prob is −inf
+    found = usual(a.double(), a.double())
+    error = log_q.std().item() / 50_000**0.5
+    assert abs(-log_q.mean().item() - found.closed_form()[0].item()) < 5 * error
+
+
+def test_single_precision_is_that_of_double():
+    noise = -torch.log(torch.rand(200, N_WEIGHTS, generator=generator()).double())
+    outputs = []
+    for dtype in (torch.float32, torch.float64):
+        found = posterior("kumaraswamy", None, dtype)
+        found.float().to(dtype)
+        leaves = list(found.parameters())
+        w, log_q = found.transform(noise.float().to(dtype))
+        outputs.append([w, log_q, *torch.autograd.grad((w + log_q).sum(), leaves)])
+    for single, double in zip(*outputs, strict=True):
+        # a = 76 makes 76 roundings of t, and sums of 200 terms
+        torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-3)
+
+
+# The rest
+
+
+def test_log_prob_is_minus_infinity_from_the_bounds_on():
+    w = torch.tensor([-2.5, -2.0, 2.0, 7.0], dtype=torch.float64)
+    found = usual()
+    log_q = found.log_prob(w)
+    assert (log_q == -math.inf).all()
+    log_q.masked_fill(log_q.isinf(), 0).sum().backward()
+    assert found.log_a.grad.isfinite().all()
+
+
+def test_uniform_is_a_special_case():
+    one = torch.ones(1, dtype=torch.float64)
+    found = usual(one, one)
+    w, log_q = found.sample(100, generator())
+    torch.testing.assert_close(log_q.detach(), torch.full_like(w, -math.log(4)))
+    assert found.variance().item() == pytest.approx(16 / 12)
+    assert found.closed_form()[0].item() == pytest.approx(math.log(4))
+
+
+@pytest.mark.parametrize("location", [3.0, -3.0, 4.5])
+def test_locations_have_to_be_within_the_bound(location):
+    start = torch.tensor([0.0, location])
+    message = rf"magnitude {abs(location):g}, .*bound=3\. Choose a larger bound, such"
+    with pytest.raises(ValueError, match=message):
+        Kumaraswamy(start, torch.full((2,), 0.1))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 0.05, 0.3, 1.0])
+@pytest.mark.parametrize("location", [-2.9, -1.0, 0.0, 0.5, 2.0])
+def test_scales_to_start_with(location, scale):
+    found = Kumaraswamy(
+        torch.tensor([location], dtype=torch.float64),
+        torch.tensor([scale], dtype=torch.float64),
+    )
+    # where the median and the deviation can be had together, they are
+    limit = 0.5 * (3 - abs(location))
+    # (and rounding of 1e-16 next to relative variances of (1e-6/3)² = 1e-13)
+    rtol = 0.4 if scale > limit else 5e-3 if scale < 1e-5 else 1e-3
+    assert found.variance().sqrt().item() == pytest.approx(scale, rel=rtol)
+
+
+def test_a_scale_that_does_not_fit_starts_as_wide_as_can_be():
+    found = Kumaraswamy(torch.zeros(1), torch.full((1,), 100.0))
+    assert 2 < found.variance().sqrt().item() < 3
+    assert float(found.log_a.detach()) == pytest.approx(-2)

@@ -1,0 +1,372 @@
+"""What every posterior must pass, over the registry."""
+
+import copy
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from densities import (
+    BOUND,
+    CASES,
+    LOCATION,
+    N_WEIGHTS,
+    SCALE,
+    distribution,
+    even_noise,
+    expectation,
+    generator,
+    gradients,
+    posterior,
+)
+from scipy.stats import kstest
+
+from sklaplace.posterior.variational import POSTERIORS, WeightPosterior
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+
+def close(found, wanted, rtol, atol=0.0):
+    torch.testing.assert_close(found.detach(), wanted.detach(), rtol=rtol, atol=atol)
+
+
+# The registry
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_names_are_the_keys(name):
+    assert POSTERIORS[name].name == name
+    assert issubclass(POSTERIORS[name], WeightPosterior)
+
+
+def test_only_the_gaussian_is_not_experimental():
+    plain = [name for name, kind in POSTERIORS.items() if not kind.is_experimental]
+    assert plain == ["gaussian"]
+
+
+def test_only_kumaraswamy_is_bounded():
+    assert [name for name, kind in POSTERIORS.items() if kind.is_bounded] == [
+        "kumaraswamy"
+    ]
+
+
+# The density
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_density_integrates_to_one(name, setting):
+    mass = expectation(posterior(name, setting), torch.ones_like)
+    # 1e-9 of Kumaraswamy's mass is beyond the grid; kinks err by the step squared
+    close(mass, torch.ones_like(mass), rtol=3e-7)
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_draws_follow_the_integrated_density(name, setting):
+    found = posterior(name, setting)
+    points, below = distribution(found)
+    w = found.sample(4000, generator(1))[0].detach()
+    for p in range(N_WEIGHTS):
+        mass = np.interp(w[:, p], points[:, p], below[:, p])
+        # 48 fixed tests: one p-value below 1e-4 has a chance of 0.5 %
+        assert kstest(mass, "uniform").pvalue > 1e-4
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_log_densities_of_draws_are_those_of_log_prob(name, setting):
+    found = posterior(name, setting)
+    w, log_q = found.sample(500, generator(2))
+    assert w.shape == log_q.shape == (500, N_WEIGHTS)
+    # w has lost digits of the noise: 1e-16 |w| / σ, times the slope of log q
+    close(log_q, found.log_prob(w), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_gradients_of_log_densities_are_those_of_log_prob(name, setting):
+    """Both directly and by way of the draw."""
+    found = posterior(name, setting)
+    c = torch.randn(3, N_WEIGHTS, generator=generator(4), dtype=torch.float64)
+    w, log_q = found.sample(3, generator(3))
+    wanted = gradients((c * found.log_prob(w)).sum(0), found)
+    assert (wanted.abs().amax(-1) > 0.1).all()
+    close(gradients((c * log_q).sum(0), found), wanted, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_importance_weights_average_to_one(name, setting):
+    """``E_q[N/q] = 1`` for a distribution that q covers."""
+    found = posterior(name, setting)
+    w, log_q = (x.detach() for x in found.sample(20_000, generator(5)))
+    other = found.sample(2000, generator(6))[0].detach()
+    low, high = other.quantile(0.25, dim=0), other.quantile(0.75, dim=0)
+    if found.is_bounded or name == "density":
+        inside = torch.distributions.Uniform(low, high, validate_args=False)
+    else:
+        inside = torch.distributions.Normal((low + high) / 2, (high - low) / 3)
+    ratio = (inside.log_prob(w) - log_q).exp()
+    error = ratio.std(0) / len(ratio) ** 0.5
+    # five standard errors, which are small
+    assert (error < 0.03).all()
+    assert ((ratio.mean(0) - 1).abs() < 5 * error).all()
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_log_prob_takes_leading_axes(name):
+    found = posterior(name, 0)
+    w = found.sample(6, generator())[0].detach()
+    flat = found.log_prob(w)
+    close(found.log_prob(w.reshape(2, 3, -1)), flat.reshape(2, 3, -1), rtol=1e-14)
+    close(found.log_prob(w[0]), flat[0], rtol=1e-14)
+
+
+# Moments
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_moments(name, setting):
+    found = posterior(name, setting)
+    mean = expectation(found, lambda w: w)
+    # kinks err by the step squared, 5e-8 of the variance
+    close(found.mean(), mean, rtol=1e-6, atol=1e-6)
+    close(found.variance(), expectation(found, lambda w: (w - mean) ** 2), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_medians(name, setting):
+    found = posterior(name, setting)
+    points, below = distribution(found)
+    for p, median in enumerate(found.median().tolist()):
+        # linear between points, which have at most 5 % of the mass between them
+        assert abs(np.interp(median, points[:, p], below[:, p]) - 0.5) < 1e-3
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+def test_closed_forms(name, setting):
+    found = posterior(name, setting)
+    closed_form = found.closed_form()
+    assert (closed_form is None) == (name in {"density", "quantile"})
+    if closed_form is None:
+        return
+    entropy, second_moment = closed_form
+
+    def surprise(w):
+        log_q = found.log_prob(w)
+        # a point that rounds to a bound counts for nothing
+        return -log_q.masked_fill(log_q.isinf(), 0)
+
+    close(entropy, expectation(found, surprise), rtol=1e-6, atol=1e-6)
+    close(second_moment, expectation(found, lambda w: w**2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_initial_medians_and_deviations(name):
+    found = posterior(name)
+    # a location next to a bound leaves less than the given deviation
+    close(found.median(), LOCATION, rtol=1e-9, atol=1e-12)
+    close(found.variance().sqrt(), SCALE, rtol=0.01)
+    # Kumaraswamy is skewed
+    assert ((found.mean() - LOCATION).abs() < 0.2 * SCALE).all()
+
+
+# Gradients
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+@pytest.mark.parametrize(
+    "function",
+    [lambda w: w, torch.square, torch.cos],
+    ids=["w", "square", "cos"],
+)
+def test_pathwise_gradients_are_those_of_integrals(
+    name, setting, function, monkeypatch
+):
+    found = posterior(name, setting)
+    wanted = gradients(expectation(found, function), found)
+    even_noise(monkeypatch, found)
+    pathwise = gradients(function(found.sample(20_000)[0]).mean(0), found)
+    # the midpoint rule cuts the tails: 1/n of the noise, times log n for squares
+    scale = wanted.abs().amax(-1, keepdim=True)
+    assert ((pathwise - wanted).abs() <= 2e-3 * scale).all()
+
+
+@pytest.mark.parametrize(("name", "setting"), CASES)
+@pytest.mark.parametrize("n", [1, 3])
+def test_draws_have_the_derivatives_of_finite_differences(name, setting, n):
+    found = posterior(name, setting)
+    assert torch.autograd.gradcheck(
+        lambda *_: found.sample(n, generator(7)), tuple(found.parameters())
+    )
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_gradients_add_up_over_backward_passes(name):
+    """What arrives is not written to, and nothing saved is."""
+    found = posterior(name, 0)
+    w, log_q = found.sample(1, generator())
+    sent = torch.ones_like(w)
+    for _ in range(2):
+        torch.autograd.backward([w, log_q], [sent, sent], retain_graph=True)
+    twice = [parameter.grad.clone() for parameter in found.parameters()]
+    assert (sent == 1).all()
+    found.zero_grad()
+    torch.autograd.backward([w, log_q], [sent, sent])
+    for once, both in zip(found.parameters(), twice, strict=True):
+        close(2 * once.grad, both, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+@pytest.mark.parametrize("part", [0, 1])
+def test_one_of_the_outputs_is_enough(name, part):
+    found = posterior(name, 0)
+    found.sample(2, generator())[part].sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in found.parameters())
+    assert any(
+        p.grad is not None and p.grad.abs().max() > 0 for p in found.parameters()
+    )
+
+
+# Noise
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_same_seed_same_draws(name):
+    found = posterior(name, 0)
+    first, again, other = (found.sample(2, generator(s))[0] for s in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert not torch.equal(first[0], first[1])
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_without_a_generator_the_global_one_is_used(name):
+    found = posterior(name, 0)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        first = found.sample()[0]
+        torch.manual_seed(3)
+        assert torch.equal(first, found.sample()[0])
+        assert not torch.equal(first, found.sample()[0])
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+@pytest.mark.parametrize("n", [0, -1, 1.5, True])
+def test_numbers_of_draws_are_checked(name, n):
+    with pytest.raises(ValueError, match=r"n=.* is not an integer of at least 1"):
+        posterior(name).sample(n)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_a_generator_on_the_cpu_serves_a_gpu(name):
+    found = posterior(name, 0)
+    w, log_q = found.sample(3, generator())
+    moved = posterior(name, 0).to("cuda")
+    twins = moved.sample(3, generator())
+    for twin, one in zip(twins, (w, log_q), strict=True):
+        assert twin.device.type == "cuda"
+        close(twin.cpu(), one, rtol=1e-10, atol=1e-10)
+    twins[1].sum().backward()
+    assert moved.log_prob(twins[0]).device.type == "cuda"
+
+
+# Modules
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtype_follows_the_location(name, dtype):
+    found = posterior(name, dtype=dtype)
+    assert {parameter.dtype for parameter in found.parameters()} == {dtype}
+    results = [*found.sample(2, generator()), found.log_prob(found.median())]
+    results += [found.median(), found.mean(), found.variance()]
+    results += found.closed_form() or ()
+    assert {x.dtype for x in results} == {dtype}
+    assert {x.shape[-1] for x in results} == {N_WEIGHTS}
+    mixed = POSTERIORS[name](LOCATION.to(dtype), SCALE.float())
+    assert {parameter.dtype for parameter in mixed.parameters()} == {dtype}
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_parameters_are_leaves_of_their_own(name):
+    location, scale = LOCATION.clone().requires_grad_(), SCALE.clone()
+    found = POSTERIORS[name](location, scale, BOUND)
+    with torch.no_grad():
+        for parameter in found.parameters():
+            assert parameter.is_leaf
+            parameter.add_(1)
+    assert torch.equal(location, LOCATION)
+    assert torch.equal(scale, SCALE)
+    assert found.n_weights == N_WEIGHTS
+    assert f"n_weights={N_WEIGHTS}" in repr(found)
+    assert ("bound=3" in repr(found)) == found.is_bounded
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_state_pickle_and_copy_keep_the_distribution(name):
+    found = posterior(name, 0)
+    wanted = found.sample(2, generator())[1]
+    restored = posterior(name)
+    restored.load_state_dict(found.state_dict())
+    assert set(found.state_dict()) == {key for key, _ in found.named_parameters()}
+    for twin in (restored, pickle.loads(pickle.dumps(found)), copy.deepcopy(found)):
+        assert torch.equal(twin.sample(2, generator())[1], wanted)
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_adam_maximises_an_expectation(name):
+    """Trained towards weights of 1 with a penalty on narrowness, it gets there."""
+    found = posterior(name)
+    optimizer = torch.optim.Adam(found.parameters(), lr=0.05)
+    source = generator()
+    for _ in range(250):
+        w, log_q = found.sample(4, source)
+        loss = ((w - 1).square() / (2 * 0.2**2) + log_q).sum(-1).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    # the optimum is N(1, 0.2²), which Kumaraswamy is close to; noise of the steps
+    assert ((found.mean() - 1).abs() < 0.1).all()
+    assert ((found.variance().sqrt() / 0.2 - 1).abs() < 0.25).all()
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+@pytest.mark.parametrize(
+    ("location", "scale", "message"),
+    [
+        ([0.0, 1.0], [0.1], r"location has shape \(2,\) and scale \(1,\)\. Pass one"),
+        ([[0.0]], [[0.1]], r"location has shape \(1, 1\)"),
+        ([], [], r"location has shape \(0,\)"),
+        ([0.0, float("nan")], [0.1, 0.1], "location has numbers that are not finite"),
+        ([0.0], [float("inf")], "scale has numbers that are not finite"),
+        ([0.0, 0.0], [0.1, 0.0], "scale has 0, which is not positive. Pass"),
+        ([0.0], [-0.5], r"scale has -0\.5, which is not positive"),
+    ],
+)
+def test_bad_starts(name, location, scale, message):
+    with pytest.raises(ValueError, match=message):
+        POSTERIORS[name](torch.tensor(location), torch.tensor(scale))
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_integers_are_refused(name):
+    with pytest.raises(TypeError, match=r"location is of dtype torch\.int64\. Pass a"):
+        POSTERIORS[name](torch.tensor([0]), torch.tensor([0.1]))
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+@pytest.mark.parametrize("bound", [0, -1.0, float("inf"), "3", None])
+def test_bad_bounds(name, bound):
+    with pytest.raises(ValueError, match=r"bound.*is not"):
+        POSTERIORS[name](LOCATION, SCALE, bound)
+
+
+def test_nothing_warns():
+    """Nor does an operator fall back on a slow path with a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name, setting in CASES:
+            found = posterior(name, setting, torch.float32)
+            found.sample(2, generator())[1].sum().backward()

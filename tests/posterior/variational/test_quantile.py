@@ -1,0 +1,132 @@
+"""The quantile posterior."""
+
+import numpy as np
+import pytest
+import torch
+from densities import LOCATION, SCALE, generator, posterior
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from sklaplace.posterior.variational import MeanFieldGaussian, Quantile
+from sklaplace.posterior.variational import quantile as module
+from sklaplace.posterior.variational.base import positive
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+
+def parameters(found):
+    """``μ, σ (P,), v (K, P), s, c (K,)`` as arrays."""
+    raw = (found.location, positive(found.raw_scale), positive(found.raw_heights))
+    shared = (positive(found.raw_slopes), found.centres)
+    return [x.detach().numpy() for x in (*raw, *shared)]
+
+
+def h(e, v, s, c):
+    """The quantile function of one weight, for a number."""
+    return e + v @ np.tanh(s * (e - c))
+
+
+@pytest.mark.parametrize("setting", [0, 1])
+def test_draws_are_the_formula(setting):
+    found = posterior("quantile", setting)
+    location, scale, v, s, c = parameters(found)
+    w, log_q = (x.detach().numpy() for x in found.sample(20, generator()))
+    noise = found.noise(20, generator()).numpy()
+    for p in range(len(location)):
+        for row in range(20):
+            e, step = noise[row, p], 1e-6
+            wanted = location[p] + scale[p] * h(e, v[:, p], s, c)
+            assert w[row, p] == pytest.approx(wanted, rel=1e-12)
+            rise = h(e + step, v[:, p], s, c) - h(e - step, v[:, p], s, c)
+            density = norm.logpdf(e) - np.log(scale[p] * rise / (2 * step))
+            # central differences: 1e-12 for curvature, 1e-16/1e-6 for rounding
+            assert log_q[row, p] == pytest.approx(density, rel=1e-8, abs=1e-8)
+
+
+@pytest.mark.parametrize("setting", [0, 1])
+def test_bisection_finds_the_noise(setting):
+    """Against a solver, far in the tails as well."""
+    found = posterior("quantile", setting)
+    location, scale, v, s, c = parameters(found)
+    for z in (-30.0, -2.0, 0.1, 5.0):
+        w = torch.tensor(location + z * scale)
+        log_q = found.log_prob(w).detach()
+        for p in range(len(location)):
+            e = brentq(
+                lambda e, p=p, z=z: h(e, v[:, p], s, c) - z, z - 50, z + 50, xtol=1e-14
+            )
+            step = np.tanh(s * (e - c))
+            slope = 1 + v[:, p] @ (s * (1 - step**2))
+            wanted = norm.logpdf(e) - np.log(scale[p] * slope)
+            assert float(log_q[p]) == pytest.approx(wanted, rel=1e-11)
+
+
+def test_bisection_reproduces_log_densities():
+    found = posterior("quantile", 0)
+    w, log_q = found.sample(1000, generator())
+    # w has lost digits where it is small next to its location
+    torch.testing.assert_close(found.log_prob(w), log_q, rtol=0, atol=1e-12)
+
+
+def test_without_heights_it_is_a_gaussian():
+    found = posterior("quantile", 0)
+    plain = MeanFieldGaussian(LOCATION, SCALE)
+    with torch.no_grad():
+        found.raw_heights.fill_(-80)
+        plain.location.copy_(found.location)
+        plain.raw_scale.copy_(found.raw_scale)
+    for one, other in zip(
+        found.sample(5, generator()), plain.sample(5, generator()), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-14, atol=1e-14)
+    w = plain.sample(5, generator(1))[0]
+    torch.testing.assert_close(found.log_prob(w), plain.log_prob(w), rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.variance(), plain.variance(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.mean(), plain.mean(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.median(), plain.median(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("raw_scale", [-1e3, -50.0, 0.0, 30.0, 1e15])
+@pytest.mark.parametrize("raw_height", [-1e3, 0.0, 1e3])
+@pytest.mark.parametrize("raw_slope", [-1e3, 0.0, 1e3])
+def test_finite_at_extreme_parameters(dtype, raw_scale, raw_height, raw_slope):
+    location = torch.tensor([0.0, 1e-30, -1e6, 1e10], dtype=dtype)
+    found = Quantile(location, torch.ones_like(location))
+    with torch.no_grad():
+        found.raw_scale.fill_(raw_scale)
+        found.raw_heights.fill_(raw_height)
+        found.raw_slopes.fill_(raw_slope)
+    w, log_q = found.sample(1000, generator())
+    for value in (w, log_q, found.log_prob(w.detach()[:2]), found.mean()):
+        assert not value.isnan().any()
+    assert w.isfinite().all()
+    assert log_q.isfinite().all()
+    (w.sum() / 1e3 + log_q.sum()).backward()
+    assert all(p.grad.isfinite().all() for p in found.parameters())
+
+
+def test_slopes_and_centres_are_shared():
+    sizes = {k: tuple(p.shape) for k, p in posterior("quantile").named_parameters()}
+    assert sizes == {
+        "location": (4,),
+        "raw_scale": (4,),
+        "raw_heights": (module.N_STEPS, 4),
+        "raw_slopes": (module.N_STEPS,),
+        "centres": (module.N_STEPS,),
+    }
+
+
+def test_it_can_have_several_peaks():
+    """Which a Gaussian cannot: a valley where the quantile function is steep."""
+    zero = torch.zeros(1, dtype=torch.float64)
+    found = Quantile(zero, zero + 1)
+    with torch.no_grad():
+        found.raw_heights.fill_(1.5)
+        found.raw_slopes.fill_(3.0)
+        found.centres.zero_()
+    width = float(found.variance().detach().sqrt())
+    w = torch.tensor([[-width], [0.0], [width]], dtype=torch.float64)
+    left, middle, right = found.log_prob(w).detach().flatten().tolist()
+    assert left == pytest.approx(right)
+    assert left > middle + 1

@@ -1,0 +1,185 @@
+"""Posteriors over a last layer with enough rows to tune something."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from cases import CASES, DOUBLE, generator, normal
+from references import LIKELIHOODS
+from torch import Tensor
+
+from sklaplace.core.trees import tree_rows
+from sklaplace.curvature.ggn import CURVATURES, accumulate
+from sklaplace.curvature.jacobian import backpropagate
+from sklaplace.curvature.layout import Layout
+from sklaplace.curvature.priors import PRIOR_STRUCTURES
+from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.curvature.subsets import SUBSETS, common_gradient
+from sklaplace.likelihoods import (
+    CategoricalMap,
+    HeteroscedasticGaussian,
+    Likelihood,
+    MultilabelBernoulli,
+    Poisson,
+)
+from sklaplace.networks.forward import Forward
+from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
+from sklaplace.posterior.last_layer import LastLayerModel, LastLayerRecorder
+from sklaplace.posterior.tuning.task import LinearisedBatch, TuningProblem
+
+N_ROWS = 60
+
+WIDTHS = {
+    "Categorical": 3,
+    "Bernoulli": 1,
+    "MultilabelBernoulli": 2,
+    "CategoricalMap": 4,
+    "Gaussian": 2,
+    "Poisson": 2,
+    "HeteroscedasticGaussian": 2,
+}
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A network whose last layer, or all of it, has a posterior."""
+
+    forward: Forward
+    x: Any
+    y: Tensor
+    weights: Tensor | None
+    layout: Layout
+    likelihood: Likelihood
+    posterior: GaussianPosterior
+    linear_model: LastLayerModel | None
+
+
+DRAWN = HeteroscedasticGaussian | Poisson | MultilabelBernoulli | CategoricalMap
+
+
+def sampled_targets(likelihood: Likelihood, f: Tensor, seed: int) -> Tensor:
+    """Targets that depend on the outputs, with noise."""
+    if isinstance(likelihood, DRAWN):
+        u = torch.rand(*f.shape, dtype=DOUBLE, generator=generator(seed))
+        return likelihood.draw(0.7 * f, u[:, : likelihood.n_draws(f.shape[1])])
+    if likelihood.has_noise:
+        return 0.7 * f + 0.5 * normal(*f.shape, seed=seed)
+    p = likelihood.probabilities(f)
+    y = torch.multinomial(p, 1, generator=generator(seed))
+    return likelihood.targets(y, f)
+
+
+def fit(
+    likelihood: str = "Categorical",
+    structure: str = "kron",
+    prior: str = "scalar",
+    *,
+    case: str = "mlp",
+    subset: str = "last_layer",
+    weights: Tensor | None = None,
+    take: Tensor | None = None,
+    curvature: str = "ggn",
+    **hyperparameters: float | Tensor,
+) -> Fitted:
+    """Curvature of ``N_ROWS`` rows, or of those that are taken."""
+    known, forward = LIKELIHOODS[likelihood], CASES[case].forward(WIDTHS[likelihood])
+    x = CASES[case].rows(N_ROWS)
+    y = sampled_targets(known, forward(x).detach(), seed=40)
+    if take is not None:
+        x, y = tree_rows(x, take), y[take]
+    layout = SUBSETS[subset](forward, tree_rows(x, slice(4)))
+    accumulator = STRUCTURES[structure][0](layout)
+    recorder = LastLayerRecorder(head_map(forward, x, layout))
+    cuts = slice(0, 25), slice(25, None)
+    batches = [
+        (tree_rows(x, cut), y[cut], None if weights is None else weights[cut])
+        for cut in cuts
+    ]
+    kind = CURVATURES[curvature]
+    data_fit = accumulate(forward, batches, known, kind, accumulator, recorder.add)
+    network = layout.read(forward.module)
+    values = {
+        "prior_precision": 1.0,
+        "prior_mean": 0.0,
+        "sigma_noise": 0.7,
+        "temperature": 1.0,
+    } | hyperparameters
+    tensors = {k: torch.as_tensor(v, dtype=DOUBLE) for k, v in values.items()}
+    shape = PRIOR_STRUCTURES[prior](layout)
+    tensors["prior_precision"] = tensors["prior_precision"].expand(shape).clone()
+    posterior = GaussianPosterior(
+        mean=network,
+        weights=network,
+        structure=accumulator.decompose(),
+        layout=layout,
+        likelihood=known,
+        data_fit=data_fit,
+        hyperparameters=Hyperparameters(**tensors),
+        curvature_order=kind.order,
+    )
+    model = recorder.build(posterior, kind, STRUCTURES[structure][0])
+    return Fitted(forward, x, y, weights, layout, known, posterior, model)
+
+
+def head_map(forward: Forward, x: Any, layout: Layout) -> Tensor | None:
+    """What inspection finds on a few rows."""
+    _, jacobian = backpropagate(forward, tree_rows(x, slice(4)), layout)
+    return common_gradient(layout, jacobian)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows that the network did not see, in two batches; and they at once."""
+
+    rows: list[LinearisedBatch]
+    x: Tensor
+    f: Tensor
+    J: Tensor
+    y: Tensor
+    weights: Tensor
+
+
+def held_out(fitted: Fitted, n: int = 30, weights: Tensor | None = None) -> HeldOut:
+    x = normal(n, *fitted.x.shape[1:], seed=50)
+    y = sampled_targets(fitted.likelihood, fitted.forward(x).detach(), seed=51)
+    w = torch.ones(n, dtype=DOUBLE) if weights is None else weights
+    rows = []
+    for cut in (slice(0, 7), slice(7, n)):
+        f, jacobian = backpropagate(fitted.forward, x[cut], fitted.layout)
+        rows.append(LinearisedBatch(f, jacobian, y[cut], w[cut]))
+    f, jacobian = backpropagate(fitted.forward, x, fitted.layout)
+    return HeldOut(rows, x, f, jacobian.dense(), y, w)
+
+
+def tuning_problem(fitted: Fitted, **options: Any) -> TuningProblem:
+    """All free, with the linear model and without held-out rows, by default."""
+    has_noise = fitted.likelihood.has_noise
+    has_labels = fitted.likelihood.is_classification
+    default = TuningProblem(
+        posterior=fitted.posterior,
+        linear_model=fitted.linear_model,
+        validation=None,
+        log_proba=log_proba(fitted.likelihood) if has_labels else None,
+        log_density=None if has_labels or has_noise else log_density(fitted.likelihood),
+        free_prior=True,
+        free_noise=has_noise,
+        refine="auto",
+    )
+    return replace(default, **options)
+
+
+def log_density(likelihood: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    return partial(likelihood.log_density, noise=1.0)
+
+
+def log_proba(likelihood: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    """MacKay's probit, a link that is easily written twice."""
+
+    def link(mean: Tensor, cov: Tensor) -> Tensor:
+        mean, cov = likelihood.class_logits(mean, cov)
+        variances = cov.diagonal(dim1=1, dim2=2)
+        return (mean / (1 + torch.pi / 8 * variances).sqrt()).log_softmax(-1)
+
+    return link
