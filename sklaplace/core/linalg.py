@@ -90,8 +90,7 @@ def solve_psd(matrix: Tensor, b: Tensor) -> Tensor:
         return torch.cholesky_solve(b.unsqueeze(1), root).squeeze(1)
     values, vectors = symmetric_eigh(matrix)
     values = values.clamp(min=float(values[-1]) * 1e-15)
-    solved: Tensor = vectors @ ((vectors.T @ b) / values)
-    return solved
+    return vectors @ ((vectors.T @ b) / values)
 
 
 def conjugate_gradients(

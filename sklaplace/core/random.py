@@ -66,16 +66,14 @@ def _hashed(samples: Tensor) -> np.ndarray:
     data = plain.reshape(len(plain), -1).view(torch.uint8).numpy()
     words = np.pad(data, ((0, 0), (0, -data.shape[1] % 8))).view(np.uint64)
     places = _mixed(_STEP * np.arange(1, words.shape[1] + 1, dtype=np.uint64))
-    hashed: np.ndarray = (_mixed(words) * (places | np.uint64(1))).sum(1)
-    return hashed
+    return (_mixed(words) * (places | np.uint64(1))).sum(1)
 
 
 def _mixed(z: np.ndarray) -> np.ndarray:
     """The finaliser of splitmix64, a bijection of 64-bit integers."""
     z = (z ^ (z >> np.uint64(30))) * _MIX[0]
     z = (z ^ (z >> np.uint64(27))) * _MIX[1]
-    mixed: np.ndarray = z ^ (z >> np.uint64(31))
-    return mixed
+    return z ^ (z >> np.uint64(31))
 
 
 def sobol_normals(n_samples: int, dim: int, seed: int) -> Tensor:

@@ -89,8 +89,7 @@ class BaseBlock:
             return self.g.squeeze(2)
         outputs = self.g.movedim(2, -1)  # (b, k, o, r)
         rows = contracted(self.a, outputs.flatten(1, 2))
-        dense: Tensor = rows.unflatten(1, outputs.shape[1:3]).flatten(2)
-        return dense
+        return rows.unflatten(1, outputs.shape[1:3]).flatten(2)
 
     @property
     def _chunk_length(self) -> int:
@@ -167,8 +166,7 @@ class BaseBlock:
         """``Σ rowsᵀ w`` over b and k for ``w`` (b, k, q), as (p, q)."""
         if self.a is None:
             g = self.g.squeeze(2).expand(len(w), -1, -1)
-            summed: Tensor = g.flatten(0, 1).T @ w.flatten(0, 1)
-            return summed
+            return g.flatten(0, 1).T @ w.flatten(0, 1)
         found = self.g.new_zeros(self.n_parameters, w.shape[2])
         if not self._has_one_position:
             chunks = zip(self._dense_chunks(), w.split(self._chunk_length), strict=True)
@@ -373,8 +371,7 @@ def _sum_by_gradients(terms: Terms, contract: Callable[..., Tensor]) -> Tensor:
 
 def total(parts: list[Tensor]) -> Tensor:
     """Their sum; blocks of a bias may have one entry for all samples."""
-    found: Tensor = sum(parts[1:], parts[0])
-    return found
+    return sum(parts[1:], parts[0])
 
 
 def weighted_gram(g: Tensor, weights: Tensor) -> Tensor:

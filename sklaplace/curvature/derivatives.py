@@ -61,8 +61,7 @@ def call_with(forward: Forward, parameters: dict[str, Tensor], x: Any) -> Tensor
         for key, parameter in module.named_parameters(recurse=False)
         if names[id(parameter)] in parameters
     }
-    f: Tensor = functional_call(forward, replaced, (x,), tie_weights=False)
-    return f
+    return functional_call(forward, replaced, (x,), tie_weights=False)
 
 
 def add_axis(x: Any) -> Any:

@@ -258,13 +258,11 @@ class _Batch:
         weights = self.likelihood.label_weights(self.targets)
         if weights is None:
             return self.sample_weights.sum() * self.likelihood.n_targets(f.shape[1])
-        total: Tensor = self.sample_weights @ weights.sum(1)
-        return total
+        return self.sample_weights @ weights.sum(1)
 
     def loss(self, f: Tensor) -> Tensor:
         """Weighted sum of the loss, (), in the dtype of the outputs."""
         is_real = self.targets.is_floating_point()
         targets = self.targets.to(f.dtype) if is_real else self.targets
         losses = self.likelihood.loss(f, targets)
-        total: Tensor = self.sample_weights.to(losses) @ losses
-        return total
+        return self.sample_weights.to(losses) @ losses

@@ -67,8 +67,7 @@ class Jacobian:
     @property
     def dtype(self) -> torch.dtype:
         """Data type of the rows."""
-        dtype: torch.dtype = self.blocks[0].g.dtype
-        return dtype
+        return self.blocks[0].g.dtype
 
     @property
     def is_shared(self) -> bool:
@@ -178,8 +177,7 @@ class Jacobian:
         return torch.cat([block.rmatmul(w) for block in self.blocks])
 
     def _split(self, v: Tensor) -> tuple[Tensor, ...]:
-        pieces: tuple[Tensor, ...] = v.split([b.n_parameters for b in self.blocks])
-        return pieces
+        return v.split([b.n_parameters for b in self.blocks])
 
 
 def _concatenated(

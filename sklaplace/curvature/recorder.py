@@ -22,8 +22,7 @@ BACKWARD_COPIES = 2
 
 def first_input(args: Any, kwargs: Any) -> Tensor:
     """The input of a layer, from the arguments of its hooks."""
-    x: Tensor = args[0] if args else kwargs["input"]
-    return x
+    return args[0] if args else kwargs["input"]
 
 
 @dataclass(frozen=True)

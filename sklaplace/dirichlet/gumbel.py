@@ -164,5 +164,4 @@ def _lower_bound(mean: Tensor, variances: Tensor) -> Tensor:
     log_p = (mean + variances / 2).log_softmax(-1).clamp(max=-1e-20)
     others = (-log_p.expm1()).log()
     bound = (log_p - torch.logaddexp(others, log_p + variances)).exp()
-    found: Tensor = bound + torch.finfo(mean.dtype).tiny * mean.softmax(-1)
-    return found
+    return bound + torch.finfo(mean.dtype).tiny * mean.softmax(-1)

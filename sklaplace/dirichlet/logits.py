@@ -154,8 +154,7 @@ def _semidefinite_cholesky(cov: Tensor) -> Tensor:
     sqrt = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
     lower = torch.linalg.qr(sqrt.mT)[1].mT
     signs = torch.where(lower.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
-    factor: Tensor = lower * signs.unsqueeze(-2)
-    return factor
+    return lower * signs.unsqueeze(-2)
 
 
 def chunks(mean: Tensor, cov: Tensor, n_points: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -413,8 +413,7 @@ class PriorTraining(PriorCallback):
         return layout
 
     def _prior_gradient(self, theta: Tensor) -> Tensor:
-        gradient: Tensor = self.earlier_.gradient(theta)
-        return gradient
+        return self.earlier_.gradient(theta)
 
     def _loss_scale(self) -> Tensor:
         noise = self.prior.hyperparameters.sigma_noise

@@ -106,11 +106,10 @@ class EnsembleTrainer(Trainer):
         if validation is None and not getattr(net, "train_split", None):
             data, validation = self.hold_out(data)
         seeds = np.random.default_rng(self.seed).integers(2**31, size=self.n_estimators)
-        networks: list[TrainedNetwork] = Parallel(n_jobs=_processes(self.n_jobs))(
+        return Parallel(n_jobs=_processes(self.n_jobs))(
             delayed(self.train_one)(data, validation, fit_params, int(seed))
             for seed in seeds
         )
-        return networks
 
     def train_one(
         self,

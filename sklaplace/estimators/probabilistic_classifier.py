@@ -158,8 +158,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         chosen = proba[np.arange(len(codes)), codes.ravel()]
         found = np.zeros(labels.shape)
         found[known] = np.log(np.maximum(chosen, np.finfo(np.float64).tiny))
-        total: np.ndarray = found.reshape(len(labels), -1).sum(1)
-        return total
+        return found.reshape(len(labels), -1).sum(1)
 
     # ------------------------------------------------------------- public methods
     def predict_proba(self, X: Any) -> np.ndarray:

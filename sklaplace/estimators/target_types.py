@@ -88,8 +88,7 @@ class SingleLabel(TargetType):
 
     def check(self, y: Any, name: str) -> np.ndarray:
         """Return labels (n,)."""
-        labels: np.ndarray = column_or_1d(y, warn=True)
-        return labels
+        return column_or_1d(y, warn=True)
 
     def classes(self, labels: np.ndarray) -> np.ndarray:
         """Return the distinct labels, (K,), sorted."""
@@ -106,8 +105,7 @@ class SingleLabel(TargetType):
 
     def adapt(self, likelihood: Any) -> Likelihood:
         """Return the likelihood unchanged."""
-        known: Likelihood = likelihood
-        return known
+        return likelihood
 
     def unflatten(self, values: np.ndarray) -> np.ndarray:
         """Return (n, k)."""
@@ -182,8 +180,7 @@ class MultiLabel(TargetType):
 
     def adapt(self, likelihood: Any) -> Likelihood:
         """Return the likelihood of one logit per label."""
-        adapted: Likelihood = likelihood.multilabel()
-        return adapted
+        return likelihood.multilabel()
 
     def unflatten(self, values: np.ndarray) -> np.ndarray:
         """Return (n, L, k)."""
@@ -240,8 +237,7 @@ class DenseLabel(SingleLabel):
 
     def adapt(self, likelihood: Any) -> Likelihood:
         """Return the likelihood of K logits at every position."""
-        adapted: Likelihood = likelihood.dense(self.positions)
-        return adapted
+        return likelihood.dense(self.positions)
 
     def _positions_last(self, values: Any, n_axes: int) -> Any:
         """Move positions, which come first, behind ``n_axes`` axes of classes."""
@@ -252,8 +248,7 @@ class DenseLabel(SingleLabel):
 
     def unflatten(self, values: np.ndarray) -> np.ndarray:
         """Return (n, K, *positions)."""
-        moved: np.ndarray = self._positions_last(values, 1)
-        return moved
+        return self._positions_last(values, 1)
 
     def probabilities(self, values: np.ndarray) -> np.ndarray:
         """Return (n, K, *positions)."""
@@ -306,5 +301,4 @@ def infer_target_type(y: Any, likelihood: Any) -> TargetType:
             f"y has shape {(len(y), *shape)}. Pass one label per row, (n,), or a "
             "matrix of labels that are 0 or 1, (n, n_labels)."
         )
-    target_type: TargetType = TARGET_TYPES[kind](shape)
-    return target_type
+    return TARGET_TYPES[kind](shape)

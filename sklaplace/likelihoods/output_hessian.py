@@ -243,8 +243,7 @@ class BlockDiagonal(OutputHessian):
         """Sum of ``Λ`` over samples, (c, c), float64."""
         factors = self._factors.double()
         sums = torch.einsum("brkj,brlj->rkl", factors, factors)
-        total: Tensor = torch.block_diag(*sums)
-        return total
+        return torch.block_diag(*sums)
 
     def diagonals(self, m: Map) -> Tensor:
         """Diagonal of ``MᵀΛM`` per sample, (b, o)."""

@@ -148,8 +148,7 @@ class Gaussian(RegressionLikelihood):
     ) -> Array:
         """Quantiles of ``N(m, v + σ² r²)``, (n, t, q)."""
         std = np.sqrt(variance + self._noises(noise))
-        found: Array = mean[..., None] + std[..., None] * norm.ppf(levels)
-        return found
+        return mean[..., None] + std[..., None] * norm.ppf(levels)
 
     def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
         """Outputs plus noise."""
@@ -232,13 +231,11 @@ class Poisson(RegressionLikelihood):
             middle = np.floor((low + high) / 2)
             reached = poisson.cdf(middle[..., None], rates) @ _WEIGHTS >= levels
             high, low = np.where(reached, middle, high), np.where(reached, low, middle)
-        counts: Array = high
-        return counts
+        return high
 
     def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
         """Poisson counts with rates ``exp(f)``."""
-        counts: Array = generator.poisson(np.exp(f)).astype(np.float64)
-        return counts
+        return generator.poisson(np.exp(f)).astype(np.float64)
 
     def log_density(
         self, mean: Tensor, variance: Tensor, y: Tensor, noise: float
@@ -346,15 +343,13 @@ class HeteroscedasticGaussian(RegressionLikelihood):
                 np.where(cdf < levels, middle, low),
                 np.where(cdf < levels, high, middle),
             )
-        found: Array = (low + high) / 2
-        return found
+        return (low + high) / 2
 
     def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
         """Drawn means plus noise of the drawn variances."""
         mean, log_variance = np.split(f, 2, 1)
         draws = generator.standard_normal(mean.shape)
-        sampled: Array = mean + np.exp(log_variance / 2) * draws
-        return sampled
+        return mean + np.exp(log_variance / 2) * draws
 
     def log_density(
         self, mean: Tensor, variance: Tensor, y: Tensor, noise: float
@@ -414,8 +409,7 @@ def _normal_losses(f: Tensor, y: Tensor) -> Tensor:
 def _rates_at_nodes(mean: Array, variance: Array) -> Array:
     """``exp(f)`` at the quadrature nodes of Gaussians (n, c), as (n, c, k)."""
     std = np.sqrt(np.maximum(variance, 0))
-    rates: Array = np.exp(mean[..., None] + std[..., None] * _NODES)
-    return rates
+    return np.exp(mean[..., None] + std[..., None] * _NODES)
 
 
 def _poisson_mode(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:

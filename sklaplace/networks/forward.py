@@ -139,8 +139,7 @@ def as_columns(outputs: Tensor) -> Tensor:
 
 def first_tensor(outputs: Any) -> Tensor:
     """The first of several outputs, which skorch takes for the prediction."""
-    first: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
-    return first
+    return outputs[0] if isinstance(outputs, tuple) else outputs
 
 
 @contextmanager

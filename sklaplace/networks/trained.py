@@ -76,5 +76,4 @@ class TrainedNetwork:
 
 def device_of(net: Any) -> torch.device:
     """Return the device of a net's parameters."""
-    device: torch.device = next(net.module_.parameters()).device
-    return device
+    return next(net.module_.parameters()).device

@@ -255,5 +255,4 @@ class GaussianPosterior:
 
     def to(self, device: torch.device | str) -> "GaussianPosterior":
         """Copy with all tensors on a device; itself if they are there already."""
-        moved: GaussianPosterior = move(self, device)
-        return moved
+        return move(self, device)

@@ -86,8 +86,7 @@ class DualPrecision(Precision):
             gram = self.structure.gram * (self.scale / self.prior_precision)
         else:
             gram = self.structure.root.gram(self.prior_precision) * self.scale
-        lower: Tensor = torch.linalg.cholesky((gram + gram.T) / 2 + _identity(gram))
-        return lower
+        return torch.linalg.cholesky((gram + gram.T) / 2 + _identity(gram))
 
     @cached_property
     def _inverse(self) -> Tensor:
@@ -169,8 +168,7 @@ class DualPrecision(Precision):
         scaled = rows / self.delta
         explained = self._whitened_root.matmul(scaled.flatten(0, 1))
         explained = explained.unflatten(0, rows.shape[:2])
-        covariance: Tensor = scaled @ rows.mT - explained @ explained.mT
-        return covariance
+        return scaled @ rows.mT - explained @ explained.mT
 
     def whiten(self, jacobian: Jacobian) -> Tensor:
         """``J D^-½ (I - B M Bᵀ)``, (b, c, P), with ``M`` as in `_half`."""
@@ -238,5 +236,4 @@ def _identity(like: Tensor) -> Tensor:
 
 def _difference(prior: Tensor, explained: Tensor) -> Tensor:
     """Posterior variances, no less than the rounding of the prior's."""
-    left: Tensor = (prior - explained).maximum(torch.finfo(prior.dtype).eps * prior)
-    return left
+    return (prior - explained).maximum(torch.finfo(prior.dtype).eps * prior)

@@ -210,8 +210,7 @@ class FullPrecision(EigenPrecision):
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
         """``(J F)(J F)ᵀ`` of a dense ``J``, (b, c, c)."""
         whitened = rows @ self._root
-        covariance: Tensor = whitened @ whitened.mT
-        return covariance
+        return whitened @ whitened.mT
 
     def functional_variance(self, jacobian: Jacobian) -> Tensor:
         """Diagonal of ``(J F)(J F)ᵀ``, (b, c)."""
@@ -241,8 +240,7 @@ class FullPrecision(EigenPrecision):
             for piece in self._root.split(self.structure.layout.sizes)
         ]
         rows = torch.cat(pieces, 1)  # (k, i or i + 1, P)
-        covariances: Tensor = rows @ rows.mT
-        return covariances
+        return rows @ rows.mT
 
 
 @dataclass(frozen=True)

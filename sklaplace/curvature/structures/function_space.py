@@ -459,5 +459,4 @@ def _least_explained(gram: Tensor, keys: Tensor, n: int) -> Tensor:
         factors = torch.cat([factors, factor], 1)
         left = (left - (factor**2).sum(1)).clamp(min=0)
         chosen.append(best)
-    found: Tensor = names[chosen]
-    return found
+    return names[chosen]

@@ -178,8 +178,7 @@ class Kron(Diagonalised):
     def dense(self) -> Tensor:
         """``H`` as a matrix, (P, P)."""
         blocks = [torch.kron(b.dense(), a.dense()) for b, a in self.factors]
-        dense: Tensor = torch.block_diag(*blocks)
-        return dense
+        return torch.block_diag(*blocks)
 
 
 WEIGHT_SHARING = "expand", "reduce"

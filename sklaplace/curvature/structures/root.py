@@ -17,8 +17,7 @@ from sklaplace.curvature.structures.base import FieldsOnly, cache_last_call
 def lower_inverse(lower: Tensor) -> Tensor:
     """``L⁻¹`` of a lower triangular ``L`` (n, n)."""
     identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
-    inverse: Tensor = torch.linalg.solve_triangular(lower, identity, upper=False)
-    return inverse
+    return torch.linalg.solve_triangular(lower, identity, upper=False)
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,7 @@ class DenseRoot(FieldsOnly):
         rows = self.rows
         if delta is not None:
             rows = rows * priors.expand(delta, self.layout).rsqrt()
-        gram: Tensor = rows @ rows.T
-        return gram
+        return rows @ rows.T
 
     def cross(self, jacobian: Jacobian, delta: Tensor | None = None) -> Tensor:
         """``J D⁻¹ Rᵀ``, (b, c, n), of a Jacobian in float64."""

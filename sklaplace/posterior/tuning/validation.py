@@ -249,8 +249,7 @@ def _implied_variance(posterior: GaussianPosterior, ratio: Tensor) -> Tensor:
     """σ² from ``ρ = δ/scale`` under a fixed prior, ()."""
     h = posterior.hyperparameters
     inverse_scale = (ratio / h.prior_precision).mean() / h.temperature
-    variance: Tensor = inverse_scale ** (1 / posterior.curvature_order)
-    return variance
+    return inverse_scale ** (1 / posterior.curvature_order)
 
 
 class _Scorer:
