@@ -1,6 +1,6 @@
 """DeepEnsembleClassifier and DeepEnsembleRegressor: several networks in one."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -68,16 +68,27 @@ class EnsembleDraws(OutputModel):
     def redrawn(self, n_samples: int, seed: int) -> "EnsembleDraws":
         """Return outputs of networks drawn with replacement."""
         generator = np.random.default_rng(seed)
-        chosen = generator.integers(len(self.networks), size=n_samples)
-        return replace(
-            self, n_samples=n_samples, seed=seed, chosen=tuple(chosen.tolist())
-        )
+        chosen = tuple(generator.integers(len(self.networks), size=n_samples).tolist())
+        return replace(self, n_samples=n_samples, seed=seed, chosen=chosen)
 
     def check_draws(self, smallest: int = 1) -> None:
         """Accept any number of networks."""
 
     def check_variance(self) -> None:
         """Accept one network, whose variance is zero."""
+
+
+@dataclass(frozen=True)
+class TrainedEnsemble(TrainedNetwork):
+    """The first of several networks, and all of them.
+
+    Attributes
+    ----------
+    networks : list of TrainedNetwork
+        All networks.
+    """
+
+    networks: list[TrainedNetwork] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -95,33 +106,25 @@ class EnsembleTrainer(Trainer):
     n_estimators: int
     n_jobs: int | None
 
-    def train_all(
-        self,
-        data: TrainingData,
-        validation: TrainingData | None,
-        fit_params: dict[str, Any],
-    ) -> list[TrainedNetwork]:
+    def train(
+        self, data: TrainingData, validation: TrainingData | None, fit_params: Any
+    ) -> TrainedEnsemble:
         """Return the trained networks, which all hold out the same samples."""
         net = inner_net(self.estimator)
         if validation is None and not getattr(net, "train_split", None):
             data, validation = self.hold_out(data)
         seeds = np.random.default_rng(self.seed).integers(2**31, size=self.n_estimators)
-        return Parallel(n_jobs=_processes(self.n_jobs))(
-            delayed(self.train_one)(data, validation, fit_params, int(seed))
+        networks = Parallel(n_jobs=_processes(self.n_jobs))(
+            delayed(self.train_one)(int(seed), data, validation, fit_params)
             for seed in seeds
         )
+        return TrainedEnsemble(**vars(networks[0]), networks=networks)
 
-    def train_one(
-        self,
-        data: TrainingData,
-        validation: TrainingData | None,
-        fit_params: dict[str, Any],
-        seed: int,
-    ) -> TrainedNetwork:
+    def train_one(self, seed: int, *args: Any) -> TrainedNetwork:
         """Return one network, initialised and trained under a seed."""
         device = getattr(inner_net(self.estimator), "device", "cpu")
         with private_rng(seed, device), torch.inference_mode(False):
-            return self.train(data, validation, fit_params)
+            return super().train(*args)
 
     def new_net(self, data: TrainingData) -> Any:
         """Return the net to train, with a split that all networks share."""
@@ -130,18 +133,12 @@ class EnsembleTrainer(Trainer):
             net.train_split = _SharedSplit(net.train_split, self.seed)
         return net
 
-    def learn(
-        self,
-        net: Any,
-        data: TrainingData,
-        validation: TrainingData | None,
-        fit_params: dict[str, Any],
-    ) -> tuple[Any, Any]:
+    def learn(self, net: Any, *args: Any) -> tuple[Any, Any]:
         """Return the samples that a net was trained on, and those it held out."""
-        rows = super().learn(net, data, validation, fit_params)
+        samples = super().learn(net, *args)
         if isinstance(net.train_split, _SharedSplit):
             net.train_split = net.train_split.split
-        return rows
+        return samples
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -171,19 +168,13 @@ class BaseEnsemble(BaseSampling):
     def _check_draws(self) -> None:
         check_count("n_estimators", self.n_estimators)
 
-    def _train(
-        self,
-        data: TrainingData,
-        validation: TrainingData | None,
-        fit_params: dict[str, Any],
-    ) -> TrainedNetwork:
-        trainer = self._trainer(n_estimators=self.n_estimators, n_jobs=self.n_jobs)
-        networks = trainer.train_all(data, validation, fit_params)
-        self.estimators_ = [network.net for network in networks]
-        self._networks = [TrainedNetwork(n.net, n.spec) for n in networks]
-        return networks[0]
+    def _trainer(self, **options: Any) -> Trainer:
+        return super()._trainer(n_estimators=self.n_estimators, n_jobs=self.n_jobs)
 
-    def _set_fitted(self, network: TrainedNetwork) -> None:
+    def _set_fitted(self, network: Any) -> None:
+        self.estimators_ = [member.net for member in network.networks]
+        # without the samples
+        self._networks = [TrainedNetwork(n.net, n.spec) for n in network.networks]
         super()._set_fitted(network)
         self.n_iter_ = max(n_epochs(net) for net in self.estimators_)
 
