@@ -79,7 +79,7 @@ class BradleyTerry(nn.Module):
         """
         if X.ndim < 2 or X.shape[1] not in (1, 2):
             raise ValueError(
-                f"rows of shape {tuple(X.shape[1:])} are neither pairs (2, ...) nor "
+                f"samples of shape {tuple(X.shape[1:])} are neither pairs (2, ...) nor "
                 "single items (1, ...)"
             )
         # one call for each item, so that layers keep one position per item
@@ -145,13 +145,10 @@ class PairTargets(ClassTargets):
         """Return the default skorch net, which scores items by their features."""
         items = data.X.reshape(2 * len(data.X), -1)
         preferred = np.stack([1 - data.y, data.y], 1).reshape(-1, 1)
-        weights = data.sample_weight
-        if weights is not None:
-            weights = np.repeat(weights, 2)
+        w = None if data.sample_weight is None else np.repeat(data.sample_weight, 2)
+        loss = nn.BCEWithLogitsLoss
         # each pair counts once, and is two items
-        return penalised_classifier(
-            items, preferred, weights, nn.BCEWithLogitsLoss, 2.0, PairNetwork
-        )
+        return penalised_classifier(items, preferred, w, loss, 2.0, PairNetwork)
 
 
 class PairTrainer(LaplaceTrainer):
@@ -251,8 +248,7 @@ class LaplaceRanker(LaplaceClassifier):
         return options
 
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
-        trainer = super()._trainer(options)
-        return PairTrainer(**vars(trainer))
+        return PairTrainer(**vars(super()._trainer(options)))
 
     # ----------------------------------------------------------------------- samples
     def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
@@ -328,9 +324,8 @@ class LaplaceRanker(LaplaceClassifier):
                 "return_std and return_cov are both True. Ask for one: the diagonal of "
                 "the covariance has the variances."
             )
-        array = check_array(
-            items, dtype=None, ensure_2d=False, allow_nd=True, input_name="items"
-        )
+        options: dict[str, Any] = {"ensure_2d": False, "input_name": "items"}
+        array = check_array(items, dtype=None, allow_nd=True, **options)
         self._check_items("items", array.shape[1:])
         single_items = self._input_type.inputs(array[:, None])
         if return_cov:
@@ -349,7 +344,7 @@ class LaplaceRanker(LaplaceClassifier):
 
 
 def _check_difference(net: Any, forward: Forward, x: Any) -> None:
-    """Refuse a network whose answer to a pair is no difference of two scores."""
+    """Raise for a network whose logit of a pair is no difference of two scores."""
     if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[1] != 2:
         return
     wrong = (
@@ -366,13 +361,10 @@ def _check_difference(net: Any, forward: Forward, x: Any) -> None:
         first, second, logit = (forward(rows).double() for rows in (*singles, x))
     difference = (logit - (second - first)).abs()
     size = first.abs() + second.abs() + logit.abs()
-    compared = torch.ones_like(size, dtype=torch.bool)
-    if forward.output_map == "logit":
-        compared = size < _COARSE
-    if bool((difference > _ROUNDING * size + 1e-6)[compared].any()):
-        raise ValueError(
-            wrong.format(
-                "gives pairs other logits than the difference of its outputs "
-                "for the second and the first item"
-            )
+    is_compared = size < (_COARSE if forward.output_map == "logit" else torch.inf)
+    if bool((difference > _ROUNDING * size + 1e-6)[is_compared].any()):
+        reason = (
+            "gives pairs other logits than the difference of its outputs for the "
+            "second and the first item"
         )
+        raise ValueError(wrong.format(reason))
