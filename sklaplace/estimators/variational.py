@@ -10,17 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sklaplace.core.checks import Check, check_option, check_params, check_positive
+from sklaplace.core.checks import check_option, check_params, check_positive
 from sklaplace.estimators.number_targets import geometric_mean
 from sklaplace.estimators.output_model import BatchedOutputs, OutputModel, WeightDraws
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.sampling import BaseSampling
 from sklaplace.estimators.trainer import Trainer
-from sklaplace.estimators.variational_trainer import (
-    VariationalNetwork,
-    VariationalTrainer,
-)
+from sklaplace.estimators.variational_trainer import VariationalTrainer
 from sklaplace.likelihoods import weighted
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork
@@ -64,20 +61,21 @@ class BaseVariational(BaseSampling):
     def _weight_prior(self) -> WeightPrior:
         """Return the prior with its options."""
         check_option("prior", self.prior, PRIORS)
-        kind = PRIORS[self.prior]
+        kind, given = PRIORS[self.prior], self.prior_params
         names = {field.name for field in fields(kind)}
         common: dict[str, Any] = {"scale": self.prior_scale, "bound": self.bound}
-        options: dict[str, Check] = dict.fromkeys(names - set(common), _unchecked)
-        given = self.prior_params
-        check_params("prior_params", given, options, f"prior={self.prior!r}")
+        # the prior checks the values of its own options
+        own = dict.fromkeys(names - set(common), lambda name, value: None)
+        check_params("prior_params", given, own, f"prior={self.prior!r}")
         check_positive("prior_scale", self.prior_scale)
-        known = {k: v for k, v in common.items() if k in names}
+        known = {k: common[k] for k in names & set(common)}
         return kind(**known, **(given or {}))
 
     @property
     def _given_noise(self) -> float | None:
-        """Noise in the objective where it is given; None where it is learned."""
-        return None
+        """Noise in the objective if it is a number; None where it is estimated."""
+        noise = getattr(self, "sigma_noise", "learned")
+        return None if isinstance(noise, str) else geometric_mean(noise)
 
     # ------------------------------------------------------------- collaborators
     def _trainer(self, **options: Any) -> Trainer:
@@ -88,7 +86,6 @@ class BaseVariational(BaseSampling):
             kl_weight=float(self.kl_weight),
             schedule=self.kl_schedule,
             sigma=self._given_noise,
-            start=None,
         )
         return super()._trainer(elbo=elbo, n_samples=self.n_samples)
 
@@ -96,9 +93,7 @@ class BaseVariational(BaseSampling):
         return WeightDraws(self.n_samples, self._seed, self.posterior_)
 
     # ------------------------------------------------------------------ after fit
-    def _set_fitted(self, network: TrainedNetwork) -> None:
-        assert isinstance(network, VariationalNetwork)
-        assert network.posterior is not None
+    def _set_fitted(self, network: Any) -> None:
         self.posterior_ = network.posterior
         super()._set_fitted(network)
         n_draws = min(ELBO_DRAWS, max(2, self.n_samples))
@@ -126,26 +121,25 @@ class BaseVariational(BaseSampling):
             f"KL {self.kl_:.1f} (weight {self.kl_weight:g})"
         )
 
-    def _compare(self, network: VariationalNetwork, outputs: BatchedOutputs) -> None:
+    def _compare(self, network: Any, outputs: BatchedOutputs) -> None:
         """Warn where the posterior predicts held-out samples worse than its start."""
         start = TrainedNetwork(copied(self._net), network.spec)
         before = BatchedOutputs(start, PointOutputs(1, 0), self.batch_size)
         sigma = torch.tensor(network.noise, dtype=torch.float64)
+        # the network has noise of its own where the posterior has fitted it, too
+        own = None if self._given_noise is None else sigma
         with start.forward().frozen():
-            # its own noise, where the posterior has fitted the noise as well
-            own = sigma if self._given_noise is not None else None
             known = _held_out_nll(before, network.held_out, own)
         change = _held_out_nll(outputs, network.held_out, sigma) - known
         error = change.std() / len(change) ** 0.5
         if change.mean() > max(2 * error, NOTABLE_INCREASE):
-            warnings.warn(
+            message = (
                 f"The posterior predicts the {len(change)} rows that the net holds out "
                 f"worse than the network that it started from: by {change.mean():.2g} "
                 "nats per row. Train longer (max_epochs), lower kl_weight, or use "
-                "LaplaceClassifier or LaplaceRegressor, which keep the network.",
-                UserWarning,
-                stacklevel=4,
+                "LaplaceClassifier or LaplaceRegressor, which keep the network."
             )
+            warnings.warn(message, UserWarning, stacklevel=4)
 
 
 @dataclass(frozen=True)
@@ -158,40 +152,31 @@ class PointOutputs(OutputModel):
             return forward(x).double().unsqueeze(-1)
 
 
-def _losses(
-    outputs: BatchedOutputs, dataset: Any
-) -> Iterator[tuple[Tensor, Tensor, int]]:
+def _losses(outputs: BatchedOutputs, data: Any) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Yield losses (b, s) under draws, weights (b,), targets per sample of batches."""
     likelihood = outputs.network.spec.likelihood
-    for draws, y, w in outputs.draws_of(dataset):
+    for draws, y, w in outputs.draws_of(data):
         targets = likelihood.targets(y, draws[..., 0])
-        losses = [likelihood.loss(f, targets) for f in draws.unbind(-1)]
-        found = torch.stack(losses, -1)
+        losses = torch.stack([likelihood.loss(f, targets) for f in draws.unbind(-1)], 1)
         w = weighted(likelihood, targets, w)
-        weights = torch.ones_like(found[:, 0]) if w is None else w.to(found)
-        yield found, weights, likelihood.n_targets(draws.shape[1])
+        weights = torch.ones_like(losses[:, 0]) if w is None else w.to(losses)
+        yield losses, weights, likelihood.n_targets(draws.shape[1])
 
 
-def _held_out_nll(
-    outputs: BatchedOutputs, dataset: Any, sigma: Tensor | None
-) -> np.ndarray:
+def _held_out_nll(outputs: BatchedOutputs, dataset: Any, sigma: Any) -> np.ndarray:
     """Return the negative log-likelihood of samples, averaged over draws, (n,).
 
     Without ``sigma`` it is that of the residuals.
     """
     likelihood = outputs.network.spec.likelihood
-    parts = list(_losses(outputs, dataset))
-    losses, n_targets = torch.cat([part[0] for part in parts]), parts[0][2]
+    parts, _, (n_targets, *_) = zip(*_losses(outputs, dataset), strict=True)
+    losses = torch.cat(parts)
     if sigma is None:
         tiny = torch.finfo(torch.float32).tiny
         sigma = (2 * losses.mean() / n_targets).clamp(min=tiny).sqrt()
     nll = nats(likelihood, losses, sigma, n_targets)
     averaged = math.log(nll.shape[1]) - (-nll).logsumexp(1)
     return np.asarray(averaged.cpu().numpy())
-
-
-def _unchecked(name: str, value: Any) -> None:
-    """Accept any value: the prior checks it."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -435,21 +420,10 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
 
     _noise_names = ("auto", "learned")
 
-    @property
-    def _tunes_on_held_out(self) -> bool:
-        return super()._tunes_on_held_out and self.sigma_noise == "auto"
-
-    @property
-    def _given_noise(self) -> float | None:
-        if isinstance(self.sigma_noise, str):
-            return None
-        return geometric_mean(self.sigma_noise)
-
-    def _chosen_noise(self, network: TrainedNetwork) -> float:
-        assert isinstance(network, VariationalNetwork)
-        is_learned = isinstance(self.sigma_noise, str) and (
+    def _chosen_noise(self, network: Any) -> float:
+        is_learned = self._given_noise is None and (
             self.sigma_noise == "learned" or network.held_out is None
         )
         if is_learned and network.spec.likelihood.has_noise:
-            return network.noise
+            return float(network.noise)
         return super()._chosen_noise(network)
