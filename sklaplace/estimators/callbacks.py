@@ -234,7 +234,7 @@ class MarglikTraining(PriorCallback):
             self.sigma_noise_ = plain(best.hyperparameters.sigma_noise)
 
     def _posterior(self, net: Any) -> GaussianPosterior:
-        """Laplace approximation at the current weights and hyperparameters."""
+        """Return the posterior at the current weights and hyperparameters."""
         spec, layout = self.training_.spec, self.training_.layout
         forward = as_forward(net, spec.output_map, spec.logit_layer)
         curvature = CURVATURES[self.curvature]
@@ -258,7 +258,7 @@ class MarglikTraining(PriorCallback):
         )
 
     def _updated(self, posterior: GaussianPosterior) -> GaussianPosterior:
-        """Damped step, in logarithms, to the maximum of the evidence."""
+        """Return the posterior after a damped step, in logarithms, to the maximum."""
         with warnings.catch_warnings():
             # the weights change before the last digits would matter
             warnings.simplefilter("ignore", ConvergenceWarning)
@@ -301,7 +301,7 @@ class PriorTraining(PriorCallback):
     ------
     ValueError, TypeError
         Before the first step, if the posterior is over other weights, or a setting,
-        the criterion or the optimizer cannot be right.
+        the criterion or the optimizer is not supported.
 
     See Also
     --------
@@ -313,8 +313,9 @@ class PriorTraining(PriorCallback):
     products with the factors for ``kron``, O(P) for ``diag``; no (P, P) matrix is
     formed. With ``diag`` this is elastic weight consolidation (Kirkpatrick et al.) with
     one penalty for all earlier tasks (Huszár). Every training starts from the mean.
-    The prior is as curved as the loss of all earlier samples: plain gradient descent
-    needs smaller steps. Optimizers that compare values of the loss are refused.
+    The prior's curvature is that of the loss of all earlier samples, so that plain
+    gradient descent needs smaller steps. Optimizers that compare values of the loss are
+    refused.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""DeepEnsembleClassifier and DeepEnsembleRegressor: several networks in one."""
+"""DeepEnsembleClassifier and DeepEnsembleRegressor: ensembles of networks."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,16 +22,16 @@ from sklaplace.networks.trained import TrainedNetwork
 
 
 class _SharedSplit:
-    """A ``train_split`` that holds the same rows out for each network.
+    """A ``train_split`` that holds out the same samples for each network.
 
-    Rows that another network has learned would say little of the noise.
+    The noise is estimated on samples that none of the networks was trained on.
     """
 
     def __init__(self, split: Any, seed: int) -> None:
         self.split, self.seed = split, seed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Split under a seed of its own."""
+        """Split under the shared seed."""
         with private_rng(self.seed):
             return self.split(*args, **kwargs)
 
@@ -43,7 +43,7 @@ class _SharedSplit:
 
 @dataclass(frozen=True)
 class EnsembleDraws(OutputModel):
-    """Outputs of several networks: of each, or of networks drawn with replacement.
+    """Outputs of each network, or of networks drawn with replacement.
 
     Attributes
     ----------
@@ -143,7 +143,7 @@ class EnsembleTrainer(Trainer):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseEnsemble(BaseSampling):
-    """Parameters, training and outputs that both estimators share."""
+    """Parameters and fit of the two ensemble estimators."""
 
     n_estimators: int = 5
     n_jobs: int | None = None
@@ -187,43 +187,30 @@ class BaseEnsemble(BaseSampling):
 
 
 def _processes(n_jobs: int | None) -> int | None:
-    """One where joblib would take threads, of which one at a time trains."""
+    """Return one where joblib would use threads, of which one at a time trains."""
     backend, _ = get_active_backend()
     return 1 if getattr(backend, "supports_sharedmem", False) else n_jobs
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
-    """Class probabilities averaged over networks that start from other weights.
+    """Class probabilities averaged over independently trained skorch nets.
 
-    The usual yardstick for uncertainty of networks, at several times the cost.
+    The networks differ in the seeds of initialisation and training. The usual baseline
+    for the uncertainty of networks, at several times the cost of `LaplaceClassifier`.
 
     Parameters
     ----------
     estimator : skorch net or None, default=None
-        The network; as many clones of it as ``n_estimators`` are trained, each from an
-        initialisation of its own. None makes a small network that suits tables.
-    likelihood : object or None, default=None
-        Of the targets given the outputs, where the criterion is none of those that are
-        known; see `sklaplace.likelihoods`. None takes that of the criterion.
+        The network, of which ``n_estimators`` clones are trained, each from its own
+        initialisation; a ``FrozenEstimator`` is not supported. None makes a small
+        network for tabular data.
     n_estimators : int, default=5
-        Number of networks; one is the plain network.
-    class_weight : dict, "balanced" or None, default=None
-        Weights of the classes, by label, which multiply ``sample_weight``:
-        ``"balanced"`` gives all classes the same in total.
-    dirichlet_approx : {"projection", "bridge", "bridge_norm", \
-            "bridge_norm_published"}, default="projection"
-        How the Gaussian of the drawn logits becomes a Dirichlet distribution.
-    batch_size : int or None, default=None
-        Rows per batch for prediction; None fits them into a fixed memory budget.
-        Results do not depend on it. The net has its own for training.
+        Number of networks; one is the network itself.
     n_jobs : int or None, default=None
-        Processes to train in, by joblib; the result does not depend on it.
-    random_state : int, RandomState or None, default=None
-        Seeds training, the rows held out and the draws. None differs every time.
-        The global generators are never touched.
-    verbose : int, default=0
-        Print one line after fitting if positive.
+        Number of processes for the training, by joblib; results do not depend on it.
+    likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
+        As for `LaplaceClassifier`.
 
     Attributes
     ----------
@@ -231,30 +218,26 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
         The trained networks.
     estimator_ : skorch net
         The first of them.
-    classes_ : ndarray of shape (K,)
-        Class labels; for a matrix of labels the numbers of its columns.
-    n_features_in_ : int
-        Number of features (of the second axis), for array input.
-    feature_names_in_ : ndarray of str
-        Column names, for data frames with string columns.
     n_iter_ : int
-        Epochs the network was trained for.
+        Largest number of epochs that a network was trained for.
+    classes_, n_features_in_, feature_names_in_
+        As for `LaplaceClassifier`.
 
     See Also
     --------
     LaplaceClassifier : A posterior around one network.
+    DeepEnsembleRegressor : For real-valued targets.
 
     Notes
     -----
     Costs ``n_estimators`` trainings, as many forward passes for each prediction, and
-    as many networks of memory. Variances are those between the networks, divided by
-    their number less one.
+    the memory of as many networks. Variances are those between the networks, divided by
+    their number less one. Adversarial training, a part of the paper, is left out.
 
     References
     ----------
     Lakshminarayanan, Pritzel and Blundell (2017), "Simple and scalable predictive
-    uncertainty estimation using deep ensembles". Adversarial training, a part of it, is
-    left out.
+    uncertainty estimation using deep ensembles".
 
     Examples
     --------
@@ -272,75 +255,53 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
-    """Predictions with bands from networks that start from other weights.
+    """Predictions with intervals from independently trained skorch nets.
 
-    The usual yardstick for uncertainty of networks, at several times the cost. With
-    `sklaplace.likelihoods.HeteroscedasticNLLLoss` networks learn the noise by input, as
-    in the paper.
+    The counterpart of `DeepEnsembleClassifier` for real-valued targets. With
+    `sklaplace.likelihoods.HeteroscedasticNLLLoss` the networks estimate the noise as a
+    function of the inputs, as in the paper.
 
     Parameters
     ----------
-    estimator : skorch net or None, default=None
-        The network; as many clones of it as ``n_estimators`` are trained, each from an
-        initialisation of its own. None makes a small network that suits tables.
-    likelihood : object or None, default=None
-        Of the targets given the outputs, where the criterion is none of those that are
-        known; see `sklaplace.likelihoods`. None takes that of the criterion.
-    n_estimators : int, default=5
-        Number of networks; one is the plain network.
     sigma_noise : float, array or "auto", default="auto"
-        Standard deviation of the observation noise, one for all outputs; only for nets
-        with ``MSELoss``, whose criterion leaves it open. An array has one for each
-        column of ``y``. ``"auto"`` takes the one under which held-out targets are most
-        probable: those of ``y_val``, else of the net's ``train_split``, else of
-        ``validation_fraction``, else, where rows are few or the net is frozen, the
-        training targets.
+        Standard deviation of the observation noise, in units of the targets: one for
+        all outputs, or an array with one for each column of ``y``. Only for nets with
+        ``MSELoss``, whose criterion does not determine it. ``"auto"`` maximises the
+        likelihood of held-out targets: those of ``y_val``, else of the net's
+        ``train_split``, else of ``validation_fraction``; without any, for fewer than
+        50 distinct samples, that of the training targets.
     validation_fraction : float, default=0.2
-        Share of rows to hold out for the noise, from a net that is trained here and
-        holds nothing out itself, if there are at least 50 distinct rows.
-    batch_size : int or None, default=None
-        Rows per batch for prediction; None fits them into a fixed memory budget.
-        Results do not depend on it. The net has its own for training.
-    n_jobs : int or None, default=None
-        Processes to train in, by joblib; the result does not depend on it.
-    random_state : int, RandomState or None, default=None
-        Seeds training, the rows held out and the draws. None differs every time.
-        The global generators are never touched.
-    verbose : int, default=0
-        Print one line after fitting if positive.
+        Fraction of the samples to hold out for the noise, if the net holds out none
+        itself and there are at least 50 distinct samples.
+    estimator, n_estimators, n_jobs
+        As for `DeepEnsembleClassifier`.
+    likelihood, batch_size, random_state, verbose
+        As for `LaplaceRegressor`.
 
     Attributes
     ----------
-    estimators_ : list of skorch nets
-        The trained networks.
-    estimator_ : skorch net
-        The first of them.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use; one where there is none.
-    sigma_scaling_ : ndarray of shape (n_outputs,)
-        Factors of standard deviations, one each unless `recalibrate` was called.
-    n_features_in_ : int
-        Number of features (of the second axis), for array input.
-    feature_names_in_ : ndarray of str
-        Column names, for data frames with string columns.
-    n_iter_ : int
-        Epochs the network was trained for.
+        Standard deviation of the observation noise in use; one for criteria without it.
+    estimators_, estimator_, n_iter_
+        As for `DeepEnsembleClassifier`.
+    sigma_scaling_, n_features_in_, feature_names_in_
+        As for `LaplaceRegressor`.
 
     See Also
     --------
     LaplaceRegressor : A posterior around one network.
+    DeepEnsembleClassifier : For class labels.
 
     Notes
     -----
     Costs ``n_estimators`` trainings, as many forward passes for each prediction, and
-    as many networks of memory. Variances are those between the networks, divided by
-    their number less one.
+    the memory of as many networks. Variances are those between the networks, divided by
+    their number less one. Adversarial training, a part of the paper, is left out.
 
     References
     ----------
     Lakshminarayanan, Pritzel and Blundell (2017), "Simple and scalable predictive
-    uncertainty estimation using deep ensembles". Adversarial training, a part of it, is
-    left out.
+    uncertainty estimation using deep ensembles".
 
     Examples
     --------

@@ -112,7 +112,7 @@ class PriorCallback(Callback, ABC):
 
 # ----------------------------------------------------------------------- gradients
 def criterion_scale(net: Any, spec: NetworkSpec, y: Tensor, n_rows: int) -> Tensor:
-    """Ratio of the criterion to the summed loss of the likelihood, over N samples, ().
+    """Return the ratio of the criterion to the summed loss over N samples, ().
 
     The criterion of a batch is ``u · Σ w · loss`` plus a constant. A batch of b
     samples estimates the sum over all N by a factor ``N / b``, so that the criterion
@@ -157,7 +157,7 @@ def criterion_scale(net: Any, spec: NetworkSpec, y: Tensor, n_rows: int) -> Tens
 
 
 def _module_outputs(spec: NetworkSpec, f: Tensor, y: Tensor) -> Tensor:
-    """Outputs (b, c) in the form and shape that the module returns."""
+    """Return outputs (b, c) in the form and shape that the module returns."""
     if spec.output_map != "identity" or spec.logit_layer is not None:
         f = f.softmax(-1) if f.shape[1] > 1 else f.sigmoid()
     is_like_targets = y.is_floating_point() and y.numel() == f.numel()
@@ -185,7 +185,7 @@ def add_to_gradients(layout: Layout, module: nn.Module, values: Tensor) -> None:
 
 # -------------------------------------------------------------------------- checks
 def _adapted(raw: Tensor, likelihood: Any) -> Any:
-    """Likelihood for as many outputs as the module returns."""
+    """Return the likelihood for as many outputs as the module returns."""
     if raw.ndim > 2:
         raise ValueError(
             f"The network gives maps, of shape {tuple(raw.shape[1:])} per row, which "
@@ -211,7 +211,7 @@ def _check_labels(net: Any, data: Any, spec: NetworkSpec) -> None:
 
 
 def _targets(dataset: Any) -> np.ndarray | None:
-    """Targets of a dataset or of a subset of one, if it has them as an array."""
+    """Return the targets of a dataset or of a subset, if they are an array."""
     if isinstance(dataset, Subset):
         y = _targets(dataset.dataset)
         return None if y is None else y[np.asarray(dataset.indices, dtype=int)]

@@ -36,7 +36,7 @@ NOTABLE_INCREASE = 0.02
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseVariational(BaseSampling):
-    """Parameters, training and outputs that both estimators share."""
+    """Parameters and fit of `VariationalClassifier` and `VariationalRegressor`."""
 
     posterior: str = "gaussian"
     prior: str = "gaussian"
@@ -59,7 +59,7 @@ class BaseVariational(BaseSampling):
         check_support(POSTERIORS[self.posterior], self._weight_prior())
 
     def _weight_prior(self) -> WeightPrior:
-        """Return the prior with its options."""
+        """Return the prior with its options; raises for those that are not valid."""
         check_option("prior", self.prior, PRIORS)
         kind, given = PRIORS[self.prior], self.prior_params
         names = {field.name for field in fields(kind)}
@@ -144,7 +144,7 @@ class BaseVariational(BaseSampling):
 
 @dataclass(frozen=True)
 class PointOutputs(OutputModel):
-    """Outputs of the network at its weights, as a single draw."""
+    """Outputs of the network at its own weights, as a single draw."""
 
     def draws(self, forward: Forward, x: Any) -> Tensor:
         """Return outputs (b, c, 1)."""
@@ -183,55 +183,43 @@ def _held_out_nll(outputs: BatchedOutputs, dataset: Any, sigma: Any) -> np.ndarr
 class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
     """Class probabilities from a skorch net whose weights are distributions.
 
-    Bayes by Backprop: the posterior is learned, not expanded around trained weights.
-    Prefer `LaplaceClassifier` for a network that is trained already; this one where the
-    distribution of the weights itself is of interest, or for comparison.
+    Bayes by Backprop: the distribution of each weight is learned by maximising the
+    evidence lower bound. Prefer `LaplaceClassifier` for a network that is trained
+    already; prefer this one where the distributions of the weights are of interest, or
+    as a baseline.
 
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
-        The network. A skorch net is cloned, and its module's initialisation is where
-        the distributions start; around a trained net, a
+        The network. A skorch net is cloned, and the medians of the distributions start
+        at the initialisation of its module; around a trained net, a
         ``sklearn.frozen.FrozenEstimator`` makes them start at its weights. None makes
-        a small network that suits tables.
-    likelihood : object or None, default=None
-        Of the targets given the outputs, where the criterion is none of those that are
-        known; see `sklaplace.likelihoods`. None takes that of the criterion.
+        a small network for tabular data.
     posterior : {"gaussian", "kumaraswamy", "quantile", "density"}, default="gaussian"
         Family of the distribution of each weight; all but the first are experimental.
     prior : {"gaussian", "scale_mixture", "uniform"}, default="gaussian"
-        Distribution of each weight before the data.
+        Prior distribution of each weight.
     prior_scale : float, default=1.0
-        Standard deviation of the prior, of its wide part for ``scale_mixture``.
+        Standard deviation of the prior; for ``scale_mixture`` of its wide component.
     prior_params : dict, default=None
-        Options of the prior. ``scale_mixture`` takes ``weight`` (0.5), the share of the
-        wide part, and ``narrow`` (exp(-6)), the standard deviation of the narrow one.
+        Options of the prior. ``scale_mixture`` takes ``weight`` (0.5), that of the wide
+        component, and ``narrow`` (exp(-6)), the standard deviation of the narrow one.
     kl_weight : float, default=0.1
-        Factor of the divergence from the prior. One is the Bayesian objective, which
-        underfits where rows are few for the weights; below one the posterior is
-        sharper than Bayes' rule says. ``elbo_`` is always that of one.
+        Factor of the KL divergence from the prior in the objective. One is the evidence
+        lower bound, which underfits where samples are few for the number of weights;
+        below one the posterior is a cold one, narrower than Bayes' rule gives.
+        ``elbo_`` always has the factor one.
     kl_schedule : {"uniform", "blundell"}, default="uniform"
-        How the divergence is shared among the batches of an epoch: equally, or half of
-        it with the first, a quarter with the second, and so on.
+        How the divergence is distributed over the batches of an epoch: equally, or half
+        of it on the first, a quarter on the second, and so on.
     bound : float, default=3.0
         Largest magnitude of weights under ``posterior="kumaraswamy"`` and
         ``prior="uniform"``.
-    class_weight : dict, "balanced" or None, default=None
-        Weights of the classes, by label, which multiply ``sample_weight``:
-        ``"balanced"`` gives all classes the same in total.
-    dirichlet_approx : {"projection", "bridge", "bridge_norm", \
-            "bridge_norm_published"}, default="projection"
-        How the Gaussian of the drawn logits becomes a Dirichlet distribution.
     n_samples : int, default=100
-        Draws of the weights that predictions are averaged over; the same in each call.
-    batch_size : int or None, default=None
-        Rows per batch for prediction; None fits them into a fixed memory budget.
-        Results do not depend on it. The net has its own for training.
-    random_state : int, RandomState or None, default=None
-        Seeds initialisation, training and draws. None differs every time. The global
-        generators are never touched.
-    verbose : int, default=0
-        Print one line after fitting if positive.
+        Number of draws of the weights that predictions are averaged over; the same ones
+        in each call.
+    likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
+        As for `LaplaceClassifier`.
 
     Attributes
     ----------
@@ -241,45 +229,43 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
     posterior_ : VariationalPosterior
         The distributions.
     elbo_ : float
-        Evidence lower bound of the training rows in nats, the divergence with weight
-        one: averaged over up to 20 draws.
+        Evidence lower bound of the training samples, in nats, averaged over up to 20
+        draws.
     kl_ : float
-        The divergence from the prior, in nats: exact for ``"gaussian"`` and
+        KL divergence from the prior, in nats: exact for ``"gaussian"`` and
         ``"kumaraswamy"`` under priors other than the mixture, else by the same draws.
-    classes_ : ndarray of shape (K,)
-        Class labels; for a matrix of labels the numbers of its columns.
-    n_features_in_ : int
-        Number of features (of the second axis), for array input.
-    feature_names_in_ : ndarray of str
-        Column names, for data frames with string columns.
-    n_iter_ : int
-        Epochs the network was trained for.
+    classes_, n_features_in_, feature_names_in_, n_iter_
+        As for `LaplaceClassifier`.
 
     See Also
     --------
-    VariationalRegressor : The same for numbers.
+    VariationalRegressor : For real-valued targets.
     LaplaceClassifier : A posterior around trained weights.
 
     Notes
     -----
     Every parameter that requires gradients has a distribution, independent of all
-    others; others, and buffers, are not random. skorch's training loop runs as it is,
-    with its callbacks, validation and device; ``train_loss`` in the history is the
-    objective in nats per row, ``valid_loss`` the loss at the medians. Losses are those
-    of the likelihood that belongs to the criterion.
+    others; other parameters, and buffers, are not random. skorch's training loop runs
+    unchanged, with its callbacks, validation and device; ``train_loss`` in the history
+    is the objective in nats per sample, ``valid_loss`` the loss at the medians. Losses
+    are those of the likelihood that belongs to the criterion.
 
-    A step of training takes as long as that of the network, and up to several times as
-    long where weights are many for the work on a batch; and distributions need more
-    epochs until they stand still. Prediction takes ``n_samples`` forward passes. A
-    Laplace approximation trains and predicts faster, around a network that is there
-    already; the guide's comparison says who wins where.
+    A training step takes as long as that of the network, and up to several times as
+    long where the weights are many for the work on a batch; the distributions need
+    more epochs to converge than weights do. Prediction takes ``n_samples`` forward
+    passes, and memory for as many copies of the weights. A Laplace approximation trains
+    and predicts faster, around a network that is trained already; the user guide
+    compares both.
+
+    Around a frozen net, ``fit`` warns if the posterior predicts held-out samples (those
+    of ``X_val``, else of the net's ``train_split``) worse than that net.
 
     References
     ----------
     Blundell, Cornebise, Kavukcuoglu and Wierstra (2015), "Weight uncertainty in neural
     networks". Graves (2011), "Practical variational inference for neural networks".
     Wenzel et al. (2020), "How good is the Bayes posterior in deep neural networks
-    really?", on weights of the divergence below one.
+    really?", on factors of the divergence below one.
 
     Examples
     --------
@@ -299,110 +285,70 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
-    """Predictions with bands from a skorch net whose weights are distributions.
+    """Predictions with intervals from a skorch net whose weights are distributions.
 
-    Bayes by Backprop: the posterior is learned, and the noise found on the way. Prefer
-    `LaplaceRegressor` for a network that is trained already.
+    The counterpart of `VariationalClassifier` for real-valued targets, which estimates
+    the observation noise during training. Prefer `LaplaceRegressor` for a network that
+    is trained already.
 
     Parameters
     ----------
-    estimator : skorch net, FrozenEstimator or None, default=None
-        The network. A skorch net is cloned, and its module's initialisation is where
-        the distributions start; around a trained net, a
-        ``sklearn.frozen.FrozenEstimator`` makes them start at its weights. None makes
-        a small network that suits tables.
-    likelihood : object or None, default=None
-        Of the targets given the outputs, where the criterion is none of those that are
-        known; see `sklaplace.likelihoods`. None takes that of the criterion.
-    posterior : {"gaussian", "kumaraswamy", "quantile", "density"}, default="gaussian"
-        Family of the distribution of each weight; all but the first are experimental.
-    prior : {"gaussian", "scale_mixture", "uniform"}, default="gaussian"
-        Distribution of each weight before the data.
-    prior_scale : float, default=1.0
-        Standard deviation of the prior, of its wide part for ``scale_mixture``.
-    prior_params : dict, default=None
-        Options of the prior. ``scale_mixture`` takes ``weight`` (0.5), the share of the
-        wide part, and ``narrow`` (exp(-6)), the standard deviation of the narrow one.
-    kl_weight : float, default=0.1
-        Factor of the divergence from the prior. One is the Bayesian objective, which
-        underfits where rows are few for the weights; below one the posterior is
-        sharper than Bayes' rule says. ``elbo_`` is always that of one.
-    kl_schedule : {"uniform", "blundell"}, default="uniform"
-        How the divergence is shared among the batches of an epoch: equally, or half of
-        it with the first, a quarter with the second, and so on.
-    bound : float, default=3.0
-        Largest magnitude of weights under ``posterior="kumaraswamy"`` and
-        ``prior="uniform"``.
     sigma_noise : float, array or {"auto", "learned"}, default="auto"
-        Standard deviation of the observation noise, one for all outputs; only for nets
-        with ``MSELoss``, whose criterion leaves it open. An array has one for each
-        column of ``y``. ``"learned"`` is the one that maximises the objective,
-        ``"auto"`` is that of held-out rows, in training and afterwards: of ``X_val``,
-        else of the net's ``train_split``, else of ``validation_fraction``; and
-        ``"learned"`` without such rows.
+        Standard deviation of the observation noise, in units of the targets: one for
+        all outputs, or an array with one for each column of ``y``. Only for nets with
+        ``MSELoss``, whose criterion does not determine it. ``"learned"`` maximises the
+        objective; ``"auto"`` is estimated from held-out samples, during training and
+        afterwards: those of ``X_val``, else of the net's ``train_split``, else of
+        ``validation_fraction``; without any it is ``"learned"``.
     validation_fraction : float, default=0.2
-        Share of rows to hold out for the noise, from a net that starts anew and holds
-        nothing out itself, if there are at least 50 distinct rows.
-    n_samples : int, default=100
-        Draws of the weights that predictions are averaged over; the same in each call.
-    batch_size : int or None, default=None
-        Rows per batch for prediction; None fits them into a fixed memory budget.
-        Results do not depend on it. The net has its own for training.
-    random_state : int, RandomState or None, default=None
-        Seeds initialisation, training and draws. None differs every time. The global
-        generators are never touched.
-    verbose : int, default=0
-        Print one line after fitting if positive.
+        Fraction of the samples to hold out for the noise, if the net is not frozen,
+        holds out none itself, and there are at least 50 distinct samples.
+    estimator, posterior, prior, prior_scale, prior_params, kl_weight, kl_schedule, \
+            bound, n_samples
+        As for `VariationalClassifier`; ``n_samples`` is two or more.
+    likelihood, batch_size, random_state, verbose
+        As for `LaplaceRegressor`.
 
     Attributes
     ----------
-    estimator_ : skorch net
-        The net, its weights at the medians of their distributions. Its history has
-        ``kl`` and ``elbo`` of each epoch.
-    posterior_ : VariationalPosterior
-        The distributions.
     elbo_ : float
-        Evidence lower bound of the training rows in nats, the divergence with weight
-        one: averaged over up to 20 draws, under the noise found in training.
-    kl_ : float
-        The divergence from the prior, in nats: exact for ``"gaussian"`` and
-        ``"kumaraswamy"`` under priors other than the mixture, else by the same draws.
+        As for `VariationalClassifier`, under the noise that was used in training.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use; one where there is none.
-    sigma_scaling_ : ndarray of shape (n_outputs,)
-        Factors of standard deviations, one each unless `recalibrate` was called.
-    n_features_in_ : int
-        Number of features (of the second axis), for array input.
-    feature_names_in_ : ndarray of str
-        Column names, for data frames with string columns.
-    n_iter_ : int
-        Epochs the network was trained for.
+        Standard deviation of the observation noise in use; one for criteria without it.
+    estimator_, posterior_, kl_
+        As for `VariationalClassifier`.
+    sigma_scaling_, n_features_in_, feature_names_in_, n_iter_
+        As for `LaplaceRegressor`.
 
     See Also
     --------
-    VariationalClassifier : The same for classes.
+    VariationalClassifier : For class labels.
     LaplaceRegressor : A posterior around trained weights.
 
     Notes
     -----
     Every parameter that requires gradients has a distribution, independent of all
-    others; others, and buffers, are not random. skorch's training loop runs as it is,
-    with its callbacks, validation and device; ``train_loss`` in the history is the
-    objective in nats per row, ``valid_loss`` the loss at the medians. Losses are those
-    of the likelihood that belongs to the criterion.
+    others; other parameters, and buffers, are not random. skorch's training loop runs
+    unchanged, with its callbacks, validation and device; ``train_loss`` in the history
+    is the objective in nats per sample, ``valid_loss`` the loss at the medians. Losses
+    are those of the likelihood that belongs to the criterion.
 
-    A step of training takes as long as that of the network, and up to several times as
-    long where weights are many for the work on a batch; and distributions need more
-    epochs until they stand still. Prediction takes ``n_samples`` forward passes. A
-    Laplace approximation trains and predicts faster, around a network that is there
-    already; the guide's comparison says who wins where.
+    A training step takes as long as that of the network, and up to several times as
+    long where the weights are many for the work on a batch; the distributions need
+    more epochs to converge than weights do. Prediction takes ``n_samples`` forward
+    passes, and memory for as many copies of the weights. A Laplace approximation trains
+    and predicts faster, around a network that is trained already; the user guide
+    compares both.
+
+    Around a frozen net, ``fit`` warns if the posterior predicts held-out samples (those
+    of ``X_val``, else of the net's ``train_split``) worse than that net.
 
     References
     ----------
     Blundell, Cornebise, Kavukcuoglu and Wierstra (2015), "Weight uncertainty in neural
     networks". Graves (2011), "Practical variational inference for neural networks".
     Wenzel et al. (2020), "How good is the Bayes posterior in deep neural networks
-    really?", on weights of the divergence below one.
+    really?", on factors of the divergence below one.
 
     Examples
     --------

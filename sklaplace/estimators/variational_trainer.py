@@ -96,7 +96,7 @@ class VariationalTrainer(Trainer):
 
 
 def _check_net(net: Any, *, has_likelihood: bool) -> None:
-    """Refuse nets whose training would not be what they say."""
+    """Raise for nets with settings that Bayes by Backprop would not follow."""
     kind = type(net)
     owner = next(base for base in kind.__mro__ if "get_loss" in vars(base))
     if not (has_likelihood or owner.__module__.startswith("skorch.")):
@@ -127,7 +127,7 @@ def _check_net(net: Any, *, has_likelihood: bool) -> None:
 
 
 def _check_optimizer(net: Any) -> None:
-    """Refuse steps by losses of other draws, and a second prior."""
+    """Raise for line searches, whose losses have other draws, and weight decay."""
     for group in net.optimizer_.param_groups:
         if group.get("line_search_fn"):
             raise ValueError(
