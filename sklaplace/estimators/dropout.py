@@ -6,7 +6,7 @@ zero), and neither batches nor the order of samples matter.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,12 +59,12 @@ DROPOUTS: dict[type[nn.Module], tuple[bool, Mask]] = {
 
 def dropout_layers(module: nn.Module) -> list[Any]:
     """Return the layers that drop units with positive probability."""
-    found: list[Any] = [m for m in module.modules() if isinstance(m, tuple(DROPOUTS))]
-    return [layer for layer in found if layer.p > 0]
+    modules: Any = module.modules()
+    return [m for m in modules if isinstance(m, tuple(DROPOUTS)) and m.p > 0]
 
 
 @contextmanager
-def left_out(module: nn.Module, generator: torch.Generator) -> Iterator[None]:
+def drawn_mask(module: nn.Module, generator: torch.Generator) -> Iterator[None]:
     """Drop the same units of all samples, in a network in evaluation mode."""
 
     def drop(layer: Any, _inputs: Any, x: Tensor) -> Tensor:
@@ -74,12 +74,10 @@ def left_out(module: nn.Module, generator: torch.Generator) -> Iterator[None]:
         kept = torch.rand(shape, generator=generator) >= layer.p
         return mask(x, kept.to(x), layer.p)
 
-    handles = [layer.register_forward_hook(drop) for layer in dropout_layers(module)]
-    try:
+    with ExitStack() as hooks:
+        for layer in dropout_layers(module):
+            hooks.enter_context(layer.register_forward_hook(drop))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def mc_dropout_outputs(forward: Forward, x: Any, seeds: list[int]) -> Tensor:
@@ -88,7 +86,7 @@ def mc_dropout_outputs(forward: Forward, x: Any, seeds: list[int]) -> Tensor:
     with torch.no_grad():
         for seed in seeds:
             generator = torch.Generator().manual_seed(seed)
-            with left_out(forward.module, generator):
+            with drawn_mask(forward.module, generator):
                 found.append(forward(x).double())
     return torch.stack(found, -1)
 
