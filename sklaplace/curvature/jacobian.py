@@ -339,9 +339,7 @@ def _by_position(layer: nn.Module, g: Tensor) -> Tensor:
 
 
 def _block(
-    spec: BlockSpec,
-    factors: dict[str, tuple[Inputs, Tensor]],
-    dense: dict[str, Tensor],
+    spec: BlockSpec, factors: dict[str, tuple[Inputs, Tensor]], dense: dict[str, Tensor]
 ) -> Block:
     """Rows of the selected entries of one parameter tensor."""
     if spec.layer is None:
