@@ -49,7 +49,7 @@ def linearised_mean(
 
 
 @dataclass
-class LinearisedOutputs:
+class Linearisation:
     """Outputs of one batch, linearised at the network's weights.
 
     Attributes
@@ -70,10 +70,10 @@ class LinearisedOutputs:
         """Mean (b, k) and covariance (b, k, k), or variances (b, k)."""
         mean = linearised_mean(posterior, self.f, self.jacobian)
         if diagonal:
-            return mean, posterior.functional_variance(self.jacobian)
+            return mean, posterior.precision.functional_variance(self.jacobian)
         if posterior.likelihood.n_blocks > 1:
             return self.projected(posterior, diagonal=False)
-        return mean, posterior.functional_covariance(self.jacobian)
+        return mean, posterior.precision.functional_covariance(self.jacobian)
 
     def projected(
         self, posterior: GaussianPosterior, *, diagonal: bool
@@ -95,21 +95,20 @@ def linearise(
     layout: Layout,
     *,
     diagonal: bool,
-    cotangents: Centring | None = None,
-) -> Iterator[LinearisedOutputs]:
+    centring: Centring | None,
+) -> Iterator[Linearisation]:
     """Linearised outputs of a batch; in several parts if ``diagonal`` and c is large.
 
-    ``cotangents`` subtracts means over outputs.
+    ``centring`` subtracts means over outputs.
     """
-    parts = backpropagate_in_parts(forward, x, layout, cotangents)
+    parts = backpropagate_in_parts(forward, x, layout, centring)
     if not diagonal:
         parts = iter([joined(list(parts))])
     for f, jacobian in parts:
-        outputs = f if cotangents is None else cotangents.centred(f)
+        outputs = f if centring is None else centring.centred(f)
         first = jacobian.first_column
-        yield LinearisedOutputs(
-            outputs[:, first : first + jacobian.n_columns], jacobian
-        )
+        columns = slice(first, first + jacobian.n_columns)
+        yield Linearisation(outputs[:, columns], jacobian)
 
 
 def glm(
@@ -144,8 +143,8 @@ def glm(
     c columns down to the selected weights.
     """
     layout = posterior.layout
-    cotangents = Centring(posterior.likelihood.n_blocks) if centred else None
-    parts = linearise(forward, x, layout, diagonal=diagonal, cotangents=cotangents)
+    centring = Centring(posterior.likelihood.n_blocks) if centred else None
+    parts = linearise(forward, x, layout, diagonal=diagonal, centring=centring)
     return side_by_side(part.gaussian(posterior, diagonal=diagonal) for part in parts)
 
 
@@ -192,10 +191,8 @@ def network_draws(
         given = {name: value.to(own[name]) for name, value in values.items()}
         return call_with(forward, given, x).double()
 
-    size = weights.shape[1] + ACTIVATIONS_PER_INPUT * sum(
-        leaf.numel() for leaf in leaves(x)
-    )
-    at_once = CACHE // 8 // size
+    n_inputs = sum(leaf.numel() for leaf in leaves(x))
+    at_once = CACHE // 8 // (weights.shape[1] + ACTIVATIONS_PER_INPUT * n_inputs)
     with torch.no_grad():
         if at_once > 1 and forward.takes_many:
             draws = _vectorised(outputs, forward, weights.split(at_once))
@@ -272,25 +269,3 @@ def in_graph(
     jacobian = layout.flatten(rows[block.name] for block in layout.blocks).double()
     mean = f.double() + jacobian @ (posterior.mean - posterior.weights)
     return mean, posterior.precision.covariance_of_rows(jacobian)
-
-
-@dataclass(frozen=True)
-class Predictive:
-    """Map from a posterior over weights to one over outputs.
-
-    Attributes
-    ----------
-    draws : callable
-        ``(posterior, forward, x, weights (s, P)) -> outputs (b, c, s)``, float64.
-    gaussian : callable or None
-        As `glm`, if outputs are Gaussian; None: moments are estimated from draws.
-    """
-
-    draws: Callable[[GaussianPosterior, Forward, Any, Tensor], Tensor]
-    gaussian: Callable[..., tuple[Tensor, Tensor]] | None = None
-
-
-PREDICTIVES: dict[str, Predictive] = {
-    "glm": Predictive(linearised_draws, glm),
-    "nn": Predictive(network_draws),
-}

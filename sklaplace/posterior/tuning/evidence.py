@@ -8,7 +8,7 @@ interpolation", section 4).
 
 import math
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -45,7 +45,7 @@ def maximise_evidence(problem: TuningProblem) -> GaussianPosterior:
 
     The latter if ``refine`` is False, or "auto" without a linear model.
     """
-    structure = problem.posterior.structure
+    structure, refine = problem.posterior.structure, problem.refine
     if structure.evidence_is_biased_up:
         warnings.warn(
             f"hessian_structure={structure.kind!r} leaves out what its points cannot "
@@ -55,17 +55,14 @@ def maximise_evidence(problem: TuningProblem) -> GaussianPosterior:
             UserWarning,
             stacklevel=2,
         )
-    has_model = problem.linear_model is not None
-    if problem.refine is True or (problem.refine == "auto" and has_model):
+    if refine is True or (refine == "auto" and problem.linear_model is not None):
         return marglik_refitted(problem)
-    return marglik(
-        problem.posterior, free_prior=problem.free_prior, free_noise=problem.free_noise
-    )
+    return marglik(problem.posterior, problem.free_prior, problem.free_noise)
 
 
 # ------------------------------------------------------ at the network's weights
 def marglik(
-    posterior: GaussianPosterior, *, free_prior: bool = True, free_noise: bool = True
+    posterior: GaussianPosterior, free_prior: bool = True, free_noise: bool = True
 ) -> GaussianPosterior:
     """Maximise the evidence at the posterior's mean (empirical Bayes).
 
@@ -110,6 +107,7 @@ def marglik(
     return objective.at(best)
 
 
+@dataclass(frozen=True)
 class NegativeEvidence:
     """Negative log evidence as a function of the logarithms of free hyperparameters.
 
@@ -117,11 +115,9 @@ class NegativeEvidence:
     the data set, so that their bounds do not depend on the unit of the targets.
     """
 
-    def __init__(
-        self, posterior: GaussianPosterior, free_prior: bool, free_noise: bool
-    ) -> None:
-        self.posterior = posterior
-        self.free_prior, self.free_noise = free_prior, free_noise
+    posterior: GaussianPosterior
+    free_prior: bool
+    free_noise: bool
 
     @cached_property
     def _typical(self) -> Tensor:
@@ -157,9 +153,8 @@ class NegativeEvidence:
         if not self.free_prior:
             return posterior
         half = _group_sum(posterior, torch.full_like(posterior.mean, 0.5))
-        typical = _typical_precision(posterior)
-        guess = half / _group_scatter(posterior)
-        guess = torch.clamp(guess, typical * math.exp(-10), typical * math.exp(10))
+        low, high = (_typical_precision(posterior) * math.exp(k) for k in (-10, 10))
+        guess = torch.clamp(half / _group_scatter(posterior), low, high)
         return posterior.replace(prior_precision=guess)
 
     def derivatives(self, v: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
@@ -197,12 +192,10 @@ class NegativeEvidence:
             [(sum_uw + scatter) / 2, order * sum_uw],
             [order * sum_uw, 4 * loss + 2 * order**2 * sum_uw],
         ]
-        free = [i for i, f in enumerate((self.free_prior, self.free_noise)) if f]
-        return (
-            float(value),
-            np.array([float(gradient[i]) for i in free]),
-            np.array([[float(hessian[i][j]) for j in free] for i in free]),
-        )
+        free = [self.free_prior, self.free_noise]
+        slopes = torch.stack(gradient).cpu().numpy()[free]
+        rows = torch.stack([torch.stack(row) for row in hessian]).cpu().numpy()
+        return float(value), slopes, rows[np.ix_(free, free)]
 
 
 def _typical_precision(posterior: GaussianPosterior) -> Tensor:
@@ -244,13 +237,10 @@ def _newton_step(
     gradient: np.ndarray, hessian: np.ndarray, at_bound: np.ndarray
 ) -> np.ndarray:
     """Descent step of length at most three in any logarithm, zero at bounds."""
-    inside = ~at_bound
-    values, vectors = np.linalg.eigh(hessian * np.outer(inside, inside))
-    sizes = np.abs(values)
-    floor = 1e-8 * max(sizes.max(), 1e-300)
-    step: np.ndarray = -vectors @ ((vectors.T @ gradient) / sizes.clip(floor))
-    step *= 3 / max(3, np.abs(step).max())
-    return step
+    values, vectors = np.linalg.eigh(hessian * np.outer(~at_bound, ~at_bound))
+    sizes = np.abs(values).clip(1e-8 * max(np.abs(values).max(), 1e-300))
+    step = -vectors @ ((vectors.T @ gradient) / sizes)
+    return step * (3 / max(3, np.abs(step).max()))
 
 
 def _lbfgs(objective: NegativeEvidence, v: np.ndarray) -> tuple[np.ndarray, bool]:
@@ -263,14 +253,9 @@ def _lbfgs(objective: NegativeEvidence, v: np.ndarray) -> tuple[np.ndarray, bool
             (gradient,) = grad(value, point)
         return float(value.detach()), gradient.numpy()
 
-    result = minimize(
-        evaluate,
-        v,
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(-LOG_BOUND, LOG_BOUND)] * len(v),
-        options={"maxiter": 1000, "maxfun": 2000, "ftol": 1e-13, "gtol": 1e-6},
-    )
+    options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-13, "gtol": 1e-6}
+    bounds = [(-LOG_BOUND, LOG_BOUND)] * len(v)
+    result = minimize(evaluate, v, jac=True, bounds=bounds, options=options)
     return result.x, result.status == 0
 
 

@@ -74,14 +74,11 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
     refitted model: then the network's weights are kept.
     """
     path = _path(problem)
-    if problem.refine is True:
-        chosen = _best_refitted(problem, path)
-    else:
-        chosen = _best_kept(problem, path)
-        if problem.refine == "auto" and _may_refit(problem):
-            refitted = _best_refitted(problem, path)
-            if refitted.score < chosen.score - MARGIN:
-                chosen = refitted
+    search = _best_refitted if problem.refine is True else _best_kept
+    chosen = search(problem, path)
+    if problem.refine == "auto" and _may_refit(problem):
+        refitted = _best_refitted(problem, path)
+        chosen = refitted if refitted.score < chosen.score - MARGIN else chosen
     if not math.isfinite(chosen.score):
         raise ValueError(
             "No prior precision gives a finite score on the held-out rows: the "
@@ -111,11 +108,9 @@ def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
     distribution of a new value has ``ν/(ν - 2)`` times that, ν = n - 3: ``n/(n - 5)``
     in all.
     """
-    widening = math.sqrt(n / max(n - 5, 1.0))
+    sigma = posterior.hyperparameters.sigma_noise * math.sqrt(n / max(n - 5, 1.0))
+    wider = posterior.replace(sigma_noise=clamped(sigma))
     ratio = posterior.prior_precision / posterior.scale
-    wider = posterior.replace(
-        sigma_noise=clamped(posterior.hyperparameters.sigma_noise * widening)
-    )
     return wider.replace(prior_precision=ratio * wider.scale)
 
 
@@ -149,9 +144,8 @@ def _noise_path(problem: TuningProblem) -> list[Tensor]:
         return (mean - batch.targets) ** 2
 
     residual = max(_held_out_mean(problem, squares), SMALLEST) ** 0.5
-    order = posterior.curvature_order
-    scales = [1 / level ** (2 * order) for level in residual * NOISE_PATH]
-    return [h.prior_precision * h.temperature / scale for scale in scales]
+    powers = (residual * NOISE_PATH) ** (2 * posterior.curvature_order)
+    return [h.prior_precision * h.temperature * power for power in powers]
 
 
 def _held_out_mean(
@@ -234,15 +228,19 @@ def _best_index(candidates: dict[int, _Candidate]) -> int:
 # ---------------------------------------------------------------------- the score
 def _scored(problem: TuningProblem, path: list[Tensor]) -> list[_Candidate]:
     """A candidate per ratio, all with the same weights: one pass over the data."""
-    scorers = [_Scorer(problem, ratio) for ratio in path]
+    posterior = problem.posterior
+    n_blocks = 1 if problem.diagonal else posterior.likelihood.n_blocks
+    scores: list[list[tuple[Tensor, ...]]] = [[] for _ in path]
     for batch in problem.held_out():
-        mean = linearised_mean(problem.posterior, batch.f, batch.jacobian)
-        n_blocks = 1 if problem.diagonal else problem.posterior.likelihood.n_blocks
-        projection = projected(problem.posterior.structure, batch.jacobian, n_blocks)
-        for scorer in scorers:
-            covariance = problem.output_covariance(projection, scorer.ratio)
-            scorer.add(mean, covariance, batch)
-    return [scorer.candidate() for scorer in scorers]
+        mean = linearised_mean(posterior, batch.f, batch.jacobian)
+        projection = projected(posterior.structure, batch.jacobian, n_blocks)
+        for ratio, parts in zip(path, scores, strict=True):
+            u = problem.output_covariance(projection, ratio)
+            parts.append((batch.weights.double(), *_losses(problem, mean, u, batch)))
+    return [
+        _candidate(problem, ratio, *map(torch.cat, zip(*parts, strict=True)))
+        for ratio, parts in zip(path, scores, strict=True)
+    ]
 
 
 def _implied_variance(posterior: GaussianPosterior, ratio: Tensor) -> Tensor:
@@ -252,61 +250,49 @@ def _implied_variance(posterior: GaussianPosterior, ratio: Tensor) -> Tensor:
     return inverse_scale ** (1 / posterior.curvature_order)
 
 
-class _Scorer:
-    """Score of one ratio ``ρ = δ/scale`` on held-out data, batch by batch.
+def _losses(
+    problem: TuningProblem, mean: Tensor, u: Tensor, batch: LinearisedBatch
+) -> tuple[Tensor, ...]:
+    """Losses (b,) of a batch, or squared residuals (b, c) and variances (b, c).
 
-    With ``u = J (H + ρ)⁻¹ Jᵀ`` the functional covariance is ``u/scale``. For
-    Gaussian noise ``scale = 1/(σ²T)``, so that the predictive variance
+    With ``u = J (H + ρ)⁻¹ Jᵀ``, ``ρ = δ/scale``, the functional covariance is
+    ``u/scale``. For Gaussian noise ``scale = 1/(σ²T)``, so that the predictive variance
     ``σ²(1 + T u)`` is proportional to σ², whose best value has a closed form. For a
     curvature of order two it is ``σ²(1 + T σ² u)``, and a search finds σ².
     """
+    posterior = problem.posterior
+    if problem.log_density is not None:
+        targets = batch.targets.double()
+        return (-problem.log_density(mean, u / posterior.scale, targets),)
+    if problem.log_proba is not None:
+        log_proba = problem.log_proba(mean, u / posterior.scale)
+        likelihood = cast(ClassificationLikelihood, posterior.likelihood)
+        return (likelihood.log_loss(log_proba, batch.targets),)
+    return (mean - batch.targets) ** 2, posterior.hyperparameters.temperature * u
 
-    def __init__(self, problem: TuningProblem, ratio: Tensor) -> None:
-        self.problem, self.ratio = problem, ratio
-        self._losses: list[Tensor] = []
-        self._weights: list[Tensor] = []
-        self._variances: list[Tensor] = []
 
-    def add(self, mean: Tensor, u: Tensor, batch: LinearisedBatch) -> None:
-        """Add one batch with its predictive mean and covariance ``u``."""
-        problem, posterior = self.problem, self.problem.posterior
-        if problem.log_density is not None:
-            targets = batch.targets.double()
-            loss = -problem.log_density(mean, u / posterior.scale, targets)
-        elif problem.log_proba is not None:
-            log_proba = problem.log_proba(mean, u / posterior.scale)
-            likelihood = cast(ClassificationLikelihood, posterior.likelihood)
-            loss = likelihood.log_loss(log_proba, batch.targets)
+def _candidate(
+    problem: TuningProblem, ratio: Tensor, weights: Tensor, *losses: Tensor
+) -> _Candidate:
+    """The posterior at a ratio ``ρ = δ/scale``, with its score on held-out data."""
+    posterior, n_rows = problem.posterior, float(weights.sum())
+    weights = weights / n_rows
+    if posterior.likelihood.has_noise:
+        nll = _GaussianNLL(posterior, weights, *losses)
+        if not problem.free_noise:
+            variance = posterior.hyperparameters.sigma_noise**2
+        elif not problem.free_prior:
+            variance = _implied_variance(posterior, ratio)
         else:
-            loss = (mean - batch.targets) ** 2
-            self._variances.append(posterior.hyperparameters.temperature * u)
-        self._losses.append(loss)
-        self._weights.append(batch.weights.double())
-
-    def candidate(self) -> _Candidate:
-        """The posterior at this point of the path, with its score."""
-        problem, posterior = self.problem, self.problem.posterior
-        losses, weights = torch.cat(self._losses), torch.cat(self._weights)
-        n_rows = float(weights.sum())
-        weights = weights / n_rows
-        if posterior.likelihood.has_noise:
-            nll = _GaussianNLL(posterior, losses, torch.cat(self._variances), weights)
-            if not problem.free_noise:
-                variance = posterior.hyperparameters.sigma_noise**2
-            elif not problem.free_prior:
-                variance = _implied_variance(posterior, self.ratio)
-            else:
-                variance = nll.best_variance()
-            score = float(nll(variance)) * n_rows
-            posterior = posterior.replace(sigma_noise=clamped(variance.sqrt()))
-        else:
-            score = float(weights @ losses) * n_rows
-        if problem.free_prior or not posterior.likelihood.has_noise:
-            ratio = self.ratio * posterior.scale
-            posterior = posterior.replace(prior_precision=ratio)
-        n_targets = n_rows * posterior.likelihood.n_targets(losses.shape[-1])
-        score = score if math.isfinite(score) else math.inf
-        return _Candidate(posterior, score, n_targets)
+            variance = nll.best_variance()
+        score = float(nll(variance)) * n_rows
+        posterior = posterior.replace(sigma_noise=clamped(variance.sqrt()))
+    else:
+        score = float(weights @ losses[0]) * n_rows
+    if problem.free_prior or not posterior.likelihood.has_noise:
+        posterior = posterior.replace(prior_precision=ratio * posterior.scale)
+    n_targets = n_rows * posterior.likelihood.n_targets(losses[0].shape[-1])
+    return _Candidate(posterior, score if math.isfinite(score) else math.inf, n_targets)
 
 
 @dataclass(frozen=True)
@@ -317,18 +303,18 @@ class _GaussianNLL:
     ----------
     posterior : GaussianPosterior
         Its likelihood and order of the curvature are used.
+    weights : Tensor of shape (n,)
+        Sample weights that sum to one.
     squares : Tensor of shape (n, c)
         Squared residuals.
     variances : Tensor of shape (n, c)
         Variances of the outputs in units of ``σ^(2·order)``.
-    weights : Tensor of shape (n,)
-        Sample weights that sum to one.
     """
 
     posterior: GaussianPosterior
+    weights: Tensor
     squares: Tensor
     variances: Tensor
-    weights: Tensor
 
     def __call__(self, variance: Tensor) -> Tensor:
         """Score at σ², ()."""
