@@ -108,10 +108,8 @@ class WeightPosterior(nn.Module, ABC):
         check_count("n", n)
         like = next(self.parameters())
         device = like.device if generator is None else generator.device
-        noise = self._noise(
-            (n, self.n_weights), generator=generator, dtype=like.dtype, device=device
-        )
-        return noise.to(like.device)
+        options = {"generator": generator, "dtype": like.dtype, "device": device}
+        return self._noise((n, self.n_weights), **options).to(like.device)
 
     @abstractmethod
     def transform(self, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -216,13 +214,9 @@ def _check_start(location: Tensor, scale: Tensor) -> None:
     """Refuse initial locations and scales that are not finite, (P,) and positive."""
     for name, values in (("location", location), ("scale", scale)):
         if not values.is_floating_point():
-            raise TypeError(
-                f"{name} is of dtype {values.dtype}. Pass a floating-point tensor."
-            )
+            raise TypeError(f"{name} is of dtype {values.dtype}. Pass a float tensor.")
         if not values.isfinite().all():
-            raise ValueError(
-                f"{name} has numbers that are not finite. Pass finite ones."
-            )
+            raise ValueError(f"{name} has numbers that are not finite. Pass others.")
     if location.ndim != 1 or location.shape != scale.shape or not len(location):
         raise ValueError(
             f"location has shape {tuple(location.shape)} and scale "

@@ -107,20 +107,21 @@ class Density(LocationScale):
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         mass, first, second = self.weights @ (self._nodes() + _FLOOR)
-        mean = first / mass
-        return mean, second / mass - mean.square()
+        return first / mass, second / mass - (first / mass).square()
 
 
 def _integrals_of_hats(nodes: Tensor) -> Tensor:
-    """Integrals of the hat functions times 1, ``z`` and ``z²``, (3, G)."""
-    one = torch.ones_like(nodes)
-    weights = torch.stack([one, nodes, nodes.square() + _STEP**2 / 6]) * _STEP
-    # half a hat next to an edge: ∫ t (1 − t/Δ) = Δ²/6, ∫ t² (1 − t/Δ) = Δ³/12
-    first = EDGE - _STEP / 3
-    second = EDGE**2 - 2 * EDGE * _STEP / 3 + _STEP**2 / 6
-    weights[:, 0] = weights.new_tensor([1, -first, second]) * (_STEP / 2)
-    weights[:, -1] = weights.new_tensor([1, first, second]) * (_STEP / 2)
-    return weights
+    """Integrals of the hat functions times 1, ``z`` and ``z²``, (3, G).
+
+    By Simpson's rule on each segment, which is exact for polynomials of degree three.
+    """
+    middles = (nodes[1:] + nodes[:-1]) / 2
+    ends, halves = (torch.stack([x**n for n in range(3)]) for x in (nodes, middles))
+    weights = 2 * ends
+    weights[:, [0, -1]] /= 2
+    weights[:, 1:] += 2 * halves
+    weights[:, :-1] += 2 * halves
+    return weights * (_STEP / 6)
 
 
 class _InverseDistribution(torch.autograd.Function):
@@ -186,11 +187,9 @@ def _grad_nodes(pull: Tensor, total: Tensor, place: Tensor, at_point: Tensor) ->
     Of each draw: ``γ (u W_j − W_j(z))`` from the implicit gradient, and ``hat_j(z)/p``
     from the density at the draw, where ``total`` is half the sum of ``γ u − g/∫p``.
     """
-    index = _segment(place)
+    index, other = _segment(place), torch.empty_like(total)
     part = place - index
-    grad = pull.new_zeros(N_NODES, pull.shape[1])
-    grad.scatter_add_(0, index, pull)
-    other = torch.empty_like(total)
+    grad = pull.new_zeros(N_NODES, pull.shape[1]).scatter_add_(0, index, pull)
     grad[-1] = total
     for row in reversed(grad[1:-1].unbind()):
         # a draw in the segment right of a node has half the node's hat behind it
@@ -198,8 +197,7 @@ def _grad_nodes(pull: Tensor, total: Tensor, place: Tensor, at_point: Tensor) ->
         torch.add(total, other, out=row)
         total, other = other, total
     grad[0] = total
-    square = part.square()
-    ramp = at_point * part
+    square, ramp = part.square(), at_point * part
     grad.scatter_add_(0, index, pull * (square - 2 * part) + (at_point - ramp))
     grad.scatter_add_(0, index + 1, ramp.addcmul_(pull, square, value=-1))
     return grad

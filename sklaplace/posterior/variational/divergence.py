@@ -72,8 +72,7 @@ def exact_divergence(posterior: WeightPosterior, prior: WeightPrior) -> Tensor |
         entropy or second moment of the posterior has no closed form, or the prior's
         expectation is not a function of the second moment.
     """
-    closed_form = posterior.closed_form()
-    if closed_form is None:
+    if (closed_form := posterior.closed_form()) is None:
         return None
     entropy, second_moment = closed_form
     expected = prior.expected_log_prob(second_moment)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from sklaplace.likelihoods import Likelihood, weighted
 from sklaplace.networks.data import Batches
-from sklaplace.networks.forward import OUTPUT_MAPS, as_columns
+from sklaplace.networks.forward import OUTPUT_MAPS, Forward, as_columns
 from sklaplace.networks.outputs import OutputSpec, unwrapped
 from sklaplace.networks.training import batch_weights, mean_weight
 from sklaplace.posterior.variational import POSTERIORS
@@ -113,11 +113,10 @@ class Elbo:
         base = unwrapped(module if self.start is None else copy.deepcopy(self.start))
         layout, own = random_weights(base), dict(base.named_parameters())
         values = [own[block.name].detach() for block in layout.blocks]
-        dtype = values[0].dtype
-        location = torch.cat([value.reshape(-1).to(dtype) for value in values])
+        location = torch.cat([w.reshape(-1).to(values[0].dtype) for w in values])
         scale = initial_scales(values).to(location)
-        kind = POSTERIORS[self.posterior]
-        return StochasticModule(base, layout, kind(location, scale, self.bound))
+        posterior = POSTERIORS[self.posterior](location, scale, self.bound)
+        return StochasticModule(base, layout, posterior)
 
     def begin(self, module: StochasticModule, spec: OutputSpec) -> None:
         """Set what the outputs mean, before the first step."""
@@ -137,9 +136,8 @@ class Elbo:
         targets = likelihood.targets(y, f)
         losses = likelihood.loss(f, targets)
         weights = weighted(likelihood, targets, batch_weights(net))
-        if weights is None:
-            weights = torch.ones_like(losses)
-        weights = weights.to(losses) / mean_weight(net)
+        weights = torch.ones_like(losses) if weights is None else weights.to(losses)
+        weights = weights / mean_weight(net)
         n_targets = likelihood.n_targets(f.shape[1])
         if training and likelihood.has_noise and self.sigma is None:
             mean = (weights * losses.detach()).sum() / weights.sum()
@@ -175,18 +173,13 @@ class Elbo:
         assert self.spec is not None
         likelihood, module = self.spec.likelihood, net.module_
         total, count = 0.0, 0.0
-        modes = [(part, part.training) for part in module.modules()]
-        module.eval()
-        try:
+        with Forward(module, module).frozen():
             for x, y, w in Batches(net, self.held_out, self.spec.batch_size()):
                 f = as_columns(module.outputs(net.infer(x))).double()
                 losses = likelihood.loss(f, likelihood.targets(y, f))
                 weights = torch.ones_like(losses) if w is None else w.to(losses)
                 total += float(weights @ losses)
                 count += float(weights.sum()) * likelihood.n_targets(f.shape[1])
-        finally:
-            for part, mode in modes:
-                part.training = mode
         return 2 * total / count
 
     def summary(self) -> dict[str, float]:
@@ -205,9 +198,8 @@ def nats(
     likelihood: Likelihood, losses: Tensor, sigma: Tensor, n_targets: int
 ) -> Tensor:
     """Negative log-likelihoods of samples from losses (b, ...), in their shape."""
-    sigma = sigma.to(losses)
-    normalizer = n_targets * likelihood.log_normalizer(sigma)
-    return likelihood.scale(sigma) * losses + normalizer
+    s = sigma.to(losses)
+    return likelihood.scale(s) * losses + n_targets * likelihood.log_normalizer(s)
 
 
 class _ElboTraining:

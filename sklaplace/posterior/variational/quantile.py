@@ -75,8 +75,7 @@ class Quantile(LocationScale):
 
     def median(self) -> Tensor:
         """Medians, (P,)."""
-        zero = torch.zeros_like(self.location)
-        return self.location + self.scale * self._h(zero)[0]
+        return self.location + self.scale * self._h(torch.zeros_like(self.location))[0]
 
     def _standard(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         shape = (positive(self.raw_heights), positive(self.raw_slopes), self.centres)
@@ -174,11 +173,9 @@ class _MonotoneNetwork(torch.autograd.Function):
             direct = _dot(grad_slope, derivative)
             # with x = s (ε − c): dh/dx = v (1 − T²), dh'/dx = −2 s T v (1 − T²)
             grad_x = torch.addcmul(grad_h, grad_slope, step, value=-2 * s)
-            grad_x.mul_(derivative)
-            mass = grad_x.sum()
-            shared.append(
-                torch.stack([_dot(grad_x, noise) - c * mass + direct, -s * mass])
-            )
+            mass = grad_x.mul_(derivative).sum()
+            grad_s = _dot(grad_x, noise) - c * mass + direct
+            shared.append(torch.stack([grad_s, -s * mass]))
         return None, grad_heights, *torch.stack(shared, 1)
 
 
