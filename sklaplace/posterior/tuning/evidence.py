@@ -13,18 +13,14 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from numpy import ndarray
 from scipy.optimize import minimize
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from torch.autograd import grad
 
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
-from sklaplace.posterior.tuning.task import (
-    SMALLEST,
-    TuningProblem,
-    clamped,
-    require_linear_model,
-)
+from sklaplace.posterior.tuning.task import SMALLEST, TuningProblem, clamped
 
 # Bounds of log δ and log σ around typical values, see `NegativeEvidence`.
 LOG_BOUND = 20.0
@@ -52,7 +48,6 @@ def maximise_evidence(problem: TuningProblem) -> GaussianPosterior:
             "represent, which biases the evidence upwards: prior_precision will be too "
             "small. Use more points, prior_precision='validation', or "
             "hessian_structure='variational', whose evidence is a lower bound.",
-            UserWarning,
             stacklevel=2,
         )
     if refine is True or (refine == "auto" and problem.linear_model is not None):
@@ -98,9 +93,8 @@ def marglik(
     best, converged = method(objective, start.clip(-LOG_BOUND, LOG_BOUND))
     if not converged:
         warnings.warn(
-            "The evidence was not maximised to full precision; its value is valid, "
-            "but a better prior_precision may exist. prior_precision='validation' "
-            "needs no maximum of the evidence.",
+            "The evidence was not maximised to full precision: there may be a better "
+            "prior_precision. prior_precision='validation' needs no such maximum.",
             ConvergenceWarning,
             stacklevel=3,
         )
@@ -134,16 +128,16 @@ class NegativeEvidence:
         """Coordinates (n,) of hyperparameters."""
         return self._free_logs(h) - self._typical
 
-    def hyperparameters(self, v: np.ndarray | Tensor) -> Hyperparameters:
+    def hyperparameters(self, v: ndarray | Tensor) -> Hyperparameters:
         """Hyperparameters at coordinates ``v``."""
         values = (torch.as_tensor(v).to(self._typical) + self._typical).exp()
         h = self.posterior.hyperparameters
         if self.free_prior:
-            n, shape = h.prior_precision.numel(), h.prior_precision.shape
-            h = replace(h, prior_precision=values[:n].reshape(shape))
+            delta = values[: h.prior_precision.numel()].reshape(h.prior_precision.shape)
+            h = replace(h, prior_precision=delta)
         return replace(h, sigma_noise=values[-1]) if self.free_noise else h
 
-    def at(self, v: np.ndarray | Tensor) -> GaussianPosterior:
+    def at(self, v: ndarray | Tensor) -> GaussianPosterior:
         """The posterior under the hyperparameters at ``v``."""
         return self.posterior.replace(**vars(self.hyperparameters(v)))
 
@@ -157,7 +151,7 @@ class NegativeEvidence:
         guess = torch.clamp(half / _group_scatter(posterior), low, high)
         return posterior.replace(prior_precision=guess)
 
-    def derivatives(self, v: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    def derivatives(self, v: ndarray) -> tuple[float, ndarray, ndarray]:
         """Value, gradient and Hessian at ``v``."""
         posterior = self.posterior
         if posterior.prior_precision.ndim == 0 and posterior.structure.is_spectral:
@@ -167,12 +161,9 @@ class NegativeEvidence:
             value = -self.at(point).log_marginal_likelihood()
             (gradient,) = grad(value, point, create_graph=True)
             rows = [grad(entry, point, retain_graph=True)[0] for entry in gradient]
-        hessian = torch.stack(rows).numpy()
-        return float(value.detach()), gradient.detach().numpy(), hessian
+        return value.item(), gradient.detach().numpy(), torch.stack(rows).numpy()
 
-    def _spectral_derivatives(
-        self, v: np.ndarray
-    ) -> tuple[float, np.ndarray, np.ndarray]:
+    def _spectral_derivatives(self, v: ndarray) -> tuple[float, ndarray, ndarray]:
         """The derivatives for a scalar prior precision, in closed form.
 
         With eigenvalues ``k = scale·e``, ``w = k / (k + δ)`` and ``u = 1 - w``, the
@@ -188,14 +179,12 @@ class NegativeEvidence:
         loss = fit.loss * posterior.loss_scale
         value = (scatter - u.log().sum()) / 2 - posterior.log_likelihood()
         gradient = [(scatter - sum_w) / 2, fit.n_targets - 2 * loss - order * sum_w]
-        hessian = [
-            [(sum_uw + scatter) / 2, order * sum_uw],
-            [order * sum_uw, 4 * loss + 2 * order**2 * sum_uw],
-        ]
+        both = order * sum_uw
+        hessian = [(sum_uw + scatter) / 2, both, both, 4 * loss + 2 * order * both]
         free = [self.free_prior, self.free_noise]
         slopes = torch.stack(gradient).cpu().numpy()[free]
-        rows = torch.stack([torch.stack(row) for row in hessian]).cpu().numpy()
-        return float(value), slopes, rows[np.ix_(free, free)]
+        rows = torch.stack(hessian).reshape(2, 2).cpu().numpy()[np.ix_(free, free)]
+        return float(value), slopes, rows
 
 
 def _typical_precision(posterior: GaussianPosterior) -> Tensor:
@@ -207,7 +196,7 @@ def _typical_precision(posterior: GaussianPosterior) -> Tensor:
     return clamped(curvature) if curvature > SMALLEST else torch.ones_like(scatter)
 
 
-def _newton(objective: NegativeEvidence, v: np.ndarray) -> tuple[np.ndarray, bool]:
+def _newton(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
     """Newton's method with absolute eigenvalues, short steps and bounds.
 
     Absolute eigenvalues make every step a descent direction, also at saddles and
@@ -233,9 +222,7 @@ def _newton(objective: NegativeEvidence, v: np.ndarray) -> tuple[np.ndarray, boo
     return v, False
 
 
-def _newton_step(
-    gradient: np.ndarray, hessian: np.ndarray, at_bound: np.ndarray
-) -> np.ndarray:
+def _newton_step(gradient: ndarray, hessian: ndarray, at_bound: ndarray) -> ndarray:
     """Descent step of length at most three in any logarithm, zero at bounds."""
     values, vectors = np.linalg.eigh(hessian * np.outer(~at_bound, ~at_bound))
     sizes = np.abs(values).clip(1e-8 * max(np.abs(values).max(), 1e-300))
@@ -243,15 +230,15 @@ def _newton_step(
     return step * (3 / max(3, np.abs(step).max()))
 
 
-def _lbfgs(objective: NegativeEvidence, v: np.ndarray) -> tuple[np.ndarray, bool]:
+def _lbfgs(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
     """Bounded L-BFGS for one precision per parameter or many layers."""
 
-    def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
+    def evaluate(x: ndarray) -> tuple[float, ndarray]:
         with torch.enable_grad():
             point = torch.tensor(x, requires_grad=True)
             value = -objective.at(point).log_marginal_likelihood()
             (gradient,) = grad(value, point)
-        return float(value.detach()), gradient.numpy()
+        return value.item(), gradient.numpy()
 
     options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-13, "gtol": 1e-6}
     bounds = [(-LOG_BOUND, LOG_BOUND)] * len(v)
@@ -262,7 +249,7 @@ def _lbfgs(objective: NegativeEvidence, v: np.ndarray) -> tuple[np.ndarray, bool
 # ------------------------------------------------- at the refitted linear model
 def marglik_refitted(problem: TuningProblem) -> GaussianPosterior:
     """Maximise the evidence at the linear model's MAP under each prior."""
-    model, posterior = require_linear_model(problem.linear_model), problem.posterior
+    model, posterior = problem.model, problem.posterior
     if not (problem.free_prior or problem.free_noise):
         return model.refit(posterior)
     evidence = NegativeEvidence(posterior, problem.free_prior, problem.free_noise)
@@ -303,8 +290,7 @@ def _mackay(posterior: GaussianPosterior, problem: TuningProblem) -> Hyperparame
         squares = residual / h.temperature + order * trace_correction * h.sigma_noise**2
         # γ = n only if every target is interpolated: keep a tenth of a target
         variance = squares / (n - order * gamma.sum()).clamp(min=0.1)
-        model = require_linear_model(problem.linear_model)
-        floor = SMALLEST_NOISE**2 * model.target_variance()
+        floor = SMALLEST_NOISE**2 * problem.model.target_variance()
         h = replace(h, sigma_noise=clamped(torch.maximum(variance, floor).sqrt()))
     return h
 
@@ -350,10 +336,8 @@ def _accelerated(history: list[Tensor]) -> Tensor:
 def _group_sum(posterior: GaussianPosterior, values: Tensor) -> Tensor:
     """Sum of values (P,) over the weights that share a prior precision."""
     shape = posterior.prior_precision.shape
-    if not shape:
-        return values.sum()
-    if shape == values.shape:
-        return values
+    if not shape or shape == values.shape:
+        return values if shape else values.sum()
     return torch.stack([piece.sum() for piece in posterior.layout.split(values)])
 
 

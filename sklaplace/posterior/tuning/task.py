@@ -71,6 +71,11 @@ class TuningProblem:
     diagonal: bool = False
     log_density: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
+    @property
+    def model(self) -> LinearModel:
+        """The linear model, or an error that says what ``refine`` needs."""
+        return require_linear_model(self.linear_model)
+
     def held_out(self) -> Iterable[LinearisedBatch]:
         """Held-out data, or an error that says how to provide some."""
         if self.validation is None:
@@ -101,5 +106,5 @@ def require_linear_model(model: Model | None) -> Model:
 
 
 def clamped(value: Tensor) -> Tensor:
-    """δ or σ, clamped to bounds within which their products stay finite."""
+    """δ, σ or σ², clamped to bounds within which their products stay finite."""
     return value.clamp(SMALLEST, LARGEST)

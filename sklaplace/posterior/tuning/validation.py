@@ -20,13 +20,7 @@ from sklaplace.likelihoods import ClassificationLikelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import linearised_mean
 from sklaplace.posterior.tuning.evidence import marglik
-from sklaplace.posterior.tuning.task import (
-    SMALLEST,
-    LinearisedBatch,
-    TuningProblem,
-    clamped,
-    require_linear_model,
-)
+from sklaplace.posterior.tuning.task import LinearisedBatch, TuningProblem, clamped
 
 # The refitted model is preferred only if it raises the log-likelihood of the held-out
 # data by this many nats in total: about the logarithm of the number of candidates, the
@@ -76,7 +70,10 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
     path = _path(problem)
     search = _best_refitted if problem.refine is True else _best_kept
     chosen = search(problem, path)
-    if problem.refine == "auto" and _may_refit(problem):
+    # noise and a curvature of order two: δ/scale does not determine a refitted model
+    is_ambiguous = problem.posterior.curvature_order > 1 and problem.free_noise
+    has_model = problem.linear_model is not None
+    if problem.refine == "auto" and has_model and not is_ambiguous:
         refitted = _best_refitted(problem, path)
         chosen = refitted if refitted.score < chosen.score - MARGIN else chosen
     if not math.isfinite(chosen.score):
@@ -87,17 +84,9 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
         )
     posterior = chosen.posterior
     if posterior.is_refitted:  # to full precision
-        posterior = require_linear_model(problem.linear_model).refit(posterior)
-    if problem.free_noise and problem.free_prior:
-        return _widened(posterior, chosen.n_targets)
-    return posterior
-
-
-def _may_refit(problem: TuningProblem) -> bool:
-    """Whether the ratio ``δ/scale`` alone determines the refitted model."""
-    is_linear_in_scale = problem.posterior.curvature_order == 1
-    has_model = problem.linear_model is not None
-    return has_model and (is_linear_in_scale or not problem.free_noise)
+        posterior = problem.model.refit(posterior)
+    both_free = problem.free_noise and problem.free_prior
+    return _widened(posterior, chosen.n_targets) if both_free else posterior
 
 
 def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
@@ -129,7 +118,7 @@ def _path(problem: TuningProblem) -> list[Tensor]:
     def output_variance(batch: LinearisedBatch) -> Tensor:
         return batch.jacobian.double().variance(prior_variances)
 
-    size = max(_held_out_mean(problem, output_variance), 1e-30)
+    size = _held_out_mean(problem, output_variance).clamp(min=1e-30)
     return [shape * size / variance for variance in PATH]
 
 
@@ -143,20 +132,18 @@ def _noise_path(problem: TuningProblem) -> list[Tensor]:
         mean = linearised_mean(posterior, batch.f, batch.jacobian)
         return (mean - batch.targets) ** 2
 
-    residual = max(_held_out_mean(problem, squares), SMALLEST) ** 0.5
+    residual = float(clamped(_held_out_mean(problem, squares)).sqrt())
     powers = (residual * NOISE_PATH) ** (2 * posterior.curvature_order)
     return [h.prior_precision * h.temperature * power for power in powers]
 
 
 def _held_out_mean(
     problem: TuningProblem, values: Callable[[LinearisedBatch], Tensor]
-) -> float:
-    """Weighted mean over the held-out data, and over outputs, of ``values`` (b, c)."""
-    total, n = 0.0, 0.0
-    for batch in problem.held_out():
-        total += float(batch.weights.double() @ values(batch).mean(1))
-        n += float(batch.weights.sum())
-    return total / n
+) -> Tensor:
+    """Weighted mean over held-out data and outputs of ``values`` (b, c), ()."""
+    batches = [(b.weights.double(), values(b).mean(1)) for b in problem.held_out()]
+    weights, means = map(torch.cat, zip(*batches, strict=True))
+    return weights @ means / weights.sum()
 
 
 # ------------------------------------------------------------ search on the path
@@ -196,15 +183,13 @@ def _best_refitted(problem: TuningProblem, path: list[Tensor]) -> _Candidate:
         if 0 <= index < len(path) and index not in candidates:
             candidates[index] = _refitted(problem, start, path[index])
 
-    best = min(MIDDLE, len(path) - 1)
-    visit(best, problem.posterior)
-    for stride in (2, 1):
-        for direction in (stride, -stride):
-            while True:
-                best = _best_index(candidates)
-                visit(best + direction, candidates[best].posterior)
-                if stride == 1 or _best_index(candidates) == best:
-                    break
+    visit(min(MIDDLE, len(path) - 1), problem.posterior)
+    for stride in (2, -2, 1, -1):
+        while True:
+            best = _best_index(candidates)
+            visit(best + stride, candidates[best].posterior)
+            if abs(stride) == 1 or _best_index(candidates) == best:
+                break
     return candidates[_best_index(candidates)]
 
 
@@ -216,8 +201,7 @@ def _refitted(
         template = start.replace(prior_precision=ratio * start.scale)
     else:
         template = start.replace(sigma_noise=_implied_variance(start, ratio).sqrt())
-    model = require_linear_model(problem.linear_model)
-    posterior = model.refit(template, tolerance=PATH_TOLERANCE)
+    posterior = problem.model.refit(template, tolerance=PATH_TOLERANCE)
     return _scored(replace(problem, posterior=posterior), [ratio])[0]
 
 
@@ -329,13 +313,13 @@ class _GaussianNLL:
     def best_variance(self) -> Tensor:
         """σ² of the best score under a given ratio ``δ/scale``, ()."""
         scaled = self.squares / (1 + self.variances)
-        best = (self.weights @ scaled.mean(1)).clamp(min=SMALLEST)
+        best = clamped(self.weights @ scaled.mean(1))
         if self.posterior.curvature_order == 1:
             return best
 
         def score(log_variance: float) -> float:
             return float(self(torch.full_like(best, math.exp(log_variance))))
 
-        upper = float((self.weights @ self.squares.mean(1)).clamp(min=SMALLEST).log())
+        upper = float(clamped(self.weights @ self.squares.mean(1)).log())
         found = minimize_scalar(score, bounds=(upper - 30, upper + 1), method="bounded")
         return torch.full_like(best, math.exp(found.x))

@@ -144,19 +144,19 @@ class WeightPosterior(nn.Module, ABC):
 class LocationScale(WeightPosterior):
     """Weights ``w = μ + σ z`` with a standard variable ``z`` per weight.
 
-    Subclasses define the distribution of ``z``, and call `_start_scale` once it has its
-    initial parameters.
+    Subclasses define the distribution of ``z``, whose parameters `_start_shape` sets.
     """
 
     def __init__(self, location: Tensor, scale: Tensor, bound: float = 3.0) -> None:
         super().__init__(location, scale, bound)
         self.location = nn.Parameter(location.detach().clone())
+        self._start_shape(self.location.detach())
+        with torch.no_grad():
+            sigma = scale / self._moments()[1] ** 0.5
+            self.raw_scale = nn.Parameter(inverse_softplus(sigma).to(self.location))
 
-    @torch.no_grad()
-    def _start_scale(self, scale: Tensor) -> None:
-        """Choose ``σ`` such that weights have the given standard deviations (P,)."""
-        sigma = scale / self._moments()[1] ** 0.5
-        self.raw_scale = nn.Parameter(inverse_softplus(sigma).to(self.location))
+    def _start_shape(self, like: Tensor) -> None:
+        """Set the initial parameters of ``z``, if it has any, next to a tensor (P,)."""
 
     @property
     def scale(self) -> Tensor:

@@ -67,9 +67,7 @@ class Density(LocationScale):
     basis: Tensor
     weights: Tensor
 
-    def __init__(self, location: Tensor, scale: Tensor, bound: float = 3.0) -> None:
-        super().__init__(location, scale, bound)
-        like = self.location.detach()
+    def _start_shape(self, like: Tensor) -> None:
         nodes = torch.linspace(-EDGE, EDGE, N_NODES, dtype=torch.float64)
         centres = torch.linspace(-_OUTERMOST, _OUTERMOST, N_BASIS, dtype=torch.float64)
         basis = (-(nodes.unsqueeze(-1) - centres).square() / 2).exp()
@@ -78,7 +76,6 @@ class Density(LocationScale):
         weights = _integrals_of_hats(nodes)
         self.register_buffer("weights", weights.to(like), persistent=False)  # (3, G)
         self.heights = nn.Parameter(like.new_zeros(N_BASIS, len(like)))
-        self._start_scale(scale)
 
     def median(self) -> Tensor:
         """Medians, (P,)."""
@@ -146,14 +143,12 @@ class _InverseDistribution(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, grad_place: Tensor, grad_log_p: Tensor
-    ) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_place: Tensor, grad_log: Tensor) -> tuple[Tensor, None]:
         u, mass, place, rise, density = ctx.saved_tensors
-        at_point = grad_log_p / density
+        at_point = grad_log / density
         # γ/2: gradient in z, by way of log p(z) as well, over 2 p(z)
         pull = torch.addcmul(grad_place, at_point, rise).div_(density).div_(2)
-        total = sum_draws(pull * u).sub(sum_draws(grad_log_p) / mass.mul(2))
+        total = sum_draws(pull * u).sub(sum_draws(grad_log) / mass.mul(2))
         return _grad_nodes(pull, total, place, at_point), None
 
 

@@ -10,7 +10,6 @@ otherwise it maximises the objective, as the running mean of squared residuals.
 """
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,10 +55,7 @@ def blundell(batch: int, n_batches: int) -> float:
 
 
 # (batch from zero, batches in an epoch) -> factor of the divergence, of mean one
-KL_SCHEDULES: dict[str, Callable[[int, int], float]] = {
-    "uniform": uniform,
-    "blundell": blundell,
-}
+KL_SCHEDULES = {"uniform": uniform, "blundell": blundell}
 
 
 @dataclass
@@ -95,7 +91,7 @@ class Elbo:
     sigma: float | None = None
     start: nn.Module | None = None
     held_out: Any = None
-    spec: OutputSpec | None = None
+    spec: OutputSpec = field(init=False, repr=False)
     n_samples: int = 0
     n_batches: int = 1
     batch: int = -1
@@ -130,7 +126,6 @@ class Elbo:
 
     def loss(self, net: Any, returned: Any, y: Tensor, *, training: bool) -> Tensor:
         """Objective of a batch, in nats per sample; the mean nll where not training."""
-        assert self.spec is not None
         likelihood, module = self.spec.likelihood, net.module_
         f = OUTPUT_MAPS[self.spec.output_map](as_columns(module.outputs(returned)))
         targets = likelihood.targets(y, f)
@@ -142,8 +137,7 @@ class Elbo:
         if training and likelihood.has_noise and self.sigma is None:
             mean = (weights * losses.detach()).sum() / weights.sum()
             self._update_noise(net, 2 * mean / n_targets)
-        sigma = self.noise(module)
-        nll = (weights * nats(likelihood, losses, sigma, n_targets)).mean()
+        nll = (weights * nats(likelihood, losses, self.noise(module), n_targets)).mean()
         if not training:
             return nll
         kl = divergence(module.posterior, self.prior, *module.drawn)
@@ -170,7 +164,6 @@ class Elbo:
     @torch.no_grad()
     def _held_out_variance(self, net: Any) -> float:
         """Mean squared residual of held-out samples at the medians of the weights."""
-        assert self.spec is not None
         likelihood, module = self.spec.likelihood, net.module_
         total, count = 0.0, 0.0
         with Forward(module, module).frozen():
@@ -194,12 +187,10 @@ class Elbo:
         return {"kl": mean_kl, "elbo": -mean_nll * self._total_weight - mean_kl}
 
 
-def nats(
-    likelihood: Likelihood, losses: Tensor, sigma: Tensor, n_targets: int
-) -> Tensor:
-    """Negative log-likelihoods of samples from losses (b, ...), in their shape."""
+def nats(likelihood: Likelihood, losses: Tensor, sigma: Tensor, n: int) -> Tensor:
+    """Negative log-likelihoods of samples with n targets, from losses (b, ...)."""
     s = sigma.to(losses)
-    return likelihood.scale(s) * losses + n_targets * likelihood.log_normalizer(s)
+    return likelihood.scale(s) * losses + n * likelihood.log_normalizer(s)
 
 
 class _ElboTraining:
