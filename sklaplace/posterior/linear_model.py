@@ -193,8 +193,7 @@ class LinearModel(ABC):
 
     def curvature_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """``v -> (H + diag ρ) v`` at outputs ``f``."""
-        forward, backward = self.products(dtype)
-        ridge = rho.to(dtype)
+        (forward, backward), ridge = self.products(dtype), rho.to(dtype)
         hessian = self.likelihood.hessian_operator(f.to(dtype))
         weights = output_weights(self.likelihood, self.targets, f.shape[1])
         roots = None if weights is None else weights.sqrt().to(dtype)
