@@ -5,7 +5,6 @@ user are replaced by the names that the key has for them, so that they need not 
 importable.
 """
 
-import copyreg
 import io
 import os
 import pickle
@@ -16,16 +15,11 @@ from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import joblib
-import numpy as np
-import torch
 from skorch import NeuralNet
 
 from sklaplace.core.fingerprint import hashed
 
 T = TypeVar("T")
-
-# dtypes that numpy has as well
-_DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32, torch.bool}
 
 
 def check_memory(memory: Any) -> Any:
@@ -153,7 +147,7 @@ def _packed(key: str, value: Any) -> bytes:
     file = io.BytesIO()
     pickler = _Pickler(file, protocol=5)
     pickler.definitions = getattr(key, "definitions", {})
-    pickler.names = {id(v): k for k, vs in pickler.definitions.items() for v in vs}
+    pickler.names = {id_: k for k, v in pickler.definitions.items() for id_ in v}
     pickler.dump(value)
     return hashed(key, data=file.getbuffer()) + file.getvalue()
 
@@ -173,7 +167,7 @@ class _Pickler(pickle.Pickler):
     So they need not be importable: a key holds those of the process that reads.
     """
 
-    definitions: Mapping[str, list[Any]]
+    definitions: Mapping[str, dict[int, Any]]
     names: Mapping[int, str]
 
     def persistent_id(self, value: Any) -> str | None:
@@ -184,45 +178,22 @@ class _Pickler(pickle.Pickler):
         return name
 
     def reducer_override(self, value: Any) -> Any:
-        """Reduce skorch nets, whose own pickler lacks the names, and plain tensors."""
-        if _is_array(value):
-            # loads five times as fast as torch's own form
-            return _as_tensor, (
-                value.detach().numpy(),
-                type(value),
-                value.requires_grad,
-            )
+        """Reduce skorch nets, whose own pickler lacks the names."""
         if isinstance(value, NeuralNet):
-            make = copyreg.__newobj__  # type: ignore[attr-defined]
-            return make, (type(value),), vars(value), None, None, _set_attributes
+            return object.__new__, (type(value),), vars(value), None, None, _set_state
         return NotImplemented
 
 
-def _is_array(value: Any) -> bool:
-    """Whether a tensor has nothing that an array lacks but its gradient's flag."""
-    return (
-        type(value) in (torch.Tensor, torch.nn.Parameter)
-        and (value.device.type, value.layout) == ("cpu", torch.strided)
-        and (value.is_contiguous() and value.is_leaf and value.dtype in _DTYPES)
-        and not (value.__dict__ or value._backward_hooks)
-    )
-
-
-def _as_tensor(array: np.ndarray, kind: type, requires_grad: bool) -> torch.Tensor:
-    value = torch.from_numpy(np.require(array, requirements="W"))
-    return torch.Tensor._make_subclass(kind, value, requires_grad)
-
-
-def _set_attributes(value: Any, attributes: Mapping[str, Any]) -> None:
+def _set_state(value: Any, attributes: Mapping[str, Any]) -> None:
     vars(value).update(attributes)
 
 
 class _Unpickler(pickle.Unpickler):
     """Reads what `_Pickler` has written, in this process or another."""
 
-    definitions: Mapping[str, list[Any]]
+    definitions: Mapping[str, dict[int, Any]]
 
     def persistent_load(self, name: str) -> Any:
         """Return the one function or class of that name."""
-        (value,) = self.definitions[name]
+        (value,) = self.definitions[name].values()
         return value
