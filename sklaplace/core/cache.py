@@ -94,7 +94,9 @@ def cached(
 
     def pack() -> bytes:
         fresh.append(work())
-        return _packed(key, fresh[0])
+        file = io.BytesIO()
+        _Pickler(file, key).dump(fresh[0])
+        return hashed(key, data=file.getbuffer()) + file.getvalue()
 
     # joblib notes which functions have an entry, but not in which folder
     entry = types.FunctionType(_entry.__code__, globals(), _entry.__name__)
@@ -103,7 +105,9 @@ def cached(
         packed = stored(str(key), pack)
         if not fresh:
             with suppress(Exception):  # a damaged entry
-                return cast(T, _unpacked(key, packed))
+                checksum, content = packed[:32], packed[32:]
+                if checksum == hashed(key, data=content):
+                    return cast(T, _Unpickler(io.BytesIO(content), key).load())
             getattr(stored, "call", _entry)(str(key), pack)
     except Exception as error:
         if not fresh:
@@ -129,9 +133,8 @@ def _warn_of_change(before: str, after: str) -> None:
     what = f"something that {changed.split()[0]} refers to" if changed else "an input"
     warnings.warn(
         f"The result was cached, but will not be found again: {what} changed while "
-        "it was computed. Code that counts or collects in a global or in an attribute "
-        "of a class makes every key a new one. Collect in an attribute of the module, "
-        "or in a callback.",
+        "it was computed. Code that collects in a global or in an attribute of a class "
+        "makes every key a new one. Collect in the module, or in a callback.",
         UserWarning,
         stacklevel=3,
     )
@@ -142,33 +145,16 @@ def _entry(key: str, work: Callable[[], bytes]) -> bytes:
     return work()
 
 
-def _packed(key: str, value: Any) -> bytes:
-    """Return a pickle preceded by its checksum."""
-    file = io.BytesIO()
-    pickler = _Pickler(file, protocol=5)
-    pickler.definitions = getattr(key, "definitions", {})
-    pickler.names = {id_: k for k, v in pickler.definitions.items() for id_ in v}
-    pickler.dump(value)
-    return hashed(key, data=file.getbuffer()) + file.getvalue()
-
-
-def _unpacked(key: str, packed: bytes) -> Any:
-    checksum, content = packed[:32], packed[32:]
-    if checksum != hashed(key, data=content):
-        raise ValueError("The entry is damaged.")
-    unpickler = _Unpickler(io.BytesIO(content))
-    unpickler.definitions = getattr(key, "definitions", {})
-    return unpickler.load()
-
-
 class _Pickler(pickle.Pickler):
     """Pickles the user's functions and classes by the names that a key has for them.
 
     So they need not be importable: a key holds those of the process that reads.
     """
 
-    definitions: Mapping[str, dict[int, Any]]
-    names: Mapping[int, str]
+    def __init__(self, file: io.BytesIO, key: str) -> None:
+        super().__init__(file, protocol=5)
+        self.definitions = getattr(key, "definitions", {})
+        self.names = {id_: k for k, v in self.definitions.items() for id_ in v}
 
     def persistent_id(self, value: Any) -> str | None:
         """Return the name of a function or class of the user, None for others."""
@@ -191,9 +177,10 @@ def _set_state(value: Any, attributes: Mapping[str, Any]) -> None:
 class _Unpickler(pickle.Unpickler):
     """Reads what `_Pickler` has written, in this process or another."""
 
-    definitions: Mapping[str, dict[int, Any]]
+    def __init__(self, file: io.BytesIO, key: str) -> None:
+        super().__init__(file)
+        self.definitions = getattr(key, "definitions", {})
 
     def persistent_load(self, name: str) -> Any:
         """Return the one function or class of that name."""
-        (value,) = self.definitions[name].values()
-        return value
+        return next(iter(self.definitions[name].values()))

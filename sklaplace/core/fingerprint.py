@@ -19,7 +19,6 @@ what is shared, as in clones, and it recurses, which deep graphs of objects do n
 import copyreg
 import dis
 import functools
-import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -36,16 +35,11 @@ from typing import Any, NamedTuple, cast
 
 import joblib
 import numpy as np
-import scipy
 import scipy.sparse
 import sklearn
-import skorch
+import skorch.callbacks
 import torch
-from skorch import NeuralNet
-from skorch.callbacks import Callback
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.utils.hooks import RemovableHandle
 
 
 class Fingerprint(str):
@@ -238,7 +232,7 @@ def _sparse(value: Any) -> Node:
 
 
 def _tensor(value: Tensor) -> Node:
-    if is_lazy(value) or value.layout != torch.strided or value.is_meta:
+    if nn.parameter.is_lazy(value) or value.layout != torch.strided or value.is_meta:
         return _reduced(value)
     hooks = list((value._backward_hooks or {}).values())
     plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
@@ -268,7 +262,11 @@ def _storages(module: nn.Module) -> list[int]:
     found = []
     for part in module.modules():
         for t in (part._parameters | part._buffers).values():
-            if t is not None and not is_lazy(t) and t.layout == torch.strided:
+            if (
+                t is not None
+                and not nn.parameter.is_lazy(t)
+                and t.layout == torch.strided
+            ):
                 place = t.untyped_storage().data_ptr() or id(t)
                 number = numbers.setdefault(place, len(numbers))
                 found += [number, t.storage_offset()]
@@ -303,12 +301,10 @@ LIBRARIES: dict[str, str] = {
 def _release(module: str, file: str | None) -> str | None:
     """Version of the installed library that a module is of; None for the user's."""
     top = module.partition(".")[0]
-    if top in ("__main__", "__mp_main__"):
-        return None
-    if top in LIBRARIES:
-        return LIBRARIES[top]
+    if top in LIBRARIES or top in ("__main__", "__mp_main__"):
+        return LIBRARIES.get(top)
     if file is None:
-        return LIBRARIES["python"] if top in sys.builtin_module_names else None
+        file = os.__file__ if top in sys.builtin_module_names else ""
     is_installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
     if is_installed or file.endswith(tuple(EXTENSION_SUFFIXES)):
         version, found = "", os.stat(file)  # a new build may keep its version
@@ -439,7 +435,7 @@ def _wrapper(value: Any) -> Node:
     keys += " args keywords __name__"
     found = {key: getattr(value, key) for key in keys.split() if hasattr(value, key)}
     if isinstance(value, functools.partial):
-        found |= {"attributes()": value.__reduce__()[2][3] or {}}
+        found |= value.__reduce__()[2][3] or {}
     return _attributes("wrapper", {**found, "class()": type(value)})
 
 
@@ -458,11 +454,11 @@ _WRAPPERS = (
 _KINDS: dict[type, Callable[[Any], Node]] = {
     **dict.fromkeys(_CONTAINERS, _container),
     **dict.fromkeys(_WRAPPERS, _wrapper),
-    **dict.fromkeys((NeuralNet, Callback), _skorch),
+    **dict.fromkeys((skorch.NeuralNet, skorch.callbacks.Callback), _skorch),
     **dict.fromkeys((scipy.sparse.spmatrix, scipy.sparse.sparray), _sparse),
     bytes: lambda value: Node(type(value).__name__, data=value),
     weakref.ref: lambda value: Node("weakref", [("()", value())]),
-    RemovableHandle: lambda _: Node("handle of a hook"),
+    torch.utils.hooks.RemovableHandle: lambda _: Node("handle of a hook"),
     types.FunctionType: _function,
     types.CodeType: _code,
     types.ModuleType: _loaded_module,
