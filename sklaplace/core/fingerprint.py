@@ -256,10 +256,10 @@ def _module(value: nn.Module) -> Node:
     return _attributes("module", state)
 
 
-def _storages(module: nn.Module) -> list[int]:
+def _storages(module: nn.Module) -> list[Any]:
     """Storages of all tensors by number, and offsets: tied ones train as one."""
     numbers: dict[int, int] = {}
-    found = []
+    found: list[Any] = []
     for part in module.modules():
         for t in (part._parameters | part._buffers).values():
             if (
@@ -435,7 +435,8 @@ def _wrapper(value: Any) -> Node:
     keys += " args keywords __name__"
     found = {key: getattr(value, key) for key in keys.split() if hasattr(value, key)}
     if isinstance(value, functools.partial):
-        found |= value.__reduce__()[2][3] or {}
+        *_, attributes = value.__reduce__()[2]
+        found |= attributes or {}
     return _attributes("wrapper", {**found, "class()": type(value)})
 
 
