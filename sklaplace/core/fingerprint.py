@@ -10,7 +10,8 @@ closures, defaults, base classes, globals, attributes of the user's modules, imp
 inside functions. Those of installed libraries are hashed by name and version.
 
 A key does not depend on what code reaches by strings (``getattr``, ``importlib``), in
-files and environment variables, or on patches to a library.
+files and environment variables, on patches to a library, or on attributes that pickle
+drops, such as those of subclasses of ``numpy.ndarray``.
 
 joblib's own hasher would not do: it takes code by its name alone, its keys change with
 what is shared, as in clones, and it recurses, which deep graphs of objects do not bear.
@@ -113,18 +114,17 @@ class _Walk:
 
     def hash(self, root: Any) -> bytes:
         """Return the hash of an object and everything in it."""
-        path, stack, result = [("value", root)], [self._visit(root)], None
+        stack, result = [("value", root, self._visit(root))], None
         while stack:
             try:
-                path.append(stack[-1].send(result))
-            except StopIteration as returned:
-                stack.pop(), path.pop()
-                result = returned.value
-            except Exception as error:
-                raise TypeError(_refusal(path, error)) from error
-            else:
-                stack.append(self._visit(path[-1][-1]))
+                label, part = stack[-1][2].send(result)
+                stack.append((label, part, self._visit(part)))
                 result = None
+            except StopIteration as returned:
+                result = returned.value
+                stack.pop()
+            except Exception as error:
+                raise TypeError(_refusal(stack, error)) from error
         return cast(tuple[bytes, int], result)[0]
 
     def _visit(self, value: Any) -> _Visit:
@@ -155,12 +155,12 @@ class _Walk:
         return digest, lowest
 
 
-def _refusal(path: list[tuple[str, Any]], error: Exception) -> str:
+def _refusal(path: list[tuple[str, Any, _Visit]], error: Exception) -> str:
     """Return where something is that cannot be hashed, and why."""
-    place = "".join(label for label, _ in path)
+    place = "".join(label for label, *_ in path)
     if place.startswith("value['"):  # in a dict that holds all there is
         place = place[7:].replace("']", "", 1)
-    kind = type(path[-1][-1])
+    kind = type(path[-1][1])
     return (
         f"{place} is of type {kind.__module__}.{kind.__qualname__}, whose content "
         f"cannot be hashed: {error}. Leave it out, give its class a __reduce__ method, "
@@ -435,8 +435,8 @@ def _wrapper(value: Any) -> Node:
     keys += " args keywords __name__"
     found = {key: getattr(value, key) for key in keys.split() if hasattr(value, key)}
     if isinstance(value, functools.partial):
-        *_, attributes = value.__reduce__()[2]
-        found |= attributes or {}
+        reduced: Any = value.__reduce__()  # vars() would leave a dict
+        found |= reduced[2][3] or {}
     return _attributes("wrapper", {**found, "class()": type(value)})
 
 

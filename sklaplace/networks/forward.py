@@ -94,16 +94,16 @@ class Forward(nn.Module):
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Evaluation mode without parameter gradients; restored in any case."""
-        training = [(m, m.training) for m in self.module.modules()]
-        gradients = [(p, p.requires_grad) for p in self.module.parameters()]
+        flags: list[tuple[Any, str, bool]] = [
+            *((m, "training", m.training) for m in self.module.modules()),
+            *((p, "requires_grad", p.requires_grad) for p in self.module.parameters()),
+        ]
         try:
             self.module.eval().requires_grad_(False)
             yield
         finally:
-            for module, flag in training:
-                module.training = flag
-            for parameter, flag in gradients:
-                parameter.requires_grad_(flag)
+            for owner, name, flag in flags:
+                setattr(owner, name, flag)
 
 
 @contextmanager

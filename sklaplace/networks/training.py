@@ -36,14 +36,13 @@ class RecordingSplit:
 
     def __call__(self, dataset: Any, y: Any = None, **params: Any) -> tuple[Any, Any]:
         """Training data, and validation data or None."""
-        train, valid = dataset, None
+        parts = dataset, None
         if self.split:
-            targets = () if y is None else (y,)
-            train, valid = self.split(dataset, *targets, **params)
+            parts = self.split(dataset, *(() if y is None else (y,)), **params)
         with private_rng(None):
-            self.check(dataset, valid)
-        self.parts = train, valid
-        return train, valid
+            self.check(dataset, parts[1])
+        self.parts = parts
+        return parts
 
     def __reduce__(self) -> Any:
         # callbacks that pickle the net store the user's split
