@@ -43,10 +43,8 @@ def check_memory(memory: Any) -> Any:
     if hasattr(memory, "cache") and not isinstance(memory, type):
         return memory
     if memory is not None and not isinstance(memory, (str, os.PathLike)):
-        raise TypeError(
-            f"memory={memory!r} is not known. Choose None, the path of a folder, or "
-            "a joblib.Memory."
-        )
+        choices = "None, the path of a folder, or a joblib.Memory"
+        raise TypeError(f"memory={memory!r} is not known. Choose {choices}.")
     try:
         location = None if memory is None else os.fspath(memory)
         return joblib.Memory(location, verbose=0)

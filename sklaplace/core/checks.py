@@ -78,9 +78,8 @@ def check_params(name: str, value: Any, checks: Mapping[str, Check], of: str) ->
     if value is None:
         return
     if not isinstance(value, Mapping):
-        raise TypeError(
-            f"{name} is of type {type(value).__name__}. Pass a dict, or None."
-        )
+        kind = type(value).__name__
+        raise TypeError(f"{name} is of type {kind}. Pass a dict, or None.")
     for key, setting in value.items():
         if key not in checks:
             known = f"It takes {listed(checks)}." if checks else "It takes none."

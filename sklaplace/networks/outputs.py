@@ -94,12 +94,11 @@ def as_forward(
     shape: tuple[int, ...] | None = None,
 ) -> Forward:
     """`Forward` of a skorch net, which is not changed; parameters as there."""
-    module = unwrapped(net.module_)
+    module, bare = unwrapped(net.module_), net
     if module is not net.module_:
         bare = object.__new__(type(net))
-        bare.__dict__.update(net.__dict__, module_=module)
-        net = bare
-    return Forward(module, net.infer, output_map, logit_layer, shape)
+        vars(bare).update(vars(net), module_=module)
+    return Forward(module, bare.infer, output_map, logit_layer, shape)
 
 
 def infer_output_spec(net: Any, x: Any, *expected: Any, **options: Any) -> OutputSpec:
