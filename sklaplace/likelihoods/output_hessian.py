@@ -195,12 +195,10 @@ class BlockDiagonal(OutputHessian):
 
     def factor(self) -> Tensor:
         """Block-diagonal ``S``, (b, r·K, r·j)."""
-        factors = self._factors
-        b, r, n, j = factors.shape
-        k = torch.arange(r, device=factors.device)
-        factor = factors.new_zeros(b, r, n, r, j)
-        factor[:, k, :, k] = factors.movedim(1, 0)
-        return factor.reshape(b, r * n, r * j)
+        whole = self._factors.movedim(1, -1).diag_embed(
+            dim1=1, dim2=3
+        )  # (b, r, K, r, j)
+        return whole.flatten(3).flatten(1, 2)
 
     def total(self) -> Tensor:
         """Sum of ``Λ`` over samples, (c, c), float64."""

@@ -323,7 +323,7 @@ class HeteroscedasticNLLLoss(nn.Module):
     Parameters
     ----------
     reduction : {"mean", "sum", "none"}, default="mean"
-        Of the losses of rows and columns.
+        Of the losses of samples and target columns.
 
     References
     ----------
