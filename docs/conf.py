@@ -77,9 +77,9 @@ html_sidebars = {
         "auto_examples/bayes_by_backprop/*",
         "auto_examples/laplace_bridge/*",
         "changelog",
-        "choices",
+        "user_guide",
         "contributing",
-        "other_roads",
+        "other_methods",
         "quickstart",
     )
 }
