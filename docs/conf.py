@@ -43,6 +43,9 @@ bibtex_bibfiles = ["references.bib"]
 bibtex_default_style = "plain"
 bibtex_reference_style = "author_year"
 
+# Markdown
+myst_enable_extensions = ["deflist"]
+
 # Gallery
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
@@ -79,6 +82,7 @@ html_sidebars = {
         "changelog",
         "user_guide",
         "contributing",
+        "glossary",
         "other_methods",
         "quickstart",
     )
