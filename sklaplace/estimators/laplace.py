@@ -1,7 +1,7 @@
 """BaseLaplace: parameters, fit and posterior that the Laplace estimators share."""
 
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,11 +27,7 @@ from sklaplace.estimators.laplace_fit import (
     network_at_mean,
 )
 from sklaplace.estimators.laplace_trainer import LaplaceTrainer
-from sklaplace.estimators.options import (
-    LaplaceOptions,
-    check_prior_shape,
-    sibling,
-)
+from sklaplace.estimators.options import LaplaceOptions, check_prior_shape, sibling
 from sklaplace.estimators.output_model import BatchedOutputs, require_finite
 from sklaplace.estimators.samples import (
     Samples,
@@ -42,7 +38,7 @@ from sklaplace.estimators.samples import (
     unchanged_on_error,
     weighted_data,
 )
-from sklaplace.estimators.trainer import inner_net, is_frozen
+from sklaplace.estimators.trainer import inner_net
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, device_of
@@ -160,7 +156,7 @@ class BaseLaplace:
         memory, trainer = check_memory(self.memory), self._trainer(options)
 
         def work() -> LaplaceFit:
-            device = getattr(self._net, "device", "cpu")
+            device = getattr(inner_net(self.estimator), "device", "cpu")
             with private_rng(self._seed, device), torch.inference_mode(False):
                 network = trainer.train(data, validation, params)
                 with network.forward().frozen():
@@ -231,14 +227,6 @@ class BaseLaplace:
         )
 
     # ------------------------------------------------------------- collaborators
-    @property
-    def _net(self) -> Any:
-        return inner_net(self.estimator)
-
-    @property
-    def _is_frozen(self) -> bool:
-        return is_frozen(self.estimator)
-
     def _check_options(self) -> LaplaceOptions:
         """Return the options; raises for values that are not valid."""
         return LaplaceOptions.of(self)
@@ -366,7 +354,7 @@ class BaseLaplace:
             ).expand(getattr(h, name).shape)
             for name, value in given.items()
         }
-        return float(posterior.log_marginal_likelihood(replace(h, **tensors)))
+        return float(posterior.replace(**tensors).log_marginal_likelihood())
 
     def predictive(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and covariance of the outputs as functions of ``x``, in its graph.

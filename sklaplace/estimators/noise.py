@@ -25,6 +25,15 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: Any) -> float:
         Outputs of a network in evaluation mode.
     dataset : Dataset
         Samples with targets.
+
+    Returns
+    -------
+    float
+        Standard deviation, in units of the targets.
+
+    Notes
+    -----
+    Costs one pass over the samples; the outputs are then kept, in (n, c) memory.
     """
     likelihood, parts = outputs.network.spec.likelihood, []
     for draws, y, w in outputs.draws_of(dataset):
@@ -37,8 +46,7 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: Any) -> float:
 
     def loss(log_ratio: float) -> float:
         sigma = math.exp(log_ratio + math.log(scale))
-        density = likelihood.log_density(mean, variance, y, sigma)
-        return -float(weights @ density)
+        return -float(weights @ likelihood.log_density(mean, variance, y, sigma))
 
     bounds = math.log(_SMALLEST), math.log(_LARGEST)
     found = minimize_scalar(loss, bounds=bounds, method="bounded")

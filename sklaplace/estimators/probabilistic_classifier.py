@@ -1,6 +1,7 @@
 """ProbabilisticClassifier: class probabilities, and distributions over them."""
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -19,6 +20,7 @@ from sklaplace.dirichlet.distribution import check_set
 from sklaplace.dirichlet.links import mc_uncertainty, uncertainty_of_draws
 from sklaplace.estimators.class_targets import ClassTargets, likelihood_of
 from sklaplace.estimators.output_model import BatchedOutputs
+from sklaplace.estimators.trainer import inner_net, is_frozen
 from sklaplace.likelihoods import ClassificationLikelihood
 
 
@@ -31,15 +33,20 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
     _targets_kind: ClassVar[type[ClassTargets]] = ClassTargets
     _targets: ClassTargets
 
+    @property
+    @abstractmethod
+    def _outputs(self) -> BatchedOutputs:
+        """The distribution of outputs of the fitted network."""
+
     # ----------------------------------------------------------------- targets
     def _infer_targets(self, y: Any, classes: np.ndarray | None = None) -> ClassTargets:
         """Return the classes of the targets in fit; sets ``classes_``."""
         targets = self._targets_kind.infer(
             y,
-            self._net,
+            inner_net(self.estimator),
             self.likelihood,
             getattr(self, "class_weight", None),
-            is_frozen=self._is_frozen,
+            is_frozen=is_frozen(self.estimator),
             classes=classes,
         )
         self.classes_ = targets.classes
@@ -70,25 +77,12 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         points = cached_sobol_normals(self.n_samples, like.shape[1], self._seed)
         return points.to(like)
 
-    def _map_logits(
-        self,
-        outputs: BatchedOutputs,
-        X: Any,
-        function: Callable[[Tensor, Tensor], Tensor],
-        *,
-        diagonal: bool,
-    ) -> np.ndarray:
-        """Return a function of the Gaussian over class logits, (n·r, ...)."""
-        likelihood = self._likelihood
-
-        def of_logits(mean: Tensor, cov: Tensor) -> tuple[Tensor]:
-            return (function(*likelihood.class_logits(mean, cov)),)
-
-        centred = likelihood.is_shift_invariant
-        (found,) = outputs.map_gaussian(
-            X, of_logits, diagonal=diagonal, centred=centred
-        )
-        return found
+    def _of_logits(
+        self, function: Callable[[Tensor, Tensor], Tensor]
+    ) -> Callable[[Tensor, Tensor], tuple[Tensor]]:
+        """Return a function of Gaussian logits as one of Gaussian outputs."""
+        class_logits = self._likelihood.class_logits
+        return lambda mean, cov: (function(*class_logits(mean, cov)),)
 
     def _needs_variances_only(self, method_needs_variances_only: bool) -> bool:
         """Whether covariances between logits are not used."""
@@ -110,12 +104,9 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
 
     def _class_probabilities(self, X: Any) -> np.ndarray:
         """Return probabilities (n·r, K) of r labels per sample; rows sum to one."""
-
-        def mean_proba(draws: Tensor) -> Tensor:
-            return self._proba_of_draws(draws).mean(-1)
-
-        outputs = self._outputs
-        found = outputs.map_draws(self._check_inputs(X), mean_proba)
+        found = self._outputs.map_draws(
+            self._check_inputs(X), lambda draws: self._proba_of_draws(draws).mean(-1)
+        )
         return self._normalised(found.numpy())
 
     def _concentrations(self, X: Any, method: Any) -> np.ndarray:
@@ -125,28 +116,30 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         if method is None:
             method = self.dirichlet_approx
         self._check_dirichlet("method", method)
-        approximate = dirichlet.APPROXIMATIONS[method]
-        diagonal = self._needs_variances_only(method in dirichlet.DIAGONAL)
-        X = self._check_inputs(X)
-        alpha = self._map_logits(outputs, X, approximate, diagonal=diagonal)
+        (alpha,) = outputs.map_gaussian(
+            self._check_inputs(X),
+            self._of_logits(dirichlet.APPROXIMATIONS[method]),
+            diagonal=self._needs_variances_only(method in dirichlet.DIAGONAL),
+            centred=self._likelihood.is_shift_invariant,
+        )
         return alpha[:, : self._targets.n_classes]
 
     def _mc_uncertainty(self, X: Any) -> np.ndarray:
         """Return total, aleatoric and epistemic entropy by draws, (n·r, 3)."""
         outputs = self._outputs
         outputs.model.check_draws(2)
-        if outputs.model.is_gaussian:
-
-            def split(mean: Tensor, cov: Tensor) -> Tensor:
-                return mc_uncertainty(mean, cov, self._sobol_normals(mean))
-
-            X, diagonal = self._check_inputs(X), self._needs_variances_only(False)
-            return self._map_logits(outputs, X, split, diagonal=diagonal)
-
-        def split_draws(draws: Tensor) -> Tensor:
-            return uncertainty_of_draws(self._proba_of_draws(draws))
-
-        return outputs.map_draws(self._check_inputs(X), split_draws).numpy()
+        X = self._check_inputs(X)
+        if not outputs.model.is_gaussian:
+            return outputs.map_draws(
+                X, lambda draws: uncertainty_of_draws(self._proba_of_draws(draws))
+            ).numpy()
+        (found,) = outputs.map_gaussian(
+            X,
+            self._of_logits(lambda m, c: mc_uncertainty(m, c, self._sobol_normals(m))),
+            diagonal=self._needs_variances_only(False),
+            centred=self._likelihood.is_shift_invariant,
+        )
+        return found
 
     def _log_proba_of(self, X: Any, y: Any) -> np.ndarray:
         """Return the log-probability of the labels of each sample, (n,); finite."""
@@ -167,7 +160,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
+            Samples to predict.
 
         Returns
         -------
@@ -175,8 +168,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
             Rows sum to one; columns in the order of ``classes_``. For a matrix of
             labels: that each of them is one.
         """
-        proba = self._class_probabilities(X)
-        return self._targets.target_type.probabilities(proba)
+        return self._targets.target_type.probabilities(self._class_probabilities(X))
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Logarithms of `predict_proba`.
@@ -184,7 +176,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
+            Samples to predict.
 
         Returns
         -------
@@ -203,7 +195,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
+            Samples to predict.
 
         Returns
         -------
@@ -220,22 +212,22 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
+            Samples to predict.
         y : array-like of shape (n,), (n, n_labels) or (n, ...)
             Their labels.
         sample_weight : array-like of shape (n,), optional
-            Weights of the rows.
+            Weights of the samples.
 
         Returns
         -------
         float
-            Share of the rows whose labels are all right; for maps, share of the
-            positions. Labels that the criterion ignores do not count.
+            Fraction of the samples whose labels are all correct; for dense labels, of
+            the positions. Labels that the criterion ignores do not count.
 
         Raises
         ------
         ValueError
-            If it ignores all of them, or y has labels of another kind than in fit.
+            If it ignores all of them, or y has labels of another type than in fit.
         """
         predicted, labels = self.predict(X), self._targets.check(y)
         check_consistent_length(predicted, labels, sample_weight)
@@ -257,14 +249,14 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
     def sample_proba(
         self, X: Any, n_samples: int = 1, random_state: Any = 0
     ) -> np.ndarray:
-        """Draws of class probabilities from the posterior, joint across rows.
+        """Draws of class probabilities from the posterior, joint over samples.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
+            Samples to predict.
         n_samples : int, default=1
-            Number of draws; each is one function, evaluated on all rows.
+            Number of draws; each is one function, evaluated for all samples.
         random_state : int, RandomState or None, default=0
             Seeds the draws.
 
@@ -295,7 +287,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
+            Samples to predict.
         full_cov : bool, default=False
             Return covariances between classes, not variances alone.
 
@@ -308,8 +300,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         """
         outputs, target_type = self._outputs, self._targets.target_type
         moments = partial(target_type.latent_moments, self._likelihood)
-        X = self._check_inputs(X)
-        mean, variance = outputs.map_latent(X, moments, full_cov)
+        mean, variance = outputs.latent(self._check_inputs(X), full_cov, moments)
         return mean, variance
 
     def predict_dirichlet(self, X: Any, method: str | None = None) -> np.ndarray:
@@ -320,7 +311,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
+            Samples to predict.
         method : {"projection", "bridge", "bridge_norm", "bridge_norm_published"}, \
                 optional
             In place of ``dirichlet_approx``.
@@ -341,13 +332,13 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         With ``pred_type="nn"``, of the Gaussian that has mean and covariance of the
         drawn logits.
 
-        ``"projection"`` needs covariances between classes and takes O(K³) per row:
+        ``"projection"`` needs covariances between classes and takes O(K³) per sample:
         about 10 microseconds for 10 classes, half a millisecond for 100 and 40 for
         1,000. The bridges need variances alone, and O(K).
 
         Of the bridges: concentrations grow with the size of the logits as well as with
-        certainty, so that their sum does not detect unknown rows, and the mean does not
-        feel the size of the variances.
+        confidence, so that their sum does not detect out-of-distribution samples, and
+        the mean hardly depends on the size of the variances.
 
         References
         ----------
@@ -355,16 +346,15 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         basis for Laplace approximation"; Hobbhahn, Kristiadi and Hennig (2022), "Fast
         predictive uncertainty for classification with Bayesian deep networks".
         """
-        alpha = self._concentrations(X, method)
-        return self._targets.target_type.unflatten(alpha)
+        return self._targets.target_type.unflatten(self._concentrations(X, method))
 
     def predict_uncertainty(self, X: Any, method: str | None = None) -> np.ndarray:
-        """How uncertain the label is, and how much of that data could remove.
+        """Total, aleatoric and epistemic uncertainty of the label.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
+            Samples to predict.
         method : {"projection", "bridge", "bridge_norm", "bridge_norm_published", \
                 "mc"}, optional
             Distribution over probabilities that is split: a Dirichlet, the parts of
@@ -411,17 +401,17 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         reference: str = "top",
         method: str | None = None,
     ) -> np.ndarray:
-        """Classes that may well be the most probable one: an uncertainty-aware top-k.
+        """Uncertainty-aware top-k: classes that are plausibly the most probable one.
 
-        One class where the network is sure, several where it is not. A class belongs
-        to the set if its probability is, at the upper end of its distribution, at least
-        that of the top class at the lower end. There is no promise of coverage: that of
-        conformal prediction needs rows to calibrate on.
+        One class where the prediction is confident, several where it is not. A class
+        belongs to the set if an upper quantile of its probability is at least a lower
+        quantile of that of the top class. Coverage is not guaranteed: for that,
+        conformal prediction needs calibration samples.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
+            Samples to predict.
         q : float, default=0.05
             Tail probability of both ends; sets shrink as it grows.
         k_max : int, default=10
@@ -456,7 +446,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        likelihood = self.likelihood or likelihood_of(self._net)
+        likelihood = self.likelihood or likelihood_of(inner_net(self.estimator))
         multi_target = getattr(likelihood, "multi_target", "multilabel")
         tags.classifier_tags.multi_label = multi_target == "multilabel"
         tags.input_tags.three_d_array = True

@@ -1,5 +1,6 @@
 """ProbabilisticRegressor: means, standard deviations, quantiles and samples."""
 
+from abc import abstractmethod
 from typing import Any, cast
 
 import numpy as np
@@ -10,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 from sklaplace.core.checks import as_levels, as_seed
 from sklaplace.estimators.number_targets import NumberTargets, geometric_mean
 from sklaplace.estimators.options import sibling
+from sklaplace.estimators.output_model import BatchedOutputs
 from sklaplace.estimators.samples import weighted_data
 from sklaplace.likelihoods import RegressionLikelihood
 
@@ -23,6 +25,11 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
     sigma_noise_: Any
     sigma_scaling_: np.ndarray
     _targets: NumberTargets
+
+    @property
+    @abstractmethod
+    def _outputs(self) -> BatchedOutputs:
+        """The distribution of outputs of the fitted network."""
 
     # ----------------------------------------------------------------- targets
     def _infer_targets(self, y: Any, classes: None = None) -> NumberTargets:
@@ -52,8 +59,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
 
     def _latent(self, X: Any) -> list[np.ndarray]:
         """Return mean and variance of the outputs, (n, c) each."""
-        outputs = self._outputs
-        return outputs.latent(self._check_inputs(X))
+        return self._outputs.latent(self._check_inputs(X))
 
     def _mean_and_variance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance (n, n_outputs) of new targets, noise included."""
@@ -73,20 +79,20 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
     def recalibrate(
         self, X: Any, y: Any, sample_weight: Any = None
     ) -> "ProbabilisticRegressor":
-        """Scale predictive standard deviations to residuals of held-out rows.
+        """Scale predictive standard deviations to residuals of held-out samples.
 
         Each output's standard deviations, noise included, are multiplied by one number
         from then on: the root of the mean of ``(y - mean)² / variance``, under which
-        these rows are most probable. Means stay. ``fit`` begins anew.
+        these samples are most probable. Means do not change; ``fit`` resets it.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows that neither the network nor a tuner has seen.
+            Samples that were used neither in training nor in tuning.
         y : array-like of shape (n,) or (n, n_outputs)
             Their targets.
         sample_weight : array-like of shape (n,), optional
-            Non-negative weights of the rows.
+            Non-negative weights of the samples.
 
         Returns
         -------
@@ -96,11 +102,11 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
         Raises
         ------
         ValueError
-            If the rows are fitted perfectly, or there are fewer than two.
+            If residuals are zero, or there are fewer than two samples.
 
         Notes
         -----
-        One prediction. n rows tell the scale to a share of ``1/√(2n)``.
+        One prediction. The relative standard error of the factor is ``1/√(2n)``.
 
         References
         ----------
@@ -141,11 +147,11 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...)
-            Rows to predict.
+            Samples to predict.
         return_std : bool, default=False
             Also return standard deviations of new targets, noise included.
         return_cov : bool, default=False
-            Also return their joint covariance across rows, noise included.
+            Also return their joint covariance over samples, noise included.
 
         Returns
         -------
@@ -158,7 +164,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
         Raises
         ------
         RuntimeError
-            If both are asked for, as in scikit-learn's Gaussian processes.
+            If both are True, as in scikit-learn's Gaussian processes.
         """
         if return_std and return_cov:
             raise RuntimeError(
@@ -185,7 +191,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...)
-            Rows to predict.
+            Samples to predict.
         alpha : float or array-like of shape (n_alpha,)
             Levels in (0, 1).
 
@@ -196,8 +202,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
         """
         levels = as_levels("alpha", alpha, "Choose a level, such as 0.95.")
         mean, variance = self._latent(X)
-        arguments = mean, variance, self._noise, levels
-        values = self._likelihood.quantiles(*arguments)
+        values = self._likelihood.quantiles(mean, variance, self._noise, levels)
         if (self.sigma_scaling_ != 1).any():
             scaling = self.sigma_scaling_[:, None]
             values = mean[..., None] + (values - mean[..., None]) * scaling
@@ -210,7 +215,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...)
-            Rows to predict.
+            Samples to predict.
         coverage : float or array-like of shape (n_levels,), default=0.9
             Probabilities in (0, 1).
 
@@ -231,7 +236,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...)
-            Rows to predict.
+            Samples to predict.
         n_samples : int, default=1
             Number of draws.
         random_state : int, RandomState or None, default=0
@@ -258,7 +263,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...)
-            Rows to predict.
+            Samples to predict.
         full_cov : bool, default=False
             Return the covariance between outputs, not their variances alone.
 
@@ -267,8 +272,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
         mean : ndarray of shape (n, n_outputs)
         variance : ndarray of shape (n, n_outputs) or (n, n_outputs, n_outputs)
         """
-        outputs = self._outputs
-        mean, variance = outputs.latent(self._check_inputs(X), full_cov)
+        mean, variance = self._outputs.latent(self._check_inputs(X), full_cov)
         return mean, variance
 
     def __sklearn_tags__(self) -> Any:

@@ -20,8 +20,14 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from sklaplace.networks.data import TrainingData, check_length, count_rows, is_opaque
-from sklaplace.networks.inputs import input_type
+from sklaplace.estimators.trainer import inner_net
+from sklaplace.networks.data import (
+    TrainingData,
+    check_length,
+    count_rows,
+    input_type,
+    is_opaque,
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ def encode_samples(
             f"{type(model).__name__} requires y to be passed, but the target y is "
             "None. For a torch Dataset, pass its targets as an array."
         )
-    model._input_type = input_type(model._net)
+    model._input_type = input_type(inner_net(model.estimator))
     X, y = model._check_samples(samples.X, samples.y, reset=True)
     model._targets = model._infer_targets(y, samples.classes)
     data = weighted_data(model, X, y, samples.sample_weight)
@@ -128,8 +134,7 @@ def check_inputs(model: Any, X: Any) -> Any:
 def draw_seed(random_state: Any) -> int:
     """Return a seed from ``random_state``, never from the global generator."""
     if random_state is None:  # entropy of the operating system
-        seed = int.from_bytes(os.urandom(4), "little")
-        random_state = np.random.RandomState(seed)
+        random_state = np.random.RandomState(int.from_bytes(os.urandom(4), "little"))
     generator: np.random.RandomState = check_random_state(random_state)
     return int(generator.randint(np.iinfo(np.int32).max))
 
