@@ -23,7 +23,7 @@ FAILED = 1  # of pytest's exit codes, that of failed tests
 
 @dataclass(frozen=True)
 class Mutation:
-    """A text of a file, which occurs there once, what replaces it, and who notices."""
+    """A text that a file has once, what replaces it, and tests that notice."""
 
     mistake: str
     file: str
@@ -43,147 +43,147 @@ MUTATIONS = [
         "sklaplace/curvature/ggn.py",
         "return likelihood.gradient(f, y).unsqueeze(-1)",
         "return 2 * likelihood.gradient(f, y).unsqueeze(-1)",
-        "tests/curvature/test_ggn.py",
+        "curvature/test_ggn.py::test_empirical_fisher_is_that_of_the_gradients",
     ),
     Mutation(
         "sampled Fisher summed over draws, not averaged",
         "sklaplace/curvature/ggn.py",
         " * float(n_draws**-0.5)",
         "",
-        "tests/curvature/test_ggn.py",
+        "curvature/test_ggn.py::test_sampled_fisher_tends_to_the_ggn",
     ),
     Mutation(
         "exact Hessian halved",
         "sklaplace/curvature/derivatives.py",
         "return (hessian + hessian.T) / 2",
         "return (hessian + hessian.T) / 4",
-        "tests/curvature/test_ggn.py",
+        "curvature/test_ggn.py::test_exact_hessian",
     ),
     Mutation(
         "sample weights left out of the curvature",
         "sklaplace/curvature/ggn.py",
         "return curvature.closed_form(likelihood, f, y).weighted(weights)",
         "return curvature.closed_form(likelihood, f, y)",
-        "tests/curvature/test_ggn.py",
+        "curvature/test_ggn.py::test_weights_multiply_the_hessian",
     ),
     Mutation(
         "Kronecker factor divided by batches, not samples",
         "sklaplace/curvature/structures/kron.py",
         "torch.as_tensor(n_rows * a.shape[1]",
         "torch.as_tensor(n_rows / n_rows * a.shape[1]",
-        "tests/curvature/structures/test_kron.py",
+        "curvature/structures/test_kron.py::test_inputs_are_weighted_as_rows",
     ),
     Mutation(
         "Kronecker factor divided without sample weights",
         "sklaplace/curvature/structures/kron.py",
         "n_rows = a.shape[0] if weights is None else weights.double().sum()",
         "n_rows = a.shape[0]",
-        "tests/curvature/structures/test_kron.py",
+        "curvature/structures/test_kron.py::test_inputs_are_weighted_as_rows",
     ),
     Mutation(
         "sketch of rank k without the inverse between its factors",
         "sklaplace/curvature/structures/lowrank.py",
         "factor = torch.linalg.solve_triangular(root, shifted.T, upper=False).T",
         "factor = shifted",
-        "tests/curvature/structures/test_lowrank.py",
+        "curvature/structures/test_lowrank.py",
     ),
     Mutation(
         "covariance of outputs doubled",
         "sklaplace/curvature/structures/base.py",
         "rows.gram(v)).double() * largest",
         "rows.gram(v)).double() * largest * 2",
-        "tests/posterior/test_predictive.py",
+        "posterior/test_predictive.py::test_glm_is_the_push_forward_of_the_posterior",
     ),
     Mutation(
         "draws of the weights with twice their standard deviation",
         "sklaplace/posterior/gaussian.py",
         "self.precision.sample(noise)",
         "2 * self.precision.sample(noise)",
-        "tests/posterior/test_gaussian.py",
+        "posterior/test_gaussian.py::test_moments_are_those_of_the_dense_posterior",
     ),
     Mutation(
         "draws around the network's weights, not the posterior mean",
         "sklaplace/posterior/gaussian.py",
         "return self.mean + ",
         "return self.weights + ",
-        "tests/posterior/test_gaussian.py",
+        "posterior/test_gaussian.py::test_draws_are_around_the_mean_and_not_the_networks_weights",
     ),
     Mutation(
         "temperature left out of the posterior precision",
         "sklaplace/posterior/gaussian.py",
         "return scale**self.curvature_order / h.temperature",
         "return scale**self.curvature_order",
-        "tests/posterior/test_gaussian.py",
+        "posterior/test_gaussian.py::test_temperature_scales_the_curvature_at_question_time",
     ),
     Mutation(
         "evidence without the prior's log-determinant",
         "sklaplace/posterior/gaussian.py",
         "self.logdet() - self._prior.logdet() + self.scatter()",
         "self.logdet() + self.scatter()",
-        "tests/posterior/test_gaussian.py",
+        "posterior/test_gaussian.py::test_evidence_is_that_of_the_formula",
     ),
     Mutation(
         "evidence without the prior at the mean",
         "sklaplace/posterior/gaussian.py",
         "self.logdet() - self._prior.logdet() + self.scatter()",
         "self.logdet() - self._prior.logdet()",
-        "tests/posterior/test_gaussian.py",
+        "posterior/test_gaussian.py::test_evidence_is_that_of_the_formula",
     ),
     Mutation(
         "refit without the prior's gradient",
         "sklaplace/posterior/linear_model.py",
         "backward(gradient) + rho * offset",
         "backward(gradient)",
-        "tests/posterior/test_linearised.py",
+        "posterior/test_linearised.py::test_the_minimum_of_the_linearised_objective",
     ),
     Mutation(
         "linearised mean without the refitted weights",
         "sklaplace/posterior/predictive.py",
         "if not posterior.is_refitted:",
         "if True:",
-        "tests/posterior/test_predictive.py",
+        "posterior/test_predictive.py::test_glm_is_the_push_forward_of_the_posterior",
     ),
     Mutation(
         "logits not centred",
         "sklaplace/dirichlet/logits.py",
         "variances = diagonal - 2 * rows + rows.mean(-1, keepdim=True)",
         "variances = diagonal.double()",
-        "tests/dirichlet/test_logits.py",
+        "dirichlet/test_logits.py::test_moments_are_those_of_the_centred_gaussian",
     ),
     Mutation(
         "points of link mc with a seed for each batch",
         "sklaplace/estimators/probabilistic_classifier.py",
         "like.shape[1], self._seed)",
         "like.shape[1], self._seed + like.shape[0])",
-        "tests/estimators/test_classifier.py",
+        "estimators/test_base.py::test_batch_size_changes_nothing",
     ),
     Mutation(
         "noise left out of predictive standard deviations",
         "sklaplace/likelihoods/regression.py",
         "return mean, variance + self._noises(noise)",
         "return mean, variance",
-        "tests/estimators/test_regressor.py",
+        "estimators/test_regressor.py::TestNoise",
     ),
     Mutation(
         "Bayes by Backprop without the divergence",
         "sklaplace/posterior/variational/elbo.py",
         "return nll + (factor * self.kl_weight / self._total_weight) * kl",
         "return nll + 0 * kl",
-        "tests/posterior/variational/test_elbo.py",
+        "posterior/variational/test_elbo.py::test_loss_and_gradients_are_those_written_out",
     ),
     Mutation(
         "dropout masks drawn for each sample",
         "sklaplace/estimators/dropout.py",
         "else x.shape[1:]",
         "else x.shape",
-        "tests/estimators/test_dropout.py",
+        "estimators/test_dropout.py",
     ),
     Mutation(
         "all networks of an ensemble from one seed",
         "sklaplace/estimators/ensemble.py",
         "fit_params, int(seed))",
         "fit_params, int(seeds[0]))",
-        "tests/estimators/test_ensemble.py",
+        "estimators/test_ensemble.py",
     ),
 ]
 
@@ -207,7 +207,7 @@ def outcome(mutation: Mutation, root: Path) -> str:
     path.write_text(before.replace(mutation.text, mutation.instead))
     variables = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not benchmark"]
-    command = [sys.executable, "-m", "pytest", *options, mutation.tests]
+    command = [sys.executable, "-m", "pytest", *options, f"tests/{mutation.tests}"]
     try:
         run = subprocess.run(
             command,
