@@ -64,7 +64,7 @@ MUTATIONS = [
         "sklaplace/curvature/ggn.py",
         "return curvature.closed_form(likelihood, f, y).weighted(weights)",
         "return curvature.closed_form(likelihood, f, y)",
-        "curvature/test_ggn.py::test_weights_multiply_the_hessian",
+        "curvature/structures/test_base.py::test_integer_weights_are_repeated_rows",
     ),
     Mutation(
         "Kronecker factor divided by batches, not samples",
@@ -99,7 +99,7 @@ MUTATIONS = [
         "sklaplace/posterior/gaussian.py",
         "self.precision.sample(noise)",
         "2 * self.precision.sample(noise)",
-        "posterior/test_gaussian.py::test_moments_are_those_of_the_dense_posterior",
+        "curvature/structures/test_base.py::test_draws_have_the_posterior_covariance",
     ),
     Mutation(
         "draws around the network's weights, not the posterior mean",
@@ -155,7 +155,7 @@ MUTATIONS = [
         "sklaplace/estimators/probabilistic_classifier.py",
         "like.shape[1], self._seed)",
         "like.shape[1], self._seed + like.shape[0])",
-        "estimators/test_base.py::test_batch_size_changes_nothing",
+        "estimators/test_base.py::TestBatchesAndOrder::test_batch_size_changes_nothing",
     ),
     Mutation(
         "noise left out of predictive standard deviations",

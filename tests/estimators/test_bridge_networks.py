@@ -13,6 +13,8 @@ import matplotlib.pyplot as plt
 
 from examples import run_example
 
+pytestmark = pytest.mark.slow
+
 FOREIGN = ["inverted", "7 to 9", "uniform", "gaussian"]
 
 

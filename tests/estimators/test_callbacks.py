@@ -298,6 +298,7 @@ def textbook_maximum(X, y):
     return model.lambda_, model.alpha_**-0.5, model.scores_[-1], model.coef_
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damping", [0.0, 0.5])
 @pytest.mark.parametrize("batch_size", [-1, 20])
 def test_a_linear_model_ends_at_the_maximum_of_the_evidence(damping, batch_size):
