@@ -155,7 +155,7 @@ MUTATIONS = [
         "sklaplace/estimators/probabilistic_classifier.py",
         "like.shape[1], self._seed)",
         "like.shape[1], self._seed + like.shape[0])",
-        "estimators/test_base.py::TestBatchesAndOrder::test_batch_size_changes_nothing",
+        "estimators/test_classifier.py::test_points_of_mc_are_the_same_in_every_batch",
     ),
     Mutation(
         "noise left out of predictive standard deviations",

@@ -246,6 +246,7 @@ class TestNoise:
             total -= len(test) * gaussian_nll(y[test], mean, std)
         return total / len(y)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("settings", [{}, {"refine": True}, EVERYTHING], ids=str)
     def test_makes_the_held_out_rows_of_all_folds_most_probable(self, settings):
         model = for_numbers(**settings).fit(X_REG, Y_REG)
