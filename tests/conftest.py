@@ -5,6 +5,7 @@ import os
 # Read by scipy when it is first imported; without it scikit-learn skips a check.
 os.environ["SCIPY_ARRAY_API"] = "1"
 
+from collections import defaultdict
 from pathlib import Path
 
 import hypothesis
@@ -22,9 +23,48 @@ hypothesis.settings.register_profile("sklaplace", deadline=None, derandomize=Tru
 hypothesis.settings.load_profile("sklaplace")
 
 
+# A test with more sets of parameters than this is a table of combinations.
+TABLE = 6
+
+
+def parameters(item):
+    """The names and values of a test's parameters."""
+    return {
+        (
+            name,
+            type(value),
+            value if isinstance(value, str | int | float) else id(value),
+        )
+        for name, value in item.callspec.params.items()
+    }
+
+
+def beyond_every_value(items):
+    """Combinations but a few, in which each value of each parameter occurs."""
+    rest = {item: parameters(item) for item in items}
+    missing = set().union(*rest.values())
+    while missing:
+        widest = max(rest, key=lambda item: len(rest[item] & missing))
+        missing -= rest.pop(widest)
+    return list(rest)
+
+
+def mark_tables(items):
+    """Mark as slow what a table has beyond every value of its parameters."""
+    tables = defaultdict(list)
+    for item in items:
+        if hasattr(item, "callspec"):
+            tables[item.parent, item.originalname].append(item)
+    for table in tables.values():
+        if len(table) > TABLE:
+            for item in beyond_every_value(table):
+                item.add_marker("slow")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark the benchmarks, and skip what needs a GPU where there is none."""
+    """Mark tables and benchmarks, and skip what needs a GPU where there is none."""
+    mark_tables(items)
     needs_gpu = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
         if BENCHMARKS in item.path.parents:

@@ -12,6 +12,8 @@ import matplotlib.pyplot as plt
 
 from examples import run_example
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def close_figures():

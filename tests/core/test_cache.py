@@ -459,6 +459,7 @@ WORKER = f"""{SCRIPT}
 """
 
 
+@pytest.mark.slow  # three processes
 def test_other_processes_have_the_same_keys_and_results(tmp_path):
     # classes and functions of a script, which no process can import
     made_once = define(SCRIPT, "made_once")

@@ -151,6 +151,7 @@ class TestPrivateRng:
                 self.draw()
             assert global_rng_states() == before
 
+    @pytest.mark.slow  # another process
     def test_seeds_no_device_that_is_not_in_use(self):
         # torch.manual_seed would queue a seed for every GPU of this process
         program = (

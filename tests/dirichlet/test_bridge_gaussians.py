@@ -8,7 +8,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from tests.examples import run_example
+from examples import run_example
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)

@@ -6,12 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import run_example
 from sklaplace import dirichlet
 from sklaplace.core.random import sobol_normals
 from sklaplace.dirichlet import links, logits
 from sklaplace.dirichlet.links import LINKS, choose_link
 from sklaplace.dirichlet.logits import centre
-from tests.examples import run_example
 
 pytestmark = pytest.mark.numerical
 
@@ -350,6 +350,7 @@ def errors_of(names, mean, cov, n_samples, points):
     return {name: error(LINKS[name](mean, cov, draws), reference) for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mean_scale", [2, 10])
 @pytest.mark.parametrize("n_classes", [2, 3, 10, 16, 17, 60, 256])
@@ -366,6 +367,7 @@ def test_choice_is_never_worse_than_probit(kind, n_classes, mean_scale):
             assert errors[chosen] <= errors["probit"] + 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mean_scale", [2, 10])
 def test_choice_is_better_than_probit_for_a_thousand_classes(mean_scale):
     for sd in (0.5, 2.0, 8.0):

@@ -413,6 +413,7 @@ SIZES += [(65, 1, 1024), (66, 1, 1024), (200, 1, 512)]
 SDS = [0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["isotropic", "diagonal", "wishart", "low rank", "one wide", "two wide"]
 )

@@ -20,6 +20,7 @@ from nets import (
     seeded,
     waves,
 )
+from refusals import refused, refused_fit
 from scipy import sparse
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.frozen import FrozenEstimator
@@ -44,32 +45,6 @@ OPTIONS = [
     "pred_type",
     "link_approx",
 ]
-
-
-def refused(error, words, call, *models):
-    """The message, after checks that nothing was trained or changed."""
-    RecordTraining.steps.clear()
-    before = global_rng_states()
-    attributes = [dict(vars(model)) for model in models]
-    with pytest.raises(error, match=r"\w") as caught:
-        call()
-    message = str(caught.value)
-    for word in words:
-        assert str(word) in message, message
-    assert RecordTraining.steps == [], "training had begun"
-    assert global_rng_states() == before
-    for model, there in zip(models, attributes, strict=True):
-        assert vars(model).keys() == there.keys()
-        assert all(value is there[name] for name, value in vars(model).items())
-    return message
-
-
-def refused_fit(model, *words, error=ValueError, data=None, **fit):
-    """As above for a fit of the given model."""
-    if data is None:
-        is_classifier = isinstance(model, LaplaceClassifier)
-        data = (X, Y) if is_classifier else (X_REG, Y_REG)
-    return refused(error, words, lambda: model.fit(*data, **fit), model)
 
 
 def for_classes(net=None, **settings):

@@ -13,7 +13,9 @@ import matplotlib.pyplot as plt
 
 from examples import run_example
 
-UNKNOWN = ["inverted", "7 to 9", "uniform", "gaussian"]
+pytestmark = pytest.mark.slow
+
+FOREIGN = ["inverted", "7 to 9", "uniform", "gaussian"]
 
 
 @pytest.fixture(scope="module", autouse=True)

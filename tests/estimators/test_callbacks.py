@@ -298,6 +298,7 @@ def textbook_maximum(X, y):
     return model.lambda_, model.alpha_**-0.5, model.scores_[-1], model.coef_
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damping", [0.0, 0.5])
 @pytest.mark.parametrize("batch_size", [-1, 20])
 def test_a_linear_model_ends_at_the_maximum_of_the_evidence(damping, batch_size):
@@ -317,6 +318,7 @@ def test_a_linear_model_ends_at_the_maximum_of_the_evidence(damping, batch_size)
     np.testing.assert_allclose(found, coefficients, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_layerwise_precisions_are_a_fixed_point():
     """No evidence at all is gained by choosing them again."""
     X, y = linear_data()
@@ -712,6 +714,7 @@ def test_the_prior_of_a_task_goes_with_no_other():
 
 
 # --------------------------------------------------------------------- does it help
+@pytest.mark.slow
 def test_noisy_rows_are_not_learned_by_heart():
     """Measured: 0.78 nats a row without, 0.36 with it, over these two seeds."""
     X, y = make_moons(200, noise=0.3, random_state=0)

@@ -566,6 +566,14 @@ def test_number_of_draws_is_checked_when_set_after_fit(
         model.predict_proba(X)
 
 
+def test_points_of_mc_are_the_same_in_every_batch(rows, logits_net):
+    X, y = rows
+    model = fitted(logits_net, X, y, prior_precision=1.0, link_approx="mc")
+    whole = model.predict_proba(X)
+    model.set_params(batch_size=7)
+    np.testing.assert_allclose(model.predict_proba(X), whole, rtol=1e-5)
+
+
 def test_few_draws_are_not_the_choice_of_auto(rows, logits_net):
     X, y = rows
     model = fitted(logits_net, X, y, prior_precision=1.0)

@@ -156,6 +156,7 @@ class TestCopies:
         joblib.dump(model, tmp_path / "model.joblib")
         assert_same_answers(joblib.load(tmp_path / "model.joblib"), X, expected)
 
+    @pytest.mark.slow  # another process
     def test_other_process(self, models, tmp_path):
         model, X, y = models["last_layer"]
         expected = model.fit(X, y).predict_proba(X)

@@ -415,6 +415,7 @@ def test_the_callback_refuses_other_networks(earlier):
 
 
 # ------------------------------------------------------------------ does it remember
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", ["diag", "kron"])
 def test_the_first_task_is_not_forgotten(structure):
     """Digits, then the same digits with their pixels shuffled.

@@ -145,6 +145,7 @@ class TestTraining:
             model.set_params(n_jobs=1).fit(X, Y).predict_proba(X),
         )
 
+    @pytest.mark.slow
     def test_within_the_processes_of_a_search(self):
         model = DeepEnsembleClassifier(classifier(max_epochs=2), n_jobs=2)
         grid = {"n_estimators": [1, 2], "random_state": [0]}

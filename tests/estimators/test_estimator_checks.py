@@ -39,6 +39,7 @@ SAMPLING = [
 ]
 
 
+@pytest.mark.slow
 @parametrize_with_checks(SAMPLING)
 def test_defaults_that_predict_from_draws(estimator, check):
     check(estimator)
@@ -47,6 +48,7 @@ def test_defaults_that_predict_from_draws(estimator, check):
 FEW = {"prior_precisions": [0.1, 1.0, 10.0], "cv": 2}
 
 
+@pytest.mark.slow
 @parametrize_with_checks([LaplaceClassifierCV(**FEW), LaplaceRegressorCV(**FEW)])
 def test_defaults_with_cross_validation(estimator, check):
     check(estimator)
@@ -78,6 +80,7 @@ def expected_failures(estimator):
     }
 
 
+@pytest.mark.slow
 @parametrize_with_checks(
     minibatch_nets(), expected_failed_checks=expected_failures, xfail_strict=True
 )

@@ -7,10 +7,23 @@ import pytest
 import references
 import torch
 from nets import MLP, RecordTraining, classifier, initialised, seeded
+from refusals import refused_fit
+from segmentation import (
+    HEIGHT,
+    LABELS,
+    POSITIONS,
+    WEIGHT,
+    WIDTH,
+    K,
+    R,
+    Segmenter,
+    X,
+    Y,
+    fitted,
+    net,
+)
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
-from skorch import NeuralNet
-from test_bad_input import refused_fit
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceClassifierCV
@@ -19,50 +32,6 @@ from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.dirichlet.links import LINKS
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
-
-K, HEIGHT, WIDTH = 3, 2, 3
-POSITIONS = HEIGHT, WIDTH
-R = HEIGHT * WIDTH
-LABELS = np.array(["road", "sky", "tree"])
-WEIGHT = torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64)
-
-
-class Segmenter(nn.Module):
-    """(b, 2, h, w) -> (b, K, h, w)."""
-
-    def __init__(self, n_out=K, softmax=False):
-        super().__init__()
-        self.first = nn.Conv2d(2, 3, 3, padding=1, dtype=torch.float64)
-        self.head = nn.Conv2d(3, n_out, 1, dtype=torch.float64)
-        self.softmax = softmax
-
-    def forward(self, X):
-        f = self.head(torch.tanh(self.first(X)))
-        return f.softmax(1) if self.softmax else f
-
-
-def pictures(n=30):
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(n, 2, *POSITIONS))
-    f = np.einsum("kc,nchw->nkhw", rng.normal(size=(K, 2)) * 2, X)
-    return X, (f + rng.gumbel(size=f.shape)).argmax(1)
-
-
-X, Y = pictures()
-
-
-def net(module=Segmenter, criterion=nn.CrossEntropyLoss, **params):
-    settings = {
-        "criterion": criterion,
-        "max_epochs": 20,
-        "lr": 0.05,
-        "optimizer": torch.optim.Adam,
-        "batch_size": -1,
-        "train_split": None,
-        "callbacks": "disable",
-        "verbose": 0,
-    }
-    return NeuralNet(module, **settings | params)
 
 
 @pytest.fixture(scope="module")
@@ -75,15 +44,6 @@ def twin(trained, *args, **params):
     made = initialised(net(*args, **params))
     made.module_.load_state_dict(trained.module_.state_dict())
     return made
-
-
-def fitted(trained, y=Y, **settings):
-    settings = {
-        "prior_precision": 1.0,
-        "random_state": 0,
-        "subset_of_weights": "all",
-    } | settings
-    return LaplaceClassifier(FrozenEstimator(trained), **settings).fit(X, y)
 
 
 def dense(trained):

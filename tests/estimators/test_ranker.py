@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from nets import RecordTraining, classifier, initialised, seeded
+from refusals import refused, refused_fit
 from scipy.special import expit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetBinaryClassifier
 from skorch.dataset import Dataset
-from test_bad_input import refused, refused_fit
 from torch import nn
 
 from sklaplace import BradleyTerry, LaplaceRanker

@@ -115,6 +115,7 @@ def assert_same_choice(model, search, rtol=1e-8):
 
 # --------------------------------------------------------- the choice that it makes
 class TestAgainstGridSearch:
+    @pytest.mark.slow
     def test_on_digits(self):
         X, y = load_digits(n_class=4, return_X_y=True)
         X, y = (X[:120] / 16).astype(np.float32), y[:120]
@@ -176,6 +177,7 @@ class TestAgainstGridSearch:
         assert_same_choice(model, search)
         assert model.posterior_.is_refitted
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("scoring", ["neg_log_loss", "roc_auc", "accuracy"])
     def test_scorers(self, scoring):
         y = np.where(Y == 1, "one", "other")
@@ -183,6 +185,7 @@ class TestAgainstGridSearch:
         search = grid_search(model.fit(X, y), X, y, scoring)
         assert_same_choice(model, search)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("scoring", ["r2", neg_gaussian_nll_scorer])
     def test_scorers_of_regressors(self, scoring):
         model = for_numbers(scoring=scoring, sigma_noise=0.2).fit(X_REG, Y_REG)
@@ -243,6 +246,7 @@ class TestNoise:
             total -= len(test) * gaussian_nll(y[test], mean, std)
         return total / len(y)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("settings", [{}, {"refine": True}, EVERYTHING], ids=str)
     def test_makes_the_held_out_rows_of_all_folds_most_probable(self, settings):
         model = for_numbers(**settings).fit(X_REG, Y_REG)

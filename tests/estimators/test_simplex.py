@@ -4,8 +4,8 @@ import pickle
 
 import numpy as np
 import pytest
-import test_maps
-import test_target_types
+import segmentation
+import tagging
 import torch
 from conftest import global_rng_states
 from nets import (
@@ -17,6 +17,7 @@ from nets import (
     initialised,
     seeded,
 )
+from refusals import refused_fit
 from scipy.special import expit
 from scipy.stats import entropy
 from sklearn.base import clone
@@ -26,7 +27,6 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from test_bad_input import refused_fit
 
 from sklaplace import LaplaceClassifier, LaplaceClassifierCV, dirichlet
 from sklaplace.estimators.output_model import BatchedOutputs
@@ -68,11 +68,11 @@ def model(net):
 @pytest.fixture(scope="module")
 def tags():
     """Of a matrix of labels."""
-    return test_target_types.fitted(
+    return tagging.fitted(
         seeded(
-            test_target_types.net(),
-            test_target_types.X,
-            test_target_types.Y.astype(float),
+            tagging.net(),
+            tagging.X,
+            tagging.Y.astype(float),
         )
     )
 
@@ -80,7 +80,9 @@ def tags():
 @pytest.fixture(scope="module")
 def maps():
     """Of a label at every position."""
-    return test_maps.fitted(seeded(test_maps.net(), test_maps.X, test_maps.Y))
+    return segmentation.fitted(
+        seeded(segmentation.net(), segmentation.X, segmentation.Y)
+    )
 
 
 def gaussian_of(model, X):
@@ -336,7 +338,7 @@ def test_sets_by_default(model):
 
 
 def test_labels_of_a_matrix(tags):
-    rows = test_target_types.X
+    rows = tagging.X
     mean, variance = tags.latent_mean_and_variance(rows)
     for method in METHODS:
         alpha = tags.predict_dirichlet(rows, method)
@@ -356,13 +358,13 @@ def test_labels_of_a_matrix(tags):
 @pytest.mark.parametrize("pred_type", ["glm", "nn"])
 def test_uncertainty_of_a_matrix(tags, method, pred_type):
     model = clone(tags).set_params(pred_type=pred_type, n_samples=500)
-    model.fit(test_target_types.X, test_target_types.Y)
-    found = model.predict_uncertainty(test_target_types.X, method)
+    model.fit(tagging.X, tagging.Y)
+    found = model.predict_uncertainty(tagging.X, method)
     assert found.shape == (90, 3, 3)
     np.testing.assert_allclose(found[..., 0], found[..., 1:].sum(-1), rtol=1e-14)
     assert (found >= 0).all()
     assert (found <= np.log(2) * (1 + 1e-12)).all()
-    ones = model.sample_proba(test_target_types.X, 2000)  # (n, L, s)
+    ones = model.sample_proba(tagging.X, 2000)  # (n, L, s)
     both = np.stack([ones, 1 - ones], 2).reshape(-1, 2, 2000)
     # five standard errors of 500 entropies with deviations below 0.2, and more of a
     # bridge, which is another distribution
@@ -374,12 +376,12 @@ def test_uncertainty_of_a_matrix(tags, method, pred_type):
 @pytest.mark.parametrize("pred_type", ["glm", "nn"])
 def test_uncertainty_of_maps(maps, method, pred_type):
     model = clone(maps).set_params(pred_type=pred_type, n_samples=500)
-    model.fit(test_maps.X, test_maps.Y)
-    found = model.predict_uncertainty(test_maps.X, method)
-    assert found.shape == (30, 3, *test_maps.POSITIONS)
+    model.fit(segmentation.X, segmentation.Y)
+    found = model.predict_uncertainty(segmentation.X, method)
+    assert found.shape == (30, 3, *segmentation.POSITIONS)
     np.testing.assert_allclose(found[:, 0], found[:, 1:].sum(1), rtol=1e-14)
     assert (found >= 0).all()
-    draws = model.sample_proba(test_maps.X, 2000)  # (n, K, h, w, s)
+    draws = model.sample_proba(segmentation.X, 2000)  # (n, K, h, w, s)
     total = entropy(draws.mean(-1), axis=1)
     # measured: draws are off by .005 and .008 on average; a Dirichlet is another
     # distribution, of which the projection is off by .05 and the bridge by .17
@@ -389,27 +391,27 @@ def test_uncertainty_of_maps(maps, method, pred_type):
 
 @every_method
 def test_positions_are_rows_of_their_own(maps, method):
-    mean, cov = gaussian_of(maps, test_maps.X)
-    alpha = maps.predict_dirichlet(test_maps.X, method)
-    for place in np.ndindex(test_maps.POSITIONS):
+    mean, cov = gaussian_of(maps, segmentation.X)
+    alpha = maps.predict_dirichlet(segmentation.X, method)
+    for place in np.ndindex(segmentation.POSITIONS):
         here = (..., *place)
         alone = dirichlet.APPROXIMATIONS[method](mean[here], cov[here])
         np.testing.assert_allclose(alpha[here], alone, rtol=1e-8)
 
 
 def test_sets_of_maps_and_matrices(maps, tags):
-    found = maps.predict_set(test_maps.X, 0.1)
-    assert found.shape == (30, 3, *test_maps.POSITIONS)
+    found = maps.predict_set(segmentation.X, 0.1)
+    assert found.shape == (30, 3, *segmentation.POSITIONS)
     assert found.dtype == bool
-    alpha = np.moveaxis(maps.predict_dirichlet(test_maps.X), 1, -1)
+    alpha = np.moveaxis(maps.predict_dirichlet(segmentation.X), 1, -1)
     expected = dirichlet.plausible_classes(alpha, 0.1)
     np.testing.assert_array_equal(found, np.moveaxis(expected, -1, 1))
     assert found.any(1).all()
     assert not found.all(1).all()
 
-    found = tags.predict_set(test_target_types.X, 0.1)
+    found = tags.predict_set(tagging.X, 0.1)
     assert found.shape == (90, 3, 2)
-    alpha = tags.predict_dirichlet(test_target_types.X)
+    alpha = tags.predict_dirichlet(tagging.X)
     np.testing.assert_array_equal(found, dirichlet.plausible_classes(alpha, 0.1))
 
 

@@ -16,14 +16,14 @@ from nets import (
     initialised,
     seeded,
 )
+from refusals import refused_fit
 from scipy import sparse
-from scipy.special import expit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import get_scorer, log_loss
 from sklearn.model_selection import GridSearchCV
-from skorch import NeuralNet, NeuralNetBinaryClassifier, NeuralNetClassifier
-from test_bad_input import refused_fit
+from skorch import NeuralNetBinaryClassifier, NeuralNetClassifier
+from tagging import N_LABELS, X, Y, fitted, net
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceClassifierCV
@@ -40,47 +40,12 @@ from sklaplace.likelihoods import Bernoulli, Categorical, ClassificationLikeliho
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
-N_LABELS = 3
 POS_WEIGHT = torch.tensor([0.5, 2.0, 3.0], dtype=torch.float64)
-
-
-def tagged(n=90, dtype=np.float64):
-    """Rows, and labels that depend on them more or less."""
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(n, 2))
-    logits = X @ rng.normal(size=(2, N_LABELS)) * [3.0, 1.0, 0.3] + [0.0, 1.0, -1.0]
-    Y = (rng.random((n, N_LABELS)) < expit(logits)).astype(int)
-    return X.astype(dtype), Y
-
-
-X, Y = tagged()
-
-
-def net(module=MLP, criterion=nn.BCEWithLogitsLoss, **params):
-    """One output per label, float64."""
-    settings = {
-        "criterion": criterion,
-        "module__n_out": N_LABELS,
-        "module__dtype": torch.float64,
-        "max_epochs": 20,
-        "lr": 0.05,
-        "optimizer": torch.optim.Adam,
-        "batch_size": -1,
-        "train_split": None,
-        "callbacks": "disable",
-        "verbose": 0,
-    }
-    return NeuralNet(module, **settings | params)
 
 
 @pytest.fixture(scope="module")
 def trained():
     return seeded(net(), X, Y.astype(np.float64))
-
-
-def fitted(trained, **settings):
-    settings = {"prior_precision": 1.0, "random_state": 0} | settings
-    return LaplaceClassifier(FrozenEstimator(trained), **settings).fit(X, Y)
 
 
 # ----------------------------------------------------------------- dense references

@@ -179,6 +179,7 @@ class TestQuality:
         scores = [of_moons(500, seed).score(*moons(4000, 99)) for seed in range(2)]
         assert min(scores) >= 0.93
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("posterior", sorted(set(POSTERIORS) - {"gaussian"}))
     def test_moons_under_other_families(self, posterior):
         model = of_moons(200, 0, posterior=posterior)
@@ -196,6 +197,7 @@ class TestQuality:
     def test_moons_under_other_options(self, options):
         assert of_moons(150, 0, **options).score(*moons(4000, 99)) > 0.85
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("noise", ["auto", "learned"])
     def test_uncertainty_grows_in_a_gap(self, noise):
         found = [of_sine(seed, noise) for seed in range(3)]

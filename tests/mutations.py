@@ -1,0 +1,252 @@
+"""Mistakes that the tests must notice.
+
+``python tests/mutations.py`` makes each of them in a copy of the repository and runs
+the tests that are said to fail. It prints one line for each, and returns 1 if one was
+missed, or if the text it replaces is not there any more. Words after the command choose
+those whose description has one of them.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+COPIED = "sklaplace", "tests", "pyproject.toml", "README.md"
+FAILED = 1  # of pytest's exit codes, that of failed tests
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A text that a file has once, what replaces it, and tests that notice."""
+
+    mistake: str
+    file: str
+    text: str
+    instead: str
+    tests: str
+
+    def count(self, root: Path) -> int:
+        """How often the text occurs."""
+        path = root / self.file
+        return path.read_text().count(self.text) if path.exists() else 0
+
+
+MUTATIONS = [
+    Mutation(
+        "empirical Fisher doubled",
+        "sklaplace/curvature/ggn.py",
+        "return likelihood.gradient(f, y).unsqueeze(-1)",
+        "return 2 * likelihood.gradient(f, y).unsqueeze(-1)",
+        "curvature/test_ggn.py::test_empirical_fisher_is_that_of_the_gradients",
+    ),
+    Mutation(
+        "sampled Fisher summed over draws, not averaged",
+        "sklaplace/curvature/ggn.py",
+        " * float(n_draws**-0.5)",
+        "",
+        "curvature/test_ggn.py::test_sampled_fisher_tends_to_the_ggn",
+    ),
+    Mutation(
+        "exact Hessian halved",
+        "sklaplace/curvature/derivatives.py",
+        "return (hessian + hessian.T) / 2",
+        "return (hessian + hessian.T) / 4",
+        "curvature/test_ggn.py::test_exact_hessian",
+    ),
+    Mutation(
+        "sample weights left out of the curvature",
+        "sklaplace/curvature/ggn.py",
+        "return curvature.closed_form(likelihood, f, y).weighted(weights)",
+        "return curvature.closed_form(likelihood, f, y)",
+        "curvature/structures/test_base.py::test_integer_weights_are_repeated_rows",
+    ),
+    Mutation(
+        "Kronecker factor divided by batches, not samples",
+        "sklaplace/curvature/structures/kron.py",
+        "n_rows = a.shape[0] if weights is None else weights.double().sum()",
+        "n_rows = 1",
+        "curvature/structures/test_kron.py::test_inputs_are_weighted_as_rows",
+    ),
+    Mutation(
+        "Kronecker factor divided without sample weights",
+        "sklaplace/curvature/structures/kron.py",
+        "n_rows = a.shape[0] if weights is None else weights.double().sum()",
+        "n_rows = a.shape[0]",
+        "curvature/structures/test_kron.py::test_inputs_are_weighted_as_rows",
+    ),
+    Mutation(
+        "sketch of rank k without the inverse between its factors",
+        "sklaplace/curvature/structures/lowrank.py",
+        "factor = torch.linalg.solve_triangular(root, shifted.T, upper=False).T",
+        "factor = shifted",
+        "curvature/structures/test_lowrank.py",
+    ),
+    Mutation(
+        "covariance of outputs doubled",
+        "sklaplace/curvature/structures/base.py",
+        "rows.gram(v)).double() * largest",
+        "rows.gram(v)).double() * largest * 2",
+        "posterior/test_predictive.py::test_glm_is_the_push_forward_of_the_posterior",
+    ),
+    Mutation(
+        "draws of the weights with twice their standard deviation",
+        "sklaplace/posterior/gaussian.py",
+        "self.precision.sample(noise)",
+        "2 * self.precision.sample(noise)",
+        "curvature/structures/test_base.py::test_draws_have_the_posterior_covariance",
+    ),
+    Mutation(
+        "draws around the network's weights, not the posterior mean",
+        "sklaplace/posterior/gaussian.py",
+        "return self.mean + ",
+        "return self.weights + ",
+        "posterior/test_gaussian.py::test_draws_are_around_the_mean_and_not_the_networks_weights",
+    ),
+    Mutation(
+        "temperature left out of the posterior precision",
+        "sklaplace/posterior/gaussian.py",
+        "scale**self.curvature_order / h.temperature",
+        "scale**self.curvature_order",
+        "posterior/test_gaussian.py::test_temperature_scales_the_curvature_at_question_time",
+    ),
+    Mutation(
+        "evidence without the prior's log-determinant",
+        "sklaplace/posterior/gaussian.py",
+        "self.logdet() - self._prior.logdet() + self.scatter()",
+        "self.logdet() + self.scatter()",
+        "posterior/test_gaussian.py::test_evidence_is_that_of_the_formula",
+    ),
+    Mutation(
+        "evidence without the prior at the mean",
+        "sklaplace/posterior/gaussian.py",
+        "self.logdet() - self._prior.logdet() + self.scatter()",
+        "self.logdet() - self._prior.logdet()",
+        "posterior/test_gaussian.py::test_evidence_is_that_of_the_formula",
+    ),
+    Mutation(
+        "refit without the prior's gradient",
+        "sklaplace/posterior/linear_model.py",
+        "backward(gradient) + rho * offset",
+        "backward(gradient)",
+        "posterior/test_linearised.py::test_the_minimum_of_the_linearised_objective",
+    ),
+    Mutation(
+        "linearised mean without the refitted weights",
+        "sklaplace/posterior/predictive.py",
+        "if not posterior.is_refitted:",
+        "if True:",
+        "posterior/test_predictive.py::test_glm_is_the_push_forward_of_the_posterior",
+    ),
+    Mutation(
+        "logits not centred",
+        "sklaplace/dirichlet/logits.py",
+        "variances = diagonal - 2 * rows + rows.mean(-1, keepdim=True)",
+        "variances = diagonal.double()",
+        "dirichlet/test_logits.py::test_moments_are_those_of_the_centred_gaussian",
+    ),
+    Mutation(
+        "points of link mc with a seed for each batch",
+        "sklaplace/estimators/probabilistic_classifier.py",
+        "like.shape[1], self._seed)",
+        "like.shape[1], self._seed + like.shape[0])",
+        "estimators/test_classifier.py::test_points_of_mc_are_the_same_in_every_batch",
+    ),
+    Mutation(
+        "noise left out of predictive standard deviations",
+        "sklaplace/likelihoods/regression.py",
+        " + self._noises(noise)\n\n    def joint_moments",
+        "\n\n    def joint_moments",
+        "estimators/test_regressor.py::TestNoise",
+    ),
+    Mutation(
+        "Bayes by Backprop without the divergence",
+        "sklaplace/posterior/variational/elbo.py",
+        "return nll + (factor * self.kl_weight / self._total_weight) * kl",
+        "return nll + 0 * kl",
+        "posterior/variational/test_elbo.py::test_loss_and_gradients_are_those_written_out",
+    ),
+    Mutation(
+        "dropout masks drawn for each sample",
+        "sklaplace/estimators/dropout.py",
+        "else x.shape[1:]",
+        "else x.shape",
+        "estimators/test_dropout.py",
+    ),
+    Mutation(
+        "all networks of an ensemble from one seed",
+        "sklaplace/estimators/ensemble.py",
+        "int(seed)",
+        "int(seeds[0])",
+        "estimators/test_ensemble.py",
+    ),
+]
+
+
+def copied(target: Path) -> None:
+    """Copy what tests need, without compiled code, which hides equally long edits."""
+    ignore = shutil.ignore_patterns("__pycache__", ".*")
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, target / name, ignore=ignore)
+        else:
+            shutil.copy(ROOT / name, target / name)
+
+
+def outcome(mutation: Mutation, root: Path) -> str:
+    """``caught``, ``missed``, or why neither can be told."""
+    if (n := mutation.count(root)) != 1:
+        return f"found {n} times in {mutation.file}"
+    path = root / mutation.file
+    before = path.read_text()
+    path.write_text(before.replace(mutation.text, mutation.instead))
+    variables = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not benchmark"]
+    command = [sys.executable, "-m", "pytest", *options, f"tests/{mutation.tests}"]
+    try:
+        run = subprocess.run(
+            command,
+            cwd=root,
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        path.write_text(before)
+    if run.returncode == FAILED:
+        return "caught"
+    return f"pytest returned {run.returncode}" if run.returncode else "missed"
+
+
+def outcomes(words: list[str]) -> Iterator[tuple[Mutation, str, float]]:
+    """Each mutation with its outcome and the seconds it took."""
+    chosen = [
+        mutation
+        for mutation in MUTATIONS
+        if not words or any(word in mutation.mistake for word in words)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        copied(root)
+        for mutation in chosen:
+            start = time.monotonic()
+            yield mutation, outcome(mutation, root), time.monotonic() - start
+
+
+def main(words: list[str]) -> int:
+    """Print a table; 1 if something was not caught."""
+    all_caught = True
+    for mutation, found, seconds in outcomes(words):
+        all_caught &= found == "caught"
+        print(f"{found:8} {seconds:4.0f} s  {mutation.mistake}", flush=True)  # noqa: T201
+    return 0 if all_caught else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
