@@ -15,7 +15,7 @@ from examples import run_example
 
 pytestmark = pytest.mark.slow
 
-FOREIGN = ["inverted", "7 to 9", "uniform", "gaussian"]
+UNKNOWN = ["inverted", "7 to 9", "uniform", "gaussian"]
 
 
 @pytest.fixture(scope="module", autouse=True)
