@@ -43,7 +43,7 @@ from sklaplace import (
     LaplaceRegressorCV,
 )
 from sklaplace.estimators import glm_outputs, trainer
-from sklaplace.estimators.search import GRID
+from sklaplace.estimators.prior_search import GRID
 from sklaplace.metrics import gaussian_nll, neg_gaussian_nll_scorer
 
 X, Y = blobs(dtype=np.float64)
