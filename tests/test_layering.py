@@ -1,15 +1,18 @@
 """The one rule of direction: a module imports only from its own room and lower ones.
 
 Rooms are the folders and files at the top of the package. Within a room, files
-import each other without cycles.
+import each other without cycles. Estimators inherit from few classes, and files and
+functions are short.
 """
 
 import ast
 import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from types import FunctionType
 
 import pytest
+from sklearn.base import BaseEstimator
 
 import sklaplace
 
@@ -205,3 +208,49 @@ def test_accepts(module, source):
 def test_rejects(module, source, message):
     (found,) = faults(source, module)
     assert message in found
+
+
+ESTIMATORS = [
+    kind
+    for kind in vars(sklaplace).values()
+    if isinstance(kind, type) and issubclass(kind, BaseEstimator)
+]
+
+
+def own_classes(kind):
+    """Return the classes of this package that a class inherits from, and itself."""
+    return [base for base in kind.__mro__ if base.__module__.startswith(PACKAGE)]
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_estimators_inherit_from_few_classes(kind):
+    assert len(own_classes(kind)) <= 4
+
+
+def test_the_classifier_has_few_methods():
+    methods = {
+        name
+        for base in own_classes(sklaplace.LaplaceClassifier)
+        for name, value in vars(base).items()
+        if isinstance(value, FunctionType | property | classmethod | staticmethod)
+    }
+    assert len(methods) <= 60
+
+
+def bodies():
+    """Yield the name and the number of lines of every function but constructors."""
+    for name, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name != "__init__":
+                has_doc = ast.get_docstring(node) is not None
+                first = node.body[has_doc] if len(node.body) > has_doc else None
+                start = first.lineno if first else node.end_lineno
+                yield f"{name}.{node.name}", node.end_lineno - start + 1
+
+
+def test_files_and_functions_are_short():
+    files = {
+        name: len(path.read_text("utf-8").split("\n")) for name, path in FILES.items()
+    }
+    assert {name: n for name, n in files.items() if n > 501} == {}
+    assert {name: n for name, n in bodies() if n > 45} == {}
