@@ -22,22 +22,22 @@ from sklaplace.likelihoods import ClassificationLikelihood
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
-    """Class probabilities that know what they do not know, from a skorch net.
+    """Laplace approximation of a skorch classifier.
 
-    A Laplace approximation: a Gaussian over (some of) the network's weights around
-    their trained values. Probabilities are averaged over it, so that they become
-    less certain far from the training rows. Prefer it to the network alone where
-    wrong certainty costs; accuracy stays about the network's own.
+    The posterior over (some of) the weights of the network is a Gaussian around their
+    trained values. Class probabilities are averaged over it, so that they are less
+    confident far from the training data. Prefer it to the network alone where
+    overconfident predictions are costly; accuracy stays about that of the network.
 
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
         The network. A skorch net is cloned and trained in ``fit``; a
-        ``sklearn.frozen.FrozenEstimator`` around a net keeps its weights; None
-        makes a small network that suits tables.
+        ``sklearn.frozen.FrozenEstimator`` around a trained net keeps its weights; None
+        uses a small network for tabular data.
     likelihood : object or None, default=None
-        Of the targets given the outputs, where the criterion is none of those that are
-        known; see `sklaplace.likelihoods`. None takes that of the criterion.
+        Likelihood of the targets given the outputs, for a criterion without a built-in
+        one; see `sklaplace.likelihoods`. None uses that of the criterion.
     subset_of_weights : {"last_layer", "all", "trainable", "subnetwork"} or list of \
             str, default="last_layer"
         Weights that are treated as random: those of the last layer, all, those with
@@ -45,31 +45,31 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         that contains them).
     subset_params : dict, default=None
         Options of the subset. ``subnetwork`` takes ``n_weights`` (100), and ``by``
-        (``"magnitude"``, ``"swag"``, ``"variance"``, ``"random"``), which chooses them
-        once the network has been trained; or ``indices``, their places in the
-        flattened network.
+        (``"magnitude"``, ``"swag"``, ``"variance"``, ``"random"``), the score that
+        selects them after training; or ``indices``, their indices in the flattened
+        network.
     hessian_structure : {"kron", "diag", "full", "lowrank", "gp", "nystrom", \
             "variational"}, default="kron"
-        Part of the curvature that is kept. ``full`` takes memory quadratic in the
+        Structure of the Hessian approximation. ``full`` takes memory quadratic in the
         number of weights, ``lowrank`` that of ``rank`` networks.
     structure_params : dict, default=None
-        Options of the structure. ``kron`` takes ``weight_sharing`` (``"expand"``, or
-        ``"reduce"``), ``lowrank`` takes ``rank`` (100), the number of
-        eigenvectors to keep, and ``tolerance`` (1e-12), the share of the largest
-        eigenvalue below which they are dropped. ``gp``, ``nystrom`` and ``variational``
-        take ``n_points`` (100), the number of rows that stand for all.
+        Options of the structure. ``kron`` takes ``weight_sharing`` (``"expand"`` or
+        ``"reduce"``); ``lowrank`` takes ``rank`` (100), the number of eigenvectors, and
+        ``tolerance`` (1e-12), the fraction of the largest eigenvalue below which they
+        are dropped; ``gp``, ``nystrom`` and ``variational`` take ``n_points`` (100),
+        the number of inducing points.
     curvature : {"ggn", "ggn_mc", "ef", "hessian"}, default="ggn"
-        Approximation of the Hessian: the generalised Gauss-Newton matrix, the same
-        by targets that the network draws, the empirical Fisher matrix, or the Hessian
-        itself (``full``, and small networks, only).
+        Approximation of the Hessian: the generalised Gauss-Newton matrix, its
+        Monte-Carlo estimate from targets that the network draws, the empirical Fisher
+        matrix, or the Hessian itself (``full``, and small networks, only).
     curvature_params : dict, default=None
         Options of the curvature. ``ggn_mc`` takes ``n_draws`` (10).
     prior_precision : float, array or {"auto", "validation", "marglik"}, default="auto"
-        One over the prior variance of a weight. ``"marglik"`` maximises the
-        evidence on training rows, ``"validation"`` the score on rows that the
-        network did not see, ``"auto"`` is the second where there are such rows and
-        the first otherwise. Rows are taken from ``X_val``, else from what the
-        net's ``train_split`` holds out, else from ``validation_fraction``.
+        Inverse prior variance of the weights. ``"marglik"`` maximises the marginal
+        likelihood of the training data, ``"validation"`` the score of samples that the
+        network did not see; ``"auto"`` is the second where there are such samples, else
+        the first. They are taken from ``X_val``, else from what the net's
+        ``train_split`` holds out, else from ``validation_fraction``.
     prior_structure : {"scalar", "layerwise", "diag"}, default="scalar"
         One precision for all weights, one per parameter tensor, or one per weight
         (not for ``kron``).
@@ -77,51 +77,52 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         Prior mean of the weights.
     prior : GaussianPosterior or None, default=None
         ``posterior_`` of an estimator that was fitted to an earlier task, around a
-        network with the same weights: the prior is then that Gaussian, in place of
+        network with the same weights: that Gaussian is then the prior, in place of
         ``prior_precision``, ``prior_structure`` and ``prior_mean``, which stay at their
         defaults, and nothing is tuned. Outputs are matched by their number. Exact for
-        ``full`` and ``diag``; see the guide on the others, of which ``gp`` and
+        ``full`` and ``diag``; see the user guide on the others, of which ``gp`` and
         ``lowrank`` are refused.
     refine : bool or "auto", default="auto"
-        Whether the weights are refitted to the most probable ones under the prior, of
-        the linearised network; predictions then use them, the network keeps its own.
+        Whether the weights are refitted to the maximum a posteriori of the linearised
+        network under the prior; predictions then use them, the network keeps its own.
         ``"auto"`` leaves that to the tuner for the last layer, and is False where
         nothing is tuned, or more weights are selected.
     temperature : float, default=1.0
-        Divides the log-likelihood in the posterior; below one sharpens it.
-    class_weight : dict, "balanced" or None, default=None
-        Weights of the classes, by label, which multiply ``sample_weight``:
-        ``"balanced"`` gives all classes the same in total. Rows to tune on have them,
-        too.
+        Divides the log-likelihood in the posterior; values below one sharpen it.
     validation_fraction : float, default=0.2
-        Share of rows to hold out for tuning, from a net that is trained here and
-        holds nothing out itself, if there are at least 50 distinct rows.
+        Fraction of the samples to hold out for tuning, from a net that is trained here
+        and holds out none itself, if there are at least 50 distinct samples.
     pred_type : {"glm", "nn"}, default="glm"
-        Predictive: the linearised network, or the network itself under ``n_samples``
-        draws of the weights. What is tuned is tuned for the first.
-    link_approx : {"auto", "mean_field", "mc", "gumbel", "probit", "sodpp", \
-            "bridge", "bridge_norm"}, default="auto"
-        How a Gaussian over logits becomes probabilities; see
-        `sklaplace.dirichlet.links.choose_link` for the rule of ``"auto"``.
-    dirichlet_approx : {"projection", "bridge", "bridge_norm", \
-            "bridge_norm_published"}, default="projection"
-        How a Gaussian over logits becomes a Dirichlet distribution: the closest one, or
-        the Laplace bridge, as it is or with a correction for large variances.
+        Predictive distribution: that of the linearised network, or of the network under
+        ``n_samples`` draws of the weights. Tuning uses the first.
     n_samples : int, default=100
-        Draws of the ``"mc"`` link and of ``predict_uncertainty(X, "mc")``, and of the
+        Draws of the ``"mc"`` link, of ``predict_uncertainty(X, "mc")``, and of the
         weights for ``pred_type="nn"``.
     batch_size : int or None, default=None
-        Rows per batch for curvature and prediction; None fits them into a fixed
+        Samples per batch for curvature and prediction; None fits them into a fixed
         memory budget. Results do not depend on it.
     memory : None, str, path or joblib.Memory, default=None
-        Where the trained network and its curvature are kept, so that a grid search
-        over prior, noise, temperature or link trains once per fold. Needs a
+        Cache of the trained network and its curvature, so that a grid search over
+        prior, noise, temperature or link trains once per fold. Needs a
         ``random_state``.
     random_state : int, RandomState or None, default=None
-        Seeds training, the rows held out and the draws. None differs every time.
+        Seeds training, the held-out samples and the draws. None differs every time.
         The global generators are never touched.
     verbose : int, default=0
         Print one line after fitting if positive.
+    class_weight : dict, "balanced" or None, default=None
+        Weights of the classes, by label, which multiply ``sample_weight``;
+        ``"balanced"`` gives all classes the same total weight. They also apply to
+        held-out samples.
+    link_approx : {"auto", "mean_field", "mc", "gumbel", "probit", "sodpp", \
+            "bridge", "bridge_norm"}, default="auto"
+        Approximation of the class probabilities under Gaussian logits; see
+        `sklaplace.dirichlet.links.choose_link` for the rule of ``"auto"``.
+    dirichlet_approx : {"projection", "bridge", "bridge_norm", \
+            "bridge_norm_published"}, default="projection"
+        Dirichlet approximation of the distribution over class probabilities: the
+        closest one in Kullback-Leibler divergence, or the Laplace bridge, without or
+        with a correction for large variances.
 
     Attributes
     ----------
@@ -140,12 +141,12 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     prior_precision_ : float or ndarray
         Prior precision in use.
     log_marginal_likelihood_value_ : float
-        Laplace evidence of the training rows, in nats.
+        Laplace approximation of the log marginal likelihood, in nats.
 
     See Also
     --------
-    LaplaceClassifierCV : The prior precision by cross-validation.
-    LaplaceRegressor : The same for numbers, with intervals.
+    LaplaceClassifierCV : Chooses the prior precision by cross-validation.
+    LaplaceRegressor : Laplace approximation of a skorch regressor.
 
     Notes
     -----
@@ -202,21 +203,21 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
     ) -> "LaplaceClassifier":
-        """Add rows to the posterior; the network keeps its weights.
+        """Add samples to the posterior; the network keeps its weights.
 
-        The result is that of one fit on all rows around the same weights, prior and
-        temperature, whatever the order. Before any fit, it is the first one.
+        The result is that of one fit on all samples around the same weights, prior and
+        temperature, whatever the order. Before any fit, this is ``fit``.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            New rows.
+            New samples.
         y : array-like of shape (n,)
-            Their labels, of classes that are known.
+            Their labels, of the classes in fit.
         classes : array-like of shape (K,), optional
             All classes that there will be; for the first call, if ``y`` lacks some.
         sample_weight : array-like of shape (n,), optional
-            Non-negative weights of the rows.
+            Non-negative weights of the samples.
 
         Returns
         -------
@@ -226,11 +227,11 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         Raises
         ------
         ValueError
-            If a label is new. The estimator is then as it was.
+            If a label is not among the classes. The estimator is then unchanged.
 
         Notes
         -----
-        One pass over the new rows, as in ``fit``. Prior and noise are not tuned again.
+        One pass over the new samples. Prior and noise are not tuned again.
         """
         if classes is not None:
             classes = np.unique(classes)

@@ -1,14 +1,13 @@
-"""Folds: models that have learned from the other folds, asked under many priors.
+"""Folds: models trained on the other folds, scored under many priors.
 
 Neither the trained network nor its curvature depends on the prior. So each fold
-trains once and linearises its held-out rows once, and every prior precision is
-asked of the same posterior:
+trains once and linearises its held-out samples once, for all prior precisions:
 
-    score(δ) = mean over folds k of mean over rows n of fold k of
-               log p(yₙ | xₙ, rows of the other folds, δ).
+    score(δ) = mean over folds k of mean over samples n of fold k of
+               log p(yₙ | xₙ, samples of the other folds, δ).
 
-Targets with noise of unknown size get the noise with each prior precision, as the
-maximum over σ of the log-likelihood of the held-out rows of all folds together.
+Unknown observation noise is chosen for each prior precision, as the maximum over σ of
+the log-likelihood of the held-out samples of all folds together.
 """
 
 import inspect
@@ -30,11 +29,11 @@ from sklaplace.estimators.samples import Samples
 from sklaplace.networks.data import is_opaque, take_rows
 from sklaplace.posterior.tuning.task import require_linear_model
 
-# Noise to look for, as a share of the targets' standard deviation, and the share of
-# itself that may be left to find.
+# Smallest noise, as a fraction of the targets' standard deviation, and the tolerance
+# of its logarithm.
 SMALLEST_NOISE = 1e-6
 NOISE_TOLERANCE = 1e-3
-# Under the next prior precision log σ is first looked for no further away than this.
+# Half the width of the first interval for log σ under the next prior precision.
 NOISE_STEP = 0.3
 
 Params = dict[str, float]
@@ -87,7 +86,7 @@ class Fold:
         return model
 
     def scores(self, candidates: list[Params], scorer: Any) -> list[float]:
-        """Score of each candidate; the mean log-likelihood if ``scorer`` is None."""
+        """Return the score of each candidate: the mean log-likelihood without scorer."""
         if scorer is not None:
             options = {}
             if self.weights is not None and _takes_weights(scorer):
@@ -103,11 +102,11 @@ class Fold:
         return list(totals / n_rows)
 
     def log_likelihood(self, params: Params) -> float:
-        """Log-likelihood of all held-out rows, in nats."""
+        """Return the log-likelihood of all held-out samples, in nats."""
         return self._total(params, self.X, self.y, self._row_weights())
 
     def targets_and_residuals(self) -> tuple[np.ndarray, np.ndarray]:
-        """Targets and what the network, its head as it is, lacks of them, (n, c)."""
+        """Return targets and residuals of the network as trained, (n, c) each."""
         self.model._set_fitted(self.options, self.fit.network, self.template)
         mean, _ = self.model.latent_mean_and_variance(self.X)
         targets = self.y.reshape(mean.shape).astype(np.float64)
@@ -122,7 +121,7 @@ class Fold:
         return np.ones(len(self.y)) if self.weights is None else self.weights
 
     def _pieces(self) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
-        """Held-out rows: all, or as many at a time as are linearised at once."""
+        """Yield held-out samples: all, or as many at a time as are linearised."""
         model, weights = self.model, self._row_weights()
         if not self.in_pieces:
             yield self.X, self.y, weights
@@ -140,7 +139,7 @@ def _take(X: Any, rows: np.ndarray) -> Any:
 
 
 def _takes_weights(scorer: Any) -> bool:
-    """Whether a scorer can weigh rows."""
+    """Whether a scorer takes sample weights."""
     known = getattr(scorer, "_accept_sample_weight", None)
     if known is not None:
         return bool(known())
@@ -148,7 +147,7 @@ def _takes_weights(scorer: Any) -> bool:
 
 
 def _number(score: Any) -> float:
-    """What a scorer has returned, if it is a score."""
+    """Return a score as a float; raises if it is no number."""
     if not isinstance(score, (Real, np.number)):
         raise ValueError(
             f"scoring returned {score!r}, which is no number. Use one scorer that "
@@ -181,7 +180,7 @@ def trained_and_scored(
 
 
 def with_noise(folds: list[Fold], candidates: list[Params]) -> list[Params]:
-    """Each candidate with the σ that makes all held-out rows most probable."""
+    """Return candidates with the σ that maximises the held-out log-likelihood."""
     bounds = _noise_bounds(folds)
     chosen: list[Params] = []
     near = None
@@ -197,7 +196,7 @@ def _best_noise(
     bounds: tuple[float, float],
     near: float | None,
 ) -> float:
-    """Logarithm of σ within bounds; if there is one near a guess, that."""
+    """Return log σ within bounds, near a guess if there is a maximum there."""
 
     def loss(log_sigma: float) -> float:
         params = {**candidate, "sigma_noise": math.exp(log_sigma)}
@@ -216,7 +215,7 @@ def _best_noise(
 
 
 def _noise_bounds(folds: list[Fold]) -> tuple[float, float]:
-    """Range of log σ for the targets and what the networks make of them."""
+    """Return the bounds of log σ, from targets and residuals."""
     parts = [np.hstack(fold.targets_and_residuals()) for fold in folds]
     values = np.concatenate(parts)
     n_targets = values.shape[1] // 2
@@ -226,6 +225,6 @@ def _noise_bounds(folds: list[Fold]) -> tuple[float, float]:
 
 
 def rows_of(rows: AllRows, indices: np.ndarray) -> AllRows:
-    """Some of the rows, with their targets and weights."""
+    """Return some of the samples, with their targets and weights."""
     X, y, weights = rows
     return _take(X, indices), y[indices], None if weights is None else weights[indices]

@@ -167,7 +167,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
+            Samples to predict.
 
         Returns
         -------
@@ -184,7 +184,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
+            Samples to predict.
 
         Returns
         -------
@@ -203,7 +203,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
+            Samples to predict.
 
         Returns
         -------
@@ -220,22 +220,22 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
+            Samples to predict.
         y : array-like of shape (n,), (n, n_labels) or (n, ...)
             Their labels.
         sample_weight : array-like of shape (n,), optional
-            Weights of the rows.
+            Weights of the samples.
 
         Returns
         -------
         float
-            Share of the rows whose labels are all right; for maps, share of the
-            positions. Labels that the criterion ignores do not count.
+            Fraction of the samples whose labels are all correct; for dense labels, of
+            the positions. Labels that the criterion ignores do not count.
 
         Raises
         ------
         ValueError
-            If it ignores all of them, or y has labels of another kind than in fit.
+            If it ignores all of them, or y has labels of another type than in fit.
         """
         predicted, labels = self.predict(X), self._targets.check(y)
         check_consistent_length(predicted, labels, sample_weight)
@@ -257,14 +257,14 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
     def sample_proba(
         self, X: Any, n_samples: int = 1, random_state: Any = 0
     ) -> np.ndarray:
-        """Draws of class probabilities from the posterior, joint across rows.
+        """Draws of class probabilities from the posterior, joint over samples.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
+            Samples to predict.
         n_samples : int, default=1
-            Number of draws; each is one function, evaluated on all rows.
+            Number of draws; each is one function, evaluated for all samples.
         random_state : int, RandomState or None, default=0
             Seeds the draws.
 
@@ -295,7 +295,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
+            Samples to predict.
         full_cov : bool, default=False
             Return covariances between classes, not variances alone.
 
@@ -320,7 +320,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
+            Samples to predict.
         method : {"projection", "bridge", "bridge_norm", "bridge_norm_published"}, \
                 optional
             In place of ``dirichlet_approx``.
@@ -341,13 +341,13 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         With ``pred_type="nn"``, of the Gaussian that has mean and covariance of the
         drawn logits.
 
-        ``"projection"`` needs covariances between classes and takes O(K³) per row:
+        ``"projection"`` needs covariances between classes and takes O(K³) per sample:
         about 10 microseconds for 10 classes, half a millisecond for 100 and 40 for
         1,000. The bridges need variances alone, and O(K).
 
         Of the bridges: concentrations grow with the size of the logits as well as with
-        certainty, so that their sum does not detect unknown rows, and the mean does not
-        feel the size of the variances.
+        confidence, so that their sum does not detect out-of-distribution samples, and
+        the mean hardly depends on the size of the variances.
 
         References
         ----------
@@ -359,12 +359,12 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         return self._targets.target_type.unflatten(alpha)
 
     def predict_uncertainty(self, X: Any, method: str | None = None) -> np.ndarray:
-        """How uncertain the label is, and how much of that data could remove.
+        """Total, aleatoric and epistemic uncertainty of the label.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
+            Samples to predict.
         method : {"projection", "bridge", "bridge_norm", "bridge_norm_published", \
                 "mc"}, optional
             Distribution over probabilities that is split: a Dirichlet, the parts of
@@ -411,17 +411,17 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         reference: str = "top",
         method: str | None = None,
     ) -> np.ndarray:
-        """Classes that may well be the most probable one: an uncertainty-aware top-k.
+        """Uncertainty-aware top-k: classes that are plausibly the most probable one.
 
-        One class where the network is sure, several where it is not. A class belongs
-        to the set if its probability is, at the upper end of its distribution, at least
-        that of the top class at the lower end. There is no promise of coverage: that of
-        conformal prediction needs rows to calibrate on.
+        One class where the prediction is confident, several where it is not. A class
+        belongs to the set if an upper quantile of its probability is at least a lower
+        quantile of that of the top class. Coverage is not guaranteed: for that,
+        conformal prediction needs calibration samples.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows to predict.
+            Samples to predict.
         q : float, default=0.05
             Tail probability of both ends; sets shrink as it grows.
         k_max : int, default=10

@@ -73,20 +73,20 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
     def recalibrate(
         self, X: Any, y: Any, sample_weight: Any = None
     ) -> "ProbabilisticRegressor":
-        """Scale predictive standard deviations to residuals of held-out rows.
+        """Scale predictive standard deviations to residuals of held-out samples.
 
         Each output's standard deviations, noise included, are multiplied by one number
         from then on: the root of the mean of ``(y - mean)² / variance``, under which
-        these rows are most probable. Means stay. ``fit`` begins anew.
+        these samples are most probable. Means do not change; ``fit`` resets it.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Rows that neither the network nor a tuner has seen.
+            Samples that were used neither in training nor in tuning.
         y : array-like of shape (n,) or (n, n_outputs)
             Their targets.
         sample_weight : array-like of shape (n,), optional
-            Non-negative weights of the rows.
+            Non-negative weights of the samples.
 
         Returns
         -------
@@ -96,11 +96,11 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
         Raises
         ------
         ValueError
-            If the rows are fitted perfectly, or there are fewer than two.
+            If residuals are zero, or there are fewer than two samples.
 
         Notes
         -----
-        One prediction. n rows tell the scale to a share of ``1/√(2n)``.
+        One prediction. The relative standard error of the factor is ``1/√(2n)``.
 
         References
         ----------
@@ -141,11 +141,11 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...)
-            Rows to predict.
+            Samples to predict.
         return_std : bool, default=False
             Also return standard deviations of new targets, noise included.
         return_cov : bool, default=False
-            Also return their joint covariance across rows, noise included.
+            Also return their joint covariance over samples, noise included.
 
         Returns
         -------
@@ -185,7 +185,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...)
-            Rows to predict.
+            Samples to predict.
         alpha : float or array-like of shape (n_alpha,)
             Levels in (0, 1).
 
@@ -210,7 +210,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...)
-            Rows to predict.
+            Samples to predict.
         coverage : float or array-like of shape (n_levels,), default=0.9
             Probabilities in (0, 1).
 
@@ -231,7 +231,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...)
-            Rows to predict.
+            Samples to predict.
         n_samples : int, default=1
             Number of draws.
         random_state : int, RandomState or None, default=0
@@ -258,7 +258,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
         Parameters
         ----------
         X : array-like of shape (n, ...)
-            Rows to predict.
+            Samples to predict.
         full_cov : bool, default=False
             Return the covariance between outputs, not their variances alone.
 

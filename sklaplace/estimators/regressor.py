@@ -21,21 +21,21 @@ from sklaplace.posterior.tuning import TUNERS
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
-    """Predictions with standard deviations and intervals, from a skorch net.
+    """Laplace approximation of a skorch regressor.
 
-    A Laplace approximation: a Gaussian over (some of) the network's weights around
-    their trained values, and Gaussian observation noise. Bands widen away from the
-    training rows.
+    The posterior over (some of) the weights of the network is a Gaussian around their
+    trained values. With Gaussian observation noise, predictions have standard
+    deviations and intervals that widen away from the training data.
 
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
         The network. A skorch net is cloned and trained in ``fit``; a
-        ``sklearn.frozen.FrozenEstimator`` around a net keeps its weights; None
-        makes a small network that suits tables.
+        ``sklearn.frozen.FrozenEstimator`` around a trained net keeps its weights; None
+        uses a small network for tabular data.
     likelihood : object or None, default=None
-        Of the targets given the outputs, where the criterion is none of those that are
-        known; see `sklaplace.likelihoods`. None takes that of the criterion.
+        Likelihood of the targets given the outputs, for a criterion without a built-in
+        one; see `sklaplace.likelihoods`. None uses that of the criterion.
     subset_of_weights : {"last_layer", "all", "trainable", "subnetwork"} or list of \
             str, default="last_layer"
         Weights that are treated as random: those of the last layer, all, those with
@@ -43,31 +43,31 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         that contains them).
     subset_params : dict, default=None
         Options of the subset. ``subnetwork`` takes ``n_weights`` (100), and ``by``
-        (``"magnitude"``, ``"swag"``, ``"variance"``, ``"random"``), which chooses them
-        once the network has been trained; or ``indices``, their places in the
-        flattened network.
+        (``"magnitude"``, ``"swag"``, ``"variance"``, ``"random"``), the score that
+        selects them after training; or ``indices``, their indices in the flattened
+        network.
     hessian_structure : {"kron", "diag", "full", "lowrank", "gp", "nystrom", \
             "variational"}, default="kron"
-        Part of the curvature that is kept. ``full`` takes memory quadratic in the
+        Structure of the Hessian approximation. ``full`` takes memory quadratic in the
         number of weights, ``lowrank`` that of ``rank`` networks.
     structure_params : dict, default=None
-        Options of the structure. ``kron`` takes ``weight_sharing`` (``"expand"``, or
-        ``"reduce"``), ``lowrank`` takes ``rank`` (100), the number of
-        eigenvectors to keep, and ``tolerance`` (1e-12), the share of the largest
-        eigenvalue below which they are dropped. ``gp``, ``nystrom`` and ``variational``
-        take ``n_points`` (100), the number of rows that stand for all.
+        Options of the structure. ``kron`` takes ``weight_sharing`` (``"expand"`` or
+        ``"reduce"``); ``lowrank`` takes ``rank`` (100), the number of eigenvectors, and
+        ``tolerance`` (1e-12), the fraction of the largest eigenvalue below which they
+        are dropped; ``gp``, ``nystrom`` and ``variational`` take ``n_points`` (100),
+        the number of inducing points.
     curvature : {"ggn", "ggn_mc", "ef", "hessian"}, default="ggn"
-        Approximation of the Hessian: the generalised Gauss-Newton matrix, the same
-        by targets that the network draws, the empirical Fisher matrix, or the Hessian
-        itself (``full``, and small networks, only).
+        Approximation of the Hessian: the generalised Gauss-Newton matrix, its
+        Monte-Carlo estimate from targets that the network draws, the empirical Fisher
+        matrix, or the Hessian itself (``full``, and small networks, only).
     curvature_params : dict, default=None
         Options of the curvature. ``ggn_mc`` takes ``n_draws`` (10).
     prior_precision : float, array or {"auto", "validation", "marglik"}, default="auto"
-        One over the prior variance of a weight. ``"marglik"`` maximises the
-        evidence on training rows, ``"validation"`` the score on rows that the
-        network did not see, ``"auto"`` is the second where there are such rows and
-        the first otherwise. Rows are taken from ``X_val``, else from what the
-        net's ``train_split`` holds out, else from ``validation_fraction``.
+        Inverse prior variance of the weights. ``"marglik"`` maximises the marginal
+        likelihood of the training data, ``"validation"`` the score of samples that the
+        network did not see; ``"auto"`` is the second where there are such samples, else
+        the first. They are taken from ``X_val``, else from what the net's
+        ``train_split`` holds out, else from ``validation_fraction``.
     prior_structure : {"scalar", "layerwise", "diag"}, default="scalar"
         One precision for all weights, one per parameter tensor, or one per weight
         (not for ``kron``).
@@ -75,44 +75,44 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         Prior mean of the weights.
     prior : GaussianPosterior or None, default=None
         ``posterior_`` of an estimator that was fitted to an earlier task, around a
-        network with the same weights: the prior is then that Gaussian, in place of
+        network with the same weights: that Gaussian is then the prior, in place of
         ``prior_precision``, ``prior_structure`` and ``prior_mean``, which stay at their
-        defaults, and nothing is tuned. Give ``sigma_noise`` a number. Outputs
-        are matched by their number. Exact for ``full`` and ``diag``; see the guide on
+        defaults, and nothing is tuned; ``sigma_noise`` must be a number. Outputs are
+        matched by their number. Exact for ``full`` and ``diag``; see the user guide on
         the others, of which ``gp`` and ``lowrank`` are refused.
     refine : bool or "auto", default="auto"
-        Whether the weights are refitted to the most probable ones under the prior, of
-        the linearised network; predictions then use them, the network keeps its own.
+        Whether the weights are refitted to the maximum a posteriori of the linearised
+        network under the prior; predictions then use them, the network keeps its own.
         ``"auto"`` leaves that to the tuner for the last layer, and is False where
         nothing is tuned, or more weights are selected.
     temperature : float, default=1.0
-        Divides the log-likelihood in the posterior; below one sharpens it.
+        Divides the log-likelihood in the posterior; values below one sharpen it.
     validation_fraction : float, default=0.2
-        Share of rows to hold out for tuning, from a net that is trained here and
-        holds nothing out itself, if there are at least 50 distinct rows.
+        Fraction of the samples to hold out for tuning, from a net that is trained here
+        and holds out none itself, if there are at least 50 distinct samples.
     pred_type : {"glm", "nn"}, default="glm"
-        Predictive: the linearised network, or the network itself under ``n_samples``
-        draws of the weights. What is tuned is tuned for the first.
-    sigma_noise : float, array or {"auto", "validation", "marglik"}, default="auto"
-        Standard deviation of the observation noise, one for all outputs; only for
-        nets with ``MSELoss``, whose criterion leaves it open. An array has one for
-        each column of ``y``. A name
-        chooses it together with ``prior_precision``; where both are names other
-        than ``"auto"`` they must be the same.
+        Predictive distribution: that of the linearised network, or of the network under
+        ``n_samples`` draws of the weights. Tuning uses the first.
     n_samples : int, default=100
-        Draws of predictives that sample; the linearised one needs none.
+        Draws of ``pred_type="nn"`` and of ``sample_y``; the linearised predictive
+        distribution needs none.
     batch_size : int or None, default=None
-        Rows per batch for curvature and prediction; None fits them into a fixed
+        Samples per batch for curvature and prediction; None fits them into a fixed
         memory budget. Results do not depend on it.
     memory : None, str, path or joblib.Memory, default=None
-        Where the trained network and its curvature are kept, so that a grid search
-        over prior, noise, temperature or link trains once per fold. Needs a
+        Cache of the trained network and its curvature, so that a grid search over
+        prior, noise, temperature or link trains once per fold. Needs a
         ``random_state``.
     random_state : int, RandomState or None, default=None
-        Seeds training, the rows held out and the draws. None differs every time.
+        Seeds training, the held-out samples and the draws. None differs every time.
         The global generators are never touched.
     verbose : int, default=0
         Print one line after fitting if positive.
+    sigma_noise : float, array or {"auto", "validation", "marglik"}, default="auto"
+        Standard deviation of the observation noise, one for all outputs; only for
+        nets with ``MSELoss``, whose criterion leaves it open. An array has one for
+        each column of ``y``. A name tunes it together with ``prior_precision``; where
+        both are names other than ``"auto"`` they must be the same.
 
     Attributes
     ----------
@@ -133,18 +133,18 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     prior_precision_ : float or ndarray
         Prior precision in use.
     log_marginal_likelihood_value_ : float
-        Laplace evidence of the training rows, in nats.
+        Laplace approximation of the log marginal likelihood, in nats.
 
     See Also
     --------
-    LaplaceClassifier : The same for classes.
+    LaplaceClassifier : Laplace approximation of a skorch classifier.
     LaplaceRegressorCV : Prior precision and noise by cross-validation.
 
     Notes
     -----
     For a network that is linear in the selected weights the posterior is exact.
-    Noise that is chosen on training rows is too small where the network is
-    over-trained, so held-out rows are preferred, and ``fit`` warns without them.
+    Noise that is tuned on training data is too small where the network overfits, so
+    that held-out samples are preferred, and ``fit`` warns without them.
     References as for `LaplaceClassifier`.
 
     Examples
@@ -226,19 +226,19 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     def partial_fit(
         self, X: Any, y: Any, sample_weight: Any = None
     ) -> "LaplaceRegressor":
-        """Add rows to the posterior; the network keeps its weights.
+        """Add samples to the posterior; the network keeps its weights.
 
-        The result is that of one fit on all rows around the same weights, prior, noise
-        and temperature, whatever the order. Before any fit, it is the first one.
+        The result is that of one fit on all samples around the same weights, prior,
+        noise and temperature, whatever the order. Before any fit, this is ``fit``.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            New rows.
+            New samples.
         y : array-like of shape (n,) or (n, n_outputs)
             Their targets.
         sample_weight : array-like of shape (n,), optional
-            Non-negative weights of the rows.
+            Non-negative weights of the samples.
 
         Returns
         -------
@@ -248,11 +248,11 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         Raises
         ------
         ValueError
-            If the rows do not fit the earlier ones. The estimator is then as it was.
+            If the samples do not fit the earlier ones; the estimator is then unchanged.
 
         Notes
         -----
-        One pass over the new rows, as in ``fit``. Prior and noise are not tuned again.
+        One pass over the new samples. Prior and noise are not tuned again.
         """
         if hasattr(self, "posterior_"):
             return cast(LaplaceRegressor, self._add_samples(X, y, sample_weight))

@@ -19,28 +19,28 @@ class LaplaceClassifierCV(LaplaceClassifier):
 
     Makes the choice that ``GridSearchCV`` over ``prior_precision`` would make, but
     trains the network once per fold in place of once per fold and prior precision.
-    Prefer it where there are too few rows to set any aside; `LaplaceClassifier`
-    tunes on one set of held-out rows at the price of one training.
+    Prefer it where there are too few samples to hold any out; `LaplaceClassifier`
+    tunes on one set of held-out samples with one training.
 
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
         The network, as for `LaplaceClassifier`. A frozen one is not trained: its
-        folds are those of the curvature only, so that it must have learned from
-        other rows than these. From the same rows its scores are those of training.
+        folds are those of the curvature only, so that it must have been trained on
+        other samples. On the same samples, scores are those of the training data.
     prior_precisions : array-like of shape (G,) or None, default=None
         Prior precisions to try. None is 20 values from 1e-3 to 1e3, evenly spaced
         in their logarithms. If the best is the first or the last, try more.
     cv : int, splitter, iterable or None, default=None
         Folds, as everywhere in scikit-learn: None is five, stratified by class. For
         groups give the list of ``splitter.split(X, y, groups)``. All classes must
-        be among the rows that each fold trains on.
+        be among the training samples of each fold.
     scoring : str, callable or None, default=None
         What a prior precision is judged by, the higher the better. None is the mean
         log-probability of the held-out labels: ``"neg_log_loss"``, but finite for
-        all predictions and with weights, and right for several labels per row, where
-        that one is refused. Scores of the labels alone (``"accuracy"``) hardly tell
-        prior precisions apart.
+        all predictions and with weights, and valid for several labels per sample, where
+        that one is refused. Scores of the labels alone (``"accuracy"``) hardly depend
+        on the prior precision.
     likelihood, subset_of_weights, subset_params, hessian_structure, \
             structure_params, curvature, curvature_params, prior_structure, \
             prior_mean, refine, temperature, class_weight, pred_type, link_approx, \
@@ -77,7 +77,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
         Number of folds.
     estimator_, posterior_, classes_, n_features_in_, feature_names_in_, n_iter_, \
             log_marginal_likelihood_value_
-        As for `LaplaceClassifier`, of the fit on all rows.
+        As for `LaplaceClassifier`, of the fit on all samples.
 
     See Also
     --------
@@ -86,8 +86,8 @@ class LaplaceClassifierCV(LaplaceClassifier):
     Notes
     -----
     With F folds and G prior precisions: F + 1 trainings and passes for the
-    curvature, F passes over held-out rows, and G times the algebra that follows.
-    A scorer keeps the linearised rows of a fold in memory, and with
+    curvature, F passes over held-out samples, and G times the algebra that follows.
+    A scorer keeps the Jacobians of a fold in memory, and with
     ``subset_of_weights="all"`` these are large; ``scoring=None`` keeps a batch.
 
     Examples
@@ -165,16 +165,16 @@ class LaplaceRegressorCV(LaplaceRegressor):
 
     Makes the choice that ``GridSearchCV`` over ``prior_precision`` would make, but
     trains the network once per fold in place of once per fold and prior precision.
-    The noise can be chosen with it, on rows that no network has seen. Prefer it
-    where there are too few rows to set any aside; `LaplaceRegressor` tunes on one
-    set of held-out rows at the price of one training.
+    The noise can be chosen with it, on samples that no network has seen. Prefer it
+    where there are too few samples to hold any out; `LaplaceRegressor` tunes on one
+    set of held-out samples with one training.
 
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
         The network, as for `LaplaceRegressor`. A frozen one is not trained: its
-        folds are those of the curvature only, so that it must have learned from
-        other rows than these. From the same rows its scores are those of training.
+        folds are those of the curvature only, so that it must have been trained on
+        other samples. On the same samples, scores are those of the training data.
     prior_precisions : array-like of shape (G,) or None, default=None
         Prior precisions to try. None is 20 values from 1e-3 to 1e3, evenly spaced
         in their logarithms. If the best is the first or the last, try more: they
@@ -184,8 +184,8 @@ class LaplaceRegressorCV(LaplaceRegressor):
         of ``splitter.split(X, y, groups)``.
     scoring : str, callable or None, default=None
         What a prior precision is judged by, the higher the better. None is the mean
-        log-density of the held-out targets, noise included, in nats per row. Scores
-        of the mean alone (``"r2"``) cannot tell prior precisions apart unless
+        log-density of the held-out targets, noise included, in nats per sample. Scores
+        of the mean alone (``"r2"``) does not depend on the prior precision unless
         ``refine=True``.
     likelihood, subset_of_weights, subset_params, hessian_structure, \
             structure_params, curvature, curvature_params, prior_structure, \
@@ -195,7 +195,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
         layer under every prior precision; ``"auto"`` is False.
     sigma_noise : float or "auto", default="auto"
         Standard deviation of the observation noise, one for all outputs. ``"auto"``
-        chooses one with each prior precision: that under which the held-out rows
+        chooses one with each prior precision: that under which the held-out samples
         of all folds together are most probable, whatever ``scoring`` is.
     memory : None, str, path or joblib.Memory, default=None
         Where networks and their curvature are kept, those of the folds among them,
@@ -230,7 +230,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
         Number of folds.
     estimator_, posterior_, n_features_in_, feature_names_in_, n_iter_, \
             log_marginal_likelihood_value_
-        As for `LaplaceRegressor`, of the fit on all rows.
+        As for `LaplaceRegressor`, of the fit on all samples.
 
     See Also
     --------
@@ -239,16 +239,14 @@ class LaplaceRegressorCV(LaplaceRegressor):
     Notes
     -----
     With F folds and G prior precisions: F + 1 trainings and passes for the
-    curvature, F passes over held-out rows, and G times the algebra that follows;
+    curvature, F passes over held-out samples, and G times the algebra that follows;
     with ``sigma_noise="auto"`` about 10 G times, and all folds are kept in memory
-    until it is chosen. So are the linearised rows of a fold with a scorer.
+    until it is chosen. So are the Jacobians of a fold with a scorer.
 
-    Residuals of training rows would say too little noise for an over-trained
-    network. Those of held-out rows have noise and uncertainty of the weights in
-    them, which prior precision and noise share in the way that explains them best:
-    among pairs (δ, σ) the log-density of the pooled rows is maximised over σ > 0
-    and the δ to try. One number for all rows makes little optimism, 1/(2 n) nats
-    per row.
+    Residuals of training samples would underestimate the noise of a network that
+    overfits. Those of held-out samples contain noise and weight uncertainty; the
+    log-density of the pooled held-out samples is maximised over σ > 0 and the prior
+    precisions to try. The optimism of one fitted number is 1/(2 n) nats per sample.
 
     Examples
     --------
