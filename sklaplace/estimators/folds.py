@@ -86,7 +86,7 @@ class Fold:
         return model
 
     def scores(self, candidates: list[Params], scorer: Any) -> list[float]:
-        """Return the score of each candidate: the mean log-likelihood without scorer."""
+        """Return scores of candidates: the mean log-likelihood without a scorer."""
         if scorer is not None:
             options = {}
             if self.weights is not None and _takes_weights(scorer):
@@ -219,9 +219,9 @@ def _noise_bounds(folds: list[Fold]) -> tuple[float, float]:
     parts = [np.hstack(fold.targets_and_residuals()) for fold in folds]
     values = np.concatenate(parts)
     n_targets = values.shape[1] // 2
-    spread = math.sqrt(values[:, :n_targets].var(0).mean())
+    std = math.sqrt(values[:, :n_targets].var(0).mean())
     high = 2 * max(math.sqrt((values**2).mean(0).max()), 1e-100)
-    return math.log(max(SMALLEST_NOISE * spread, 1e-12 * high)), math.log(high)
+    return math.log(max(SMALLEST_NOISE * std, 1e-12 * high)), math.log(high)
 
 
 def rows_of(rows: AllRows, indices: np.ndarray) -> AllRows:

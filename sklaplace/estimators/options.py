@@ -146,7 +146,7 @@ def sibling(model: Any) -> str:
 
 
 def check_common(model: Any) -> None:
-    """Refuse values of what all estimators have that cannot be right."""
+    """Raise for parameters of all estimators that are not valid."""
     _check_estimator(model.estimator)
     _check_likelihood(model)
     if not isinstance(model.verbose, (bool, np.bool_)):
@@ -157,7 +157,7 @@ def check_common(model: Any) -> None:
 
 
 def _check_laplace(model: Any) -> None:
-    """Refuse values of a Laplace approximation that cannot be right."""
+    """Raise for parameters of a Laplace approximation that are not valid."""
     registries: dict[str, Iterable[str]] = {
         "hessian_structure": STRUCTURES,
         "curvature": CURVATURES,
@@ -210,7 +210,7 @@ def _check_estimator(estimator: Any) -> None:
 
 
 def _check_likelihood(model: Any) -> None:
-    """Refuse a likelihood that cannot answer what it will be asked."""
+    """Raise for a likelihood that lacks methods, or is of the other kind of targets."""
     given = model.likelihood
     if given is None:
         return
@@ -237,13 +237,13 @@ def _check_likelihood(model: Any) -> None:
 
 
 def _members(kind: type) -> set[str]:
-    """Public names that a protocol asks for."""
+    """Return the public names of a class."""
     found = {*vars(kind), *vars(kind).get("__annotations__", {})}
     return {name for name in found if not name.startswith("_")}
 
 
 def check_subset(subset: Any, params: Any, known: Mapping[str, Any] = SUBSETS) -> None:
-    """A name of the registry, or a list of names that the network is to know."""
+    """Raise for what is neither a key of the registry nor a list of names."""
     if isinstance(subset, (list, tuple)):
         if not subset or not all(isinstance(name, str) for name in subset):
             raise ValueError(
@@ -261,13 +261,13 @@ def check_subset(subset: Any, params: Any, known: Mapping[str, Any] = SUBSETS) -
         check_option("subset_params['by']", given["by"], SCORES)
     if "indices" in given and len(given) > 1:
         raise ValueError(
-            "subset_params has 'indices', which say all, and others. Leave out "
+            "subset_params has 'indices' and others, which they make void. Leave out "
             f"{listed(set(given) - {'indices'})}, or the indices."
         )
 
 
 def _check_params(model: Any) -> None:
-    """Options of structure and curvature, and whether the two go together."""
+    """Raise for options of structure and curvature, or a pair, that are not valid."""
     accumulator, _ = STRUCTURES[model.hessian_structure]
     curvature = CURVATURES[model.curvature]
     of = f"hessian_structure={model.hessian_structure!r}"
@@ -284,7 +284,7 @@ def _check_params(model: Any) -> None:
 
 
 def check_prior_structure(prior_structure: str, hessian_structure: str) -> None:
-    """Refuse a prior that the structure of the Hessian cannot bear."""
+    """Raise for a prior that the structure of the Hessian does not support."""
     _, structure = STRUCTURES[hessian_structure]
     if prior_structure not in structure.priors:
         raise ValueError(
@@ -309,7 +309,7 @@ def _check_prior(model: Any) -> None:
 
 
 def _check_earlier(model: Any) -> None:
-    """Refuse what an earlier posterior cannot be, or cannot go with."""
+    """Raise for an earlier posterior that does not match the other parameters."""
     earlier = model.prior
     if earlier is None:
         return
@@ -320,8 +320,8 @@ def _check_earlier(model: Any) -> None:
     given = [k for k, v in plain.items() if not np.array_equal(getattr(model, k), v)]
     if given:
         raise ValueError(
-            f"{listed(given)} and prior are both given, but an earlier posterior says "
-            "all of a prior. Leave one of them out."
+            f"{listed(given)} and prior are both given, but an earlier posterior "
+            "replaces them. Leave one of them out."
         )
     if not isinstance(model.refine, str) and model.refine:
         raise ValueError(
@@ -339,7 +339,7 @@ def _check_earlier(model: Any) -> None:
 
 
 def check_posterior(name: str, value: Any) -> None:
-    """Refuse what is no posterior."""
+    """Raise for what is no posterior."""
     if not isinstance(value, GaussianPosterior):
         raise TypeError(
             f"{name} is of type {type(value).__name__}. Pass the posterior_ of an "
@@ -348,7 +348,7 @@ def check_posterior(name: str, value: Any) -> None:
 
 
 def _check_earlier_structure(model: Any, earlier: GaussianPosterior) -> None:
-    """Refuse curvatures that cannot be added up."""
+    """Raise for structures whose curvatures are not additive."""
     name, kind = model.hessian_structure, earlier.structure.kind
     adding = [k for k, (_, structure) in STRUCTURES.items() if structure.is_additive]
     if name not in adding:
@@ -367,7 +367,7 @@ def _check_earlier_structure(model: Any, earlier: GaussianPosterior) -> None:
 def check_earlier_layout(
     earlier: GaussianPosterior | None, layout: Layout, name: str = "prior"
 ) -> None:
-    """Refuse an earlier posterior over other weights, with the first that differs."""
+    """Raise for an earlier posterior over other weights, naming the first."""
     if earlier is None:
         return
     blocks = earlier.layout.blocks
@@ -405,9 +405,10 @@ def _check_refine(model: Any) -> None:
 def check_layout(
     model: Any, layout: Layout, device: torch.device, n_rows: int, n_columns: int
 ) -> None:
-    """Refuse sizes that do not fit the layers, before anything is allocated.
+    """Raise for shapes that do not match the layers, and for too little memory.
 
-    The Jacobian of the training data has so many rows, ``n_columns`` for each of them.
+    ``n_rows`` is that of the Jacobian of the training data, ``n_columns`` the number of
+    outputs of each sample.
     """
     check_prior_shape(model.prior_precision, model.prior_structure, layout)
     p = layout.n_parameters
@@ -421,7 +422,7 @@ def check_layout(
     advice = f"use {' or '.join(cheaper)}"
     if model.subset_of_weights != "last_layer":
         advice += ", or subset_of_weights='last_layer'"
-    # the exact H is made as a matrix
+    # the exact Hessian is computed as a matrix
     n = None if CURVATURES[model.curvature].is_exact else n_rows
     options = model.structure_params or {}
     require_bytes(
@@ -433,7 +434,7 @@ def check_layout(
 
 
 def check_prior_shape(value: Any, prior_structure: str, layout: Layout) -> None:
-    """Refuse a prior precision whose shape is not that of its structure."""
+    """Raise for a prior precision whose shape is not that of its structure."""
     expected = PRIOR_STRUCTURES[prior_structure](layout)
     shape = np.shape(value)
     if isinstance(value, str) or shape in ((), expected):

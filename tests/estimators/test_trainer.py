@@ -1,0 +1,64 @@
+"""Tests of the trainer, without an estimator."""
+
+import numpy as np
+import pytest
+from nets import MLP, classifier, seeded
+from sklearn.frozen import FrozenEstimator
+
+from sklaplace.estimators.class_targets import ClassTargets
+from sklaplace.estimators.trainer import Trainer
+from sklaplace.networks.data import TrainingData
+
+RNG = np.random.RandomState(0)
+X = RNG.randn(80, 2).astype(np.float32)
+Y = RNG.randint(3, size=80)
+DATA = TrainingData(X, Y.astype(np.int64), None)
+
+
+def trainer(estimator, fraction=None):
+    return Trainer(
+        estimator=estimator,
+        targets=ClassTargets.infer(Y, estimator),
+        likelihood=None,
+        seed=0,
+        validation_fraction=fraction,
+        alternative="LaplaceRegressor",
+    )
+
+
+def test_trains_a_clone_on_all_samples():
+    net = classifier(MLP, train_split=None)
+    found = trainer(net).train(DATA, None, {})
+    assert found.net is not net
+    assert len(found.net.history) == net.max_epochs
+    assert len(found.train) == 80
+    assert found.held_out is None
+    assert found.spec.n_outputs == 3
+
+
+def test_holds_out_a_fraction_where_the_net_does_not():
+    found = trainer(classifier(MLP, train_split=None), 0.25).train(DATA, None, {})
+    assert (len(found.train), len(found.held_out)) == (60, 20)
+
+
+def test_given_validation_samples_are_the_held_out_ones():
+    validation = DATA.take(np.arange(10))
+    net = classifier(MLP, train_split=None)
+    found = trainer(net, 0.25).train(DATA, validation, {})
+    assert (len(found.train), len(found.held_out)) == (80, 10)
+
+
+def test_a_frozen_net_keeps_its_weights():
+    net = seeded(classifier(MLP), X, Y)
+    found = trainer(FrozenEstimator(net), 0.25).train(DATA, None, {})
+    assert found.net is not net
+    assert found.held_out is None
+    for name, value in net.module_.state_dict().items():
+        assert (found.net.module_.state_dict()[name] == value).all()
+    with pytest.raises(TypeError, match="unknown arguments 'epochs'"):
+        trainer(FrozenEstimator(net)).train(DATA, None, {"epochs": 3})
+
+
+def test_too_few_outputs_are_refused_before_training():
+    with pytest.raises(ValueError, match="Set the size of its last layer to 3"):
+        trainer(classifier(MLP, module__n_out=2)).train(DATA, None, {})
