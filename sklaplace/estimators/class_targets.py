@@ -14,6 +14,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from skorch import NeuralNetBinaryClassifier
 
 from sklaplace.estimators.target_types import TargetType, infer_target_type
+from sklaplace.estimators.targets import Targets
 from sklaplace.likelihoods import CRITERIA, Bernoulli, Categorical, Likelihood
 from sklaplace.networks.data import TrainingData
 
@@ -22,7 +23,7 @@ _NO_INDEX = -100
 
 
 @dataclass(frozen=True)
-class ClassTargets:
+class ClassTargets(Targets):
     """Classes of the targets in fit, and their codes.
 
     Attributes
@@ -191,7 +192,7 @@ class ClassTargets:
         return self.target_type.n_classes(self.classes)
 
     @property
-    def stratify(self) -> bool:
+    def stratify(self) -> bool:  # type: ignore[override]
         """Whether samples are held out class by class."""
         return self.target_type.is_single
 
@@ -220,9 +221,6 @@ class ClassTargets:
                 "which several labels per row do not have. Use skorch.NeuralNet, or "
                 "train_split=None."
             )
-
-    def check_values(self, net: Any, y: np.ndarray) -> None:
-        """Accept all codes: the criterion takes them."""
 
     def check_held_out(self, dataset: Any, held_out: Any) -> None:
         """Raise for a split with targets of its own that are not coded alike."""

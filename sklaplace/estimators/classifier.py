@@ -263,9 +263,14 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         outputs = self._outputs
         if not outputs.model.is_gaussian:
             return super()._class_probabilities(X)
-        name, X = self._link_name(), self._check_inputs(X)
-        link, diagonal = partial(self._link, name), self._is_diagonal(name)
-        return self._normalised(self._map_logits(outputs, X, link, diagonal=diagonal))
+        name = self._link_name()
+        (proba,) = outputs.map_gaussian(
+            self._check_inputs(X),
+            self._of_logits(partial(self._link, name)),
+            diagonal=self._is_diagonal(name),
+            centred=self._likelihood.is_shift_invariant,
+        )
+        return self._normalised(proba)
 
     def _link_name(self) -> str:
         """Return the link in use; it may have been set after fit."""

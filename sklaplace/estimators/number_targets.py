@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from sklaplace.core.checks import check_positive
+from sklaplace.estimators.targets import Targets
 from sklaplace.likelihoods import (
     CRITERIA,
     Gaussian,
@@ -22,7 +23,7 @@ from sklaplace.networks.inputs import InputType
 
 
 @dataclass(frozen=True)
-class NumberTargets:
+class NumberTargets(Targets):
     """Shape and dtype of the targets in fit, and the noise that was given for them.
 
     Attributes
@@ -53,7 +54,6 @@ class NumberTargets:
         HeteroscedasticGaussian,
         Poisson,
     )
-    stratify: ClassVar[bool] = False
 
     @classmethod
     def infer(
@@ -109,9 +109,6 @@ class NumberTargets:
         """Drop the axis of outputs, the second, where targets in fit had none."""
         return values[:, 0] if self.ndim == 1 else values
 
-    def sample_weight(self, y: np.ndarray) -> None:
-        """Return None: numbers have no weights of their own."""
-
     # ----------------------------------------------------------------- the network
     def adapt(self, likelihood: Likelihood) -> Likelihood:
         """Return the likelihood with the given proportions of noise levels."""
@@ -123,12 +120,6 @@ class NumberTargets:
     def default_net(self, data: TrainingData) -> Any:
         """Return the default skorch net."""
         return default_regressor(data.X, data.y, data.sample_weight)
-
-    def check_net(self, net: Any) -> None:
-        """Accept all nets."""
-
-    def check_held_out(self, dataset: Any, held_out: Any) -> None:
-        """Accept all splits: numbers are not encoded."""
 
     def check_values(self, net: Any, y: np.ndarray) -> None:
         """Raise for targets, or noise, that the likelihood does not have."""

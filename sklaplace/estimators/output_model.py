@@ -95,7 +95,7 @@ class OutputModel(ABC):
             f"the joint covariance of {n:,} rows",
             "use return_std=True, or fewer rows at a time",
         )
-        by_output = outputs.map_draws(X, _identity).movedim(1, 0)  # (c, n, s)
+        by_output = outputs.map_draws(X).movedim(1, 0)  # (c, n, s)
         mean, cov = moments(by_output, diagonal=False, centred=False)
         return mean.T, cov.movedim(0, -1)
 
@@ -189,12 +189,13 @@ class BatchedOutputs:
         # concatenation copies: a single batch may share memory with a cache
         return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
 
-    def latent(self, X: Any, full_cov: bool = False) -> list[np.ndarray]:
-        """Return means (n, c) and variances (n, c), or covariances (n, c, c)."""
-        return self.map_latent(X, _pair, full_cov)
+    def latent(
+        self, X: Any, full_cov: bool = False, function: Any = lambda m, c: (m, c)
+    ) -> list[np.ndarray]:
+        """Return means (n, c) and variances (n, c), or covariances (n, c, c).
 
-    def map_latent(self, X: Any, function: Any, full_cov: bool) -> list[np.ndarray]:
-        """Return `map_gaussian` of means and (co)variances that are all kept."""
+        Or a ``function`` of these that is of their sizes.
+        """
         if full_cov:
             n, c = count_rows(X), self.network.spec.n_outputs
             require_bytes(
@@ -222,7 +223,9 @@ class BatchedOutputs:
         )
 
     # ----------------------------------------------------------------------- draws
-    def map_draws(self, X: Any, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def map_draws(
+        self, X: Any, function: Callable[[Tensor], Tensor] = lambda draws: draws
+    ) -> Tensor:
         """Return a function of the draws (b, c, s), for all samples."""
         parts = []
         dataset = self.network.net.get_dataset(X)
@@ -243,7 +246,7 @@ class BatchedOutputs:
             "draw fewer at a time, each with a random_state of its own",
         )
         redrawn = replace(self, model=self.model.redrawn(n_samples, seed))
-        return redrawn.map_draws(X, _identity).numpy()
+        return redrawn.map_draws(X).numpy()
 
     def draws_of(self, dataset: Any) -> Iterator[tuple[Tensor, Any, Tensor | None]]:
         """Yield draws (b, c, s), targets and weights of each batch of a dataset.
@@ -273,14 +276,6 @@ class BatchedOutputs:
         return self.network.batches(
             dataset, self.batch_size, row_elements=self.row_elements, **sizes
         )
-
-
-def _identity(value: Tensor) -> Tensor:
-    return value
-
-
-def _pair(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    return mean, variance
 
 
 def require_draws(n_samples: int, n_weights: int) -> None:

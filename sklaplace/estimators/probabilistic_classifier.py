@@ -18,7 +18,6 @@ from sklaplace.core.random import cached_sobol_normals
 from sklaplace.dirichlet.distribution import check_set
 from sklaplace.dirichlet.links import mc_uncertainty, uncertainty_of_draws
 from sklaplace.estimators.class_targets import ClassTargets, likelihood_of
-from sklaplace.estimators.output_model import BatchedOutputs
 from sklaplace.likelihoods import ClassificationLikelihood
 
 
@@ -70,25 +69,12 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         points = cached_sobol_normals(self.n_samples, like.shape[1], self._seed)
         return points.to(like)
 
-    def _map_logits(
-        self,
-        outputs: BatchedOutputs,
-        X: Any,
-        function: Callable[[Tensor, Tensor], Tensor],
-        *,
-        diagonal: bool,
-    ) -> np.ndarray:
-        """Return a function of the Gaussian over class logits, (n·r, ...)."""
-        likelihood = self._likelihood
-
-        def of_logits(mean: Tensor, cov: Tensor) -> tuple[Tensor]:
-            return (function(*likelihood.class_logits(mean, cov)),)
-
-        centred = likelihood.is_shift_invariant
-        (found,) = outputs.map_gaussian(
-            X, of_logits, diagonal=diagonal, centred=centred
-        )
-        return found
+    def _of_logits(
+        self, function: Callable[[Tensor, Tensor], Tensor]
+    ) -> Callable[[Tensor, Tensor], tuple[Tensor]]:
+        """Return a function of Gaussian logits as one of Gaussian outputs."""
+        class_logits = self._likelihood.class_logits
+        return lambda mean, cov: (function(*class_logits(mean, cov)),)
 
     def _needs_variances_only(self, method_needs_variances_only: bool) -> bool:
         """Whether covariances between logits are not used."""
@@ -110,12 +96,9 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
 
     def _class_probabilities(self, X: Any) -> np.ndarray:
         """Return probabilities (n·r, K) of r labels per sample; rows sum to one."""
-
-        def mean_proba(draws: Tensor) -> Tensor:
-            return self._proba_of_draws(draws).mean(-1)
-
-        outputs = self._outputs
-        found = outputs.map_draws(self._check_inputs(X), mean_proba)
+        found = self._outputs.map_draws(
+            self._check_inputs(X), lambda draws: self._proba_of_draws(draws).mean(-1)
+        )
         return self._normalised(found.numpy())
 
     def _concentrations(self, X: Any, method: Any) -> np.ndarray:
@@ -125,28 +108,30 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         if method is None:
             method = self.dirichlet_approx
         self._check_dirichlet("method", method)
-        approximate = dirichlet.APPROXIMATIONS[method]
-        diagonal = self._needs_variances_only(method in dirichlet.DIAGONAL)
-        X = self._check_inputs(X)
-        alpha = self._map_logits(outputs, X, approximate, diagonal=diagonal)
+        (alpha,) = outputs.map_gaussian(
+            self._check_inputs(X),
+            self._of_logits(dirichlet.APPROXIMATIONS[method]),
+            diagonal=self._needs_variances_only(method in dirichlet.DIAGONAL),
+            centred=self._likelihood.is_shift_invariant,
+        )
         return alpha[:, : self._targets.n_classes]
 
     def _mc_uncertainty(self, X: Any) -> np.ndarray:
         """Return total, aleatoric and epistemic entropy by draws, (n·r, 3)."""
         outputs = self._outputs
         outputs.model.check_draws(2)
-        if outputs.model.is_gaussian:
-
-            def split(mean: Tensor, cov: Tensor) -> Tensor:
-                return mc_uncertainty(mean, cov, self._sobol_normals(mean))
-
-            X, diagonal = self._check_inputs(X), self._needs_variances_only(False)
-            return self._map_logits(outputs, X, split, diagonal=diagonal)
-
-        def split_draws(draws: Tensor) -> Tensor:
-            return uncertainty_of_draws(self._proba_of_draws(draws))
-
-        return outputs.map_draws(self._check_inputs(X), split_draws).numpy()
+        X = self._check_inputs(X)
+        if not outputs.model.is_gaussian:
+            return outputs.map_draws(
+                X, lambda draws: uncertainty_of_draws(self._proba_of_draws(draws))
+            ).numpy()
+        (found,) = outputs.map_gaussian(
+            X,
+            self._of_logits(lambda m, c: mc_uncertainty(m, c, self._sobol_normals(m))),
+            diagonal=self._needs_variances_only(False),
+            centred=self._likelihood.is_shift_invariant,
+        )
+        return found
 
     def _log_proba_of(self, X: Any, y: Any) -> np.ndarray:
         """Return the log-probability of the labels of each sample, (n,); finite."""
@@ -308,8 +293,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         """
         outputs, target_type = self._outputs, self._targets.target_type
         moments = partial(target_type.latent_moments, self._likelihood)
-        X = self._check_inputs(X)
-        mean, variance = outputs.map_latent(X, moments, full_cov)
+        mean, variance = outputs.latent(self._check_inputs(X), full_cov, moments)
         return mean, variance
 
     def predict_dirichlet(self, X: Any, method: str | None = None) -> np.ndarray:

@@ -6,14 +6,14 @@ meaning of its outputs is inferred from a few samples, before and after training
 
 import warnings
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 
 from sklaplace.core.checks import listed
-from sklaplace.likelihoods import Likelihood
+from sklaplace.estimators.targets import Targets
 from sklaplace.networks.data import TrainingData, first_rows
 from sklaplace.networks.outputs import (
     OutputSpec,
@@ -35,36 +35,6 @@ def inner_net(estimator: Any) -> Any:
 def is_frozen(estimator: Any) -> bool:
     """Whether the network keeps its weights."""
     return isinstance(estimator, FrozenEstimator)
-
-
-class Targets(Protocol):
-    """Targets in fit: `ClassTargets` or `NumberTargets`."""
-
-    likelihoods: ClassVar[tuple[type, ...]]
-    """Types of likelihoods that such targets can have."""
-
-    @property
-    def n_outputs(self) -> int:
-        """Number of classes or target columns."""
-
-    @property
-    def stratify(self) -> bool:
-        """Whether samples are held out class by class."""
-
-    def adapt(self, likelihood: Likelihood) -> Likelihood:
-        """Return the likelihood for the shape of the targets."""
-
-    def default_net(self, data: TrainingData) -> Any:
-        """Return the default skorch net."""
-
-    def check_net(self, net: Any) -> None:
-        """Raise for a net that cannot be trained on such targets."""
-
-    def check_values(self, net: Any, y: np.ndarray) -> None:
-        """Raise for encoded targets that the criterion does not take."""
-
-    def check_held_out(self, dataset: Any, held_out: Any) -> None:
-        """Raise for a ``train_split`` whose targets are not encoded alike."""
 
 
 @dataclass(kw_only=True)

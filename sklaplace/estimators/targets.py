@@ -1,0 +1,45 @@
+"""Targets: what training needs to know of targets, of classes or of numbers."""
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sklaplace.likelihoods import Likelihood
+from sklaplace.networks.data import TrainingData
+
+
+class Targets:
+    """Targets in fit: `ClassTargets` or `NumberTargets`."""
+
+    likelihoods: ClassVar[tuple[type, ...]]
+    """Types of likelihoods that such targets can have."""
+    stratify = False
+    """Whether samples are held out class by class."""
+    n_outputs: Any
+    """Number of classes or target columns."""
+
+    @abstractmethod
+    def encode(self, y: Any, name: str = "y") -> np.ndarray:
+        """Return targets as the criterion takes them."""
+
+    @abstractmethod
+    def adapt(self, likelihood: Likelihood) -> Likelihood:
+        """Return the likelihood for the shape of the targets."""
+
+    @abstractmethod
+    def default_net(self, data: TrainingData) -> Any:
+        """Return the default skorch net."""
+
+    def sample_weight(self, y: np.ndarray) -> np.ndarray | None:
+        """Return weights (n,) that encoded targets have by themselves, or None."""
+        return None
+
+    def check_net(self, net: Any) -> None:
+        """Raise for a net that cannot be trained on such targets."""
+
+    def check_values(self, net: Any, y: np.ndarray) -> None:
+        """Raise for encoded targets that the criterion does not take."""
+
+    def check_held_out(self, dataset: Any, held_out: Any) -> None:
+        """Raise for a ``train_split`` whose targets are not encoded alike."""
