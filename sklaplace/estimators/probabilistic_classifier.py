@@ -1,6 +1,7 @@
 """ProbabilisticClassifier: class probabilities, and distributions over them."""
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -18,6 +19,7 @@ from sklaplace.core.random import cached_sobol_normals
 from sklaplace.dirichlet.distribution import check_set
 from sklaplace.dirichlet.links import mc_uncertainty, uncertainty_of_draws
 from sklaplace.estimators.class_targets import ClassTargets, likelihood_of
+from sklaplace.estimators.output_model import BatchedOutputs
 from sklaplace.likelihoods import ClassificationLikelihood
 
 
@@ -29,6 +31,11 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
 
     _targets_kind: ClassVar[type[ClassTargets]] = ClassTargets
     _targets: ClassTargets
+
+    @property
+    @abstractmethod
+    def _outputs(self) -> BatchedOutputs:
+        """The distribution of outputs of the fitted network."""
 
     # ----------------------------------------------------------------- targets
     def _infer_targets(self, y: Any, classes: np.ndarray | None = None) -> ClassTargets:

@@ -1,5 +1,6 @@
 """ProbabilisticRegressor: means, standard deviations, quantiles and samples."""
 
+from abc import abstractmethod
 from typing import Any, cast
 
 import numpy as np
@@ -10,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 from sklaplace.core.checks import as_levels, as_seed
 from sklaplace.estimators.number_targets import NumberTargets, geometric_mean
 from sklaplace.estimators.options import sibling
+from sklaplace.estimators.output_model import BatchedOutputs
 from sklaplace.estimators.samples import weighted_data
 from sklaplace.likelihoods import RegressionLikelihood
 
@@ -23,6 +25,11 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
     sigma_noise_: Any
     sigma_scaling_: np.ndarray
     _targets: NumberTargets
+
+    @property
+    @abstractmethod
+    def _outputs(self) -> BatchedOutputs:
+        """The distribution of outputs of the fitted network."""
 
     # ----------------------------------------------------------------- targets
     def _infer_targets(self, y: Any, classes: None = None) -> NumberTargets:
