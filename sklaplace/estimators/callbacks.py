@@ -12,29 +12,17 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from sklaplace.core import checks
 from sklaplace.core.budget import move
-from sklaplace.core.checks import (
-    check_below_one,
-    check_count,
-    check_option,
-    check_positive,
-)
 from sklaplace.core.linalg import plain
 from sklaplace.core.random import private_rng
 from sklaplace.curvature import priors
 from sklaplace.curvature.ggn import CURVATURES, accumulate
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.network import NetworkSpec
-from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
-from sklaplace.estimators.options import (
-    check_earlier_layout,
-    check_layout,
-    check_posterior,
-    check_prior_structure,
-    check_subset,
-)
+from sklaplace.estimators import options
 from sklaplace.estimators.prior_callback import PriorCallback
 from sklaplace.networks.data import Batches
 from sklaplace.networks.outputs import as_forward, unwrapped
@@ -53,6 +41,7 @@ class _Best:
     state: dict[str, Any]
 
 
+@dataclass(eq=False, repr=False)
 class MarglikTraining(PriorCallback):
     """Maximises the evidence in prior precision and noise while the net is trained.
 
@@ -151,63 +140,49 @@ class MarglikTraining(PriorCallback):
     prior_mean: ClassVar[float] = 0.0
     structure_params: ClassVar[None] = None
 
-    def __init__(
-        self,
-        subset_of_weights: str | list[str] = "all",
-        hessian_structure: str = "kron",
-        curvature: str = "ggn",
-        prior_precision: Any = 1.0,
-        prior_structure: str = "layerwise",
-        sigma_noise: float = 1.0,
-        temperature: float = 1.0,
-        n_burnin: int = 0,
-        every: int = 1,
-        damping: float = 0.5,
-    ) -> None:
-        self.subset_of_weights = subset_of_weights
-        self.hessian_structure = hessian_structure
-        self.curvature = curvature
-        self.prior_precision = prior_precision
-        self.prior_structure = prior_structure
-        self.sigma_noise = sigma_noise
-        self.temperature = temperature
-        self.n_burnin = n_burnin
-        self.every = every
-        self.damping = damping
+    subset_of_weights: str | list[str] = "all"
+    hessian_structure: str = "kron"
+    curvature: str = "ggn"
+    prior_precision: Any = 1.0
+    prior_structure: str = "layerwise"
+    sigma_noise: float = 1.0
+    temperature: float = 1.0
+    n_burnin: int = 0
+    every: int = 1
+    damping: float = 0.5
 
     def _check_settings(self) -> None:
-        check_option("hessian_structure", self.hessian_structure, STRUCTURES)
-        curvatures = [name for name, kind in CURVATURES.items() if not kind.is_exact]
-        check_option("curvature", self.curvature, curvatures)
-        check_option("prior_structure", self.prior_structure, PRIOR_STRUCTURES)
-        check_prior_structure(self.prior_structure, self.hessian_structure)
+        checks.check_option("hessian_structure", self.hessian_structure, STRUCTURES)
+        curvatures = [k for k, kind in CURVATURES.items() if not kind.is_exact]
+        checks.check_option("curvature", self.curvature, curvatures)
+        checks.check_option(
+            "prior_structure", self.prior_structure, priors.PRIOR_STRUCTURES
+        )
+        options.check_prior_structure(self.prior_structure, self.hessian_structure)
         # a subnetwork is selected with trained weights
         subsets = {k: v for k, v in SUBSETS.items() if k != "subnetwork"}
-        check_subset(self.subset_of_weights, None, subsets)
-        check_positive("prior_precision", self.prior_precision, scalar=False)
-        check_positive("sigma_noise", self.sigma_noise)
-        check_positive("temperature", self.temperature)
-        check_count("n_burnin", self.n_burnin, smallest=0)
-        check_count("every", self.every)
-        check_below_one("damping", self.damping, "Choose one such as 0.5.")
+        options.check_subset(self.subset_of_weights, None, subsets)
+        checks.check_positive("prior_precision", self.prior_precision, scalar=False)
+        checks.check_positive("sigma_noise", self.sigma_noise)
+        checks.check_positive("temperature", self.temperature)
+        checks.check_count("n_burnin", self.n_burnin, smallest=0)
+        checks.check_count("every", self.every)
+        checks.check_below_one("damping", self.damping, "Choose one such as 0.5.")
 
     def _subset(self, net: Any) -> Any:
         return self.subset_of_weights
 
     def _begin(self, net: Any, spec: NetworkSpec, n_rows: int) -> Layout:
         layout, device, c = spec.layout, device_of(net), spec.n_outputs
-        check_layout(self, layout, device, n_rows * c, c)
-
-        def number(value: Any) -> Tensor:
-            return torch.as_tensor(value, dtype=torch.float64, device=device)
-
-        shape = PRIOR_STRUCTURES[self.prior_structure](layout)
-        self.hyperparameters_ = Hyperparameters(
-            prior_precision=number(self.prior_precision).expand(shape).clone(),
-            prior_mean=number(self.prior_mean),
-            sigma_noise=number(self.sigma_noise),
-            temperature=number(self.temperature),
-        )
+        options.check_layout(self, layout, device, n_rows * c, c)
+        names = "prior_precision", "prior_mean", "sigma_noise", "temperature"
+        values = {
+            k: torch.as_tensor(getattr(self, k), dtype=torch.float64, device=device)
+            for k in names
+        }
+        shape = priors.PRIOR_STRUCTURES[self.prior_structure](layout)
+        values["prior_precision"] = values["prior_precision"].expand(shape).clone()
+        self.hyperparameters_ = Hyperparameters(**values)
         self.epoch_ = 0
         self.best_: _Best | None = None
         return layout
@@ -245,13 +220,12 @@ class MarglikTraining(PriorCallback):
         h = self.__dict__.pop("hyperparameters_", None)
         epochs = self.__dict__.pop("epoch_", 0)
         if best is None:
-            warnings.warn(
+            message = (
                 f"The training ended after {epochs} epochs, before the evidence was "
                 f"maximised, with n_burnin={self.n_burnin}. Train longer, or lower "
-                "n_burnin.",
-                UserWarning,
-                stacklevel=2,
+                "n_burnin."
             )
+            warnings.warn(message, UserWarning, stacklevel=2)
             best = _Best(float("nan"), epochs, h, net.module_.state_dict())
         net.module_.load_state_dict(best.state)
         self.log_marginal_likelihood_, self.best_epoch_ = best.value, best.epoch
@@ -260,21 +234,17 @@ class MarglikTraining(PriorCallback):
             self.sigma_noise_ = plain(best.hyperparameters.sigma_noise)
 
     def _posterior(self, net: Any) -> GaussianPosterior:
-        """Laplace approximation at the current weights and hyperparameters."""
+        """Return the posterior at the current weights and hyperparameters."""
         spec, layout = self.training_.spec, self.training_.layout
         forward = as_forward(net, spec.output_map, spec.logit_layer)
         curvature = CURVATURES[self.curvature]
         accumulator = STRUCTURES[self.hessian_structure][0](layout)
         elements = accumulator.row_elements(layout, spec.n_outputs)
         batch_size = spec.batch_size(row_elements=elements)
+        batches = Batches(net, self.training_.dataset, batch_size)
+        factor = curvature.configured({}, seed=0)
         with private_rng(None, device_of(net)), forward.frozen():
-            data_fit = accumulate(
-                forward,
-                Batches(net, self.training_.dataset, batch_size),
-                spec.likelihood,
-                curvature.configured({}, seed=0),
-                accumulator,
-            )
+            fit = accumulate(forward, batches, spec.likelihood, factor, accumulator)
         weights = layout.read(forward.module)
         return GaussianPosterior(
             mean=weights,
@@ -282,13 +252,13 @@ class MarglikTraining(PriorCallback):
             structure=accumulator.decompose(),
             layout=layout,
             likelihood=spec.likelihood,
-            data_fit=data_fit,
+            data_fit=fit,
             hyperparameters=self.hyperparameters_,
             curvature_order=curvature.order,
         )
 
     def _updated(self, posterior: GaussianPosterior) -> GaussianPosterior:
-        """Damped step, in logarithms, to the maximum of the evidence."""
+        """Return the posterior after a damped step, in logarithms, to the maximum."""
         with warnings.catch_warnings():
             # the weights change before the last digits would matter
             warnings.simplefilter("ignore", ConvergenceWarning)
@@ -304,6 +274,7 @@ class MarglikTraining(PriorCallback):
         )
 
 
+@dataclass(eq=False, repr=False)
 class PriorTraining(PriorCallback):
     """Trains a net with the posterior of an earlier task as its prior.
 
@@ -330,7 +301,7 @@ class PriorTraining(PriorCallback):
     ------
     ValueError, TypeError
         Before the first step, if the posterior is over other weights, or a setting,
-        the criterion or the optimizer cannot be right.
+        the criterion or the optimizer is not supported.
 
     See Also
     --------
@@ -342,8 +313,9 @@ class PriorTraining(PriorCallback):
     products with the factors for ``kron``, O(P) for ``diag``; no (P, P) matrix is
     formed. With ``diag`` this is elastic weight consolidation (Kirkpatrick et al.) with
     one penalty for all earlier tasks (Huszár). Every training starts from the mean.
-    The prior is as curved as the loss of all earlier samples: plain gradient descent
-    needs smaller steps. Optimizers that compare values of the loss are refused.
+    The prior's curvature is that of the loss of all earlier samples, so that plain
+    gradient descent needs smaller steps. Optimizers that compare values of the loss are
+    refused.
 
     References
     ----------
@@ -378,34 +350,29 @@ class PriorTraining(PriorCallback):
     True
     """
 
-    def __init__(
-        self, prior: Any, sigma_noise: float | None = None, temperature: float = 1.0
-    ) -> None:
-        self.prior = prior
-        self.sigma_noise = sigma_noise
-        self.temperature = temperature
+    prior: Any
+    sigma_noise: float | None = None
+    temperature: float = 1.0
 
     def _check_settings(self) -> None:
-        check_posterior("prior", self.prior)
+        options.check_posterior("prior", self.prior)
         if self.sigma_noise is not None:
-            check_positive("sigma_noise", self.sigma_noise)
-        check_positive("temperature", self.temperature)
+            checks.check_positive("sigma_noise", self.sigma_noise)
+        checks.check_positive("temperature", self.temperature)
 
     def _subset(self, net: Any) -> Any:
         parameters = dict(unwrapped(net.module_).named_parameters())
         layout = self.prior.layout
+        known = [block for block in layout.blocks if block.name in parameters]
         blocks = tuple(
-            replace(block, shape=tuple(parameters[block.name].shape))
-            for block in layout.blocks
-            if block.name in parameters
+            replace(block, shape=tuple(parameters[block.name].shape)) for block in known
         )
-        check_earlier_layout(self.prior, replace(layout, blocks=blocks))
+        options.check_earlier_layout(self.prior, replace(layout, blocks=blocks))
         return [block.name for block in layout.blocks]
 
     def _begin(self, net: Any, spec: NetworkSpec, n_rows: int) -> Layout:
         self.earlier_ = move(self.prior.as_prior(), device_of(net))
-        module = unwrapped(net.module_)
-        layout: Layout = self.earlier_.layout
+        module, layout = unwrapped(net.module_), self.earlier_.layout
         parameters = dict(module.named_parameters())
         with torch.no_grad():
             for name, value in layout.unflatten(self.earlier_.mean, module).items():

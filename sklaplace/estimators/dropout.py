@@ -1,12 +1,12 @@
-"""MCDropoutClassifier and MCDropoutRegressor: networks with units left out at random.
+"""MCDropoutClassifier and MCDropoutRegressor: Monte Carlo dropout.
 
-Dropout goes on in prediction. A draw is one choice of units to leave out, the same for
-all rows, so that it is a function of the rows (a network with some of its weights at
-zero), and neither batches nor the order of rows matter.
+Dropout stays active in prediction. A draw is one dropout mask, the same for all
+samples, so that it is a function of the samples (a network with some of its units at
+zero), and neither batches nor the order of samples matter.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +27,12 @@ from sklaplace.networks.outputs import OutputSpec, as_forward
 
 # ---------------------------------------------------------------------------- masks
 def _scaled(x: Tensor, kept: Tensor, p: float) -> Tensor:
-    """Units left out are zero; others make up for them."""
+    """Set dropped units to zero, and scale the others by ``1 / (1 - p)``."""
     return x * kept / (1 - p) if p < 1 else torch.zeros_like(x)
 
 
 def _alpha(x: Tensor, kept: Tensor, p: float) -> Tensor:
-    """Units left out have SELU's lowest value; mean and variance are kept.
+    """Set dropped units to SELU's lowest value; mean and variance are kept.
 
     Klambauer, Unterthiner, Mayr and Hochreiter (2017), "Self-normalizing neural
     networks", section 3.
@@ -44,8 +44,8 @@ def _alpha(x: Tensor, kept: Tensor, p: float) -> Tensor:
     return a * torch.where(kept > 0, x, torch.full_like(x, lowest)) - a * p * lowest
 
 
-# layer -> (axes of a unit's own, those after the batch's, where all have the same; what
-# becomes of its units)
+# layer -> (whether a mask is drawn per channel, rather than per unit; the function
+# (x, mask, p) that applies it)
 Mask = Callable[[Tensor, Tensor, float], Tensor]
 DROPOUTS: dict[type[nn.Module], tuple[bool, Mask]] = {
     nn.Dropout: (False, _scaled),
@@ -58,14 +58,14 @@ DROPOUTS: dict[type[nn.Module], tuple[bool, Mask]] = {
 
 
 def dropout_layers(module: nn.Module) -> list[Any]:
-    """Layers that leave units out with positive probability."""
-    found: list[Any] = [m for m in module.modules() if isinstance(m, tuple(DROPOUTS))]
-    return [layer for layer in found if layer.p > 0]
+    """Return the layers that drop units with positive probability."""
+    modules: Any = module.modules()
+    return [m for m in modules if isinstance(m, tuple(DROPOUTS)) and m.p > 0]
 
 
 @contextmanager
-def left_out(module: nn.Module, generator: torch.Generator) -> Iterator[None]:
-    """Leave the same units of all rows out; in evaluation mode."""
+def drawn_mask(module: nn.Module, generator: torch.Generator) -> Iterator[None]:
+    """Drop the same units of all samples, in a network in evaluation mode."""
 
     def drop(layer: Any, _inputs: Any, x: Tensor) -> Tensor:
         kind = next(kind for kind in DROPOUTS if isinstance(layer, kind))
@@ -74,21 +74,19 @@ def left_out(module: nn.Module, generator: torch.Generator) -> Iterator[None]:
         kept = torch.rand(shape, generator=generator) >= layer.p
         return mask(x, kept.to(x), layer.p)
 
-    handles = [layer.register_forward_hook(drop) for layer in dropout_layers(module)]
-    try:
+    with ExitStack() as hooks:
+        for layer in dropout_layers(module):
+            hooks.enter_context(layer.register_forward_hook(drop))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def mc_dropout_outputs(forward: Forward, x: Any, seeds: list[int]) -> Tensor:
-    """Outputs (b, c, s) of a frozen network under one choice of units per seed."""
+    """Return outputs (b, c, s) of a frozen network under one mask per seed."""
     found = []
     with torch.no_grad():
         for seed in seeds:
             generator = torch.Generator().manual_seed(seed)
-            with left_out(forward.module, generator):
+            with drawn_mask(forward.module, generator):
                 found.append(forward(x).double())
     return torch.stack(found, -1)
 
@@ -96,7 +94,7 @@ def mc_dropout_outputs(forward: Forward, x: Any, seeds: list[int]) -> Tensor:
 # ----------------------------------------------------------------------- estimators
 @dataclass(frozen=True)
 class DropoutDraws(OutputModel):
-    """Outputs of the network under drawn dropout masks."""
+    """Draws of a network's outputs under drawn dropout masks."""
 
     def draws(self, forward: Forward, x: Any) -> Tensor:
         """Return outputs (b, c, s), one mask for each draw."""
@@ -129,7 +127,7 @@ class DropoutTrainer(Trainer):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseDropout(BaseSampling):
-    """Parameters and outputs that both estimators share."""
+    """Parameters and outputs of `MCDropoutClassifier` and `MCDropoutRegressor`."""
 
     n_samples: int = 100
 
@@ -141,61 +139,40 @@ class BaseDropout(BaseSampling):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
-    """Class probabilities of a skorch net whose dropout goes on in prediction.
+    """Class probabilities of a skorch net by Monte Carlo dropout.
 
-    For comparison with `LaplaceClassifier`: it needs no training beyond the network's,
-    but a network with dropout, and its uncertainty is set by the dropout rates.
+    Dropout stays active in prediction, and probabilities are averaged over drawn
+    masks. A baseline for `LaplaceClassifier`: it needs no training beyond the
+    network's, but a network with dropout layers, and its variance is set by the dropout
+    rates and does not decrease with more training samples.
 
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
         The network, with dropout layers. A skorch net is cloned and trained in ``fit``;
         a ``sklearn.frozen.FrozenEstimator`` around a net keeps its weights; None makes
-        a small network that suits tables.
-    likelihood : object or None, default=None
-        Of the targets given the outputs, where the criterion is none of those that are
-        known; see `sklaplace.likelihoods`. None takes that of the criterion.
-    class_weight : dict, "balanced" or None, default=None
-        Weights of the classes, by label, which multiply ``sample_weight``:
-        ``"balanced"`` gives all classes the same in total.
-    dirichlet_approx : {"projection", "bridge", "bridge_norm", \
-            "bridge_norm_published"}, default="projection"
-        How the Gaussian of the drawn logits becomes a Dirichlet distribution.
+        a small network for tabular data.
     n_samples : int, default=100
-        Draws that predictions are averaged over; the same in each call.
-    batch_size : int or None, default=None
-        Rows per batch for prediction; None fits them into a fixed memory budget.
-        Results do not depend on it. The net has its own for training.
-    random_state : int, RandomState or None, default=None
-        Seeds training, the rows held out and the draws. None differs every time.
-        The global generators are never touched.
-    verbose : int, default=0
-        Print one line after fitting if positive.
+        Number of masks that predictions are averaged over; the same ones in each call.
+    likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
+        As for `LaplaceClassifier`.
 
     Attributes
     ----------
-    estimator_ : skorch net
-        The trained network; a copy where it was frozen.
-    classes_ : ndarray of shape (K,)
-        Class labels; for a matrix of labels the numbers of its columns.
-    n_features_in_ : int
-        Number of features (of the second axis), for array input.
-    feature_names_in_ : ndarray of str
-        Column names, for data frames with string columns.
-    n_iter_ : int
-        Epochs the network was trained for.
+    estimator_, classes_, n_features_in_, feature_names_in_, n_iter_
+        As for `LaplaceClassifier`.
 
     See Also
     --------
     LaplaceClassifier : A posterior around trained weights.
+    MCDropoutRegressor : For real-valued targets.
 
     Notes
     -----
-    Prediction takes ``n_samples`` forward passes. Layers of `torch.nn` such as
-    ``Dropout`` and ``Dropout2d`` are drawn; `torch.nn.functional.dropout`, and dropout
-    within attention and recurrent layers, are not. A draw leaves the same units of all
-    rows out, where rows are the first axis of what a layer gets. How far draws differ
-    is set by the rates and does not shrink with more rows.
+    Prediction takes ``n_samples`` forward passes. Masks are drawn for layers of
+    `torch.nn`, such as ``Dropout`` and ``Dropout2d``, but not for
+    `torch.nn.functional.dropout`, nor within attention and recurrent layers. A mask is
+    the same for all samples, which are the first axis of a layer's input.
 
     References
     ----------
@@ -218,66 +195,48 @@ class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
-    """Predictions with bands of a skorch net whose dropout goes on in prediction.
+    """Predictions with intervals of a skorch net by Monte Carlo dropout.
 
-    For comparison with `LaplaceRegressor`; see `MCDropoutClassifier`.
+    The counterpart of `MCDropoutClassifier` for real-valued targets; see there for when
+    to prefer it.
 
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
-        The network, with dropout layers. A skorch net is cloned and trained in ``fit``;
-        a ``sklearn.frozen.FrozenEstimator`` around a net keeps its weights; None makes
-        a small network that suits tables.
-    likelihood : object or None, default=None
-        Of the targets given the outputs, where the criterion is none of those that are
-        known; see `sklaplace.likelihoods`. None takes that of the criterion.
+        As for `MCDropoutClassifier`.
     sigma_noise : float, array or "auto", default="auto"
-        Standard deviation of the observation noise, one for all outputs; only for nets
-        with ``MSELoss``, whose criterion leaves it open. An array has one for each
-        column of ``y``. ``"auto"`` takes the one under which held-out targets are most
-        probable: those of ``y_val``, else of the net's ``train_split``, else of
-        ``validation_fraction``, else, where rows are few or the net is frozen, the
-        training targets.
+        Standard deviation of the observation noise, in units of the targets: one for
+        all outputs, or an array with one for each column of ``y``. Only for nets with
+        ``MSELoss``, whose criterion does not determine it. ``"auto"`` maximises the
+        likelihood of held-out targets: those of ``y_val``, else of the net's
+        ``train_split``, else of ``validation_fraction``; without any, for a frozen net
+        or fewer than 50 distinct samples, that of the training targets.
     validation_fraction : float, default=0.2
-        Share of rows to hold out for the noise, from a net that is trained here and
-        holds nothing out itself, if there are at least 50 distinct rows.
+        Fraction of the samples to hold out for the noise, if the net is trained in
+        ``fit``, holds out none itself, and there are at least 50 distinct samples.
     n_samples : int, default=100
-        Draws that predictions are averaged over; the same in each call.
-    batch_size : int or None, default=None
-        Rows per batch for prediction; None fits them into a fixed memory budget.
-        Results do not depend on it. The net has its own for training.
-    random_state : int, RandomState or None, default=None
-        Seeds training, the rows held out and the draws. None differs every time.
-        The global generators are never touched.
-    verbose : int, default=0
-        Print one line after fitting if positive.
+        Number of masks, two or more; the same ones in each call.
+    likelihood, batch_size, random_state, verbose
+        As for `LaplaceRegressor`.
 
     Attributes
     ----------
-    estimator_ : skorch net
-        The trained network; a copy where it was frozen.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use; one where there is none.
-    sigma_scaling_ : ndarray of shape (n_outputs,)
-        Factors of standard deviations, one each unless `recalibrate` was called.
-    n_features_in_ : int
-        Number of features (of the second axis), for array input.
-    feature_names_in_ : ndarray of str
-        Column names, for data frames with string columns.
-    n_iter_ : int
-        Epochs the network was trained for.
+        Standard deviation of the observation noise in use; one for criteria without it.
+    estimator_, sigma_scaling_, n_features_in_, feature_names_in_, n_iter_
+        As for `LaplaceRegressor`.
 
     See Also
     --------
     LaplaceRegressor : A posterior around trained weights.
+    MCDropoutClassifier : For class labels.
 
     Notes
     -----
-    Prediction takes ``n_samples`` forward passes. Layers of `torch.nn` such as
-    ``Dropout`` and ``Dropout2d`` are drawn; `torch.nn.functional.dropout`, and dropout
-    within attention and recurrent layers, are not. A draw leaves the same units of all
-    rows out, where rows are the first axis of what a layer gets. How far draws differ
-    is set by the rates and does not shrink with more rows.
+    Prediction takes ``n_samples`` forward passes. Masks are drawn for layers of
+    `torch.nn`, such as ``Dropout`` and ``Dropout2d``, but not for
+    `torch.nn.functional.dropout`, nor within attention and recurrent layers. A mask is
+    the same for all samples, which are the first axis of a layer's input.
 
     References
     ----------

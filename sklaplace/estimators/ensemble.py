@@ -1,6 +1,6 @@
-"""DeepEnsembleClassifier and DeepEnsembleRegressor: several networks in one."""
+"""DeepEnsembleClassifier and DeepEnsembleRegressor: ensembles of networks."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,16 +22,16 @@ from sklaplace.networks.trained import TrainedNetwork
 
 
 class _SharedSplit:
-    """A ``train_split`` that holds the same rows out for each network.
+    """A ``train_split`` that holds out the same samples for each network.
 
-    Rows that another network has learned would say little of the noise.
+    The noise is estimated on samples that none of the networks was trained on.
     """
 
     def __init__(self, split: Any, seed: int) -> None:
         self.split, self.seed = split, seed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Split under a seed of its own."""
+        """Split under the shared seed."""
         with private_rng(self.seed):
             return self.split(*args, **kwargs)
 
@@ -43,7 +43,7 @@ class _SharedSplit:
 
 @dataclass(frozen=True)
 class EnsembleDraws(OutputModel):
-    """Outputs of several networks: of each, or of networks drawn with replacement.
+    """Outputs of each network, or of networks drawn with replacement.
 
     Attributes
     ----------
@@ -68,16 +68,27 @@ class EnsembleDraws(OutputModel):
     def redrawn(self, n_samples: int, seed: int) -> "EnsembleDraws":
         """Return outputs of networks drawn with replacement."""
         generator = np.random.default_rng(seed)
-        chosen = generator.integers(len(self.networks), size=n_samples)
-        return replace(
-            self, n_samples=n_samples, seed=seed, chosen=tuple(chosen.tolist())
-        )
+        chosen = tuple(generator.integers(len(self.networks), size=n_samples).tolist())
+        return replace(self, n_samples=n_samples, seed=seed, chosen=chosen)
 
     def check_draws(self, smallest: int = 1) -> None:
         """Accept any number of networks."""
 
     def check_variance(self) -> None:
         """Accept one network, whose variance is zero."""
+
+
+@dataclass(frozen=True)
+class TrainedEnsemble(TrainedNetwork):
+    """The first of several networks, and all of them.
+
+    Attributes
+    ----------
+    networks : list of TrainedNetwork
+        All networks.
+    """
+
+    networks: list[TrainedNetwork] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -95,33 +106,25 @@ class EnsembleTrainer(Trainer):
     n_estimators: int
     n_jobs: int | None
 
-    def train_all(
-        self,
-        data: TrainingData,
-        validation: TrainingData | None,
-        fit_params: dict[str, Any],
-    ) -> list[TrainedNetwork]:
+    def train(
+        self, data: TrainingData, validation: TrainingData | None, fit_params: Any
+    ) -> TrainedEnsemble:
         """Return the trained networks, which all hold out the same samples."""
         net = inner_net(self.estimator)
         if validation is None and not getattr(net, "train_split", None):
             data, validation = self.hold_out(data)
         seeds = np.random.default_rng(self.seed).integers(2**31, size=self.n_estimators)
-        return Parallel(n_jobs=_processes(self.n_jobs))(
-            delayed(self.train_one)(data, validation, fit_params, int(seed))
+        networks = Parallel(n_jobs=_processes(self.n_jobs))(
+            delayed(self.train_one)(int(seed), data, validation, fit_params)
             for seed in seeds
         )
+        return TrainedEnsemble(**vars(networks[0]), networks=networks)
 
-    def train_one(
-        self,
-        data: TrainingData,
-        validation: TrainingData | None,
-        fit_params: dict[str, Any],
-        seed: int,
-    ) -> TrainedNetwork:
+    def train_one(self, seed: int, *args: Any) -> TrainedNetwork:
         """Return one network, initialised and trained under a seed."""
         device = getattr(inner_net(self.estimator), "device", "cpu")
         with private_rng(seed, device), torch.inference_mode(False):
-            return self.train(data, validation, fit_params)
+            return super().train(*args)
 
     def new_net(self, data: TrainingData) -> Any:
         """Return the net to train, with a split that all networks share."""
@@ -130,23 +133,17 @@ class EnsembleTrainer(Trainer):
             net.train_split = _SharedSplit(net.train_split, self.seed)
         return net
 
-    def learn(
-        self,
-        net: Any,
-        data: TrainingData,
-        validation: TrainingData | None,
-        fit_params: dict[str, Any],
-    ) -> tuple[Any, Any]:
+    def learn(self, net: Any, *args: Any) -> tuple[Any, Any]:
         """Return the samples that a net was trained on, and those it held out."""
-        rows = super().learn(net, data, validation, fit_params)
+        samples = super().learn(net, *args)
         if isinstance(net.train_split, _SharedSplit):
             net.train_split = net.train_split.split
-        return rows
+        return samples
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseEnsemble(BaseSampling):
-    """Parameters, training and outputs that both estimators share."""
+    """Parameters and fit of the two ensemble estimators."""
 
     n_estimators: int = 5
     n_jobs: int | None = None
@@ -171,19 +168,13 @@ class BaseEnsemble(BaseSampling):
     def _check_draws(self) -> None:
         check_count("n_estimators", self.n_estimators)
 
-    def _train(
-        self,
-        data: TrainingData,
-        validation: TrainingData | None,
-        fit_params: dict[str, Any],
-    ) -> TrainedNetwork:
-        trainer = self._trainer(n_estimators=self.n_estimators, n_jobs=self.n_jobs)
-        networks = trainer.train_all(data, validation, fit_params)
-        self.estimators_ = [network.net for network in networks]
-        self._networks = [TrainedNetwork(n.net, n.spec) for n in networks]
-        return networks[0]
+    def _trainer(self, **options: Any) -> Trainer:
+        return super()._trainer(n_estimators=self.n_estimators, n_jobs=self.n_jobs)
 
-    def _set_fitted(self, network: TrainedNetwork) -> None:
+    def _set_fitted(self, network: Any) -> None:
+        self.estimators_ = [member.net for member in network.networks]
+        # without the samples
+        self._networks = [TrainedNetwork(n.net, n.spec) for n in network.networks]
         super()._set_fitted(network)
         self.n_iter_ = max(n_epochs(net) for net in self.estimators_)
 
@@ -196,43 +187,30 @@ class BaseEnsemble(BaseSampling):
 
 
 def _processes(n_jobs: int | None) -> int | None:
-    """One where joblib would take threads, of which one at a time trains."""
+    """Return one where joblib would use threads, of which one at a time trains."""
     backend, _ = get_active_backend()
     return 1 if getattr(backend, "supports_sharedmem", False) else n_jobs
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
-    """Class probabilities averaged over networks that start from other weights.
+    """Class probabilities averaged over independently trained skorch nets.
 
-    The usual yardstick for uncertainty of networks, at several times the cost.
+    The networks differ in the seeds of initialisation and training. The usual baseline
+    for the uncertainty of networks, at several times the cost of `LaplaceClassifier`.
 
     Parameters
     ----------
     estimator : skorch net or None, default=None
-        The network; as many clones of it as ``n_estimators`` are trained, each from an
-        initialisation of its own. None makes a small network that suits tables.
-    likelihood : object or None, default=None
-        Of the targets given the outputs, where the criterion is none of those that are
-        known; see `sklaplace.likelihoods`. None takes that of the criterion.
+        The network, of which ``n_estimators`` clones are trained, each from its own
+        initialisation; a ``FrozenEstimator`` is not supported. None makes a small
+        network for tabular data.
     n_estimators : int, default=5
-        Number of networks; one is the plain network.
-    class_weight : dict, "balanced" or None, default=None
-        Weights of the classes, by label, which multiply ``sample_weight``:
-        ``"balanced"`` gives all classes the same in total.
-    dirichlet_approx : {"projection", "bridge", "bridge_norm", \
-            "bridge_norm_published"}, default="projection"
-        How the Gaussian of the drawn logits becomes a Dirichlet distribution.
-    batch_size : int or None, default=None
-        Rows per batch for prediction; None fits them into a fixed memory budget.
-        Results do not depend on it. The net has its own for training.
+        Number of networks; one is the network itself.
     n_jobs : int or None, default=None
-        Processes to train in, by joblib; the result does not depend on it.
-    random_state : int, RandomState or None, default=None
-        Seeds training, the rows held out and the draws. None differs every time.
-        The global generators are never touched.
-    verbose : int, default=0
-        Print one line after fitting if positive.
+        Number of processes for the training, by joblib; results do not depend on it.
+    likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
+        As for `LaplaceClassifier`.
 
     Attributes
     ----------
@@ -240,30 +218,26 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
         The trained networks.
     estimator_ : skorch net
         The first of them.
-    classes_ : ndarray of shape (K,)
-        Class labels; for a matrix of labels the numbers of its columns.
-    n_features_in_ : int
-        Number of features (of the second axis), for array input.
-    feature_names_in_ : ndarray of str
-        Column names, for data frames with string columns.
     n_iter_ : int
-        Epochs the network was trained for.
+        Largest number of epochs that a network was trained for.
+    classes_, n_features_in_, feature_names_in_
+        As for `LaplaceClassifier`.
 
     See Also
     --------
     LaplaceClassifier : A posterior around one network.
+    DeepEnsembleRegressor : For real-valued targets.
 
     Notes
     -----
     Costs ``n_estimators`` trainings, as many forward passes for each prediction, and
-    as many networks of memory. Variances are those between the networks, divided by
-    their number less one.
+    the memory of as many networks. Variances are those between the networks, divided by
+    their number less one. Adversarial training, a part of the paper, is left out.
 
     References
     ----------
     Lakshminarayanan, Pritzel and Blundell (2017), "Simple and scalable predictive
-    uncertainty estimation using deep ensembles". Adversarial training, a part of it, is
-    left out.
+    uncertainty estimation using deep ensembles".
 
     Examples
     --------
@@ -281,75 +255,53 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
-    """Predictions with bands from networks that start from other weights.
+    """Predictions with intervals from independently trained skorch nets.
 
-    The usual yardstick for uncertainty of networks, at several times the cost. With
-    `sklaplace.likelihoods.HeteroscedasticNLLLoss` networks learn the noise by input, as
-    in the paper.
+    The counterpart of `DeepEnsembleClassifier` for real-valued targets. With
+    `sklaplace.likelihoods.HeteroscedasticNLLLoss` the networks estimate the noise as a
+    function of the inputs, as in the paper.
 
     Parameters
     ----------
-    estimator : skorch net or None, default=None
-        The network; as many clones of it as ``n_estimators`` are trained, each from an
-        initialisation of its own. None makes a small network that suits tables.
-    likelihood : object or None, default=None
-        Of the targets given the outputs, where the criterion is none of those that are
-        known; see `sklaplace.likelihoods`. None takes that of the criterion.
-    n_estimators : int, default=5
-        Number of networks; one is the plain network.
     sigma_noise : float, array or "auto", default="auto"
-        Standard deviation of the observation noise, one for all outputs; only for nets
-        with ``MSELoss``, whose criterion leaves it open. An array has one for each
-        column of ``y``. ``"auto"`` takes the one under which held-out targets are most
-        probable: those of ``y_val``, else of the net's ``train_split``, else of
-        ``validation_fraction``, else, where rows are few or the net is frozen, the
-        training targets.
+        Standard deviation of the observation noise, in units of the targets: one for
+        all outputs, or an array with one for each column of ``y``. Only for nets with
+        ``MSELoss``, whose criterion does not determine it. ``"auto"`` maximises the
+        likelihood of held-out targets: those of ``y_val``, else of the net's
+        ``train_split``, else of ``validation_fraction``; without any, for fewer than
+        50 distinct samples, that of the training targets.
     validation_fraction : float, default=0.2
-        Share of rows to hold out for the noise, from a net that is trained here and
-        holds nothing out itself, if there are at least 50 distinct rows.
-    batch_size : int or None, default=None
-        Rows per batch for prediction; None fits them into a fixed memory budget.
-        Results do not depend on it. The net has its own for training.
-    n_jobs : int or None, default=None
-        Processes to train in, by joblib; the result does not depend on it.
-    random_state : int, RandomState or None, default=None
-        Seeds training, the rows held out and the draws. None differs every time.
-        The global generators are never touched.
-    verbose : int, default=0
-        Print one line after fitting if positive.
+        Fraction of the samples to hold out for the noise, if the net holds out none
+        itself and there are at least 50 distinct samples.
+    estimator, n_estimators, n_jobs
+        As for `DeepEnsembleClassifier`.
+    likelihood, batch_size, random_state, verbose
+        As for `LaplaceRegressor`.
 
     Attributes
     ----------
-    estimators_ : list of skorch nets
-        The trained networks.
-    estimator_ : skorch net
-        The first of them.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use; one where there is none.
-    sigma_scaling_ : ndarray of shape (n_outputs,)
-        Factors of standard deviations, one each unless `recalibrate` was called.
-    n_features_in_ : int
-        Number of features (of the second axis), for array input.
-    feature_names_in_ : ndarray of str
-        Column names, for data frames with string columns.
-    n_iter_ : int
-        Epochs the network was trained for.
+        Standard deviation of the observation noise in use; one for criteria without it.
+    estimators_, estimator_, n_iter_
+        As for `DeepEnsembleClassifier`.
+    sigma_scaling_, n_features_in_, feature_names_in_
+        As for `LaplaceRegressor`.
 
     See Also
     --------
     LaplaceRegressor : A posterior around one network.
+    DeepEnsembleClassifier : For class labels.
 
     Notes
     -----
     Costs ``n_estimators`` trainings, as many forward passes for each prediction, and
-    as many networks of memory. Variances are those between the networks, divided by
-    their number less one.
+    the memory of as many networks. Variances are those between the networks, divided by
+    their number less one. Adversarial training, a part of the paper, is left out.
 
     References
     ----------
     Lakshminarayanan, Pritzel and Blundell (2017), "Simple and scalable predictive
-    uncertainty estimation using deep ensembles". Adversarial training, a part of it, is
-    left out.
+    uncertainty estimation using deep ensembles".
 
     Examples
     --------

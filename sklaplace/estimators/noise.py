@@ -25,6 +25,15 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: Any) -> float:
         Outputs of a network in evaluation mode.
     dataset : Dataset
         Samples with targets.
+
+    Returns
+    -------
+    float
+        Standard deviation, in units of the targets.
+
+    Notes
+    -----
+    Costs one pass over the samples; the outputs are then kept, in (n, c) memory.
     """
     likelihood, parts = outputs.network.spec.likelihood, []
     for draws, y, w in outputs.draws_of(dataset):

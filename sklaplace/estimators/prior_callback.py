@@ -65,14 +65,9 @@ class PriorCallback(Callback, ABC):
             return
         with private_rng(None, device_of(net)):
             x = first_rows(net, dataset_train)
+            adapt, subset = partial(_adapted, raw_outputs(net, x)), self._subset(net)
             spec = infer_network_spec(
-                net,
-                x,
-                self._subset(net),
-                _LIKELIHOODS,
-                None,
-                is_trained=False,
-                adapted=partial(_adapted, raw_outputs(net, x)),
+                net, x, subset, _LIKELIHOODS, None, is_trained=False, adapted=adapt
             )
             _check_labels(net, dataset_train, spec)
             layout = self._begin(net, spec, len(dataset_train))
@@ -85,8 +80,7 @@ class PriorCallback(Callback, ABC):
     ) -> None:
         """Add the prior's gradient to that of the criterion."""
         training, module = self.training_, unwrapped(net.module_)
-        _, y = unpack_data(batch)
-        y = torch.as_tensor(y, device=device_of(net))
+        y = torch.as_tensor(unpack_data(batch)[1], device=device_of(net))
         scale = criterion_scale(net, training.spec, y, len(training.dataset))
         gradient = self._prior_gradient(training.layout.read(module))
         add_to_gradients(training.layout, module, scale / self._loss_scale() * gradient)
@@ -97,11 +91,11 @@ class PriorCallback(Callback, ABC):
 
     @abstractmethod
     def _check_settings(self) -> None:
-        """Refuse invalid settings."""
+        """Raise for settings that are not valid."""
 
     @abstractmethod
     def _subset(self, net: Any) -> Any:
-        """Weights that have the prior, as `infer_network_spec` takes them."""
+        """Return the weights with the prior, as `infer_network_spec` takes them."""
 
     @abstractmethod
     def _begin(self, net: Any, spec: NetworkSpec, n_rows: int) -> Layout:
@@ -109,16 +103,16 @@ class PriorCallback(Callback, ABC):
 
     @abstractmethod
     def _prior_gradient(self, theta: Tensor) -> Tensor:
-        """``P₀ (θ - μ₀)``, (P,)."""
+        """Return the gradient of the prior, ``P₀ (θ - μ₀)``, (P,)."""
 
     @abstractmethod
     def _loss_scale(self) -> Tensor:
-        """Factor of the loss in the negative log-posterior, ()."""
+        """Return the factor of the loss in the negative log-posterior, ()."""
 
 
 # ----------------------------------------------------------------------- gradients
 def criterion_scale(net: Any, spec: NetworkSpec, y: Tensor, n_rows: int) -> Tensor:
-    """Ratio of the criterion to the summed loss of the likelihood, over N samples, ().
+    """Return the ratio of the criterion to the summed loss over N samples, ().
 
     The criterion of a batch is ``u · Σ w · loss`` plus a constant. A batch of b
     samples estimates the sum over all N by a factor ``N / b``, so that the criterion
@@ -163,7 +157,7 @@ def criterion_scale(net: Any, spec: NetworkSpec, y: Tensor, n_rows: int) -> Tens
 
 
 def _module_outputs(spec: NetworkSpec, f: Tensor, y: Tensor) -> Tensor:
-    """Outputs (b, c) in the form and shape that the module returns."""
+    """Return outputs (b, c) in the form and shape that the module returns."""
     if spec.output_map != "identity" or spec.logit_layer is not None:
         f = f.softmax(-1) if f.shape[1] > 1 else f.sigmoid()
     is_like_targets = y.is_floating_point() and y.numel() == f.numel()
@@ -191,7 +185,7 @@ def add_to_gradients(layout: Layout, module: nn.Module, values: Tensor) -> None:
 
 # -------------------------------------------------------------------------- checks
 def _adapted(raw: Tensor, likelihood: Any) -> Any:
-    """Likelihood for as many outputs as the module returns."""
+    """Return the likelihood for as many outputs as the module returns."""
     if raw.ndim > 2:
         raise ValueError(
             f"The network gives maps, of shape {tuple(raw.shape[1:])} per row, which "
@@ -203,14 +197,12 @@ def _adapted(raw: Tensor, likelihood: Any) -> Any:
     return likelihood.multilabel() if has_columns and is_bernoulli else likelihood
 
 
-def _check_labels(net: Any, dataset: Any, spec: NetworkSpec) -> None:
-    """Refuse samples that the criterion ignores, but the curvature would not."""
+def _check_labels(net: Any, data: Any, spec: NetworkSpec) -> None:
+    """Raise for samples that the criterion ignores, but the curvature would not."""
     if spec.likelihood.noun != "class":
         return
-    y = _targets(dataset)
-    batches = (
-        Batches(net, dataset, spec.batch_size()) if y is None else [(None, y, None)]
-    )
+    y = _targets(data)
+    batches = Batches(net, data, spec.batch_size()) if y is None else [(None, y, None)]
     if any(bool((torch.as_tensor(y) < 0).any()) for _, y, _ in batches):
         raise ValueError(
             "Some labels are negative, as of rows that the criterion ignores. Leave "
@@ -219,7 +211,7 @@ def _check_labels(net: Any, dataset: Any, spec: NetworkSpec) -> None:
 
 
 def _targets(dataset: Any) -> np.ndarray | None:
-    """Targets of a dataset or of a subset of one, if it has them as an array."""
+    """Return the targets of a dataset or of a subset, if they are an array."""
     if isinstance(dataset, Subset):
         y = _targets(dataset.dataset)
         return None if y is None else y[np.asarray(dataset.indices, dtype=int)]
@@ -228,7 +220,7 @@ def _targets(dataset: Any) -> np.ndarray | None:
 
 
 def _check_single(net: Any, layout: Layout) -> None:
-    """Refuse a second callback with a prior over the same weights."""
+    """Raise for a second callback with a prior over the same weights."""
     for _, other in net.callbacks_:
         training = vars(other).get("training_")
         if isinstance(training, _Training) and _overlap(layout, training.layout):
@@ -251,7 +243,7 @@ def _overlap(one: Layout, other: Layout) -> bool:
 
 
 def _check_optimizer(net: Any, layout: Layout) -> None:
-    """Refuse weight decay of the same weights, and line searches."""
+    """Raise for weight decay of the same weights, and for line searches."""
     parameters = dict(unwrapped(net.module_).named_parameters())
     selected = {id(parameters[block.name]) for block in layout.blocks}
     for group in net.optimizer_.param_groups:

@@ -1,9 +1,9 @@
-"""Preferences: scores of items, learned from which of two was preferred.
+"""LaplaceRanker: scores of items, learned from pairwise preferences.
 
-Bradley and Terry's model: ``P(second is preferred) = sigmoid(s(second) - s(first))``
-with a score ``s`` that a network gives each item by itself. Around it, a Laplace
-approximation is that of a classifier of pairs, and the scores are linear in the same
-Gaussian over weights.
+The Bradley-Terry model: ``P(second is preferred) = sigmoid(s(second) - s(first))``
+with a network ``s`` that scores single items. The Laplace approximation is that of a
+classifier of pairs, and the scores of the linearised network have a Gaussian
+distribution under the same posterior.
 """
 
 from dataclasses import dataclass
@@ -27,19 +27,19 @@ from sklaplace.networks.forward import Forward
 from sklaplace.networks.outputs import as_forward, raw_outputs
 from sklaplace.networks.tabular import TabularNetwork
 
-# share of two scores that rounding may put between their difference and a logit;
-# logits beyond the limit are too coarse in a probability to be compared
+# Relative rounding error allowed between a logit and the difference of two scores;
+# logits beyond the limit are rounded too much in a probability to be compared.
 _ROUNDING, _COARSE = 1e-3, 10.0
 
 
 class BradleyTerry(nn.Module):
-    """Module that compares two items by a score that it gives to each of them.
+    """Module that returns the difference of the scores of two items.
 
     Parameters
     ----------
     scorer : nn.Module
-        Gives one number per item: (b, ...) to (b,) or (b, 1). A bias of its last layer
-        cancels in every comparison, and is best left out: no pair says anything of it.
+        Returns one score per item: (b, ...) to (b,) or (b, 1). Leave out the bias of
+        its last layer, which cancels in every difference and cannot be learned.
 
     References
     ----------
@@ -60,7 +60,7 @@ class BradleyTerry(nn.Module):
         self.scorer = scorer
 
     def forward(self, X: Tensor) -> Tensor:
-        """Score of the second item less that of the first, or of a single item.
+        """Return the second item's score minus the first's, or that of a single item.
 
         Parameters
         ----------
@@ -75,11 +75,11 @@ class BradleyTerry(nn.Module):
         Raises
         ------
         ValueError
-            If X has neither shape, or the scorer gives not one number per item.
+            If X has neither shape, or the scorer returns not one number per item.
         """
         if X.ndim < 2 or X.shape[1] not in (1, 2):
             raise ValueError(
-                f"rows of shape {tuple(X.shape[1:])} are neither pairs (2, ...) nor "
+                f"samples of shape {tuple(X.shape[1:])} are neither pairs (2, ...) nor "
                 "single items (1, ...)"
             )
         # one call for each item, so that layers keep one position per item
@@ -97,12 +97,12 @@ class BradleyTerry(nn.Module):
 
 
 class PairNetwork(BradleyTerry):
-    """The default: a small network that scores items by their features.
+    """Module of the default net: a `TabularNetwork` that scores items.
 
     Parameters
     ----------
     **constants
-        Of `TabularNetwork`.
+        Parameters of `TabularNetwork`.
     """
 
     def __init__(self, **constants: Any) -> None:
@@ -114,12 +114,12 @@ class PairNetwork(BradleyTerry):
         return super()._score(item.reshape(len(item), -1))
 
     def squared_norm(self) -> Tensor:
-        """Sum of squares of all weights, ()."""
+        """Return the sum of squares of all weights, ()."""
         return cast(TabularNetwork, self.scorer).squared_norm()
 
 
 class PairTargets(ClassTargets):
-    """Labels of pairs: the larger of two means that the second item was preferred."""
+    """Labels of pairs: the larger one means that the second item was preferred."""
 
     likelihoods = (Bernoulli,)
 
@@ -138,20 +138,17 @@ class PairTargets(ClassTargets):
 
     @property
     def dtype(self) -> type:
-        """Dtype of codes: that of one logit, which the default net has as well."""
+        """Dtype of the codes, as the binary cross-entropy of logits takes them."""
         return np.float32
 
     def default_net(self, data: TrainingData) -> Any:
         """Return the default skorch net, which scores items by their features."""
         items = data.X.reshape(2 * len(data.X), -1)
         preferred = np.stack([1 - data.y, data.y], 1).reshape(-1, 1)
-        weights = data.sample_weight
-        if weights is not None:
-            weights = np.repeat(weights, 2)
+        w = None if data.sample_weight is None else np.repeat(data.sample_weight, 2)
+        loss = nn.BCEWithLogitsLoss
         # each pair counts once, and is two items
-        return penalised_classifier(
-            items, preferred, weights, nn.BCEWithLogitsLoss, 2.0, PairNetwork
-        )
+        return penalised_classifier(items, preferred, w, loss, 2.0, PairNetwork)
 
 
 class PairTrainer(LaplaceTrainer):
@@ -168,29 +165,31 @@ class PairTrainer(LaplaceTrainer):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LaplaceRanker(LaplaceClassifier):
-    """Scores of items with their uncertainty, from pairs of which one was preferred.
+    """Scores of items with their uncertainty, from pairwise preferences.
 
-    A `LaplaceClassifier` of pairs that also tells the scores behind its answers. Prefer
-    it where judgements compare (which answer is better, who won) and nobody can say how
-    good an item is by itself.
+    A `LaplaceClassifier` of pairs that also returns the scores of single items. Prefer
+    it where the data are comparisons (which answer is better, who won) rather than
+    ratings of single items.
 
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
         The network, whose module is a `BradleyTerry` around a scorer, or another that
-        takes (b, 2, ...) and (b, 1, ...); None makes a small one that suits tables.
+        takes (b, 2, ...) and (b, 1, ...); None makes a small network for tabular data.
     subset_of_weights : str or list of str, default="all"
-        Weights that are treated as random.
+        Weights that have a posterior, as for `LaplaceClassifier`.
     hessian_structure : str, default="full"
-        Part of the curvature that is kept; see Notes on ``"kron"``.
+        Structure of the Hessian approximation, as for `LaplaceClassifier`; see Notes on
+        ``"kron"``.
     prior_precision : float, array or {"auto", "validation", "marglik"}, \
             default="marglik"
-        One over the prior variance of a weight, or what chooses it.
+        Inverse of the prior variance of a weight, or the name of the method that tunes
+        it, as for `LaplaceClassifier`.
     likelihood, subset_params, structure_params, curvature, curvature_params, \
             prior_structure, prior_mean, prior, refine, temperature, class_weight, \
             validation_fraction, pred_type, link_approx, dirichlet_approx, \
             n_samples, batch_size, memory, random_state, verbose
-        As for `LaplaceClassifier`, which has other defaults for the three above.
+        As for `LaplaceClassifier`.
 
     Attributes
     ----------
@@ -201,20 +200,20 @@ class LaplaceRanker(LaplaceClassifier):
 
     See Also
     --------
-    LaplaceClassifier : The same for labels of single rows.
+    LaplaceClassifier : For labels of single items.
 
     Notes
     -----
     A scorer is called twice for each pair, so that ``refine="auto"`` refits nothing:
-    the posterior is around the trained weights. ``refine=True`` refits all that is
-    selected.
+    the posterior is at the trained weights. ``refine=True`` refits all selected
+    weights.
 
-    The defaults are chosen for scores: evidence on all pairs, since held-out answers
-    say little of how far off a score may be, and all correlations of all weights. Their
-    memory is quadratic in the number of weights; a network too large for it is refused
-    with what to do. ``"kron"`` takes sums over both items for their difference, and
-    forgets that they enter with opposite signs: error bars of single scores then are
-    too small, by factors of two to three where this was measured.
+    The defaults differ from those of `LaplaceClassifier` since they serve the scores:
+    the evidence of all pairs, since held-out labels determine the variance of a score
+    poorly, and the full covariance of all weights. Its memory is quadratic in the
+    number of weights; ``fit`` raises for networks that are too large. ``"kron"``
+    ignores that the two items of a pair enter with opposite signs: standard deviations
+    of single scores are then too small, by factors of two to three in our measurements.
 
     References
     ----------
@@ -251,8 +250,7 @@ class LaplaceRanker(LaplaceClassifier):
         return options
 
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
-        trainer = super()._trainer(options)
-        return PairTrainer(**vars(trainer))
+        return PairTrainer(**vars(super()._trainer(options)))
 
     # ----------------------------------------------------------------------- samples
     def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
@@ -290,37 +288,41 @@ class LaplaceRanker(LaplaceClassifier):
     def predict_score(
         self, items: Any, return_std: bool = False, return_cov: bool = False
     ) -> Any:
-        """Scores of single items, whose differences are the logits of pairs.
+        """Return scores of single items, whose differences are the logits of pairs.
 
         Parameters
         ----------
         items : array-like of shape (n, ...)
-            As each of the two in a pair.
+            Items, in the shape of each of the two in a pair.
         return_std : bool, default=False
-            Return standard deviations, too.
+            Whether to return standard deviations as well.
         return_cov : bool, default=False
-            Return the joint covariance of all scores.
+            Whether to return the joint covariance of all scores.
 
         Returns
         -------
         mean : ndarray of shape (n,)
-            Posterior means, in nats. Only differences can be learned from pairs: a
-            constant common to all is as the network and the prior have it.
+            Posterior means, in nats. Pairs determine differences only: a constant
+            common to all scores is that of the network and the prior.
         std : ndarray of shape (n,)
-            If ``return_std``. What all scores share by the prior is part of it; what a
-            difference has follows from the covariance.
+            Posterior standard deviations, in nats; only if ``return_std``. They include
+            the variance of that constant; compute those of differences from the
+            covariance.
         cov : ndarray of shape (n, n)
-            If ``return_cov``.
+            Joint posterior covariance; only if ``return_cov``.
 
         Raises
         ------
         ValueError
-            If both are asked for, or items are not of the kind seen in fit.
+            If both are requested, or items have another shape than in fit.
+        NotFittedError
+            Before ``fit``.
 
         Notes
         -----
-        Linearised at the trained weights, as `predict_proba` is. Memory for the
-        covariance is that of n items times the selected weights.
+        The network is linearised at the trained weights, as in `predict_proba`. The
+        covariance takes memory for n times as many numbers as there are selected
+        weights.
         """
         check_is_fitted(self)
         if return_std and return_cov:
@@ -328,9 +330,8 @@ class LaplaceRanker(LaplaceClassifier):
                 "return_std and return_cov are both True. Ask for one: the diagonal of "
                 "the covariance has the variances."
             )
-        array = check_array(
-            items, dtype=None, ensure_2d=False, allow_nd=True, input_name="items"
-        )
+        options: dict[str, Any] = {"ensure_2d": False, "input_name": "items"}
+        array = check_array(items, dtype=None, allow_nd=True, **options)
         self._check_items("items", array.shape[1:])
         single_items = self._input_type.inputs(array[:, None])
         if return_cov:
@@ -349,7 +350,7 @@ class LaplaceRanker(LaplaceClassifier):
 
 
 def _check_difference(net: Any, forward: Forward, x: Any) -> None:
-    """Refuse a network whose answer to a pair is no difference of two scores."""
+    """Raise for a network whose logit of a pair is no difference of two scores."""
     if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[1] != 2:
         return
     wrong = (
@@ -366,13 +367,10 @@ def _check_difference(net: Any, forward: Forward, x: Any) -> None:
         first, second, logit = (forward(rows).double() for rows in (*singles, x))
     difference = (logit - (second - first)).abs()
     size = first.abs() + second.abs() + logit.abs()
-    compared = torch.ones_like(size, dtype=torch.bool)
-    if forward.output_map == "logit":
-        compared = size < _COARSE
-    if bool((difference > _ROUNDING * size + 1e-6)[compared].any()):
-        raise ValueError(
-            wrong.format(
-                "gives pairs other logits than the difference of its outputs "
-                "for the second and the first item"
-            )
+    is_compared = size < (_COARSE if forward.output_map == "logit" else torch.inf)
+    if bool((difference > _ROUNDING * size + 1e-6)[is_compared].any()):
+        reason = (
+            "gives pairs other logits than the difference of its outputs for the "
+            "second and the first item"
         )
+        raise ValueError(wrong.format(reason))

@@ -10,20 +10,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from sklaplace.core.checks import check_count, check_fraction
 from sklaplace.core.random import private_rng
+from sklaplace.estimators import samples
 from sklaplace.estimators.noise import most_probable_noise
 from sklaplace.estimators.number_targets import check_noise, geometric_mean, has_noise
 from sklaplace.estimators.options import check_common, sibling
 from sklaplace.estimators.output_model import BatchedOutputs, OutputModel
-from sklaplace.estimators.samples import (
-    Samples,
-    check_inputs,
-    check_samples,
-    draw_seed,
-    encode_samples,
-    unchanged_on_error,
-)
 from sklaplace.estimators.trainer import Trainer, inner_net, is_frozen
-from sklaplace.networks.data import TrainingData
 from sklaplace.networks.trained import TrainedNetwork
 
 
@@ -50,22 +42,22 @@ class BaseSampling:
         y_val: Any = None,
         **fit_params: Any,
     ) -> Any:
-        """Train on rows.
+        """Train the network, and estimate the noise where that is automatic.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Training rows. Arrays are validated and cast to the network's dtype;
-            anything else goes to skorch as it is.
+            Training samples. Arrays are validated and cast to the network's dtype;
+            anything else is passed to skorch unchanged.
         y : array-like of shape (n,) or (n, n_outputs)
-            Targets. For a classifier class labels of any kind, a matrix of labels
-            that are 0 or 1, or a map of labels for each row.
+            Targets. For a classifier class labels of any type, a matrix of labels
+            that are 0 or 1, or an array of labels for each sample.
         sample_weight : array-like of shape (n,), optional
-            Non-negative weights of the rows: a row of weight two counts as two.
+            Non-negative weights of the samples: one of weight two counts as two.
         X_val, y_val : optional
-            Rows that the network does not see, for what is chosen or compared on
-            held-out rows: the noise of numbers, and whether Bayes by Backprop predicts
-            worse than the network that it started from.
+            Samples that the network is not trained on, for what is estimated from
+            held-out samples: the observation noise of a regression, and what else the
+            description of the estimator names.
         **fit_params : dict
             Passed to the ``fit`` of the skorch net. They must not change what the
             module computes: predictions are made without them.
@@ -78,17 +70,17 @@ class BaseSampling:
         Raises
         ------
         ValueError, TypeError
-            If an option, the data or the network cannot be right; the estimator,
-            the network and the data are then as they were.
+            If an option, the data or the network is not valid; the estimator,
+            the network and the data are then unchanged.
         """
-        samples = Samples(X, y, sample_weight, X_val, y_val, fit_params)
-        with unchanged_on_error(self):
+        given = samples.Samples(X, y, sample_weight, X_val, y_val, fit_params)
+        with samples.unchanged_on_error(self):
             self._check_options()
-            data, validation = encode_samples(self, samples)
-            self._seed = draw_seed(self.random_state)
+            data, validation = samples.encode_samples(self, given)
+            self._seed = samples.draw_seed(self.random_state)
             device = getattr(self._net, "device", "cpu")
             with private_rng(self._seed, device), torch.inference_mode(False):
-                network = self._train(data, validation, fit_params)
+                network = self._trainer().train(data, validation, fit_params)
                 self.estimator_, self.network_spec_ = network.net, network.spec
                 self.n_iter_ = n_epochs(network.net)
                 with network.forward().frozen():
@@ -116,9 +108,8 @@ class BaseSampling:
         self._check_draws()
         if is_regressor(self):
             check_noise(self.sigma_noise, self._noise_names)
-            fraction = self.validation_fraction
             hint = "Choose a share of the rows, such as 0.2."
-            check_fraction("validation_fraction", fraction, hint)
+            check_fraction("validation_fraction", self.validation_fraction, hint)
         else:
             self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
 
@@ -128,14 +119,12 @@ class BaseSampling:
         if is_regressor(self):  # a variance is made of two or more
             check_count("n_samples", self.n_samples, 2)
 
-    @property
-    def _tunes_on_held_out(self) -> bool:
-        """Whether the noise is chosen on held-out samples, where there are any."""
-        is_free = is_regressor(self) and isinstance(self.sigma_noise, str)
-        return is_free and has_noise(self.likelihood, self._net)
-
     def _trainer(self, **options: Any) -> Trainer:
-        fraction = self.validation_fraction if self._tunes_on_held_out else None
+        """Return the trainer; ``options`` are those of its kind."""
+        fraction = None
+        if is_regressor(self) and has_noise(self.likelihood, self._net):
+            is_tuned = isinstance(self.sigma_noise, str) and self.sigma_noise == "auto"
+            fraction = self.validation_fraction if is_tuned else None
         return self._trainer_kind(
             estimator=self.estimator,
             targets=self._targets,
@@ -146,15 +135,7 @@ class BaseSampling:
             **options,
         )
 
-    def _train(
-        self,
-        data: TrainingData,
-        validation: TrainingData | None,
-        fit_params: dict[str, Any],
-    ) -> TrainedNetwork:
-        return self._trainer().train(data, validation, fit_params)
-
-    def _set_fitted(self, network: TrainedNetwork) -> None:
+    def _set_fitted(self, network: Any) -> None:
         """Set what is estimated from the trained network, in evaluation mode."""
         if is_regressor(self):
             self._set_noise(self._chosen_noise(network))
@@ -184,12 +165,12 @@ class BaseSampling:
 
     def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
         """Return inputs and targets, checked; inputs are cast."""
-        return check_samples(self, X, y, reset=reset)
+        return samples.check_samples(self, X, y, reset=reset)
 
     def _check_inputs(self, X: Any) -> Any:
         """Return inputs to predict, checked and cast."""
         check_is_fitted(self)
-        return check_inputs(self, X)
+        return samples.check_inputs(self, X)
 
 
 def n_epochs(net: Any) -> int:

@@ -27,9 +27,9 @@ from sklaplace.networks.default import default_classifier, default_multilabel
 
 
 class TargetType(ABC):
-    """One kind of classification targets."""
+    """One kind of classification targets; defaults are those of class labels."""
 
-    has_class_names: ClassVar[bool]
+    has_class_names: ClassVar[bool] = True
     """Whether ``classes_`` are the distinct targets, rather than column numbers."""
     is_single: ClassVar[bool] = False
     """Whether a sample has one label, so that classes can be weighted."""
@@ -39,86 +39,38 @@ class TargetType(ABC):
         """Return targets as an array; raises for targets of another type."""
 
     @abstractmethod
-    def classes(self, labels: np.ndarray) -> np.ndarray:
-        """Return the value of ``classes_``."""
-
-    @abstractmethod
-    def encode(self, labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
-        """Return class codes from zero, in the shape of the labels."""
-
-    @abstractmethod
-    def n_classes(self, classes: np.ndarray) -> int:
-        """Number K of classes of one label."""
-
-    @abstractmethod
-    def adapt(self, likelihood: Any) -> Likelihood:
-        """Return the likelihood of targets of this type."""
-
-    @abstractmethod
-    def unflatten(self, values: np.ndarray) -> np.ndarray:
-        """Reshape values (n·r, k), such as one per class, to the returned array."""
-
-    @abstractmethod
-    def probabilities(self, values: np.ndarray) -> np.ndarray:
-        """Reshape probabilities (n·r, K) to those that ``predict_proba`` returns."""
-
-    @abstractmethod
-    def predict(
-        self, proba: np.ndarray, classes: np.ndarray, threshold: float | None
-    ) -> np.ndarray:
-        """Return labels from `probabilities`; a threshold applies to two classes."""
-
-    @abstractmethod
-    def latent_moments(
-        self, likelihood: ClassificationLikelihood, mean: Tensor, cov: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return mean and (co)variance of the logits in the returned shape."""
-
-    @abstractmethod
     def default_net(self, data: TrainingData, n_classes: int) -> Any:
         """Return the default skorch net."""
 
-
-@dataclass(frozen=True)
-class SingleLabel(TargetType):
-    """One label of any type per sample."""
-
-    has_class_names = True
-    is_single = True
-
-    def check(self, y: Any, name: str) -> np.ndarray:
-        """Return labels (n,)."""
-        return column_or_1d(y, warn=True)
-
     def classes(self, labels: np.ndarray) -> np.ndarray:
-        """Return the distinct labels, (K,), sorted."""
+        """Return the value of ``classes_``, (K,): the distinct labels, sorted."""
         return np.asarray(np.unique(labels))
 
     def encode(self, labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
-        """Return indices of labels in ``classes``."""
+        """Return class codes from zero, in the shape of the labels."""
         codes: np.ndarray = LabelEncoder().fit(classes).transform(labels.ravel())
         return codes.reshape(labels.shape)
 
     def n_classes(self, classes: np.ndarray) -> int:
-        """Return the length of ``classes``."""
+        """Return the number K of classes of one label."""
         return len(classes)
 
     def adapt(self, likelihood: Any) -> Likelihood:
-        """Return the likelihood unchanged."""
+        """Return the likelihood of targets of this type."""
         return likelihood
 
     def unflatten(self, values: np.ndarray) -> np.ndarray:
-        """Return (n, k)."""
+        """Reshape values (n·r, k), such as one per class, to the returned array."""
         return values
 
     def probabilities(self, values: np.ndarray) -> np.ndarray:
-        """Return (n, K)."""
-        return values
+        """Reshape probabilities (n·r, K) to those that ``predict_proba`` returns."""
+        return self.unflatten(values)
 
     def predict(
         self, proba: np.ndarray, classes: np.ndarray, threshold: float | None
     ) -> np.ndarray:
-        """Return the most probable class, (n,), or the second if above a threshold."""
+        """Return the most probable class; the second of two if above a threshold."""
         indices = proba.argmax(1)
         if threshold is not None and proba.shape[1] == 2:
             indices = (proba[:, 1] > threshold).astype(int)
@@ -127,8 +79,19 @@ class SingleLabel(TargetType):
     def latent_moments(
         self, likelihood: ClassificationLikelihood, mean: Tensor, cov: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return moments of one logit per class."""
+        """Return mean and (co)variance of the logits in the returned shape."""
         return likelihood.class_logits(mean, cov)
+
+
+@dataclass(frozen=True)
+class SingleLabel(TargetType):
+    """One label of any type per sample."""
+
+    is_single = True
+
+    def check(self, y: Any, name: str) -> np.ndarray:
+        """Return labels (n,)."""
+        return column_or_1d(y, warn=True)
 
     def default_net(self, data: TrainingData, n_classes: int) -> Any:
         """Return a classifier that ends in a softmax."""
@@ -156,8 +119,7 @@ class MultiLabel(TargetType):
                 f"{name} has shape {labels.shape}, but y in fit has {self.n_labels} "
                 "columns. Pass one column for each of these labels."
             )
-        invalid = np.setdiff1d(labels, [0, 1])
-        if len(invalid):
+        if len(invalid := np.setdiff1d(labels, [0, 1])):
             raise ValueError(
                 f"{name} has {self.n_labels} columns with entries such as "
                 f"{invalid[:5].tolist()}. Several labels per row are 0 or 1 each "
@@ -208,7 +170,7 @@ class MultiLabel(TargetType):
 
 
 @dataclass(frozen=True)
-class DenseLabel(SingleLabel):
+class DenseLabel(TargetType):
     """One label of any type at every position of a sample, such as a pixel.
 
     Attributes
@@ -218,7 +180,6 @@ class DenseLabel(SingleLabel):
     """
 
     positions: tuple[int, ...]
-    is_single = False
 
     def check(self, y: Any, name: str) -> np.ndarray:
         """Return labels (n, *positions)."""
@@ -249,10 +210,6 @@ class DenseLabel(SingleLabel):
     def unflatten(self, values: np.ndarray) -> np.ndarray:
         """Return (n, K, *positions)."""
         return self._positions_last(values, 1)
-
-    def probabilities(self, values: np.ndarray) -> np.ndarray:
-        """Return (n, K, *positions)."""
-        return self.unflatten(values)
 
     def latent_moments(
         self, likelihood: ClassificationLikelihood, mean: Tensor, cov: Tensor

@@ -10,17 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sklaplace.core.checks import Check, check_option, check_params, check_positive
+from sklaplace.core.checks import check_option, check_params, check_positive
 from sklaplace.estimators.number_targets import geometric_mean
 from sklaplace.estimators.output_model import BatchedOutputs, OutputModel, WeightDraws
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.sampling import BaseSampling
 from sklaplace.estimators.trainer import Trainer
-from sklaplace.estimators.variational_trainer import (
-    VariationalNetwork,
-    VariationalTrainer,
-)
+from sklaplace.estimators.variational_trainer import VariationalTrainer
 from sklaplace.likelihoods import weighted
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork
@@ -39,7 +36,7 @@ NOTABLE_INCREASE = 0.02
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseVariational(BaseSampling):
-    """Parameters, training and outputs that both estimators share."""
+    """Parameters and fit of `VariationalClassifier` and `VariationalRegressor`."""
 
     posterior: str = "gaussian"
     prior: str = "gaussian"
@@ -62,22 +59,23 @@ class BaseVariational(BaseSampling):
         check_support(POSTERIORS[self.posterior], self._weight_prior())
 
     def _weight_prior(self) -> WeightPrior:
-        """Return the prior with its options."""
+        """Return the prior with its options; raises for those that are not valid."""
         check_option("prior", self.prior, PRIORS)
-        kind = PRIORS[self.prior]
+        kind, given = PRIORS[self.prior], self.prior_params
         names = {field.name for field in fields(kind)}
         common: dict[str, Any] = {"scale": self.prior_scale, "bound": self.bound}
-        options: dict[str, Check] = dict.fromkeys(names - set(common), _unchecked)
-        given = self.prior_params
-        check_params("prior_params", given, options, f"prior={self.prior!r}")
+        # the prior checks the values of its own options
+        own = dict.fromkeys(names - set(common), lambda name, value: None)
+        check_params("prior_params", given, own, f"prior={self.prior!r}")
         check_positive("prior_scale", self.prior_scale)
-        known = {k: v for k, v in common.items() if k in names}
+        known = {k: common[k] for k in names & set(common)}
         return kind(**known, **(given or {}))
 
     @property
     def _given_noise(self) -> float | None:
-        """Noise in the objective where it is given; None where it is learned."""
-        return None
+        """Noise in the objective if it is a number; None where it is estimated."""
+        noise = getattr(self, "sigma_noise", "learned")
+        return None if isinstance(noise, str) else geometric_mean(noise)
 
     # ------------------------------------------------------------- collaborators
     def _trainer(self, **options: Any) -> Trainer:
@@ -88,7 +86,6 @@ class BaseVariational(BaseSampling):
             kl_weight=float(self.kl_weight),
             schedule=self.kl_schedule,
             sigma=self._given_noise,
-            start=None,
         )
         return super()._trainer(elbo=elbo, n_samples=self.n_samples)
 
@@ -96,9 +93,7 @@ class BaseVariational(BaseSampling):
         return WeightDraws(self.n_samples, self._seed, self.posterior_)
 
     # ------------------------------------------------------------------ after fit
-    def _set_fitted(self, network: TrainedNetwork) -> None:
-        assert isinstance(network, VariationalNetwork)
-        assert network.posterior is not None
+    def _set_fitted(self, network: Any) -> None:
         self.posterior_ = network.posterior
         super()._set_fitted(network)
         n_draws = min(ELBO_DRAWS, max(2, self.n_samples))
@@ -126,31 +121,30 @@ class BaseVariational(BaseSampling):
             f"KL {self.kl_:.1f} (weight {self.kl_weight:g})"
         )
 
-    def _compare(self, network: VariationalNetwork, outputs: BatchedOutputs) -> None:
+    def _compare(self, network: Any, outputs: BatchedOutputs) -> None:
         """Warn where the posterior predicts held-out samples worse than its start."""
         start = TrainedNetwork(copied(self._net), network.spec)
         before = BatchedOutputs(start, PointOutputs(1, 0), self.batch_size)
         sigma = torch.tensor(network.noise, dtype=torch.float64)
+        # the network has noise of its own where the posterior has fitted it, too
+        own = None if self._given_noise is None else sigma
         with start.forward().frozen():
-            # its own noise, where the posterior has fitted the noise as well
-            own = sigma if self._given_noise is not None else None
             known = _held_out_nll(before, network.held_out, own)
         change = _held_out_nll(outputs, network.held_out, sigma) - known
         error = change.std() / len(change) ** 0.5
         if change.mean() > max(2 * error, NOTABLE_INCREASE):
-            warnings.warn(
+            message = (
                 f"The posterior predicts the {len(change)} rows that the net holds out "
                 f"worse than the network that it started from: by {change.mean():.2g} "
                 "nats per row. Train longer (max_epochs), lower kl_weight, or use "
-                "LaplaceClassifier or LaplaceRegressor, which keep the network.",
-                UserWarning,
-                stacklevel=4,
+                "LaplaceClassifier or LaplaceRegressor, which keep the network."
             )
+            warnings.warn(message, UserWarning, stacklevel=4)
 
 
 @dataclass(frozen=True)
 class PointOutputs(OutputModel):
-    """Outputs of the network at its weights, as a single draw."""
+    """Outputs of the network at its own weights, as a single draw."""
 
     def draws(self, forward: Forward, x: Any) -> Tensor:
         """Return outputs (b, c, 1)."""
@@ -158,30 +152,25 @@ class PointOutputs(OutputModel):
             return forward(x).double().unsqueeze(-1)
 
 
-def _losses(
-    outputs: BatchedOutputs, dataset: Any
-) -> Iterator[tuple[Tensor, Tensor, int]]:
+def _losses(outputs: BatchedOutputs, data: Any) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Yield losses (b, s) under draws, weights (b,), targets per sample of batches."""
     likelihood = outputs.network.spec.likelihood
-    for draws, y, w in outputs.draws_of(dataset):
+    for draws, y, w in outputs.draws_of(data):
         targets = likelihood.targets(y, draws[..., 0])
-        losses = [likelihood.loss(f, targets) for f in draws.unbind(-1)]
-        found = torch.stack(losses, -1)
+        losses = torch.stack([likelihood.loss(f, targets) for f in draws.unbind(-1)], 1)
         w = weighted(likelihood, targets, w)
-        weights = torch.ones_like(found[:, 0]) if w is None else w.to(found)
-        yield found, weights, likelihood.n_targets(draws.shape[1])
+        weights = torch.ones_like(losses[:, 0]) if w is None else w.to(losses)
+        yield losses, weights, likelihood.n_targets(draws.shape[1])
 
 
-def _held_out_nll(
-    outputs: BatchedOutputs, dataset: Any, sigma: Tensor | None
-) -> np.ndarray:
+def _held_out_nll(outputs: BatchedOutputs, dataset: Any, sigma: Any) -> np.ndarray:
     """Return the negative log-likelihood of samples, averaged over draws, (n,).
 
     Without ``sigma`` it is that of the residuals.
     """
     likelihood = outputs.network.spec.likelihood
-    parts = list(_losses(outputs, dataset))
-    losses, n_targets = torch.cat([part[0] for part in parts]), parts[0][2]
+    parts, _, (n_targets, *_) = zip(*_losses(outputs, dataset), strict=True)
+    losses = torch.cat(parts)
     if sigma is None:
         tiny = torch.finfo(torch.float32).tiny
         sigma = (2 * losses.mean() / n_targets).clamp(min=tiny).sqrt()
@@ -190,63 +179,47 @@ def _held_out_nll(
     return np.asarray(averaged.cpu().numpy())
 
 
-def _unchecked(name: str, value: Any) -> None:
-    """Accept any value: the prior checks it."""
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
     """Class probabilities from a skorch net whose weights are distributions.
 
-    Bayes by Backprop: the posterior is learned, not expanded around trained weights.
-    Prefer `LaplaceClassifier` for a network that is trained already; this one where the
-    distribution of the weights itself is of interest, or for comparison.
+    Bayes by Backprop: the distribution of each weight is learned by maximising the
+    evidence lower bound. Prefer `LaplaceClassifier` for a network that is trained
+    already; prefer this one where the distributions of the weights are of interest, or
+    as a baseline.
 
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
-        The network. A skorch net is cloned, and its module's initialisation is where
-        the distributions start; around a trained net, a
+        The network. A skorch net is cloned, and the medians of the distributions start
+        at the initialisation of its module; around a trained net, a
         ``sklearn.frozen.FrozenEstimator`` makes them start at its weights. None makes
-        a small network that suits tables.
-    likelihood : object or None, default=None
-        Of the targets given the outputs, where the criterion is none of those that are
-        known; see `sklaplace.likelihoods`. None takes that of the criterion.
+        a small network for tabular data.
     posterior : {"gaussian", "kumaraswamy", "quantile", "density"}, default="gaussian"
         Family of the distribution of each weight; all but the first are experimental.
     prior : {"gaussian", "scale_mixture", "uniform"}, default="gaussian"
-        Distribution of each weight before the data.
+        Prior distribution of each weight.
     prior_scale : float, default=1.0
-        Standard deviation of the prior, of its wide part for ``scale_mixture``.
+        Standard deviation of the prior; for ``scale_mixture`` of its wide component.
     prior_params : dict, default=None
-        Options of the prior. ``scale_mixture`` takes ``weight`` (0.5), the share of the
-        wide part, and ``narrow`` (exp(-6)), the standard deviation of the narrow one.
+        Options of the prior. ``scale_mixture`` takes ``weight`` (0.5), that of the wide
+        component, and ``narrow`` (exp(-6)), the standard deviation of the narrow one.
     kl_weight : float, default=0.1
-        Factor of the divergence from the prior. One is the Bayesian objective, which
-        underfits where rows are few for the weights; below one the posterior is
-        sharper than Bayes' rule says. ``elbo_`` is always that of one.
+        Factor of the KL divergence from the prior in the objective. One is the evidence
+        lower bound, which underfits where samples are few for the number of weights;
+        below one the posterior is a cold one, narrower than Bayes' rule gives.
+        ``elbo_`` always has the factor one.
     kl_schedule : {"uniform", "blundell"}, default="uniform"
-        How the divergence is shared among the batches of an epoch: equally, or half of
-        it with the first, a quarter with the second, and so on.
+        How the divergence is distributed over the batches of an epoch: equally, or half
+        of it on the first, a quarter on the second, and so on.
     bound : float, default=3.0
         Largest magnitude of weights under ``posterior="kumaraswamy"`` and
         ``prior="uniform"``.
-    class_weight : dict, "balanced" or None, default=None
-        Weights of the classes, by label, which multiply ``sample_weight``:
-        ``"balanced"`` gives all classes the same in total.
-    dirichlet_approx : {"projection", "bridge", "bridge_norm", \
-            "bridge_norm_published"}, default="projection"
-        How the Gaussian of the drawn logits becomes a Dirichlet distribution.
     n_samples : int, default=100
-        Draws of the weights that predictions are averaged over; the same in each call.
-    batch_size : int or None, default=None
-        Rows per batch for prediction; None fits them into a fixed memory budget.
-        Results do not depend on it. The net has its own for training.
-    random_state : int, RandomState or None, default=None
-        Seeds initialisation, training and draws. None differs every time. The global
-        generators are never touched.
-    verbose : int, default=0
-        Print one line after fitting if positive.
+        Number of draws of the weights that predictions are averaged over; the same ones
+        in each call.
+    likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
+        As for `LaplaceClassifier`.
 
     Attributes
     ----------
@@ -256,45 +229,43 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
     posterior_ : VariationalPosterior
         The distributions.
     elbo_ : float
-        Evidence lower bound of the training rows in nats, the divergence with weight
-        one: averaged over up to 20 draws.
+        Evidence lower bound of the training samples, in nats, averaged over up to 20
+        draws.
     kl_ : float
-        The divergence from the prior, in nats: exact for ``"gaussian"`` and
+        KL divergence from the prior, in nats: exact for ``"gaussian"`` and
         ``"kumaraswamy"`` under priors other than the mixture, else by the same draws.
-    classes_ : ndarray of shape (K,)
-        Class labels; for a matrix of labels the numbers of its columns.
-    n_features_in_ : int
-        Number of features (of the second axis), for array input.
-    feature_names_in_ : ndarray of str
-        Column names, for data frames with string columns.
-    n_iter_ : int
-        Epochs the network was trained for.
+    classes_, n_features_in_, feature_names_in_, n_iter_
+        As for `LaplaceClassifier`.
 
     See Also
     --------
-    VariationalRegressor : The same for numbers.
+    VariationalRegressor : For real-valued targets.
     LaplaceClassifier : A posterior around trained weights.
 
     Notes
     -----
     Every parameter that requires gradients has a distribution, independent of all
-    others; others, and buffers, are not random. skorch's training loop runs as it is,
-    with its callbacks, validation and device; ``train_loss`` in the history is the
-    objective in nats per row, ``valid_loss`` the loss at the medians. Losses are those
-    of the likelihood that belongs to the criterion.
+    others; other parameters, and buffers, are not random. skorch's training loop runs
+    unchanged, with its callbacks, validation and device; ``train_loss`` in the history
+    is the objective in nats per sample, ``valid_loss`` the loss at the medians. Losses
+    are those of the likelihood that belongs to the criterion.
 
-    A step of training takes as long as that of the network, and up to several times as
-    long where weights are many for the work on a batch; and distributions need more
-    epochs until they stand still. Prediction takes ``n_samples`` forward passes. A
-    Laplace approximation trains and predicts faster, around a network that is there
-    already; the guide's comparison says who wins where.
+    A training step takes as long as that of the network, and up to several times as
+    long where the weights are many for the work on a batch; the distributions need
+    more epochs to converge than weights do. Prediction takes ``n_samples`` forward
+    passes, and memory for as many copies of the weights. A Laplace approximation trains
+    and predicts faster, around a network that is trained already; the user guide
+    compares both.
+
+    Around a frozen net, ``fit`` warns if the posterior predicts held-out samples (those
+    of ``X_val``, else of the net's ``train_split``) worse than that net.
 
     References
     ----------
     Blundell, Cornebise, Kavukcuoglu and Wierstra (2015), "Weight uncertainty in neural
     networks". Graves (2011), "Practical variational inference for neural networks".
     Wenzel et al. (2020), "How good is the Bayes posterior in deep neural networks
-    really?", on weights of the divergence below one.
+    really?", on factors of the divergence below one.
 
     Examples
     --------
@@ -314,110 +285,70 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
-    """Predictions with bands from a skorch net whose weights are distributions.
+    """Predictions with intervals from a skorch net whose weights are distributions.
 
-    Bayes by Backprop: the posterior is learned, and the noise found on the way. Prefer
-    `LaplaceRegressor` for a network that is trained already.
+    The counterpart of `VariationalClassifier` for real-valued targets, which estimates
+    the observation noise during training. Prefer `LaplaceRegressor` for a network that
+    is trained already.
 
     Parameters
     ----------
-    estimator : skorch net, FrozenEstimator or None, default=None
-        The network. A skorch net is cloned, and its module's initialisation is where
-        the distributions start; around a trained net, a
-        ``sklearn.frozen.FrozenEstimator`` makes them start at its weights. None makes
-        a small network that suits tables.
-    likelihood : object or None, default=None
-        Of the targets given the outputs, where the criterion is none of those that are
-        known; see `sklaplace.likelihoods`. None takes that of the criterion.
-    posterior : {"gaussian", "kumaraswamy", "quantile", "density"}, default="gaussian"
-        Family of the distribution of each weight; all but the first are experimental.
-    prior : {"gaussian", "scale_mixture", "uniform"}, default="gaussian"
-        Distribution of each weight before the data.
-    prior_scale : float, default=1.0
-        Standard deviation of the prior, of its wide part for ``scale_mixture``.
-    prior_params : dict, default=None
-        Options of the prior. ``scale_mixture`` takes ``weight`` (0.5), the share of the
-        wide part, and ``narrow`` (exp(-6)), the standard deviation of the narrow one.
-    kl_weight : float, default=0.1
-        Factor of the divergence from the prior. One is the Bayesian objective, which
-        underfits where rows are few for the weights; below one the posterior is
-        sharper than Bayes' rule says. ``elbo_`` is always that of one.
-    kl_schedule : {"uniform", "blundell"}, default="uniform"
-        How the divergence is shared among the batches of an epoch: equally, or half of
-        it with the first, a quarter with the second, and so on.
-    bound : float, default=3.0
-        Largest magnitude of weights under ``posterior="kumaraswamy"`` and
-        ``prior="uniform"``.
     sigma_noise : float, array or {"auto", "learned"}, default="auto"
-        Standard deviation of the observation noise, one for all outputs; only for nets
-        with ``MSELoss``, whose criterion leaves it open. An array has one for each
-        column of ``y``. ``"learned"`` is the one that maximises the objective,
-        ``"auto"`` is that of held-out rows, in training and afterwards: of ``X_val``,
-        else of the net's ``train_split``, else of ``validation_fraction``; and
-        ``"learned"`` without such rows.
+        Standard deviation of the observation noise, in units of the targets: one for
+        all outputs, or an array with one for each column of ``y``. Only for nets with
+        ``MSELoss``, whose criterion does not determine it. ``"learned"`` maximises the
+        objective; ``"auto"`` is estimated from held-out samples, during training and
+        afterwards: those of ``X_val``, else of the net's ``train_split``, else of
+        ``validation_fraction``; without any it is ``"learned"``.
     validation_fraction : float, default=0.2
-        Share of rows to hold out for the noise, from a net that starts anew and holds
-        nothing out itself, if there are at least 50 distinct rows.
-    n_samples : int, default=100
-        Draws of the weights that predictions are averaged over; the same in each call.
-    batch_size : int or None, default=None
-        Rows per batch for prediction; None fits them into a fixed memory budget.
-        Results do not depend on it. The net has its own for training.
-    random_state : int, RandomState or None, default=None
-        Seeds initialisation, training and draws. None differs every time. The global
-        generators are never touched.
-    verbose : int, default=0
-        Print one line after fitting if positive.
+        Fraction of the samples to hold out for the noise, if the net is not frozen,
+        holds out none itself, and there are at least 50 distinct samples.
+    estimator, posterior, prior, prior_scale, prior_params, kl_weight, kl_schedule, \
+            bound, n_samples
+        As for `VariationalClassifier`; ``n_samples`` is two or more.
+    likelihood, batch_size, random_state, verbose
+        As for `LaplaceRegressor`.
 
     Attributes
     ----------
-    estimator_ : skorch net
-        The net, its weights at the medians of their distributions. Its history has
-        ``kl`` and ``elbo`` of each epoch.
-    posterior_ : VariationalPosterior
-        The distributions.
     elbo_ : float
-        Evidence lower bound of the training rows in nats, the divergence with weight
-        one: averaged over up to 20 draws, under the noise found in training.
-    kl_ : float
-        The divergence from the prior, in nats: exact for ``"gaussian"`` and
-        ``"kumaraswamy"`` under priors other than the mixture, else by the same draws.
+        As for `VariationalClassifier`, under the noise that was used in training.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use; one where there is none.
-    sigma_scaling_ : ndarray of shape (n_outputs,)
-        Factors of standard deviations, one each unless `recalibrate` was called.
-    n_features_in_ : int
-        Number of features (of the second axis), for array input.
-    feature_names_in_ : ndarray of str
-        Column names, for data frames with string columns.
-    n_iter_ : int
-        Epochs the network was trained for.
+        Standard deviation of the observation noise in use; one for criteria without it.
+    estimator_, posterior_, kl_
+        As for `VariationalClassifier`.
+    sigma_scaling_, n_features_in_, feature_names_in_, n_iter_
+        As for `LaplaceRegressor`.
 
     See Also
     --------
-    VariationalClassifier : The same for classes.
+    VariationalClassifier : For class labels.
     LaplaceRegressor : A posterior around trained weights.
 
     Notes
     -----
     Every parameter that requires gradients has a distribution, independent of all
-    others; others, and buffers, are not random. skorch's training loop runs as it is,
-    with its callbacks, validation and device; ``train_loss`` in the history is the
-    objective in nats per row, ``valid_loss`` the loss at the medians. Losses are those
-    of the likelihood that belongs to the criterion.
+    others; other parameters, and buffers, are not random. skorch's training loop runs
+    unchanged, with its callbacks, validation and device; ``train_loss`` in the history
+    is the objective in nats per sample, ``valid_loss`` the loss at the medians. Losses
+    are those of the likelihood that belongs to the criterion.
 
-    A step of training takes as long as that of the network, and up to several times as
-    long where weights are many for the work on a batch; and distributions need more
-    epochs until they stand still. Prediction takes ``n_samples`` forward passes. A
-    Laplace approximation trains and predicts faster, around a network that is there
-    already; the guide's comparison says who wins where.
+    A training step takes as long as that of the network, and up to several times as
+    long where the weights are many for the work on a batch; the distributions need
+    more epochs to converge than weights do. Prediction takes ``n_samples`` forward
+    passes, and memory for as many copies of the weights. A Laplace approximation trains
+    and predicts faster, around a network that is trained already; the user guide
+    compares both.
+
+    Around a frozen net, ``fit`` warns if the posterior predicts held-out samples (those
+    of ``X_val``, else of the net's ``train_split``) worse than that net.
 
     References
     ----------
     Blundell, Cornebise, Kavukcuoglu and Wierstra (2015), "Weight uncertainty in neural
     networks". Graves (2011), "Practical variational inference for neural networks".
     Wenzel et al. (2020), "How good is the Bayes posterior in deep neural networks
-    really?", on weights of the divergence below one.
+    really?", on factors of the divergence below one.
 
     Examples
     --------
@@ -435,21 +366,10 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
 
     _noise_names = ("auto", "learned")
 
-    @property
-    def _tunes_on_held_out(self) -> bool:
-        return super()._tunes_on_held_out and self.sigma_noise == "auto"
-
-    @property
-    def _given_noise(self) -> float | None:
-        if isinstance(self.sigma_noise, str):
-            return None
-        return geometric_mean(self.sigma_noise)
-
-    def _chosen_noise(self, network: TrainedNetwork) -> float:
-        assert isinstance(network, VariationalNetwork)
-        is_learned = isinstance(self.sigma_noise, str) and (
+    def _chosen_noise(self, network: Any) -> float:
+        is_learned = self._given_noise is None and (
             self.sigma_noise == "learned" or network.held_out is None
         )
         if is_learned and network.spec.likelihood.has_noise:
-            return network.noise
+            return float(network.noise)
         return super()._chosen_noise(network)

@@ -15,10 +15,7 @@ from sklaplace.networks.default import is_penalised, without_penalty
 from sklaplace.networks.outputs import OutputSpec
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.variational.elbo import Elbo
-from sklaplace.posterior.variational.module import (
-    StochasticModule,
-    VariationalPosterior,
-)
+from sklaplace.posterior.variational.module import VariationalPosterior
 
 
 @dataclass(frozen=True)
@@ -53,18 +50,13 @@ class VariationalTrainer(Trainer):
     n_samples: int
 
     def train(
-        self,
-        data: TrainingData,
-        validation: TrainingData | None,
-        fit_params: dict[str, Any],
+        self, data: TrainingData, validation: TrainingData | None, fit_params: Any
     ) -> VariationalNetwork:
         """Return the trained network with its distributions."""
         if self.is_frozen:
             self.elbo.start = copy.deepcopy(inner_net(self.estimator).module_)
-        network = super().train(data, validation, fit_params)
-        return VariationalNetwork(
-            **vars(network), posterior=self._posterior, noise=self._noise
-        )
+        found = vars(super().train(data, validation, fit_params))
+        return VariationalNetwork(**found, posterior=self._posterior, noise=self._noise)
 
     def new_net(self, data: TrainingData) -> Any:
         """Return the net to train, without a penalty on its weights."""
@@ -72,31 +64,23 @@ class VariationalTrainer(Trainer):
         net = self.targets.default_net(data) if net is None else clone(net)
         return without_penalty(net) if is_penalised(net) else net
 
-    def learn(
-        self,
-        net: Any,
-        data: TrainingData,
-        validation: TrainingData | None,
-        fit_params: dict[str, Any],
-    ) -> tuple[Any, Any]:
+    def learn(self, net: Any, *args: Any) -> tuple[Any, Any]:
         """Train the distributions; frozen nets are where they start."""
         _check_net(net, has_likelihood=self.likelihood is not None)
-        rows = self.train_net(net, data, validation, fit_params)
-        module: StochasticModule = net.module_
+        samples, module = self.train_net(net, *args), net.module_
         distribution = module.posterior.requires_grad_(False)
         if not all(bool(p.isfinite().all()) for p in distribution.parameters()):
             raise ValueError(
                 "The training of the posterior has diverged: its parameters are not "
                 "finite. Lower the learning rate, or scale the inputs."
             )
-        self._posterior = VariationalPosterior(
-            distribution, self.elbo.prior, module.layout
-        )
+        prior, layout = self.elbo.prior, module.layout
+        self._posterior = VariationalPosterior(distribution, prior, layout)
         distribution.zero_grad()
         self._noise = float(self.elbo.noise(module))
         net.module_ = module.at_medians()
         net.initialize_optimizer()  # of the weights that the net now has
-        return rows
+        return samples
 
     def training_mixins(self) -> tuple[type, ...]:
         """Return the mixin that computes the objective."""
@@ -112,7 +96,7 @@ class VariationalTrainer(Trainer):
 
 
 def _check_net(net: Any, *, has_likelihood: bool) -> None:
-    """Refuse nets whose training would not be what they say."""
+    """Raise for nets with settings that Bayes by Backprop would not follow."""
     kind = type(net)
     owner = next(base for base in kind.__mro__ if "get_loss" in vars(base))
     if not (has_likelihood or owner.__module__.startswith("skorch.")):
@@ -131,7 +115,9 @@ def _check_net(net: Any, *, has_likelihood: bool) -> None:
             "The net has max_epochs=0, so that no distribution would be learned. "
             "Choose 1 or more; distributions need more epochs than weights."
         )
-    for callback in _callbacks(net):
+    callbacks = getattr(net, "callbacks", None)
+    for entry in [] if isinstance(callbacks, str) else callbacks or []:
+        callback = entry[1] if isinstance(entry, tuple) else entry
         if isinstance(callback, PriorCallback | ParamMapper):
             raise ValueError(
                 f"The callback {type(callback).__name__} is about parameters of the "
@@ -141,7 +127,7 @@ def _check_net(net: Any, *, has_likelihood: bool) -> None:
 
 
 def _check_optimizer(net: Any) -> None:
-    """Refuse steps by losses of other draws, and a second prior."""
+    """Raise for line searches, whose losses have other draws, and weight decay."""
     for group in net.optimizer_.param_groups:
         if group.get("line_search_fn"):
             raise ValueError(
@@ -155,11 +141,3 @@ def _check_optimizer(net: Any) -> None:
                 "pull at the parameters of the distributions. Set "
                 "optimizer__weight_decay=0; prior_scale says how wide weights may be."
             )
-
-
-def _callbacks(net: Any) -> list[Any]:
-    """Callbacks that were given, without their names."""
-    given = getattr(net, "callbacks", None)
-    if given is None or isinstance(given, str):
-        return []
-    return [entry[1] if isinstance(entry, tuple) else entry for entry in given]

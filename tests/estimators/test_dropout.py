@@ -25,8 +25,8 @@ from sklaplace import MCDropoutClassifier, MCDropoutRegressor
 from sklaplace.core.random import private_rng
 from sklaplace.estimators.dropout import (
     DROPOUTS,
+    drawn_mask,
     dropout_layers,
-    left_out,
     mc_dropout_outputs,
 )
 from sklaplace.networks.forward import Forward
@@ -50,7 +50,7 @@ def drawn(layer, x, seeds):
     """Outputs (s, ...) of a layer in evaluation mode, one choice of units per seed."""
     found = []
     for seed in seeds:
-        with left_out(layer, generator(seed)):
+        with drawn_mask(layer, generator(seed)):
             found.append(layer(x))
     return torch.stack(found)
 
@@ -108,7 +108,7 @@ class TestMasks:
     @pytest.mark.parametrize("kind", DROPOUTS)
     def test_are_the_same_for_all_rows(self, kind):
         layer, x = kind(0.5).eval(), ones(kind, 6, 4)
-        with left_out(layer, generator()):
+        with drawn_mask(layer, generator()):
             found = layer(x)
         assert (found == found[:1]).all()
         assert len(found.unique()) == 2
@@ -116,7 +116,7 @@ class TestMasks:
     @pytest.mark.parametrize("kind", [k for k, (by, _) in DROPOUTS.items() if by])
     def test_of_channels_are_the_same_at_all_positions(self, kind):
         layer, x = kind(0.5).eval(), ones(kind, 2, 50)
-        with left_out(layer, generator()):
+        with drawn_mask(layer, generator()):
             found = layer(x).flatten(2)
         assert (found == found[..., :1]).all()
         assert len(found.unique()) == 2
@@ -124,13 +124,13 @@ class TestMasks:
     @pytest.mark.parametrize("kind", [nn.Dropout, nn.AlphaDropout])
     def test_of_units_differ_between_positions(self, kind):
         layer, x = kind(0.5).eval(), torch.ones(2, 5, 30)
-        with left_out(layer, generator()):
+        with drawn_mask(layer, generator()):
             assert not (layer(x) == layer(x)[..., :1]).all()
 
     @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
     def test_share_and_scale_of_units(self, p):
         layer, x = nn.Dropout(p).eval(), torch.full((1, N), 2.0)
-        with left_out(layer, generator()):
+        with drawn_mask(layer, generator()):
             found = layer(x)
         share = float((found == 0).double().mean())
         # five standard errors
@@ -142,7 +142,7 @@ class TestMasks:
     def test_alpha_dropout_keeps_mean_and_variance(self, kind, p):
         x = torch.randn(1, N, generator=generator(1)).double()
         layer = kind(p).eval()
-        with left_out(layer, generator()):
+        with drawn_mask(layer, generator()):
             found = layer(x)
         # Of N numbers of mean zero and variance one; fourth moments are below three
         assert abs(float(found.mean())) < 5 / N**0.5
@@ -155,7 +155,7 @@ class TestMasks:
         layer = kind(p)
         with private_rng(0):
             expected = layer.train()(x).unique()
-        with left_out(layer.eval(), generator()):
+        with drawn_mask(layer.eval(), generator()):
             found = layer(x).unique()
         # torch knows SELU's lowest value to seven digits
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
@@ -163,14 +163,14 @@ class TestMasks:
     @pytest.mark.parametrize("kind", DROPOUTS)
     def test_all_units_may_be_left_out(self, kind):
         layer, x = kind(1.0), ones(kind, 2, 3)
-        with left_out(layer.eval(), generator()):
+        with drawn_mask(layer.eval(), generator()):
             found = layer(x)
         assert not found.any()
 
     @pytest.mark.parametrize("kind", [nn.Dropout, nn.AlphaDropout])
     def test_in_place_layers_leave_their_inputs_alone(self, kind):
         layer, x = kind(0.5, inplace=True).eval(), torch.ones(2, 30)
-        with left_out(layer, generator()):
+        with drawn_mask(layer, generator()):
             found = layer(x)
         assert (x == 1).all()
         assert not (found == 1).all()
@@ -194,7 +194,7 @@ class TestMasks:
 
     def test_a_layer_used_twice_is_drawn_twice(self):
         layer, x = nn.Dropout(0.5).eval(), torch.ones(2, 30)
-        with left_out(layer, generator()):
+        with drawn_mask(layer, generator()):
             assert not torch.equal(layer(x), layer(x))
 
     def test_global_state_is_left_alone(self, rng_untouched):
@@ -202,10 +202,10 @@ class TestMasks:
 
     def test_hooks_are_removed(self):
         network = TwoUnits().eval()
-        with left_out(network, generator()):
+        with drawn_mask(network, generator()):
             assert network.dropout._forward_hooks
         assert not network.dropout._forward_hooks
-        with pytest.raises(KeyError), left_out(network, generator()):
+        with pytest.raises(KeyError), drawn_mask(network, generator()):
             raise KeyError
         assert not network.dropout._forward_hooks
 
