@@ -8,7 +8,7 @@ detection: ``ood_auroc``.
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
@@ -20,12 +20,12 @@ _SUM_TOLERANCE = 1e-4
 
 
 def expected_calibration_error(
-    y_true: ArrayLike,
-    y_proba: ArrayLike,
+    y_true: Any,
+    y_proba: Any,
     *,
     n_bins: int = 15,
-    labels: ArrayLike | None = None,
-    sample_weight: ArrayLike | None = None,
+    labels: Any = None,
+    sample_weight: Any = None,
 ) -> float:
     """Mean absolute difference of confidence and accuracy over bins of confidence.
 
@@ -67,21 +67,15 @@ def expected_calibration_error(
         raise ValueError(f"n_bins={n_bins} is not valid. Use at least 1.")
     proba, codes = _check_proba(y_true, y_proba, labels)
     weights = _check_weights(sample_weight, codes)
-    correct = proba.argmax(axis=1) == codes
-    confidence = proba.max(axis=1)
-    inner_edges = np.linspace(0, 1, n_bins + 1)[1:-1]
-    bins = np.searchsorted(inner_edges, confidence, side="left")
+    correct, confidence = proba.argmax(axis=1) == codes, proba.max(axis=1)
+    bins = np.searchsorted(np.linspace(0, 1, n_bins + 1)[1:-1], confidence)
     # Per bin, |Σ w (correct − confidence)| is weight times difference of the means.
     gaps = np.bincount(bins, weights * (correct - confidence), minlength=n_bins)
     return float(np.abs(gaps).sum() / weights.sum())
 
 
 def brier_score(
-    y_true: ArrayLike,
-    y_proba: ArrayLike,
-    *,
-    labels: ArrayLike | None = None,
-    sample_weight: ArrayLike | None = None,
+    y_true: Any, y_proba: Any, *, labels: Any = None, sample_weight: Any = None
 ) -> float:
     """Squared distance between probabilities and outcome, summed over classes.
 
@@ -123,11 +117,7 @@ def brier_score(
 
 
 def gaussian_nll(
-    y_true: ArrayLike,
-    y_mean: ArrayLike,
-    y_std: ArrayLike,
-    *,
-    sample_weight: ArrayLike | None = None,
+    y_true: Any, y_mean: Any, y_std: Any, *, sample_weight: Any = None
 ) -> float:
     """Negative log density of the targets under a Gaussian prediction.
 
@@ -166,11 +156,7 @@ def gaussian_nll(
 
 
 def gaussian_crps(
-    y_true: ArrayLike,
-    y_mean: ArrayLike,
-    y_std: ArrayLike,
-    *,
-    sample_weight: ArrayLike | None = None,
+    y_true: Any, y_mean: Any, y_std: Any, *, sample_weight: Any = None
 ) -> float:
     """Continuous ranked probability score of a Gaussian prediction.
 
@@ -212,10 +198,7 @@ def gaussian_crps(
 
 
 def interval_coverage(
-    y_true: ArrayLike,
-    y_interval: ArrayLike,
-    *,
-    sample_weight: ArrayLike | None = None,
+    y_true: Any, y_interval: Any, *, sample_weight: Any = None
 ) -> float:
     """Fraction of targets inside their predicted intervals.
 
@@ -241,13 +224,12 @@ def interval_coverage(
     ValueError
         If shapes are inconsistent or a lower bound lies above its upper bound.
     """
-    targets = column_or_1d(check_array(y_true, ensure_2d=False, dtype=np.float64))
+    targets = _vector(y_true, "y_true")
     interval = check_array(y_interval, dtype=np.float64)
     check_consistent_length(targets, interval)
     if interval.shape[1] != 2:
         raise ValueError(
-            f"y_interval has {interval.shape[1]} columns. Give it two: lower and "
-            "upper bounds."
+            f"y_interval has {interval.shape[1]} columns. Give it two: the bounds."
         )
     lower, upper = interval.T
     if (lower > upper).any():
@@ -256,11 +238,10 @@ def interval_coverage(
             f"y_interval has the lower bound {lower[row]} above the upper bound "
             f"{upper[row]} in row {row}. Give bounds in ascending order."
         )
-    inside = (lower <= targets) & (targets <= upper)
-    return _average(inside.astype(np.float64), sample_weight)
+    return _average((lower <= targets) & (targets <= upper), sample_weight)
 
 
-def ood_auroc(confidence_in: ArrayLike, confidence_out: ArrayLike) -> float:
+def ood_auroc(confidence_in: Any, confidence_out: Any) -> float:
     """Area under the ROC curve of out-of-distribution detection by confidence.
 
     The probability that the confidence of an in-distribution sample is larger than
@@ -293,16 +274,14 @@ def ood_auroc(confidence_in: ArrayLike, confidence_out: ArrayLike) -> float:
     Hendrycks, Gimpel (2017), "A baseline for detecting misclassified and
     out-of-distribution examples in neural networks", ICLR.
     """
-    inside, outside = (
-        column_or_1d(check_array(scores, ensure_2d=False, dtype=np.float64))
-        for scores in (confidence_in, confidence_out)
-    )
+    inside = _vector(confidence_in, "confidence_in")
+    outside = _vector(confidence_out, "confidence_out")
     is_inside = np.repeat([1, 0], [len(inside), len(outside)])
     return float(roc_auc_score(is_inside, np.concatenate([inside, outside])))
 
 
 def neg_gaussian_nll_scorer(
-    estimator: Any, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None
+    estimator: Any, X: Any, y: Any, sample_weight: Any = None
 ) -> float:
     """Log density of held-out targets, a ``scoring`` for model selection.
 
@@ -345,25 +324,17 @@ def neg_gaussian_nll_scorer(
     return -gaussian_nll(y, y_mean, y_std, sample_weight=sample_weight)
 
 
-def _average(values: Floats, sample_weight: ArrayLike | None) -> float:
+def _average(values: NDArray[Any], sample_weight: Any) -> float:
     """Weighted mean over samples."""
     weights = _check_weights(sample_weight, values)
     return float(values @ weights / weights.sum())
 
 
-def _check_weights(sample_weight: ArrayLike | None, values: NDArray[Any]) -> Floats:
+def _check_weights(sample_weight: Any, values: NDArray[Any]) -> Floats:
     """One weight per value, ones by default; raise unless their sum is positive."""
     if sample_weight is None:
         return np.ones(len(values))
-    weights: Floats = column_or_1d(
-        check_array(
-            sample_weight,
-            ensure_2d=False,
-            dtype=np.float64,
-            ensure_non_negative=True,
-            input_name="sample_weight",
-        )
-    )
+    weights = _vector(sample_weight, "sample_weight", ensure_non_negative=True)
     check_consistent_length(values, weights)
     if weights.sum() == 0:
         raise ValueError("sample_weight sums to zero. Give some row a positive weight.")
@@ -371,12 +342,10 @@ def _check_weights(sample_weight: ArrayLike | None, values: NDArray[Any]) -> Flo
 
 
 def _check_proba(
-    y_true: ArrayLike, y_proba: ArrayLike, labels: ArrayLike | None
+    y_true: Any, y_proba: Any, labels: Any
 ) -> tuple[Floats, NDArray[np.intp]]:
     """Probabilities (n, K) and the columns of the true classes (n,)."""
-    proba = check_array(
-        y_proba, ensure_2d=False, dtype=np.float64, input_name="y_proba"
-    )
+    proba = _floats(y_proba, "y_proba")
     if proba.ndim == 1:
         proba = np.column_stack([1 - proba, proba])
     truth = column_or_1d(y_true)
@@ -400,9 +369,7 @@ def _check_sums(proba: Floats) -> None:
         )
 
 
-def _encode(
-    truth: NDArray[Any], labels: ArrayLike | None, n_columns: int
-) -> NDArray[np.intp]:
+def _encode(truth: NDArray[Any], labels: Any, n_columns: int) -> NDArray[np.intp]:
     """Column of each true class; raise where labels and columns differ."""
     classes = np.unique(truth) if labels is None else column_or_1d(labels)
     if len(classes) != n_columns:
@@ -413,7 +380,7 @@ def _encode(
         )
     order = np.argsort(classes)
     position = np.searchsorted(classes, truth, sorter=order).clip(max=n_columns - 1)
-    codes: NDArray[np.intp] = order[position]
+    codes = order[position]
     if unknown := truth[classes[codes] != truth].tolist():
         raise ValueError(
             f"y_true has the class {unknown[0]!r}, which is not in labels. "
@@ -422,14 +389,11 @@ def _encode(
     return codes
 
 
-def _check_gaussian(
-    y_true: ArrayLike, y_mean: ArrayLike, y_std: ArrayLike
-) -> tuple[Floats, Floats]:
+def _check_gaussian(y_true: Any, y_mean: Any, y_std: Any) -> tuple[Floats, Floats]:
     """Residuals and standard deviations, (n, C) each."""
-    truth, mean, std = (
-        _columns(values, name)
-        for values, name in ((y_true, "y_true"), (y_mean, "y_mean"), (y_std, "y_std"))
-    )
+    given = {"y_true": y_true, "y_mean": y_mean, "y_std": y_std}
+    arrays = [_floats(values, name) for name, values in given.items()]
+    truth, mean, std = (a.reshape(-1, 1) if a.ndim == 1 else a for a in arrays)
     check_consistent_length(truth, mean, std)
     # Broadcasting (n, 1) against (n, C) would compare different targets.
     if not truth.shape == mean.shape == std.shape:
@@ -445,9 +409,12 @@ def _check_gaussian(
     return truth - mean, std
 
 
-def _columns(values: ArrayLike, name: str) -> Floats:
-    """Convert to a float array of shape (n, C)."""
-    array: Floats = check_array(
-        values, ensure_2d=False, dtype=np.float64, input_name=name
-    )
-    return array.reshape(-1, 1) if array.ndim == 1 else array
+def _floats(values: Any, name: str, **options: Any) -> Floats:
+    """Finite numbers as a float64 array."""
+    options |= {"ensure_2d": False, "dtype": np.float64, "input_name": name}
+    return check_array(values, **options)
+
+
+def _vector(values: Any, name: str, **options: Any) -> Floats:
+    """Finite numbers as a float64 vector."""
+    return column_or_1d(_floats(values, name, **options))

@@ -8,6 +8,7 @@ A band of coverage ``q`` is ``mean ± z std`` with ``z`` the normal quantile at
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -17,12 +18,15 @@ from sklearn.utils import check_array
 
 from sklaplace.core.checks import as_levels, check_count
 
+Keywords = Mapping[str, Any] | None
+
 # blue of Okabe and Ito, distinct from black and grey for any colour vision
 _COLOR = "#0072B2"
 # opacity of the widest and the narrowest band
 _OPACITY = 0.15, 0.35
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PredictiveBandDisplay:
     """Mean of a regression over one feature, with nested bands of uncertainty.
 
@@ -74,22 +78,12 @@ class PredictiveBandDisplay:
     2
     """
 
-    def __init__(
-        self,
-        *,
-        x: Any,
-        mean: Any,
-        std: Any,
-        coverage: Any = (0.5, 0.9),
-        points: tuple[Any, Any] | None = None,
-        feature_name: str | None = None,
-    ) -> None:
-        self.x = x
-        self.mean = mean
-        self.std = std
-        self.coverage = coverage
-        self.points = points
-        self.feature_name = feature_name
+    x: Any
+    mean: Any
+    std: Any
+    coverage: Any = (0.5, 0.9)
+    points: tuple[Any, Any] | None = None
+    feature_name: str | None = None
 
     @classmethod
     def from_estimator(
@@ -102,9 +96,9 @@ class PredictiveBandDisplay:
         grid_resolution: int = 200,
         eps: float = 0.0,
         ax: Any = None,
-        line_kw: Mapping[str, Any] | None = None,
-        band_kw: Mapping[str, Any] | None = None,
-        points_kw: Mapping[str, Any] | None = None,
+        line_kw: Keywords = None,
+        band_kw: Keywords = None,
+        points_kw: Keywords = None,
     ) -> "PredictiveBandDisplay":
         """Predict over the range of one feature and plot the result.
 
@@ -157,14 +151,9 @@ class PredictiveBandDisplay:
                     "Pass one target per row, or no y."
                 )
             points = values[:, 0], targets
-        (name,) = _feature_names(X, 1)
+        name = getattr(X, "columns", [None])[0]
         display = cls(
-            x=x,
-            mean=mean,
-            std=std,
-            coverage=coverage,
-            points=points,
-            feature_name=name,
+            x=x, mean=mean, std=std, coverage=coverage, points=points, feature_name=name
         )
         return display.plot(ax, line_kw=line_kw, band_kw=band_kw, points_kw=points_kw)
 
@@ -172,9 +161,9 @@ class PredictiveBandDisplay:
         self,
         ax: Any = None,
         *,
-        line_kw: Mapping[str, Any] | None = None,
-        band_kw: Mapping[str, Any] | None = None,
-        points_kw: Mapping[str, Any] | None = None,
+        line_kw: Keywords = None,
+        band_kw: Keywords = None,
+        points_kw: Keywords = None,
     ) -> "PredictiveBandDisplay":
         """Plot mean and bands, and the data points if there are any.
 
@@ -198,7 +187,8 @@ class PredictiveBandDisplay:
         self.figure_, self.ax_ = _axes(ax)
         levels = sorted(_check_coverage(self.coverage), reverse=True)
         self.bands_ = []
-        for level, alpha in zip(levels, _opacities(len(levels)), strict=True):
+        opacities = np.linspace(*_OPACITY, len(levels))
+        for level, alpha in zip(levels, opacities, strict=True):
             half = norm.ppf((1 + level) / 2) * self.std
             style = {"color": _COLOR, "alpha": alpha, "linewidth": 0}
             style |= {"label": f"{level:.0%} interval"} | dict(band_kw or {})
@@ -216,6 +206,7 @@ class PredictiveBandDisplay:
         return self
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ConfidenceDisplay:
     """Confidence of a classifier over the plane of its two features.
 
@@ -261,18 +252,10 @@ class ConfidenceDisplay:
     (20, 20)
     """
 
-    def __init__(
-        self,
-        *,
-        xx0: Any,
-        xx1: Any,
-        proba: Any,
-        feature_names: tuple[str | None, str | None] = (None, None),
-    ) -> None:
-        self.xx0 = xx0
-        self.xx1 = xx1
-        self.proba = proba
-        self.feature_names = feature_names
+    xx0: Any
+    xx1: Any
+    proba: Any
+    feature_names: tuple[str | None, str | None] = (None, None)
 
     @property
     def confidence(self) -> np.ndarray:
@@ -288,8 +271,8 @@ class ConfidenceDisplay:
         grid_resolution: int = 100,
         eps: float = 1.0,
         ax: Any = None,
-        surface_kw: Mapping[str, Any] | None = None,
-        boundary_kw: Mapping[str, Any] | None = None,
+        surface_kw: Keywords = None,
+        boundary_kw: Keywords = None,
     ) -> "ConfidenceDisplay":
         """Predict over a plane and plot the confidence.
 
@@ -334,7 +317,7 @@ class ConfidenceDisplay:
         grid = np.stack([xx0.ravel(), xx1.ravel()], axis=1)
         proba = np.asarray(classifier.predict_proba(_like(grid, X)))
         proba = proba.reshape(*xx0.shape, -1)
-        names = _feature_names(X, 2)
+        names = tuple(getattr(X, "columns", [None, None]))
         display = cls(xx0=xx0, xx1=xx1, proba=proba, feature_names=names)
         return display.plot(ax, surface_kw=surface_kw, boundary_kw=boundary_kw)
 
@@ -342,8 +325,8 @@ class ConfidenceDisplay:
         self,
         ax: Any = None,
         *,
-        surface_kw: Mapping[str, Any] | None = None,
-        boundary_kw: Mapping[str, Any] | None = None,
+        surface_kw: Keywords = None,
+        boundary_kw: Keywords = None,
     ) -> "ConfidenceDisplay":
         """Plot confidence and decision boundaries.
 
@@ -379,7 +362,7 @@ class ConfidenceDisplay:
         style = {"cmap": "cividis", "levels": levels} | dict(surface_kw or {})
         self.surface_ = self.ax_.contourf(self.xx0, self.xx1, confidence, **style)
         style = {"colors": "white", "linewidths": 1.5} | dict(boundary_kw or {})
-        style |= {"levels": [0.0]}
+        style["levels"] = [0.0]
         self.boundaries_ = [
             self.ax_.contour(self.xx0, self.xx1, margin, **style)
             for margin in _margins(proba)
@@ -448,11 +431,6 @@ def _like(grid: np.ndarray, X: Any) -> Any:
     return type(X)(grid, **{names: list(X.columns)})
 
 
-def _feature_names(X: Any, n_features: int) -> tuple[Any, ...]:
-    """Names of columns, None where there are none."""
-    return tuple(getattr(X, "columns", [None] * n_features))
-
-
 def _mean_and_std(regressor: Any, X: Any) -> tuple[np.ndarray, np.ndarray]:
     """Means and standard deviations of one target, (n,) each."""
     try:
@@ -480,8 +458,3 @@ def _margins(proba: np.ndarray) -> list[np.ndarray]:
         proba[..., k] - np.delete(proba, k, axis=-1).max(axis=-1)
         for k in range(1 if n_classes == 2 else n_classes)
     ]
-
-
-def _opacities(n_bands: int) -> np.ndarray:
-    """Opacity of each band, the widest first."""
-    return np.linspace(*_OPACITY, n_bands) if n_bands > 1 else np.array([_OPACITY[0]])

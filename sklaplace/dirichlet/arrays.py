@@ -17,6 +17,8 @@ MAX_TOTAL = 1e9
 MIN_CONCENTRATION = 1e-100
 # Sums of a thousand float32 probabilities differ from one by about 1e-6.
 _SUM_TOLERANCE = 1e-4
+# Negative variances smaller than this fraction of the largest are rounding errors.
+_NEGATIVE = 1e-3
 
 
 def as_tensor(array: Tensor | NDArray[Any]) -> Tensor:
@@ -33,9 +35,7 @@ def as_tensor(array: Tensor | NDArray[Any]) -> Tensor:
 
 def like(result: Tensor, example: Array) -> Array:
     """Result as a tensor or an array, like the example."""
-    if isinstance(example, Tensor):
-        return result
-    return result.numpy()
+    return result if isinstance(example, Tensor) else result.numpy()
 
 
 def check_shapes(mean: Tensor, cov: Tensor, hint: str = "") -> None:
@@ -47,6 +47,28 @@ def check_shapes(mean: Tensor, cov: Tensor, hint: str = "") -> None:
         raise ValueError(
             f"cov has shape {tuple(cov.shape)}, but mean has shape "
             f"{tuple(mean.shape)}. Give cov the shape {wanted}{hint}."
+        )
+
+
+def check_finite(name: str, values: Tensor) -> None:
+    """Raise unless all values are finite."""
+    if not bool(values.isfinite().all()):
+        raise ValueError(
+            f"{name} has entries that are not finite. Look for divisions by zero and "
+            "overflow in its computation."
+        )
+
+
+def check_variances(variances: Tensor, largest: Tensor) -> None:
+    """Raise unless variances (..., K) are finite and, up to rounding, not negative.
+
+    Rounding errors are relative to the variance ``largest`` (..., 1).
+    """
+    check_finite("cov", variances)
+    if bool((variances < -_NEGATIVE * largest.abs()).any()):
+        raise ValueError(
+            "cov is not positive semidefinite. Give covariances of logits, symmetric, "
+            "without negative eigenvalues."
         )
 
 

@@ -11,24 +11,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sklaplace.dirichlet.arrays import (
-    Array,
-    as_tensor,
-    capped,
-    check_alpha,
-    check_shapes,
-    like,
-)
-from sklaplace.dirichlet.logits import (
-    MAX_LOGIT,
-    centred_moments,
-    check_finite,
-    check_variances,
-)
+from sklaplace.core.checks import check_option
+from sklaplace.dirichlet import arrays
+from sklaplace.dirichlet.arrays import Array, like
+from sklaplace.dirichlet.logits import MAX_LOGIT, centre, centred_moments
 
 # For smaller variances the total is far above MAX_TOTAL, for any mean.
 _MIN_VARIANCE = 1e-200
-
 
 NORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "guarded": lambda c: c.clamp(min=1),
@@ -102,27 +91,26 @@ def laplace_bridge(
     >>> laplace_bridge(np.zeros(3), 0.1 * np.eye(3)).round(2)
     array([10., 10., 10.])
     """
-    if norm is not None and norm not in NORMS:
-        known = ", ".join(repr(name) for name in NORMS)
-        raise ValueError(f"norm={norm!r} is not known. Choose one of {known}, or None.")
-    logits, covariances = as_tensor(mean), as_tensor(cov)
+    if norm is not None:
+        check_option("norm", norm, NORMS, ", or None")
+    logits, covariances = arrays.as_tensor(mean), arrays.as_tensor(cov)
     is_diagonal = covariances.shape == logits.shape and not project
     if not is_diagonal:
-        check_shapes(logits, covariances, ", or variances and project=False")
+        arrays.check_shapes(logits, covariances, ", or variances and project=False")
     if logits.shape[-1] == 1 or logits.numel() == 0:
         return like(torch.ones_like(logits, dtype=torch.float64), mean)
     rounding = torch.finfo(covariances.dtype).eps
-    variances = (
-        covariances if is_diagonal else covariances.diagonal(dim1=-2, dim2=-1)
-    ).double()  # (..., K)
+    variances = covariances.double()  # (..., K)
+    if not is_diagonal:
+        variances = covariances.diagonal(dim1=-2, dim2=-1).double()
     largest = variances.amax(-1, keepdim=True)
-    check_finite("mean", logits)
-    check_variances(variances, largest)
+    arrays.check_finite("mean", logits)
+    arrays.check_variances(variances, largest)
     lowest = (8 * rounding * largest).clamp(min=_MIN_VARIANCE)
     logits = logits.double().clamp(-MAX_LOGIT, MAX_LOGIT)
     if project:
         logits, variances = _project(logits, covariances, rounding)
-        check_variances(variances, largest)
+        arrays.check_variances(variances, largest)
     variances = variances.maximum(lowest)
     if norm is not None:
         c = variances.mean(-1, keepdim=True) / math.sqrt(logits.shape[-1] / 2)
@@ -165,14 +153,8 @@ def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
     ----------
     MacKay (1998), "Choice of basis for Laplace approximation".
     """
-    concentrations = check_alpha(alpha)
-    inverse = 1 / concentrations
-    n_classes = inverse.shape[-1]
-    row, column = inverse.unsqueeze(-1), inverse.unsqueeze(-2)
-    average = inverse.mean(-1)[..., None, None]
-    cov = torch.diag_embed(inverse) - (row + column - average) / n_classes
-    log_alpha = concentrations.log()
-    mean = log_alpha - log_alpha.mean(-1, keepdim=True)
+    concentrations = arrays.check_alpha(alpha)
+    mean, cov = centre(concentrations.log(), (1 / concentrations).diag_embed())
     return like(mean, alpha), like(cov, alpha)
 
 
@@ -194,4 +176,5 @@ def _concentrations(mean: Tensor, variances: Tensor) -> Tensor:
     mean = mean - mean.mean(-1, keepdim=True)
     constant = math.log1p(-2 / n_classes) if n_classes > 2 else -math.inf
     ratio = mean + (-mean).logsumexp(-1, keepdim=True) - 2 * math.log(n_classes)
-    return capped(torch.logaddexp(ratio.new_tensor(constant), ratio) - variances.log())
+    log_scaled = torch.logaddexp(ratio.new_tensor(constant), ratio)
+    return arrays.capped(log_scaled - variances.log())

@@ -6,20 +6,11 @@ import numpy as np
 import torch
 from scipy.special import betaincinv
 from torch import Tensor
+from torch.distributions import Dirichlet
 
-from sklaplace.core.checks import (
-    as_seed,
-    check_count,
-    check_fraction,
-    check_option,
-)
-from sklaplace.dirichlet.arrays import (
-    MIN_CONCENTRATION,
-    Array,
-    check_alpha,
-    check_proba,
-    like,
-)
+from sklaplace.core import checks
+from sklaplace.dirichlet import arrays
+from sklaplace.dirichlet.arrays import Array, check_alpha, like
 
 # Values of the option ``reference`` of `plausible_classes`.
 REFERENCES = ("top", "previous")
@@ -95,14 +86,7 @@ def entropy(alpha: Array) -> Array:
     ValueError
         If a concentration is not positive.
     """
-    a = check_alpha(alpha)
-    total = a.sum(-1)
-    found = (
-        _log_beta(a)
-        + (total - a.shape[-1]) * total.digamma()
-        - ((a - 1) * a.digamma()).sum(-1)
-    )
-    return like(found, alpha)
+    return like(Dirichlet(check_alpha(alpha), validate_args=False).entropy(), alpha)
 
 
 def expected_entropy(alpha: Array) -> Array:
@@ -153,9 +137,8 @@ def log_density(alpha: Array, proba: Array) -> Array:
         If a concentration is not positive, or ``proba`` are no probabilities.
     """
     a = check_alpha(alpha)
-    p = check_proba(proba, a)
-    found = torch.special.xlogy(a - 1, p).sum(-1) - _log_beta(a)
-    return like(found, alpha)
+    p = arrays.check_proba(proba, a)
+    return like(Dirichlet(a, validate_args=False).log_prob(p), alpha)
 
 
 def interval(alpha: Array, coverage: float = 0.9) -> Array:
@@ -182,7 +165,7 @@ def interval(alpha: Array, coverage: float = 0.9) -> Array:
     -----
     Quantiles come from scipy, on the CPU: about a microsecond each.
     """
-    check_fraction("coverage", coverage, "Choose a probability, such as 0.9.")
+    checks.check_fraction("coverage", coverage, "Choose a probability, such as 0.9.")
     a = check_alpha(alpha)
     tail = (1 - float(coverage)) / 2
     ends = [_marginal_quantile(a, a.sum(-1, keepdim=True), q) for q in (tail, 1 - tail)]
@@ -217,9 +200,11 @@ def sample(alpha: Array, n_samples: int = 1, random_state: Any = 0) -> Array:
     Computed from logarithms of gamma variables, so that small concentrations give
     one-hot probabilities instead of zero divided by zero.
     """
-    check_count("n_samples", n_samples)
+    checks.check_count("n_samples", n_samples)
     a = check_alpha(alpha)
-    generator = torch.Generator().manual_seed(as_seed("random_state", random_state))
+    generator = torch.Generator().manual_seed(
+        checks.as_seed("random_state", random_state)
+    )
     shapes = a.detach().cpu().expand(n_samples, *a.shape).contiguous()
     # G(α) = G(α + 1) U^(1/α): Marsaglia and Tsang (2000), section 6
     gamma = torch._standard_gamma(shapes + 1, generator=generator)
@@ -327,19 +312,14 @@ def plausible_classes(
 
 def check_set(q: Any, k_max: Any, reference: Any) -> None:
     """Raise for invalid options of `plausible_classes`."""
-    check_fraction("q", q, "Choose a small tail probability, such as 0.05.")
-    check_count("k_max", k_max)
-    check_option("reference", reference, REFERENCES)
+    checks.check_fraction("q", q, "Choose a small tail probability, such as 0.05.")
+    checks.check_count("k_max", k_max)
+    checks.check_option("reference", reference, REFERENCES)
 
 
 def _marginal_quantile(a: Tensor, total: Tensor, q: float) -> Tensor:
     """Quantile of ``Beta(a, A − a)``."""
     factor = (_MAX_QUANTILE_TOTAL / total).clamp(max=1)
-    a, rest = a * factor, ((total - a) * factor).clamp(min=MIN_CONCENTRATION)
+    a, rest = a * factor, ((total - a) * factor).clamp(min=arrays.MIN_CONCENTRATION)
     found = betaincinv(a.detach().cpu().numpy(), rest.detach().cpu().numpy(), q)
     return torch.from_numpy(np.asarray(found)).to(a.device)
-
-
-def _log_beta(a: Tensor) -> Tensor:
-    """Logarithm of the normalising constant, ``Σ logΓ(α_k) − logΓ(A)``."""
-    return a.lgamma().sum(-1) - a.sum(-1).lgamma()

@@ -133,8 +133,7 @@ def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     mean, cov = centre(mean, cov)
     softmax = mean.softmax(-1)
     products = (cov @ softmax.unsqueeze(-1)).squeeze(-1)
-    variances = cov.diagonal(dim1=-2, dim2=-1)
-    return _expanded(softmax, variances, products)
+    return _expanded(softmax, cov.diagonal(dim1=-2, dim2=-1), products)
 
 
 def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
@@ -243,10 +242,8 @@ def mc_uncertainty(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Tensor of shape (b, 3)
         In nats, float64.
     """
-    parts = chunks(mean, cov, len(draws))
-    return torch.cat(
-        [uncertainty_of_draws(_sampled_proba(*part, draws)) for part in parts]
-    )
+    parts = (_sampled_proba(*part, draws) for part in chunks(mean, cov, len(draws)))
+    return torch.cat([uncertainty_of_draws(proba) for proba in parts])
 
 
 def uncertainty_of_draws(proba: Tensor) -> Tensor:
@@ -339,15 +336,8 @@ SAMPLED = frozenset({"mc"})
 # links that need only the variances of the centred logits
 DIAGONAL = frozenset({"bridge", "bridge_norm", "gumbel", "probit"})
 
-LINKS: dict[str, Link] = {
-    "bridge": bridge,
-    "bridge_norm": bridge_norm,
-    "gumbel": gumbel,
-    "mc": mc,
-    "mean_field": mean_field,
-    "probit": probit,
-    "sodpp": sodpp,
-}
+_ALL = bridge, bridge_norm, gumbel, mc, mean_field, probit, sodpp
+LINKS: dict[str, Link] = {link.__name__: link for link in _ALL}
 """Links by their name in ``link_approx``."""
 
 
@@ -394,12 +384,8 @@ def choose_link(n_classes: int, n_samples: int = 100) -> str:
 
 def _expanded(softmax: Tensor, variances: Tensor, products: Tensor) -> Tensor:
     """Second-order expansion from ``p``, ``diagΣ`` and ``Σp``, (b, K) each."""
-    change = (
-        (softmax * products).sum(-1, keepdim=True)
-        - products
-        + variances / 2
-        - (softmax * variances).sum(-1, keepdim=True) / 2
-    )
+    change = variances / 2 - products
+    change = change - (softmax * change).sum(-1, keepdim=True)
     # larger changes are outside the range of the expansion, and could overflow
     proba = softmax * (1 + change.clamp(-1, 1e100))
     return proba / proba.sum(-1, keepdim=True)
@@ -411,8 +397,7 @@ def _sampled_proba(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     factor = centred_factor(cov)  # (b, K, K - 1)
     points = draws[:, : factor.shape[-1]].to(mean)
     # draws on the last axis: a softmax over short contiguous rows is slow
-    logits = factor @ points.T + mean.unsqueeze(-1)  # (b, K, s)
-    return logits.softmax(-2)
+    return (factor @ points.T + mean.unsqueeze(-1)).softmax(-2)
 
 
 def _probit_scale(variances: Tensor) -> Tensor:

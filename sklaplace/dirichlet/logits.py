@@ -11,13 +11,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from sklaplace.dirichlet.arrays import check_finite, check_variances
+
 # Larger logits have a one-hot softmax in any case, and their sums must not overflow.
 MAX_LOGIT = 1e100
 # Added to diagonals, as a fraction of the largest variance, which is clamped to the
 # second number: the pivots of a covariance of zero must not vanish.
 _JITTER, _MIN_VARIANCE = 1e-10, 1e-200
-# Negative eigenvalues smaller than this fraction of the largest are rounding errors.
-_NEGATIVE = 1e-3
 # Smaller gaps are taken as zero.
 _MIN_UNIT = 1e-100
 # Memory for the tensors of a chunk of samples: larger ones do not fit into the cache of
@@ -30,28 +30,6 @@ _MIN_DIRECTIONS, _MAX_DIRECTIONS, _MAX_DIM_OF_THREE = 8, 64, 8
 # the nodes of these one-dimensional integrals by the trapezoidal rule.
 _N_WIDEST = 2
 _NODES = torch.linspace(-8, 8, 33, dtype=torch.float64)
-
-
-def check_finite(name: str, values: Tensor) -> None:
-    """Raise unless all values are finite."""
-    if not bool(values.isfinite().all()):
-        raise ValueError(
-            f"{name} has entries that are not finite. Look for divisions by zero and "
-            "overflow in its computation."
-        )
-
-
-def check_variances(variances: Tensor, largest: Tensor) -> None:
-    """Raise unless variances (..., K) are finite and, up to rounding, not negative.
-
-    Rounding errors are relative to the variance ``largest`` (..., 1).
-    """
-    check_finite("cov", variances)
-    if bool((variances < -_NEGATIVE * largest.abs()).any()):
-        raise ValueError(
-            "cov is not positive semidefinite. Give covariances of logits, symmetric, "
-            "without negative eigenvalues."
-        )
 
 
 def centre(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,9 +115,8 @@ def centred_factor(cov: Tensor) -> Tensor:
     largest = cov.diagonal(dim1=-2, dim2=-1).amax(-1)
     jitter = _JITTER * largest.clamp(min=_MIN_VARIANCE)
     identity = torch.eye(leading.shape[-1], dtype=cov.dtype, device=cov.device)
-    factor, failed = torch.linalg.cholesky_ex(
-        leading + jitter[:, None, None] * identity
-    )
+    jittered = leading + jitter[:, None, None] * identity
+    factor, failed = torch.linalg.cholesky_ex(jittered)
     if bool(failed.any()):
         rows = failed.nonzero().squeeze(-1)
         factor = factor.index_copy(0, rows, _semidefinite_cholesky(leading[rows]))

@@ -9,21 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from sklaplace.dirichlet.arrays import (
-    MAX_TOTAL,
-    Array,
-    as_tensor,
-    capped,
-    check_shapes,
-    like,
-)
-from sklaplace.dirichlet.logits import (
-    centre,
-    centred_factor,
-    check_finite,
-    chunks,
-    logsumexp_gap,
-)
+from sklaplace.dirichlet import arrays
+from sklaplace.dirichlet.arrays import Array, like
+from sklaplace.dirichlet.logits import centre, centred_factor, chunks, logsumexp_gap
 
 # Newton's method converges quadratically: after such a step the error is about 1e-8.
 _TOLERANCE = 1e-4
@@ -85,18 +73,19 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     >>> kl_projection(np.zeros(3), 0.1 * np.eye(3)).round(2)
     array([10.3, 10.3, 10.3])
     """
-    logits, covariances = as_tensor(mean), as_tensor(cov)
-    check_shapes(logits, covariances)
+    logits, covariances = arrays.as_tensor(mean), arrays.as_tensor(cov)
+    arrays.check_shapes(logits, covariances)
     n_classes = logits.shape[-1]
     if n_classes == 1 or logits.numel() == 0:
         return like(torch.ones_like(logits, dtype=torch.float64), mean)
-    check_finite("mean", logits)
-    check_finite("cov", covariances.diagonal(dim1=-2, dim2=-1))
+    arrays.check_finite("mean", logits)
+    arrays.check_finite("cov", covariances.diagonal(dim1=-2, dim2=-1))
     rows = logits.reshape(-1, n_classes)
     matrices = covariances.reshape(-1, n_classes, n_classes)
     parts = [_expected_log_proba(*part) for part in chunks(rows, matrices, _N_POINTS)]
     log_proba, gap = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
-    return like(capped(_solve_log_alpha(log_proba, gap)).reshape(logits.shape), mean)
+    alpha = arrays.capped(_solve_log_alpha(log_proba, gap))
+    return like(alpha.reshape(logits.shape), mean)
 
 
 def _expected_log_proba(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,7 +94,7 @@ def _expected_log_proba(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     log_proba = mean.log_softmax(-1)
     gap = logsumexp_gap(log_proba, centred_factor(cov))
     # smaller gaps would give a larger total than allowed
-    return log_proba, gap.clamp((mean.shape[-1] - 1) / (2 * MAX_TOTAL), _MAX_GAP)
+    return log_proba, gap.clamp((mean.shape[-1] - 1) / (2 * arrays.MAX_TOTAL), _MAX_GAP)
 
 
 def _solve_log_alpha(log_proba: Tensor, gap: Tensor) -> Tensor:
@@ -136,7 +125,6 @@ def _newton_step(log_alpha: Tensor, expected: Tensor) -> Tensor:
     inverse = 1 / (torch.polygamma(1, alpha) * alpha)
     diagonal = residual * inverse
     rank_one = torch.polygamma(1, total)
-    ratio = (alpha * diagonal).sum(-1, keepdim=True) / (
-        1 - rank_one * (alpha * inverse).sum(-1, keepdim=True)
-    )
+    pivot = 1 - rank_one * (alpha * inverse).sum(-1, keepdim=True)
+    ratio = (alpha * diagonal).sum(-1, keepdim=True) / pivot
     return (diagonal + inverse * rank_one * ratio).clamp(-2, 2)

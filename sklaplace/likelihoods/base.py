@@ -15,7 +15,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from sklaplace.likelihoods.output_hessian import OutputHessian
+from sklaplace.likelihoods.output_hessian import Diagonal, OutputHessian
+
+Weights = Tensor | None
 
 
 class Likelihood(ABC):
@@ -51,11 +53,11 @@ class Likelihood(ABC):
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
         """``y`` in the shape and dtype that ``loss`` takes."""
 
-    def loss_scale(self, y: Tensor) -> Tensor | None:
+    def loss_scale(self, y: Tensor) -> Weights:
         """Factor of each sample's loss, (b,), float64; None: one."""
         return None
 
-    def label_weights(self, y: Tensor) -> Tensor | None:
+    def label_weights(self, y: Tensor) -> Weights:
         """Weight of each label of a sample, (b, r), float64; None: one.
 
         ``loss`` and ``gradient`` include it. ``hessian`` does not, as it takes no
@@ -122,6 +124,23 @@ class Likelihood(ABC):
         return (self.n_outputs(n_targets),)
 
 
+class SeparableLikelihood(Likelihood):
+    """Likelihood whose loss is a sum over outputs: ``Λ`` is diagonal."""
+
+    @abstractmethod
+    def root_hessian(self, f: Tensor) -> Tensor:
+        """Square roots of the diagonal of ``Λ``, (b, c)."""
+
+    def hessian(self, f: Tensor) -> OutputHessian:
+        """Diagonal Hessian of ``loss`` in the outputs."""
+        return Diagonal(self.root_hessian(f))
+
+    def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
+        """``u -> Λ u`` for (b, c)."""
+        diagonal = self.root_hessian(f) ** 2
+        return lambda u: diagonal * u
+
+
 @dataclass(frozen=True)
 class DataFit:
     """Training loss of the network, over the data of the curvature.
@@ -138,9 +157,7 @@ class DataFit:
     n_targets: Tensor
 
 
-def weighted(
-    likelihood: Likelihood, targets: Tensor, weights: Tensor | None
-) -> Tensor | None:
+def weighted(likelihood: Likelihood, targets: Tensor, weights: Weights) -> Weights:
     """Sample weights (b,) times the factors that the criterion implies; None: one."""
     scale = likelihood.loss_scale(targets)
     if scale is None:
@@ -148,9 +165,7 @@ def weighted(
     return scale if weights is None else weights * scale.to(weights)
 
 
-def output_weights(
-    likelihood: Likelihood, targets: Tensor, n_outputs: int
-) -> Tensor | None:
+def output_weights(likelihood: Likelihood, targets: Tensor, n_outputs: int) -> Weights:
     """Weights of the second derivatives in each output, (b, c); None: one."""
     weights = likelihood.label_weights(targets)
     if weights is None:

@@ -13,14 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from sklaplace.likelihoods.base import Likelihood
-from sklaplace.likelihoods.output_hessian import (
-    BlockDiagonal,
-    Diagonal,
-    Factored,
-    OutputHessian,
-    Softmax,
-)
+from sklaplace.likelihoods.base import Likelihood, SeparableLikelihood, output_weights
+from sklaplace.likelihoods.output_hessian import BlockDiagonal, OutputHessian, Softmax
 
 
 class ClassificationLikelihood(Likelihood):
@@ -66,8 +60,13 @@ class ClassificationLikelihood(Likelihood):
 
     def log_loss(self, log_proba: Tensor, y: Tensor) -> Tensor:
         """Loss per sample, (b,), under log-probabilities (b·r, K) of the classes."""
-        chosen = log_proba.gather(1, y.reshape(-1, 1).long())
-        return -chosen.reshape(len(y), -1).sum(1)
+        chosen = log_proba.gather(1, y.clamp(min=0).reshape(-1, 1).long())
+        return -self._weighted_sum(chosen.reshape(len(y), -1), y)
+
+    def _weighted_sum(self, values: Tensor, y: Tensor) -> Tensor:
+        """Sum of values (b, r) over the labels of each sample, weighted, (b,)."""
+        weights = self.label_weights(y)
+        return (values if weights is None else values * weights.to(values)).sum(1)
 
 
 @dataclass(frozen=True)
@@ -101,9 +100,8 @@ class Categorical(ClassificationLikelihood):
         """Copy with ``weight`` and ``label_smoothing`` of a criterion."""
         weight = getattr(criterion, "weight", None)
         smoothing = float(getattr(criterion, "label_smoothing", 0.0))
-        return Categorical(
-            None if weight is None else tuple(weight.tolist()), smoothing
-        )
+        weights = None if weight is None else tuple(weight.tolist())
+        return Categorical(weights, smoothing)
 
     def loss_scale(self, y: Tensor) -> Tensor | None:
         """``h_y``, (b,), float64."""
@@ -167,7 +165,7 @@ class Categorical(ClassificationLikelihood):
         return f.softmax(-1)
 
 
-class _Sigmoid(ClassificationLikelihood):
+class _Sigmoid(SeparableLikelihood, ClassificationLikelihood):
     """Independent labels that are 0 or 1, with one logit each."""
 
     options: ClassVar[frozenset[str]] = frozenset({"pos_weight"})
@@ -177,35 +175,39 @@ class _Sigmoid(ClassificationLikelihood):
         """Zeros and ones, (b, c), in the dtype of the outputs."""
         return y.reshape(f.shape).to(f)
 
-    def _times_label_weights(self, values: Tensor, y: Tensor) -> Tensor:
-        weights = self.label_weights(y)
-        return values if weights is None else values * weights.to(values)
-
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
         """Weighted binary cross-entropy per sample, summed over labels, (b,)."""
         losses = nn.functional.binary_cross_entropy_with_logits(f, y, reduction="none")
-        return self._times_label_weights(losses, y).sum(-1)
+        return self._weighted_sum(losses, y)
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
         """``sigmoid(f) - y``, times the label's weight, (b, c)."""
-        return self._times_label_weights(self.score(f, y), y)
+        weights = self.label_weights(y)
+        score = self.score(f, y)
+        return score if weights is None else score * weights.to(score)
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
         """``sigmoid(f) - y``, (b, c)."""
         return f.sigmoid() - y
 
-    def _variances(self, f: Tensor) -> Tensor:
-        """``p (1 - p)``, as a product of sigmoids, exact where p rounds to one."""
-        return f.sigmoid() * (-f).sigmoid()
-
-    def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
-        """``u -> p (1 - p) u``."""
-        variances = self._variances(f)
-        return lambda u: variances * u
+    def root_hessian(self, f: Tensor) -> Tensor:
+        """``√(p (1 - p))``, by a product of sigmoids, exact where p rounds to one."""
+        return (f.sigmoid() * (-f).sigmoid()).sqrt()
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
         """Zeros and ones, (b, c)."""
         return (u < f.double().sigmoid()).to(f)
+
+    def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+        """Gaussian over two logits ``(-f/2, f/2)`` for each label, (b·L, 2).
+
+        Covariances between labels are left out: labels are predicted independently.
+        """
+        if cov.ndim > mean.ndim:
+            cov = cov.diagonal(dim1=-2, dim2=-1)
+        signs = mean.new_tensor([-0.5, 0.5])
+        variances = cov.reshape(-1, 1, 1).to(mean)
+        return mean.reshape(-1, 1) * signs, variances * torch.outer(signs, signs)
 
 
 @dataclass(frozen=True)
@@ -240,19 +242,9 @@ class Bernoulli(_Sigmoid):
             return None
         return 1 + (self.pos_weight - 1) * y.double().reshape(-1)
 
-    def hessian(self, f: Tensor) -> OutputHessian:
-        """``p (1 - p)``."""
-        return Factored(self._variances(f).sqrt().unsqueeze(-1))
-
     def n_outputs(self, n_targets: int) -> int:
         """One logit for one or two classes."""
         return 1 if n_targets <= 2 else n_targets
-
-    def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        """Gaussian over two logits ``(-f/2, f/2)``, whose softmax is the sigmoid."""
-        signs = mean.new_tensor([-0.5, 0.5])
-        products = signs**2 if cov.ndim == mean.ndim else torch.outer(signs, signs)
-        return mean * signs, cov * products
 
     def probabilities(self, f: Tensor) -> Tensor:
         """Class probabilities (..., 2) of outputs (..., 1)."""
@@ -307,29 +299,9 @@ class MultilabelBernoulli(_Sigmoid):
         weights = torch.tensor(self.pos_weight, dtype=torch.float64, device=y.device)
         return 1 + (weights - 1) * y.double()
 
-    def hessian(self, f: Tensor) -> OutputHessian:
-        """``diag p (1 - p)``."""
-        return Diagonal(self._variances(f).sqrt())
-
-    def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        """Gaussian over two logits ``(-f/2, f/2)`` for each label, (b·L, 2).
-
-        Covariances between labels are left out: labels are predicted independently.
-        """
-        if cov.ndim > mean.ndim:
-            cov = cov.diagonal(dim1=-2, dim2=-1)
-        signs = mean.new_tensor([-0.5, 0.5])
-        variances = cov.reshape(-1, 1, 1).to(mean)
-        return mean.reshape(-1, 1) * signs, variances * torch.outer(signs, signs)
-
     def probabilities(self, f: Tensor) -> Tensor:
         """Probabilities (..., L, 2) of labels being 0 and 1."""
         return torch.stack([(-f).sigmoid(), f.sigmoid()], -1)
-
-    def log_loss(self, log_proba: Tensor, y: Tensor) -> Tensor:
-        """Weighted negative log-probability of a sample's labels, summed, (b,)."""
-        chosen = log_proba.gather(1, y.reshape(-1, 1).long()).reshape(y.shape)
-        return -self._times_label_weights(chosen, y).sum(1)
 
 
 @dataclass(frozen=True)
@@ -394,24 +366,17 @@ class CategoricalMap(ClassificationLikelihood):
         is_labelled = (y >= 0).double()
         return is_labelled if scale is None else is_labelled * scale
 
-    def _summed(self, losses: Tensor, y: Tensor) -> Tensor:
-        """Weighted sum of losses (b·r,) over the positions of each sample, (b,)."""
-        losses = losses.reshape(y.shape)
-        weights = self.label_weights(y)
-        return (losses if weights is None else losses * weights.to(losses)).sum(1)
-
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
         """Weighted cross-entropy per sample, summed over positions, (b,)."""
         losses = self.categorical.loss(self._flat(f), y.clamp(min=0).flatten())
-        return self._summed(losses, y)
+        return self._weighted_sum(losses.reshape(y.shape), y)
 
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
         """``softmax(f) - t`` at each position, times its weight, (b, r·K)."""
         gradient = self.categorical.gradient(self._flat(f), y.clamp(min=0).flatten())
-        weights = self.label_weights(y)
-        if weights is not None:
-            gradient = gradient * weights.reshape(-1, 1).to(gradient)
-        return gradient.reshape(f.shape)
+        gradient = gradient.reshape(f.shape)
+        weights = output_weights(self, y, f.shape[1])
+        return gradient if weights is None else gradient * weights.to(gradient)
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
         """``softmax(f) - onehot(y)`` at each position, (b, r·K)."""
@@ -445,8 +410,3 @@ class CategoricalMap(ClassificationLikelihood):
     def probabilities(self, f: Tensor) -> Tensor:
         """Class probabilities (..., r, K) of outputs (..., r·K)."""
         return f.reshape(*f.shape[:-1], self.n_blocks, -1).softmax(-1)
-
-    def log_loss(self, log_proba: Tensor, y: Tensor) -> Tensor:
-        """Weighted negative log-probability of a sample's labels, summed, (b,)."""
-        chosen = log_proba.gather(1, y.clamp(min=0).reshape(-1, 1))
-        return -self._summed(chosen, y)

@@ -93,10 +93,14 @@ class _SquareRoot(OutputHessian):
 
     sqrt: Tensor
 
+    def __post_init__(self) -> None:
+        b, c, *k = self.sqrt.shape
+        self._set_sizes(b, c, *(k or [c]))
+
     def _weighted(self, weights: Tensor) -> "OutputHessian":
-        factors = weights.sqrt().to(self.sqrt)
         ones = [1] * (self.sqrt.ndim - 1)
-        return replace(self, sqrt=self.sqrt * factors.reshape(-1, *ones))
+        roots = weights.sqrt().to(self.sqrt).reshape(-1, *ones)
+        return replace(self, sqrt=self.sqrt * roots)
 
     def double(self) -> "OutputHessian":
         """``Λ`` in float64."""
@@ -113,9 +117,6 @@ class Factored(_SquareRoot):
         ``S``.
     """
 
-    def __post_init__(self) -> None:
-        self._set_sizes(*self.sqrt.shape)
-
     def factor(self) -> Tensor:
         """``S`` (b, c, k) with ``S Sᵀ = Λ``."""
         return self.sqrt
@@ -123,40 +124,6 @@ class Factored(_SquareRoot):
     def total(self) -> Tensor:
         """Sum of ``Λ`` over samples, (c, c)."""
         return gram(self.sqrt.mT.flatten(0, 1))
-
-
-@dataclass(frozen=True)
-class Constant(_SquareRoot):
-    """``Λ = w I``.
-
-    Attributes
-    ----------
-    sqrt : Tensor of shape (b,)
-        ``√w``.
-    n_outputs : int
-        Number c of outputs.
-    """
-
-    n_outputs: int
-
-    def __post_init__(self) -> None:
-        self._set_sizes(len(self.sqrt), self.n_outputs, self.n_outputs)
-
-    def _identity(self) -> Tensor:
-        return torch.eye(self.n_outputs, dtype=self.sqrt.dtype, device=self.sqrt.device)
-
-    def factor(self) -> Tensor:
-        """``√w I``, (b, c, c)."""
-        return self.sqrt.reshape(-1, 1, 1) * self._identity()
-
-    def total(self) -> Tensor:
-        """``Σw I``, (c, c)."""
-        return self._identity() * (self.sqrt**2).sum()
-
-    def diagonals(self, m: Map) -> Tensor:
-        """Diagonal of ``w MᵀM`` per sample, (b, o)."""
-        squares = (self._identity() if m is None else m) ** 2
-        return torch.outer(self.sqrt**2, squares.sum(0))
 
 
 @dataclass(frozen=True)
@@ -168,10 +135,6 @@ class Diagonal(_SquareRoot):
     sqrt : Tensor of shape (b, c)
         ``√d``.
     """
-
-    def __post_init__(self) -> None:
-        b, c = self.sqrt.shape
-        self._set_sizes(b, c, c)
 
     def _scaled(self, weights: Tensor) -> "Diagonal":
         return Diagonal(self.sqrt * weights.sqrt().to(self.sqrt))
@@ -232,12 +195,10 @@ class BlockDiagonal(OutputHessian):
 
     def factor(self) -> Tensor:
         """Block-diagonal ``S``, (b, r·K, r·j)."""
-        factors = self._factors
-        b, r, n, j = factors.shape
-        k = torch.arange(r, device=factors.device)
-        factor = factors.new_zeros(b, r, n, r, j)
-        factor[:, k, :, k] = factors.movedim(1, 0)
-        return factor.reshape(b, r * n, r * j)
+        whole = self._factors.movedim(1, -1).diag_embed(
+            dim1=1, dim2=3
+        )  # (b, r, K, r, j)
+        return whole.flatten(3).flatten(1, 2)
 
     def total(self) -> Tensor:
         """Sum of ``Λ`` over samples, (c, c), float64."""
@@ -300,12 +261,9 @@ class Softmax(OutputHessian):
         if self.p.shape[-1] == 1:
             return torch.zeros_like(self.p, dtype=self.dtype).unsqueeze(-1)
         q = self.p.sqrt().to(self.dtype)
-        first = torch.zeros_like(q)
-        first[:, 0] = 1
         identity = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
-        reflection = identity - torch.einsum(
-            "bk,bj->bkj", (q + first) / (1 + q[:, :1]), q
-        )
+        ratios = (q + identity[0]) / (1 + q[:, :1])
+        reflection = identity - torch.einsum("bk,bj->bkj", ratios, q)
         scales = self.weights.sqrt().to(q).reshape(-1, 1, 1)
         return (scales * q.unsqueeze(-1) * reflection)[:, :, 1:]
 

@@ -15,8 +15,7 @@ import torch
 from scipy.stats import norm, poisson
 from torch import Tensor, nn
 
-from sklaplace.likelihoods.base import Likelihood
-from sklaplace.likelihoods.output_hessian import Constant, Factored, OutputHessian
+from sklaplace.likelihoods.base import Likelihood, SeparableLikelihood
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Array, Array]
@@ -33,7 +32,7 @@ _LOG_2PI = math.log(2 * math.pi)
 class RegressionLikelihood(Likelihood):
     """Likelihood of numbers, to derive others from: one output per target column.
 
-    Outputs (n, c) are Gaussian with ``mean`` and ``variance``; ``noise`` is σ, ignored
+    Outputs (n, c) are Gaussian with mean and variance ``var``; ``noise`` is σ, ignored
     by likelihoods without noise parameter. `log_density` takes tensors, the other
     predictive methods take arrays.
     """
@@ -53,7 +52,7 @@ class RegressionLikelihood(Likelihood):
         return n_outputs
 
     @abstractmethod
-    def moments(self, mean: Array, variance: Array, noise: float) -> Pair:
+    def moments(self, mean: Array, var: Array, noise: float) -> Pair:
         """Mean and variance of new targets, (n, t), from (n, c)."""
 
     @abstractmethod
@@ -64,9 +63,7 @@ class RegressionLikelihood(Likelihood):
         """
 
     @abstractmethod
-    def quantiles(
-        self, mean: Array, variance: Array, noise: float, levels: Array
-    ) -> Array:
+    def quantiles(self, mean: Array, var: Array, noise: float, levels: Array) -> Array:
         """Quantiles of new targets at levels (q,), (n, t, q)."""
 
     @abstractmethod
@@ -74,14 +71,12 @@ class RegressionLikelihood(Likelihood):
         """New targets (n, t, s) given draws of the outputs (n, c, s)."""
 
     @abstractmethod
-    def log_density(
-        self, mean: Tensor, variance: Tensor, y: Tensor, noise: float
-    ) -> Tensor:
+    def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: float) -> Tensor:
         """Predictive log-density of targets ``y`` (b, t), summed over columns, (b,)."""
 
 
 @dataclass(frozen=True)
-class Gaussian(RegressionLikelihood):
+class Gaussian(SeparableLikelihood, RegressionLikelihood):
     """Normal targets with the outputs as means and noise σ.
 
     Attributes
@@ -109,22 +104,13 @@ class Gaussian(RegressionLikelihood):
         """``(f - y) / r²``, (b, c)."""
         return (f - y) / self._squares(f)
 
-    def hessian(self, f: Tensor) -> OutputHessian:
-        """The identity, or ``diag 1/r²``."""
-        if self.relative is None:
-            return Constant(f.new_ones(len(f)), f.shape[-1])
-        factor = self._squares(f).rsqrt().diag()
-        return Factored(factor.expand(len(f), -1, -1))
-
-    def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
-        """``u -> u / r²``."""
-        squares = self._squares(f)
-        return lambda u: u / squares
+    def root_hessian(self, f: Tensor) -> Tensor:
+        """``1/r``."""
+        return self._squares(f).rsqrt().expand(f.shape)
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
         """Normal values, (b, c)."""
-        noise: Tensor = torch.special.ndtri(u)
-        return f + noise.to(f) * self._squares(f).sqrt()
+        return f + torch.special.ndtri(u).to(f) * self._squares(f).sqrt()
 
     def scale(self, sigma_noise: Tensor) -> Tensor:
         """``1/σ²``."""
@@ -135,19 +121,17 @@ class Gaussian(RegressionLikelihood):
         extra = np.log(self.relative).mean() if self.relative else 0.0
         return sigma_noise.log() + _LOG_2PI / 2 + float(extra)
 
-    def moments(self, mean: Array, variance: Array, noise: float) -> Pair:
+    def moments(self, mean: Array, var: Array, noise: float) -> Pair:
         """``m`` and ``v + σ² r²``."""
-        return mean, variance + self._noises(noise)
+        return mean, var + self._noises(noise)
 
     def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
         """``m`` and ``C + σ² r² I``."""
         return mean, cov + self._noises(noise) * np.eye(len(cov))[:, :, None]
 
-    def quantiles(
-        self, mean: Array, variance: Array, noise: float, levels: Array
-    ) -> Array:
+    def quantiles(self, mean: Array, var: Array, noise: float, levels: Array) -> Array:
         """Quantiles of ``N(m, v + σ² r²)``, (n, t, q)."""
-        std = np.sqrt(variance + self._noises(noise))
+        std = np.sqrt(var + self._noises(noise))
         return mean[..., None] + std[..., None] * norm.ppf(levels)
 
     def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
@@ -155,17 +139,15 @@ class Gaussian(RegressionLikelihood):
         std = np.sqrt(self._noises(noise))[:, None]
         return f + std * generator.standard_normal(f.shape)
 
-    def log_density(
-        self, mean: Tensor, variance: Tensor, y: Tensor, noise: float
-    ) -> Tensor:
+    def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: float) -> Tensor:
         """``log N(y | m, v + σ² r²)``, summed over columns, (b,)."""
-        total = variance + noise**2 * self._squares(mean)
+        total = var + noise**2 * self._squares(mean)
         terms = (y - mean) ** 2 / total + total.log() + _LOG_2PI
         return -terms.sum(-1) / 2
 
 
 @dataclass(frozen=True)
-class Poisson(RegressionLikelihood):
+class Poisson(SeparableLikelihood, RegressionLikelihood):
     """Counts with rates ``exp(f)``."""
 
     def check_targets(self, y: Array) -> None:
@@ -194,24 +176,19 @@ class Poisson(RegressionLikelihood):
         """``exp(f) - y``, (b, c)."""
         return f.exp() - y
 
-    def hessian(self, f: Tensor) -> OutputHessian:
-        """``diag exp(f)``."""
-        return Factored((f / 2).exp().diag_embed())
-
-    def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
-        """``u -> exp(f) u``."""
-        rates = f.exp()
-        return lambda u: rates * u
+    def root_hessian(self, f: Tensor) -> Tensor:
+        """``exp(f/2)``."""
+        return (f / 2).exp()
 
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
         """Counts, (b, c)."""
         rates = f.detach().double().exp().cpu().numpy()
         return torch.from_numpy(poisson.ppf(u.cpu().numpy(), rates)).to(f)
 
-    def moments(self, mean: Array, variance: Array, noise: float) -> Pair:
+    def moments(self, mean: Array, var: Array, noise: float) -> Pair:
         """``λ = exp(m + v/2)`` and ``λ + λ² (exp(v) - 1)``: rates are log-normal."""
-        rate = np.exp(mean + variance / 2)
-        return rate, rate + rate**2 * np.expm1(variance)
+        rate = np.exp(mean + var / 2)
+        return rate, rate + rate**2 * np.expm1(var)
 
     def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
         """``λ`` and ``λᵢ λⱼ (exp(Cᵢⱼ) - 1)``, plus ``λᵢ`` on the diagonal."""
@@ -219,29 +196,25 @@ class Poisson(RegressionLikelihood):
         between = rate[:, None] * rate[None] * np.expm1(cov)
         return rate, between + np.eye(len(cov))[:, :, None] * rate
 
-    def quantiles(
-        self, mean: Array, variance: Array, noise: float, levels: Array
-    ) -> Array:
+    def quantiles(self, mean: Array, var: Array, noise: float, levels: Array) -> Array:
         """Smallest counts with ``P(Y ≤ count) ≥ level``, (n, t, q), by bisection."""
-        rates = _rates_at_nodes(mean, variance)[..., None, :]  # (n, t, 1, k)
+        rates = _rates_at_nodes(mean, var)[..., None, :]  # (n, t, 1, k)
         levels = np.broadcast_to(levels, (*mean.shape, len(levels)))
         high = poisson.ppf(levels, rates.max(-1))
-        low = np.full_like(high, -1.0)  # probability zero
-        while (high - low > 1).any():
-            middle = np.floor((low + high) / 2)
-            reached = poisson.cdf(middle[..., None], rates) @ _WEIGHTS >= levels
-            high, low = np.where(reached, middle, high), np.where(reached, low, middle)
-        return high
+
+        def is_reached(y: Array) -> Array:
+            return poisson.cdf(y[..., None], rates) @ _WEIGHTS >= levels
+
+        # -1 has probability zero; the distribution function is that of the floor
+        return np.floor(_bisect(is_reached, -1.0, high, tolerance=0.5))
 
     def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
         """Poisson counts with rates ``exp(f)``."""
         return generator.poisson(np.exp(f)).astype(np.float64)
 
-    def log_density(
-        self, mean: Tensor, variance: Tensor, y: Tensor, noise: float
-    ) -> Tensor:
+    def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: float) -> Tensor:
         """``log ∫ Poisson(y | exp f) N(f | m, v) df`` around the integrand's mode."""
-        v = variance.clamp(min=1e-12)
+        v = var.clamp(min=1e-12)
         mode = _poisson_mode(mean, v, y).unsqueeze(-1)
         width = (1 / v.unsqueeze(-1) + mode.exp()).rsqrt()
         z, w = (torch.as_tensor(a).to(mean) for a in (_NODES, _WEIGHTS))
@@ -253,7 +226,7 @@ class Poisson(RegressionLikelihood):
 
 
 @dataclass(frozen=True)
-class HeteroscedasticGaussian(RegressionLikelihood):
+class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
     """Normal targets whose mean and variance are both outputs of the network.
 
     The first half of 2·t outputs are means μ, the second half logarithms s of
@@ -279,20 +252,10 @@ class HeteroscedasticGaussian(RegressionLikelihood):
         residual = y - mean
         return torch.cat([-residual * precision, (1 - residual**2 * precision) / 2], -1)
 
-    def _diagonal(self, f: Tensor) -> Tensor:
-        _, log_variance = f.chunk(2, -1)
-        return torch.cat(
-            [(-log_variance).exp(), torch.full_like(log_variance, 0.5)], -1
-        )
-
-    def hessian(self, f: Tensor) -> OutputHessian:
-        """``diag(exp(-s), ½)``."""
-        return Factored(self._diagonal(f).sqrt().diag_embed())
-
-    def hessian_operator(self, f: Tensor) -> Callable[[Tensor], Tensor]:
-        """``u -> diag(exp(-s), ½) u``."""
-        diagonal = self._diagonal(f)
-        return lambda u: diagonal * u
+    def root_hessian(self, f: Tensor) -> Tensor:
+        """``exp(-s/2)`` and ``√½``."""
+        roots = (f.chunk(2, -1)[1] / -2).exp()
+        return torch.cat([roots, torch.full_like(roots, math.sqrt(0.5))], -1)
 
     def n_targets(self, n_outputs: int) -> int:
         """One observed value per pair of outputs."""
@@ -305,45 +268,36 @@ class HeteroscedasticGaussian(RegressionLikelihood):
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
         """Normal values, (b, t)."""
         mean, log_variance = f.chunk(2, -1)
-        noise: Tensor = torch.special.ndtri(u)
-        return mean + (log_variance / 2).exp() * noise.to(f)
+        return mean + (log_variance / 2).exp() * torch.special.ndtri(u).to(f)
 
-    def moments(self, mean: Array, variance: Array, noise: float) -> Pair:
+    def moments(self, mean: Array, var: Array, noise: float) -> Pair:
         """``m_μ`` and ``v_μ + E exp(s)``, ``E exp(s) = exp(m_s + v_s / 2)``."""
-        (mu, s), (v_mu, v_s) = (np.split(a, 2, -1) for a in (mean, variance))
+        (mu, s), (v_mu, v_s) = (np.split(a, 2, -1) for a in (mean, var))
         return mu, v_mu + np.exp(s + v_s / 2)
 
     def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
         """``m_μ`` and ``C_μ``, plus ``E exp(s)`` on the diagonal."""
-        variance = np.einsum("nnc->nc", cov)
-        mu, total = self.moments(mean, variance, noise)
+        var = np.einsum("nnc->nc", cov)
+        mu, total = self.moments(mean, var, noise)
         between = np.split(cov, 2, -1)[0]
-        noise_variance = total - np.split(variance, 2, -1)[0]
+        noise_variance = total - np.split(var, 2, -1)[0]
         return mu, between + np.eye(len(cov))[:, :, None] * noise_variance[:, None]
 
-    def quantiles(
-        self, mean: Array, variance: Array, noise: float, levels: Array
-    ) -> Array:
+    def quantiles(self, mean: Array, var: Array, noise: float, levels: Array) -> Array:
         """Quantiles (n, t, q) of the mixture of normals over s, by bisection.
 
         μ and s are taken as independent.
         """
-        mu, s = np.split(mean, 2, -1)
-        v_mu, v_s = np.split(variance, 2, -1)
+        (mu, s), (v_mu, v_s) = (np.split(a, 2, -1) for a in (mean, var))
         variances = _rates_at_nodes(s, v_s)[..., None, :]  # (n, t, 1, k)
         std = np.sqrt(v_mu[..., None, None] + variances)
         levels = np.broadcast_to(levels, (*mu.shape, len(levels)))
-        center = mu[..., None]
         reach = np.abs(norm.ppf(levels)) * std.max(-1)
-        low, high = center - reach, center + reach
-        for _ in range(_MAX_STEPS):
-            middle = (low + high) / 2
-            cdf = norm.cdf((middle - center)[..., None] / std) @ _WEIGHTS
-            low, high = (
-                np.where(cdf < levels, middle, low),
-                np.where(cdf < levels, high, middle),
-            )
-        return (low + high) / 2
+
+        def is_reached(y: Array) -> Array:
+            return norm.cdf(y[..., None] / std) @ _WEIGHTS >= levels
+
+        return mu[..., None] + _bisect(is_reached, -reach, reach, tolerance=0.0)
 
     def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
         """Drawn means plus noise of the drawn variances."""
@@ -351,11 +305,9 @@ class HeteroscedasticGaussian(RegressionLikelihood):
         draws = generator.standard_normal(mean.shape)
         return mean + np.exp(log_variance / 2) * draws
 
-    def log_density(
-        self, mean: Tensor, variance: Tensor, y: Tensor, noise: float
-    ) -> Tensor:
+    def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: float) -> Tensor:
         """Log-density of the mixture of normals over s, summed over columns, (b,)."""
-        (mu, s), (v_mu, v_s) = (a.unsqueeze(-1).chunk(2, -2) for a in (mean, variance))
+        (mu, s), (v_mu, v_s) = (a.unsqueeze(-1).chunk(2, -2) for a in (mean, var))
         z, w = (torch.as_tensor(a).to(mean) for a in (_NODES, _WEIGHTS))
         total = v_mu + (s + v_s.clamp(min=0).sqrt() * z).exp()  # (b, t, k)
         terms = (y.unsqueeze(-1) - mu) ** 2 / total + total.log() + _LOG_2PI
@@ -371,7 +323,7 @@ class HeteroscedasticNLLLoss(nn.Module):
     Parameters
     ----------
     reduction : {"mean", "sum", "none"}, default="mean"
-        Of the losses of rows and columns.
+        Of the losses of samples and target columns.
 
     References
     ----------
@@ -410,6 +362,19 @@ def _rates_at_nodes(mean: Array, variance: Array) -> Array:
     """``exp(f)`` at the quadrature nodes of Gaussians (n, c), as (n, c, k)."""
     std = np.sqrt(np.maximum(variance, 0))
     return np.exp(mean[..., None] + std[..., None] * _NODES)
+
+
+def _bisect(
+    is_reached: Callable[[Array], Array], low: Any, high: Array, tolerance: float
+) -> Array:
+    """Smallest values (n, t, q) at which a condition holds, up to a tolerance."""
+    for _ in range(_MAX_STEPS):
+        middle = (low + high) / 2
+        reached = is_reached(middle)
+        low, high = np.where(reached, low, middle), np.where(reached, middle, high)
+        if (high - low <= tolerance).all():
+            break
+    return high
 
 
 def _poisson_mode(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
