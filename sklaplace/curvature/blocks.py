@@ -13,13 +13,7 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.linalg import gram
-from sklaplace.curvature.patches import (
-    Inputs,
-    Patches,
-    contracted,
-    mean_input,
-    unfolded,
-)
+from sklaplace.curvature.patches import Inputs, contracted, mean_input, unfolded
 from sklaplace.likelihoods.output_hessian import OutputHessian
 
 # elements of a temporary array that is computed in one piece
@@ -75,9 +69,9 @@ class BaseBlock:
     @property
     def _inputs(self) -> Tensor:
         """Layer inputs written out, (b, r, i); ones for a bias."""
-        if self.a is None:
-            return self.g.new_ones(len(self.g), 1, 1)
-        return unfolded(self.a)
+        return (
+            self.g.new_ones(len(self.g), 1, 1) if self.a is None else unfolded(self.a)
+        )
 
     @property
     def _has_one_position(self) -> bool:
@@ -99,15 +93,13 @@ class BaseBlock:
     def _dense_chunks(self) -> Iterator[Tensor]:
         """Dense rows of some samples at a time."""
         n, g = self._chunk_length, self.g.expand(len(self), -1, -1, -1)
-        for start in range(0, len(self), n):
-            some = slice(start, start + n)
+        for some in (slice(start, start + n) for start in range(0, len(self), n)):
             yield Block(g[some], None if self.a is None else self.a[some]).dense()
 
     def reduced(self) -> "BaseBlock":
         """One position for all: the sum of ``g``, and the mean of ``a``."""
-        if self._has_one_position:
+        if self.a is None or self._has_one_position:
             return self
-        assert self.a is not None
         return Block(self.g.sum(2, keepdim=True), mean_input(self.a))
 
     def shortest(self) -> "BaseBlock":
@@ -227,9 +219,9 @@ class Block(BaseBlock):
         g = self.g if outputs is None else self.g @ outputs
         if inputs is None or self.a is None:
             return Block(g, self.a)
-        if isinstance(self.a, Patches):
-            return Block(g, replace(self.a, basis=inputs))
-        return Block(g, self.a @ inputs)
+        if isinstance(self.a, Tensor):
+            return Block(g, self.a @ inputs)
+        return Block(g, replace(self.a, basis=inputs))
 
 
 @dataclass(frozen=True)
@@ -306,7 +298,7 @@ class HeadBlock(BaseBlock):
 
 
 # ------------------------------------------------------------- sums over blocks
-def summed(
+def _summed(
     blocks: Iterable[BaseBlock],
     pieces: Iterable[Tensor],
     of_block: Callable[[BaseBlock, Tensor], Tensor],
@@ -374,14 +366,14 @@ def total(parts: list[Tensor]) -> Tensor:
     return sum(parts[1:], parts[0])
 
 
-def weighted_gram(g: Tensor, weights: Tensor) -> Tensor:
+def _weighted_gram(g: Tensor, weights: Tensor) -> Tensor:
     """``g · diag(weights) · gᵀ`` for weights (b, o), as (b, k, k)."""
     g = g.squeeze(2)
     return (g * weights.unsqueeze(1)) @ g.mT
 
 
 def _weighted_squares(g: Tensor, weights: Tensor) -> Tensor:
-    """Diagonal of `weighted_gram`, (b, k)."""
+    """Diagonal of `_weighted_gram`, (b, k)."""
     if len(g) == 1:
         return weights @ (g**2)[0, :, 0].T
     g = g.squeeze(2)
@@ -391,19 +383,11 @@ def _weighted_squares(g: Tensor, weights: Tensor) -> Tensor:
     return torch.cat([(w.unsqueeze(1) * some**2).sum(-1) for some, w in pairs])
 
 
+def grams(blocks: Iterable[BaseBlock], pieces: Iterable[Tensor]) -> Tensor:
+    """Sum over blocks of their `BaseBlock.gram`, (b, k, k)."""
+    return _summed(blocks, pieces, BaseBlock.gram, _weighted_gram)
+
+
 def variances(blocks: Iterable[BaseBlock], pieces: Iterable[Tensor]) -> Tensor:
     """Sum over blocks of their variances, (b, k)."""
-    return summed(blocks, pieces, BaseBlock.variance, _weighted_squares)
-
-
-def input_weights(g: Tensor, v: Tensor) -> Tensor:
-    """``Σₒ g² v``, (k, i), by which variances are linear in squared layer inputs.
-
-    For gradients ``g`` (1, k, 1, o) that all samples share and ``v`` (o·i,).
-    """
-    return (g**2)[0, :, 0] @ v.reshape(g.shape[-1], -1)
-
-
-def variance_of_inputs(a: Inputs | None, weights: Tensor) -> Tensor:
-    """Variances (b, k) at inputs (b, 1, i), or of a bias, from `input_weights`."""
-    return weights.T if a is None else unfolded(a).squeeze(1) ** 2 @ weights.T
+    return _summed(blocks, pieces, BaseBlock.variance, _weighted_squares)

@@ -42,10 +42,9 @@ def vectorised(
     """Results of a function of each column (k, ...), stacked on the first axis."""
     try:
         with quiet_batching():
-            found: tuple[Tensor, ...] = vmap(function, chunk_size=chunk_size)(columns)
+            return vmap(function, chunk_size=chunk_size)(columns)
     except RuntimeError:  # an operator without a batching rule: column by column
-        found = tuple(map(torch.stack, zip(*map(function, columns), strict=True)))
-    return found
+        return tuple(map(torch.stack, zip(*map(function, columns), strict=True)))
 
 
 def call_with(forward: Forward, parameters: dict[str, Tensor], x: Any) -> Tensor:
@@ -79,20 +78,19 @@ def dense_rows(
     def rows(x_n: Any, columns_n: Tensor) -> dict[str, Tensor]:
         one = add_axis(x_n)
         pull = vjp(lambda p: call_with(forward, p, one)[0], parameters)[1]
-        back: dict[str, Tensor] = vmap(lambda column: pull(column)[0])(columns_n.T)
+        back = vmap(lambda column: pull(column)[0])(columns_n.T)
         return {name: value.reshape(len(value), -1) for name, value in back.items()}
 
     p = sum(value.numel() for value in parameters.values())
     chunk = max(1, CHUNK_ELEMENTS // max(1, columns.shape[-1] * p))
     try:
         with quiet_batching():
-            found: dict[str, Tensor] = vmap(rows, chunk_size=chunk)(x, columns)
+            return vmap(rows, chunk_size=chunk)(x, columns)
     except RuntimeError:  # an operator without a batching rule: sample by sample
         leaves = {k: v.clone().requires_grad_() for k, v in parameters.items()}
         call = partial(call_with, forward, leaves)
         _, pieces = rows_by_loop(call, x, list(leaves.values()), columns)
-        found = dict(zip(leaves, pieces, strict=True))
-    return found
+        return dict(zip(leaves, pieces, strict=True))
 
 
 def rows_by_loop(
@@ -150,23 +148,17 @@ def exact_hessian(
     """
     parameters = dict(forward.module.named_parameters())
     leaves = [parameters[block.name] for block in layout.blocks]
+    grad = partial(torch.autograd.grad, inputs=leaves, materialize_grads=True)
     with torch.enable_grad(), requiring_grad(leaves):
-        gradient = layout.flatten(
-            torch.autograd.grad(
-                loss(forward(x)), leaves, create_graph=True, materialize_grads=True
-            )
-        )
+        gradient = layout.flatten(grad(loss(forward(x)), create_graph=True))
         p = len(gradient)
         if not gradient.requires_grad:  # the loss is linear in all of them
             return gradient.new_zeros(p, p)
 
         def backward(cotangent: Tensor) -> tuple[Tensor]:
-            pieces = torch.autograd.grad(
-                gradient, leaves, cotangent, retain_graph=True, materialize_grads=True
-            )
+            pieces = grad(gradient, grad_outputs=cotangent, retain_graph=True)
             return (layout.flatten(pieces),)
 
-        identity = torch.eye(p, dtype=gradient.dtype, device=gradient.device)
         size = max(1, CHUNK_ELEMENTS // max(1, sum(leaf.numel() for leaf in leaves)))
-        (hessian,) = vectorised(backward, identity, size)
+        (hessian,) = vectorised(backward, torch.eye(p).to(gradient), size)
     return (hessian + hessian.T) / 2

@@ -62,8 +62,8 @@ def ggn_mc(
     its inputs, not on the batch.
     """
     noise = counter_uniforms(keys, n_draws * likelihood.n_draws(f.shape[-1]), seed)
-    drawn = [likelihood.draw(f, u) for u in noise.to(f.device).chunk(n_draws, -1)]
-    columns = [likelihood.score(f, target) for target in drawn]
+    parts = noise.to(f.device).chunk(n_draws, -1)
+    columns = [likelihood.score(f, likelihood.draw(f, part)) for part in parts]
     root = torch.stack(columns, -1) * float(n_draws**-0.5)
     return _weight_outputs(root, likelihood, y)
 

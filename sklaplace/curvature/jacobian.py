@@ -8,22 +8,14 @@ Jacobian is not built. Parameters of other layers have dense rows, by ``torch.fu
 in the form of a bias (``a ≡ 1``).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sklaplace.curvature.blocks import (
-    Block,
-    HeadBlock,
-    kernel,
-    summed,
-    total,
-    variances,
-    weighted_gram,
-)
+from sklaplace.curvature.blocks import Block, HeadBlock, grams, kernel, total, variances
 from sklaplace.curvature.derivatives import dense_rows
 from sklaplace.curvature.layout import BlockSpec, Head, Layout
 from sklaplace.curvature.patches import LAYER_INPUTS, Inputs, joined_inputs, unfolded
@@ -112,10 +104,7 @@ class Jacobian:
 
     def combined(self, columns: Tensor) -> "Jacobian":
         """Rows ``Sᵀ J`` for ``S`` (b, k, q), as many as columns."""
-        n = len(columns)
-        return self._map(
-            lambda g: torch.einsum("bkq,bkro->bqro", columns, g.expand(n, -1, -1, -1))
-        )
+        return self._map(lambda g: torch.einsum("bkq,bkro->bqro", columns, g))
 
     def columns(self, some: slice) -> "Jacobian":
         """Some of the k rows of each sample."""
@@ -161,7 +150,7 @@ class Jacobian:
 
     def gram(self, v: Tensor) -> Tensor:
         """``rows · diag(v) · rowsᵀ`` for ``v`` (P,), as (b, k, k)."""
-        return summed(self.blocks, self._split(v), Block.gram, weighted_gram)
+        return grams(self.blocks, self._split(v))
 
     def variance(self, v: Tensor) -> Tensor:
         """Diagonal of `gram`, (b, k)."""
@@ -181,7 +170,7 @@ class Jacobian:
 
 
 def _concatenated(
-    parts: list[Jacobian], axis: int
+    parts: Sequence[Jacobian], axis: int
 ) -> Iterator[tuple[Tensor, tuple[Any, ...]]]:
     """Gradients of all parts along an axis, and the blocks, tensor by tensor."""
     known: dict[tuple[int, ...], Tensor] = {}
@@ -196,15 +185,15 @@ def joined(parts: list[tuple[Tensor, Jacobian]]) -> tuple[Tensor, Jacobian]:
     """Outputs, and the columns of all parts side by side."""
     if len(parts) == 1:
         return parts[0]
-    f, first = parts[0]
-    jacobians = [jacobian for _, jacobian in parts]
+    outputs, jacobians = zip(*parts, strict=True)
     blocks = [Block(g, same[0].a) for g, same in _concatenated(jacobians, 1)]
-    return f, Jacobian(blocks, first.weights)
+    return outputs[0], Jacobian(blocks, jacobians[0].weights)
 
 
 # ------------------------------------------------------------- backpropagation
 # S as combinations of outputs, (b, c, k), or only S Sᵀ
 Columns = Tensor | OutputHessian
+Cotangents = Callable[[Tensor], Columns] | None
 
 
 @dataclass(frozen=True)
@@ -221,10 +210,8 @@ class Centring:
 
     def __call__(self, f: Tensor) -> Tensor:
         """The matrix for outputs (b, c)."""
-        groups = torch.eye(self.n_blocks, dtype=f.dtype, device=f.device)
         n = f.shape[-1] // self.n_blocks
-        identity = torch.eye(n, dtype=f.dtype, device=f.device)
-        return torch.kron(groups, identity - 1 / n)
+        return torch.kron(torch.eye(self.n_blocks).to(f), torch.eye(n).to(f) - 1 / n)
 
     def centred(self, f: Tensor) -> Tensor:
         """Outputs (b, c) minus the means of their groups."""
@@ -236,10 +223,7 @@ centring = Centring()
 
 
 def backpropagate(
-    forward: Forward,
-    x: Any,
-    layout: Layout,
-    cotangents: Callable[[Tensor], Columns] | None = None,
+    forward: Forward, x: Any, layout: Layout, cotangents: Cotangents = None
 ) -> tuple[Tensor, Jacobian]:
     """Outputs of a batch and the Jacobian of combinations of them.
 
@@ -272,10 +256,7 @@ def backpropagate(
 
 
 def backpropagate_in_parts(
-    forward: Forward,
-    x: Any,
-    layout: Layout,
-    cotangents: Callable[[Tensor], Columns] | None = None,
+    forward: Forward, x: Any, layout: Layout, cotangents: Cotangents = None
 ) -> Iterator[tuple[Tensor, Jacobian]]:
     """`backpropagate`, for some columns at a time where all take too much memory."""
     if layout.head is not None:
@@ -297,12 +278,11 @@ def backpropagate_in_parts(
         yield outputs, Jacobian(blocks, first_column=start)
 
 
-def _columns(f: Tensor, cotangents: Callable[[Tensor], Columns] | None) -> Tensor:
+def _columns(f: Tensor, cotangents: Cotangents) -> Tensor:
     """``S`` written out, (b, c, k)."""
     if cotangents is None:
-        columns: Columns = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)
-    else:
-        columns = cotangents(f)
+        return torch.eye(f.shape[-1]).to(f).expand(len(f), -1, -1)
+    columns = cotangents(f)
     if isinstance(columns, OutputHessian):
         return columns.factor()
     return columns.expand(len(f), -1, -1)
@@ -339,9 +319,7 @@ def _by_position(layer: nn.Module, g: Tensor) -> Tensor:
 
 
 def _block(
-    spec: BlockSpec,
-    factors: dict[str, tuple[Inputs, Tensor]],
-    dense: dict[str, Tensor],
+    spec: BlockSpec, factors: dict[str, tuple[Inputs, Tensor]], dense: dict[str, Tensor]
 ) -> Block:
     """Rows of the selected entries of one parameter tensor."""
     if spec.layer is None:
@@ -356,11 +334,7 @@ def _block(
 
 
 def _through_head(
-    forward: Forward,
-    x: Any,
-    layout: Layout,
-    head: Head,
-    cotangents: Callable[[Tensor], Columns] | None,
+    forward: Forward, x: Any, layout: Layout, head: Head, cotangents: Cotangents
 ) -> tuple[Tensor, Jacobian] | None:
     """Outputs and rows by one forward pass; None if `Head` does not hold for them.
 
@@ -370,15 +344,10 @@ def _through_head(
     calls: list[list[tuple[Tensor, int]]] = []
 
     def record(_layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-        tensors = first_input(args, kwargs), output
-        calls.append([(tensor, tensor._version) for tensor in tensors])
+        calls.append([(t, t._version) for t in (first_input(args, kwargs), output)])
 
-    handle = layer.register_forward_hook(record, with_kwargs=True)
-    try:
-        with torch.no_grad():
-            f = forward(x)
-    finally:
-        handle.remove()
+    with torch.no_grad(), layer.register_forward_hook(record, with_kwargs=True):
+        f = forward(x)
     if len(calls) != 1 or any(tensor._version != v for tensor, v in calls[0]):
         return None
     (inputs, _), (hidden, _) = calls[0]

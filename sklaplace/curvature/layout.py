@@ -71,10 +71,8 @@ class Head:
     @cached_property
     def is_identity(self) -> bool:
         """Whether the layer's outputs are the network's."""
-        identity = torch.eye(*self.matrix.shape, device=self.matrix.device)
-        return torch.equal(self.matrix, identity.to(self.matrix)) and not bool(
-            self.offset.any()
-        )
+        identity = torch.eye(*self.matrix.shape).to(self.matrix)
+        return torch.equal(self.matrix, identity) and not self.offset.any()
 
     @cached_property
     def _shared(self) -> dict[Any, Tensor]:
@@ -127,8 +125,7 @@ class Layout:
     @property
     def layers(self) -> list[str]:
         """Names of the layers that the blocks belong to, each once."""
-        names = [block.layer for block in self.blocks if block.layer is not None]
-        return list(dict.fromkeys(names))
+        return list(dict.fromkeys(b.layer for b in self.blocks if b.layer is not None))
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """Cut the last axis, of length P, into one piece per block."""

@@ -4,7 +4,7 @@ What its outputs mean, which weights are selected, and how much memory the Jacob
 a sample takes, from a forward pass and the Jacobian of a few samples.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,20 +15,14 @@ from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.recorder import BACKWARD_COPIES
 from sklaplace.curvature.subsets import common_gradient, select
-from sklaplace.likelihoods import Likelihood
-from sklaplace.networks.outputs import (
-    OUTPUT_COPIES,
-    OutputSpec,
-    as_forward,
-    measure_outputs,
-)
+from sklaplace.networks import outputs
 
 # copies of a layer's inputs that are alive at once: original and rotated
 INPUT_COPIES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkSpec(OutputSpec):
+class NetworkSpec(outputs.OutputSpec):
     """What the Laplace approximation needs from a network.
 
     Attributes
@@ -53,16 +47,15 @@ def infer_network_spec(
     *,
     is_trained: bool,
     options: Mapping[str, Any] | None = None,
-    likelihood: Likelihood | None = None,
-    adapted: Callable[[Likelihood], Likelihood] = lambda known: known,
-    other: str = "",
+    **reading: Any,
 ) -> NetworkSpec:
     """Infer what the outputs of a net mean and how they are differentiated.
 
     Parameters
     ----------
-    net, x, allowed, n_targets, is_trained, likelihood, adapted, other
-        As for `infer_output_spec`.
+    net, x, allowed, n_targets, is_trained, **reading
+        As for `infer_output_spec`; ``reading`` is any of ``likelihood``, ``adapted``
+        and ``other``.
     subset : str or list of str
         Key of ``SUBSETS``, or names of parameters or modules.
     options : mapping, optional
@@ -77,24 +70,23 @@ def infer_network_spec(
     ValueError
         If criterion, outputs or layers do not fit.
     """
-    bare = as_forward(net)
+    bare = outputs.as_forward(net)
     with bare.frozen():
-        found, raw, sizes = measure_outputs(
-            net, x, allowed, n_targets, is_trained, likelihood, adapted, other
+        found, raw, sizes = outputs.measure_outputs(
+            net, x, allowed, n_targets, is_trained, **reading
         )
         forward = bare.with_output_map(found.output_map, found.logit_layer)
         layout = select(forward, x, subset, options or {})
         _check_map_bytes(raw, sizes, layout)
         f, jacobian = backpropagate(forward, x, layout)
-        n_blocks = found.likelihood.n_blocks
-        row_bytes = _row_bytes(f, sizes, layout, jacobian, n_blocks)
+        row_bytes = _row_bytes(f, sizes, layout, jacobian, found.likelihood.n_blocks)
     head_map = None if layout.head is None else layout.head.matrix
     if not found.likelihood.is_convex:
         head_map = None
     elif subset == "last_layer" and head_map is None:
         head_map = common_gradient(layout, jacobian)
-    outputs = vars(found) | {"row_bytes": row_bytes}
-    return NetworkSpec(**outputs, layout=layout, head_map=head_map)
+    own = {"row_bytes": row_bytes, "layout": layout, "head_map": head_map}
+    return NetworkSpec(**(vars(found) | own))
 
 
 def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None:
@@ -122,7 +114,7 @@ def _row_bytes(
     """Bytes that a sample takes while its Jacobian is computed and used."""
     n_rows, c = f.shape
     inputs = sum(b.a.numel() for b in jacobian.blocks if b.a is not None)
-    elements = INPUT_COPIES * inputs // n_rows + OUTPUT_COPIES * c
+    elements = INPUT_COPIES * inputs // n_rows + outputs.OUTPUT_COPIES * c
     if layout.head is not None:  # only inputs and outputs of one layer are kept
         elements += 2 * max(sizes.values(), default=0) // n_rows
     else:

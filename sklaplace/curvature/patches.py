@@ -46,9 +46,8 @@ class Patches:
     @cached_property
     def positions(self) -> tuple[int, ...]:
         """Number of positions along each axis."""
-        axes = zip(
-            self.image.shape[2:], self.kernel, self.stride, self.dilation, strict=True
-        )
+        sizes = self.image.shape[2:]
+        axes = zip(sizes, self.kernel, self.stride, self.dilation, strict=True)
         return tuple((n - d * (k - 1) - 1) // s + 1 for n, k, s, d in axes)
 
     @property
@@ -81,10 +80,9 @@ class Patches:
     def unfold(self) -> Tensor:
         """Patches written out, (b, r, i)."""
         x, n_axes = self.image, len(self.kernel)
-        for axis in range(n_axes):
-            dilation, kernel = self.dilation[axis], self.kernel[axis]
-            reach = dilation * (kernel - 1) + 1
-            x = x.unfold(2 + axis, reach, self.stride[axis])[..., ::dilation]
+        axes = zip(self.kernel, self.stride, self.dilation, strict=True)
+        for axis, (kernel, stride, dilation) in enumerate(axes, 2):
+            x = x.unfold(axis, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
         # (b, channels, *positions, *kernel) -> (b, *positions, channels, *kernel)
         x = x.movedim(1, 1 + n_axes)
         rows = x.reshape(len(x), -1, x.shape[1 + n_axes :].numel())
@@ -94,8 +92,7 @@ class Patches:
         """``Σ a aᵀ`` over samples and positions, (i, i)."""
         if self._has_fast_moment():
             return _Autocorrelation(self.image, self.kernel).moment()
-        i = self.shape[2]
-        total = self.image.new_zeros(i, i)
+        total = self.image.new_zeros(self.shape[2], self.shape[2])
         for chunk in self.chunks():
             total += gram(chunk.flatten(0, 1))
         return total
@@ -138,14 +135,10 @@ class _Autocorrelation:
         x = nn.functional.pad(image, (0, kernel[1] - 1, 0, kernel[0] - 1))
         self.padded = x.transpose(0, 1).contiguous()  # (channels, b, height, width)
         # rows and columns of the image that some window omits, and that are not zero
-        self.borders = [
-            [
-                place
-                for place in [*range(k - 1), *range(n - k + 1, n)]
-                if image.select(axis, place).any()
-            ]
-            for axis, n, k in zip((2, 3), self.sizes, kernel, strict=True)
-        ]
+        self.borders = []
+        for axis, n, k in zip((2, 3), self.sizes, kernel, strict=True):
+            ends = *range(k - 1), *range(n - k + 1, n)
+            self.borders.append([at for at in ends if image.select(axis, at).any()])
 
     def moment(self) -> Tensor:
         """Blocks of all pairs of offsets, (channels · k, channels · k)."""
@@ -225,13 +218,11 @@ def mean_input(a: Inputs) -> Tensor:
     return torch.cat([chunk.mean(1, keepdim=True) for chunk in _chunks(a)])
 
 
-def joined_inputs(parts: list[Inputs]) -> Inputs:
+def joined_inputs(parts: list[Any]) -> Inputs:
     """Inputs of the samples of several batches."""
-    first = parts[0]
-    if isinstance(first, Patches):
-        images = [part.image for part in parts if isinstance(part, Patches)]
-        return replace(first, image=torch.cat(images))
-    return torch.cat([part for part in parts if isinstance(part, Tensor)])
+    if isinstance(parts[0], Patches):
+        return replace(parts[0], image=torch.cat([part.image for part in parts]))
+    return torch.cat(parts)
 
 
 def second_moment(a: Inputs, weights: Tensor | None) -> Tensor:
@@ -255,38 +246,18 @@ def _scaled(a: Inputs, weights: Tensor | None) -> Inputs:
 
 
 # ---------------------------------------------------------------- layer kinds
-def _linear_inputs(module: nn.Module, x: Tensor) -> Tensor:
-    """Inputs of a Linear layer: all axes between first and last are positions."""
-    return x.reshape(len(x), -1, x.shape[-1])
-
-
-def _conv_padding(module: Any) -> list[int]:
-    """Padding at both ends of each axis, last axis first, as ``pad`` takes it."""
-    both: list[int] = []
-    for axis, kernel in reversed(list(enumerate(module.kernel_size))):
-        reach = module.dilation[axis] * (kernel - 1)
-        if module.padding == "same":
-            both += [reach // 2, reach - reach // 2]
-        elif module.padding == "valid":
-            both += [0, 0]
-        else:
-            both += [module.padding[axis]] * 2
-    return both
-
-
 def _conv_inputs(module: Any, x: Tensor) -> Patches:
     """Patches that a convolution multiplies by its weight."""
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    x = nn.functional.pad(x, _conv_padding(module), mode=mode)
+    x = nn.functional.pad(x, module._reversed_padding_repeated_twice, mode=mode)
     return Patches(x, module.kernel_size, module.stride, module.dilation)
 
 
 # type of layer -> its inputs as (b, r, i)
 LAYER_INPUTS: dict[type[nn.Module], Callable[[Any, Tensor], Inputs]] = {
-    nn.Linear: _linear_inputs,
-    nn.Conv1d: _conv_inputs,
-    nn.Conv2d: _conv_inputs,
-    nn.Conv3d: _conv_inputs,
+    # all axes between first and last are positions
+    nn.Linear: lambda _layer, x: x.reshape(len(x), -1, x.shape[-1]),
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv_inputs),
 }
 
 

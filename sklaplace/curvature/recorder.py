@@ -5,6 +5,7 @@ its output. One batched backward pass from outputs ``f`` (b, c) then gives
 ``∂(Sᵀf)/∂z`` for the output ``z`` of every call, without any gradient of a weight.
 """
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,7 +35,7 @@ class _Call:
     shape: torch.Size
 
 
-class Recorder:
+class Recorder(ExitStack):
     """Records the calls of the layers of a layout during one forward pass.
 
     The *gradient edge* of the layer's output is recorded, not the output: an
@@ -42,15 +43,13 @@ class Recorder:
     """
 
     def __init__(self, module: nn.Module, layers: list[str]) -> None:
-        self.calls: dict[str, list[_Call]] = {}
-        self._handles = []
+        super().__init__()
+        self.calls: dict[str, list[_Call]] = {name: [] for name in layers}
         for name in layers:
             layer, record = module.get_submodule(name), partial(self._record, name)
-            self.calls[name] = []
-            self._handles += [
-                layer.register_forward_pre_hook(self._start_graph, with_kwargs=True),
-                layer.register_forward_hook(record, with_kwargs=True),
-            ]
+            start = layer.register_forward_pre_hook(self._start_graph, with_kwargs=True)
+            self.enter_context(start)
+            self.enter_context(layer.register_forward_hook(record, with_kwargs=True))
 
     @staticmethod
     def _start_graph(_layer: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -68,16 +67,9 @@ class Recorder:
         if output._is_view():
             # an in-place activation would cut a view's edge out of the graph
             output = output.clone()
-        call = _Call(args[0].detach(), get_gradient_edge(output), output.shape)
-        self.calls[name].append(call)
+        edge = get_gradient_edge(output)
+        self.calls[name].append(_Call(args[0].detach(), edge, output.shape))
         return output
-
-    def __enter__(self) -> "Recorder":
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        for handle in self._handles:
-            handle.remove()
 
     @property
     def _all_calls(self) -> list[_Call]:

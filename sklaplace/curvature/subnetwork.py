@@ -59,9 +59,8 @@ def magnitude(problem: SelectionProblem) -> Tensor:
 def random(problem: SelectionProblem) -> Tensor:
     """Uniform random numbers, (P,)."""
     generator = torch.Generator().manual_seed(problem.seed)
-    return torch.rand(
-        problem.layout.n_parameters, dtype=torch.float64, generator=generator
-    )
+    p = problem.layout.n_parameters
+    return torch.rand(p, dtype=torch.float64, generator=generator)
 
 
 def variance(problem: SelectionProblem) -> Tensor:
@@ -99,10 +98,8 @@ def _gradient(problem: SelectionProblem, weights: Tensor, step: int) -> Tensor:
     layout, likelihood = problem.layout, problem.likelihood
     total, count = torch.zeros_like(weights), 0.0
     own = dict(problem.forward.module.named_parameters())
-    leaves = {
-        name: value.to(own[name]).requires_grad_()
-        for name, value in layout.unflatten(weights).items()
-    }
+    values = layout.unflatten(weights)
+    leaves = {k: value.to(own[k]).requires_grad_() for k, value in values.items()}
     for x, y, w in problem.batches():
         uniforms = counter_uniforms(row_hash(x), 1, problem.seed + step)[:, 0]
         drawn = (uniforms < FRACTION).nonzero()[:, 0]
@@ -114,20 +111,14 @@ def _gradient(problem: SelectionProblem, weights: Tensor, step: int) -> Tensor:
             losses = likelihood.loss(f, targets)
             given = weighted(likelihood, targets, None if w is None else w[drawn])
             given = torch.ones_like(losses) if given is None else given.to(losses)
-            found = torch.autograd.grad(
-                given @ losses, list(leaves.values()), materialize_grads=True
-            )
+            loss, own_leaves = given @ losses, list(leaves.values())
+            found = torch.autograd.grad(loss, own_leaves, materialize_grads=True)
         total += layout.flatten(found).double()
         count += float(given.sum())
     return total / count if count else total
 
 
-SCORES: dict[str, Callable[[SelectionProblem], Tensor]] = {
-    "magnitude": magnitude,
-    "random": random,
-    "swag": swag,
-    "variance": variance,
-}
+SCORES = {"magnitude": magnitude, "random": random, "swag": swag, "variance": variance}
 
 
 def choose(problem: SelectionProblem, by: str, n_weights: int) -> Tensor:

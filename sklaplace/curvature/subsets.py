@@ -7,7 +7,9 @@ verified there against plain automatic differentiation. A layer that is used oth
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -160,13 +162,12 @@ def _affine_head(
     Later samples are compared with it in each forward pass.
     """
     hidden: list[Tensor] = []
-    handle = layer.register_forward_hook(
-        lambda _m, _i, out: hidden.append(out.detach().clone())
-    )
-    try:
+
+    def record(_layer: nn.Module, _args: Any, output: Tensor) -> None:
+        hidden.append(output.detach().clone())
+
+    with layer.register_forward_hook(record):
         f, jacobian = backpropagate(forward, x, layout, _probe)
-    finally:
-        handle.remove()
     if len(hidden) != 1 or hidden[0].ndim != 2:
         return None
     # where the outputs are those of the layer, one column is enough to verify it
@@ -201,18 +202,13 @@ def _last_called(forward: Forward, x: Any, called: list[str]) -> str:
     layers = [n for n in called if not any(_contains(n, m) for m in called if m != n)]
     for name in reversed(layers):
         leaves = _differentiable(forward.module.get_submodule(name))
-        if leaves and _depends(forward, x, leaves):
-            return name
+        with torch.enable_grad(), requiring_grad(leaves):
+            if leaves and forward(x).requires_grad:
+                return name
     raise ValueError(
         "subset_of_weights='last_layer' needs a network with a layer that has "
         "parameters; there is none. Add a torch.nn.Linear."
     )
-
-
-def _depends(forward: Forward, x: Any, leaves: list[nn.Parameter]) -> bool:
-    """Whether outputs depend on parameters."""
-    with torch.enable_grad(), requiring_grad(leaves):
-        return bool(forward(x).requires_grad)
 
 
 def _differentiable(module: nn.Module) -> list[nn.Parameter]:
@@ -232,12 +228,10 @@ def check_indices(name: str, value: Any) -> None:
             f"{name} is not a list of integers. Pass the places of weights in the "
             "flattened network, such as [0, 5, 7]."
         )
-    if indices.min() < 0:
-        raise ValueError(f"{name} has negative entries. Count from the first weight.")
-    if (np.diff(indices) <= 0).any():
+    if indices.min() < 0 or (np.diff(indices) <= 0).any():
         raise ValueError(
-            f"{name} are not in ascending order, or repeat themselves. Pass "
-            "np.unique(indices): priors and means follow the order of the network."
+            f"{name} are negative, not in ascending order, or repeat themselves. Count "
+            "from the first weight, 0, and pass np.unique(indices)."
         )
 
 
@@ -262,13 +256,11 @@ class Subset:
         return self.select(forward, x, **options)
 
 
+_CHECKS = {"n_weights": check_count, "by": _check_name, "indices": check_indices}
 SUBSETS: dict[str, Subset] = {
     "all": Subset(all_weights),
     "last_layer": Subset(last_layer),
-    "subnetwork": Subset(
-        subnetwork,
-        {"n_weights": check_count, "by": _check_name, "indices": check_indices},
-    ),
+    "subnetwork": Subset(subnetwork, _CHECKS),
     "trainable": Subset(trainable),
 }
 
@@ -296,16 +288,12 @@ def _called_layers(forward: Forward, x: Any) -> tuple[list[str], Tensor]:
 
 def _record_calls(forward: Forward, x: Any) -> tuple[list[str], Tensor]:
     called: list[str] = []
-    handles = [
-        module.register_forward_hook(lambda *_args, name=name: called.append(name))
-        for name, module in forward.module.named_modules()
-        if list(module.parameters(recurse=False))
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, module in forward.module.named_modules():
+            if list(module.parameters(recurse=False)):
+                record = partial(lambda name, *_: called.append(name), name)
+                hooks.enter_context(module.register_forward_hook(record))
         f = forward(x)
-    finally:
-        for handle in handles:
-            handle.remove()
     return list(dict.fromkeys(reversed(called)))[::-1], f.detach()
 
 

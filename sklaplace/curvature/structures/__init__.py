@@ -5,6 +5,7 @@ precision a structure has a posterior precision ``P = scale·H + diag δ``. `bas
 what each of them provides; a new one is two classes and a line in ``STRUCTURES``.
 """
 
+from sklaplace.curvature.structures import diag, full, function_space, kron, lowrank
 from sklaplace.curvature.structures.base import (
     Accumulator,
     Precision,
@@ -12,28 +13,16 @@ from sklaplace.curvature.structures.base import (
     Structure,
     projected,
 )
-from sklaplace.curvature.structures.diag import Diag, DiagAccumulator
-from sklaplace.curvature.structures.full import Full, FullAccumulator
-from sklaplace.curvature.structures.function_space import (
-    FunctionSpace,
-    Nystrom,
-    NystromAccumulator,
-    PointsAccumulator,
-    Variational,
-    VariationalAccumulator,
-)
-from sklaplace.curvature.structures.kron import Kron, KronAccumulator
-from sklaplace.curvature.structures.lowrank import LowRank, LowRankAccumulator
 
 # name -> (accumulator while fitting, frozen factorisation afterwards)
 STRUCTURES: dict[str, tuple[type[Accumulator], type[Structure]]] = {
-    "diag": (DiagAccumulator, Diag),
-    "full": (FullAccumulator, Full),
-    "gp": (PointsAccumulator, FunctionSpace),
-    "kron": (KronAccumulator, Kron),
-    "lowrank": (LowRankAccumulator, LowRank),
-    "nystrom": (NystromAccumulator, Nystrom),
-    "variational": (VariationalAccumulator, Variational),
+    "diag": (diag.DiagAccumulator, diag.Diag),
+    "full": (full.FullAccumulator, full.Full),
+    "gp": (function_space.PointsAccumulator, function_space.FunctionSpace),
+    "kron": (kron.KronAccumulator, kron.Kron),
+    "lowrank": (lowrank.LowRankAccumulator, lowrank.LowRank),
+    "nystrom": (function_space.NystromAccumulator, function_space.Nystrom),
+    "variational": (function_space.VariationalAccumulator, function_space.Variational),
 }
 
 __all__ = [

@@ -21,14 +21,10 @@ from torch import Tensor
 from sklaplace.core.checks import Check
 from sklaplace.core.linalg import all_finite
 from sklaplace.curvature import priors
-from sklaplace.curvature.blocks import (
-    Block,
-    input_weights,
-    variance_of_inputs,
-    variances,
-)
+from sklaplace.curvature.blocks import Block, total, variances
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
+from sklaplace.curvature.patches import Inputs, unfolded
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -70,7 +66,7 @@ class Accumulator(ABC):
     """Whether ``H`` may come as a matrix, see `add_matrix`."""
 
     takes_keys: ClassVar[bool] = False
-    """Whether it needs a hash of each sample, see `sklaplace.core.draws.row_hash`."""
+    """Whether it needs a hash of each sample, see `sklaplace.core.random.row_hash`."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -98,8 +94,8 @@ class Accumulator(ABC):
         """Add ``(SᵀJ)ᵀ SᵀJ`` of one batch, whose ``SᵀJ`` is given."""
 
     @abstractmethod
-    def merge(self, other: "Accumulator") -> None:
-        """Add the curvature that another accumulator holds; equals joint updates."""
+    def merge(self, other: Any) -> None:
+        """Add the curvature that another of this type holds; equals joint updates."""
 
     def needs_another_pass(self) -> bool:
         """Whether all batches are needed once more, after all have been added."""
@@ -145,8 +141,8 @@ class Structure(FieldsOnly, ABC):
         """``H`` as a matrix, (P, P); for small models and tests."""
 
     @abstractmethod
-    def resume(self, accumulator: Accumulator) -> None:
-        """Put ``H`` into an empty accumulator, to which batches can then be added."""
+    def resume(self, accumulator: Any) -> None:
+        """Put ``H`` into an empty accumulator of its own, which batches can follow."""
 
     @abstractmethod
     def scaled(self, factor: Tensor) -> "Structure":
@@ -244,9 +240,8 @@ class Precision(FieldsOnly, ABC):
 
     def functional(self, jacobian: Jacobian, *, diagonal: bool) -> Tensor:
         """`functional_variance` if ``diagonal``, else `functional_covariance`."""
-        if diagonal:
-            return self.functional_variance(jacobian)
-        return self.functional_covariance(jacobian)
+        of = self.functional_variance if diagonal else self.functional_covariance
+        return of(jacobian)
 
     def trace_correction(self) -> Tensor:
         """What `logdet` has beyond ``log det P``, (): a bound's ``tr`` of the rest."""
@@ -297,7 +292,6 @@ def projected(structure: Structure, jacobian: Jacobian, n_blocks: int) -> Projec
     return BlockProjection(structure, tuple(map(structure.project, groups)))
 
 
-@dataclass(frozen=True)
 class Diagonalised(Structure):
     """``H = Q diag(e) Qᵀ`` with an orthonormal ``Q``."""
 
@@ -306,16 +300,24 @@ class Diagonalised(Structure):
         """``J Q``, block by block, in the dtype of ``J``."""
 
     @abstractmethod
+    def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """``w F`` of each row of (..., P) for ``F``, a function of ``Q``.
+
+        A transpose, or one of entries that is multiplicative, so that it can be taken
+        of the factors of a Kronecker product.
+        """
+
     def from_basis(self, weights: Tensor) -> Tensor:
         """``Q w`` of each row of (..., P)."""
+        return self.apply(weights, lambda q: q.T)
 
-    @abstractmethod
     def to_basis(self, weights: Tensor) -> Tensor:
         """``Qᵀ w`` of each row of (..., P)."""
+        return self.apply(weights, lambda q: q)
 
-    @abstractmethod
     def squared_basis(self, values: Tensor) -> Tensor:
         """``Σⱼ Q²ᵢⱼ valuesⱼ``, the diagonal of ``Q diag(values) Qᵀ``, (P,)."""
+        return self.apply(values, lambda q: (q**2).T)
 
     def product(self, vector: Tensor) -> Tensor:
         """``Q diag(e) Qᵀ v``, (P,)."""
@@ -334,11 +336,11 @@ class Diagonalised(Structure):
         return RotatedProjection(self, jacobian)
 
 
-@dataclass(frozen=True)
 class EigenPrecision(Precision):
     """``P = Q diag(scale·e + δ) Qᵀ``, for ``δ`` that is constant where ``Q`` mixes."""
 
     structure: Diagonalised
+    is_in_eigenbasis = True
 
     @property
     def eigenvalues(self) -> Tensor:
@@ -386,8 +388,7 @@ class EigenPrecision(Precision):
             both = list(blocks)
             weights = self._input_weights(jacobian.blocks[0].g, both, pieces)
             pairs = zip(both, weights, strict=True)
-            parts = [variance_of_inputs(block.a, weight) for block, weight in pairs]
-            found = sum(parts[1:], parts[0])
+            found = total([_of_inputs(block.a, weight) for block, weight in pairs])
         else:
             found = variances(blocks, pieces)
         found = found.double() * largest
@@ -414,6 +415,19 @@ class EigenPrecision(Precision):
         return rotated * self.eigenvalues.rsqrt()
 
 
+def _of_inputs(a: Inputs | None, weights: Tensor) -> Tensor:
+    """Variances (b, k) at inputs (b, 1, i), or of a bias, from `input_weights`."""
+    return weights.T if a is None else unfolded(a).squeeze(1) ** 2 @ weights.T
+
+
+def input_weights(g: Tensor, v: Tensor) -> Tensor:
+    """``Σₒ g² v``, (k, i), by which variances are linear in squared layer inputs.
+
+    For gradients ``g`` (1, k, 1, o) that all samples share and ``v`` (o·i,).
+    """
+    return (g**2)[0, :, 0] @ v.reshape(g.shape[-1], -1)
+
+
 @dataclass(frozen=True)
 class RotatedProjection(Projection):
     """``J Q`` of a batch.
@@ -429,15 +443,15 @@ class RotatedProjection(Projection):
     def _rotated(self) -> Jacobian:
         return self.structure.rotate(self.jacobian)
 
-    def covariance(
-        self, precision: EigenPrecision, *, diagonal: bool = False
-    ) -> Tensor:
+    def covariance(self, precision: Any, *, diagonal: bool = False) -> Tensor:
         """``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ``, (b, c, c), or its diagonal, (b, c)."""
+        if not precision.is_in_eigenbasis:
+            return precision.functional(self.jacobian, diagonal=diagonal)
         rows = self._rotated
         v, largest = precision.relative_variances(rows.dtype)
         found = (rows.variance(v) if diagonal else rows.gram(v)).double() * largest
         if rows.dtype == torch.float64 or all_finite(found):
             return found
         # squares of rows that a float32 network still holds overflow
-        wide = RotatedProjection(self.structure, self.jacobian.double())
+        wide = self.structure.project(self.jacobian.double())
         return wide.covariance(precision, diagonal=diagonal)

@@ -1,6 +1,6 @@
 """Diagonal structure: ``H ≈ diag(h)``, ``h = Σ (SᵀJ)²`` over samples and outputs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,15 +36,9 @@ class Diag(Diagonalised):
         """The blocks of ``J``."""
         return iter(jacobian.blocks)
 
-    def from_basis(self, weights: Tensor) -> Tensor:
-        """``w``."""
+    def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """The weights: ``Q = I``."""
         return weights
-
-    to_basis = from_basis
-
-    def squared_basis(self, values: Tensor) -> Tensor:
-        """The values, (P,)."""
-        return values
 
     def dense(self) -> Tensor:
         """``diag(h)``, (P, P)."""
@@ -54,9 +48,8 @@ class Diag(Diagonalised):
         """The diagonal of ``factor·H``."""
         return Diag(self.layout, factor * self.diagonal)
 
-    def resume(self, accumulator: Accumulator) -> None:
+    def resume(self, accumulator: Any) -> None:
         """Put the diagonal into an empty accumulator."""
-        assert isinstance(accumulator, DiagAccumulator)
         accumulator._sums = self.layout.split(self.diagonal)
 
 
@@ -74,12 +67,10 @@ class DiagAccumulator(Accumulator):
 
     def update(self, jacobian: Jacobian) -> None:
         """Add the squares of one batch."""
-        squares = [block.squares() for block in jacobian.blocks]
-        self._sums = _added(self._sums, squares)
+        self._sums = _added(self._sums, [block.squares() for block in jacobian.blocks])
 
-    def merge(self, other: Accumulator) -> None:
+    def merge(self, other: Any) -> None:
         """Add the sums of another accumulator."""
-        assert isinstance(other, DiagAccumulator)
         self._sums = _added(self._sums, other._sums)
 
     def decompose(self) -> Diag:

@@ -7,6 +7,7 @@ Cholesky factor ``L Lᵀ = I + BᵀB``, (n, n).
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,16 +15,11 @@ from torch import Tensor
 from sklaplace.core.linalg import symmetric_eigh
 from sklaplace.curvature.blocks import CHUNK_ELEMENTS, Block
 from sklaplace.curvature.jacobian import Jacobian
-from sklaplace.curvature.structures.base import (
-    Accumulator,
-    Precision,
-    Projection,
-    Structure,
-)
-from sklaplace.curvature.structures.root import DenseRoot, Root, lower_inverse
+from sklaplace.curvature.structures import base
+from sklaplace.curvature.structures.root import DenseRoot, Root, identity, lower_inverse
 
 
-class DualForm(Structure):
+class DualForm(base.Structure):
     """``H = RᵀR`` by products with ``R``.
 
     Attributes
@@ -65,13 +61,12 @@ class DualForm(Structure):
         """``P = scale·RᵀR + diag δ``."""
         return DualPrecision(self, prior_precision, scale)
 
-    def project(self, jacobian: Jacobian) -> Projection:
+    def project(self, jacobian: Jacobian) -> base.Projection:
         """``J Jᵀ`` and ``J Rᵀ U``, computed once."""
         return DualProjection(self, jacobian.double())
 
 
-@dataclass(frozen=True)
-class DualPrecision(Precision):
+class DualPrecision(base.Precision):
     """``P = scale·RᵀR + D`` by Woodbury's identity.
 
     ``P⁻¹ = D⁻¹ - D⁻¹ WᵀW D⁻¹`` with ``W = √scale L⁻¹ R``, (n, P).
@@ -86,7 +81,7 @@ class DualPrecision(Precision):
             gram = self.structure.gram * (self.scale / self.prior_precision)
         else:
             gram = self.structure.root.gram(self.prior_precision) * self.scale
-        return torch.linalg.cholesky((gram + gram.T) / 2 + _identity(gram))
+        return torch.linalg.cholesky((gram + gram.T) / 2 + identity(gram))
 
     @cached_property
     def _inverse(self) -> Tensor:
@@ -97,7 +92,7 @@ class DualPrecision(Precision):
     def _half(self) -> Tensor:
         """``M = L⁻ᵀ (I + L)⁻¹``, with ``(I - BMBᵀ)(I - BMBᵀ)ᵀ = (I + BBᵀ)⁻¹``."""
         lower = self._cholesky
-        return self._inverse.T @ lower_inverse(_identity(lower) + lower)
+        return self._inverse.T @ lower_inverse(identity(lower) + lower)
 
     @cached_property
     def _whitened_root(self) -> Root:
@@ -109,8 +104,8 @@ class DualPrecision(Precision):
         """``Σ log δ + 2 Σ log diag L``, ()."""
         many = self.prior_precision.requires_grad or self.scale.requires_grad
         if self.prior_precision.ndim == 0 and many:
-            eigenvalues = self.scale * self.structure.eigenvalues
-            return (eigenvalues + self.prior_precision).log().sum()
+            e = self.scale * self.structure.eigenvalues
+            return (e + self.prior_precision).log().sum()
         return self.delta.log().sum() + 2 * self._cholesky.diagonal().log().sum()
 
     def solve(self, vector: Tensor) -> Tensor:
@@ -160,8 +155,8 @@ class DualPrecision(Precision):
     def functional_variance(self, jacobian: Jacobian) -> Tensor:
         """Its diagonal, (b, c)."""
         wide = jacobian.double()
-        prior = wide.variance(1 / self.delta)
-        return _difference(prior, (self._explained(wide) ** 2).sum(-1))
+        explained = (self._explained(wide) ** 2).sum(-1)
+        return _difference(wide.variance(1 / self.delta), explained)
 
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
         """``J D⁻¹ Jᵀ - (J D⁻¹ Wᵀ)(J D⁻¹ Wᵀ)ᵀ`` of a dense ``J``, (b, c, c)."""
@@ -175,12 +170,12 @@ class DualPrecision(Precision):
         wide, root = jacobian.double(), self.structure.root
         products = root.cross(wide, self.prior_precision) @ self._half
         explained = root.rmatmul(products.flatten(0, 1) * self.scale)
-        rows: Tensor = wide.dense() - explained.unflatten(0, products.shape[:2])
+        rows = wide.dense() - explained.unflatten(0, products.shape[:2])
         return rows * self.delta.rsqrt()
 
 
 @dataclass(frozen=True)
-class DualProjection(Projection):
+class DualProjection(base.Projection):
     """``J Jᵀ`` and ``J Rᵀ U`` for ``R Rᵀ = U diag(k) Uᵀ``, under scalar priors.
 
     ``J P⁻¹ Jᵀ = (J Jᵀ - J Rᵀ U diag(scale / (δ + scale·k)) Uᵀ R Jᵀ) / δ``.
@@ -207,8 +202,7 @@ class DualProjection(Projection):
         if diagonal:
             prior = self._prior.diagonal(dim1=1, dim2=2)
             return _difference(prior, self._crossed**2 @ weights) / delta
-        explained: Tensor = (self._crossed * weights) @ self._crossed.mT
-        return (self._prior - explained) / delta
+        return (self._prior - (self._crossed * weights) @ self._crossed.mT) / delta
 
 
 @dataclass(frozen=True)
@@ -223,15 +217,11 @@ class Dual(DualForm):
         """The structure of ``factor·H``."""
         return Dual(self.layout, self.root.scaled(factor))
 
-    def resume(self, accumulator: Accumulator) -> None:
+    def resume(self, accumulator: Any) -> None:
         """Put the rows into an empty accumulator."""
         pieces = self.layout.split(self.root.rows)
         blocks = [Block(piece[:, None, None, :]) for piece in pieces]
         accumulator.update(Jacobian(blocks))
-
-
-def _identity(like: Tensor) -> Tensor:
-    return torch.eye(len(like), dtype=like.dtype, device=like.device)
 
 
 def _difference(prior: Tensor, explained: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Full structure: all of ``H``, (P, P), factorised in O(P³)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -12,21 +13,13 @@ from sklaplace.core.linalg import all_finite, symmetric_eigh
 from sklaplace.curvature.blocks import Block
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
-from sklaplace.curvature.structures.base import (
-    Accumulator,
-    Diagonalised,
-    EigenPrecision,
-    Projection,
-    RotatedProjection,
-    Structure,
-    cache_last_call,
-)
+from sklaplace.curvature.structures import base
 from sklaplace.curvature.structures.dual import Dual
 from sklaplace.curvature.structures.root import DenseRoot, lower_inverse
 
 # Rows of ``SᵀJ``, as a fraction of the parameters, below which they are kept in place
 # of ``H``.
-DUAL_SHARE = 0.5
+DUAL_FRACTION = 0.5
 # Largest norm of ``scale·H`` over the smallest prior precision for which Jacobians of
 # float32 are multiplied in float32: variances lose eps times the root of it.
 MAX_CONDITION = 1e6
@@ -42,7 +35,7 @@ INDEFINITE = (
 
 
 @dataclass(frozen=True)
-class Full(Diagonalised):
+class Full(base.Diagonalised):
     """All of ``H``.
 
     `eigh` and the Cholesky factor of ``P`` cost O(P³) each, when first needed.
@@ -66,15 +59,14 @@ class Full(Diagonalised):
         """Eigenvalues (P,) and eigenvectors (P, P) of ``H``."""
         if self.is_semidefinite:
             return symmetric_eigh(self.hessian)
-        values, vectors = torch.linalg.eigh(self.hessian)
-        return values, vectors
+        return tuple(torch.linalg.eigh(self.hessian))
 
     @cached_property
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of ``H``, (P,), ascending."""
         if "eigh" in self.__dict__:
             return self.eigh[0]
-        eigenvalues: Tensor = torch.linalg.eigvalsh(self.hessian)
+        eigenvalues = torch.linalg.eigvalsh(self.hessian)
         return eigenvalues.clamp(min=0) if self.is_semidefinite else eigenvalues
 
     def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
@@ -82,17 +74,9 @@ class Full(Diagonalised):
         rows = jacobian.matmul(self.eigh[1].to(jacobian.dtype))
         yield Block(rows.unsqueeze(2))
 
-    def from_basis(self, weights: Tensor) -> Tensor:
-        """``Q w`` of each row of (..., P)."""
-        return weights @ self.eigh[1].T
-
-    def to_basis(self, weights: Tensor) -> Tensor:
-        """``Qᵀ w`` of each row of (..., P)."""
-        return weights @ self.eigh[1]
-
-    def squared_basis(self, values: Tensor) -> Tensor:
-        """Diagonal of ``Q diag(values) Qᵀ``, (P,)."""
-        return self.eigh[1] ** 2 @ values
+    def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """``w F`` of each row of (..., P) for a function ``F`` of ``Q``."""
+        return weights @ function(self.eigh[1])
 
     def dense(self) -> Tensor:
         """``H``, (P, P)."""
@@ -106,7 +90,7 @@ class Full(Diagonalised):
         """``H v``, (P,)."""
         return self.hessian @ vector
 
-    def resume(self, accumulator: Accumulator) -> None:
+    def resume(self, accumulator: Any) -> None:
         """Put the matrix into an empty accumulator."""
         accumulator.add_matrix(self.hessian, is_semidefinite=self.is_semidefinite)
 
@@ -114,13 +98,8 @@ class Full(Diagonalised):
         """``P = scale·H + diag δ``, by its Cholesky factor or in the eigenbasis."""
         return FullPrecision(self, prior_precision, scale)
 
-    def project(self, jacobian: Jacobian) -> Projection:
-        """``J Q`` for scalar priors, ``J`` for others."""
-        return FullProjection(self, jacobian)
 
-
-@dataclass(frozen=True)
-class FullPrecision(EigenPrecision):
+class FullPrecision(base.EigenPrecision):
     """``P = scale·H + diag δ`` by the Cholesky factor of ``P``.
 
     Under a scalar prior the symmetric root for samples, and the log-determinant that is
@@ -129,11 +108,15 @@ class FullPrecision(EigenPrecision):
 
     structure: Full
 
+    @property
+    def is_in_eigenbasis(self) -> bool:  # type: ignore[override]
+        """Whether the prior is scalar."""
+        return self.prior_precision.ndim == 0
+
     def _cholesky(self) -> Tensor:
         """``L`` with ``L Lᵀ = P``, (P, P), lower triangular."""
         # symmetrised, so that gradients are those of a symmetric matrix
         precision = self.scale * self.structure.hessian + self.delta.diag()
-        lower: Tensor
         lower, failed = torch.linalg.cholesky_ex((precision + precision.T) / 2)
         if failed and not self.structure.is_semidefinite:
             lowest = self.scale * self.structure.eigenvalues[0]
@@ -153,11 +136,11 @@ class FullPrecision(EigenPrecision):
         """``F = L⁻ᵀ`` (P, P), upper triangular, ``F Fᵀ = P⁻¹``."""
         return lower_inverse(self._cholesky()).T
 
-    @cache_last_call
+    @base.cache_last_call
     def _narrow_root(self, dtype: torch.dtype) -> Tensor | None:
         """``F`` in a dtype; None where variances would lose their digits."""
-        condition = self.scale * self.structure.hessian.norm()
-        condition = condition / self.prior_precision.min()
+        size = self.scale * self.structure.hessian.norm()
+        condition = size / self.prior_precision.min()
         if dtype != torch.float64 and condition > MAX_CONDITION:
             return None
         return self._root.to(dtype)
@@ -166,7 +149,7 @@ class FullPrecision(EigenPrecision):
         """``2 Σ log diag L``, ()."""
         # Newton's method evaluates it many times; once, a Cholesky factor is cheaper
         many = self.prior_precision.requires_grad or self.scale.requires_grad
-        if self.prior_precision.ndim == 0 and many:
+        if self.is_in_eigenbasis and many:
             return super().logdet()
         return 2 * self._cholesky().diagonal().log().sum()
 
@@ -185,9 +168,7 @@ class FullPrecision(EigenPrecision):
 
     def sample(self, noise: Tensor) -> Tensor:
         """``F ε``, or ``P^(-1/2) ε`` under a scalar prior, (s, P)."""
-        if self.prior_precision.ndim == 0:
-            return super().sample(noise)
-        return noise @ self._root.T
+        return super().sample(noise) if self.is_in_eigenbasis else noise @ self._root.T
 
     def whiten(self, jacobian: Jacobian) -> Tensor:
         """``J F``, (b, c, P)."""
@@ -223,40 +204,23 @@ class FullPrecision(EigenPrecision):
         # one product for all outputs: (b, i) @ (i, k·i)
         products = features @ covariances.transpose(0, 1).flatten(1)
         products = products.unflatten(1, covariances.shape[::2])
-        variances: Tensor = (products * features.unsqueeze(1)).sum(-1)
-        return variances.clamp(min=0)
+        return (products * features.unsqueeze(1)).sum(-1).clamp(min=0)
 
-    @cache_last_call
+    @base.cache_last_call
     def _input_covariances(self, g: Tensor) -> Tensor:
         """Covariance of ``Σₒ gₖₒ Wₒᵢ`` over inputs i, (k, i, i), for a shared ``g``.
 
         With it the variances take i² operations a sample and output in place of P².
         """
         outputs = g.double().reshape(g.shape[1], -1)  # (k, o)
-        pieces = [
-            torch.einsum(
-                "ko,oip->kip", outputs, piece.unflatten(0, (len(outputs.T), -1))
-            )
-            for piece in self._root.split(self.structure.layout.sizes)
-        ]
+        split = self._root.split(self.structure.layout.sizes)
+        roots = [root.unflatten(0, (len(outputs.T), -1)) for root in split]
+        pieces = [torch.einsum("ko,oip->kip", outputs, root) for root in roots]
         rows = torch.cat(pieces, 1)  # (k, i or i + 1, P)
         return rows @ rows.mT
 
 
-@dataclass(frozen=True)
-class FullProjection(RotatedProjection):
-    """``J Q`` under scalar priors, ``J`` under others."""
-
-    def covariance(
-        self, precision: EigenPrecision, *, diagonal: bool = False
-    ) -> Tensor:
-        """``J P⁻¹ Jᵀ`` of each sample, (b, c, c), or its diagonal, (b, c)."""
-        if precision.prior_precision.ndim:
-            return precision.functional(self.jacobian, diagonal=diagonal)
-        return super().covariance(precision, diagonal=diagonal)
-
-
-class FullAccumulator(Accumulator):
+class FullAccumulator(base.Accumulator):
     """Sums ``(SᵀJ)ᵀ SᵀJ``, block pair by block pair, lower triangle only.
 
     ``SᵀJ`` itself is kept until it has too many rows for the dual form.
@@ -277,7 +241,7 @@ class FullAccumulator(Accumulator):
         In the dual form ``R``, scaled and solved, and its products with itself.
         """
         p = layout.n_parameters
-        if n_rows is not None and n_rows < DUAL_SHARE * p:
+        if n_rows is not None and n_rows < DUAL_FRACTION * p:
             return 4 * 8 * n_rows * (p + n_rows)
         return 4 * 8 * p**2
 
@@ -298,33 +262,29 @@ class FullAccumulator(Accumulator):
     def add_matrix(self, hessian: Tensor, *, is_semidefinite: bool = False) -> None:
         """Add a symmetric (P, P)."""
         self._is_semidefinite &= is_semidefinite
-        rows = hessian.double().split(self.layout.sizes)
-        for i, strip in enumerate(rows):
+        for i, strip in enumerate(hessian.double().split(self.layout.sizes)):
             pieces = strip.split(self.layout.sizes, 1)
             for j, piece in enumerate(pieces[: i + 1]):
                 self._add_products((i, j), _Products(piece))
 
-    def merge(self, other: Accumulator) -> None:
+    def merge(self, other: Any) -> None:
         """Add the sums and rows of another accumulator."""
-        assert isinstance(other, FullAccumulator)
         self._is_semidefinite &= other._is_semidefinite
         self._kept += other._kept
         for where, products in other._sums.items():
             self._add_products(where, products)
         self._settle()
 
-    def decompose(self) -> Structure:
+    def decompose(self) -> base.Structure:
         """The matrix, or its root while that has few rows; not factorised yet."""
         if not self._sums:
             kept = [some.dense().flatten(0, 1).double() for some in self._kept]
             return Dual(self.layout, DenseRoot(self.layout, torch.cat(kept)))
-        starts = torch.tensor([0, *self.layout.sizes]).cumsum(0).tolist()
-        p, device = self.layout.n_parameters, self._sums[0, 0].sums.device
-        hessian = torch.empty(p, p, dtype=torch.float64, device=device)
+        p, sizes = self.layout.n_parameters, self.layout.sizes
+        hessian = self._sums[0, 0].sums.new_empty(p, p)
+        places = [slice(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
         for (i, j), products in self._sums.items():
-            rows = slice(starts[i], starts[i + 1])
-            columns = slice(starts[j], starts[j + 1])
-            dense = products.dense()
+            rows, columns, dense = places[i], places[j], products.dense()
             if i == j:  # without the asymmetry that rounding leaves
                 hessian[rows, rows] = dense.tril() + dense.tril(-1).T
             else:
@@ -334,7 +294,7 @@ class FullAccumulator(Accumulator):
     def _settle(self) -> None:
         """Replace kept rows by their products once these are the smaller form."""
         n_rows = sum(kept.n_rows * kept.n_columns for kept in self._kept)
-        if not self._sums and n_rows < DUAL_SHARE * self.layout.n_parameters:
+        if not self._sums and n_rows < DUAL_FRACTION * self.layout.n_parameters:
             return
         for kept in self._kept:
             # products of rounded rows would push eigenvalues below zero
@@ -375,11 +335,9 @@ class _Products:
         """As a matrix, (p, p')."""
         if self.shape is None:
             return self.sums
-        o, o_, i, i_ = self.shape
-        products = self.sums
+        (o, o_, i, i_), products = self.shape, self.sums
         if self.is_symmetric:
-            which_output, which_input = (_places(n, products.device) for n in (o, i))
-            products = products[which_output][:, which_input]
+            products = products[_places(o, products)][:, _places(i, products)]
         return products.reshape(o, o_, i, i_).movedim(2, 1).reshape(o * i, o_ * i_)
 
 
@@ -396,10 +354,8 @@ def _products(left: Any, right: Any) -> _Products:
     takes 2·b·p·p' operations instead of 2·b·k·p·p', and half of that for a block
     with itself.
     """
-    grams: tuple[Tensor, Tensor, Tensor] | None = left.grams(right)
-    if grams is None:
-        x, y = left.dense().flatten(0, 1), right.dense().flatten(0, 1)
-        return _Products(x.T @ y)
+    if (grams := left.grams(right)) is None:
+        return _Products(left.dense().flatten(0, 1).T @ right.dense().flatten(0, 1))
     outputs, here, there = grams
     shape = (*outputs.shape[1:], here.shape[1], there.shape[1])
     if left is right:
@@ -414,17 +370,13 @@ def _pairs(a: Tensor) -> Tensor:
     """Products of each pair of columns of (b, n), (b, n(n+1)/2), row by row."""
     b, n = a.shape
     pairs = a.new_empty(b, n * (n + 1) // 2)
-    start = 0
-    for row in range(n):
-        stop = start + row + 1
-        torch.mul(a[:, : row + 1], a[:, row : row + 1], out=pairs[:, start:stop])
-        start = stop
+    for row, place in enumerate(pairs.split([*range(1, n + 1)], 1)):
+        torch.mul(a[:, : row + 1], a[:, row : row + 1], out=place)
     return pairs
 
 
-def _places(n: int, device: torch.device) -> Tensor:
+def _places(n: int, like: Tensor) -> Tensor:
     """Index of each entry of a symmetric (n, n) among its pairs, (n²,)."""
-    row, column = torch.tril_indices(n, n, device=device)
-    places = torch.empty(n, n, dtype=torch.long, device=device)
-    places[row, column] = places[column, row] = torch.arange(len(row), device=device)
-    return places.flatten()
+    index = torch.arange(n, device=like.device)
+    low, high = index.minimum(index[:, None]), index.maximum(index[:, None])
+    return (high * (high + 1) // 2 + low).flatten()

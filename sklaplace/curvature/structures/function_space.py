@@ -32,6 +32,7 @@ greedily so that this trace becomes small.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any, ClassVar
 
 import torch
@@ -90,9 +91,8 @@ class FunctionSpace(DualForm):
         """The structure of ``factor·H``."""
         return replace(self, points=self.points.scaled(factor))
 
-    def resume(self, accumulator: Accumulator) -> None:
+    def resume(self, accumulator: Any) -> None:
         """Put the points into an empty accumulator."""
-        assert isinstance(accumulator, PointsAccumulator)
         accumulator.is_partial |= self.is_partial
         for point in self.points.points:
             accumulator.update(point)
@@ -116,33 +116,26 @@ class Nystrom(FunctionSpace):
 
     def scaled(self, factor: Tensor) -> "Nystrom":
         """The structure of ``factor·H``."""
-        points = self.points.scaled(factor)
-        return replace(self, points=points, rest=factor * self.rest)
+        return replace(self, points=self.points.scaled(factor), rest=factor * self.rest)
 
-    def resume(self, accumulator: Accumulator) -> None:
+    def resume(self, accumulator: Any) -> None:
         """Put this into an empty accumulator; further samples get their own points."""
-        assert isinstance(accumulator, NystromAccumulator)
         accumulator.earlier.append(self)
 
 
-@dataclass(frozen=True)
 class Variational(Nystrom):
     """As `Nystrom`, with a lower bound in place of the evidence."""
 
     kind = "variational"
     is_spectral = False
-
-    @property
-    def evidence_is_biased_up(self) -> bool:
-        """Never: the bound has a term for what the points do not explain."""
-        return False
+    # the bound has a term for what the points do not explain
+    evidence_is_biased_up = False
 
     def precision(self, prior_precision: Tensor, scale: Tensor) -> "BoundPrecision":
         """``P = scale·UUᵀHUUᵀ + δ``, with a bound on the log-determinant."""
         return BoundPrecision(self, prior_precision, scale)
 
 
-@dataclass(frozen=True)
 class BoundPrecision(DualPrecision):
     """A precision whose log-determinant is a bound on that with all of ``H``."""
 
@@ -184,16 +177,10 @@ class PointsAccumulator(Accumulator):
         self._pieces: list[Jacobian] = []
 
     @classmethod
-    def n_bytes(
-        cls,
-        layout: Layout,
-        n_rows: int | None = None,
-        n_points: int = N_POINTS,
-        n_columns: int = 1,
-        **options: Any,
-    ) -> int:
+    def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
         """Rows of the points, and their products with each other."""
-        n = cls.pool * n_points * n_columns
+        n_columns = options.get("n_columns", 1)
+        n = cls.pool * options.get("n_points", N_POINTS) * n_columns
         n = n if n_rows is None else min(n, n_rows)
         widths = sum(_width(block, n_columns) for block in layout.blocks)
         return 8 * (n * widths // n_columns + 4 * n**2)
@@ -235,21 +222,16 @@ class PointsAccumulator(Accumulator):
                 found.append(piece.take(places))
         return found
 
-    def merge(self, other: Accumulator) -> None:
+    def merge(self, other: Any) -> None:
         """Add the points of another accumulator."""
-        assert isinstance(other, PointsAccumulator)
         self.is_partial |= other.is_partial
         self._add_keys(other._keys)
         self._pieces += self._selected(other._pieces)
 
     def _points(self) -> tuple[Jacobian, ...]:
         """``SᵀJ`` of all points, in one piece for each shape, ordered by hashes."""
-        groups: dict[Any, list[Jacobian]] = {}
-        for piece in self._pieces:
-            groups.setdefault(_shapes(piece), []).append(piece)
-        return tuple(
-            one for _, parts in sorted(groups.items()) for one in _merged(parts)
-        )
+        groups = groupby(sorted(self._pieces, key=_shapes), _shapes)
+        return tuple(rows for _, parts in groups for rows in _merged(list(parts)))
 
     def decompose(self) -> Structure:
         """The curvature of the points."""
@@ -273,7 +255,7 @@ class NystromAccumulator(PointsAccumulator):
     def __init__(self, layout: Layout, n_points: int = N_POINTS) -> None:
         super().__init__(layout, n_points)
         self.earlier: list[Nystrom] = []
-        self._basis: PointRoot | None = None  # Uᵀ
+        self._basis: Any = None  # Uᵀ, a PointRoot
         self._seen = torch.zeros(0, dtype=torch.long)  # points of the second pass
 
     def needs_another_pass(self) -> bool:
@@ -308,9 +290,8 @@ class NystromAccumulator(PointsAccumulator):
         trace = rows.variance(inside.new_ones(self.layout.n_parameters)).sum()
         self._rest += trace - (inside**2).sum()
 
-    def merge(self, other: Accumulator) -> None:
+    def merge(self, other: Any) -> None:
         """Add the approximations of another accumulator, with their own points."""
-        assert isinstance(other, NystromAccumulator)
         self.earlier += other._parts()
 
     def _parts(self) -> list[Nystrom]:
@@ -329,9 +310,7 @@ class NystromAccumulator(PointsAccumulator):
 
     def _own(self) -> Nystrom:
         """``UᵀHU = W diag(e) Wᵀ``, and ``(FR)ᵀ = U W diag(√e)``."""
-        assert self._basis is not None
         factor = self._basis.factor
-        assert factor is not None
         # of the points: V diag(λ)^½ from diag(λ)^-½ Vᵀ
         inside = (factor / (factor**2).sum(1, keepdim=True)).T
         inside = inside[torch.isin(_row_keys(self._basis), self._seen)]
@@ -395,10 +374,8 @@ def _places(keys: Tensor, points: Tensor) -> Tensor:
 
 def _shapes(rows: Jacobian) -> tuple[tuple[int, ...], ...]:
     """Shapes that Jacobians have to share to be concatenated."""
-    blocks = [(b.g, b.a) for b in rows.blocks]
-    return tuple(
-        () if x is None else tuple(x.shape[1:]) for block in blocks for x in block
-    )
+    factors = [factor for block in rows.blocks for factor in (block.g, block.a)]
+    return tuple(() if x is None else tuple(x.shape[1:]) for x in factors)
 
 
 def _merged(parts: list[Jacobian]) -> Iterator[Jacobian]:

@@ -10,6 +10,7 @@ products of their eigenvalues exactly (Ritter, Botev and Barber 2018).
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -21,12 +22,7 @@ from sklaplace.curvature.blocks import Block
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.patches import Inputs, second_diagonal, second_moment
-from sklaplace.curvature.structures.base import (
-    Accumulator,
-    Diagonalised,
-    FieldsOnly,
-    cache_last_call,
-)
+from sklaplace.curvature.structures import base
 
 # A factor wider than this keeps its diagonal only: the eigenvectors of a dense one take
 # 8 n² bytes and about 10 n³ operations.
@@ -35,11 +31,14 @@ MAX_FACTOR = 8192
 # beside the products with them, and a copy would be large.
 MAX_CONVERTED = 512
 
+# which ``a`` and ``g`` count as those of a sample, see `KronAccumulator`
+WEIGHT_SHARING = "expand", "reduce"
+
 T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Factor(FieldsOnly):
+class Factor(base.FieldsOnly):
     """A Kronecker factor, factorised when its eigenvectors are first needed.
 
     Attributes
@@ -73,7 +72,7 @@ class Factor(FieldsOnly):
         wide = len(vectors) > MAX_CONVERTED
         return vectors.to(dtype) if wide else self._converted(dtype, vectors)
 
-    @cache_last_call
+    @base.cache_last_call
     def _converted(self, dtype: torch.dtype, vectors: Tensor) -> Tensor:
         return vectors.to(dtype)
 
@@ -84,7 +83,7 @@ class Factor(FieldsOnly):
             return g
         return g @ vectors if len(g) > 1 else self._rotated(g, vectors)
 
-    @cache_last_call
+    @base.cache_last_call
     def _rotated(self, g: Tensor, vectors: Tensor) -> Tensor:
         return g @ vectors
 
@@ -102,7 +101,7 @@ class Factor(FieldsOnly):
 
 
 @dataclass(frozen=True)
-class Kron(Diagonalised):
+class Kron(base.Diagonalised):
     """``H ≈ diag(B₁ ⊗ A₁, B₂ ⊗ A₂, ...)``: correlations within each layer only.
 
     Attributes
@@ -121,9 +120,8 @@ class Kron(Diagonalised):
     @property
     def eigenvalues(self) -> Tensor:
         """Products of the factors' eigenvalues, (P,), output-major."""
-        return torch.cat(
-            [torch.outer(b.values, a.values).flatten() for b, a in self.factors]
-        )
+        products = [torch.outer(b.values, a.values) for b, a in self.factors]
+        return torch.cat([product.flatten() for product in products])
 
     def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
         """``a`` and ``g`` in the eigenbases of their factors."""
@@ -134,22 +132,10 @@ class Kron(Diagonalised):
             g = last[2]
             yield Block(g, block.a).rotate(None, a.vectors(g.dtype))
 
-    def from_basis(self, weights: Tensor) -> Tensor:
-        """``Q w`` of each row of (..., P)."""
-        return self._apply(weights, lambda q: q.T)
-
-    def to_basis(self, weights: Tensor) -> Tensor:
-        """``Qᵀ w`` of each row of (..., P)."""
-        return self._apply(weights, lambda q: q)
-
-    def squared_basis(self, values: Tensor) -> Tensor:
-        """Diagonal of ``Q diag(values) Qᵀ``, (P,)."""
-        return self._apply(values, lambda q: (q**2).T)
-
-    def _apply(self, vector: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """``(Fᵦ ⊗ Fₐ)ᵀ v`` block by block, where ``F`` is a function of ``Q``."""
+    def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """``(Fᵦ ⊗ Fₐ)ᵀ w`` block by block, where ``F`` is a function of ``Q``."""
         pieces = []
-        for (b, a), piece in zip(self.factors, self.layout.split(vector), strict=True):
+        for (b, a), piece in zip(self.factors, self.layout.split(weights), strict=True):
             x = piece.unflatten(-1, (len(b.values), len(a.values)))
             for factor in (a, b):
                 q = factor.vectors(x.dtype)
@@ -164,16 +150,13 @@ class Kron(Diagonalised):
         counts = tuple(factor * n for n in self.n_positions)
         return Kron(self.layout, tuple(zip(more, inputs, strict=True)), counts)
 
-    def resume(self, accumulator: Accumulator) -> None:
+    def resume(self, accumulator: Any) -> None:
         """Put the factors, as sums, into an empty accumulator."""
-        assert isinstance(accumulator, KronAccumulator)
         outputs, inputs = zip(*self.factors, strict=True)
         pairs = zip(inputs, self.n_positions, strict=True)
-        accumulator._sums = (
-            once(Factor.total, outputs),
-            [a.total() * n for a, n in pairs],
-            [n.clone() for n in self.n_positions],
-        )
+        moments = [a.total() * n for a, n in pairs]
+        counts = [n.clone() for n in self.n_positions]
+        accumulator._sums = once(Factor.total, outputs), moments, counts
 
     def dense(self) -> Tensor:
         """``H`` as a matrix, (P, P)."""
@@ -181,14 +164,7 @@ class Kron(Diagonalised):
         return torch.block_diag(*blocks)
 
 
-WEIGHT_SHARING = "expand", "reduce"
-
-
-def _check_sharing(name: str, value: Any) -> None:
-    check_option(name, value, WEIGHT_SHARING)
-
-
-class KronAccumulator(Accumulator):
+class KronAccumulator(base.Accumulator):
     """Sums ``g gᵀ`` and ``a aᵀ``; memory Σ (o² + i²) over layers.
 
     Parameters
@@ -205,7 +181,7 @@ class KronAccumulator(Accumulator):
     approximate curvature for modern neural network architectures", sections 3.2, 3.3.
     """
 
-    checks: ClassVar = {"weight_sharing": _check_sharing}
+    checks: ClassVar = {"weight_sharing": partial(check_option, allowed=WEIGHT_SHARING)}
 
     def __init__(self, layout: Layout, weight_sharing: str = "expand") -> None:
         super().__init__(layout)
@@ -228,15 +204,14 @@ class KronAccumulator(Accumulator):
         outputs = once(_output_moment, blocks, keys=[b.outputs for b in blocks])
         more = [outputs]
         if not jacobian.first_column:  # else inputs of this batch have been added
-            given = jacobian.weights, outputs[0].device
-            more.append([_input_moment(block.a, *given) for block in blocks])
-            more.append([_n_positions(block.a, *given) for block in blocks])
+            given = jacobian.weights, outputs[0].new_ones(())
+            inputs = [_input_sums(block.a, *given) for block in blocks]
+            more += map(list, zip(*inputs, strict=True))
         for sums, some in zip(self._sums, more, strict=False):
             _add(sums, some)
 
-    def merge(self, other: Accumulator) -> None:
+    def merge(self, other: Any) -> None:
         """Add the sums of another accumulator."""
-        assert isinstance(other, KronAccumulator)
         for mine, theirs in zip(self._sums, other._sums, strict=True):
             _add(mine, once(torch.clone, theirs))  # sums are added to in place
 
@@ -284,26 +259,18 @@ def _add(sums: list[Tensor], more: list[Tensor]) -> None:
 def _output_moment(block: Any) -> Tensor:
     """``Σ g gᵀ``, or its diagonal where that would be too wide."""
     is_wide = block.n_outputs > MAX_FACTOR
-    moment: Tensor = block.output_squares() if is_wide else block.output_moment()
-    return moment.double()
+    return (block.output_squares() if is_wide else block.output_moment()).double()
 
 
-def _input_moment(
-    a: Inputs | None, weights: Tensor | None, device: torch.device
-) -> Tensor:
-    """``Σ w a aᵀ`` over samples and positions, or its diagonal; one for a bias."""
+def _input_sums(
+    a: Inputs | None, weights: Tensor | None, one: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``Σ w a aᵀ`` over samples and positions, or its diagonal; and ``Σ w``, ().
+
+    Ones for a bias.
+    """
     if a is None:
-        return torch.ones(1, 1, dtype=torch.float64, device=device)
-    if a.shape[-1] > MAX_FACTOR:
-        return second_diagonal(a, weights).double()
-    return second_moment(a, weights).double()
-
-
-def _n_positions(
-    a: Inputs | None, weights: Tensor | None, device: torch.device
-) -> Tensor:
-    """Weighted number of samples times positions in an input moment."""
-    if a is None:
-        return torch.ones((), dtype=torch.float64, device=device)
+        return one.new_ones(1, 1), one.clone()
+    of_inputs = second_diagonal if a.shape[-1] > MAX_FACTOR else second_moment
     n_rows = a.shape[0] if weights is None else weights.double().sum()
-    return torch.as_tensor(n_rows * a.shape[1], dtype=torch.float64, device=device)
+    return of_inputs(a, weights).double(), one * n_rows * a.shape[1]

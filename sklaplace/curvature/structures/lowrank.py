@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from sklaplace.core.checks import check_below_one, check_count
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures.base import Accumulator
 from sklaplace.curvature.structures.dual import Dual
-from sklaplace.curvature.structures.root import DenseRoot
+from sklaplace.curvature.structures.root import DenseRoot, identity
 
 RANK = 100
 # Fraction of the largest eigenvalue below which an eigenvector is dropped: about what
@@ -49,23 +50,21 @@ class LowRank(Dual):
         """The structure of ``factor·H``."""
         return LowRank(self.layout, self.root.scaled(factor), factor * self.sketch)
 
-    def resume(self, accumulator: Accumulator) -> None:
+    def resume(self, accumulator: Any) -> None:
         """Put the sketch into an empty accumulator."""
-        assert isinstance(accumulator, LowRankAccumulator)
         accumulator._sketch = self.sketch.clone()
 
     @cached_property
     def eigh(self) -> tuple[Tensor, Tensor]:
         """Eigenvalues (n,) and eigenvectors (n, n) of ``R Rᵀ = diag(e)``."""
         values = (self.root.rows**2).sum(1)
-        return values, torch.eye(len(values), dtype=values.dtype, device=values.device)
+        return values, identity(values)
 
     @cached_property
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of ``H``, (P,), ascending; all but those kept are zero."""
         values = self.eigh[0].flip(0)
-        rest = self.layout.n_parameters - len(values)
-        return torch.cat([values.new_zeros(rest), values])
+        return functional.pad(values, (self.layout.n_parameters - len(values), 0))
 
 
 class LowRankAccumulator(Accumulator):
@@ -131,16 +130,15 @@ class LowRankAccumulator(Accumulator):
         """Add ``(SᵀJ)ᵀ (SᵀJ Ω)`` of one batch."""
         # rounding of float32 would count as further directions
         rows = jacobian.double()
-        more = rows.rmatmul(rows.matmul(self._omega(rows.blocks[0].g.device)))
-        self._sketch = more if self._sketch is None else self._sketch.add_(more)
+        self._add(rows.rmatmul(rows.matmul(self._omega(rows.blocks[0].g.device))))
 
-    def merge(self, other: Accumulator) -> None:
+    def _add(self, sketch: Tensor) -> None:
+        self._sketch = sketch if self._sketch is None else self._sketch.add_(sketch)
+
+    def merge(self, other: Any) -> None:
         """Add the sketch of another accumulator."""
-        assert isinstance(other, LowRankAccumulator)
-        if other._sketch is None:
-            return
-        mine = self._sketch
-        self._sketch = other._sketch.clone() if mine is None else mine + other._sketch
+        if other._sketch is not None:
+            self._add(other._sketch.clone())
 
     def decompose(self) -> LowRank:
         """Eigenvectors of Nyström's approximation, truncated."""
@@ -149,8 +147,7 @@ class LowRankAccumulator(Accumulator):
         values, vectors = _nystrom(self._sketch, omega)
         largest = float(values[0]) if len(values) else 0.0
         kept = values[: self.rank] > self.tolerance * largest
-        values, vectors = values[: self.rank][kept], vectors[:, : self.rank][:, kept]
-        rows = values.sqrt().unsqueeze(1) * vectors.T
+        rows = (values.sqrt() * vectors)[:, : self.rank][:, kept].T
         return LowRank(self.layout, DenseRoot(self.layout, rows), self._sketch.clone())
 
 

@@ -14,10 +14,14 @@ from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures.base import FieldsOnly, cache_last_call
 
 
+def identity(like: Tensor) -> Tensor:
+    """``I`` (n, n) for a tensor of n rows."""
+    return torch.eye(len(like), dtype=like.dtype, device=like.device)
+
+
 def lower_inverse(lower: Tensor) -> Tensor:
     """``L⁻¹`` of a lower triangular ``L`` (n, n)."""
-    identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
-    return torch.linalg.solve_triangular(lower, identity, upper=False)
+    return torch.linalg.solve_triangular(lower, identity(lower), upper=False)
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,6 @@ class DenseRoot(FieldsOnly):
 
     layout: Layout
     rows: Tensor
-
-    @property
-    def n_rows(self) -> int:
-        """Rows n."""
-        return len(self.rows)
 
     def dense(self) -> Tensor:
         """``R`` itself, (n, P)."""
@@ -123,11 +122,8 @@ class PointRoot:
         """``Rᵀ c`` of each row of (s, n), (s, P)."""
         if self.factor is not None:
             coefficients = coefficients @ self.factor
-        pieces = coefficients.T.split(self._sizes)
-        parts = [
-            point.rmatmul(piece.unflatten(0, (point.n_rows, point.n_columns)))
-            for point, piece in zip(self.points, pieces, strict=True)
-        ]
+        pairs = zip(self.points, coefficients.T.split(self._sizes), strict=True)
+        parts = [p.rmatmul(w.unflatten(0, (p.n_rows, p.n_columns))) for p, w in pairs]
         return sum(parts[1:], parts[0]).T
 
     def gram(self, delta: Tensor | None = None) -> Tensor:

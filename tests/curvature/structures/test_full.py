@@ -24,7 +24,7 @@ some_cases = pytest.mark.parametrize("case", ["inplace", "cnn", "called_twice"])
 def form(request, monkeypatch):
     """Either form of the structure, whatever the number of rows."""
     share = 0 if request.param is Full else 1e9
-    monkeypatch.setattr(full, "DUAL_SHARE", share)
+    monkeypatch.setattr(full, "DUAL_FRACTION", share)
     return request.param
 
 
