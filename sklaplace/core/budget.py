@@ -2,6 +2,7 @@
 
 import copy
 import os
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -20,24 +21,20 @@ FEW_ROWS = 8
 def batch_rows(row_bytes: int) -> int:
     """Return the batch size for samples of so many bytes, at least one."""
     row_bytes = max(1, row_bytes)
-    wanted = max(FEW_ROWS, CACHE // row_bytes)
-    return max(1, min(wanted, BUDGET // row_bytes))
+    return max(1, min(max(FEW_ROWS, CACHE // row_bytes), BUDGET // row_bytes))
 
 
 def free_bytes(device: torch.device) -> int:
     """Return the bytes that can be allocated on a device; an estimate for the CPU."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    try:
+    with suppress(OSError, KeyError, ValueError):
         with open("/proc/meminfo") as lines:  # Linux, reclaimable caches included
             sizes = dict(line.split(":") for line in lines)
         return int(sizes["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        pass
-    try:
+    with suppress(AttributeError, OSError, ValueError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    except (AttributeError, OSError, ValueError):
-        return 8 * 2**30  # half of a common laptop, where the system has no answer
+    return 8 * 2**30  # half of a common laptop, where the system has no answer
 
 
 def require_bytes(
@@ -50,12 +47,9 @@ def require_bytes(
     ValueError
         "``subject`` needs ... GiB, and ... GiB are free; ``advice``."
     """
-    available = free_bytes(torch.device(device))
-    if needed > available:
-        raise ValueError(
-            f"{subject} needs {readable(needed)}, and {readable(available)} are free; "
-            f"{advice}."
-        )
+    if needed > (available := free_bytes(torch.device(device))):
+        free = f"{readable(available)} are free; {advice}."
+        raise ValueError(f"{subject} needs {readable(needed)}, and {free}")
 
 
 def readable(n_bytes: float) -> str:

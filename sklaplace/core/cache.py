@@ -5,7 +5,6 @@ user are replaced by the names that the key has for them, so that they need not 
 importable.
 """
 
-import copyreg
 import io
 import os
 import pickle
@@ -16,16 +15,11 @@ from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import joblib
-import numpy as np
-import torch
 from skorch import NeuralNet
 
 from sklaplace.core.fingerprint import hashed
 
 T = TypeVar("T")
-
-# dtypes that numpy has as well
-_DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32, torch.bool}
 
 
 def check_memory(memory: Any) -> Any:
@@ -49,10 +43,8 @@ def check_memory(memory: Any) -> Any:
     if hasattr(memory, "cache") and not isinstance(memory, type):
         return memory
     if memory is not None and not isinstance(memory, (str, os.PathLike)):
-        raise TypeError(
-            f"memory={memory!r} is not known. Choose None, the path of a folder, or "
-            "a joblib.Memory."
-        )
+        choices = "None, the path of a folder, or a joblib.Memory"
+        raise TypeError(f"memory={memory!r} is not known. Choose {choices}.")
     try:
         location = None if memory is None else os.fspath(memory)
         return joblib.Memory(location, verbose=0)
@@ -100,7 +92,9 @@ def cached(
 
     def pack() -> bytes:
         fresh.append(work())
-        return _packed(key, fresh[0])
+        file = io.BytesIO()
+        _Pickler(file, key).dump(fresh[0])
+        return hashed(key, data=file.getbuffer()) + file.getvalue()
 
     # joblib notes which functions have an entry, but not in which folder
     entry = types.FunctionType(_entry.__code__, globals(), _entry.__name__)
@@ -109,7 +103,9 @@ def cached(
         packed = stored(str(key), pack)
         if not fresh:
             with suppress(Exception):  # a damaged entry
-                return cast(T, _unpacked(key, packed))
+                checksum, content = packed[:32], packed[32:]
+                if checksum == hashed(key, data=content):
+                    return cast(T, _Unpickler(io.BytesIO(content), key).load())
             getattr(stored, "call", _entry)(str(key), pack)
     except Exception as error:
         if not fresh:
@@ -135,9 +131,8 @@ def _warn_of_change(before: str, after: str) -> None:
     what = f"something that {changed.split()[0]} refers to" if changed else "an input"
     warnings.warn(
         f"The result was cached, but will not be found again: {what} changed while "
-        "it was computed. Code that counts or collects in a global or in an attribute "
-        "of a class makes every key a new one. Collect in an attribute of the module, "
-        "or in a callback.",
+        "it was computed. Code that collects in a global or in an attribute of a class "
+        "makes every key a new one. Collect in the module, or in a callback.",
         UserWarning,
         stacklevel=3,
     )
@@ -148,33 +143,16 @@ def _entry(key: str, work: Callable[[], bytes]) -> bytes:
     return work()
 
 
-def _packed(key: str, value: Any) -> bytes:
-    """Return a pickle preceded by its checksum."""
-    file = io.BytesIO()
-    pickler = _Pickler(file, protocol=5)
-    pickler.definitions = getattr(key, "definitions", {})
-    pickler.names = {id(v): k for k, vs in pickler.definitions.items() for v in vs}
-    pickler.dump(value)
-    return hashed(key, data=file.getbuffer()) + file.getvalue()
-
-
-def _unpacked(key: str, packed: bytes) -> Any:
-    checksum, content = packed[:32], packed[32:]
-    if checksum != hashed(key, data=content):
-        raise ValueError("The entry is damaged.")
-    unpickler = _Unpickler(io.BytesIO(content))
-    unpickler.definitions = getattr(key, "definitions", {})
-    return unpickler.load()
-
-
 class _Pickler(pickle.Pickler):
     """Pickles the user's functions and classes by the names that a key has for them.
 
     So they need not be importable: a key holds those of the process that reads.
     """
 
-    definitions: Mapping[str, list[Any]]
-    names: Mapping[int, str]
+    def __init__(self, file: io.BytesIO, key: str) -> None:
+        super().__init__(file, protocol=5)
+        self.definitions = getattr(key, "definitions", {})
+        self.names = {id_: k for k, v in self.definitions.items() for id_ in v}
 
     def persistent_id(self, value: Any) -> str | None:
         """Return the name of a function or class of the user, None for others."""
@@ -184,45 +162,23 @@ class _Pickler(pickle.Pickler):
         return name
 
     def reducer_override(self, value: Any) -> Any:
-        """Reduce skorch nets, whose own pickler lacks the names, and plain tensors."""
-        if _is_array(value):
-            # loads five times as fast as torch's own form
-            return _as_tensor, (
-                value.detach().numpy(),
-                type(value),
-                value.requires_grad,
-            )
+        """Reduce skorch nets, whose own pickler lacks the names."""
         if isinstance(value, NeuralNet):
-            make = copyreg.__newobj__  # type: ignore[attr-defined]
-            return make, (type(value),), vars(value), None, None, _set_attributes
+            return object.__new__, (type(value),), vars(value), None, None, _set_state
         return NotImplemented
 
 
-def _is_array(value: Any) -> bool:
-    """Whether a tensor has nothing that an array lacks but its gradient's flag."""
-    return (
-        type(value) in (torch.Tensor, torch.nn.Parameter)
-        and (value.device.type, value.layout) == ("cpu", torch.strided)
-        and (value.is_contiguous() and value.is_leaf and value.dtype in _DTYPES)
-        and not (value.__dict__ or value._backward_hooks)
-    )
-
-
-def _as_tensor(array: np.ndarray, kind: type, requires_grad: bool) -> torch.Tensor:
-    value = torch.from_numpy(np.require(array, requirements="W"))
-    return torch.Tensor._make_subclass(kind, value, requires_grad)
-
-
-def _set_attributes(value: Any, attributes: Mapping[str, Any]) -> None:
+def _set_state(value: Any, attributes: Mapping[str, Any]) -> None:
     vars(value).update(attributes)
 
 
 class _Unpickler(pickle.Unpickler):
     """Reads what `_Pickler` has written, in this process or another."""
 
-    definitions: Mapping[str, list[Any]]
+    def __init__(self, file: io.BytesIO, key: str) -> None:
+        super().__init__(file)
+        self.definitions = getattr(key, "definitions", {})
 
     def persistent_load(self, name: str) -> Any:
         """Return the one function or class of that name."""
-        (value,) = self.definitions[name]
-        return value
+        return next(iter(self.definitions[name].values()))

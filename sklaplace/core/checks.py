@@ -37,12 +37,11 @@ def check_positive(
 ) -> None:
     """Raise an error unless a value is positive and finite, or names a tuner."""
     tuners = list(tuners)
+    kind = "a positive number" if scalar else "a positive number or array"
     if isinstance(value, str) and tuners:
-        kind = "a positive number" if scalar else "a positive number or array"
         check_option(name, value, tuners, f", or {kind}")
         return
-    names = f", or one of {listed(tuners)}" if tuners else ""
-    wanted = f"Choose a positive number{'' if scalar else ' or array of them'}{names}."
+    wanted = f"Choose {kind}{f', or one of {listed(tuners)}' if tuners else ''}."
     if isinstance(value, (str, bool)) or value is None:
         raise ValueError(f"{name}={value!r} is not a positive number. {wanted}")
     try:
@@ -79,9 +78,8 @@ def check_params(name: str, value: Any, checks: Mapping[str, Check], of: str) ->
     if value is None:
         return
     if not isinstance(value, Mapping):
-        raise TypeError(
-            f"{name} is of type {type(value).__name__}. Pass a dict, or None."
-        )
+        kind = type(value).__name__
+        raise TypeError(f"{name} is of type {kind}. Pass a dict, or None.")
     for key, setting in value.items():
         if key not in checks:
             known = f"It takes {listed(checks)}." if checks else "It takes none."

@@ -10,7 +10,8 @@ closures, defaults, base classes, globals, attributes of the user's modules, imp
 inside functions. Those of installed libraries are hashed by name and version.
 
 A key does not depend on what code reaches by strings (``getattr``, ``importlib``), in
-files and environment variables, or on patches to a library.
+files and environment variables, on patches to a library, or on attributes that pickle
+drops, such as those of subclasses of ``numpy.ndarray``.
 
 joblib's own hasher would not do: it takes code by its name alone, its keys change with
 what is shared, as in clones, and it recurses, which deep graphs of objects do not bear.
@@ -19,7 +20,6 @@ what is shared, as in clones, and it recurses, which deep graphs of objects do n
 import copyreg
 import dis
 import functools
-import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -36,16 +36,11 @@ from typing import Any, NamedTuple, cast
 
 import joblib
 import numpy as np
-import scipy
 import scipy.sparse
 import sklearn
-import skorch
+import skorch.callbacks
 import torch
-from skorch import NeuralNet
-from skorch.callbacks import Callback
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.utils.hooks import RemovableHandle
 
 
 class Fingerprint(str):
@@ -54,7 +49,7 @@ class Fingerprint(str):
     A definition comes after those that it refers to.
     """
 
-    definitions: dict[str, list[Any]]
+    definitions: dict[str, dict[int, Any]]  # by name, then by id
     digests: dict[str, bytes]
 
 
@@ -87,8 +82,7 @@ def fingerprint(value: Any) -> Fingerprint:
     device = torch.get_default_device().type
     world = repr((LIBRARIES, torch.get_default_dtype(), device, precision))
     key = Fingerprint(hashed(world, [walk.hash(value)]).hex())
-    key.definitions = {name: list(v.values()) for name, v in walk.definitions.items()}
-    key.digests = walk.digests
+    key.definitions, key.digests = walk.definitions, walk.digests
     return key
 
 
@@ -101,7 +95,7 @@ def hashed(tag: str, parts: Iterable[bytes] = (), data: Any = b"") -> bytes:
     return state.digest()
 
 
-_Visit = Generator[tuple[str, Any, Any], Any, tuple[bytes, int]]
+_Visit = Generator[tuple[str, Any], Any, tuple[bytes, int]]
 
 
 class _Walk:
@@ -116,39 +110,37 @@ class _Walk:
         self.definitions: dict[str, dict[int, Any]] = {}
         self.digests: dict[str, bytes] = {}
         self._done: dict[int, tuple[bytes, Any]] = {}  # values keep their ids
-        self._open: list[Any] = []
-        self._position: dict[int, int] = {}
+        self._open: dict[int, tuple[int, Any]] = {}
 
     def hash(self, root: Any) -> bytes:
         """Return the hash of an object and everything in it."""
-        path: list[tuple[str, Any, Any]] = [("", None, root)]
-        stack, result = [self._visit(root)], None
+        stack, result = [("value", root, self._visit(root))], None
         while stack:
             try:
-                path.append(stack[-1].send(result))
-            except StopIteration as returned:
-                stack.pop(), path.pop()
-                result = returned.value
-            except Exception as error:
-                raise TypeError(_refusal(path, error)) from error
-            else:
-                stack.append(self._visit(path[-1][-1]))
+                label, part = stack[-1][2].send(result)
+                stack.append((label, part, self._visit(part)))
                 result = None
+            except StopIteration as returned:
+                result = returned.value
+                stack.pop()
+            except Exception as error:
+                raise TypeError(_refusal(stack, error)) from error
         return cast(tuple[bytes, int], result)[0]
 
     def _visit(self, value: Any) -> _Visit:
         """Return a hash, and the position of the outermost open object met below."""
         if type(value) in _PLAIN:
-            return hashed(_plain(value).tag), len(self._open)
+            return hashed(f"{type(value).__name__} {value!r}"), len(self._open)
         if id(value) in self._done:
             return self._done[id(value)][0], len(self._open)
-        if (met := self._position.get(id(value))) is not None:
-            return b"@%d" % (len(self._open) - met), met
-        position = lowest = self._position[id(value)] = len(self._open)
-        self._open.append(value)
+        position = lowest = len(self._open)
+        if id(value) in self._open:
+            met = self._open[id(value)][0]
+            return b"@%d" % (position - met), met
+        self._open[id(value)] = position, value
         node, digests = _describe(value), []
         for label, part in node.parts:
-            digest, below = yield node.label, label, part
+            digest, below = yield label, part
             digests.append(digest)
             lowest = min(lowest, below)
         parts = digests if node.is_ordered else sorted(digests)
@@ -157,33 +149,31 @@ class _Walk:
             self.definitions.setdefault(node.name, {})[id(value)] = value
             self.digests[node.name] = digest
         if lowest == position:  # no part of a cycle that is still open
-            for closed in self._open[position:]:
-                del self._position[id(closed)]
-            del self._open[position:]
+            while len(self._open) > position:
+                self._open.popitem()
             self._done[id(value)] = digest, value
         return digest, lowest
 
 
-def _refusal(path: list[tuple[str, Any, Any]], error: Exception) -> str:
+def _refusal(path: list[tuple[str, Any, _Visit]], error: Exception) -> str:
     """Return where something is that cannot be hashed, and why."""
-    place = "value" + "".join(form.format(label) for form, label, _ in path)
+    place = "".join(label for label, *_ in path)
     if place.startswith("value['"):  # in a dict that holds all there is
         place = place[7:].replace("']", "", 1)
-    kind = type(path[-1][-1])
+    kind = type(path[-1][1])
     return (
         f"{place} is of type {kind.__module__}.{kind.__qualname__}, whose content "
-        f"cannot be hashed: {error}. So nothing can be cached by it. Leave it out, "
-        "give its class a __reduce__ method, or use memory=None."
+        f"cannot be hashed: {error}. Leave it out, give its class a __reduce__ method, "
+        "or use memory=None."
     )
 
 
 class Node(NamedTuple):
-    """What an object is hashed from: its kind, its parts by name or index, bytes."""
+    """What an object is hashed from: its kind, its labelled parts, bytes."""
 
     tag: str
-    parts: Iterable[tuple[Any, Any]] = ()
+    parts: Iterable[tuple[str, Any]] = ()
     data: Any = b""
-    label: str = "[{!r}]"
     is_ordered: bool = True
     name: str = ""  # of a function or class of the user
 
@@ -191,23 +181,22 @@ class Node(NamedTuple):
 def _attributes(tag: str, values: Mapping[str, Any], name: str = "") -> Node:
     """A node of named parts in any order; names that end in () are no attributes."""
     names = sorted(values)
-    parts = [(key, values[key]) for key in names]
-    return Node(f"{tag} {names}", parts, label=".{}", name=name)
-
-
-def _plain(value: Any) -> Node:
-    return Node(f"{type(value).__name__} {value!r}")
+    parts = [(f".{key}", values[key]) for key in names]
+    return Node(f"{tag} {names}", parts, name=name)
 
 
 def _container(value: Any) -> Node:
     kind = type(value).__name__
+    if type(value) not in _CONTAINERS:
+        return _reduced(value)
     if isinstance(value, (set, frozenset)):
-        return Node(kind, ((v, v) for v in value), is_ordered=False)
+        return Node(kind, (("{}", v) for v in value), is_ordered=False)
     if not isinstance(value, (list, tuple)):
-        return Node(kind, [("keys()", tuple(value)), *value.items()])
+        items = [(f"[{key!r}]", part) for key, part in value.items()]
+        return Node(kind, [(".keys()", tuple(value)), *items])
     if set(map(type, value)) <= _EXACT_REPR:
         return Node(f"{kind} {list(value)!r}")
-    return Node(kind, enumerate(value))
+    return Node(kind, [(f"[{i}]", part) for i, part in enumerate(value)])
 
 
 def _reduced(value: Any) -> Node:
@@ -229,11 +218,10 @@ def _reduced(value: Any) -> Node:
 # ----------------------------------------------------------- arrays and networks
 def _array(value: np.ndarray[Any, Any]) -> Node:
     if type(value) not in (np.ndarray, np.memmap):
-        base = {"base()": value.view(np.ndarray), "class()": type(value)}
-        return _attributes("array", {**base, **vars(value)})
+        return _reduced(value)
     tag = f"array {value.dtype!r} {value.shape}"
     if value.dtype.hasobject or value.dtype.kind == "T":
-        return Node(tag, enumerate(value.ravel().tolist()))
+        return Node(tag, [("", value.ravel().tolist())])
     flat = np.ascontiguousarray(value).reshape(-1)
     return Node(tag, data=flat.view(np.uint8) if flat.nbytes else b"")
 
@@ -244,7 +232,7 @@ def _sparse(value: Any) -> Node:
 
 
 def _tensor(value: Tensor) -> Node:
-    if is_lazy(value) or value.layout != torch.strided or value.is_meta:
+    if nn.parameter.is_lazy(value) or value.layout != torch.strided or value.is_meta:
         return _reduced(value)
     hooks = list((value._backward_hooks or {}).values())
     plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
@@ -257,29 +245,31 @@ def _tensor(value: Tensor) -> Node:
 def _module(value: nn.Module) -> Node:
     state = dict(vars(value))
     if type(value).__name__ == "OptimizedModule":  # torch.compile
-        return Node("compiled", [("_orig_mod", state["_modules"]["_orig_mod"])])
+        return Node("compiled", [("._orig_mod", state["_modules"]["_orig_mod"])])
     state.pop("_compiled_call_impl", None)
-    hooks = {name: state.pop(name) for name in list(state) if "hooks" in name}
     # one counter per process numbers all hooks, so that only their order counts
+    hooks = {name: table for name, table in state.items() if "hooks" in name}
     order = sorted({number for table in hooks.values() for number in table})
     for name, table in hooks.items():
-        if table:
-            state[name] = {order.index(n): hook for n, hook in table.items()}
+        state[name] = {order.index(number): hook for number, hook in table.items()}
     state |= {"class()": type(value), "storages()": _storages(value)}
     return _attributes("module", state)
 
 
-def _storages(module: nn.Module) -> list[str]:
-    """Submodules, and their tensors' storages by number: tied ones train as one."""
+def _storages(module: nn.Module) -> list[Any]:
+    """Storages of all tensors by number, and offsets: tied ones train as one."""
     numbers: dict[int, int] = {}
-    found = []
-    for name, part in module.named_modules():
-        found.append(name)
+    found: list[Any] = []
+    for part in module.modules():
         for t in (part._parameters | part._buffers).values():
-            if t is not None and not is_lazy(t) and t.layout == torch.strided:
+            if (
+                t is not None
+                and not nn.parameter.is_lazy(t)
+                and t.layout == torch.strided
+            ):
                 place = t.untyped_storage().data_ptr() or id(t)
                 number = numbers.setdefault(place, len(numbers))
-                found.append(f"{number} {t.storage_offset()}")
+                found += [number, t.storage_offset()]
     return found
 
 
@@ -288,11 +278,10 @@ def _skorch(value: Any) -> Node:
     if not getattr(value, "initialized_", False):
         state = value.get_params(deep=False)
     else:
-        state = {k: v for k, v in vars(value).items() if k != "callbacks_"}
-        state["history_"] = [
-            {k: v for k, v in row.items() if k not in ("batches", "dur")}
-            for row in value.history
-        ]
+        kept = [dict(row) for row in value.history]
+        for row in kept:
+            del row["batches"], row["dur"]
+        state = {**vars(value), "callbacks_": None, "history_": kept}
     state.pop("_params_to_validate", None)
     return _attributes("skorch", {**state, "class()": type(value)})
 
@@ -312,12 +301,10 @@ LIBRARIES: dict[str, str] = {
 def _release(module: str, file: str | None) -> str | None:
     """Version of the installed library that a module is of; None for the user's."""
     top = module.partition(".")[0]
-    if top in ("__main__", "__mp_main__"):
-        return None
-    if top in LIBRARIES:
-        return LIBRARIES[top]
+    if top in LIBRARIES or top in ("__main__", "__mp_main__"):
+        return LIBRARIES.get(top)
     if file is None:
-        return LIBRARIES["python"] if top in sys.builtin_module_names else None
+        file = os.__file__ if top in sys.builtin_module_names else ""
     is_installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
     if is_installed or file.endswith(tuple(EXTENSION_SUFFIXES)):
         version, found = "", os.stat(file)  # a new build may keep its version
@@ -353,31 +340,26 @@ def _loaded_module(value: types.ModuleType) -> Node:
 
 
 # --------------------------------------------------------------- the user's code
-# no file and no lines
-_CODE = (
-    *("co_code", "co_consts", "co_names", "co_varnames", "co_freevars", "co_cellvars"),
-    *("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags"),
-    *("co_exceptiontable", "co_name"),
-)
-
-
 def _code(value: types.CodeType) -> Node:
-    return _attributes("code", {key: getattr(value, key) for key in _CODE})
+    # no file and no lines
+    keys = "code consts names varnames freevars cellvars flags name exceptiontable"
+    keys += " argcount posonlyargcount kwonlyargcount"
+    return _attributes("code", {k: getattr(value, f"co_{k}") for k in keys.split()})
 
 
 @functools.lru_cache(maxsize=4096)
 def _names(code: types.CodeType) -> tuple[set[str], set[str], set[tuple[int, str]]]:
     """All names in code, those of globals, and imports with their levels."""
-    names, used, imported = set(code.co_names), set[str](), set[tuple[int, str]]()
+    used, imported = set[str](), set[tuple[int, str]]()
     steps = [s for s in dis.get_instructions(code) if s.opname != "EXTENDED_ARG"]
     for i, step in enumerate(steps):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
             used.add(step.argval)
         elif step.opname == "IMPORT_NAME":
             imported.add((steps[i - 2].argval, step.argval))
-            names.update(step.argval.split("."))
     inner = [_names(const) for const in code.co_consts if type(const) is type(code)]
-    return tuple(map(set().union, *[(names, used, imported), *inner]))  # type: ignore[return-value]
+    found = [(set(code.co_names), used, imported), *inner]
+    return tuple(map(set().union, *found))  # type: ignore[return-value]
 
 
 def _expanded(found: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
@@ -394,16 +376,15 @@ def _expanded(found: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
     return expanded
 
 
-def _imported(level: int, name: str, scope: Mapping[str, Any]) -> list[Any]:
-    """What a function imports when it is called: loaded now if it is the user's."""
-    if level:
-        name = importlib.util.resolve_name("." * level + name, scope["__package__"])
+def _imported(name: str) -> Any:
+    """The package of an import, loaded now if it is the user's, or its release."""
     top = name.partition(".")[0]
     found: Any = sys.modules.get(top) or importlib.util.find_spec(top)
     file = getattr(found, "__file__", None) or getattr(found, "origin", None)
     if found is None or (release := _release(top, file)):
-        return [found and release]
-    return [importlib.import_module(name), sys.modules[top]]
+        return found and release
+    importlib.import_module(name)
+    return sys.modules[top]
 
 
 def _function(value: types.FunctionType) -> Node:
@@ -417,11 +398,13 @@ def _function(value: types.FunctionType) -> Node:
     if not _module_release(scope.get("__name__")):
         found |= {f"globals()[{key!r}]": scope[key] for key in used & scope.keys()}
         for level, key in imports:
-            for i, module in enumerate(_imported(level, key, scope)):
-                found[f"import {level} {key} {i}"] = module
-    found = _expanded(found, names)
+            key = importlib.util.resolve_name(
+                "." * level + key, scope.get("__package__")
+            )
+            names = names.union(key.split("."))
+            found[f"import {key}"] = _imported(key)
+    found = _expanded(found, names) | {"attributes()": vars(value)}
     found |= {"defaults()": (value.__defaults__, value.__kwdefaults__)}
-    found |= {"attributes()": vars(value)}
     # lambdas share their qualified names
     code = _Walk().hash(value.__code__).hex()
     name = f"{value.__module__}.{value.__qualname__} {code}"
@@ -446,18 +429,15 @@ def _class(value: type) -> Node:
     return _attributes(f"class {name}", found, name)
 
 
-def _partial(value: Any) -> Node:
-    *_, attributes = value.__reduce__()[2]  # vars() would leave a dict
-    found = {"func": value.func, "args": value.args, "keywords": value.keywords}
-    return _attributes("partial", {**found, **(attributes or {})})
-
-
 def _wrapper(value: Any) -> Node:
-    """A method, a descriptor or a cached function by what is inside."""
+    """A method, a descriptor or a partial or cached function by what is inside."""
     keys = "fget fset fdel func attrname __func__ __self__ __wrapped__ __objclass__"
+    keys += " args keywords __name__"
     found = {key: getattr(value, key) for key in keys.split() if hasattr(value, key)}
-    name = getattr(value, "__name__", "")
-    return _attributes(f"wrapper {name}", {**found, "class()": type(value)})
+    if isinstance(value, functools.partial):
+        reduced: Any = value.__reduce__()  # vars() would leave a dict
+        found |= reduced[2][3] or {}
+    return _attributes("wrapper", {**found, "class()": type(value)})
 
 
 _EXACT_REPR = {type(None), bool, int, float, str}  # also in a list
@@ -465,36 +445,33 @@ _PLAIN = {
     *(*_EXACT_REPR, complex, type(...), type(NotImplemented)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 }
-# by the very type of an object, then by what it is an instance of
-_EXACT: dict[type, Callable[[Any], Node]] = {
-    **dict.fromkeys(_PLAIN, _plain),
-    **dict.fromkeys((list, tuple, set, frozenset, dict), _container),
-    types.MappingProxyType: _container,
-    bytes: lambda value: Node("bytes", data=value),
-    functools.partial: _partial,
+_CONTAINERS = list, tuple, set, frozenset, dict, types.MappingProxyType
+_WRAPPERS = (
+    *(types.MethodType, types.MemberDescriptorType, type(functools.lru_cache(int))),
+    *(property, staticmethod, classmethod, functools.cached_property),
+    functools.partial,
+)
+# by the first base class of an object that is listed
+_KINDS: dict[type, Callable[[Any], Node]] = {
+    **dict.fromkeys(_CONTAINERS, _container),
+    **dict.fromkeys(_WRAPPERS, _wrapper),
+    **dict.fromkeys((skorch.NeuralNet, skorch.callbacks.Callback), _skorch),
+    **dict.fromkeys((scipy.sparse.spmatrix, scipy.sparse.sparray), _sparse),
+    bytes: lambda value: Node(type(value).__name__, data=value),
+    weakref.ref: lambda value: Node("weakref", [("()", value())]),
+    torch.utils.hooks.RemovableHandle: lambda _: Node("handle of a hook"),
     types.FunctionType: _function,
     types.CodeType: _code,
-    **dict.fromkeys((types.MethodType, types.MemberDescriptorType), _wrapper),
-    type(functools.lru_cache(int)): _wrapper,
-    RemovableHandle: lambda _: Node("handle of a hook"),
-    weakref.ref: lambda value: Node("weakref", [("()", value())]),
+    types.ModuleType: _loaded_module,
+    type: _class,
+    Tensor: _tensor,
+    np.ndarray: _array,
+    nn.Module: _module,
+    object: _reduced,
 }
-_KINDS: tuple[tuple[Any, Callable[[Any], Node]], ...] = (
-    (type, _class),
-    ((property, staticmethod, classmethod, functools.cached_property), _wrapper),
-    (types.ModuleType, _loaded_module),
-    (Tensor, _tensor),
-    (np.ndarray, _array),
-    ((scipy.sparse.spmatrix, scipy.sparse.sparray), _sparse),
-    (nn.Module, _module),
-    ((NeuralNet, Callback), _skorch),
-    (torch.Generator, lambda g: Node(f"generator {g.device}", [(0, g.get_state())])),
-    (object, _reduced),
-)
 
 
 def _describe(value: Any) -> Node:
     """The node of any object."""
-    of_type = _EXACT.get(type(value))
-    makes = (make for kinds, make in _KINDS if isinstance(value, kinds))
-    return (of_type or next(makes))(value)
+    kinds = type(value).__mro__
+    return next(_KINDS[kind] for kind in kinds if kind in _KINDS)(value)

@@ -64,25 +64,6 @@ def all_finite(values: Tensor) -> bool:
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
-def psd_factor(matrix: Tensor) -> Tensor:
-    """Return ``F`` with ``F Fᵀ = matrix``, which may be singular.
-
-    Parameters
-    ----------
-    matrix : Tensor of shape (..., n, n)
-        Symmetric and positive semidefinite up to rounding.
-
-    Returns
-    -------
-    Tensor of shape (..., n, n)
-        The symmetric square root, float64. Unlike eigenvectors it depends
-        continuously on ``matrix``, so that draws made with it do not depend on the
-        batch but for rounding.
-    """
-    eigenvalues, eigenvectors = symmetric_eigh(matrix)
-    return (eigenvectors * eigenvalues.sqrt().unsqueeze(-2)) @ eigenvectors.mT
-
-
 def solve_psd(matrix: Tensor, b: Tensor) -> Tensor:
     """Return ``matrix⁻¹ b``, (n,), with eigenvalues of at least 1e-15 the largest."""
     root, failed = torch.linalg.cholesky_ex(matrix)

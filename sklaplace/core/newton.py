@@ -17,6 +17,7 @@ from torch import Tensor
 from sklaplace.core.linalg import conjugate_gradients, solve_psd
 
 Operator = Callable[[Tensor], Tensor]
+Loss = tuple[Tensor, Tensor, Tensor]  # value, gradient (P,) and outputs (N, c)
 
 # Relative decrease of the loss below which one more step ends the method: what that
 # step leaves is at the level of rounding.
@@ -45,9 +46,7 @@ class Regularised(Protocol):
     def dtype(self) -> torch.dtype:
         """Dtype of products with the curvature."""
 
-    def objective(
-        self, theta: Tensor, rho: Tensor, prior_mean: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def objective(self, theta: Tensor, rho: Tensor, prior_mean: Tensor) -> Loss:
         """Regularised loss, its gradient (P,), and the outputs (N, c)."""
 
     def curvature_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
@@ -83,8 +82,11 @@ def minimum(
     ConvergenceWarning
         If rounding stops the descent before the gradient vanishes.
     """
-    theta = start
-    value, gradient, f = head.objective(theta, rho, mean)
+
+    def objective(weights: Tensor) -> Loss:
+        return head.objective(weights, rho, mean)
+
+    theta, (value, gradient, f) = start, objective(start)
     # relative to the loss where that is small by the unit of the targets
     unit = min(1.0, max(float(value), SMALLEST))
     steps = _Steps(head, rho)
@@ -97,7 +99,7 @@ def minimum(
                 return theta + step
             break
         steps.refine(decrease)
-        trial = _descend(head, theta, step, (value, gradient), rho, mean)
+        trial = _descend(objective, theta, step, (value, gradient, f))
         if trial is None:
             break
         theta, (value, gradient, f) = trial
@@ -160,20 +162,13 @@ class _Steps:
 
 
 def _descend(
-    head: Regularised,
-    theta: Tensor,
-    step: Tensor,
-    now: tuple[Tensor, Tensor],
-    rho: Tensor,
-    mean: Tensor,
-) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]] | None:
+    objective: Callable[[Tensor], Loss], theta: Tensor, step: Tensor, now: Loss
+) -> tuple[Tensor, Loss] | None:
     """Return weights and loss of the first halved step that descends (Armijo)."""
-    value, gradient = now
-    slope = gradient @ step
+    value, slope = now[0], now[1] @ step
     noise = 1e-14 * value.abs()  # rounding hides decreases close to the minimum
-    for halvings in range(40):
-        size = 0.5**halvings
-        trial = head.objective(theta + size * step, rho, mean)
+    for size in (0.5**halvings for halvings in range(40)):
+        trial = objective(theta + size * step)
         if trial[0] <= value + 1e-4 * size * slope + noise:
             return theta + size * step, trial
     return None

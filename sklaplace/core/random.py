@@ -122,15 +122,9 @@ def sobol_normals(n_samples: int, dim: int, seed: int) -> Tensor:
         uniform = engine.draw(half, dtype=torch.float64).clamp(2**-31, 1 - 2**-31)
         points = torch.special.ndtri(uniform)
     if half >= dim:
-        points = _whitened(points)
+        root = torch.linalg.cholesky(points.mT @ points / half)
+        points = torch.linalg.solve_triangular(root, points.mT, upper=False).mT
     return torch.cat([points, -points])[:n_samples]
-
-
-def _whitened(points: Tensor) -> Tensor:
-    """Points (s, d), d <= s, with second moments of the identity matrix."""
-    root = torch.linalg.cholesky(points.mT @ points / len(points))
-    whitened: Tensor = torch.linalg.solve_triangular(root, points.mT, upper=False)
-    return whitened.mT
 
 
 # equal points in every call; must not be written to

@@ -1,6 +1,7 @@
 """Trees: inputs of networks, tensors in nested dicts, lists and tuples."""
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -10,10 +11,9 @@ def leaves(x: Any) -> Iterator[Any]:
     """Yield the leaves of a tree; those of a dict by its sorted keys."""
     if isinstance(x, (dict, list, tuple)):
         parts = [x[key] for key in sorted(x)] if isinstance(x, dict) else x
-        for part in parts:
-            yield from leaves(part)
-        return
-    yield x
+        yield from chain.from_iterable(map(leaves, parts))
+    else:
+        yield x
 
 
 def mapped(function: Callable[[Any], Any], x: Any) -> Any:

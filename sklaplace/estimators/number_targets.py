@@ -17,9 +17,8 @@ from sklaplace.likelihoods import (
     Poisson,
     RegressionLikelihood,
 )
-from sklaplace.networks.data import TrainingData
+from sklaplace.networks.data import InputType, TrainingData
 from sklaplace.networks.default import default_regressor
-from sklaplace.networks.inputs import InputType
 
 
 @dataclass(frozen=True)

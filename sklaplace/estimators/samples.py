@@ -20,8 +20,13 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from sklaplace.networks.data import TrainingData, check_length, count_rows, is_opaque
-from sklaplace.networks.inputs import input_type
+from sklaplace.networks.data import (
+    TrainingData,
+    check_length,
+    count_rows,
+    input_type,
+    is_opaque,
+)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Data sets: samples with targets and sample weights, and batches of them.
+"""Data sets: samples with targets and sample weights, batches and dtypes of them.
 
 Array-likes are validated by the estimators. Dicts of arrays, tuples and torch datasets
 are passed to skorch unchanged; batches are those of the net's own validation loader.
@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.sparse import issparse
+from sklearn.base import clone
 from skorch.dataset import Dataset, get_len, unpack_data
 from skorch.helper import SliceDict
 from skorch.utils import multi_indexing, to_tensor
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, default_collate
+
+from sklaplace.core.random import private_rng
 
 Batch = tuple[Any, Any, Tensor | None]
 # Options of a loader under which its batches are slices of the arrays.
@@ -79,9 +82,8 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         options = self.net.get_params_for("iterator_valid")
-        slices = self.net.iterator_valid is DataLoader and options.keys() <= (
-            _SLICING_OPTIONS
-        )
+        is_plain = self.net.iterator_valid is DataLoader
+        slices = is_plain and options.keys() <= _SLICING_OPTIONS
         arrays = _arrays(self.dataset) if slices else None
         batches = self._sliced(arrays) if arrays else self._loaded(options)
         for x, y, w in batches:
@@ -112,9 +114,8 @@ class Batches:
     def _on_device(self, value: Any) -> Any:
         if value is None:
             return None
-        device = self.net.device
-        if device is None:  # legal: wherever the module is
-            device = next(self.net.module_.parameters()).device
+        # None is legal: wherever the module is
+        device = self.net.device or next(self.net.module_.parameters()).device
         return to_tensor(value, device=device)
 
 
@@ -125,14 +126,11 @@ _Arrays = list[tuple[np.ndarray | None, np.ndarray]]
 def _arrays(dataset: Any) -> _Arrays | None:
     """Arrays that a dataset consists of; None for datasets with code of their own."""
     if type(dataset) is Dataset:
-        X, y = dataset.X, dataset.y
+        X, y, rows = dataset.X, dataset.y, np.arange(len(dataset))
         if not (isinstance(X, np.ndarray) and isinstance(y, np.ndarray | None)):
             return None
-        rows = np.arange(len(X))
         return [(X, rows), (y, rows), (None, rows)]
-    if type(dataset) not in (Subset, RowDataset):
-        return None
-    arrays = _arrays(dataset.dataset)
+    arrays = _arrays(dataset.dataset) if type(dataset) in (Subset, RowDataset) else None
     if arrays is None:
         return None
     if isinstance(dataset, Subset):
@@ -165,18 +163,15 @@ class TrainingData:
 
     def take(self, rows: np.ndarray) -> "TrainingData":
         """Samples at the given positions."""
-        w = self.sample_weight
-        return TrainingData(
-            take_rows(self.X, rows), self.y[rows], None if w is None else w[rows]
-        )
+        w = None if self.sample_weight is None else self.sample_weight[rows]
+        return TrainingData(take_rows(self.X, rows), self.y[rows], w)
 
     def weighted(self, sample_weight: np.ndarray) -> "TrainingData":
         """Data with sample weights, without the samples of weight zero."""
         kept = np.flatnonzero(sample_weight)
         if len(kept) == 0:
             raise ValueError(
-                "All entries of sample_weight are zero. At least one row needs a "
-                "positive weight."
+                "All entries of sample_weight are zero. Pass a positive one."
             )
         data = TrainingData(self.X, self.y, sample_weight)
         return data if len(kept) == len(sample_weight) else data.take(kept)
@@ -184,9 +179,10 @@ class TrainingData:
     def dataset(self, net: Any) -> Any:
         """Dataset of the net, with sample weights where there are any."""
         dataset = net.get_dataset(self.X, self.y)
-        if self.sample_weight is None and not _is_dataset(self.X):
-            return dataset
-        return RowDataset(dataset, self.y, self.sample_weight)
+        is_complete = self.sample_weight is None and not _is_dataset(self.X)
+        return (
+            dataset if is_complete else RowDataset(dataset, self.y, self.sample_weight)
+        )
 
 
 def _is_dataset(X: Any) -> bool:
@@ -195,9 +191,8 @@ def _is_dataset(X: Any) -> bool:
 
 def is_opaque(X: Any) -> bool:
     """Whether X is passed to skorch as given: a dict, a dataset, a tuple of arrays."""
-    if issparse(X):  # one of scipy's formats is a dict
-        return False
-    return _is_dataset(X) or isinstance(X, (Mapping, tuple, SliceDict))
+    is_known = _is_dataset(X) or isinstance(X, (Mapping, tuple, SliceDict))
+    return is_known and not issparse(X)  # one of scipy's formats is a dict
 
 
 def count_rows(X: Any) -> int:
@@ -210,8 +205,70 @@ def count_rows(X: Any) -> int:
 
 def check_length(X: Any, y: np.ndarray) -> None:
     """Refuse samples and targets of different number."""
-    n = count_rows(X)
-    if n != len(y):
+    if (n := count_rows(X)) != len(y):
         raise ValueError(
             f"X has {n} rows, but y has {len(y)}. Pass one target per row."
         )
+
+
+@dataclass(frozen=True)
+class InputType:
+    """Dtype of a network's weights, and whether it embeds integers.
+
+    Attributes
+    ----------
+    dtype : numpy.dtype
+        Of the first floating-point parameter.
+    keeps_integers : bool
+        Whether integer inputs stay integers, as embedding layers need them.
+    """
+
+    dtype: np.dtype
+    keeps_integers: bool
+
+    def inputs(self, X: np.ndarray) -> np.ndarray:
+        """Inputs in the network's dtype, or int64 for an embedding."""
+        if X.dtype.kind not in "fiub":
+            X = np.asarray(X, dtype=np.float64)
+        if self.keeps_integers and X.dtype.kind in "iu":
+            return X.astype(np.int64)
+        return self.floats(X, "X")
+
+    def floats(self, values: np.ndarray, name: str) -> np.ndarray:
+        """Values in the network's dtype; refuses those that overflow in it."""
+        with np.errstate(over="ignore"):
+            cast = values.astype(self.dtype)
+        if not np.isfinite(cast).all() and np.isfinite(values).all():
+            raise ValueError(
+                f"{name} has values up to {np.abs(values).max():.0e}, too large for "
+                f"{self.dtype}, the dtype of the network. Scale {name} "
+                "(StandardScaler in a Pipeline), or use a float64 network."
+            )
+        return cast
+
+
+def input_type(net: Any) -> InputType:
+    """`InputType` of a skorch net; None stands for the default network."""
+    if net is None:
+        return InputType(np.dtype(np.float64), False)
+    module = _module(net)
+    floating = [p.dtype for p in module.parameters() if p.is_floating_point()]
+    name = str([*floating, torch.float32][0]).removeprefix("torch.")
+    kinds = nn.Embedding | nn.EmbeddingBag
+    embeds = any(isinstance(m, kinds) for m in module.modules())
+    # numpy has no bfloat16; float32 holds all of its values
+    return InputType(np.dtype(name if hasattr(np, name) else "float32"), embeds)
+
+
+def _module(net: Any) -> Any:
+    """Module of a net, or of an initialised clone; empty if that needs the data."""
+    module = getattr(net, "module_", net.module)
+    if isinstance(module, nn.Module):
+        return module
+    scratch = clone(net)
+    scratch.verbose, scratch.callbacks, scratch.device = 0, "disable", "cpu"
+    with private_rng(0):
+        try:
+            return scratch.initialize().module_
+        except (TypeError, ValueError, RuntimeError):
+            return nn.Module()  # a callback sets the sizes when training begins

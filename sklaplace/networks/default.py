@@ -58,6 +58,7 @@ _FULL_BATCH: dict[str, Any] = {
 _LBFGS: dict[str, Any] = {
     **_FULL_BATCH,
     "optimizer": torch.optim.LBFGS,
+    "lr": 1.0,
     "optimizer__max_iter": MAX_ITERATIONS,
     "optimizer__max_eval": 4 * MAX_ITERATIONS,
     "optimizer__tolerance_grad": GRADIENT_TOLERANCE,
@@ -65,14 +66,13 @@ _LBFGS: dict[str, Any] = {
     "optimizer__tolerance_change": 0.0,
     "optimizer__history_size": 20,
     "optimizer__line_search_fn": "strong_wolfe",
-    "lr": 1.0,
 }
 # L-BFGS compares losses, which differ from step to step under sampled weights.
 _ADAM: dict[str, Any] = {
     **_FULL_BATCH,
     "optimizer": CosineAdam,
-    "optimizer__n_steps": STOCHASTIC_STEPS,
     "lr": STOCHASTIC_RATE,
+    "optimizer__n_steps": STOCHASTIC_STEPS,
 }
 
 
@@ -126,10 +126,7 @@ class PenalisedRegressor(PenalisedNet, NeuralNetRegressor):
 
 # -------------------------------------------------------------------------- factories
 def default_classifier(
-    X: Array,
-    y: NDArray[np.integer[Any]],
-    sample_weight: Array | None,
-    n_classes: int,
+    X: Array, y: NDArray[Any], sample_weight: Array | None, n_classes: int
 ) -> PenalisedClassifier:
     """Unfitted default network for classification.
 
@@ -174,10 +171,8 @@ def default_multilabel(
 
     As `default_classifier`, with `torch.nn.BCEWithLogitsLoss`.
     """
-    # the criterion is a mean over labels, too
-    factor = 1 / Y.shape[1]
-    Y = Y.astype(np.float64)
-    return penalised_classifier(X, Y, sample_weight, nn.BCEWithLogitsLoss, factor)
+    criterion, factor = nn.BCEWithLogitsLoss, 1 / Y.shape[1]  # a mean over labels, too
+    return penalised_classifier(X, Y.astype(float), sample_weight, criterion, factor)
 
 
 def penalised_classifier(
@@ -210,18 +205,9 @@ def penalised_classifier(
     PenalisedClassifier
         The network is initialised and trained by ``fit``.
     """
-    X, Y, weight = _weighted_samples(X, Y, sample_weight)
-    center, scale = _center_and_scale(X, weight)
-    noise = _noise_fraction(X, Y, weight, center, scale)
-    return PenalisedClassifier(
-        module,
-        criterion=criterion,
-        penalty=factor * CLASSIFICATION_STRENGTH * noise / (2 * weight.sum()),
-        module__center=center,
-        module__scale=scale,
-        module__n_outputs=Y.shape[1],
-        **_LBFGS,
-    )
+    Y, weight, noise, settings = _prepared(X, Y, sample_weight)
+    penalty = factor * CLASSIFICATION_STRENGTH * noise / (2 * weight.sum())
+    return PenalisedClassifier(module, criterion=criterion, penalty=penalty, **settings)
 
 
 def default_regressor(
@@ -231,21 +217,16 @@ def default_regressor(
 
     As `default_classifier`, with `torch.nn.MSELoss`; targets may have any units.
     """
-    X, Y, weight = _weighted_samples(X, Y, sample_weight)
-    center, scale = _center_and_scale(X, weight)
+    Y, weight, noise, settings = _prepared(X, Y, sample_weight)
     target_center, target_scale = _center_and_scale(Y, weight)
-    noise = _noise_fraction(X, Y, weight, center, scale)
     return PenalisedRegressor(
         TabularNetwork,
         criterion=nn.MSELoss,
         # MSELoss is twice the loss above, and a mean over samples and outputs.
         penalty=REGRESSION_STRENGTH * noise / (weight.sum() * Y.shape[1]),
-        module__center=center,
-        module__scale=scale,
-        module__n_outputs=Y.shape[1],
         module__target_center=target_center,
         module__target_scale=target_scale,
-        **_LBFGS,
+        **settings,
     )
 
 
@@ -278,14 +259,17 @@ def _architecture(net: NeuralNet) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------- data
-def _weighted_samples(
-    X: Array, Y: NDArray[Any], sample_weight: Array | None
-) -> tuple[Array, NDArray[Any], Array]:
-    """Samples with their weights, without those of weight zero."""
-    if sample_weight is None:
-        return X, Y, np.ones(len(X))
-    used = sample_weight > 0
-    return X[used], Y[used], sample_weight[used].astype(np.float64)
+def _prepared(
+    X: Array, Y: NDArray[Any], weight: Array | None
+) -> tuple[NDArray[Any], Array, float, dict[str, Any]]:
+    """Targets and weights that are not zero, the noise, and common settings."""
+    weight = np.ones(len(X)) if weight is None else weight.astype(np.float64)
+    X, Y, weight = X[weight > 0], Y[weight > 0], weight[weight > 0]
+    center, scale = _center_and_scale(X, weight)
+    noise = _noise_fraction(X, Y, weight, center, scale)
+    module = {"center": center, "scale": scale, "n_outputs": Y.shape[1]}
+    settings = {f"module__{name}": value for name, value in module.items()}
+    return Y, weight, noise, settings | _LBFGS
 
 
 def _center_and_scale(values: Array, weight: Array) -> tuple[Array, Array]:
@@ -328,8 +312,7 @@ def _noise_fraction(
 
 def _spectrum(features: Array, Y: Array) -> tuple[Array, Array]:
     """Eigenvalues of F'F and squares of Q'F'Y, from the smaller Gram matrix."""
-    n_rows, n_columns = features.shape
-    if n_rows > n_columns:
+    if len(features) > features.shape[1]:
         eigenvalues, vectors = np.linalg.eigh(features.T @ features)
         return eigenvalues.clip(0), (vectors.T @ (features.T @ Y)) ** 2
     eigenvalues, vectors = np.linalg.eigh(features @ features.T)

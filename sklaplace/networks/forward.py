@@ -5,7 +5,7 @@ returns the parameters of the likelihood, without a change to the module.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -63,12 +63,8 @@ class Forward(nn.Module):
         shape: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
-        self.module = module
-        self.call = call
-        self.output_map = output_map
-        self.logit_layer = logit_layer
-        self.shape = shape
-        self.takes_many = True
+        self.module, self.call, self.takes_many = module, call, True
+        self.output_map, self.logit_layer, self.shape = output_map, logit_layer, shape
         named = module.named_parameters()
         self.trainable = frozenset(name for name, p in named if p.requires_grad)
 
@@ -98,16 +94,16 @@ class Forward(nn.Module):
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Evaluation mode without parameter gradients; restored in any case."""
-        training = [(m, m.training) for m in self.module.modules()]
-        gradients = [(p, p.requires_grad) for p in self.module.parameters()]
+        flags: list[tuple[Any, str, bool]] = [
+            *((m, "training", m.training) for m in self.module.modules()),
+            *((p, "requires_grad", p.requires_grad) for p in self.module.parameters()),
+        ]
         try:
             self.module.eval().requires_grad_(False)
             yield
         finally:
-            for module, flag in training:
-                module.training = flag
-            for parameter, flag in gradients:
-                parameter.requires_grad_(flag)
+            for owner, name, flag in flags:
+                setattr(owner, name, flag)
 
 
 @contextmanager
@@ -120,14 +116,11 @@ def recorded_outputs(
     def hook(name: str) -> Callable[..., None]:
         return lambda _m, _i, out: recorded.setdefault(name, []).append(out)
 
-    handles = [
-        module.get_submodule(name).register_forward_hook(hook(name)) for name in names
-    ]
-    try:
+    with ExitStack() as stack:
+        for name in names:
+            layer = module.get_submodule(name)
+            stack.enter_context(layer.register_forward_hook(hook(name)))
         yield recorded
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def as_columns(outputs: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ size of step t of T is ``lr (1 + cos(π t / T)) / 2``.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,18 +34,12 @@ class CosineAdam(torch.optim.Adam):
     """
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 0.01,
-        n_steps: int = 500,
-        **options: Any,
+        self, params: Any, lr: float = 0.01, n_steps: int = 500, **options: Any
     ) -> None:
         super().__init__(params, lr=lr, **options)
         self.n_steps = n_steps
 
-    def step(  # type: ignore[override]
-        self, closure: Callable[[], Tensor]
-    ) -> Tensor:
+    def step(self, closure: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
         """Take all steps.
 
         Parameters

@@ -25,10 +25,8 @@ from sklaplace.networks.forward import Forward, first_tensor, recorded_outputs
 # arguments of criteria that change the likelihood, with their defaults
 _OPTIONS = {"weight": None, "pos_weight": None, "label_smoothing": 0.0}
 # likelihoods of this package, whose gradients need no check
-_BUILT_IN = {type(likelihood) for likelihood, _ in CRITERIA.values()} | {
-    CategoricalMap,
-    MultilabelBernoulli,
-}
+_BUILT_IN = {type(likelihood) for likelihood, _ in CRITERIA.values()}
+_BUILT_IN |= {CategoricalMap, MultilabelBernoulli}
 # Copies of the outputs in memory at once: about as many as the means, variances and
 # probabilities in float64 that are computed from them.
 OUTPUT_COPIES = 14
@@ -96,12 +94,11 @@ def as_forward(
     shape: tuple[int, ...] | None = None,
 ) -> Forward:
     """`Forward` of a skorch net, which is not changed; parameters as there."""
-    module = unwrapped(net.module_)
+    module, bare = unwrapped(net.module_), net
     if module is not net.module_:
         bare = object.__new__(type(net))
-        bare.__dict__.update(net.__dict__, module_=module)
-        net = bare
-    return Forward(module, net.infer, output_map, logit_layer, shape)
+        vars(bare).update(vars(net), module_=module)
+    return Forward(module, bare.infer, output_map, logit_layer, shape)
 
 
 def infer_output_spec(net: Any, x: Any, *expected: Any, **options: Any) -> OutputSpec:
@@ -200,10 +197,9 @@ def warn_if_double_softmax(net: Any, spec: OutputSpec) -> None:
     """Warn of a module that returns probabilities to a criterion for logits."""
     if spec.has_two_softmaxes:
         warnings.warn(
-            f"The module returns probabilities, but criterion="
-            f"{type(net.criterion_).__name__} applies a softmax itself: this is a "
-            "softmax of a softmax. Remove the softmax from the module, or use "
-            "criterion=torch.nn.NLLLoss.",
+            "The module returns probabilities, of which criterion="
+            f"{type(net.criterion_).__name__} takes a softmax of a softmax. Remove the "
+            "softmax from the module, or use criterion=torch.nn.NLLLoss.",
             UserWarning,
             stacklevel=2,
         )
@@ -227,19 +223,15 @@ def _likelihood(
             f"{', '.join(sorted(fitting))} from torch.nn.{hint}"
         )
     if getattr(criterion, "reduction", "mean") == "none":
-        raise ValueError(
-            "criterion__reduction='none' gives no loss to train on. Use 'mean', the "
-            "default."
-        )
+        raise ValueError("criterion__reduction='none' gives no loss. Use 'mean'.")
     likelihood = adapted(likelihood)
     for option, default in _OPTIONS.items():
         value = getattr(criterion, option, default)
         is_set = isinstance(value, Tensor) or value != default
         if is_set and option not in likelihood.options:
             raise ValueError(
-                f"criterion__{option} is set, which changes the likelihood and is "
-                "not supported. Leave it at its default; to weight rows or classes, "
-                "pass sample_weight to fit."
+                f"criterion__{option} is set, which changes the likelihood. Leave it "
+                "at its default; to weight rows or classes, pass sample_weight to fit."
             )
         if isinstance(value, Tensor) and not (value.isfinite() & (value >= 0)).all():
             raise ValueError(
@@ -249,8 +241,7 @@ def _likelihood(
     if getattr(criterion, "ignore_index", -1) >= 0:
         raise ValueError(
             f"criterion__ignore_index={criterion.ignore_index} is the number of a "
-            "class once labels are numbered from 0. Use a negative one, such as -1, "
-            "and label the rows to ignore so."
+            "class. Use a negative one, such as -1, and label the rows to ignore so."
         )
     return likelihood.configured(criterion), convention
 
@@ -302,16 +293,14 @@ def _check_finite(raw: Tensor, is_trained: bool) -> None:
     raise ValueError(
         "The network's outputs are not finite: its training has diverged, or its "
         "weights were not loaded. Lower the learning rate, scale the inputs, and "
-        "look at net.history for the epoch in which it began."
+        "see in net.history when it began."
     )
 
 
 def _is_distribution(raw: Tensor, sums_to_one: bool) -> bool:
     """Whether outputs lie in [0, 1] and, if they must, sum to one over classes."""
     inside = bool(((raw >= 0) & (raw <= 1)).all())
-    if not sums_to_one:
-        return inside
-    total = raw.sum(1)
+    total = raw.sum(1) if sums_to_one else torch.ones(1)
     return inside and bool(torch.allclose(total, torch.ones_like(total), atol=1e-4))
 
 
@@ -367,7 +356,9 @@ def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
 def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     """Refuse outputs of another number than the classes or target columns need."""
     shape = likelihood.output_shape(n_targets)
-    if len(shape) > 1 and raw.shape[1:] != shape:
+    if len(shape) > 1:
+        if raw.shape[1:] == shape:
+            return
         raise ValueError(
             f"The network gives outputs of shape {tuple(raw.shape[1:])} per row, but y "
             f"has {shape[0]} classes at positions {shape[1:]}, which take {shape}. Let "
@@ -375,8 +366,6 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
             "label per row y should be a 1d array; for a matrix of labels that are 0 "
             "or 1 use criterion=torch.nn.BCEWithLogitsLoss."
         )
-    if len(shape) > 1:
-        return
     if raw.ndim > 2:
         raise ValueError(
             f"The network gives outputs of shape {tuple(raw.shape[1:])} per row; "
@@ -384,8 +373,7 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
             "module, or, for a class at every position, pass y of shape "
             f"{('n', *raw.shape[2:])} with criterion=torch.nn.CrossEntropyLoss."
         )
-    found = 1 if raw.ndim == 1 else raw.shape[1]
-    needed = likelihood.n_outputs(n_targets)
+    found, needed = raw[0].numel(), likelihood.n_outputs(n_targets)
     if found == needed:
         return
     nouns = likelihood.noun

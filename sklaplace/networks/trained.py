@@ -7,7 +7,7 @@ import torch
 
 from sklaplace.networks.data import Batches
 from sklaplace.networks.forward import Forward
-from sklaplace.networks.outputs import OutputSpec, as_forward
+from sklaplace.networks.outputs import as_forward
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,8 @@ class TrainedNetwork:
 
     def forward(self) -> Forward:
         """Return the network as a function to differentiate."""
-        spec: OutputSpec = self.spec
-        return as_forward(
-            self.net, spec.output_map, spec.logit_layer, spec.output_shape
-        )
+        net, spec = self.net, self.spec
+        return as_forward(net, spec.output_map, spec.logit_layer, spec.output_shape)
 
     def batches(
         self,
@@ -68,10 +66,10 @@ class TrainedNetwork:
         """
         # the outputs of each draw, and what is computed from them
         row_elements += 3 * n_draws * self.spec.n_outputs
-        fitting = self.spec.batch_size(
+        batch_size = batch_size or self.spec.batch_size(
             row_elements=row_elements, with_covariance=with_covariance
         )
-        return Batches(self.net, dataset, batch_size or fitting)
+        return Batches(self.net, dataset, batch_size)
 
 
 def device_of(net: Any) -> torch.device:

@@ -36,14 +36,13 @@ class RecordingSplit:
 
     def __call__(self, dataset: Any, y: Any = None, **params: Any) -> tuple[Any, Any]:
         """Training data, and validation data or None."""
-        train, valid = dataset, None
+        parts = dataset, None
         if self.split:
-            targets = () if y is None else (y,)
-            train, valid = self.split(dataset, *targets, **params)
+            parts = self.split(dataset, *(() if y is None else (y,)), **params)
         with private_rng(None):
-            self.check(dataset, valid)
-        self.parts = train, valid
-        return train, valid
+            self.check(dataset, parts[1])
+        self.parts = parts
+        return parts
 
     def __reduce__(self) -> Any:
         # callbacks that pickle the net store the user's split
@@ -104,11 +103,9 @@ def _training_class(
     A class, since every attribute of a skorch net becomes a parameter.
     """
     original = type(net)
-    attributes: dict[str, Any] = {
-        "_original": original,
-        "__qualname__": original.__qualname__,
-        "__module__": original.__module__,
-    }
+    names = "__qualname__", "__module__"
+    attributes: dict[str, Any] = {name: getattr(original, name) for name in names}
+    attributes["_original"] = original
     if dataset is not None:
         changes = (*changes, _WeightedTraining)
         attributes["_training_state"] = _TrainingState(X, dataset)
@@ -128,8 +125,7 @@ class _ForTraining:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # callbacks that pickle the net store one of the user's class
-        state: Any = self.__getstate__()
-        return object.__new__, (self._original,), state
+        return object.__new__, (self._original,), self.__getstate__()
 
 
 @dataclass
@@ -184,11 +180,10 @@ class _WeightedTraining:
             loss = loss_of(y_pred, y_true, *args, **kw)
         finally:
             criterion.reduction = reduction
-        n = len(state.weights)
         weights = to_tensor(state.weights, device=self.device).to(loss)
-        weighted = weights * loss.reshape(n, -1).mean(1)
+        weighted = weights * loss.reshape(len(weights), -1).mean(1)
         if reduction == "sum":
-            return weighted.sum() * (loss.numel() / n)
+            return weighted.sum() * (loss.numel() / len(weights))
         class_weights = _class_weights(criterion, y_true, weighted)
         return weighted.mean() / state.mean_weight / class_weights.mean()
 
@@ -197,8 +192,7 @@ def _class_weights(criterion: Any, y: Any, losses: Tensor) -> Tensor:
     """Class weights (b,) of labels, whose sum torch divides a mean of losses by."""
     if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss):
         return torch.ones_like(losses)
-    labelled = (y >= 0).to(losses)
-    weight = criterion.weight
+    labelled, weight = (y >= 0).to(losses), criterion.weight
     if weight is None:
         return labelled
     return labelled * weight[y.clamp(min=0).to(weight.device)].to(losses)
