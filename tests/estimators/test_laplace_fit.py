@@ -20,8 +20,7 @@ from sklaplace.estimators.laplace_fit import (
 from sklaplace.estimators.laplace_trainer import LaplaceTrainer
 from sklaplace.estimators.number_targets import NumberTargets
 from sklaplace.estimators.options import LaplaceOptions
-from sklaplace.networks.data import TrainingData
-from sklaplace.networks.inputs import input_type
+from sklaplace.networks.data import TrainingData, input_type
 
 RNG = np.random.RandomState(0)
 X, Y = RNG.randn(30, 3), RNG.randn(30, 1)

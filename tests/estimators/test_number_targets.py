@@ -7,8 +7,7 @@ from torch import nn
 
 from sklaplace.estimators.number_targets import NumberTargets
 from sklaplace.likelihoods import Gaussian
-from sklaplace.networks.data import TrainingData
-from sklaplace.networks.inputs import input_type
+from sklaplace.networks.data import TrainingData, input_type
 
 TYPE = input_type(None)
 
