@@ -24,7 +24,7 @@ from sklaplace.networks.data import count_rows
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import (
-    LinearisedOutputs,
+    Linearisation,
     glm,
     linearise,
     linearised_draws,
@@ -87,7 +87,7 @@ class LinearisationCache:
     """
 
     _inputs: dict[int, tuple[Any, Any]] = field(default_factory=dict)
-    _parts: dict[tuple[int, bool, bool], list[list[LinearisedOutputs]]] = field(
+    _parts: dict[tuple[int, bool, bool], list[list[Linearisation]]] = field(
         default_factory=dict
     )
 
@@ -99,13 +99,13 @@ class LinearisationCache:
 
     def linearised(
         self, outputs: BatchedOutputs, X: Any, *, diagonal: bool, centred: bool
-    ) -> list[list[LinearisedOutputs]]:
+    ) -> list[list[Linearisation]]:
         """Return the linearised batches of X, computed once for each question."""
         key = id(X), diagonal, centred
         if key not in self._parts:
             spec = outputs.network.spec
-            cotangents = Centring(spec.likelihood.n_blocks) if centred else None
-            options: dict[str, Any] = {"diagonal": diagonal, "cotangents": cotangents}
+            centring = Centring(spec.likelihood.n_blocks) if centred else None
+            options: dict[str, Any] = {"diagonal": diagonal, "centring": centring}
             dataset = outputs.network.net.get_dataset(X)
             with outputs.evaluation(dataset, with_covariance=not diagonal) as (
                 forward,
@@ -125,7 +125,7 @@ class CachedOutputs(BatchedOutputs):
     Attributes
     ----------
     cache : LinearisationCache
-        LinearisedOutputs samples.
+        Linearised samples.
     """
 
     cache: LinearisationCache = field(default_factory=LinearisationCache)

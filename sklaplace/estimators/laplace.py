@@ -1,7 +1,7 @@
 """BaseLaplace: parameters, fit and posterior that the Laplace estimators share."""
 
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -366,7 +366,7 @@ class BaseLaplace:
             ).expand(getattr(h, name).shape)
             for name, value in given.items()
         }
-        return float(posterior.log_marginal_likelihood(replace(h, **tensors)))
+        return float(posterior.replace(**tensors).log_marginal_likelihood())
 
     def predictive(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and covariance of the outputs as functions of ``x``, in its graph.

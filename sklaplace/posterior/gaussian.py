@@ -15,7 +15,6 @@ from torch import Tensor
 
 from sklaplace.core.budget import move
 from sklaplace.curvature import priors
-from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures import Accumulator, Precision, Structure
 from sklaplace.likelihoods import DataFit, Likelihood
@@ -84,9 +83,9 @@ class GaussianPosterior:
 
     def __repr__(self) -> str:
         """Structure, number of weights and prior precision in one line."""
-        n = sum(block.layer is None for block in self.layout.blocks)
-        total = len(self.layout.blocks)
-        remark = f", {n} of {total} tensors without a layer form" if n else ""
+        blocks = self.layout.blocks
+        n = sum(block.layer is None for block in blocks)
+        remark = f", {n} of {len(blocks)} tensors without a layer form" if n else ""
         return (
             f"GaussianPosterior({type(self.structure).__name__} over "
             f"{self.layout.n_parameters:,} weights, "
@@ -108,8 +107,8 @@ class GaussianPosterior:
     def scale(self) -> Tensor:
         """Factor of ``H`` in the posterior precision, ()."""
         h = self.hyperparameters
-        scale = self.likelihood.scale(h.sigma_noise)
-        return scale**self.curvature_order / h.temperature
+        noise_scale = self.likelihood.scale(h.sigma_noise)
+        return noise_scale**self.curvature_order / h.temperature
 
     @cached_property
     def precision(self) -> Precision:
@@ -134,17 +133,8 @@ class GaussianPosterior:
                 "The prior is the posterior of an earlier task, for which prior and "
                 "noise cannot be changed any more. Leave them out, or fit anew."
             )
-        return replace(
-            self, hyperparameters=replace(self.hyperparameters, **hyperparameters)
-        )
-
-    def functional_covariance(self, jacobian: Jacobian) -> Tensor:
-        """Covariance of the outputs of each sample, (b, c, c), float64."""
-        return self.precision.functional_covariance(jacobian)
-
-    def functional_variance(self, jacobian: Jacobian) -> Tensor:
-        """Variances of the outputs of each sample, (b, c), float64."""
-        return self.precision.functional_variance(jacobian)
+        h = replace(self.hyperparameters, **hyperparameters)
+        return replace(self, hyperparameters=h)
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """``n`` weight samples, (n, P)."""
@@ -163,29 +153,22 @@ class GaussianPosterior:
 
     def log_likelihood(self) -> Tensor:
         """Log-likelihood of the training targets at ``mean``, in nats."""
-        h = self.hyperparameters
-        normalizer = self.likelihood.log_normalizer(h.sigma_noise)
-        loss = self.data_fit.loss * self.loss_scale
-        return -loss - self.data_fit.n_targets * normalizer
+        loss, n_targets = self.data_fit.loss, self.data_fit.n_targets
+        normalizer = self.likelihood.log_normalizer(self.hyperparameters.sigma_noise)
+        return -loss * self.loss_scale - n_targets * normalizer
 
     def scatter(self) -> Tensor:
         """``(mean - μ₀)ᵀ P₀ (mean - μ₀)`` under the prior ``N(μ₀, P₀⁻¹)``, ()."""
         return self._prior.quadratic_form(self.mean)
 
-    def log_marginal_likelihood(
-        self, hyperparameters: Hyperparameters | None = None
-    ) -> Tensor:
+    def log_marginal_likelihood(self) -> Tensor:
         """Laplace approximation of the log evidence ``log p(D)``, in nats.
 
         ``log p(D|mean) - ½(log det P - log det diag δ + scatter)``
         (MacKay 1992, "Bayesian interpolation", eq. 4.2); differentiable in the
-        hyperparameters, which default to those of the posterior. Under an earlier
-        posterior it is ``log p(new data | old data)``, so that values of successive
-        tasks add up.
+        hyperparameters. Under an earlier posterior it is
+        ``log p(new data | old data)``, so that values of successive tasks add up.
         """
-        h = hyperparameters
-        if h is not None and h is not self.hyperparameters:
-            return self.replace(**vars(h)).log_marginal_likelihood()
         complexity = self.logdet() - self._prior.logdet() + self.scatter()
         return self.log_likelihood() - complexity / 2
 
@@ -245,11 +228,8 @@ class GaussianPosterior:
         earlier.structure.scaled(earlier.scale / self.scale).resume(both)
         self.structure.resume(new)
         both.merge(new)
-        h = replace(
-            self.hyperparameters,
-            prior_precision=earlier.prior_precision,
-            prior_mean=earlier.mean,
-        )
+        delta, h = earlier.prior_precision, self.hyperparameters
+        h = replace(h, prior_precision=delta, prior_mean=earlier.mean)
         structure = both.decompose()
         return replace(self, structure=structure, hyperparameters=h, earlier=earlier)
 

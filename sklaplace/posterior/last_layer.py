@@ -51,15 +51,13 @@ class LastLayerModel(LinearModel):
     def _map(self) -> Tensor | None:
         """``output_map``; None for the identity."""
         m = self.output_map
-        identity = torch.eye(*m.shape, dtype=m.dtype, device=m.device)
-        return None if torch.equal(m, identity) else m
+        return None if torch.equal(m, torch.eye(*m.shape).to(m)) else m
 
     @cached_property
     def _in_own_dtype(self) -> "LastLayerModel":
         """The model in the dtype of the network."""
         names = "features", "output_map", "sample_weight"
-        tensors = {name: getattr(self, name).to(self.dtype) for name in names}
-        return replace(self, **tensors)
+        return replace(self, **{k: getattr(self, k).to(self.dtype) for k in names})
 
     def products(self, dtype: torch.dtype) -> tuple[Operator, Operator]:
         """``v -> J v`` and ``u -> Jᵀ u``: products with the features."""
@@ -94,8 +92,7 @@ class LastLayerModel(LinearModel):
             blocks = [HeadBlock(hessian, self._map, features.unsqueeze(1))]
             if self._has_bias:
                 blocks.append(HeadBlock(hessian, self._map))
-            _, _, weights, keys = data
-            yield Jacobian(blocks, weights, keys=keys)
+            yield Jacobian(blocks, data[2], keys=data[3])
 
     @cached_property
     def _input_factor(self) -> Factor:
@@ -107,12 +104,10 @@ class LastLayerModel(LinearModel):
         """Kronecker-factored curvature at outputs ``f``."""
         data = self.targets, self.sample_weight, self.keys
         hessian = output_hessian(curvature, self.likelihood, f, *data)
-        outputs = Factor(hessian.moment(self._map))
-        one = torch.ones(1, 1, dtype=f.dtype, device=f.device)
-        inputs = [self._input_factor, Factor(one)][: len(self.layout.blocks)]
-        n = self.sample_weight.sum()
-        counts = tuple([n, torch.ones_like(n)][: len(inputs)])
-        return Kron(self.layout, tuple((outputs, a) for a in inputs), counts)
+        outputs, n = Factor(hessian.moment(self._map)), self.sample_weight.sum()
+        inputs = [self._input_factor, Factor(f.new_ones(1, 1))]
+        factors = tuple((outputs, a) for a in inputs[: len(self.layout.blocks)])
+        return Kron(self.layout, factors, (n, torch.ones_like(n))[: len(factors)])
 
     def structure_at(self, f: Tensor) -> Structure:
         """Curvature at outputs ``f``; a Kronecker factor of the inputs is reused."""
@@ -128,16 +123,13 @@ class LastLayerModel(LinearModel):
         orders of magnitude, and so may precisions; a Kronecker product describes
         neither, but takes less memory.
         """
-        blocks = self._output_blocks(f, rho, dtype)
-        if blocks is not None:
+        if (blocks := self._blockwise(f, rho, dtype)) is not None:
             return blocks
         kron = self._kron(f, GGN)
         eigenvalues = (kron.eigenvalues + rho.mean()).to(dtype)
         return lambda v: kron.from_basis(kron.to_basis(v) / eigenvalues)
 
-    def _output_blocks(
-        self, f: Tensor, rho: Tensor, dtype: torch.dtype
-    ) -> Operator | None:
+    def _blockwise(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator | None:
         """Inverse of the blocks of ``H + diag ρ`` of each output, on a subsample.
 
         None if the blocks are too large or, by rounding, singular. O(o·i³) time and
@@ -165,9 +157,8 @@ class LastLayerModel(LinearModel):
         def apply(v: Tensor) -> Tensor:
             # a row times a symmetric matrix is faster than the matrix times a column
             solved = (self._by_output(v).unsqueeze(1) @ inverses).squeeze(1)
-            if not self._has_bias:
-                return solved.flatten()
-            return torch.cat([solved[:, :-1].flatten(), solved[:, -1]])
+            parts = [solved[:, :-1].flatten(), solved[:, -1]]
+            return torch.cat(parts) if self._has_bias else solved.flatten()
 
         return apply
 
@@ -211,18 +202,14 @@ class LastLayerRecorder:
             return
         block = jacobian.blocks[0]
         assert block.a is not None
-        if isinstance(block, Block) and not self._is_expected(block, columns, jacobian):
+        if isinstance(block, Block) and not self._agrees(block, columns, jacobian):
             self._output_map, self._batches = None, []
-            return
-        if jacobian.first_column:
-            return
-        w = torch.ones(len(f), device=f.device) if weights is None else weights
-        k = torch.zeros(len(f), dtype=torch.long) if keys is None else keys
-        self._batches.append((block.a.squeeze(1), f, targets, w, k))
+        elif not jacobian.first_column:
+            w = torch.ones(len(f), device=f.device) if weights is None else weights
+            k = torch.zeros(len(f), dtype=torch.long) if keys is None else keys
+            self._batches.append((block.a.squeeze(1), f, targets, w, k))
 
-    def _is_expected(
-        self, block: Block, hessian: OutputHessian, jacobian: Jacobian
-    ) -> bool:
+    def _agrees(self, block: Block, hessian: OutputHessian, jacobian: Jacobian) -> bool:
         """Whether output gradients are those of the map, on one combination.
 
         One combination of outputs costs a c-th of all; a `HeadBlock` needs no check.
@@ -244,11 +231,7 @@ class LastLayerRecorder:
         """Linear model of the last layer; None if the outputs are not affine in it."""
         if not self.is_linear:
             return None
-        return LastLayerModel._of(
-            template,
-            [data for _, *data in self._batches],
-            curvature,
-            accumulator,
-            features=torch.cat([batch[0] for batch in self._batches]).double(),
-            output_map=self._output_map,
-        )
+        features = torch.cat([batch[0] for batch in self._batches]).double()
+        parts = {"features": features, "output_map": self._output_map}
+        data = [data for _, *data in self._batches]
+        return LastLayerModel._of(template, data, curvature, accumulator, **parts)

@@ -72,7 +72,7 @@ class LinearModel(ABC):
     def _of(
         cls,
         template: GaussianPosterior,
-        data: Iterable[Sequence[Tensor]],
+        data: Iterable[Sequence[Any]],
         curvature: Curvature,
         accumulator: Callable[[Layout], Accumulator],
         **fields: Any,
@@ -109,8 +109,7 @@ class LinearModel(ABC):
 
     def at(self, weights: Tensor) -> Tensor:
         """Outputs (N, c) at other weights."""
-        forward, _ = self.products(torch.float64)
-        return self.outputs + forward(weights - self.weights)
+        return self.outputs + self.products(torch.float64)[0](weights - self.weights)
 
     def target_variance(self) -> Tensor:
         """Weighted variance of real-valued targets, the mean over columns, ()."""
@@ -130,25 +129,22 @@ class LinearModel(ABC):
         self, accumulator: Accumulator, f: Tensor, curvature: Curvature
     ) -> Structure:
         """Curvature at outputs ``f``, in as many passes as the accumulator needs."""
-        is_first = True
-        while is_first or accumulator.needs_another_pass():
-            is_first = False
+        while True:
             for jacobian in self.jacobians_at(f, curvature, accumulator):
                 accumulator.update(jacobian)
-        return accumulator.decompose()
+            if not accumulator.needs_another_pass():
+                return accumulator.decompose()
 
     def structure_at(self, f: Tensor) -> Structure:
         """Curvature at outputs ``f`` in the posterior's structure."""
         return self.accumulated(self.accumulator(self.layout), f, self.curvature)
 
-    def posterior(
-        self, template: GaussianPosterior, weights: Tensor
-    ) -> GaussianPosterior:
-        """Posterior with mean ``weights``: curvature and loss are evaluated there."""
-        f = self.at(weights)
-        structure = self.structure_at(f)
+    def posterior(self, template: GaussianPosterior, mean: Tensor) -> GaussianPosterior:
+        """Posterior with another mean (P,): curvature and loss are evaluated there."""
+        f = self.at(mean)
         data_fit = DataFit(self.loss(f), template.data_fit.n_targets)
-        return replace(template, mean=weights, structure=structure, data_fit=data_fit)
+        structure = self.structure_at(f)
+        return replace(template, mean=mean, structure=structure, data_fit=data_fit)
 
     def refit(
         self,
@@ -172,12 +168,11 @@ class LinearModel(ABC):
         Newton's method with preconditioned conjugate gradients; each inner iteration
         takes two products with the Jacobian.
         """
-        prior = template.prior_precision
-        rho = priors.expand(prior, self.layout) / template.loss_scale
-        mean = template.hyperparameters.prior_mean
-        begin = template.mean if start is None else start
-        found = minimum(self, rho, mean.expand_as(rho), begin, tolerance)
-        return self.posterior(template, found)
+        rho = priors.expand(template.prior_precision, self.layout) / template.loss_scale
+        prior_mean = template.hyperparameters.prior_mean.expand_as(rho)
+        start = template.mean if start is None else start
+        mean = minimum(self, rho, prior_mean, start, tolerance)
+        return self.posterior(template, mean)
 
     # -------------------------------------------- the objective of Newton's method
     def objective(
@@ -198,8 +193,7 @@ class LinearModel(ABC):
 
     def curvature_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """``v -> (H + diag ρ) v`` at outputs ``f``."""
-        forward, backward = self.products(dtype)
-        ridge = rho.to(dtype)
+        (forward, backward), ridge = self.products(dtype), rho.to(dtype)
         hessian = self.likelihood.hessian_operator(f.to(dtype))
         weights = output_weights(self.likelihood, self.targets, f.shape[1])
         roots = None if weights is None else weights.sqrt().to(dtype)

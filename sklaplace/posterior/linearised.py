@@ -54,10 +54,7 @@ class LinearisedNetwork(LinearModel):
     ) -> "LinearisedNetwork":
         """Model of batches that can be iterated any number of times."""
         jacobians = _Jacobians(batches)
-        data = []
-        for batch in jacobians.first_pass():
-            assert batch.keys is not None
-            data.append((batch.f, batch.targets, batch.weights, batch.keys))
+        data = [(b.f, b.targets, b.weights, b.keys) for b in jacobians.first_pass()]
         parts = {"jacobians": jacobians, "structure": template.structure}
         return cls._of(template, data, curvature, accumulator, **parts)
 
@@ -69,15 +66,15 @@ class LinearisedNetwork(LinearModel):
                 yield jacobian.double() if dtype == torch.float64 else jacobian
 
         def forward(v: Tensor) -> Tensor:
-            column = v.unsqueeze(-1)
-            return torch.cat([part.matmul(column).squeeze(-1) for part in in_dtype()])
+            return torch.cat(
+                [p.matmul(v.unsqueeze(-1)).squeeze(-1) for p in in_dtype()]
+            )
 
         def backward(u: Tensor) -> Tensor:
             total, start = u.new_zeros(self.layout.n_parameters), 0
             for part in in_dtype():
-                piece = u[start : start + part.n_rows]
+                piece = u[start : (start := start + part.n_rows)]
                 total += part.rmatmul(piece.unsqueeze(-1)).squeeze(-1)
-                start += part.n_rows
             return total
 
         return forward, backward
@@ -89,13 +86,11 @@ class LinearisedNetwork(LinearModel):
         tensors = f, self.targets, self.sample_weight, self.keys
         start = 0
         for jacobian in self.jacobians:
-            stop = start + jacobian.n_rows
-            data = [tensor[start:stop] for tensor in tensors]
+            rows = slice(start, start := start + jacobian.n_rows)
+            data = [tensor[rows] for tensor in tensors]
             hessian = output_hessian(curvature, self.likelihood, *data)
             combined = jacobian.double().combined(hessian.factor())
-            _, _, weights, keys = data
-            yield replace(combined, weights=weights, keys=keys)
-            start = stop
+            yield replace(combined, weights=data[2], keys=data[3])
 
     def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """``v -> M⁻¹ v`` with ``M`` a structure that has an eigenbasis.
@@ -109,11 +104,7 @@ class LinearisedNetwork(LinearModel):
             kind = DiagAccumulator if has_masks else KronAccumulator
             structure = self.accumulated(kind(self.layout), f, GGN)
         precision = structure.precision(_supported_prior(rho, structure), one)
-
-        def precondition(v: Tensor) -> Tensor:
-            return precision.solve(v.double()).to(dtype)
-
-        return precondition
+        return lambda v: precision.solve(v.double()).to(dtype)
 
 
 def _supported_prior(rho: Tensor, structure: Structure) -> Tensor:
@@ -145,12 +136,10 @@ class _Jacobians:
             yield batch
 
     def __iter__(self) -> Iterator[Jacobian]:
-        if self._cache is not None:
-            return iter(self._cache)
-        return (batch.jacobian for batch in self._batches)
+        return iter(self._cache or (batch.jacobian for batch in self._batches))
 
 
 def _n_bytes(jacobian: Jacobian) -> int:
     inputs = [block.a for block in jacobian.blocks if block.a is not None]
     n_elements = sum(int(part.numel()) for part in [*jacobian.gradients(), *inputs])
-    return n_elements * torch.finfo(jacobian.dtype).bits // 8
+    return n_elements * jacobian.dtype.itemsize

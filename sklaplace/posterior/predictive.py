@@ -9,7 +9,7 @@ Carlo predictive of the network itself (``nn``) evaluates it at weight samples.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,21 +18,22 @@ from torch.utils.data import default_collate
 
 from sklaplace.core.budget import CACHE
 from sklaplace.core.trees import leaves, tree_rows
+from sklaplace.curvature import jacobian as jac
 from sklaplace.curvature.derivatives import add_axis, call_with, quiet_batching
-from sklaplace.curvature.jacobian import (
-    Centring,
-    Jacobian,
-    backpropagate,
-    backpropagate_in_parts,
-    joined,
-)
+from sklaplace.curvature.jacobian import Centring, Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures import Projection, projected
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.variational.module import VariationalPosterior
 
 # Assumed number of intermediate values per input value in a forward pass.
 ACTIVATIONS_PER_INPUT = 16
+
+# mean and covariance, or variances
+Moments = tuple[Tensor, Tensor]
+# over the selected weights of a network
+WeightDistribution = GaussianPosterior | VariationalPosterior
 
 
 def linearised_mean(
@@ -49,7 +50,7 @@ def linearised_mean(
 
 
 @dataclass
-class LinearisedOutputs:
+class Linearisation:
     """Outputs of one batch, linearised at the network's weights.
 
     Attributes
@@ -64,52 +65,39 @@ class LinearisedOutputs:
     jacobian: Jacobian
     _projection: Projection | None = None
 
-    def gaussian(
-        self, posterior: GaussianPosterior, *, diagonal: bool
-    ) -> tuple[Tensor, Tensor]:
+    def gaussian(self, posterior: GaussianPosterior, *, diagonal: bool) -> Moments:
         """Mean (b, k) and covariance (b, k, k), or variances (b, k)."""
         mean = linearised_mean(posterior, self.f, self.jacobian)
         if diagonal:
-            return mean, posterior.functional_variance(self.jacobian)
+            return mean, posterior.precision.functional_variance(self.jacobian)
         if posterior.likelihood.n_blocks > 1:
             return self.projected(posterior, diagonal=False)
-        return mean, posterior.functional_covariance(self.jacobian)
+        return mean, posterior.precision.functional_covariance(self.jacobian)
 
-    def projected(
-        self, posterior: GaussianPosterior, *, diagonal: bool
-    ) -> tuple[Tensor, Tensor]:
+    def projected(self, posterior: GaussianPosterior, *, diagonal: bool) -> Moments:
         """As `gaussian`, with the Jacobian projected once for all prior precisions."""
-        if self._projection is None or (
-            self._projection.structure is not posterior.structure
-        ):
+        structure, known = posterior.structure, self._projection
+        if known is None or known.structure is not structure:
             n_blocks = 1 if diagonal else posterior.likelihood.n_blocks
-            self._projection = projected(posterior.structure, self.jacobian, n_blocks)
+            self._projection = known = projected(structure, self.jacobian, n_blocks)
         mean = linearised_mean(posterior, self.f, self.jacobian)
-        projection, precision = self._projection, posterior.precision
-        return mean, projection.covariance(precision, diagonal=diagonal)
+        return mean, known.covariance(posterior.precision, diagonal=diagonal)
 
 
 def linearise(
-    forward: Forward,
-    x: Any,
-    layout: Layout,
-    *,
-    diagonal: bool,
-    cotangents: Centring | None = None,
-) -> Iterator[LinearisedOutputs]:
+    forward: Forward, x: Any, layout: Layout, diagonal: bool, centring: Centring | None
+) -> Iterator[Linearisation]:
     """Linearised outputs of a batch; in several parts if ``diagonal`` and c is large.
 
-    ``cotangents`` subtracts means over outputs.
+    ``centring`` subtracts means over outputs.
     """
-    parts = backpropagate_in_parts(forward, x, layout, cotangents)
+    parts = jac.backpropagate_in_parts(forward, x, layout, centring)
     if not diagonal:
-        parts = iter([joined(list(parts))])
+        parts = iter([jac.joined(list(parts))])
     for f, jacobian in parts:
-        outputs = f if cotangents is None else cotangents.centred(f)
-        first = jacobian.first_column
-        yield LinearisedOutputs(
-            outputs[:, first : first + jacobian.n_columns], jacobian
-        )
+        outputs = f if centring is None else centring.centred(f)
+        some = outputs.narrow(1, jacobian.first_column, jacobian.n_columns)
+        yield Linearisation(some, jacobian)
 
 
 def glm(
@@ -119,7 +107,7 @@ def glm(
     *,
     diagonal: bool = False,
     centred: bool = False,
-) -> tuple[Tensor, Tensor]:
+) -> Moments:
     """Mean (b, c) and covariance (b, c, c) of the linearised outputs, float64.
 
     For a likelihood with r > 1 blocks of K outputs the covariances are (b, r, K, K).
@@ -143,13 +131,12 @@ def glm(
     One forward pass and, unless only the last layer is treated, a backward pass with
     c columns down to the selected weights.
     """
-    layout = posterior.layout
-    cotangents = Centring(posterior.likelihood.n_blocks) if centred else None
-    parts = linearise(forward, x, layout, diagonal=diagonal, cotangents=cotangents)
+    centring = Centring(posterior.likelihood.n_blocks) if centred else None
+    parts = linearise(forward, x, posterior.layout, diagonal, centring)
     return side_by_side(part.gaussian(posterior, diagonal=diagonal) for part in parts)
 
 
-def side_by_side(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def side_by_side(parts: Iterable[Moments]) -> Moments:
     """Moments of all outputs; several parts have variances, a single one may not."""
     means, covariances = zip(*parts, strict=True)
     if len(means) == 1:
@@ -161,20 +148,9 @@ def linearised_draws(
     posterior: GaussianPosterior, forward: Forward, x: Any, weights: Tensor
 ) -> Tensor:
     """Outputs (b, c, s) of the linearised network at weights (s, P), float64."""
-    f, jacobian = backpropagate(forward, x, posterior.layout)
+    f, jacobian = jac.backpropagate(forward, x, posterior.layout)
     shifts = (weights - posterior.weights).T
     return f.double().unsqueeze(-1) + jacobian.double().matmul(shifts)
-
-
-class WeightDistribution(Protocol):
-    """Distribution over the selected weights of a network."""
-
-    @property
-    def layout(self) -> Layout:
-        """The selected weights."""
-
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """``n`` weight samples, (n, P), float64."""
 
 
 def network_draws(
@@ -192,10 +168,8 @@ def network_draws(
         given = {name: value.to(own[name]) for name, value in values.items()}
         return call_with(forward, given, x).double()
 
-    size = weights.shape[1] + ACTIVATIONS_PER_INPUT * sum(
-        leaf.numel() for leaf in leaves(x)
-    )
-    at_once = CACHE // 8 // size
+    n_inputs = sum(leaf.numel() for leaf in leaves(x))
+    at_once = CACHE // 8 // (weights.shape[1] + ACTIVATIONS_PER_INPUT * n_inputs)
     with torch.no_grad():
         if at_once > 1 and forward.takes_many:
             draws = _vectorised(outputs, forward, weights.split(at_once))
@@ -224,7 +198,7 @@ def _vectorised(
 
 def moments(
     draws: Tensor, *, diagonal: bool, centred: bool, n_blocks: int = 1
-) -> tuple[Tensor, Tensor]:
+) -> Moments:
     """Mean (b, c) and covariances (b, c, c), or variances (b, c), of (b, c, s).
 
     For r > 1 blocks of K outputs the covariances are (b, r, K, K).
@@ -243,9 +217,7 @@ def moments(
     return mean, deviations @ deviations.mT / n
 
 
-def in_graph(
-    posterior: GaussianPosterior, forward: Forward, x: Any
-) -> tuple[Tensor, Tensor]:
+def in_graph(posterior: GaussianPosterior, forward: Forward, x: Any) -> Moments:
     """Mean (b, c) and covariance (b, c, c) of the linearised outputs, float64.
 
     Differentiable in ``x``, unlike `glm`, whose Jacobians are detached.
@@ -272,25 +244,3 @@ def in_graph(
     jacobian = layout.flatten(rows[block.name] for block in layout.blocks).double()
     mean = f.double() + jacobian @ (posterior.mean - posterior.weights)
     return mean, posterior.precision.covariance_of_rows(jacobian)
-
-
-@dataclass(frozen=True)
-class Predictive:
-    """Map from a posterior over weights to one over outputs.
-
-    Attributes
-    ----------
-    draws : callable
-        ``(posterior, forward, x, weights (s, P)) -> outputs (b, c, s)``, float64.
-    gaussian : callable or None
-        As `glm`, if outputs are Gaussian; None: moments are estimated from draws.
-    """
-
-    draws: Callable[[GaussianPosterior, Forward, Any, Tensor], Tensor]
-    gaussian: Callable[..., tuple[Tensor, Tensor]] | None = None
-
-
-PREDICTIVES: dict[str, Predictive] = {
-    "glm": Predictive(linearised_draws, glm),
-    "nn": Predictive(network_draws),
-}

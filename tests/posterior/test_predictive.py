@@ -16,15 +16,16 @@ from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.predictive import (
-    PREDICTIVES,
     glm,
     in_graph,
+    linearised_draws,
     linearised_mean,
     moments,
+    network_draws,
 )
 
 every_predictive = pytest.mark.parametrize(
-    "predictive", PREDICTIVES.values(), ids=PREDICTIVES.keys()
+    "draw", [linearised_draws, network_draws], ids=["glm", "nn"]
 )
 every_prior = pytest.mark.parametrize(("name", "prior"), STRUCTURES_AND_PRIORS)
 
@@ -57,27 +58,27 @@ def test_rows_are_independent_of_their_batch():
 
 
 @every_predictive
-def test_draws_of_rows_are_independent_of_their_batch(predictive):
+def test_draws_of_rows_are_independent_of_their_batch(draw):
     found = problem("cnn")
     posterior = found.posterior("kron")
     weights = posterior.sample(4, generator(1))
-    draws = predictive.draws(posterior, found.forward, found.x, weights)
+    draws = draw(posterior, found.forward, found.x, weights)
     assert draws.shape == (N_ROWS, 3, 4)
     for n in range(N_ROWS):
         row = references.row(found.x, n)
-        one = predictive.draws(posterior, found.forward, row, weights)
+        one = draw(posterior, found.forward, row, weights)
         assert_equal(one[0], draws[n], 1e-12)
 
 
 @every_predictive
 @pytest.mark.parametrize("subset", SUBSETS)
-def test_small_steps_of_the_weights_move_both_alike(predictive, subset):
+def test_small_steps_of_the_weights_move_both_alike(draw, subset):
     """To second order: a step of 1e-5 leaves some 1e-10."""
     found = problem("inplace", subset=subset)
     posterior = found.posterior("diag")
     shift = 1e-5 * normal(3, found.layout.n_parameters, seed=31)
     weights = posterior.weights + shift
-    draws = predictive.draws(posterior, found.forward, found.x, weights)
+    draws = draw(posterior, found.forward, found.x, weights)
     f = found.forward(found.x).detach()
     expected = f.unsqueeze(-1) + torch.einsum("ncp,sp->ncs", found.parts.J, shift)
     assert_equal(draws, expected, 1e-8)
@@ -90,7 +91,7 @@ def test_network_draws_are_networks_with_those_weights(case, subset):
     posterior = found.posterior("diag")
     before = [p.clone() for p in found.forward.module.parameters()]
     weights = posterior.sample(2, generator(1))
-    draws = PREDICTIVES["nn"].draws(posterior, found.forward, found.x, weights)
+    draws = network_draws(posterior, found.forward, found.x, weights)
     for old, new in zip(before, found.forward.module.parameters(), strict=True):
         assert torch.equal(old, new)
     for vector, expected in zip(weights, draws.movedim(-1, 0), strict=True):
@@ -127,7 +128,7 @@ def test_draws_are_made_in_one_pass_where_the_module_lets_them(refuses):
     weights, x = normal(5, 8), normal(4, 3, seed=1)
     forward = Forward(module, module)
     with forward.frozen():
-        draws = PREDICTIVES["nn"].draws(posterior, forward, x, weights)
+        draws = network_draws(posterior, forward, x, weights)
     assert module.n_calls == (5 if refuses else 0)  # notes of the pass are gone
     assert forward.takes_many is not refuses  # so that other batches do not try again
     assert module.last is None or not is_batchedtensor(module.last)
@@ -143,9 +144,7 @@ def test_operators_that_torch_loops_over_are_not_the_users_business():
     forward = Forward(bag, bag)
     with forward.frozen(), warnings.catch_warnings():
         warnings.simplefilter("error")
-        draws = PREDICTIVES["nn"].draws(
-            SimpleNamespace(layout=layout), forward, x, normal(3, 10)
-        )
+        draws = network_draws(SimpleNamespace(layout=layout), forward, x, normal(3, 10))
     assert draws.shape == (2, 2, 3)
 
 
@@ -154,9 +153,9 @@ def test_number_of_draws_at_a_time_changes_nothing(monkeypatch, budget):
     found = problem("mlp", subset="all")
     posterior = found.posterior("diag")
     weights = posterior.sample(7, generator(1))
-    expected = PREDICTIVES["nn"].draws(posterior, found.forward, found.x, weights)
+    expected = network_draws(posterior, found.forward, found.x, weights)
     monkeypatch.setattr("sklaplace.posterior.predictive.CACHE", 8 * budget)
-    draws = PREDICTIVES["nn"].draws(posterior, found.forward, found.x, weights)
+    draws = network_draws(posterior, found.forward, found.x, weights)
     assert_equal(draws, expected, 1e-13)
 
 

@@ -8,23 +8,19 @@ interpolation", section 4).
 
 import math
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import torch
+from numpy import ndarray
 from scipy.optimize import minimize
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from torch.autograd import grad
 
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
-from sklaplace.posterior.tuning.task import (
-    SMALLEST,
-    TuningProblem,
-    clamped,
-    require_linear_model,
-)
+from sklaplace.posterior.tuning.task import SMALLEST, TuningProblem, clamped
 
 # Bounds of log δ and log σ around typical values, see `NegativeEvidence`.
 LOG_BOUND = 20.0
@@ -45,27 +41,23 @@ def maximise_evidence(problem: TuningProblem) -> GaussianPosterior:
 
     The latter if ``refine`` is False, or "auto" without a linear model.
     """
-    structure = problem.posterior.structure
+    structure, refine = problem.posterior.structure, problem.refine
     if structure.evidence_is_biased_up:
         warnings.warn(
             f"hessian_structure={structure.kind!r} leaves out what its points cannot "
             "represent, which biases the evidence upwards: prior_precision will be too "
             "small. Use more points, prior_precision='validation', or "
             "hessian_structure='variational', whose evidence is a lower bound.",
-            UserWarning,
             stacklevel=2,
         )
-    has_model = problem.linear_model is not None
-    if problem.refine is True or (problem.refine == "auto" and has_model):
+    if refine is True or (refine == "auto" and problem.linear_model is not None):
         return marglik_refitted(problem)
-    return marglik(
-        problem.posterior, free_prior=problem.free_prior, free_noise=problem.free_noise
-    )
+    return marglik(problem.posterior, problem.free_prior, problem.free_noise)
 
 
 # ------------------------------------------------------ at the network's weights
 def marglik(
-    posterior: GaussianPosterior, *, free_prior: bool = True, free_noise: bool = True
+    posterior: GaussianPosterior, free_prior: bool = True, free_noise: bool = True
 ) -> GaussianPosterior:
     """Maximise the evidence at the posterior's mean (empirical Bayes).
 
@@ -101,15 +93,15 @@ def marglik(
     best, converged = method(objective, start.clip(-LOG_BOUND, LOG_BOUND))
     if not converged:
         warnings.warn(
-            "The evidence was not maximised to full precision; its value is valid, "
-            "but a better prior_precision may exist. prior_precision='validation' "
-            "needs no maximum of the evidence.",
+            "The evidence was not maximised to full precision: there may be a better "
+            "prior_precision. prior_precision='validation' needs no such maximum.",
             ConvergenceWarning,
             stacklevel=3,
         )
     return objective.at(best)
 
 
+@dataclass(frozen=True)
 class NegativeEvidence:
     """Negative log evidence as a function of the logarithms of free hyperparameters.
 
@@ -117,11 +109,9 @@ class NegativeEvidence:
     the data set, so that their bounds do not depend on the unit of the targets.
     """
 
-    def __init__(
-        self, posterior: GaussianPosterior, free_prior: bool, free_noise: bool
-    ) -> None:
-        self.posterior = posterior
-        self.free_prior, self.free_noise = free_prior, free_noise
+    posterior: GaussianPosterior
+    free_prior: bool
+    free_noise: bool
 
     @cached_property
     def _typical(self) -> Tensor:
@@ -138,16 +128,16 @@ class NegativeEvidence:
         """Coordinates (n,) of hyperparameters."""
         return self._free_logs(h) - self._typical
 
-    def hyperparameters(self, v: np.ndarray | Tensor) -> Hyperparameters:
+    def hyperparameters(self, v: ndarray | Tensor) -> Hyperparameters:
         """Hyperparameters at coordinates ``v``."""
         values = (torch.as_tensor(v).to(self._typical) + self._typical).exp()
         h = self.posterior.hyperparameters
         if self.free_prior:
-            n, shape = h.prior_precision.numel(), h.prior_precision.shape
-            h = replace(h, prior_precision=values[:n].reshape(shape))
+            delta = values[: h.prior_precision.numel()].reshape(h.prior_precision.shape)
+            h = replace(h, prior_precision=delta)
         return replace(h, sigma_noise=values[-1]) if self.free_noise else h
 
-    def at(self, v: np.ndarray | Tensor) -> GaussianPosterior:
+    def at(self, v: ndarray | Tensor) -> GaussianPosterior:
         """The posterior under the hyperparameters at ``v``."""
         return self.posterior.replace(**vars(self.hyperparameters(v)))
 
@@ -157,12 +147,11 @@ class NegativeEvidence:
         if not self.free_prior:
             return posterior
         half = _group_sum(posterior, torch.full_like(posterior.mean, 0.5))
-        typical = _typical_precision(posterior)
-        guess = half / _group_scatter(posterior)
-        guess = torch.clamp(guess, typical * math.exp(-10), typical * math.exp(10))
+        low, high = (_typical_precision(posterior) * math.exp(k) for k in (-10, 10))
+        guess = torch.clamp(half / _group_scatter(posterior), low, high)
         return posterior.replace(prior_precision=guess)
 
-    def derivatives(self, v: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    def derivatives(self, v: ndarray) -> tuple[float, ndarray, ndarray]:
         """Value, gradient and Hessian at ``v``."""
         posterior = self.posterior
         if posterior.prior_precision.ndim == 0 and posterior.structure.is_spectral:
@@ -172,12 +161,9 @@ class NegativeEvidence:
             value = -self.at(point).log_marginal_likelihood()
             (gradient,) = grad(value, point, create_graph=True)
             rows = [grad(entry, point, retain_graph=True)[0] for entry in gradient]
-        hessian = torch.stack(rows).numpy()
-        return float(value.detach()), gradient.detach().numpy(), hessian
+        return value.item(), gradient.detach().numpy(), torch.stack(rows).numpy()
 
-    def _spectral_derivatives(
-        self, v: np.ndarray
-    ) -> tuple[float, np.ndarray, np.ndarray]:
+    def _spectral_derivatives(self, v: ndarray) -> tuple[float, ndarray, ndarray]:
         """The derivatives for a scalar prior precision, in closed form.
 
         With eigenvalues ``k = scale·e``, ``w = k / (k + δ)`` and ``u = 1 - w``, the
@@ -193,16 +179,12 @@ class NegativeEvidence:
         loss = fit.loss * posterior.loss_scale
         value = (scatter - u.log().sum()) / 2 - posterior.log_likelihood()
         gradient = [(scatter - sum_w) / 2, fit.n_targets - 2 * loss - order * sum_w]
-        hessian = [
-            [(sum_uw + scatter) / 2, order * sum_uw],
-            [order * sum_uw, 4 * loss + 2 * order**2 * sum_uw],
-        ]
-        free = [i for i, f in enumerate((self.free_prior, self.free_noise)) if f]
-        return (
-            float(value),
-            np.array([float(gradient[i]) for i in free]),
-            np.array([[float(hessian[i][j]) for j in free] for i in free]),
-        )
+        both = order * sum_uw
+        hessian = [(sum_uw + scatter) / 2, both, both, 4 * loss + 2 * order * both]
+        free = [self.free_prior, self.free_noise]
+        slopes = torch.stack(gradient).cpu().numpy()[free]
+        rows = torch.stack(hessian).reshape(2, 2).cpu().numpy()[np.ix_(free, free)]
+        return float(value), slopes, rows
 
 
 def _typical_precision(posterior: GaussianPosterior) -> Tensor:
@@ -214,7 +196,7 @@ def _typical_precision(posterior: GaussianPosterior) -> Tensor:
     return clamped(curvature) if curvature > SMALLEST else torch.ones_like(scatter)
 
 
-def _newton(objective: NegativeEvidence, v: np.ndarray) -> tuple[np.ndarray, bool]:
+def _newton(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
     """Newton's method with absolute eigenvalues, short steps and bounds.
 
     Absolute eigenvalues make every step a descent direction, also at saddles and
@@ -240,44 +222,34 @@ def _newton(objective: NegativeEvidence, v: np.ndarray) -> tuple[np.ndarray, boo
     return v, False
 
 
-def _newton_step(
-    gradient: np.ndarray, hessian: np.ndarray, at_bound: np.ndarray
-) -> np.ndarray:
+def _newton_step(gradient: ndarray, hessian: ndarray, at_bound: ndarray) -> ndarray:
     """Descent step of length at most three in any logarithm, zero at bounds."""
-    inside = ~at_bound
-    values, vectors = np.linalg.eigh(hessian * np.outer(inside, inside))
-    sizes = np.abs(values)
-    floor = 1e-8 * max(sizes.max(), 1e-300)
-    step: np.ndarray = -vectors @ ((vectors.T @ gradient) / sizes.clip(floor))
-    step *= 3 / max(3, np.abs(step).max())
-    return step
+    values, vectors = np.linalg.eigh(hessian * np.outer(~at_bound, ~at_bound))
+    sizes = np.abs(values).clip(1e-8 * max(np.abs(values).max(), 1e-300))
+    step = -vectors @ ((vectors.T @ gradient) / sizes)
+    return step * (3 / max(3, np.abs(step).max()))
 
 
-def _lbfgs(objective: NegativeEvidence, v: np.ndarray) -> tuple[np.ndarray, bool]:
+def _lbfgs(objective: NegativeEvidence, v: ndarray) -> tuple[ndarray, bool]:
     """Bounded L-BFGS for one precision per parameter or many layers."""
 
-    def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
+    def evaluate(x: ndarray) -> tuple[float, ndarray]:
         with torch.enable_grad():
             point = torch.tensor(x, requires_grad=True)
             value = -objective.at(point).log_marginal_likelihood()
             (gradient,) = grad(value, point)
-        return float(value.detach()), gradient.numpy()
+        return value.item(), gradient.numpy()
 
-    result = minimize(
-        evaluate,
-        v,
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(-LOG_BOUND, LOG_BOUND)] * len(v),
-        options={"maxiter": 1000, "maxfun": 2000, "ftol": 1e-13, "gtol": 1e-6},
-    )
+    options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-13, "gtol": 1e-6}
+    bounds = [(-LOG_BOUND, LOG_BOUND)] * len(v)
+    result = minimize(evaluate, v, jac=True, bounds=bounds, options=options)
     return result.x, result.status == 0
 
 
 # ------------------------------------------------- at the refitted linear model
 def marglik_refitted(problem: TuningProblem) -> GaussianPosterior:
     """Maximise the evidence at the linear model's MAP under each prior."""
-    model, posterior = require_linear_model(problem.linear_model), problem.posterior
+    model, posterior = problem.model, problem.posterior
     if not (problem.free_prior or problem.free_noise):
         return model.refit(posterior)
     evidence = NegativeEvidence(posterior, problem.free_prior, problem.free_noise)
@@ -318,8 +290,7 @@ def _mackay(posterior: GaussianPosterior, problem: TuningProblem) -> Hyperparame
         squares = residual / h.temperature + order * trace_correction * h.sigma_noise**2
         # γ = n only if every target is interpolated: keep a tenth of a target
         variance = squares / (n - order * gamma.sum()).clamp(min=0.1)
-        model = require_linear_model(problem.linear_model)
-        floor = SMALLEST_NOISE**2 * model.target_variance()
+        floor = SMALLEST_NOISE**2 * problem.model.target_variance()
         h = replace(h, sigma_noise=clamped(torch.maximum(variance, floor).sqrt()))
     return h
 
@@ -365,10 +336,8 @@ def _accelerated(history: list[Tensor]) -> Tensor:
 def _group_sum(posterior: GaussianPosterior, values: Tensor) -> Tensor:
     """Sum of values (P,) over the weights that share a prior precision."""
     shape = posterior.prior_precision.shape
-    if not shape:
-        return values.sum()
-    if shape == values.shape:
-        return values
+    if not shape or shape == values.shape:
+        return values if shape else values.sum()
     return torch.stack([piece.sum() for piece in posterior.layout.split(values)])
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,8 +12,6 @@ from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.structures import Projection
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.linear_model import LinearModel
-
-Model = TypeVar("Model")
 
 # Bounds of δ and σ within which their products neither overflow nor underflow.
 SMALLEST, LARGEST = math.exp(-100), math.exp(100)
@@ -71,6 +69,11 @@ class TuningProblem:
     diagonal: bool = False
     log_density: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
+    @property
+    def model(self) -> LinearModel:
+        """The linear model, or an error that says what ``refine`` needs."""
+        return require_linear_model(self.linear_model)
+
     def held_out(self) -> Iterable[LinearisedBatch]:
         """Held-out data, or an error that says how to provide some."""
         if self.validation is None:
@@ -89,7 +92,7 @@ class TuningProblem:
         return projection.covariance(precision, diagonal=diagonal)
 
 
-def require_linear_model(model: Model | None) -> Model:
+def require_linear_model(model: LinearModel | None) -> LinearModel:
     """The linear model, or an error that says what ``refine`` needs."""
     if model is None:
         raise ValueError(
@@ -101,5 +104,5 @@ def require_linear_model(model: Model | None) -> Model:
 
 
 def clamped(value: Tensor) -> Tensor:
-    """δ or σ, clamped to bounds within which their products stay finite."""
+    """δ, σ or σ², clamped to bounds within which their products stay finite."""
     return value.clamp(SMALLEST, LARGEST)

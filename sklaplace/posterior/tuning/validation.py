@@ -20,13 +20,7 @@ from sklaplace.likelihoods import ClassificationLikelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import linearised_mean
 from sklaplace.posterior.tuning.evidence import marglik
-from sklaplace.posterior.tuning.task import (
-    SMALLEST,
-    LinearisedBatch,
-    TuningProblem,
-    clamped,
-    require_linear_model,
-)
+from sklaplace.posterior.tuning.task import LinearisedBatch, TuningProblem, clamped
 
 # The refitted model is preferred only if it raises the log-likelihood of the held-out
 # data by this many nats in total: about the logarithm of the number of candidates, the
@@ -74,14 +68,14 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
     refitted model: then the network's weights are kept.
     """
     path = _path(problem)
-    if problem.refine is True:
-        chosen = _best_refitted(problem, path)
-    else:
-        chosen = _best_kept(problem, path)
-        if problem.refine == "auto" and _may_refit(problem):
-            refitted = _best_refitted(problem, path)
-            if refitted.score < chosen.score - MARGIN:
-                chosen = refitted
+    search = _best_refitted if problem.refine is True else _best_kept
+    chosen = search(problem, path)
+    # noise and a curvature of order two: δ/scale does not determine a refitted model
+    is_ambiguous = problem.posterior.curvature_order > 1 and problem.free_noise
+    has_model = problem.linear_model is not None
+    if problem.refine == "auto" and has_model and not is_ambiguous:
+        refitted = _best_refitted(problem, path)
+        chosen = refitted if refitted.score < chosen.score - MARGIN else chosen
     if not math.isfinite(chosen.score):
         raise ValueError(
             "No prior precision gives a finite score on the held-out rows: the "
@@ -90,17 +84,9 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
         )
     posterior = chosen.posterior
     if posterior.is_refitted:  # to full precision
-        posterior = require_linear_model(problem.linear_model).refit(posterior)
-    if problem.free_noise and problem.free_prior:
-        return _widened(posterior, chosen.n_targets)
-    return posterior
-
-
-def _may_refit(problem: TuningProblem) -> bool:
-    """Whether the ratio ``δ/scale`` alone determines the refitted model."""
-    is_linear_in_scale = problem.posterior.curvature_order == 1
-    has_model = problem.linear_model is not None
-    return has_model and (is_linear_in_scale or not problem.free_noise)
+        posterior = problem.model.refit(posterior)
+    both_free = problem.free_noise and problem.free_prior
+    return _widened(posterior, chosen.n_targets) if both_free else posterior
 
 
 def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
@@ -111,11 +97,9 @@ def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
     distribution of a new value has ``ν/(ν - 2)`` times that, ν = n - 3: ``n/(n - 5)``
     in all.
     """
-    widening = math.sqrt(n / max(n - 5, 1.0))
+    sigma = posterior.hyperparameters.sigma_noise * math.sqrt(n / max(n - 5, 1.0))
+    wider = posterior.replace(sigma_noise=clamped(sigma))
     ratio = posterior.prior_precision / posterior.scale
-    wider = posterior.replace(
-        sigma_noise=clamped(posterior.hyperparameters.sigma_noise * widening)
-    )
     return wider.replace(prior_precision=ratio * wider.scale)
 
 
@@ -134,7 +118,7 @@ def _path(problem: TuningProblem) -> list[Tensor]:
     def output_variance(batch: LinearisedBatch) -> Tensor:
         return batch.jacobian.double().variance(prior_variances)
 
-    size = max(_held_out_mean(problem, output_variance), 1e-30)
+    size = _held_out_mean(problem, output_variance).clamp(min=1e-30)
     return [shape * size / variance for variance in PATH]
 
 
@@ -148,21 +132,18 @@ def _noise_path(problem: TuningProblem) -> list[Tensor]:
         mean = linearised_mean(posterior, batch.f, batch.jacobian)
         return (mean - batch.targets) ** 2
 
-    residual = max(_held_out_mean(problem, squares), SMALLEST) ** 0.5
-    order = posterior.curvature_order
-    scales = [1 / level ** (2 * order) for level in residual * NOISE_PATH]
-    return [h.prior_precision * h.temperature / scale for scale in scales]
+    residual = float(clamped(_held_out_mean(problem, squares)).sqrt())
+    powers = (residual * NOISE_PATH) ** (2 * posterior.curvature_order)
+    return [h.prior_precision * h.temperature * power for power in powers]
 
 
 def _held_out_mean(
     problem: TuningProblem, values: Callable[[LinearisedBatch], Tensor]
-) -> float:
-    """Weighted mean over the held-out data, and over outputs, of ``values`` (b, c)."""
-    total, n = 0.0, 0.0
-    for batch in problem.held_out():
-        total += float(batch.weights.double() @ values(batch).mean(1))
-        n += float(batch.weights.sum())
-    return total / n
+) -> Tensor:
+    """Weighted mean over held-out data and outputs of ``values`` (b, c), ()."""
+    batches = [(b.weights.double(), values(b).mean(1)) for b in problem.held_out()]
+    weights, means = map(torch.cat, zip(*batches, strict=True))
+    return weights @ means / weights.sum()
 
 
 # ------------------------------------------------------------ search on the path
@@ -202,15 +183,13 @@ def _best_refitted(problem: TuningProblem, path: list[Tensor]) -> _Candidate:
         if 0 <= index < len(path) and index not in candidates:
             candidates[index] = _refitted(problem, start, path[index])
 
-    best = min(MIDDLE, len(path) - 1)
-    visit(best, problem.posterior)
-    for stride in (2, 1):
-        for direction in (stride, -stride):
-            while True:
-                best = _best_index(candidates)
-                visit(best + direction, candidates[best].posterior)
-                if stride == 1 or _best_index(candidates) == best:
-                    break
+    visit(min(MIDDLE, len(path) - 1), problem.posterior)
+    for stride in (2, -2, 1, -1):
+        while True:
+            best = _best_index(candidates)
+            visit(best + stride, candidates[best].posterior)
+            if abs(stride) == 1 or _best_index(candidates) == best:
+                break
     return candidates[_best_index(candidates)]
 
 
@@ -222,8 +201,7 @@ def _refitted(
         template = start.replace(prior_precision=ratio * start.scale)
     else:
         template = start.replace(sigma_noise=_implied_variance(start, ratio).sqrt())
-    model = require_linear_model(problem.linear_model)
-    posterior = model.refit(template, tolerance=PATH_TOLERANCE)
+    posterior = problem.model.refit(template, tolerance=PATH_TOLERANCE)
     return _scored(replace(problem, posterior=posterior), [ratio])[0]
 
 
@@ -234,15 +212,19 @@ def _best_index(candidates: dict[int, _Candidate]) -> int:
 # ---------------------------------------------------------------------- the score
 def _scored(problem: TuningProblem, path: list[Tensor]) -> list[_Candidate]:
     """A candidate per ratio, all with the same weights: one pass over the data."""
-    scorers = [_Scorer(problem, ratio) for ratio in path]
+    posterior = problem.posterior
+    n_blocks = 1 if problem.diagonal else posterior.likelihood.n_blocks
+    scores: list[list[tuple[Tensor, ...]]] = [[] for _ in path]
     for batch in problem.held_out():
-        mean = linearised_mean(problem.posterior, batch.f, batch.jacobian)
-        n_blocks = 1 if problem.diagonal else problem.posterior.likelihood.n_blocks
-        projection = projected(problem.posterior.structure, batch.jacobian, n_blocks)
-        for scorer in scorers:
-            covariance = problem.output_covariance(projection, scorer.ratio)
-            scorer.add(mean, covariance, batch)
-    return [scorer.candidate() for scorer in scorers]
+        mean = linearised_mean(posterior, batch.f, batch.jacobian)
+        projection = projected(posterior.structure, batch.jacobian, n_blocks)
+        for ratio, parts in zip(path, scores, strict=True):
+            u = problem.output_covariance(projection, ratio)
+            parts.append((batch.weights.double(), *_losses(problem, mean, u, batch)))
+    return [
+        _candidate(problem, ratio, *map(torch.cat, zip(*parts, strict=True)))
+        for ratio, parts in zip(path, scores, strict=True)
+    ]
 
 
 def _implied_variance(posterior: GaussianPosterior, ratio: Tensor) -> Tensor:
@@ -252,61 +234,49 @@ def _implied_variance(posterior: GaussianPosterior, ratio: Tensor) -> Tensor:
     return inverse_scale ** (1 / posterior.curvature_order)
 
 
-class _Scorer:
-    """Score of one ratio ``ρ = δ/scale`` on held-out data, batch by batch.
+def _losses(
+    problem: TuningProblem, mean: Tensor, u: Tensor, batch: LinearisedBatch
+) -> tuple[Tensor, ...]:
+    """Losses (b,) of a batch, or squared residuals (b, c) and variances (b, c).
 
-    With ``u = J (H + ρ)⁻¹ Jᵀ`` the functional covariance is ``u/scale``. For
-    Gaussian noise ``scale = 1/(σ²T)``, so that the predictive variance
+    With ``u = J (H + ρ)⁻¹ Jᵀ``, ``ρ = δ/scale``, the functional covariance is
+    ``u/scale``. For Gaussian noise ``scale = 1/(σ²T)``, so that the predictive variance
     ``σ²(1 + T u)`` is proportional to σ², whose best value has a closed form. For a
     curvature of order two it is ``σ²(1 + T σ² u)``, and a search finds σ².
     """
+    posterior = problem.posterior
+    if problem.log_density is not None:
+        targets = batch.targets.double()
+        return (-problem.log_density(mean, u / posterior.scale, targets),)
+    if problem.log_proba is not None:
+        log_proba = problem.log_proba(mean, u / posterior.scale)
+        likelihood = cast(ClassificationLikelihood, posterior.likelihood)
+        return (likelihood.log_loss(log_proba, batch.targets),)
+    return (mean - batch.targets) ** 2, posterior.hyperparameters.temperature * u
 
-    def __init__(self, problem: TuningProblem, ratio: Tensor) -> None:
-        self.problem, self.ratio = problem, ratio
-        self._losses: list[Tensor] = []
-        self._weights: list[Tensor] = []
-        self._variances: list[Tensor] = []
 
-    def add(self, mean: Tensor, u: Tensor, batch: LinearisedBatch) -> None:
-        """Add one batch with its predictive mean and covariance ``u``."""
-        problem, posterior = self.problem, self.problem.posterior
-        if problem.log_density is not None:
-            targets = batch.targets.double()
-            loss = -problem.log_density(mean, u / posterior.scale, targets)
-        elif problem.log_proba is not None:
-            log_proba = problem.log_proba(mean, u / posterior.scale)
-            likelihood = cast(ClassificationLikelihood, posterior.likelihood)
-            loss = likelihood.log_loss(log_proba, batch.targets)
+def _candidate(
+    problem: TuningProblem, ratio: Tensor, weights: Tensor, *losses: Tensor
+) -> _Candidate:
+    """The posterior at a ratio ``ρ = δ/scale``, with its score on held-out data."""
+    posterior, n_rows = problem.posterior, float(weights.sum())
+    weights = weights / n_rows
+    if posterior.likelihood.has_noise:
+        nll = _GaussianNLL(posterior, weights, *losses)
+        if not problem.free_noise:
+            variance = posterior.hyperparameters.sigma_noise**2
+        elif not problem.free_prior:
+            variance = _implied_variance(posterior, ratio)
         else:
-            loss = (mean - batch.targets) ** 2
-            self._variances.append(posterior.hyperparameters.temperature * u)
-        self._losses.append(loss)
-        self._weights.append(batch.weights.double())
-
-    def candidate(self) -> _Candidate:
-        """The posterior at this point of the path, with its score."""
-        problem, posterior = self.problem, self.problem.posterior
-        losses, weights = torch.cat(self._losses), torch.cat(self._weights)
-        n_rows = float(weights.sum())
-        weights = weights / n_rows
-        if posterior.likelihood.has_noise:
-            nll = _GaussianNLL(posterior, losses, torch.cat(self._variances), weights)
-            if not problem.free_noise:
-                variance = posterior.hyperparameters.sigma_noise**2
-            elif not problem.free_prior:
-                variance = _implied_variance(posterior, self.ratio)
-            else:
-                variance = nll.best_variance()
-            score = float(nll(variance)) * n_rows
-            posterior = posterior.replace(sigma_noise=clamped(variance.sqrt()))
-        else:
-            score = float(weights @ losses) * n_rows
-        if problem.free_prior or not posterior.likelihood.has_noise:
-            ratio = self.ratio * posterior.scale
-            posterior = posterior.replace(prior_precision=ratio)
-        n_targets = n_rows * posterior.likelihood.n_targets(losses.shape[-1])
-        score = score if math.isfinite(score) else math.inf
-        return _Candidate(posterior, score, n_targets)
+            variance = nll.best_variance()
+        score = float(nll(variance)) * n_rows
+        posterior = posterior.replace(sigma_noise=clamped(variance.sqrt()))
+    else:
+        score = float(weights @ losses[0]) * n_rows
+    if problem.free_prior or not posterior.likelihood.has_noise:
+        posterior = posterior.replace(prior_precision=ratio * posterior.scale)
+    n_targets = n_rows * posterior.likelihood.n_targets(losses[0].shape[-1])
+    return _Candidate(posterior, score if math.isfinite(score) else math.inf, n_targets)
 
 
 @dataclass(frozen=True)
@@ -317,18 +287,18 @@ class _GaussianNLL:
     ----------
     posterior : GaussianPosterior
         Its likelihood and order of the curvature are used.
+    weights : Tensor of shape (n,)
+        Sample weights that sum to one.
     squares : Tensor of shape (n, c)
         Squared residuals.
     variances : Tensor of shape (n, c)
         Variances of the outputs in units of ``σ^(2·order)``.
-    weights : Tensor of shape (n,)
-        Sample weights that sum to one.
     """
 
     posterior: GaussianPosterior
+    weights: Tensor
     squares: Tensor
     variances: Tensor
-    weights: Tensor
 
     def __call__(self, variance: Tensor) -> Tensor:
         """Score at σ², ()."""
@@ -343,13 +313,13 @@ class _GaussianNLL:
     def best_variance(self) -> Tensor:
         """σ² of the best score under a given ratio ``δ/scale``, ()."""
         scaled = self.squares / (1 + self.variances)
-        best = (self.weights @ scaled.mean(1)).clamp(min=SMALLEST)
+        best = clamped(self.weights @ scaled.mean(1))
         if self.posterior.curvature_order == 1:
             return best
 
         def score(log_variance: float) -> float:
             return float(self(torch.full_like(best, math.exp(log_variance))))
 
-        upper = float((self.weights @ self.squares.mean(1)).clamp(min=SMALLEST).log())
+        upper = float(clamped(self.weights @ self.squares.mean(1)).log())
         found = minimize_scalar(score, bounds=(upper - 30, upper + 1), method="bounded")
         return torch.full_like(best, math.exp(found.x))

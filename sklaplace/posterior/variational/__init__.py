@@ -31,10 +31,7 @@ from sklaplace.posterior.variational.priors import (
 from sklaplace.posterior.variational.quantile import Quantile
 
 POSTERIORS: dict[str, type[WeightPosterior]] = {
-    "density": Density,
-    "gaussian": MeanFieldGaussian,
-    "kumaraswamy": Kumaraswamy,
-    "quantile": Quantile,
+    kind.name: kind for kind in (Density, MeanFieldGaussian, Kumaraswamy, Quantile)
 }
 """Posteriors by the values of the parameter ``posterior``."""
 

@@ -108,10 +108,8 @@ class WeightPosterior(nn.Module, ABC):
         check_count("n", n)
         like = next(self.parameters())
         device = like.device if generator is None else generator.device
-        noise = self._noise(
-            (n, self.n_weights), generator=generator, dtype=like.dtype, device=device
-        )
-        return noise.to(like.device)
+        options = {"generator": generator, "dtype": like.dtype, "device": device}
+        return self._noise((n, self.n_weights), **options).to(like.device)
 
     @abstractmethod
     def transform(self, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,19 +144,19 @@ class WeightPosterior(nn.Module, ABC):
 class LocationScale(WeightPosterior):
     """Weights ``w = μ + σ z`` with a standard variable ``z`` per weight.
 
-    Subclasses define the distribution of ``z``, and call `_start_scale` once it has its
-    initial parameters.
+    Subclasses define the distribution of ``z``, whose parameters `_start_shape` sets.
     """
 
     def __init__(self, location: Tensor, scale: Tensor, bound: float = 3.0) -> None:
         super().__init__(location, scale, bound)
         self.location = nn.Parameter(location.detach().clone())
+        self._start_shape(self.location.detach())
+        with torch.no_grad():
+            sigma = scale / self._moments()[1] ** 0.5
+            self.raw_scale = nn.Parameter(inverse_softplus(sigma).to(self.location))
 
-    @torch.no_grad()
-    def _start_scale(self, scale: Tensor) -> None:
-        """Choose ``σ`` such that weights have the given standard deviations (P,)."""
-        sigma = scale / self._moments()[1] ** 0.5
-        self.raw_scale = nn.Parameter(inverse_softplus(sigma).to(self.location))
+    def _start_shape(self, like: Tensor) -> None:
+        """Set the initial parameters of ``z``, if it has any, next to a tensor (P,)."""
 
     @property
     def scale(self) -> Tensor:
@@ -216,13 +214,9 @@ def _check_start(location: Tensor, scale: Tensor) -> None:
     """Refuse initial locations and scales that are not finite, (P,) and positive."""
     for name, values in (("location", location), ("scale", scale)):
         if not values.is_floating_point():
-            raise TypeError(
-                f"{name} is of dtype {values.dtype}. Pass a floating-point tensor."
-            )
+            raise TypeError(f"{name} is of dtype {values.dtype}. Pass a float tensor.")
         if not values.isfinite().all():
-            raise ValueError(
-                f"{name} has numbers that are not finite. Pass finite ones."
-            )
+            raise ValueError(f"{name} has numbers that are not finite. Pass others.")
     if location.ndim != 1 or location.shape != scale.shape or not len(location):
         raise ValueError(
             f"location has shape {tuple(location.shape)} and scale "

@@ -67,9 +67,7 @@ class Density(LocationScale):
     basis: Tensor
     weights: Tensor
 
-    def __init__(self, location: Tensor, scale: Tensor, bound: float = 3.0) -> None:
-        super().__init__(location, scale, bound)
-        like = self.location.detach()
+    def _start_shape(self, like: Tensor) -> None:
         nodes = torch.linspace(-EDGE, EDGE, N_NODES, dtype=torch.float64)
         centres = torch.linspace(-_OUTERMOST, _OUTERMOST, N_BASIS, dtype=torch.float64)
         basis = (-(nodes.unsqueeze(-1) - centres).square() / 2).exp()
@@ -78,7 +76,6 @@ class Density(LocationScale):
         weights = _integrals_of_hats(nodes)
         self.register_buffer("weights", weights.to(like), persistent=False)  # (3, G)
         self.heights = nn.Parameter(like.new_zeros(N_BASIS, len(like)))
-        self._start_scale(scale)
 
     def median(self) -> Tensor:
         """Medians, (P,)."""
@@ -107,20 +104,21 @@ class Density(LocationScale):
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         mass, first, second = self.weights @ (self._nodes() + _FLOOR)
-        mean = first / mass
-        return mean, second / mass - mean.square()
+        return first / mass, second / mass - (first / mass).square()
 
 
 def _integrals_of_hats(nodes: Tensor) -> Tensor:
-    """Integrals of the hat functions times 1, ``z`` and ``z²``, (3, G)."""
-    one = torch.ones_like(nodes)
-    weights = torch.stack([one, nodes, nodes.square() + _STEP**2 / 6]) * _STEP
-    # half a hat next to an edge: ∫ t (1 − t/Δ) = Δ²/6, ∫ t² (1 − t/Δ) = Δ³/12
-    first = EDGE - _STEP / 3
-    second = EDGE**2 - 2 * EDGE * _STEP / 3 + _STEP**2 / 6
-    weights[:, 0] = weights.new_tensor([1, -first, second]) * (_STEP / 2)
-    weights[:, -1] = weights.new_tensor([1, first, second]) * (_STEP / 2)
-    return weights
+    """Integrals of the hat functions times 1, ``z`` and ``z²``, (3, G).
+
+    By Simpson's rule on each segment, which is exact for polynomials of degree three.
+    """
+    middles = (nodes[1:] + nodes[:-1]) / 2
+    ends, halves = (torch.stack([x**n for n in range(3)]) for x in (nodes, middles))
+    weights = 2 * ends
+    weights[:, [0, -1]] /= 2
+    weights[:, 1:] += 2 * halves
+    weights[:, :-1] += 2 * halves
+    return weights * (_STEP / 6)
 
 
 class _InverseDistribution(torch.autograd.Function):
@@ -145,14 +143,12 @@ class _InverseDistribution(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, grad_place: Tensor, grad_log_p: Tensor
-    ) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_place: Tensor, grad_log: Tensor) -> tuple[Tensor, None]:
         u, mass, place, rise, density = ctx.saved_tensors
-        at_point = grad_log_p / density
+        at_point = grad_log / density
         # γ/2: gradient in z, by way of log p(z) as well, over 2 p(z)
         pull = torch.addcmul(grad_place, at_point, rise).div_(density).div_(2)
-        total = sum_draws(pull * u).sub(sum_draws(grad_log_p) / mass.mul(2))
+        total = sum_draws(pull * u).sub(sum_draws(grad_log) / mass.mul(2))
         return _grad_nodes(pull, total, place, at_point), None
 
 
@@ -186,11 +182,9 @@ def _grad_nodes(pull: Tensor, total: Tensor, place: Tensor, at_point: Tensor) ->
     Of each draw: ``γ (u W_j − W_j(z))`` from the implicit gradient, and ``hat_j(z)/p``
     from the density at the draw, where ``total`` is half the sum of ``γ u − g/∫p``.
     """
-    index = _segment(place)
+    index, other = _segment(place), torch.empty_like(total)
     part = place - index
-    grad = pull.new_zeros(N_NODES, pull.shape[1])
-    grad.scatter_add_(0, index, pull)
-    other = torch.empty_like(total)
+    grad = pull.new_zeros(N_NODES, pull.shape[1]).scatter_add_(0, index, pull)
     grad[-1] = total
     for row in reversed(grad[1:-1].unbind()):
         # a draw in the segment right of a node has half the node's hat behind it
@@ -198,8 +192,7 @@ def _grad_nodes(pull: Tensor, total: Tensor, place: Tensor, at_point: Tensor) ->
         torch.add(total, other, out=row)
         total, other = other, total
     grad[0] = total
-    square = part.square()
-    ramp = at_point * part
+    square, ramp = part.square(), at_point * part
     grad.scatter_add_(0, index, pull * (square - 2 * part) + (at_point - ramp))
     grad.scatter_add_(0, index + 1, ramp.addcmul_(pull, square, value=-1))
     return grad

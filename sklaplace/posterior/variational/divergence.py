@@ -8,7 +8,6 @@ from torch import Tensor
 
 from sklaplace.core.checks import listed
 from sklaplace.posterior.variational.base import WeightPosterior
-from sklaplace.posterior.variational.kumaraswamy import Kumaraswamy
 from sklaplace.posterior.variational.priors import PRIORS, WeightPrior
 
 
@@ -46,9 +45,9 @@ def divergence(
     Blundell, Cornebise, Kavukcuoglu, Wierstra (2015), "Weight uncertainty in neural
     networks", ICML, eq. (2).
     """
-    exact = None
-    if posterior.is_closed_form_cheap:
-        exact = exact_divergence(posterior, prior)
+    exact = (
+        exact_divergence(posterior, prior) if posterior.is_closed_form_cheap else None
+    )
     return (log_q - prior.log_prob(w)).sum() / len(w) if exact is None else exact
 
 
@@ -72,8 +71,7 @@ def exact_divergence(posterior: WeightPosterior, prior: WeightPrior) -> Tensor |
         entropy or second moment of the posterior has no closed form, or the prior's
         expectation is not a function of the second moment.
     """
-    closed_form = posterior.closed_form()
-    if closed_form is None:
+    if (closed_form := posterior.closed_form()) is None:
         return None
     entropy, second_moment = closed_form
     expected = prior.expected_log_prob(second_moment)
@@ -104,7 +102,7 @@ def check_support(
         raise ValueError(
             f"posterior={posterior.name!r} has no bounds, but prior={prior.name!r} "
             "allows no weight beyond its own: their divergence is infinite. Choose "
-            f"posterior={Kumaraswamy.name!r}, or prior as one of {unbounded}."
+            f"posterior='kumaraswamy', or prior as one of {unbounded}."
         )
     if isinstance(posterior, WeightPosterior) and posterior.bound > prior.bound:
         raise ValueError(

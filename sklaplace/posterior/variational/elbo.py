@@ -10,7 +10,6 @@ otherwise it maximises the objective, as the running mean of squared residuals.
 """
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from sklaplace.likelihoods import Likelihood, weighted
 from sklaplace.networks.data import Batches
-from sklaplace.networks.forward import OUTPUT_MAPS, as_columns
+from sklaplace.networks.forward import OUTPUT_MAPS, Forward, as_columns
 from sklaplace.networks.outputs import OutputSpec, unwrapped
 from sklaplace.networks.training import batch_weights, mean_weight
 from sklaplace.posterior.variational import POSTERIORS
@@ -56,10 +55,7 @@ def blundell(batch: int, n_batches: int) -> float:
 
 
 # (batch from zero, batches in an epoch) -> factor of the divergence, of mean one
-KL_SCHEDULES: dict[str, Callable[[int, int], float]] = {
-    "uniform": uniform,
-    "blundell": blundell,
-}
+KL_SCHEDULES = {"uniform": uniform, "blundell": blundell}
 
 
 @dataclass
@@ -95,7 +91,7 @@ class Elbo:
     sigma: float | None = None
     start: nn.Module | None = None
     held_out: Any = None
-    spec: OutputSpec | None = None
+    spec: OutputSpec = field(init=False, repr=False)
     n_samples: int = 0
     n_batches: int = 1
     batch: int = -1
@@ -113,11 +109,10 @@ class Elbo:
         base = unwrapped(module if self.start is None else copy.deepcopy(self.start))
         layout, own = random_weights(base), dict(base.named_parameters())
         values = [own[block.name].detach() for block in layout.blocks]
-        dtype = values[0].dtype
-        location = torch.cat([value.reshape(-1).to(dtype) for value in values])
+        location = torch.cat([w.reshape(-1).to(values[0].dtype) for w in values])
         scale = initial_scales(values).to(location)
-        kind = POSTERIORS[self.posterior]
-        return StochasticModule(base, layout, kind(location, scale, self.bound))
+        posterior = POSTERIORS[self.posterior](location, scale, self.bound)
+        return StochasticModule(base, layout, posterior)
 
     def begin(self, module: StochasticModule, spec: OutputSpec) -> None:
         """Set what the outputs mean, before the first step."""
@@ -131,21 +126,18 @@ class Elbo:
 
     def loss(self, net: Any, returned: Any, y: Tensor, *, training: bool) -> Tensor:
         """Objective of a batch, in nats per sample; the mean nll where not training."""
-        assert self.spec is not None
         likelihood, module = self.spec.likelihood, net.module_
         f = OUTPUT_MAPS[self.spec.output_map](as_columns(module.outputs(returned)))
         targets = likelihood.targets(y, f)
         losses = likelihood.loss(f, targets)
         weights = weighted(likelihood, targets, batch_weights(net))
-        if weights is None:
-            weights = torch.ones_like(losses)
-        weights = weights.to(losses) / mean_weight(net)
+        weights = torch.ones_like(losses) if weights is None else weights.to(losses)
+        weights = weights / mean_weight(net)
         n_targets = likelihood.n_targets(f.shape[1])
         if training and likelihood.has_noise and self.sigma is None:
             mean = (weights * losses.detach()).sum() / weights.sum()
             self._update_noise(net, 2 * mean / n_targets)
-        sigma = self.noise(module)
-        nll = (weights * nats(likelihood, losses, sigma, n_targets)).mean()
+        nll = (weights * nats(likelihood, losses, self.noise(module), n_targets)).mean()
         if not training:
             return nll
         kl = divergence(module.posterior, self.prior, *module.drawn)
@@ -172,21 +164,15 @@ class Elbo:
     @torch.no_grad()
     def _held_out_variance(self, net: Any) -> float:
         """Mean squared residual of held-out samples at the medians of the weights."""
-        assert self.spec is not None
         likelihood, module = self.spec.likelihood, net.module_
         total, count = 0.0, 0.0
-        modes = [(part, part.training) for part in module.modules()]
-        module.eval()
-        try:
+        with Forward(module, module).frozen():
             for x, y, w in Batches(net, self.held_out, self.spec.batch_size()):
                 f = as_columns(module.outputs(net.infer(x))).double()
                 losses = likelihood.loss(f, likelihood.targets(y, f))
                 weights = torch.ones_like(losses) if w is None else w.to(losses)
                 total += float(weights @ losses)
                 count += float(weights.sum()) * likelihood.n_targets(f.shape[1])
-        finally:
-            for part, mode in modes:
-                part.training = mode
         return 2 * total / count
 
     def summary(self) -> dict[str, float]:
@@ -201,13 +187,10 @@ class Elbo:
         return {"kl": mean_kl, "elbo": -mean_nll * self._total_weight - mean_kl}
 
 
-def nats(
-    likelihood: Likelihood, losses: Tensor, sigma: Tensor, n_targets: int
-) -> Tensor:
-    """Negative log-likelihoods of samples from losses (b, ...), in their shape."""
-    sigma = sigma.to(losses)
-    normalizer = n_targets * likelihood.log_normalizer(sigma)
-    return likelihood.scale(sigma) * losses + normalizer
+def nats(likelihood: Likelihood, losses: Tensor, sigma: Tensor, n: int) -> Tensor:
+    """Negative log-likelihoods of samples with n targets, from losses (b, ...)."""
+    s = sigma.to(losses)
+    return likelihood.scale(s) * losses + n * likelihood.log_normalizer(s)
 
 
 class _ElboTraining:

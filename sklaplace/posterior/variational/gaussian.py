@@ -46,10 +46,6 @@ class MeanFieldGaussian(LocationScale):
     is_experimental: ClassVar[bool] = False
     is_closed_form_cheap: ClassVar[bool] = True
 
-    def __init__(self, location: Tensor, scale: Tensor, bound: float = 3.0) -> None:
-        super().__init__(location, scale, bound)
-        self._start_scale(scale)
-
     def median(self) -> Tensor:
         """Medians, (P,)."""
         return self.location

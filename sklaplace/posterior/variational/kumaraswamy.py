@@ -89,9 +89,8 @@ class Kumaraswamy(WeightPosterior):
         largest = float(start.abs().max())
         if largest >= self.bound:
             raise ValueError(
-                f"location has a weight of magnitude {largest:g}, which is not within "
-                f"bound={self.bound:g}. Choose a larger bound, such as "
-                f"{2 * largest:.2g}."
+                f"location has a weight of magnitude {largest:g}, not within bound="
+                f"{self.bound:g}. Choose a larger bound, such as {2 * largest:.2g}."
             )
         logit = (self.bound + start).log() - (self.bound - start).log()
         deviation = scale.detach().double() / (2 * self.bound)
@@ -109,8 +108,7 @@ class Kumaraswamy(WeightPosterior):
     def transform(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and their log densities, (s, P) each, from noise ``E`` (s, P)."""
         inputs = (self.logit_median, self.log_a, noise, self.bound)
-        w, log_q = _Draw.apply(*inputs)  # type: ignore[no-untyped-call]
-        return w, log_q
+        return _Draw.apply(*inputs)  # type: ignore[no-untyped-call]
 
     def log_prob(self, w: Tensor) -> Tensor:
         """Log density of weights (..., P), in nats; −inf at the bounds and beyond."""
@@ -141,12 +139,9 @@ class Kumaraswamy(WeightPosterior):
     def closed_form(self) -> tuple[Tensor, Tensor]:
         """Entropies in nats and ``E[w²]``, (P,) each, in closed form."""
         log_a, _, log_b = self._double_shape()
-        entropy = (
-            (1 - (-log_b).exp())
-            + (1 - (-log_a).exp()) * (_digamma_of_next(log_b) + _EULER)
-            - (log_a + log_b)
-            + math.log(2 * self.bound)
-        )
+        harmonic = _digamma_of_next(log_b) + _EULER
+        entropy = (1 - (-log_b).exp()) + (1 - (-log_a).exp()) * harmonic
+        entropy = entropy - (log_a + log_b) + math.log(2 * self.bound)
         first, second = self._log_moments()
         moment = self.bound**2 * (4 * second.exp() - 4 * first.exp() + 1)
         dtype = self.log_a.dtype

@@ -31,8 +31,8 @@ def random_weights(module: nn.Module) -> Layout:
     lazy = [name for name, p in named if nn.parameter.is_lazy(p)]
     if lazy:
         raise ValueError(
-            f"The parameter {lazy[0]!r} has no size before the first batch. Use layers "
-            "with sizes in place of lazy ones."
+            f"{lazy[0]!r} has no size before the first batch. Use layers with sizes in "
+            "place of lazy ones."
         )
     sparse = [m for m in module.modules() if getattr(m, "sparse", False)]
     if sparse:
@@ -42,8 +42,8 @@ def random_weights(module: nn.Module) -> Layout:
         )
     if not named:
         raise ValueError(
-            "The network has no parameters that require gradients, so that there is "
-            "nothing to learn a distribution of. Set requires_grad of some."
+            "The network has no parameters that require gradients, and would have no "
+            "random weights. Set requires_grad of some."
         )
     return Layout(tuple(BlockSpec(name, tuple(p.shape)) for name, p in named))
 
@@ -52,12 +52,8 @@ def initial_scales(values: Sequence[Tensor]) -> Tensor:
     """Initial standard deviations (P,) for tensors of weights; never zero."""
     flat = [value.reshape(-1) for value in values]
     overall = _root_mean_square(torch.cat(flat)) or 1.0
-    return torch.cat(
-        [
-            torch.full_like(x, INITIAL_FRACTION * (_root_mean_square(x) or overall))
-            for x in flat
-        ]
-    )
+    sizes = ((x, _root_mean_square(x) or overall) for x in flat)
+    return torch.cat([torch.full_like(x, INITIAL_FRACTION * r) for x, r in sizes])
 
 
 def _root_mean_square(x: Tensor) -> float:
@@ -96,8 +92,7 @@ class StochasticModule(nn.Module):
         super().__init__()
         # named as by torch.compile, so that `unwrapped` finds the network
         self._orig_mod = base
-        self.posterior = posterior
-        self.layout = layout
+        self.posterior, self.layout = posterior, layout
         self.logit_layer: str | None = None
         self.register_buffer("noise_variance", torch.zeros((), dtype=torch.float64))
         self.drawn: tuple[Tensor, Tensor] | None = None
@@ -114,10 +109,8 @@ class StochasticModule(nn.Module):
             weights = self.drawn[0][0]
         else:
             weights = self.posterior.median()
-        values = {
-            name: value.to(self._dtypes[name])
-            for name, value in self.layout.unflatten(weights).items()
-        }
+        values = self.layout.unflatten(weights)
+        values = {name: w.to(self._dtypes[name]) for name, w in values.items()}
         if self.logit_layer is None:
             return functional_call(self._orig_mod, values, args, kwargs)
         with recorded_outputs(self._orig_mod, [self.logit_layer]) as seen:
@@ -141,8 +134,7 @@ class StochasticModule(nn.Module):
         """The network itself with its weights set to their medians, trainable again."""
         own = dict(self._orig_mod.named_parameters())
         for name, value in self.layout.unflatten(self.posterior.median()).items():
-            own[name].copy_(value)
-            own[name].requires_grad_(True)
+            own[name].copy_(value).requires_grad_(True)
         return self._orig_mod
 
 
@@ -166,10 +158,8 @@ class VariationalPosterior:
 
     def __repr__(self) -> str:
         """One line without tensors."""
-        return (
-            f"VariationalPosterior({self.distribution.name} over "
-            f"{self.layout.n_parameters:,} weights, {self.prior})"
-        )
+        weights = f"{self.distribution.name} over {self.layout.n_parameters:,} weights"
+        return f"VariationalPosterior({weights}, {self.prior})"
 
     @torch.no_grad()
     def sample(self, n: int, generator: torch.Generator) -> Tensor:

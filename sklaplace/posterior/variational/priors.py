@@ -159,9 +159,5 @@ class UniformPrior(WeightPrior):
         return torch.full_like(second_moment, -math.log(2 * self.bound))
 
 
-PRIORS: dict[str, type[GaussianPrior | ScaleMixturePrior | UniformPrior]] = {
-    "gaussian": GaussianPrior,
-    "scale_mixture": ScaleMixturePrior,
-    "uniform": UniformPrior,
-}
+PRIORS = {p.name: p for p in (GaussianPrior, ScaleMixturePrior, UniformPrior)}
 """Priors by the values of the parameter ``prior``."""

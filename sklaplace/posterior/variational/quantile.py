@@ -63,20 +63,16 @@ class Quantile(LocationScale):
 
     name: ClassVar[str] = "quantile"
 
-    def __init__(self, location: Tensor, scale: Tensor, bound: float = 3.0) -> None:
-        super().__init__(location, scale, bound)
-        like = self.location.detach()
+    def _start_shape(self, like: Tensor) -> None:
         centres = torch.linspace(-1, 1, N_STEPS, dtype=torch.float64) * _OUTERMOST
         heights = like.new_full((N_STEPS, len(like)), _HEIGHT)
         self.raw_heights = nn.Parameter(inverse_softplus(heights))
         self.raw_slopes = nn.Parameter(inverse_softplus(like.new_ones(N_STEPS)))
         self.centres = nn.Parameter(centres.to(like))
-        self._start_scale(scale)
 
     def median(self) -> Tensor:
         """Medians, (P,)."""
-        zero = torch.zeros_like(self.location)
-        return self.location + self.scale * self._h(zero)[0]
+        return self.location + self.scale * self._h(torch.zeros_like(self.location))[0]
 
     def _standard(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         shape = (positive(self.raw_heights), positive(self.raw_slopes), self.centres)
@@ -165,20 +161,16 @@ class _MonotoneNetwork(torch.autograd.Function):
         grad_heights, shared = torch.empty_like(heights), []
         parts = zip(ctx.shared, steps, heights, grad_heights, strict=True)
         for (s, c), step, v, out in parts:
-            derivative = _tanh_derivative(step)
+            rise = _tanh_derivative(step)
             # dh/dv = T, dh'/dv = s (1 − T²)
-            out.copy_(
-                sum_draws((grad_h * step).addcmul_(grad_slope, derivative, value=s))
-            )
-            derivative.mul_(v)
-            direct = _dot(grad_slope, derivative)
+            out.copy_(sum_draws((grad_h * step).addcmul_(grad_slope, rise, value=s)))
+            rise.mul_(v)
+            direct = _dot(grad_slope, rise)
             # with x = s (ε − c): dh/dx = v (1 − T²), dh'/dx = −2 s T v (1 − T²)
             grad_x = torch.addcmul(grad_h, grad_slope, step, value=-2 * s)
-            grad_x.mul_(derivative)
-            mass = grad_x.sum()
-            shared.append(
-                torch.stack([_dot(grad_x, noise) - c * mass + direct, -s * mass])
-            )
+            mass = grad_x.mul_(rise).sum()
+            grad_s = _dot(grad_x, noise) - c * mass + direct
+            shared.append(torch.stack([grad_s, -s * mass]))
         return None, grad_heights, *torch.stack(shared, 1)
 
 

@@ -30,7 +30,7 @@ def evidence_at(posterior, log_delta, log_sigma=None):
     h = replace(h, prior_precision=delta.expand(h.prior_precision.shape))
     if log_sigma is not None:
         h = replace(h, sigma_noise=torch.as_tensor(log_sigma, dtype=DOUBLE).exp())
-    return float(posterior.log_marginal_likelihood(h))
+    return float(posterior.replace(**vars(h)).log_marginal_likelihood())
 
 
 def maximum(posterior, *, with_noise=False):
@@ -179,7 +179,7 @@ def test_layerwise_evidence_of_the_full_structure(likelihood, evaluations):
         )
         if free_noise:
             h = replace(h, sigma_noise=torch.as_tensor(x[2]).exp())
-        return -float(posterior.log_marginal_likelihood(h))
+        return -float(posterior.replace(**vars(h)).log_marginal_likelihood())
 
     best = minimize(
         loss,
@@ -219,7 +219,7 @@ def test_diagonal_prior_of_the_full_structure(likelihood):
         h = replace(posterior.hyperparameters, prior_precision=v[:n].exp())
         if posterior.likelihood.has_noise:
             h = replace(h, sigma_noise=v[-1].exp())
-        value = -posterior.log_marginal_likelihood(h)
+        value = -posterior.replace(**vars(h)).log_marginal_likelihood()
         (slope,) = torch.autograd.grad(value, v)
         return value.item(), slope.numpy()
 
