@@ -10,6 +10,7 @@ import math
 import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -171,20 +172,34 @@ class NegativeEvidence:
         log scale, and second ones ``±Σuw`` (MacKay 1992, "Bayesian interpolation",
         section 4). The scale is proportional to ``σ^(-2·order)``.
         """
-        posterior = self.at(v)
-        delta, order = posterior.prior_precision, posterior.curvature_order
-        u = delta / (posterior.scale * posterior.structure.eigenvalues + delta)
-        sum_w, sum_uw = (1 - u).sum(), (u * (1 - u)).sum()
-        scatter, fit = posterior.scatter(), posterior.data_fit
-        loss = fit.loss * posterior.loss_scale
-        value = (scatter - u.log().sum()) / 2 - posterior.log_likelihood()
-        gradient = [(scatter - sum_w) / 2, fit.n_targets - 2 * loss - order * sum_w]
-        both = order * sum_uw
-        hessian = [(sum_uw + scatter) / 2, both, both, 4 * loss + 2 * order * both]
-        free = [self.free_prior, self.free_noise]
-        slopes = torch.stack(gradient).cpu().numpy()[free]
-        rows = torch.stack(hessian).reshape(2, 2).cpu().numpy()[np.ix_(free, free)]
-        return float(value), slopes, rows
+        order = self.posterior.curvature_order
+        first, k, delta, squares, loss, n, nll = self._initial
+        change_prior, change_noise = (v - first)[[0, -1]] * self._free
+        delta, shrink = delta * math.exp(change_prior), math.exp(-2 * change_noise)
+        u = delta / (k * shrink**order + delta)
+        sum_u, sum_uw = u.sum(), u @ (1 - u)
+        sum_w, both, scatter = len(u) - sum_u, order * sum_uw, delta * squares
+        value = nll + n * change_noise + (shrink - 1) * loss
+        value += (scatter - np.log(u).sum()) / 2
+        gradient = [(scatter - sum_w) / 2, n - 2 * shrink * loss - order * sum_w]
+        noise = 4 * shrink * loss + 2 * order * both
+        hessian = np.array([[(sum_uw + scatter) / 2, both], [both, noise]])
+        kept = np.flatnonzero(self._free)
+        return float(value), np.array(gradient)[kept], hessian[np.ix_(kept, kept)]
+
+    @property
+    def _free(self) -> tuple[bool, bool]:
+        return self.free_prior, self.free_noise
+
+    @cached_property
+    def _initial(self) -> tuple[Any, ...]:
+        """Coordinates, ``scale·e``, δ, scatter / δ, loss, targets and their loss."""
+        p = self.posterior
+        eigenvalues = (p.scale * p.structure.eigenvalues).cpu().numpy()
+        delta, loss = float(p.prior_precision), p.data_fit.loss * p.loss_scale
+        numbers = p.scatter() / delta, loss, p.data_fit.n_targets, -p.log_likelihood()
+        first = self.logs(p.hyperparameters).cpu().numpy()
+        return first, eigenvalues, delta, *map(float, numbers)
 
 
 def _typical_precision(posterior: GaussianPosterior) -> Tensor:
