@@ -1,4 +1,4 @@
-"""Write the table of what goes with what, by trying all of it.
+"""Write the table of the combinations that work, by trying each of them.
 
 Usage, from the root of a checkout::
 
@@ -128,7 +128,7 @@ def table() -> str:
 
 def main() -> None:
     """Write the table, or compare it."""
-    parser = argparse.ArgumentParser(description="What goes with what.")
+    parser = argparse.ArgumentParser(description="The table of combinations.")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     with warnings.catch_warnings():

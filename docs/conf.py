@@ -43,6 +43,9 @@ bibtex_bibfiles = ["references.bib"]
 bibtex_default_style = "plain"
 bibtex_reference_style = "author_year"
 
+# Markdown
+myst_enable_extensions = ["deflist"]
+
 # Gallery
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
@@ -77,9 +80,10 @@ html_sidebars = {
         "auto_examples/bayes_by_backprop/*",
         "auto_examples/laplace_bridge/*",
         "changelog",
-        "choices",
+        "user_guide",
         "contributing",
-        "other_roads",
+        "glossary",
+        "other_methods",
         "quickstart",
     )
 }

@@ -3,20 +3,21 @@ From logits to probabilities: what each link costs
 ==================================================
 
 Around a network, logits are Gaussian. The probabilities are the average softmax under
-that Gaussian, which has no closed form: a link approximates it. This page measures how
-far each is off, and how long it takes; ``link_approx="auto"`` follows from it.
+that Gaussian, which has no closed form: a link approximates it. This page measures the
+error and the time of each; ``link_approx="auto"`` follows from it.
 """
 
 # %%
-# Gaussians, and the truth
-# ------------------------
+# Gaussians and the reference
+# ---------------------------
 #
 # Means are twice standard normal. Three kinds of covariances stand for many: random
 # matrices; the posterior of a last layer under a weak prior, which is wide for classes
-# that are rarely predicted and has little in common between them; and few common causes
-# of all logits, two directions and a hundredth of noise. All are centred, as the
-# softmax does not see a shift of all logits, and scaled to an average variance of
-# ``sd²``. The truth is the average over thousands of points.
+# that are rarely predicted and weakly correlated; and covariances of low rank, two
+# directions and a hundredth of noise. All are centred, as the softmax is invariant to a
+# shift of all logits, and scaled to an average variance of
+# ``sd²``. The reference is the average over thousands of
+# points.
 
 from time import perf_counter
 
@@ -45,7 +46,7 @@ def last_layer(A, p):
     return torch.linalg.inv(precision).expand_as(A)
 
 
-def few_causes(A, p):
+def low_rank(A, p):
     return A[..., :2] @ A[..., :2].mT + 0.01 * torch.eye(len(p))
 
 
@@ -70,14 +71,14 @@ links = {"softmax": softmax_of_mean, **LINKS}
 kinds = {
     "random matrices": random_matrix,
     "a last layer": last_layer,
-    "few common causes": few_causes,
+    "low rank": low_rank,
 }
 
 # %%
-# How far off
-# -----------
+# Errors
+# ------
 #
-# The sum over classes of absolute errors, averaged over rows: two at worst. The link
+# The sum over classes of absolute errors, averaged over samples: two at worst. The link
 # that ``"auto"`` takes for this number of classes has a star. With very many classes
 # and large deviations, the last digit is beyond the reference.
 
@@ -107,8 +108,8 @@ for kind in kinds:
 # How long
 # --------
 #
-# Microseconds per row for standard deviations of one, on one thread, from covariances
-# (or from variances alone, for links to which they say enough).
+# Microseconds per sample for standard deviations of one, on one thread, from
+# covariances (or from variances alone, for links that need no more).
 
 costs = {}
 for n_classes in CLASSES:
@@ -140,24 +141,24 @@ for n_classes in CLASSES:
 # For two classes ``mean_field`` errs by less than 0.01 at every deviation, ``gumbel``
 # by 0.001 at most, for several times the price.
 #
-# For more, it is between ``mc``, which takes all logits as they are and covers them
-# with a hundred points, and ``gumbel``, which takes them for independent and is nearly
-# exact if they are:
+# For more, it is between ``mc``, which averages over a hundred points of the joint
+# distribution, and ``gumbel``, which treats logits as independent and is nearly exact
+# if they are:
 #
 # * *Random matrices.* For 16 classes and a deviation of 2, ``mc`` errs by 0.044 and
 #   ``gumbel`` by 0.069. For 30 classes ``mc`` takes half the time, and is the better
 #   one at a deviation of 1 (0.008 and 0.025), but not at 4 (0.141 and 0.072). For a
 #   hundred classes ``gumbel`` is better at a deviation of 1, too (0.015 and 0.056); for
 #   three hundred it takes a third of the time.
-# * *A last layer.* Logits have little in common, and ``gumbel`` is better from a
+# * *A last layer.* Logits are weakly correlated, and ``gumbel`` is better from a
 #   deviation of 1 on for any number of classes: 0.001 and 0.006 for ten, 0.005 and
 #   0.041 for three hundred.
-# * *Few common causes.* The points have two directions to cover, and independence is
-#   wrong: for a hundred classes and a deviation of 4, ``mc`` errs by 0.074, ``gumbel``
-#   by 0.591.
+# * *Low rank.* The points have two directions to cover, and logits are far from
+#   independent: for a hundred classes and a deviation of 4, ``mc`` errs by 0.074,
+#   ``gumbel`` by 0.591.
 #
-# ``"auto"`` takes ``mc`` up to 16 classes and ``gumbel`` above, and does not look for
-# common causes. Where there are few, set ``link_approx="mc"``.
+# ``"auto"`` takes ``mc`` up to 16 classes and ``gumbel`` above, whatever the
+# covariance. Where it has low rank, set ``link_approx="mc"``.
 #
 # ``probit``, the usual closed form, is the cheapest. For many classes and moderate
 # deviations it errs more than the softmax of the mean (random matrices, three hundred

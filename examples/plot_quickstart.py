@@ -3,8 +3,8 @@ Quickstart: digits that the network has never seen
 ==================================================
 
 A small convolutional network learns the handwritten digits 0 to 7. Then it is shown
-8 and 9. A good classifier is right about the digits it knows *and* unsure about those
-it does not. We compare the network alone with Laplace around it.
+8 and 9. A good classifier is right about known digits *and* uncertain about unknown
+ones. We compare the network alone with Laplace around it.
 """
 
 # %%
@@ -84,7 +84,7 @@ net = NeuralNetClassifier(
 # -----------------
 #
 # ``fit`` trains the network and then measures its uncertainty. By default, the prior
-# precision is tuned on the rows that skorch held out.
+# precision is tuned on the samples that skorch held out.
 
 model = make_pipeline(
     FunctionTransformer(to_images), LaplaceClassifier(net, random_state=0)
@@ -92,7 +92,7 @@ model = make_pipeline(
 model.fit(X_train, y_train)
 
 # %%
-# Empirical Bayes needs no such rows. It takes the prior precision with the highest
+# Empirical Bayes needs no such samples. It takes the prior precision with the highest
 # marginal likelihood. The network is trained once more here, from the same seed.
 
 marglik = make_pipeline(
@@ -102,9 +102,9 @@ marglik = make_pipeline(
 marglik.fit(X_train, y_train)
 
 # %%
-# Or search a grid, as for any estimator. With the trained network frozen, each try
-# costs no more than a pass over the data. Most of these rows, though, are rows that the
-# network has learned from: a search with them is the second choice.
+# Or search a grid, as for any estimator. With the trained network frozen, each value
+# costs no more than a pass over the data. Most of these samples, though, were used in
+# training: a search on held-out samples is better.
 
 trained = model[-1].estimator_
 search = GridSearchCV(
@@ -133,8 +133,8 @@ print(f"Predictions are the same after loading: {same}")
 # --------------
 #
 # For NLL (negative log-likelihood), Brier score and ECE (expected calibration error),
-# lower is better. AUROC says how well confidence tells known digits from unknown ones:
-# 0.5 is chance, 1 is perfect.
+# lower is better. AUROC is how well confidence separates known digits from unknown
+# ones: 0.5 is chance, 1 is perfect.
 
 alone = make_pipeline(FunctionTransformer(to_images), trained)
 rows = {
@@ -168,20 +168,20 @@ for name, classifier in rows.items():
     print(f"{name:20}{numbers}")
 
 # %%
-# The default adds as much doubt as the held-out rows ask for. These look like the test
-# rows, so scores there stay as good as they were. Empirical Bayes is more careful:
-# less confident about unknown digits, and also about known ones.
+# The default takes the prior that predicts held-out samples best. These are like the
+# test samples, so that test scores stay as good as they were. Empirical Bayes is less
+# confident about unknown digits, and also about known ones.
 
 # %%
 # The picture
 # -----------
 #
-# Two features can be drawn. A network learns the two moons, and we ask it far away from
-# them, too. Alone, it is sure of itself nearly everywhere. With Laplace it always keeps
-# some doubt far away, most of all along the border (white) that no data hold there.
+# Two features can be drawn. A network learns the two moons, and predicts far away from
+# them, too. Alone, it is confident nearly everywhere. With Laplace it is uncertain far
+# away, most of all along the decision boundary (white).
 #
-# This is not the default setting, which tunes on held-out rows and adds only as much
-# doubt as these ask for. Here all weights are uncertain, with all their correlations,
+# This is not the default setting, which tunes on held-out samples and adds less
+# uncertainty. Here all weights are uncertain, with all their correlations,
 # under the prior of highest marginal likelihood. Weight decay in training suits that.
 
 X, y = make_moons(200, noise=0.2, random_state=0)

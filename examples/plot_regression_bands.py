@@ -4,7 +4,7 @@ Error bars that open up where data are missing
 
 A small network learns a curve from points with a gap in the middle. Where there are
 points, the bands should be as wide as their noise. In the gap, and beyond the ends,
-nobody knows the curve, and the bands should say so.
+the curve is unknown, and the bands should be wider.
 """
 
 # %%
@@ -73,10 +73,11 @@ net.fit(X_train, y_train[:, None])
 # Five ways to put error bars on it
 # ---------------------------------
 #
-# The first has noise only, as large as the network's errors on the rows in ``X_val``,
-# which it has not seen; a very strong prior holds the weights. The others differ in
-# which weights are uncertain, and in how prior precision and noise are chosen: by the
-# rows in ``X_val``, or by the marginal likelihood of the training rows.
+# The first has noise only, as large as the network's errors on the samples in
+# ``X_val``, which it has not seen; a very strong prior fixes the weights. The others
+# differ in which weights are uncertain, and in how prior precision and noise are
+# chosen: by the samples in ``X_val``, or by the marginal likelihood of the training
+# samples.
 
 errors = net.predict(X_val).ravel() - y_val
 noise_only = {"prior_precision": 1e9, "sigma_noise": np.sqrt(np.mean(errors**2))}
@@ -117,9 +118,10 @@ for name, model in models.items():
     print(f"{name:22}{numbers}{model.sigma_noise_:9.3f}")
 
 # %%
-# Near the data, all agree. Away from them, they do not: neither the training rows nor
-# ``X_val`` can tell how wide the bands should be, so that it follows from the prior and
-# from which weights may move. All weights and the marginal likelihood make the widest.
+# Near the data, all agree. Away from them, they do not: neither the training samples
+# nor ``X_val`` determine how wide the bands should be, so that it follows from the
+# prior and from which weights are uncertain. All weights and the marginal likelihood
+# make the widest.
 
 figure, axes = plt.subplots(
     1, 3, figsize=(10, 3.6), sharex=True, sharey=True, layout="constrained"

@@ -2,10 +2,9 @@
 How much of the curvature to keep
 =================================
 
-The same network, the same prior, the same noise: what differs is how much is remembered
-of what the data say about the weights. The whole curvature is the truth that the others
-approximate, each at a lower price. Here it is small enough to be computed, so that they
-can be compared with it.
+The same network, the same prior, the same noise: what differs is how much of the
+curvature is kept. The others approximate the full curvature at a lower cost. Here it is
+small enough to be computed, so that they can be compared with it.
 """
 
 # %%
@@ -49,12 +48,12 @@ torch.manual_seed(0)
 net.fit(X, y[:, None])
 
 # %%
-# Seven ways to remember
-# ----------------------
+# Seven structures
+# ----------------
 #
 # Memory is what pickling the structure takes. The error is that of the standard
-# deviations, on average over the axis, as a share of those with the whole curvature.
-# The evidence is what ``prior_precision="marglik"`` would raise.
+# deviations, on average over the axis, as a fraction of those with the full
+# curvature. The evidence is what ``prior_precision="marglik"`` would maximise.
 
 settings = {
     "full": {"hessian_structure": "full"},
@@ -90,10 +89,10 @@ for name, model in models.items():
     print(f"{name:16}{size / 1024:7.0f} KiB{error:10.1%}{evidence:11.1f}")
 
 # %%
-# Between the two groups of points, and beyond them, the data say nothing. ``gp`` knows
-# twenty rows alone; ``nystrom`` knows all of them, as far as these rows can express it,
-# and ``variational`` has picked twenty rows that can express more. What they cannot
-# express stays as uncertain as the prior says, so that their bands are never too
+# Between the two groups of points, and beyond them, the data are uninformative. ``gp``
+# has the curvature of twenty samples; ``nystrom`` that of all samples in the span of
+# the Jacobians of twenty, and ``variational`` chooses twenty with a larger span.
+# Outside the span the variance is that of the prior, so that their bands are never too
 # narrow; nor are those of ``lowrank``.
 
 figure, axes = plt.subplots(

@@ -1,18 +1,18 @@
 """
-Can the defaults be trusted?
-============================
+Reliability of the defaults
+===========================
 
-Mostly: with held-out rows, the defaults kept or lowered the test loss of the network
-alone, give or take 0.01, in 14 of 15 settings, and the 90 % intervals of regression
-held between 85 % and 95 % of the test rows in all nine. Iris and the smallest
-regression problem broke a bound after 300 epochs. With nothing held out, a good network
-can lose up to 0.05. That is what the full run over four seeds says.
+Mostly good: with held-out samples, the defaults kept or lowered the test loss of the
+network alone, give or take 0.01, in 14 of 15 settings, and the 90 % intervals of
+regression covered between 85 % and 95 % of the test samples in all nine. Iris and the
+smallest regression problem broke a bound after 300 epochs. With nothing held out, a
+good network can lose up to 0.05. These are results of the full run over four seeds.
 
 This script measures it on small data sets, with default settings, around an ordinary
 network: two hidden layers of 64 ReLU units, Adam, no weight decay, trained for 30
 epochs, and for 300, which is far too long for most of them.
 
-All scores are on test rows, as means over seeds. Each seed has its own split and its
+All scores are on test samples, as means over seeds. Each seed has its own split and its
 own initial weights. Lower is better for the negative log-likelihood (NLL).
 
 .. code-block:: bash
@@ -63,7 +63,7 @@ REGRESSION = {
 
 
 def split(X, y, seed, **options):
-    """A quarter of the rows for testing."""
+    """A quarter of the samples for testing."""
     return train_test_split(
         X.astype("float32"), y, test_size=0.25, random_state=seed, **options
     )
@@ -73,7 +73,8 @@ def split(X, y, seed, **options):
 # The network
 # -----------
 #
-# skorch holds out a fifth of the rows by default. ``LaplaceClassifier`` tunes on these.
+# skorch holds out a fifth of the samples by default. ``LaplaceClassifier`` tunes on
+# these.
 
 
 def mlp(n_inputs, n_outputs):
@@ -104,10 +105,10 @@ def network(kind, n_inputs, n_outputs, epochs, **options):
 # Classification
 # --------------
 #
-# Three questions per data set. How does Laplace compare with the network alone, if rows
-# are held out? How does it, around a frozen network that has seen all training rows, if
-# nothing is left to tune on? And what does ``LaplaceClassifier()`` do, without any
-# network given?
+# Three questions per data set. How does Laplace compare with the network alone, if
+# samples are held out? How does it, around a frozen network that has seen all training
+# samples, if nothing is left to tune on? And what does ``LaplaceClassifier()`` do,
+# without any network given?
 
 
 def nll(model, X, y):
@@ -115,7 +116,7 @@ def nll(model, X, y):
 
 
 def classify(name, epochs, seed):
-    """NLL with rows held out (own, Laplace) and with none (own, Laplace)."""
+    """NLL with samples held out (own, Laplace) and with none (own, Laplace)."""
     torch.set_num_threads(1)
     X, y = CLASSIFICATION[name]()
     X_train, X_test, y_train, y_test = split(X, y, seed, stratify=y)
@@ -141,7 +142,7 @@ def classify(name, epochs, seed):
 
 
 def classify_by_default(name, seed):
-    """NLL of the network that is brought along (own, Laplace)."""
+    """NLL of the default network (own, Laplace)."""
     torch.set_num_threads(1)
     X, y = CLASSIFICATION[name]()
     X_train, X_test, y_train, y_test = split(X, y, seed, stratify=y)
@@ -156,8 +157,8 @@ def classify_by_default(name, seed):
 # Regression
 # ----------
 #
-# Two questions: do the 90 % intervals hold 90 % of the test rows, and is the density no
-# worse than that of a Bayesian linear model?
+# Two questions: do the 90 % intervals cover 90 % of the test samples, and is the
+# density no worse than that of a Bayesian linear model?
 
 
 def gaussian_scores(model, X, y):
@@ -225,7 +226,7 @@ jobs = [
 
 def run(function, *arguments):
     with warnings.catch_warnings():
-        # a split may be warned about being small; the scores tell
+        # warnings about small splits: the scores show their effect
         warnings.simplefilter("ignore", UserWarning)
         return function(*arguments)
 
@@ -238,13 +239,13 @@ for (function, *key, _), result in zip(jobs, results, strict=True):
 scores = {key: np.mean(values, axis=0) for key, values in scores.items()}
 
 # %%
-# The answers
+# The results
 # -----------
 #
-# Promised are: with rows held out, no more than 0.01 above the network alone; around a
-# frozen network with nothing held out, no more than 0.06 above it; intervals that hold
-# between 85 % and 95 %, and an NLL of no more than 0.1 above ``BayesianRidge``. The
-# rows "default" have no network given.
+# The bounds are: with samples held out, no more than 0.01 above the network alone;
+# around a frozen network with nothing held out, no more than 0.06 above it; intervals
+# that cover between 85 % and 95 %, and an NLL of no more than 0.1 above
+# ``BayesianRidge``. The rows "default" have no network given.
 
 
 def verdict(holds):
@@ -254,7 +255,7 @@ def verdict(holds):
 WIDTHS = "{:16}{:>7}  {:>8}{:>8}  {:5}  {:>8}{:>8}  {:5}".format
 
 print(f"Classification: test NLL, mean over seeds: {len(seeds)}")
-print(f"{'':25}{'rows held out':^23}  {'nothing held out':^23}")
+print(f"{'':25}{'samples held out':^23}  {'nothing held out':^23}")
 print(WIDTHS("data", "epochs", *["network", "Laplace", "bound"] * 2))
 points = []
 for name in CLASSIFICATION:
@@ -291,7 +292,7 @@ figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrain
 rows = np.arange(len(points))[::-1]
 labels = [f"{name}, {epochs} epochs" for name, epochs, *_ in points]
 for ax, title, first in zip(
-    axes, ["Rows held out", "Nothing held out"], [2, 4], strict=True
+    axes, ["Samples held out", "Nothing held out"], [2, 4], strict=True
 ):
     own, with_laplace = np.array([point[first : first + 2] for point in points]).T
     ax.hlines(rows, own, with_laplace, color=GREY, linewidth=1)

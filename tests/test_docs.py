@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-PAGES = [ROOT / "docs" / "quickstart.rst", ROOT / "docs" / "other_roads.rst"]
+PAGES = [ROOT / "docs" / "quickstart.rst", ROOT / "docs" / "other_methods.rst"]
 MARKDOWN = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 RST = re.compile(r"^\.\. code-block:: python\n\n((?:   .*\n|\n)+)", re.MULTILINE)
 # the block after the example, which shows what it prints

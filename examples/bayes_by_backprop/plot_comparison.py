@@ -1,18 +1,18 @@
 """
-Laplace and its rivals: what each finds, and what it costs
-==========================================================
+Laplace and other methods: scores and costs
+===========================================
 
-Six ways to make a network say how sure it is: Laplace of the last layer and of all
+Six ways to the uncertainty of a network: Laplace of the last layer and of all
 weights, Bayes by Backprop, Monte-Carlo dropout, a deep ensemble, and the network alone.
-All have the same architecture and the same rows. Which is right, which is calibrated,
-which notices what is foreign, and what does each cost?
+All have the same architecture and the same samples. Which is accurate, which is
+calibrated, which detects out-of-distribution inputs, and what does each cost?
 """
 
 # %%
 # Digits
 # ------
 #
-# The digits 0 to 7 are known, 8 and 9 are foreign, and so are test images with black
+# The digits 0 to 7 are known, 8 and 9 are unknown, and so are test images with black
 # and white exchanged. Of the known ones, four in ten are for training, one in ten is
 # held out, and half are for testing. All is done on several seeds, each with a split
 # and a start of its own.
@@ -67,7 +67,7 @@ known = labels < 8
 
 
 def split_digits(seed):
-    """Rows for training, held-out rows and rows for testing."""
+    """Samples for training, held-out samples and samples for testing."""
     X, X_test, y, y_test = train_test_split(
         images[known],
         labels[known],
@@ -125,10 +125,10 @@ def digits_net(val, epochs, rate=0.0):
 # at the network alone, for as many epochs as that had. The ensemble has five networks,
 # and where weights or units are drawn, it is a hundred times.
 #
-# The held-out rows choose the prior precision of Laplace; a third version takes all
+# The held-out samples choose the prior precision of Laplace; a third version takes all
 # weights and chooses it by the marginal likelihood ("marglik"). The weight of the
-# divergence (``kl_weight``) of Bayes by Backprop is set by hand, below the default: if
-# anything, that is kind to it. Seconds to fit include the network that is started from.
+# divergence (``kl_weight``) of Bayes by Backprop is set by hand, below the default,
+# which favours it if anything. Seconds to fit include the network that is started from.
 
 
 def seconds(function, *args):
@@ -212,12 +212,12 @@ def show(title, runs):
 COSTS = "fit", "predict"
 
 # %%
-# What they find
-# --------------
+# Scores
+# ------
 #
 # For NLL (negative log-likelihood) and ECE (expected calibration error), lower is
-# better. AUROC says how well confidence, the largest probability, tells known digits
-# from foreign ones: 0.5 is chance, 1 is perfect. Costs are multiples of those of the
+# better. AUROC is how well confidence, the largest probability, separates known digits
+# from unknown ones: 0.5 is chance, 1 is perfect. Costs are multiples of those of the
 # network alone.
 
 
@@ -243,7 +243,7 @@ CLASSIFIERS = (
     MCDropoutClassifier,
     DeepEnsembleClassifier,
 )
-# the first training of all loads code, which none should be charged for
+# the first training of all loads code, which no method should be charged for
 DeepEnsembleClassifier(digits_net(None, 1)).fit(images[:100], labels[:100] % 8)
 digits_runs = []
 for seed in SEEDS:
@@ -264,18 +264,19 @@ show("digits", digits_runs)
 
 # %%
 # Accuracy hardly differs. The deep ensemble has the lowest NLL, and gives the fastest
-# predictions of all that average; it is paid for in training. Laplace on held-out rows
-# is the network alone, give or take little: these rows ask for no more doubt. It adds
-# little to the time of training, and its predictions are faster than those from draws.
+# predictions of all that average, at the cost of training. Laplace on held-out samples
+# predicts nearly as the network alone: these samples favour a large prior precision. It
+# adds little to the time of training, and its predictions are faster than those from
+# draws.
 #
-# On foreign digits, the two parts of the table disagree. Nobody gains much on 8 and 9.
-# For inverted images, Laplace on held-out rows gains least of all, and loses to dropout
-# and to the ensemble; Bayes by Backprop from scratch notices most of them, at about the
+# On unknown inputs, the two columns disagree. No method gains much on 8 and 9. For
+# inverted images, Laplace on held-out samples gains least of all, and loses to dropout
+# and to the ensemble; Bayes by Backprop from scratch detects most of them, at about the
 # NLL of the network alone, but takes the longest to train. Laplace under the marginal
-# likelihood notices as much, on 8 and 9 a little more than all others, and adds next to
-# nothing to the training; but it is far too unsure of known digits, with the highest
-# NLL and ECE by far. Started at the trained network, Bayes by Backprop stays close to
-# it.
+# likelihood detects as much, on 8 and 9 a little more than all others, and adds next to
+# nothing to the training; but it is far too underconfident on known digits, with the
+# highest NLL and ECE by far. Started at the trained network, Bayes by Backprop stays
+# close to it.
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#6e6e6e"
 COLORS = {
@@ -322,10 +323,10 @@ plt.show()
 # A curve with a gap
 # ------------------
 #
-# Regression of one feature, with rows on either side of a gap. Test rows are near the
-# training rows; coverage is that of the 90 % interval. In the gap nobody knows the
-# curve: the last score is the standard deviation that is due to the weights, there over
-# that at the data. It is best read next to the picture.
+# Regression of one feature, with samples on either side of a gap. Test samples are near
+# the training samples; coverage is that of the 90 % interval. In the gap the curve is
+# unknown: the last score is the standard deviation that is due to the weights, there
+# over that at the data. It is best read next to the picture.
 
 
 def curve(x):
@@ -409,15 +410,16 @@ show("curve", curve_runs)
 # scratch comes next; the start from the trained network, and dropout, cost more
 # accuracy.
 #
-# In the gap, Laplace on held-out rows often misses the curve: these rows are at the
-# data, and cannot tell how wide bands should be elsewhere. Under the marginal
-# likelihood its bands hold the curve, but are wider than they need to be. Those of the
-# ensemble and of Bayes by Backprop open about as far as the error. Dropout holds the
-# curve with bands that are as wide at the data: they do not say where the gap is.
+# In the gap, Laplace on held-out samples often misses the curve: these samples are at
+# the data, and do not determine how wide bands should be elsewhere. Under the marginal
+# likelihood its bands cover the curve, but are wider than they need to be. Those of the
+# ensemble and of Bayes by Backprop open about as far as the error. Dropout covers the
+# curve with bands that are as wide at the data: they do not show where the gap is.
 #
 # Which to take? Where training is cheap, an ensemble: only on inverted images was it
 # clearly beaten. Around a network that is trained already, Laplace; and with the
-# marginal likelihood if foreign inputs matter more than calibration on known ones.
+# marginal likelihood if out-of-distribution inputs matter more than calibration on
+# known ones.
 
 models, train = curve_models[0]
 figure, axes = plt.subplots(

@@ -2,15 +2,15 @@
 How much weight for the prior? What ``kl_weight`` does
 ======================================================
 
-Bayes by Backprop minimises the loss of the rows plus ``kl_weight`` times the divergence
-of the posterior from the prior. One is Bayes' rule. Here it is varied on a small data
-set, together with the length of the training, and next to accuracy stands the evidence
-lower bound (ELBO), which is what a weight of one maximises.
+Bayes by Backprop minimises the loss of the samples plus ``kl_weight`` times the
+divergence of the posterior from the prior. One is Bayes' rule. Here it is varied on a
+small data set, together with the length of the training, and next to accuracy stands
+the evidence lower bound (ELBO), which is what a weight of one maximises.
 """
 
 # %%
-# The rows and the network
-# ------------------------
+# The samples and the network
+# ---------------------------
 #
 # A hundred points of the two moons, and a network with five times as many weights.
 
@@ -63,10 +63,10 @@ def variational(kl_weight, epochs, seed):
 # What it does
 # ------------
 #
-# Accuracy and NLL (negative log-likelihood; lower is better) are those of new rows. The
-# ELBO is that of the training rows, with weight one whatever the setting, and the prior
-# has standard deviation one: with that, and a divergence of zero, a weight would be as
-# uncertain as before the data.
+# Accuracy and NLL (negative log-likelihood; lower is better) are those of new samples.
+# The ELBO is that of the training samples, with weight one whatever the setting, and
+# the prior has standard deviation one: with that, and a divergence of zero, a weight
+# would be as uncertain as before the data.
 
 X_test, y_test = moons(2000, 1000)
 NAMES = "accuracy", "NLL", "ELBO", "KL", "weight std"
@@ -101,12 +101,13 @@ for epochs in EPOCHS:
         print(line)
 
 # %%
-# *One underfits.* A hundred rows cannot outweigh five hundred weights: with a weight of
-# one and the longest training, posteriors are nearly as wide as the prior, and accuracy
-# and NLL of new rows are worse than with a tenth.
+# *One underfits.* A hundred samples cannot outweigh five hundred weights: with a weight
+# of one and the longest training, posteriors are nearly as wide as the prior, and
+# accuracy and NLL of new samples are worse than with a tenth.
 #
-# *The ELBO does not tell.* It is highest there, after each number of epochs. It says
-# how close a posterior is to Bayes' rule under this prior, not how well it predicts.
+# *The ELBO does not show it.* It is highest there, after each number of epochs. It
+# measures how close a posterior is to Bayes' rule under this prior, not how well it
+# predicts.
 #
 # *A training that is not over can look better.* After the shortest, deviations are
 # nearly what they started as, and all ELBO are far from what they will be. Still, with
@@ -176,7 +177,7 @@ plt.show()
 # How to choose it
 # ----------------
 #
-# By predictions of rows that are held out, not by the ELBO, and with the number of
+# By predictions of samples that are held out, not by the ELBO, and with the number of
 # epochs that will be used in the end.
 
 X, y = moons(ROWS, SEEDS[0])

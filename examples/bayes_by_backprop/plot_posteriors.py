@@ -74,7 +74,7 @@ GAP = np.linspace(-0.5, 0.5, 50, dtype="float32")[:, None]
 
 
 def from_weights(model, X):
-    """Standard deviation without the noise, averaged over rows."""
+    """Standard deviation without the noise, averaged over samples."""
     _, std = model.predict(X, return_std=True)
     return np.sqrt(std**2 - model.sigma_noise_**2).mean()
 
@@ -114,9 +114,9 @@ for family in FAMILIES:
 
 # %%
 # No flexible family predicts better than the Gaussian by more than what differs from
-# seed to seed, and the quantile family can hardly be told from it. The Kumaraswamy
-# family predicts somewhat worse here. All open up in the gap, and none is faster to
-# train.
+# seed to seed, and the quantile family can hardly be distinguished from it. The
+# Kumaraswamy family predicts somewhat worse here. All open up in the gap, and none is
+# faster to train.
 #
 # The picture shows the first seed. There the density family has smoothed the bump on
 # the left away: that is where most of its larger NLL comes from.

@@ -46,9 +46,9 @@ cov = root @ root.mT / CLASSES + 0.01 * torch.eye(CLASSES)
 # --------------
 #
 # Plain sampling is what one would write with torch: draw logits, take the softmax, take
-# the mean. Rows come in chunks, so that a thousand draws fit into memory. It is done in
-# single precision, and once in double precision, in which this library does all of
-# this. Its link ``"mc"`` also averages over points, but they are shared by all rows;
+# the mean. Samples come in chunks, so that a thousand draws fit into memory. It is done
+# in single precision, and once in double precision, in which this library does all of
+# this. Its link ``"mc"`` also averages over points, but they are shared by all samples;
 # that, and an order of axes that suits the processor, saves time. All others are closed
 # forms, or nearly so.
 

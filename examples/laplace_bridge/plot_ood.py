@@ -1,12 +1,12 @@
 """
-Digits that are none: out-of-distribution detection
-===================================================
+Out-of-distribution detection
+=============================
 
 A network that knows the digits 0 to 6 is shown other digits, noise, and its own test
-images with black and white exchanged. It should be less sure of these. This is, on a
+images with black and white exchanged. It should be less confident there. This is, on a
 small scale, an experiment of Hobbhahn, Kristiadi and Hennig, "Fast Predictive
 Uncertainty for Classification with Bayesian Deep Networks" (UAI 2022): does the Laplace
-bridge, a Dirichlet distribution in closed form, notice as much as sampling does?
+bridge, a Dirichlet distribution in closed form, detect as much as sampling does?
 """
 
 # %%
@@ -46,7 +46,7 @@ def mlp():
 
 
 def task(seed, epochs):
-    """A trained network, its training rows, its test rows and four foreign sets."""
+    """A trained network, training and test samples, and four unknown sets."""
     X_train, X_test, y_train, y_test = train_test_split(
         images[known], labels[known], test_size=0.5, random_state=seed
     )
@@ -63,13 +63,13 @@ def task(seed, epochs):
     ).fit(X_train, y_train)
     rng = np.random.default_rng(seed)
     noise = rng.normal(0.5, 0.25, X_test.shape).clip(0, 1)
-    foreign = {
+    unknown = {
         "inverted": 1 - X_test,
         "7 to 9": images[~known],
         "uniform": rng.uniform(size=X_test.shape).astype("float32"),
         "gaussian": noise.astype("float32"),
     }
-    return net, (X_train, y_train), (X_test, y_test), foreign
+    return net, (X_train, y_train), (X_test, y_test), unknown
 
 
 # %%
@@ -108,14 +108,14 @@ def probabilities(model, X):
 
 
 KNOWN = "accuracy", "NLL", "Brier", "ECE", "conf."
-FOREIGN = "inverted", "7 to 9", "uniform", "gaussian"
+UNKNOWN = "inverted", "7 to 9", "uniform", "gaussian"
 
 
-def scores(model, test, foreign):
-    """By method and score: of known rows, and by foreign set confidence and AUROC."""
+def scores(model, test, unknown):
+    """By method: scores of known samples, confidence and AUROC by unknown set."""
     X, y = test
     inside = probabilities(model, X)
-    outside = {name: probabilities(model, rows) for name, rows in foreign.items()}
+    outside = {name: probabilities(model, rows) for name, rows in unknown.items()}
     found = {}
     for method, proba in inside.items():
         confidence = proba.max(1)
@@ -151,11 +151,11 @@ PRECISIONS = {f"precision {p:g}": ("last_layer", "kron", p) for p in (WIDE, 1, 2
 runs = {}
 for seed in SEEDS:
     for epochs, jobs in (EPOCHS, SETTINGS | PRECISIONS), (MORE_EPOCHS, LONGER):
-        net, train, test, foreign = task(seed, epochs)
+        net, train, test, unknown = task(seed, epochs)
         for key, how in jobs.items():
-            found = scores(laplace(net, train, *how), test, foreign)
+            found = scores(laplace(net, train, *how), test, unknown)
             runs.setdefault(key, []).append(found)
-# setting -> (method, score) or (method, foreign set, score) -> mean over the networks
+# setting -> (method, score) or (method, unknown set, score) -> mean over the networks
 means = {
     setting: {key: np.mean([run[key] for run in repeats]) for key in repeats[0]}
     for setting, repeats in runs.items()
@@ -166,8 +166,8 @@ first = means["last layer, kron"]
 # Wide prior, last layer, Kronecker factors
 # -----------------------------------------
 #
-# AUROC says how well confidence, the largest probability, tells known rows from foreign
-# ones: 0.5 is chance, 1 is perfect. For NLL, Brier score and ECE, lower is better.
+# AUROC is how well confidence, the largest probability, separates known from unknown
+# samples: 0.5 is chance, 1 is perfect. For NLL, Brier score and ECE, lower is better.
 
 
 def line(name, values, width=9):
@@ -184,18 +184,18 @@ for method in SHOWN:
     line(method, [first[method, name] for name in KNOWN])
 PUBLISHED = {"conf.": "0.44, 0.41, 0.41", "AUROC": "0.990, 0.991, 0.986"}
 for score, published in PUBLISHED.items():
-    header(f"foreign, {score}", FOREIGN)
+    header(f"foreign, {score}", UNKNOWN)
     for method in SHOWN:
-        line(method, [first[method, name, score] for name in FOREIGN])
-    print(f"published for the norm, three sets foreign to MNIST: {published}")
+        line(method, [first[method, name, score] for name in UNKNOWN])
+    print(f"published for the norm, three sets other than MNIST: {published}")
 
 # %%
-# The bridge alone is as confident as the network: its mean does not feel how large
-# variances are. With the norm it does, and tells inverted images from known ones better
-# than sampling, as published for MNIST, and so does the projection. Nothing is gained
-# on the digits 7 to 9, which resemble known ones. And there is a price: with a prior as
-# wide as this, all but the bridge are too unsure of known digits, and the norm most
-# often gets the top class wrong.
+# The bridge alone is as confident as the network: its mean does not depend on the size
+# of variances. With the norm it does, and separates inverted images from known ones
+# better than sampling, as published for MNIST, and so does the projection. Nothing is
+# gained on the digits 7 to 9, which resemble known ones. There is a cost: with a prior
+# as wide as this, all but the bridge are underconfident on known digits, and the norm
+# most often gets the top class wrong.
 #
 # Other settings, other priors
 # ----------------------------
@@ -224,7 +224,7 @@ for title, key in {
 # With a narrower prior, sampling tends to the network alone, and ``bridge_norm`` to the
 # bridge, which is close to it. The norm as published ("published" in the table) does
 # not: it divides by the variances also where these are small, which makes it more
-# confident than the network, where nothing asks for it. Its AUROC stays higher, but its
+# confident than the network. Its AUROC stays higher, but its
 # NLL gets worse than that of the network. A failure of this kind was published, too:
 # confidence 0.94 for CIFAR-100, where the network alone has 0.81.
 

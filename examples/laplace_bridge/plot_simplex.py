@@ -149,6 +149,6 @@ plt.show()
 # so that its concentration is lowest; the truth gives it about three times as much.
 #
 # *Nearly singular.* The first two logits are opposites and uncertain, the third is
-# known to be between them. The bridge takes its small variance for a reason to be sure
-# of that class. No Dirichlet distribution follows a curve; the projection at least
-# stays careful, with the same for all three.
+# known to be between them. From its small variance the bridge is confident in that
+# class. No Dirichlet distribution follows a curve; the projection at least
+# gives the same to all three.

@@ -14,10 +14,10 @@ distribution comes from the Laplace bridge.
 # Few digits to learn from
 # ------------------------
 #
-# 150 training rows, so that there are doubts, and a network with one hidden layer. All
-# is repeated with other splits and initial weights. The uncertainty is that of the
-# default settings: last layer, Kronecker factors, and, as no rows are held out, the
-# prior precision of highest marginal likelihood.
+# 150 training samples, so that predictions are uncertain, and a network with one hidden
+# layer. All is repeated with other splits and initial weights. The uncertainty is that
+# of the default settings: last layer, Kronecker factors, and, as no samples are held
+# out, the prior precision of highest marginal likelihood.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -44,7 +44,7 @@ def mlp():
 
 
 def task(seed):
-    """A trained network, its training rows and its test rows."""
+    """A trained network, its training samples and its test samples."""
     X_train, X_test, y_train, y_test = train_test_split(
         images, labels, train_size=150, stratify=labels, random_state=seed
     )
@@ -80,8 +80,8 @@ def laplace(net, train, precision="auto"):
 #
 # A class belongs to the set if the upper ``1 - q`` quantile of its probability is at
 # least the lower ``q`` quantile of that of the top class (``reference="top"``), or of
-# the class before it (``"previous"``). A row is "right" here if the most probable class
-# of the Dirichlet distribution, which every set contains, is the true one.
+# the class before it (``"previous"``). A sample is "right" here if the most probable
+# class of the Dirichlet distribution, which every set contains, is the true one.
 
 OPTIONS = [(m, r) for m in ("bridge", "projection") for r in ("top", "previous")]
 
@@ -122,8 +122,8 @@ for seed in SEEDS:
 # How long, and how often right
 # -----------------------------
 #
-# "Right" and "wrong" are mean sizes of the sets of such rows; "k = 1" is the share of
-# rows with one class only.
+# "Right" and "wrong" are mean sizes of the sets of such samples; "k = 1" is the
+# fraction of samples with one class only.
 
 HEADS = "length", "coverage", "right", "wrong", "k = 1"
 top_1, top_2 = np.mean(accuracies, 0)
@@ -151,10 +151,10 @@ print("k = 1 for about 40,000 of 50,000 images")
 # %%
 # Sets grow as ``q`` falls, and are larger where the network is wrong. With the bridge
 # at ``q = 0.1`` they cover about as much as the top two classes of the network, with
-# about one and a half classes on average; for most rows one is enough. With the
+# about one and a half classes on average; for most samples one is enough. With the
 # projection the same ``q`` gives larger sets and more coverage: the Dirichlet closest
 # to what the posterior implies is wider here. Sets relative to the previous class are
-# larger still. There is no promise that coverage is related to ``q``.
+# larger still. Coverage is not determined by ``q``.
 #
 # Other priors
 # ------------
@@ -175,7 +175,7 @@ for method in ("bridge", "projection"):
 # In a picture
 # ------------
 #
-# Most wrong rows get more than one class, most right rows just one. The bridge gives
+# Most wrong samples get more than one class, most right ones just one. The bridge gives
 # some all ten: where its concentrations are small, it rules out nothing.
 
 BLUE, ORANGE = "#0072B2", "#E69F00"
@@ -193,7 +193,7 @@ for ax, method in zip(axes, ("bridge", "projection"), strict=True):
         ax.bar(values + shift, share, 0.4, color=color, label=f"top class {name}")
     ax.set(title=method, xlabel="classes in the set (q = 0.1)", xticks=values)
     ax.spines[["top", "right"]].set_visible(False)
-axes[0].set_ylabel("share of rows")
+axes[0].set_ylabel("fraction of samples")
 axes[1].legend(frameon=False)
 
 # %%

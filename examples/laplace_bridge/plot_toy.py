@@ -1,9 +1,10 @@
 """
-Two moons, and what the network says far away
-=============================================
+Two moons, and confidence far from the data
+===========================================
 
-Far from its data, a network should not be sure. With Laplace it is not, if predictions
-are averaged over draws. The Laplace bridge avoids the draws; does it keep the doubt?
+Far from its data, a network should not be confident. With Laplace it is not, if
+predictions are averaged over draws. The Laplace bridge avoids the draws; does it keep
+the uncertainty?
 Published (Hobbhahn et al., 2022): the bridge is overconfident, and its correction,
 "norm", is close to draws.
 """
@@ -60,9 +61,9 @@ net.fit(X, y)
 # --------------------
 #
 # A number such as 5e-4 can mean two things. Weight decay adds to the *mean* loss over
-# rows; the prior precision here adds to their *sum*. The first setting takes the number
-# as it is. The second is the prior under which the network was trained: 5e-4 times the
-# number of rows.
+# samples; the prior precision here adds to their *sum*. The first setting takes the
+# number as it is. The second is the prior under which the network was trained: 5e-4
+# times the number of samples.
 
 precisions = {"prior 5e-4": WEIGHT_DECAY, "prior 5e-4 per row": WEIGHT_DECAY * len(X)}
 models = {
@@ -114,19 +115,19 @@ for label in columns:
 
 # %%
 # The statements hold under both priors. For two classes, the mean of the bridge's
-# distribution is the softmax of the mean logits: the bridge is as sure as the network,
-# whatever the covariance. The correction divides the mean logits by their standard
-# deviation and is as unsure as the draws. Its published form and the guarded one, which
-# never sharpens, are the same wherever variances are large, as they are here far from
-# the data.
+# distribution is the softmax of the mean logits: the bridge is as confident as the
+# network, whatever the covariance. The correction divides the mean logits by their
+# standard deviation and is as uncertain as the draws. Its published form and the
+# guarded one, which never sharpens, are the same wherever variances are large, as they
+# are here far from the data.
 #
-# At the data, draws and correction are less sure than the network, too: with a prior
-# this weak, what a hundred points say about 522 weights leaves much open.
+# At the data, draws and correction are less confident than the network, too: under a
+# prior this weak, a hundred points do not determine 522 weights.
 #
 # The projection is the closest Dirichlet distribution, but not the one with the right
 # mean: with so much variance, probabilities pile up at zero and one, no Dirichlet
-# follows them well, and its mean is more cautious than the draws. For probabilities,
-# ask ``predict_proba``; for a distribution over them, ``predict_dirichlet``.
+# follows them well, and its mean is less confident than the draws. For probabilities,
+# use ``predict_proba``; for a distribution over them, ``predict_dirichlet``.
 
 shown = ["network", "draws", "bridge", "norm", "projection"]
 figure, axes = plt.subplots(
