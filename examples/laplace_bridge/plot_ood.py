@@ -184,7 +184,7 @@ for method in SHOWN:
     line(method, [first[method, name] for name in KNOWN])
 PUBLISHED = {"conf.": "0.44, 0.41, 0.41", "AUROC": "0.990, 0.991, 0.986"}
 for score, published in PUBLISHED.items():
-    header(f"foreign, {score}", UNKNOWN)
+    header(f"out-of-distribution, {score}", UNKNOWN)
     for method in SHOWN:
         line(method, [first[method, name, score] for name in UNKNOWN])
     print(f"published for the norm, three sets other than MNIST: {published}")

@@ -73,10 +73,7 @@ class GLMOutputs(WeightDraws):
 
 
 # pred_type -> distribution of outputs
-OUTPUT_MODELS: dict[str, type[WeightDraws]] = {
-    "glm": GLMOutputs,
-    "nn": WeightDraws,
-}
+OUTPUT_MODELS: dict[str, type[WeightDraws]] = {"glm": GLMOutputs, "nn": WeightDraws}
 
 
 @dataclass(frozen=True)

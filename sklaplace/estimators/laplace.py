@@ -27,11 +27,7 @@ from sklaplace.estimators.laplace_fit import (
     network_at_mean,
 )
 from sklaplace.estimators.laplace_trainer import LaplaceTrainer
-from sklaplace.estimators.options import (
-    LaplaceOptions,
-    check_prior_shape,
-    sibling,
-)
+from sklaplace.estimators.options import LaplaceOptions, check_prior_shape, sibling
 from sklaplace.estimators.output_model import BatchedOutputs, require_finite
 from sklaplace.estimators.samples import (
     Samples,

@@ -165,7 +165,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
         Raises
         ------
         RuntimeError
-            If both are asked for, as in scikit-learn's Gaussian processes.
+            If both are True, as in scikit-learn's Gaussian processes.
         """
         if return_std and return_cov:
             raise RuntimeError(

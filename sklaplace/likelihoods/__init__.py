@@ -7,12 +7,7 @@ the closed forms of the Hessian in the outputs.
 
 from torch import nn
 
-from sklaplace.likelihoods.base import (
-    DataFit,
-    Likelihood,
-    output_weights,
-    weighted,
-)
+from sklaplace.likelihoods.base import DataFit, Likelihood, output_weights, weighted
 from sklaplace.likelihoods.classification import (
     Bernoulli,
     Categorical,

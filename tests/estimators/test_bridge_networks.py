@@ -29,7 +29,7 @@ def printed_numbers(printed, title, row):
     return [float(number.rstrip("%")) for number in line.split()]
 
 
-# --------------------------------------------------------------- foreign inputs
+# ------------------------------------------------- out-of-distribution inputs
 @pytest.fixture(scope="module")
 def ood():
     return run_example("laplace_bridge/plot_ood.py", SEEDS=(0, 1), MORE_EPOCHS=60)
@@ -100,7 +100,7 @@ def test_the_published_norm_sharpens_under_a_narrow_prior(ood):
         assert narrow[method, "NLL"] == pytest.approx(narrow["MAP", "NLL"], abs=0.01)
 
 
-def test_tables_of_foreign_inputs_hold_what_was_measured(ood):
+def test_tables_of_unknown_inputs_hold_what_was_measured(ood):
     names, printed = ood
     first, means = names["first"], names["means"]
     for method in ("MAP", "mc", "probit", "bridge", "bridge_norm", "projection"):
@@ -108,8 +108,8 @@ def test_tables_of_foreign_inputs_hold_what_was_measured(ood):
         expected = [first[method, name] for name in names["KNOWN"]]
         assert shown == pytest.approx(expected, abs=6e-4)
         for score in ("conf.", "AUROC"):
-            shown = printed_numbers(printed, f"foreign, {score}", method)
-            expected = [first[method, name, score] for name in FOREIGN]
+            shown = printed_numbers(printed, f"out-of-distribution, {score}", method)
+            expected = [first[method, name, score] for name in UNKNOWN]
             assert shown == pytest.approx(expected, abs=6e-4)
     for setting in names["SETTINGS"] | names["LONGER"]:
         shown = printed_numbers(printed, "AUROC, inverted   ", setting)
