@@ -133,7 +133,7 @@ def glm(
     """
     centring = Centring(posterior.likelihood.n_blocks) if centred else None
     parts = linearise(forward, x, posterior.layout, diagonal, centring)
-    return side_by_side(part.gaussian(posterior, diagonal=diagonal) for part in parts)
+    return side_by_side([part.gaussian(posterior, diagonal=diagonal) for part in parts])
 
 
 def side_by_side(parts: Iterable[Moments]) -> Moments:
