@@ -100,9 +100,8 @@ def laplace_bridge(
     if logits.shape[-1] == 1 or logits.numel() == 0:
         return like(torch.ones_like(logits, dtype=torch.float64), mean)
     rounding = torch.finfo(covariances.dtype).eps
-    variances = covariances.double()  # (..., K)
-    if not is_diagonal:
-        variances = covariances.diagonal(dim1=-2, dim2=-1).double()
+    variances = covariances if is_diagonal else covariances.diagonal(dim1=-2, dim2=-1)
+    variances = variances.double()  # (..., K); covariances are not copied
     largest = variances.amax(-1, keepdim=True)
     arrays.check_finite("mean", logits)
     arrays.check_variances(variances, largest)

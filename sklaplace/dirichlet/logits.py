@@ -115,8 +115,10 @@ def centred_factor(cov: Tensor) -> Tensor:
     largest = cov.diagonal(dim1=-2, dim2=-1).amax(-1)
     jitter = _JITTER * largest.clamp(min=_MIN_VARIANCE)
     identity = torch.eye(leading.shape[-1], dtype=cov.dtype, device=cov.device)
-    jittered = leading + jitter[:, None, None] * identity
-    factor, failed = torch.linalg.cholesky_ex(jittered)
+    # without a name for the sum, which would keep another (K, K)
+    factor, failed = torch.linalg.cholesky_ex(
+        leading + jitter[:, None, None] * identity
+    )
     if bool(failed.any()):
         rows = failed.nonzero().squeeze(-1)
         factor = factor.index_copy(0, rows, _semidefinite_cholesky(leading[rows]))

@@ -9,8 +9,8 @@ from scipy.optimize import minimize_scalar
 from sklaplace.estimators.output_model import BatchedOutputs
 from sklaplace.posterior.predictive import moments
 
-# The noise is sought between these multiples of the root mean square residual.
-_SMALLEST, _LARGEST = 1e-4, 1e1
+# Logarithms of the smallest and largest noise over the root mean square residual.
+_LOG_BOUNDS = math.log(1e-4), math.log(1e1)
 
 
 def most_probable_noise(outputs: BatchedOutputs, dataset: Any) -> float:
@@ -48,6 +48,5 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: Any) -> float:
         sigma = math.exp(log_ratio + math.log(scale))
         return -float(weights @ likelihood.log_density(mean, variance, y, sigma))
 
-    bounds = math.log(_SMALLEST), math.log(_LARGEST)
-    found = minimize_scalar(loss, bounds=bounds, method="bounded")
+    found = minimize_scalar(loss, bounds=_LOG_BOUNDS, method="bounded")
     return scale * math.exp(float(found.x))

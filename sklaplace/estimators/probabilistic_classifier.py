@@ -1,7 +1,7 @@
 """ProbabilisticClassifier: class probabilities, and distributions over them."""
 
 import warnings
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -24,7 +24,7 @@ from sklaplace.estimators.trainer import inner_net, is_frozen
 from sklaplace.likelihoods import ClassificationLikelihood
 
 
-class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
+class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     """Predictions of a classifier, from the distribution of its outputs.
 
     Subclasses fit, and provide `_outputs`, the distribution of outputs.
@@ -168,7 +168,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
             Rows sum to one; columns in the order of ``classes_``. For a matrix of
             labels: that each of them is one.
         """
-        return self._targets.target_type.probabilities(self._class_probabilities(X))
+        proba = self._class_probabilities(X)
+        return self._targets.target_type.probabilities(proba)
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Logarithms of `predict_proba`.
@@ -346,7 +347,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator):
         basis for Laplace approximation"; Hobbhahn, Kristiadi and Hennig (2022), "Fast
         predictive uncertainty for classification with Bayesian deep networks".
         """
-        return self._targets.target_type.unflatten(self._concentrations(X, method))
+        alpha = self._concentrations(X, method)
+        return self._targets.target_type.unflatten(alpha)
 
     def predict_uncertainty(self, X: Any, method: str | None = None) -> np.ndarray:
         """Total, aleatoric and epistemic uncertainty of the label.

@@ -1,6 +1,6 @@
 """ProbabilisticRegressor: means, standard deviations, quantiles and samples."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +16,7 @@ from sklaplace.estimators.samples import weighted_data
 from sklaplace.likelihoods import RegressionLikelihood
 
 
-class ProbabilisticRegressor(RegressorMixin, BaseEstimator):
+class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     """Predictions of a regressor, from the distribution of its outputs.
 
     Subclasses fit, and provide `_outputs`, the distribution of outputs.

@@ -1,6 +1,6 @@
 """BaseSampling: estimators that predict from draws of a network's outputs."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from sklaplace.networks.trained import TrainedNetwork
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class BaseSampling:
+class BaseSampling(ABC):
     """Parameters and fit of estimators that predict from draws."""
 
     estimator: Any = field(default=None, kw_only=False)

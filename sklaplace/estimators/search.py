@@ -185,7 +185,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
     scoring : str, callable or None, default=None
         What a prior precision is judged by, the higher the better. None is the mean
         log-density of the held-out targets, noise included, in nats per sample. Scores
-        of the mean alone (``"r2"``) does not depend on the prior precision unless
+        of the mean alone (``"r2"``) do not depend on the prior precision unless
         ``refine=True``.
     likelihood, subset_of_weights, subset_params, hessian_structure, \
             structure_params, curvature, curvature_params, prior_structure, \

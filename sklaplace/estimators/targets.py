@@ -1,6 +1,6 @@
 """Targets: what training needs to know of targets, of classes or of numbers."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,7 +9,7 @@ from sklaplace.likelihoods import Likelihood
 from sklaplace.networks.data import TrainingData
 
 
-class Targets:
+class Targets(ABC):
     """Targets in fit: `ClassTargets` or `NumberTargets`."""
 
     likelihoods: ClassVar[tuple[type, ...]]
@@ -35,11 +35,11 @@ class Targets:
         """Return weights (n,) that encoded targets have by themselves, or None."""
         return None
 
-    def check_net(self, net: Any) -> None:
+    def check_net(self, net: Any) -> None:  # noqa: B027
         """Raise for a net that cannot be trained on such targets."""
 
-    def check_values(self, net: Any, y: np.ndarray) -> None:
+    def check_values(self, net: Any, y: np.ndarray) -> None:  # noqa: B027
         """Raise for encoded targets that the criterion does not take."""
 
-    def check_held_out(self, dataset: Any, held_out: Any) -> None:
+    def check_held_out(self, dataset: Any, held_out: Any) -> None:  # noqa: B027
         """Raise for a ``train_split`` whose targets are not encoded alike."""

@@ -245,6 +245,12 @@ class Bernoulli(_Sigmoid):
         """One logit for one or two classes."""
         return 1 if n_targets <= 2 else n_targets
 
+    def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+        """Gaussian over two logits ``(-f/2, f/2)``, whose softmax is the sigmoid."""
+        signs = mean.new_tensor([-0.5, 0.5])
+        products = signs**2 if cov.ndim == mean.ndim else torch.outer(signs, signs)
+        return mean * signs, cov * products
+
     def probabilities(self, f: Tensor) -> Tensor:
         """Class probabilities (..., 2) of outputs (..., 1)."""
         return torch.cat([(-f).sigmoid(), f.sigmoid()], -1)

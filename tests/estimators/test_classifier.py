@@ -844,3 +844,13 @@ class TestClassesThatWeigh:
         net = classifier(criterion__weight=torch.tensor([-1.0, 1.0, 1.0]))
         with pytest.raises(ValueError, match="criterion__weight has entries"):
             LaplaceClassifier(net).fit(X, y)
+
+
+def test_latent_variances_of_one_logit_are_those_of_both_classes():
+    X, y = blobs(40, n_classes=2)
+    net = seeded(binary_classifier(), X, y.astype(np.float32))
+    model = LaplaceClassifier(FrozenEstimator(net), prior_precision=1.0).fit(X, y)
+    _, variance = model.latent_mean_and_variance(X)
+    _, cov = model.latent_mean_and_variance(X, full_cov=True)
+    assert cov.shape == (40, 2, 2)
+    np.testing.assert_allclose(variance, np.einsum("nkk->nk", cov), rtol=1e-6)
