@@ -55,9 +55,13 @@ def test_defaults_with_cross_validation(estimator, check):
 
 
 def minibatch_nets():
-    """Float32 networks trained in small batches, sized when training begins."""
+    """Networks trained in small batches, sized when training begins.
+
+    In float64: scikit-learn compares predictions to 1e-7, twice the epsilon of float32.
+    """
     settings = {
         "module__width": 16,
+        "module__dtype": torch.float64,
         "max_epochs": 30,
         "batch_size": 16,
         "optimizer": torch.optim.Adam,
