@@ -54,6 +54,11 @@ def test_defaults_with_cross_validation(estimator, check):
     check(estimator)
 
 
+class DoubleMLP(MLP):
+    def __init__(self, n_in=2, n_out=3, width=6):
+        super().__init__(n_in, n_out, width, torch.float64)
+
+
 def minibatch_nets():
     """Networks trained in small batches, sized when training begins.
 
@@ -61,7 +66,6 @@ def minibatch_nets():
     """
     settings = {
         "module__width": 16,
-        "module__dtype": torch.float64,
         "max_epochs": 30,
         "batch_size": 16,
         "optimizer": torch.optim.Adam,
@@ -70,8 +74,10 @@ def minibatch_nets():
         "callbacks": [SizeToData()],
         "verbose": 0,
     }
-    classifier = NeuralNetClassifier(MLP, criterion=nn.CrossEntropyLoss, **settings)
-    regressor = NeuralNetRegressor(MLP, **settings)
+    classifier = NeuralNetClassifier(
+        DoubleMLP, criterion=nn.CrossEntropyLoss, **settings
+    )
+    regressor = NeuralNetRegressor(DoubleMLP, **settings)
     return [LaplaceClassifier(classifier), LaplaceRegressor(regressor)]
 
 
