@@ -14,11 +14,11 @@ from sklaplace.core.random import private_rng
 from sklaplace.estimators.output_model import OutputModel
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
-from sklaplace.estimators.sampling import BaseSampling, n_epochs
+from sklaplace.estimators.sampling import BaseSampling
 from sklaplace.estimators.trainer import Trainer, inner_net, is_frozen
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.forward import Forward
-from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.networks.trained import TrainedNetwork, n_epochs
 
 
 class _SharedSplit:

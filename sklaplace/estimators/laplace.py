@@ -41,7 +41,7 @@ from sklaplace.estimators.samples import (
 from sklaplace.estimators.trainer import inner_net
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import raw_outputs
-from sklaplace.networks.trained import TrainedNetwork, device_of
+from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import in_graph
 
@@ -212,7 +212,7 @@ class BaseLaplace:
         self._options = options
         self.estimator_, self.network_spec_ = network.net, network.spec
         self.posterior_ = posterior
-        self.n_iter_ = max(1, len(getattr(network.net, "history_", None) or []))
+        self.n_iter_ = n_epochs(network.net)
         self.prior_precision_ = plain(posterior.prior_precision)
 
     def _summary(self) -> str:

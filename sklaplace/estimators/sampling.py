@@ -16,7 +16,7 @@ from sklaplace.estimators.number_targets import check_noise, geometric_mean, has
 from sklaplace.estimators.options import check_common, sibling
 from sklaplace.estimators.output_model import BatchedOutputs, OutputModel
 from sklaplace.estimators.trainer import Trainer, inner_net
-from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.networks.trained import TrainedNetwork, n_epochs
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -163,8 +163,3 @@ class BaseSampling(ABC):
         """Return inputs to predict, checked and cast."""
         check_is_fitted(self)
         return samples.check_inputs(self, X)
-
-
-def n_epochs(net: Any) -> int:
-    """Return the number of epochs a net was trained for, at least one."""
-    return max(1, len(getattr(net, "history_", None) or []))

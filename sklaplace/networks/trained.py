@@ -75,3 +75,8 @@ class TrainedNetwork:
 def device_of(net: Any) -> torch.device:
     """Return the device of a net's parameters."""
     return next(net.module_.parameters()).device
+
+
+def n_epochs(net: Any) -> int:
+    """Return the number of epochs a net was trained for, at least one."""
+    return max(1, len(getattr(net, "history_", None) or []))
