@@ -174,22 +174,19 @@ class NegativeEvidence:
         """
         order = self.posterior.curvature_order
         first, k, delta, squares, loss, n, nll = self._initial
-        change_prior, change_noise = (v - first)[[0, -1]] * self._free
+        free = self.free_prior, self.free_noise
+        change_prior, change_noise = (v - first)[[0, -1]] * free
         delta, shrink = delta * math.exp(change_prior), math.exp(-2 * change_noise)
         u = delta / (k * shrink**order + delta)
-        sum_u, sum_uw = u.sum(), u @ (1 - u)
+        sum_u, sum_uw = u.sum(), (u * (1 - u)).sum()
         sum_w, both, scatter = len(u) - sum_u, order * sum_uw, delta * squares
         value = nll + n * change_noise + (shrink - 1) * loss
         value += (scatter - np.log(u).sum()) / 2
         gradient = [(scatter - sum_w) / 2, n - 2 * shrink * loss - order * sum_w]
         noise = 4 * shrink * loss + 2 * order * both
         hessian = np.array([[(sum_uw + scatter) / 2, both], [both, noise]])
-        kept = np.flatnonzero(self._free)
-        return float(value), np.array(gradient)[kept], hessian[np.ix_(kept, kept)]
-
-    @property
-    def _free(self) -> tuple[bool, bool]:
-        return self.free_prior, self.free_noise
+        kept = slice(not free[0], 1 + free[1])
+        return float(value), np.array(gradient)[kept], hessian[kept, kept]
 
     @cached_property
     def _initial(self) -> tuple[Any, ...]:
