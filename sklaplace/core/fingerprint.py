@@ -248,12 +248,14 @@ def _module(value: nn.Module) -> Node:
         return Node("compiled", [("._orig_mod", state["_modules"]["_orig_mod"])])
     state.pop("_compiled_call_impl", None)
     # one counter per process numbers all hooks, so that only their order counts
-    hooks = {name: table for name, table in state.items() if "hooks" in name}
-    order = sorted({number for table in hooks.values() for number in table})
-    for name, table in hooks.items():
-        state[name] = {order.index(number): hook for number, hook in table.items()}
-    state |= {"class()": type(value), "storages()": _storages(value)}
-    return _attributes("module", state)
+    tables = [(name, state.pop(name, {})) for name in _HOOKS]
+    order = sorted({number for _, table in tables for number in table})
+    hooks = [(k, order.index(i), hook) for k, t in tables for i, hook in t.items()]
+    parts = {"class()": type(value), "storages()": _storages(value), "hooks()": hooks}
+    return _attributes("module", state | parts)
+
+
+_HOOKS = [name for name in vars(nn.Module()) if "hooks" in name]
 
 
 def _storages(module: nn.Module) -> list[Any]:

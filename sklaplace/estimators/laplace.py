@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from sklearn.utils.validation import check_is_fitted
@@ -15,11 +15,7 @@ from sklaplace.core.fingerprint import fingerprint
 from sklaplace.core.linalg import plain
 from sklaplace.core.random import private_rng
 from sklaplace.core.trees import leaves, mapped
-from sklaplace.estimators.glm_outputs import (
-    OUTPUT_MODELS,
-    CachedOutputs,
-    LinearisationCache,
-)
+from sklaplace.estimators.glm_outputs import OUTPUT_MODELS, CachedOutputs
 from sklaplace.estimators.laplace_fit import (
     HeldOutScore,
     LaplaceFit,
@@ -72,8 +68,9 @@ class BaseLaplace:
     random_state: Any = None
     verbose: int = 0
 
-    # Set by a search over priors, which predicts the same samples many times.
-    _cache = None
+    # A LinearisationCache in a search over priors, which predicts the same samples
+    # many times.
+    _cache: ClassVar[Any] = None
 
     # --------------------------------------------------------------------- fit
     def fit(
@@ -275,9 +272,8 @@ class BaseLaplace:
     def _check_inputs(self, X: Any) -> Any:
         """Return inputs to predict, checked and cast."""
         check_is_fitted(self)
-        cache: LinearisationCache | None = self._cache
-        if cache is not None:
-            return cache.inputs(X, lambda given: check_inputs(self, given))
+        if self._cache is not None:
+            return self._cache.inputs(X, lambda given: check_inputs(self, given))
         return check_inputs(self, X)
 
     def _add_samples(self, X: Any, y: Any, sample_weight: Any) -> Any:

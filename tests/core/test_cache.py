@@ -557,3 +557,31 @@ def test_an_edit_anywhere_in_this_package_makes_new_keys(tmp_path):
     keys.append(run(source, root=tmp_path, cwd=tmp_path))
     assert keys[0] == f"{fingerprint(1)}\n".encode()
     assert keys[1] != keys[0]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6.0).reshape(2, 3).T,
+        torch.arange(6.0)[::2],
+        torch.zeros(0, 2),
+        torch.ones(2).bfloat16(),
+        torch.complex(torch.ones(2), torch.ones(2)).conj(),
+        torch.eye(2).to_sparse(),
+        torch.ones(2, requires_grad=True),
+        torch.nn.Parameter(torch.ones(2), requires_grad=False),
+        torch.tensor(True),
+    ],
+    ids=lambda t: f"{t.dtype}-{tuple(t.shape)}",
+)
+def test_tensors_of_all_kinds_come_back_the_same(tmp_path, tensor):
+    _, back = (cached(check_memory(tmp_path), "a", lambda: tensor) for _ in range(2))
+    assert back is not tensor
+    assert type(back) is type(tensor)
+    assert back.dtype == tensor.dtype
+    assert back.layout == tensor.layout
+    assert back.requires_grad == tensor.requires_grad
+    assert torch.equal(back.to_dense(), tensor.to_dense())
+    if tensor.layout == torch.strided:  # products depend on strides in the last bits
+        assert back.stride() == tensor.stride()
+        back.detach().zero_()  # writable

@@ -571,3 +571,14 @@ def test_an_error_while_looking_is_a_refusal():
 
     with pytest.raises(TypeError, match=r"value\[0\] is of type .*Broken"):
         fingerprint([Broken()])
+
+
+def test_attributes_of_the_user_that_are_called_hooks_count_as_any_other():
+    def with_hooks(hooks):
+        module = seeded(Net)
+        module.my_hooks = hooks
+        return module
+
+    values = [with_hooks(v) for v in ([], ["a"], {"a": 1}, {1: 1, "a": 2}, None)]
+    assert differ(values)
+    assert same(values[1], copy.deepcopy(values[1]))
