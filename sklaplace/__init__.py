@@ -1,7 +1,7 @@
 """sklaplace: Bayesian uncertainty for skorch networks as scikit-learn estimators.
 
-`LaplaceClassifier` and `LaplaceRegressor` are all that most people need. What they
-are made of, from the ground up:
+`LaplaceClassifier` and `LaplaceRegressor` are all that most people need. The
+subpackages that they are made of, from the lowest:
 
 * ``core``: linear algebra, Newton's method, option checks, random numbers, memory
   budget, cache
@@ -15,7 +15,8 @@ are made of, from the ground up:
 * ``estimators``: everything with ``fit``
 * ``plotting``: displays
 
-A module imports only from its own room and from those above it in this list.
+A module imports only from its own subpackage and from those above it in this
+list.
 """
 
 from sklaplace.estimators.callbacks import MarglikTraining, PriorTraining

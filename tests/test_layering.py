@@ -1,6 +1,6 @@
-"""The one rule of direction: a module imports only from its own room and lower ones.
+"""Modules import only from their own subpackage and lower ones.
 
-Rooms are the folders and files at the top of the package. Within a room, files
+Subpackages are the folders and files at the top of the package. Within one, files
 import each other without cycles. Estimators inherit from few classes, and files and
 functions are short.
 """
@@ -19,7 +19,7 @@ import sklaplace
 PACKAGE = "sklaplace"
 ROOT = Path(sklaplace.__file__).parent
 
-# From the lowest room to the highest; the package's own __init__ comes last.
+# From the lowest subpackage to the highest; the package's own __init__ comes last.
 FLOORS = [
     "core",
     "metrics",
@@ -50,14 +50,14 @@ def is_package(module):
     return any(other.startswith(f"{module}.") for other in FILES)
 
 
-def room(module):
-    """Return the name of the room of a module; "" for the package's own __init__."""
+def subpackage(module):
+    """Return the subpackage of a module; "" for the package's own __init__."""
     return module.removeprefix(PACKAGE).lstrip(".").partition(".")[0]
 
 
 def floor(module):
     """Return the number of the floor of a module."""
-    name = room(module)
+    name = subpackage(module)
     return FLOORS.index(name) if name else len(FLOORS)
 
 
@@ -93,7 +93,9 @@ def fault(module, target, in_function):
     if top == PACKAGE:
         if target not in FILES:
             return f"{target} does not exist"
-        if floor(target) > floor(module) or (not room(target) and room(module)):
+        if floor(target) > floor(module) or (
+            not subpackage(target) and subpackage(module)
+        ):
             return f"{target} is not below {module} in FLOORS"
     elif top == "matplotlib":
         if module != PLOTTING or not in_function:
@@ -137,7 +139,7 @@ def inside(folder, modules):
     return found
 
 
-def test_the_top_of_the_package_is_its_rooms():
+def test_the_top_of_the_package_is_its_subpackages():
     found = {path.stem for path in ROOT.glob("*.py")} - {"__init__"}
     found |= {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert found == set(FLOORS)

@@ -1,4 +1,4 @@
-"""What every other room uses, and no network or posterior is needed for.
+"""What all other subpackages use, and no network or posterior is needed for.
 
 `linalg` and `newton` hold linear algebra and a Newton method, `random` reproducible
 random numbers, `trees` nested inputs, `budget` limits on memory, `checks` those of
