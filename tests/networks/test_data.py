@@ -14,6 +14,8 @@ from sklaplace.networks.training import private_rng
 
 FIXED = {"prior_precision": 1.0, "random_state": 0}
 WEIGHTS = np.linspace(0.5, 2, 60)
+X, Y = blobs()
+DATA = Dataset(X, Y)
 
 
 class Doubled(DataLoader):
@@ -40,55 +42,48 @@ class TestBatches:
 
     @pytest.mark.parametrize("batch_size", [1, 7, 60, 100])
     def test_hold_every_row_once_in_order(self, batch_size):
-        X, y = blobs()
         net = classifier(iterator_train__shuffle=True)
-        found = self.all_rows(net, Dataset(X, y), batch_size)
+        found = self.all_rows(net, DATA, batch_size)
         np.testing.assert_array_equal(found[0], X)
-        np.testing.assert_array_equal(found[1], y)
+        np.testing.assert_array_equal(found[1], Y)
         assert found[2] is None
 
     def test_can_be_walked_again(self):
-        X, y = blobs()
-        batches = Batches(classifier(), Dataset(X, y), 7)
+        batches = Batches(classifier(), DATA, 7)
         assert len(list(batches)) == len(list(batches)) == 9
 
     def test_hand_out_copies(self):
-        X, y = blobs()
-        (x, _, _), *_ = Batches(classifier(), Dataset(X, y), 60)
+        (x, _, _), *_ = Batches(classifier(), DATA, 60)
         x.zero_()
         assert np.abs(X).max() > 0
 
     def test_subsets(self):
-        X, y = blobs()
-        inner = Subset(Dataset(X, y), list(range(10, 30)))
+        inner = Subset(DATA, list(range(10, 30)))
         outer = Subset(inner, [3, 1])
         found, *_ = self.all_rows(classifier(), outer, 5)
         np.testing.assert_array_equal(found, X[[13, 11]])
 
     @pytest.mark.parametrize("weights", [None, WEIGHTS[:3]])
     def test_targets_of_a_subset_belong_to_its_rows(self, weights):
-        X, y = blobs()
         rows = [50, 1, 2]
-        inner = Subset(Dataset(X, y), rows)
-        dataset = RowDataset(inner, y[rows], weights)
+        inner = Subset(DATA, rows)
+        dataset = RowDataset(inner, Y[rows], weights)
         found = self.all_rows(classifier(), dataset, 2)
         np.testing.assert_array_equal(found[0], X[rows])
-        np.testing.assert_array_equal(found[1], y[rows])
+        np.testing.assert_array_equal(found[1], Y[rows])
         if weights is not None:
             np.testing.assert_array_equal(found[2], weights)
         last = Subset(dataset, [2])
         found = self.all_rows(classifier(), last, 2)
         np.testing.assert_array_equal(found[0], X[[2]])
-        np.testing.assert_array_equal(found[1], y[[2]])
+        np.testing.assert_array_equal(found[1], Y[[2]])
 
     def test_loaders_of_ones_own_are_used(self):
-        X, y = blobs()
-        found, *_ = self.all_rows(classifier(iterator_valid=Doubled), Dataset(X, y), 7)
+        found, *_ = self.all_rows(classifier(iterator_valid=Doubled), DATA, 7)
         np.testing.assert_array_equal(found, 2 * X)
 
     def test_data_sets_of_ones_own_are_used(self):
-        X, y = blobs()
-        found, *_ = self.all_rows(classifier(), Shifted(X, y), 7)
+        found, *_ = self.all_rows(classifier(), Shifted(X, Y), 7)
         np.testing.assert_array_equal(found, X + 1)
 
     def test_subsets_of_ones_own_are_used(self):
@@ -100,44 +95,39 @@ class TestBatches:
             def __getitems__(self, indices):
                 return [self[index] for index in indices]
 
-        X, y = blobs()
-        found, *_ = self.all_rows(classifier(), Negated(Dataset(X, y), [5, 3]), 7)
+        found, *_ = self.all_rows(classifier(), Negated(DATA, [5, 3]), 7)
         np.testing.assert_array_equal(found, -X[[5, 3]])
 
     def test_first_rows(self):
-        X, y = blobs()
-        np.testing.assert_array_equal(first_rows(classifier(), Dataset(X, y)), X[:3])
-        assert len(first_rows(classifier(), Dataset(X[:2], y[:2]))) == 2
+        np.testing.assert_array_equal(first_rows(classifier(), DATA), X[:3])
+        assert len(first_rows(classifier(), Dataset(X[:2], Y[:2]))) == 2
 
     def test_draw_nothing(self, rng_untouched):
-        X, y = blobs()
         net = classifier(iterator_valid=Doubled)
         with private_rng(None):
-            list(Batches(net, Dataset(X, y), 7))
+            list(Batches(net, DATA, 7))
 
 
 @pytest.mark.parametrize("parameter", ["iterator_valid", "dataset"])
 def test_estimator_sees_data_through_the_nets_own_classes(parameter):
-    X, y = blobs()
     own = {"iterator_valid": Doubled, "dataset": Shifted}[parameter]
     moved = {"iterator_valid": lambda X: 2 * X, "dataset": lambda X: X + 1}[parameter]
-    plain = seeded(classifier(), X, y)
+    plain = seeded(classifier(), X, Y)
     net = classifier(**{parameter: own}).initialize()
     net.module_.load_state_dict(plain.module_.state_dict())
-    model = LaplaceClassifier(FrozenEstimator(net), **FIXED).fit(X, y)
-    expected = LaplaceClassifier(FrozenEstimator(plain), **FIXED).fit(moved(X), y)
+    model = LaplaceClassifier(FrozenEstimator(net), **FIXED).fit(X, Y)
+    expected = LaplaceClassifier(FrozenEstimator(plain), **FIXED).fit(moved(X), Y)
     np.testing.assert_allclose(
         model.predict_proba(X), expected.predict_proba(moved(X)), atol=1e-6
     )
 
 
 def test_estimator_pairs_the_rows_of_a_subset_with_their_targets():
-    X, y = blobs()
     order = np.random.default_rng(0).permutation(60)
-    net = FrozenEstimator(seeded(classifier(), X, y))
-    subset = Subset(Dataset(X, y), order.tolist())
-    found = LaplaceClassifier(net, **FIXED).fit(subset, y[order])
-    expected = LaplaceClassifier(net, **FIXED).fit(X[order], y[order])
+    net = FrozenEstimator(seeded(classifier(), X, Y))
+    subset = Subset(DATA, order.tolist())
+    found = LaplaceClassifier(net, **FIXED).fit(subset, Y[order])
+    expected = LaplaceClassifier(net, **FIXED).fit(X[order], Y[order])
     assert found.log_marginal_likelihood() == pytest.approx(
         expected.log_marginal_likelihood()
     )

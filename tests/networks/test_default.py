@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from nets import initialised, seeded
 from sklearn.base import clone
 from sklearn.datasets import load_iris, make_friedman1, make_moons
 from sklearn.linear_model import BayesianRidge
@@ -25,8 +26,6 @@ from sklaplace.networks.default import (
 from sklaplace.networks.optimizer import CosineAdam
 from sklaplace.networks.tabular import DropoutNetwork, TabularNetwork
 
-torch.set_num_threads(1)
-
 
 class _Weighted(torch.utils.data.Dataset):
     """Rows with targets and weights, as the estimators hand them to skorch."""
@@ -41,28 +40,19 @@ class _Weighted(torch.utils.data.Dataset):
         return self.X[index], (self.y[index], self.weight[index])
 
 
-def _fit(net, X, y, seed=0):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return net.fit(X, y)
-
-
 def _fit_weighted(net, X, y, weight, seed=0):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        net.initialize()
-        net.criterion_.reduction = "none"
-        unweighted = net.get_loss
+    initialised(net, seed).criterion_.reduction = "none"
+    unweighted = net.get_loss
 
-        def get_loss(y_pred, y_true, *args, **kwargs):
-            y_true, w = y_true
-            rows = unweighted(y_pred, y_true, *args, **kwargs)
-            w = (w / w.mean()).reshape(-1, *[1] * (rows.ndim - 1))
-            return (w * rows).mean()
+    def get_loss(y_pred, y_true, *args, **kwargs):
+        y_true, w = y_true
+        rows = unweighted(y_pred, y_true, *args, **kwargs)
+        w = (w / w.mean()).reshape(-1, *[1] * (rows.ndim - 1))
+        return (w * rows).mean()
 
-        net.get_loss = get_loss
-        net.partial_fit(_Weighted(X, y, weight), None)
-        del net.get_loss
+    net.get_loss = get_loss
+    net.partial_fit(_Weighted(X, y, weight), None)
+    del net.get_loss
     return net
 
 
@@ -71,13 +61,17 @@ def _outputs(net, X):
         return net.module_(torch.from_numpy(X)).numpy()
 
 
-def _factory(kind, n_outputs):
+def _default(kind, X, y, weight=None, n_outputs=2):
     if kind == "regressor":
-        return default_regressor
-    return lambda X, y, weight: default_classifier(X, y, weight, n_outputs)
+        return default_regressor(X, y, weight)
+    return default_classifier(X, y, weight, n_outputs)
 
 
-def _problem(kind, n, d, n_outputs, seed=0):
+def _trained(kind, X, y, seed=0, n_outputs=2):
+    return seeded(_default(kind, X, y, n_outputs=n_outputs), X, y, seed)
+
+
+def _problem(kind, n=40, d=3, n_outputs=2, seed=0):
     rng = np.random.RandomState(seed)
     X = rng.randn(n, d)
     if kind == "classifier":
@@ -87,7 +81,7 @@ def _problem(kind, n, d, n_outputs, seed=0):
     return X, np.sin(X[:, :1]) + X @ rng.randn(d, n_outputs) + rng.randn(n, n_outputs)
 
 
-KINDS = ["classifier", "regressor"]
+every_kind = pytest.mark.parametrize("kind", ["classifier", "regressor"])
 SHAPES = [(10, 10, 1), (15, 10, 2), (30, 3, 3), (60, 10, 2), (200, 5, 3)]
 
 
@@ -121,7 +115,7 @@ class TestStandardisation:
     def test_huge_and_tiny_values_stay_finite(self):
         X, y = _problem("classifier", 30, 3, 2)
         X = X * [1e307, 1e-300, 1.0]
-        net = _fit(default_classifier(X, y, None, 2), X, y)
+        net = _trained("classifier", X, y)
         assert np.isfinite(net.module__scale).all()
         assert np.isfinite(_outputs(net, X)).all()
 
@@ -132,33 +126,32 @@ class TestStandardisation:
 
 
 class TestUnits:
-    @pytest.mark.parametrize("kind", KINDS)
+    @every_kind
     def test_predictions_do_not_depend_on_units_of_inputs(self, kind):
         X, y = _problem(kind, 80, 3, 2)
         units, origin = np.array([1e-6, 30.0, 1e5]), np.array([0.01, -50.0, 1e6])
         moved = X * units + origin
-        make = _factory(kind, 2)
-        expected = _outputs(_fit(make(X, y, None), X, y), X)
-        actual = _outputs(_fit(make(moved, y, None), moved, y), moved)
+        expected = _outputs(_trained(kind, X, y), X)
+        actual = _outputs(_trained(kind, moved, y), moved)
         np.testing.assert_allclose(actual, expected, atol=1e-5)
 
     def test_predictions_follow_units_of_targets(self):
         X, Y = _problem("regressor", 80, 3, 2)
         units, origin = np.array([1e-4, 1e6]), np.array([5.0, -1e7])
         moved = Y * units + origin
-        expected = _outputs(_fit(default_regressor(X, Y, None), X, Y), X)
-        actual = _outputs(_fit(default_regressor(X, moved, None), X, moved), X)
+        expected = _outputs(_trained("regressor", X, Y), X)
+        actual = _outputs(_trained("regressor", X, moved), X)
         np.testing.assert_allclose((actual - origin) / units, expected, atol=1e-5)
 
     def test_constant_target_is_predicted(self):
         X, _ = _problem("regressor", 20, 3, 1)
         Y = np.full((20, 1), 4.2)
-        net = _fit(default_regressor(X, Y, None), X, Y)
-        np.testing.assert_allclose(_outputs(net, 3 * X), 4.2)
+        found = _outputs(_trained("regressor", X, Y), 3 * X)
+        np.testing.assert_allclose(found, 4.2)
 
 
 class TestWeightsAndOrder:
-    @pytest.mark.parametrize("kind", KINDS)
+    @every_kind
     @pytest.mark.parametrize(("n", "d", "n_outputs"), SHAPES)
     @pytest.mark.parametrize("seed", [0, 1])
     def test_weights_equal_repeated_and_shuffled_rows(
@@ -170,30 +163,30 @@ class TestWeightsAndOrder:
         weight[:n_outputs] = 1
         rows = rng.permutation(np.repeat(np.arange(n), weight))
         weight = weight.astype(float)
-        make = _factory(kind, n_outputs)
-        weighted = _fit_weighted(make(X, y, weight), X, y, weight)
-        repeated = _fit(make(X[rows], y[rows], None), X[rows], y[rows])
+        net = _default(kind, X, y, weight, n_outputs)
+        weighted = _fit_weighted(net, X, y, weight)
+        repeated = _trained(kind, X[rows], y[rows], n_outputs=n_outputs)
         # predict_proba of skorch's regressor is its predict
         actual, expected = weighted.predict_proba(X), repeated.predict_proba(X)
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-7)
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @every_kind
     @pytest.mark.parametrize(("n", "d", "n_outputs"), SHAPES)
     def test_order_of_rows_does_not_matter(self, kind, n, d, n_outputs):
         X, y = _problem(kind, n, d, n_outputs)
         rows = np.random.RandomState(2).permutation(n)
-        make = _factory(kind, n_outputs)
-        expected = _outputs(_fit(make(X, y, None), X, y), X)
-        actual = _outputs(_fit(make(X[rows], y[rows], None), X[rows], y[rows]), X)
+        expected = _outputs(_trained(kind, X, y, n_outputs=n_outputs), X)
+        shuffled = _trained(kind, X[rows], y[rows], n_outputs=n_outputs)
+        actual = _outputs(shuffled, X)
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-7)
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @every_kind
     def test_penalty_counts_weights(self, kind):
         X, y = _problem(kind, 30, 3, 2)
-        make, twice = _factory(kind, 2), np.r_[0:30, 0:30]
-        weighted = make(X, y, np.full(30, 2.0)).penalty
-        assert weighted == pytest.approx(make(X[twice], y[twice], None).penalty)
-        assert weighted < make(X, y, None).penalty
+        twice = np.r_[0:30, 0:30]
+        weighted = _default(kind, X, y, np.full(30, 2.0)).penalty
+        assert weighted == pytest.approx(_default(kind, X[twice], y[twice]).penalty)
+        assert weighted < _default(kind, X, y).penalty
 
 
 class TestNoise:
@@ -210,7 +203,7 @@ class TestNoise:
         X, y = rng.randn(20, 500), np.arange(20) % 2
         net = default_classifier(X, y, None, 2)
         assert net.penalty > 0
-        assert log_loss(y, _fit(net, X, y).predict_proba(X)) < np.log(2)
+        assert log_loss(y, seeded(net, X, y).predict_proba(X)) < np.log(2)
 
     def test_absent_class_and_constant_target_have_no_say(self):
         X, y = _problem("classifier", 30, 3, 2)
@@ -228,33 +221,32 @@ class TestNoise:
 
 
 class TestNets:
-    @pytest.mark.parametrize("kind", KINDS)
+    @every_kind
     def test_same_seed_same_network_and_global_state_untouched(self, kind):
-        X, y = _problem(kind, 40, 3, 2)
+        X, y = _problem(kind)
         before = torch.random.get_rng_state()
         first, second, other = (
-            _outputs(_fit(_factory(kind, 2)(X, y, None), X, y, seed), X)
-            for seed in (0, 0, 1)
+            _outputs(_trained(kind, X, y, seed), X) for seed in (0, 0, 1)
         )
         assert torch.equal(torch.random.get_rng_state(), before)
         np.testing.assert_array_equal(first, second)
         assert not np.array_equal(first, other)
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @every_kind
     def test_silent_clonable_and_picklable(self, kind, capsys):
-        X, y = _problem(kind, 40, 3, 2)
-        net = _fit(clone(_factory(kind, 2)(X, y, None)), X, y)
+        X, y = _problem(kind)
+        net = seeded(clone(_default(kind, X, y)), X, y)
         assert capsys.readouterr() == ("", "")
         assert len(net.history) == 1
         again = pickle.loads(pickle.dumps(net))
         np.testing.assert_array_equal(_outputs(again, X), _outputs(net, X))
-        refitted = _fit(clone(net), X, y)
+        refitted = seeded(clone(net), X, y)
         np.testing.assert_array_equal(_outputs(refitted, X), _outputs(net, X))
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @every_kind
     def test_head_is_the_last_linear_layer(self, kind):
-        X, y = _problem(kind, 40, 3, 2)
-        module = _factory(kind, 2)(X, y, None).initialize().module_
+        X, y = _problem(kind)
+        module = _default(kind, X, y).initialize().module_
         *_, last = (m for m in module.modules() if isinstance(m, nn.Linear))
         assert last is module.head
         assert last.out_features == 2
@@ -284,7 +276,7 @@ class TestQuality:
             X, X_test, y, y_test = train_test_split(
                 *data, test_size=0.25, random_state=seed, stratify=data[1]
             )
-            net = _fit(default_classifier(X, y, None, y.max() + 1), X, y, seed)
+            net = _trained("classifier", X, y, seed, y.max() + 1)
             losses.append(log_loss(y_test, net.predict_proba(X_test)))
         assert np.mean(losses) < bound
 
@@ -292,24 +284,24 @@ class TestQuality:
         rng = np.random.RandomState(0)
         X, y = rng.randn(100, 8), rng.randint(2, size=100)
         X_test, y_test = rng.randn(1000, 8), rng.randint(2, size=1000)
-        net = _fit(default_classifier(X, y, None, 2), X, y)
+        net = _trained("classifier", X, y)
         assert log_loss(y_test, net.predict_proba(X_test)) < 0.85
 
     def test_curved_regression_beats_a_linear_model(self):
         X, y = make_friedman1(1400, noise=1.0, random_state=0)
         train, test = slice(400), slice(400, None)
         Y = y[:, None]
-        net = _fit(default_regressor(X[train], Y[train], None), X[train], Y[train])
+        net = _trained("regressor", X[train], Y[train])
         error = np.mean((net.predict(X[test]) - Y[test]) ** 2)
         linear = BayesianRidge().fit(X[train], y[train]).predict(X[test])
         assert error < 0.5 * np.mean((linear - y[test]) ** 2)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every_kind
 class TestVariants:
     def test_without_penalty(self, kind):
-        X, y = _problem(kind, 40, 3, 2)
-        default = _factory(kind, 2)(X, y, None)
+        X, y = _problem(kind)
+        default = _default(kind, X, y)
         net = without_penalty(default)
         plain = NeuralNetClassifier if kind == "classifier" else NeuralNetRegressor
         assert type(net) is plain
@@ -320,8 +312,8 @@ class TestVariants:
         assert not hasattr(net, "penalty")
 
     def test_with_dropout(self, kind):
-        X, y = _problem(kind, 40, 3, 2)
-        default = _factory(kind, 2)(X, y, None)
+        X, y = _problem(kind)
+        default = _default(kind, X, y)
         net = with_dropout(default)
         assert type(net) is type(default)
         assert net.penalty == default.penalty
@@ -329,21 +321,21 @@ class TestVariants:
 
     @pytest.mark.parametrize("change", [without_penalty, with_dropout])
     def test_train_clone_and_pickle(self, kind, change, capsys):
-        X, y = _problem(kind, 40, 3, 2)
-        net = clone(change(_factory(kind, 2)(X, y, None)))
-        _fit(net.set_params(optimizer__n_steps=20), X, y)
+        X, y = _problem(kind)
+        net = clone(change(_default(kind, X, y)))
+        seeded(net.set_params(optimizer__n_steps=20), X, y)
         assert capsys.readouterr() == ("", "")
         assert len(net.history) == 1
         again = pickle.loads(pickle.dumps(net))
         np.testing.assert_array_equal(again.predict(X), net.predict(X))
 
     def test_units_of_inputs_do_not_matter(self, kind):
-        X, y = _problem(kind, 40, 3, 2)
+        X, y = _problem(kind)
         moved = X * [1e-6, 30.0, 1e5] + [0.01, -50.0, 1e6]
 
         def outputs(X):
-            net = with_dropout(_factory(kind, 2)(X, y, None))
-            fitted = _fit(net.set_params(optimizer__n_steps=50), X, y)
-            return fitted.forward(X).numpy()
+            net = with_dropout(_default(kind, X, y))
+            net.set_params(optimizer__n_steps=50)
+            return seeded(net, X, y).forward(X).numpy()
 
         np.testing.assert_allclose(outputs(moved), outputs(X), atol=1e-5)

@@ -28,6 +28,8 @@ from sklaplace.core.random import private_rng
 
 FIXED = {"prior_precision": 1.0, "random_state": 0}
 WEIGHTS = np.linspace(0.5, 2, 60)
+X, Y = blobs()
+weighted_or_not = pytest.mark.parametrize("weights", [None, WEIGHTS])
 
 
 # ----------------------------------------------------------- skorch's own behaviour
@@ -42,33 +44,35 @@ class Sees(Callback):
         self.X_, self.y_ = X, y
 
 
+def skorch_defaults(*callbacks, **settings):
+    """A net with skorch's own split and scores."""
+    options = {"max_epochs": 3, "verbose": 0, "callbacks": [*callbacks], **settings}
+    return NeuralNetClassifier(SoftmaxMLP, **options)
+
+
 class TestFit:
     @pytest.mark.parametrize("weights", [None, np.ones(60)])
     def test_is_that_of_skorch(self, weights):
-        X, y = blobs()
         net = classifier(BatchNormMLP, batch_size=16, iterator_train__shuffle=True)
-        model = LaplaceClassifier(net, **FIXED).fit(X, y, sample_weight=weights)
+        model = LaplaceClassifier(net, **FIXED).fit(X, Y, sample_weight=weights)
         with private_rng(model._seed):
             # the estimator peeks at the module, and at rows, outside of this state
-            own = clone(net).fit(X, y)
+            own = clone(net).fit(X, Y)
         for found, expected in zip(states(model.estimator_), states(own), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.parametrize("weights", [None, WEIGHTS])
+    @weighted_or_not
     def test_callbacks_see_the_rows(self, weights):
-        X, y = blobs()
         net = classifier(callbacks=[("sees", Sees())])
-        model = LaplaceClassifier(net, **FIXED).fit(X, y, sample_weight=weights)
+        model = LaplaceClassifier(net, **FIXED).fit(X, Y, sample_weight=weights)
         seen = dict(model.estimator_.callbacks_)["sees"]
         np.testing.assert_array_equal(seen.X_, X)
-        np.testing.assert_array_equal(seen.y_, y)
+        np.testing.assert_array_equal(seen.y_, Y)
 
-    @pytest.mark.parametrize("weights", [None, WEIGHTS])
+    @weighted_or_not
     def test_default_scoring_and_split(self, weights):
-        X, y = blobs()
-        net = NeuralNetClassifier(SoftmaxMLP, max_epochs=3, lr=0.1, verbose=0)
-        model = LaplaceClassifier(net, random_state=0)
-        model.fit(X, y, sample_weight=weights)
+        model = LaplaceClassifier(skorch_defaults(lr=0.1), random_state=0)
+        model.fit(X, Y, sample_weight=weights)
         history = model.estimator_.history
         assert history[:, "valid_acc"] == [
             pytest.approx(v) for v in history[:, "valid_acc"]
@@ -76,14 +80,11 @@ class TestFit:
         assert len(history) == model.n_iter_ == 3
         assert history[-1, "batches", 0, "train_batch_size"] == 48
 
-    @pytest.mark.parametrize("weights", [None, WEIGHTS])
+    @weighted_or_not
     def test_checkpoints(self, weights, tmp_path):
-        X, y = blobs()
         checkpoint = Checkpoint(dirname=tmp_path, f_pickle="net.pkl", load_best=True)
-        net = NeuralNetClassifier(
-            SoftmaxMLP, max_epochs=3, verbose=0, callbacks=[checkpoint]
-        )
-        LaplaceClassifier(net, random_state=0).fit(X, y, sample_weight=weights)
+        net = skorch_defaults(checkpoint)
+        LaplaceClassifier(net, random_state=0).fit(X, Y, sample_weight=weights)
         with open(tmp_path / "net.pkl", "rb") as file:
             saved = pickle.load(file)
         assert type(saved) is NeuralNetClassifier
@@ -91,26 +92,16 @@ class TestFit:
         assert saved.predict_proba(X).shape == (60, 3)
 
     def test_early_stopping(self):
-        X, y = blobs()
-        net = NeuralNetClassifier(
-            SoftmaxMLP,
-            max_epochs=50,
-            lr=0.0,
-            verbose=0,
-            callbacks=[EarlyStopping(patience=2, sink=lambda text: None)],
-        )
-        model = LaplaceClassifier(net, random_state=0).fit(X, y)
+        stopping = EarlyStopping(patience=2, sink=lambda text: None)
+        net = skorch_defaults(stopping, max_epochs=50, lr=0.0)
+        model = LaplaceClassifier(net, random_state=0).fit(X, Y)
         assert 2 <= model.n_iter_ < 10
 
-    @pytest.mark.parametrize("weights", [None, WEIGHTS])
+    @weighted_or_not
     def test_scoring_callbacks(self, weights):
-        X, y = blobs()
         scoring = EpochScoring("neg_log_loss", on_train=True, name="score")
-        net = NeuralNetClassifier(
-            SoftmaxMLP, max_epochs=2, verbose=0, callbacks=[scoring]
-        )
-        model = LaplaceClassifier(net, random_state=0)
-        model.fit(X, y, sample_weight=weights)
+        model = LaplaceClassifier(skorch_defaults(scoring), random_state=0)
+        model.fit(X, Y, sample_weight=weights)
         assert np.isfinite(model.estimator_.history[:, "score"]).all()
 
     def test_an_interrupt_keeps_what_was_learned(self):
@@ -119,65 +110,55 @@ class TestFit:
             def on_epoch_end(self, net, **kwargs):
                 raise KeyboardInterrupt
 
-        X, y = blobs()
         net = classifier(callbacks=[Interrupt()], max_epochs=9)
-        model = LaplaceClassifier(net, **FIXED).fit(X, y)
+        model = LaplaceClassifier(net, **FIXED).fit(X, Y)
         assert model.n_iter_ == 1
         assert model.predict_proba(X).shape == (60, 3)
 
     def test_nothing_is_left_on_the_net(self):
-        X, y = blobs()
-        model = LaplaceClassifier(classifier(), **FIXED).fit(X, y, WEIGHTS)
-        own = classifier().fit(X, y)
+        model = LaplaceClassifier(classifier(), **FIXED).fit(X, Y, WEIGHTS)
+        own = classifier().fit(X, Y)
         assert type(model.estimator_) is NeuralNetClassifier
         assert sorted(vars(model.estimator_)) == sorted(vars(own))
         assert model.estimator_.criterion_.reduction == "mean"
         assert model.estimator_.train_split is None
-
-    def test_trained_net_is_usable_by_itself(self):
-        X, y = blobs()
-        model = LaplaceClassifier(classifier(), **FIXED).fit(X, y, WEIGHTS)
+        # and it is usable by itself
         net = pickle.loads(pickle.dumps(model.estimator_))
         np.testing.assert_array_equal(net.predict(X), model.estimator_.predict(X))
-        net.partial_fit(X, y)
+        net.partial_fit(X, Y)
 
     def test_warm_start_starts_from_the_instance(self):
-        X, y = blobs()
-        trained = seeded(classifier(), X, y).module_
+        trained = seeded(classifier(), X, Y).module_
         net = classifier(trained, lr=0.0, max_epochs=1)
-        model = LaplaceClassifier(net, **FIXED).fit(X, y)
+        model = LaplaceClassifier(net, **FIXED).fit(X, Y)
         for found, expected in zip(
             model.estimator_.module_.parameters(), trained.parameters(), strict=True
         ):
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
     def test_fit_params_reach_the_module(self):
-        X, y = blobs()
         with pytest.raises(TypeError, match="depth"):
-            LaplaceClassifier(classifier(), **FIXED).fit(X, y, depth=3)
+            LaplaceClassifier(classifier(), **FIXED).fit(X, Y, depth=3)
 
 
 class TestWeightedLoss:
     @pytest.mark.parametrize("reduction", ["mean", "sum"])
     @pytest.mark.parametrize("kind", ["classifier", "binary", "regressor"])
     def test_is_the_weighted_mean_or_sum(self, kind, reduction):
-        X, y = waves() if kind == "regressor" else blobs()
-        make = {
-            "classifier": classifier,
-            "binary": binary_classifier,
-            "regressor": regressor,
+        make, estimator, (X, y) = {
+            "classifier": (classifier, LaplaceClassifier, blobs()),
+            "binary": (binary_classifier, LaplaceClassifier, (blobs()[0], 1 * (Y > 0))),
+            "regressor": (regressor, LaplaceRegressor, waves()),
         }[kind]
-        if kind == "binary":
-            y = (y > 0).astype(int)
         net = make(max_epochs=1, lr=0.0, criterion__reduction=reduction)
         settings = {"sigma_noise": 0.2} if kind == "regressor" else {}
-        estimator = LaplaceRegressor if kind == "regressor" else LaplaceClassifier
         model = estimator(net, **FIXED, **settings).fit(X, y, sample_weight=WEIGHTS)
         trained = model.estimator_
         with torch.no_grad():
             f = trained.infer(torch.tensor(X))
-        targets = torch.tensor(y).to(f.dtype if kind != "classifier" else torch.int64)
-        targets = targets.reshape(f.shape) if kind != "classifier" else targets
+        targets = torch.tensor(y)
+        if kind != "classifier":
+            targets = targets.to(f.dtype).reshape(f.shape)
         losses = type(trained.criterion_)(reduction="none")(f, targets)
         losses = losses.reshape(60, -1).sum(1)
         total = (losses * torch.tensor(WEIGHTS)).sum()
@@ -188,41 +169,33 @@ class TestWeightedLoss:
 
     def test_batches_share_one_normaliser(self):
         # so that the expected step is that of the whole data, whatever the batches
-        X, y = blobs()
         heavy = np.where(np.arange(60) < 10, 5.0, 0.5)
-        net = classifier(
-            max_epochs=1, lr=1e-3, batch_size=10, optimizer=torch.optim.SGD
-        )
-        model = LaplaceClassifier(net, **FIXED).fit(X, y, sample_weight=heavy)
+        options = {"lr": 1e-3, "batch_size": 10, "optimizer": torch.optim.SGD}
+        net = classifier(max_epochs=1, **options)
+        model = LaplaceClassifier(net, **FIXED).fit(X, Y, sample_weight=heavy)
         losses = model.estimator_.history[-1, "batches", :, "train_loss"]
         # the first batch has four times the mean weight, the others .4 times
         assert losses[0] == pytest.approx(4 / 0.4 * np.mean(losses[1:]), rel=0.5)
 
     def test_validation_rows_of_skorch_are_not_trained_on(self):
-        X, y = blobs()
         RecordTraining.steps.clear()
-        net = NeuralNetClassifier(
-            SoftmaxMLP, max_epochs=1, verbose=0, callbacks=[RecordTraining()]
-        )
-        LaplaceClassifier(net, random_state=0).fit(X, y, sample_weight=WEIGHTS)
+        net = skorch_defaults(RecordTraining(), max_epochs=1)
+        LaplaceClassifier(net, random_state=0).fit(X, Y, sample_weight=WEIGHTS)
         assert sum(RecordTraining.steps) == 48
 
 
 @pytest.mark.parametrize("on_train", [False, True])
 def test_uncached_scores_see_weighted_rows(on_train):
-    X, y = blobs()
     scoring = EpochScoring("accuracy", on_train=on_train, use_caching=False, name="s")
     net = classifier(callbacks=[scoring], train_split=ValidSplit(4))
-    weights = np.linspace(0.5, 2, len(X))
-    model = LaplaceClassifier(net, random_state=0).fit(X, y, sample_weight=weights)
+    model = LaplaceClassifier(net, random_state=0).fit(X, Y, sample_weight=WEIGHTS)
     assert all(0 <= score <= 1 for score in model.estimator_.history[:, "s"])
 
 
 def test_threads_take_turns():
     """Another thread must not meet a network in another mode."""
-    X, y = blobs()
-    net = seeded(classifier(BatchNormMLP), X, y)
-    model = LaplaceClassifier(FrozenEstimator(net), prior_precision=1.0).fit(X, y)
+    net = seeded(classifier(BatchNormMLP), X, Y)
+    model = LaplaceClassifier(FrozenEstimator(net), prior_precision=1.0).fit(X, Y)
     model.estimator_.module_.train()
     expected = model.predict_proba(X)
     with ThreadPoolExecutor(4) as pool:
