@@ -2,14 +2,10 @@ import math
 
 import pytest
 import torch
+from cases import normal
 
 from sklaplace.dirichlet import gumbel, logits
 from sklaplace.dirichlet.gumbel import argmax_proba, independent_variances
-
-
-def normal(rows, n_classes, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, n_classes, generator=generator, dtype=torch.float64)
 
 
 def filled(like, *first, rest):

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from gaussians import gaussian, sampled_gap, second_order
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sklaplace.core.random import sobol_normals
 from sklaplace.dirichlet import logits
 from sklaplace.dirichlet.logits import (
     centre,
@@ -17,62 +17,13 @@ from sklaplace.dirichlet.logits import (
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
-KINDS = {
-    "wishart": lambda A: A @ A.mT / A.shape[-1],
-    "diagonal": lambda A: torch.diag_embed((1.5 * A[:, 0]).exp()),
-    "low rank": lambda A: A[..., :2] @ A[..., :2].mT / 2 + 0.01 * torch.eye(len(A[0])),
-}
-every_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-def gaussian(rows, n_classes, kind="wishart", sd=1.0, dtype=torch.float64):
-    """Means (b, K) and covariances (b, K, K)."""
-    generator = torch.Generator().manual_seed(n_classes)
-    shape = rows, n_classes, n_classes
-    A = torch.randn(shape, generator=generator, dtype=torch.float64)
-    mean = 2 * torch.randn(shape[:2], generator=generator, dtype=torch.float64)
-    return mean.to(dtype), (sd**2 * KINDS[kind](A)).to(dtype)
+every_kind = pytest.mark.parametrize("kind", ["wishart", "diagonal", "low rank"])
 
 
 def gap_of(mean, cov):
     """`logsumexp_gap` of a Gaussian that is not centred, (b,)."""
     mean, cov = centre(mean, cov)
     return logsumexp_gap(mean.log_softmax(-1), centred_factor(cov)).squeeze(-1)
-
-
-def second_order(mean, cov):
-    """Half the variance of a logit under its own probabilities: the gap to first order.
-
-    ``½ tr(Σ (diag p − ppᵀ))``, which is half the trace of Σ times the Hessian of
-    logsumexp.
-    """
-    p = mean.double().softmax(-1)
-    own = (p * cov.diagonal(dim1=-2, dim2=-1)).sum(-1)
-    return (own - torch.einsum("bi,bij,bj->b", p, cov.double(), p)) / 2
-
-
-def sampled_gap(mean, cov, n_points):
-    """By mirrored points, on another root of the covariance; and its standard error.
-
-    What a quadratic function would be off by, which is known, is subtracted.
-    """
-    mean, cov = centre(mean, cov)
-    values, vectors = torch.linalg.eigh(cov)  # the first is that of all ones
-    root = (vectors * values.clamp(min=0).sqrt().unsqueeze(-2))[..., 1:]
-    points = sobol_normals(2 * n_points, mean.shape[-1] - 1, 0)[:n_points]
-    found = []
-    for m, F, expected in zip(
-        mean.log_softmax(-1), root, second_order(mean, cov), strict=True
-    ):
-        p, moves = m.exp(), F @ points.mT
-        middle = m.unsqueeze(-1)
-        gaps = ((middle + moves).logsumexp(0) + (middle - moves).logsumexp(0)) / 2
-        quadratic = (p @ moves**2 - (p @ moves) ** 2) / 2
-        both = torch.stack([gaps, quadratic]).cov()
-        slope = both[0, 1] / both[1, 1]
-        rest = gaps - slope * (quadratic - expected)
-        found.append(torch.stack([rest.mean(), rest.std() / n_points**0.5]))
-    return torch.stack(found, -1)
 
 
 # Centring

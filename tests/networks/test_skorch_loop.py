@@ -62,24 +62,33 @@ class Tied(nn.Module):
 
 
 # ---------------------------------------------------------------------- callbacks
-class Medians(Callback):
-    """Notes the medians after each epoch, and the class of the net."""
-
-    seen: ClassVar[list] = []
-    kinds: ClassVar[set] = set()
-
-    def on_epoch_end(self, net, **kwargs):
-        Medians.seen.append(net.module_.posterior.median().detach().clone())
-        Medians.kinds.add(type(net).__name__)
-
-
-class Noise(Callback):
-    """Notes the noise after each epoch."""
+class Notes(Callback):
+    """Notes what a function finds in the net after each epoch."""
 
     seen: ClassVar[list] = []
 
+    def __init__(self, find):
+        self.find = find
+
     def on_epoch_end(self, net, **kwargs):
-        Noise.seen.append(float(net._elbo.noise(net.module_)))
+        Notes.seen.append(self.find(net))
+
+
+@pytest.fixture(autouse=True)
+def _no_notes():
+    Notes.seen.clear()
+
+
+def medians(net):
+    return net.module_.posterior.median().detach().clone()
+
+
+def noise(net):
+    return float(net._elbo.noise(net.module_))
+
+
+def step_size(net):
+    return net.optimizer_.param_groups[0]["lr"]
 
 
 class Interrupts(Callback):
@@ -101,27 +110,22 @@ class Escapes(Callback):
             raise KeyError("stop")
 
 
-class Rates(Callback):
-    """Notes step sizes, and the norm of gradients before each step."""
-
-    rates: ClassVar[list] = []
-    norms: ClassVar[list] = []
-
-    def on_epoch_end(self, net, **kwargs):
-        Rates.rates.append(net.optimizer_.param_groups[0]["lr"])
-
-
 class Norms(Callback):
+    """Notes the norm of gradients before each step."""
+
     def on_grad_computed(self, net, named_parameters, **kwargs):
-        grads = [
-            p.grad for group in net.optimizer_.param_groups for p in group["params"]
-        ]
+        groups = net.optimizer_.param_groups
+        grads = [p.grad for group in groups for p in group["params"]]
         grads = [grad.flatten() for grad in grads if grad is not None]
-        Rates.norms.append(float(torch.cat(grads).norm()))
+        Notes.seen.append(float(torch.cat(grads).norm()))
 
 
 def flat(module):
     return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+def best_epoch(model):
+    return int(np.argmin(model.estimator_.history[:, "valid_loss"]))
 
 
 class TestCallbacks:
@@ -134,50 +138,41 @@ class TestCallbacks:
         assert len(history) == 20
 
     def test_weights_that_were_best_are_loaded(self):
-        Medians.seen.clear()
         stopping = EarlyStopping("valid_loss", patience=4, load_best=True)
-        net = classifier(max_epochs=200, lr=0.2, **SPLIT | {"callbacks": None})
-        net.set_params(callbacks=[Medians(), ("stopping", stopping)])
+        net = classifier(max_epochs=200, lr=0.2, **SPLIT)
+        net.set_params(callbacks=[Notes(medians), ("stopping", stopping)])
         model = fitted(net)
-        history = model.estimator_.history
-        assert len(history) < 200
-        best = int(np.argmin(history[:, "valid_loss"]))
-        assert best < len(history) - 1
-        assert torch.equal(flat(model.estimator_.module_), Medians.seen[best])
-        found = model.posterior_.distribution.median()
-        assert torch.equal(found, Medians.seen[best])
+        assert best_epoch(model) < len(model.estimator_.history) - 1 < 199
+        best = Notes.seen[best_epoch(model)]
+        assert torch.equal(flat(model.estimator_.module_), best)
+        assert torch.equal(model.posterior_.distribution.median(), best)
 
     @pytest.mark.parametrize("way", ["stopping", "checkpoint"])
     def test_noise_belongs_to_the_weights_that_are_loaded(self, way, tmp_path):
-        Noise.seen.clear()
         if way == "stopping":
             loading = EarlyStopping(patience=4, load_best=True)
         else:
             loading = Checkpoint(dirname=str(tmp_path), load_best=True)
         net = regressor(max_epochs=60, lr=0.2, **SPLIT)
-        net.set_params(callbacks=[Noise(), ("loading", loading)])
+        net.set_params(callbacks=[Notes(noise), ("loading", loading)])
         model = VariationalRegressor(net, sigma_noise="learned", random_state=0)
-        model.fit(*waves())
-        best = int(np.argmin(model.estimator_.history[:, "valid_loss"]))
-        assert best < len(Noise.seen) - 1
-        assert model.sigma_noise_ == Noise.seen[best] != Noise.seen[-1]
+        best = best_epoch(model.fit(*waves()))
+        assert best < len(Notes.seen) - 1
+        assert model.sigma_noise_ == Notes.seen[best] != Notes.seen[-1]
 
     def test_the_bound_itself_can_be_monitored(self):
         stopping = EarlyStopping("elbo", patience=3, lower_is_better=False)
-        net = classifier(max_epochs=500, lr=0.2, callbacks=None)
-        net.set_params(callbacks=[("stopping", stopping)])
+        net = classifier(max_epochs=500, lr=0.2, callbacks=[("stopping", stopping)])
         assert len(fitted(net).estimator_.history) < 500
 
     def test_checkpoints_are_loaded_and_nets_stored(self, tmp_path):
-        Medians.seen.clear()
-        checkpoint = Checkpoint(
-            dirname=str(tmp_path), f_pickle="net.pkl", load_best=True
-        )
+        options = {"f_pickle": "net.pkl", "load_best": True}
+        checkpoint = Checkpoint(dirname=str(tmp_path), **options)
         net = classifier(max_epochs=40, lr=0.3, **SPLIT)
-        net.set_params(callbacks=[Medians(), ("checkpoint", checkpoint)])
+        net.set_params(callbacks=[Notes(medians), ("checkpoint", checkpoint)])
         model = fitted(net)
-        best = int(np.argmin(model.estimator_.history[:, "valid_loss"]))
-        assert torch.equal(flat(model.estimator_.module_), Medians.seen[best])
+        best = Notes.seen[best_epoch(model)]
+        assert torch.equal(flat(model.estimator_.module_), best)
         stored = pickle.loads((tmp_path / "net.pkl").read_bytes())
         assert type(stored) is NeuralNetClassifier
         assert isinstance(stored.module_, StochasticModule)
@@ -186,17 +181,14 @@ class TestCallbacks:
         )
 
     def test_step_sizes_follow_schedules(self):
-        Rates.rates.clear()
         schedule = LRScheduler(torch.optim.lr_scheduler.StepLR, step_size=5, gamma=0.5)
-        fitted(classifier(max_epochs=10, callbacks=[Rates(), schedule]))
-        assert Rates.rates == pytest.approx([0.05] * 5 + [0.025] * 5)
+        fitted(classifier(max_epochs=10, callbacks=[Notes(step_size), schedule]))
+        assert Notes.seen == pytest.approx([0.05] * 5 + [0.025] * 5)
 
     def test_gradients_are_clipped(self):
-        Rates.norms.clear()
-        clipping = GradientNormClipping(1e-3)
-        fitted(classifier(callbacks=[clipping, Norms()]))
-        assert len(Rates.norms) == 20
-        assert max(Rates.norms) <= 1e-3 * (1 + 1e-4)
+        fitted(classifier(callbacks=[GradientNormClipping(1e-3), Norms()]))
+        assert len(Notes.seen) == 20
+        assert max(Notes.seen) <= 1e-3 * (1 + 1e-4)
 
     def test_sizes_are_set_from_the_data(self):
         Z, y = blobs(n_classes=4, n_features=5)
@@ -233,7 +225,7 @@ class OwnInfer(NeuralNetClassifier):
 
 
 class Accumulates(NeuralNetClassifier):
-    """Steps on every other batch."""
+    """Steps on every other batch, and has a method of its own."""
 
     def train_step(self, batch, **fit_params):
         number = len(self.history[-1]["batches"])
@@ -244,10 +236,6 @@ class Accumulates(NeuralNetClassifier):
             self.optimizer_.step()
         return step
 
-
-class OwnAttribute(NeuralNetClassifier):
-    """Says what it is."""
-
     def describe(self):
         return "mine"
 
@@ -255,11 +243,6 @@ class OwnAttribute(NeuralNetClassifier):
 def of_kind(kind, **params):
     given = classifier(**params).get_params(deep=False)
     return kind(**{k: v for k, v in given.items() if k != "classes"})
-
-
-def collated(rows):
-    """Inputs as a list, one tensor each."""
-    return default_collate(rows)
 
 
 class TestNets:
@@ -271,13 +254,11 @@ class TestNets:
             model.predict_proba(X), halved.predict_proba(2 * X), atol=1e-6
         )
 
-    def test_own_training_step(self):
+    def test_own_training_step_and_methods(self):
         model = fitted(of_kind(Accumulates, batch_size=15))
         assert type(model.estimator_) is Accumulates
         assert model.score(X, Y) > 0.5
-
-    def test_methods_of_ones_own_stay(self):
-        assert fitted(of_kind(OwnAttribute)).estimator_.describe() == "mine"
+        assert model.estimator_.describe() == "mine"
 
     @pytest.mark.parametrize("module", [Compiled(MLP()), MLP()])
     def test_module_instances(self, module):
@@ -351,7 +332,7 @@ class TestData:
     @pytest.mark.parametrize("weighted", [False, True])
     def test_data_sets(self, weighted):
         expected = fitted(classifier(**SPLIT)).predict_proba(X)
-        net = classifier(**SPLIT, iterator_train__collate_fn=collated)
+        net = classifier(**SPLIT, iterator_train__collate_fn=default_collate)
         model = VariationalClassifier(net, n_samples=5, random_state=0)
         weight = np.ones(60) if weighted else None
         model.fit(Dataset(X, Y), Y, sample_weight=weight)
@@ -382,13 +363,10 @@ class TestEstimator:
         net = model.estimator_
         assert type(net) is NeuralNetClassifier
         assert type(net.module_) is MLP
-        assert torch.equal(
-            flat(net.module_), model.posterior_.distribution.median().detach()
-        )
+        distribution = model.posterior_.distribution
+        assert torch.equal(flat(net.module_), distribution.median().detach())
         assert all(p.requires_grad for p in net.module_.parameters())
-        assert not any(
-            p.requires_grad for p in model.posterior_.distribution.parameters()
-        )
+        assert not any(p.requires_grad for p in distribution.parameters())
 
     def test_can_be_trained_on(self, model):
         net, before = model.estimator_, flat(model.estimator_.module_)
@@ -406,9 +384,8 @@ class TestEstimator:
         assert given == {id(p) for p in net.module_.parameters()}
 
     def test_class_is_the_nets_own_in_callbacks_names(self):
-        Medians.kinds.clear()
-        fitted(classifier(callbacks=[Medians()]))
-        assert Medians.kinds == {"NeuralNetClassifier"}
+        fitted(classifier(callbacks=[Notes(lambda net: type(net).__name__)]))
+        assert set(Notes.seen) == {"NeuralNetClassifier"}
 
     def test_class_is_the_nets_own_when_training_raises(self, rng_untouched):
         with pytest.raises(KeyError):
