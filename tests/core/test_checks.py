@@ -23,9 +23,8 @@ def test_option():
 
 @pytest.mark.parametrize("value", ["kronecker", None, 3, ["kron"], np.array(["kron"])])
 def test_unknown_option(value):
-    with pytest.raises(
-        ValueError, match=r"is not known\. Choose one of 'full', 'kron'"
-    ):
+    message = r"is not known\. Choose one of 'full', 'kron'"
+    with pytest.raises(ValueError, match=message):
         check_option("hessian_structure", value, ["full", "kron"])
 
 
@@ -73,9 +72,7 @@ def test_count(value):
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, True, "1", None])
 def test_not_a_count(value):
-    with pytest.raises(
-        ValueError, match=r"n_samples=.* is not an integer of at least 1"
-    ):
+    with pytest.raises(ValueError, match=r"n_samples=.* not an integer of at least 1"):
         check_count("n_samples", value)
 
 
@@ -86,9 +83,8 @@ def test_fraction(value):
 
 @pytest.mark.parametrize("value", [0, 1, -0.5, 1.5, np.nan, True, "0.2", None])
 def test_not_a_fraction(value):
-    with pytest.raises(
-        ValueError, match=r"validation_fraction=.* between 0 and 1. Choose"
-    ):
+    message = r"validation_fraction=.* between 0 and 1. Choose"
+    with pytest.raises(ValueError, match=message):
         check_fraction("validation_fraction", value, "Choose a fraction.")
 
 

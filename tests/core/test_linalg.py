@@ -1,22 +1,17 @@
 import pytest
 import torch
+from cases import normal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sklaplace.core.linalg import (
-    conjugate_gradients,
-    gram,
-    solve_psd,
-    symmetric_eigh,
-)
+from sklaplace.core.linalg import conjugate_gradients, gram, solve_psd, symmetric_eigh
 
 pytestmark = pytest.mark.numerical
 
 
 def random_psd(n, rank, seed, scale=1.0):
     """A matrix of given rank; float64."""
-    generator = torch.Generator().manual_seed(seed)
-    factor = torch.randn(n, rank, generator=generator, dtype=torch.float64)
+    factor = normal(n, rank, seed=seed)
     return scale * factor @ factor.mT
 
 
@@ -46,7 +41,7 @@ def test_eigenvalues_of_rounding_size_are_not_negative():
 
 @pytest.mark.parametrize("p", [1, 255, 256, 257, 600])
 def test_gram_of_narrow_and_wide_matrices(p):
-    x = torch.randn(5, p, generator=torch.Generator().manual_seed(0)).double()
+    x = normal(5, p)
     torch.testing.assert_close(gram(x), x.T @ x, rtol=1e-13, atol=1e-13)
     torch.testing.assert_close(gram(x), gram(x).T, rtol=0, atol=1e-14)
 
@@ -77,20 +72,18 @@ def test_conjugate_gradients_reach_the_relative_residual(diagonal, precision):
     matrix = random_psd(n, n, 1) + torch.linspace(1, 1e3, n).double().diag()
     b = random_psd(n, 1, 2)[0]
     inverse = 1 / matrix.diagonal() if diagonal else torch.ones(n).double()
-    x, n_iterations = conjugate_gradients(
-        lambda v: matrix @ v, lambda v: inverse * v, b, 100, precision
-    )
+
+    def solved(max_iterations):
+        return conjugate_gradients(
+            lambda v: matrix @ v, lambda v: inverse * v, b, max_iterations, precision
+        )
+
+    x, n_iterations = solved(100)
     residual = b - matrix @ x
     assert residual @ (inverse * residual) <= precision**2 * (b @ (inverse * b))
     assert 0 < n_iterations <= n + 3
-    enough = conjugate_gradients(
-        lambda v: matrix @ v, lambda v: inverse * v, b, n_iterations, precision
-    )
-    assert enough[1] == n_iterations
-    too_few = conjugate_gradients(
-        lambda v: matrix @ v, lambda v: inverse * v, b, n_iterations - 1, precision
-    )
-    assert too_few[1] is None
+    assert solved(n_iterations)[1] == n_iterations
+    assert solved(n_iterations - 1)[1] is None
 
 
 def test_conjugate_gradients_of_nothing_take_no_product():

@@ -5,22 +5,17 @@ import sys
 import numpy as np
 import pytest
 import torch
+from cases import generator, normal
 from conftest import global_rng_states
 from scipy import stats
 
-from sklaplace.core.random import (
-    counter_uniforms,
-    private_rng,
-    row_hash,
-    sobol_normals,
-)
+from sklaplace.core.random import counter_uniforms, private_rng, row_hash, sobol_normals
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
 def rows(n, *shape, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(n, *shape, generator=generator).to(dtype)
+    return normal(n, *shape).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool])
@@ -28,7 +23,7 @@ def rows(n, *shape, dtype=torch.float32):
 def test_keys_belong_to_rows(shape, dtype):
     x = rows(50, *shape, dtype=dtype)
     keys = row_hash(x)
-    order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(50, generator=generator(1))
     assert torch.equal(row_hash(x[order]), keys[order])
     assert torch.equal(torch.cat([row_hash(row) for row in x.split(7)]), keys)
     if dtype != torch.bool:
@@ -60,12 +55,9 @@ def test_numbers_are_uniform_and_independent():
 
 def test_seeds_differ():
     keys = row_hash(rows(5, 2))
-    assert torch.equal(
-        counter_uniforms(keys, 3, seed=1), counter_uniforms(keys, 3, seed=1)
-    )
-    assert not torch.equal(
-        counter_uniforms(keys, 3, seed=1), counter_uniforms(keys, 3, seed=2)
-    )
+    one, same, other = (counter_uniforms(keys, 3, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
 
 
 def test_zero_has_no_sign():
@@ -121,30 +113,21 @@ class TestPrivateRng:
         numbers = np.random.rand(3)  # noqa: NPY002
         return [*numbers, *torch.rand(3).tolist()]
 
-    def test_is_seeded_inside(self, rng_untouched):
-        with private_rng(0):
+    # None goes on from the global state, and puts it back
+    @pytest.mark.parametrize("seed", [0, None])
+    def test_is_seeded_inside_and_put_back(self, seed):
+        with private_rng(seed):
             first = self.draw()
-        with private_rng(0):
+        with private_rng(seed):
             assert self.draw() == first
         with private_rng(1):
             assert self.draw() != first
 
-    def test_none_goes_on_from_the_global_state_and_puts_it_back(self, rng_untouched):
-        with private_rng(None):
-            first = self.draw()
-        with private_rng(None):
-            assert self.draw() == first
+    def test_is_put_back_when_something_raises(self):
+        with pytest.raises(KeyError), private_rng(0):
+            raise KeyError(self.draw())
 
-    def test_is_put_back_when_something_raises(self, rng_untouched):
-        def fail():
-            with private_rng(0):
-                self.draw()
-                raise KeyError
-
-        with pytest.raises(KeyError):
-            fail()
-
-    def test_nests(self, rng_untouched):
+    def test_nests(self):
         with private_rng(0):
             before = global_rng_states()
             with private_rng(1):

@@ -38,10 +38,8 @@ def test_steps_are_those_of_adam_under_a_cosine():
     plain = torch.optim.Adam(groups(expected), lr=0.05, betas=(0.8, 0.9))
     for step in range(30):
         share = (1 + math.cos(math.pi * step / 30)) / 2
-        plain.param_groups[0]["lr"], plain.param_groups[1]["lr"] = (
-            share * 0.05,
-            share * 0.2,
-        )
+        for group, lr in zip(plain.param_groups, (0.05, 0.2), strict=True):
+            group["lr"] = share * lr
         closure()
         plain.step()
     for found, wanted in zip(parameters, expected, strict=True):
@@ -64,12 +62,15 @@ def test_step_sizes_are_as_before():
         assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.2]
 
 
-def test_steps_go_on_with_what_adam_remembers():
+def test_steps_go_on_with_what_adam_remembers_and_stores():
     parameters, closure, _ = problem()
     optimizer = CosineAdam(parameters, n_steps=4)
-    optimizer.step(closure)
-    optimizer.step(closure)
-    assert {int(state["step"]) for state in optimizer.state.values()} == {8}
+    for steps in (4, 8):
+        optimizer.step(closure)
+        other = CosineAdam(problem()[0], n_steps=4)
+        other.load_state_dict(optimizer.state_dict())
+        for one in (optimizer, other):
+            assert {int(state["step"]) for state in one.state.values()} == {steps}
 
 
 def test_gradients_are_computed_within_no_grad():
@@ -87,20 +88,9 @@ def test_minimum_is_found():
     assert parameters[1].tolist() == pytest.approx([4 / 3], abs=1e-3)
 
 
-def test_state_is_stored_and_loaded():
-    parameters, closure, _ = problem()
-    optimizer = CosineAdam(parameters, n_steps=4)
-    optimizer.step(closure)
-    again, _, _ = problem()
-    other = CosineAdam(again, n_steps=4)
-    other.load_state_dict(optimizer.state_dict())
-    assert {int(state["step"]) for state in other.state.values()} == {4}
-
-
 def test_options_are_those_of_adam():
     parameters, *_ = problem()
     with pytest.raises(ValueError, match="Invalid learning rate"):
         CosineAdam(parameters, lr=-1.0)
-    assert (
-        CosineAdam(parameters, weight_decay=0.5).param_groups[0]["weight_decay"] == 0.5
-    )
+    (group,) = CosineAdam(parameters, weight_decay=0.5).param_groups
+    assert group["weight_decay"] == 0.5

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from keys import seeded
 
 from sklaplace.networks.tabular import (
     DROPOUT_RATE,
@@ -14,9 +15,7 @@ from sklaplace.networks.tabular import (
 class TestJointDropout:
     def test_leaves_the_same_units_of_all_rows_out(self):
         x = torch.arange(1.0, 61).reshape(3, 20)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            found = JointDropout(0.5)(x)
+        found = seeded(lambda: JointDropout(0.5)(x))
         kept = found[0] != 0
         assert 0 < kept.sum() < 20
         torch.testing.assert_close(found, x * kept / 0.5)
@@ -35,9 +34,7 @@ class TestJointDropout:
 
         def gradients(X):
             module.zero_grad()
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(1)
-                (module(torch.from_numpy(X)) ** 2).mean().backward()
+            seeded(lambda: (module(torch.from_numpy(X)) ** 2).mean().backward())
             return [p.grad.clone() for p in module.parameters()]
 
         for found, expected in zip(gradients(X[rows]), gradients(X), strict=True):
@@ -47,11 +44,8 @@ class TestJointDropout:
 class TestDropoutNetwork:
     def test_is_the_plain_network_in_evaluation(self):
         arguments = np.zeros(3), np.ones(3), 2
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            plain = TabularNetwork(*arguments)
-            torch.manual_seed(0)
-            dropout = DropoutNetwork(*arguments).eval()
+        plain = seeded(lambda: TabularNetwork(*arguments))
+        dropout = seeded(lambda: DropoutNetwork(*arguments).eval())
         X = torch.randn(5, 3, dtype=torch.float64)
         assert torch.equal(dropout(X), plain(X))
 
@@ -59,9 +53,7 @@ class TestDropoutNetwork:
         module = DropoutNetwork(np.zeros(3), np.ones(3), 2).train()
         X = torch.randn(5, 3, dtype=torch.float64)
         n_hidden = module.hidden.out_features
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            found = module.features(X)
+        found = seeded(lambda: module.features(X))
         plain = module.eval().features(X)
         assert torch.equal(found[:, n_hidden:], plain[:, n_hidden:])
         share = float((found[0, :n_hidden] == 0).double().mean())
