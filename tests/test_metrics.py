@@ -60,14 +60,10 @@ def test_calibrated_predictions_have_small_error():
     assert expected_calibration_error(labels, np.eye(3)[proba.argmax(1)]) > 0.2
 
 
-def test_brier_score_by_hand():
+def test_brier_score_by_hand_and_twice_the_binary_one():
     expected = 2 * np.mean([0.1**2, 0.8**2, 0.4**2, 0.3**2])
     assert brier_score(LABELS, PROBA) == pytest.approx(expected)
-
-
-def test_brier_score_is_twice_the_binary_one():
-    binary = brier_score_loss(LABELS, PROBA[:, 1])
-    assert brier_score(LABELS, PROBA) == pytest.approx(2 * binary)
+    assert brier_score_loss(LABELS, PROBA[:, 1]) == pytest.approx(expected / 2)
 
 
 @of_classes
@@ -133,12 +129,9 @@ def test_nll_equals_the_log_density(gaussians):
 def test_crps_equals_its_integral(gaussians):
     scores = []
     for y, mean, std in zip(*(values.ravel() for values in gaussians), strict=True):
-        below, _ = integrate.quad(
-            lambda t, m=mean, s=std: stats.norm.cdf(t, m, s) ** 2, mean - 12 * std, y
-        )
-        above, _ = integrate.quad(
-            lambda t, m=mean, s=std: stats.norm.sf(t, m, s) ** 2, y, mean + 12 * std
-        )
+        normal, reach = stats.norm(mean, std), 12 * std
+        below, _ = integrate.quad(lambda t, n=normal: n.cdf(t) ** 2, mean - reach, y)
+        above, _ = integrate.quad(lambda t, n=normal: n.sf(t) ** 2, y, mean + reach)
         scores.append(below + above)
     assert gaussian_crps(*gaussians) == pytest.approx(np.mean(scores), rel=1e-6)
 
@@ -182,9 +175,8 @@ def test_coverage_includes_bounds():
 
 
 def test_coverage_names_what_is_wrong():
-    with pytest.raises(
-        ValueError, match=r"bound 1.0 above the upper bound 0.0 in row 1"
-    ):
+    crossed = r"bound 1.0 above the upper bound 0.0 in row 1"
+    with pytest.raises(ValueError, match=crossed):
         interval_coverage([0, 0], [[0, 1], [1, 0]])
     with pytest.raises(ValueError, match=r"has 3 columns. Give it two"):
         interval_coverage([0], [[0, 1, 2]])

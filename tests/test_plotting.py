@@ -24,6 +24,9 @@ from sklearn.svm import LinearSVC
 from sklaplace import LaplaceClassifier, LaplaceRegressor
 from sklaplace.plotting import ConfidenceDisplay, PredictiveBandDisplay
 
+draw_bands = PredictiveBandDisplay.from_estimator
+draw_confidence = ConfidenceDisplay.from_estimator
+
 
 @pytest.fixture(autouse=True)
 def close_figures():
@@ -65,7 +68,7 @@ def edges(band):
 
 # ------------------------------------------------------------------------ bands
 def test_bands_hold_what_the_regressor_predicts(ridge, line):
-    display = PredictiveBandDisplay.from_estimator(
+    display = draw_bands(
         ridge, line[0], coverage=(0.5, 0.9), grid_resolution=30, eps=0.5
     )
     x, drawn = display.line_.get_data()
@@ -87,21 +90,13 @@ def test_bands_hold_what_the_regressor_predicts(ridge, line):
 def test_bands_of_laplace_in_a_pipeline(line):
     model = make_pipeline(StandardScaler(), LaplaceRegressor(random_state=0))
     model.fit(*line)
-    display = PredictiveBandDisplay.from_estimator(model, *line, coverage=0.8, eps=1.0)
+    display = draw_bands(model, *line, coverage=0.8, eps=1.0)
     assert display.coverage == (0.8,)
     grid = model[:-1].transform(display.x[:, None])
     interval = model[-1].predict_interval(grid, coverage=0.8)
     (band,) = display.bands_
     np.testing.assert_allclose(np.stack(edges(band), axis=1), interval)
     np.testing.assert_allclose(display.points_.get_offsets(), np.c_[line[0], line[1]])
-
-
-@pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame])
-def test_bands_keep_feature_names(line, frame):
-    X = frame({"speed": line[0][:, 0]})
-    model = LaplaceRegressor(random_state=0).fit(X, line[1])
-    display = PredictiveBandDisplay.from_estimator(model, X)
-    assert display.ax_.get_xlabel() == "speed"
 
 
 def test_bands_keep_the_dtype(line):
@@ -111,15 +106,15 @@ def test_bands_keep_the_dtype(line):
             return X[:, 0], np.ones(len(X))
 
     model = Model()
-    PredictiveBandDisplay.from_estimator(model, line[0].astype(np.float32))
+    draw_bands(model, line[0].astype(np.float32))
     assert model.dtype == np.float32
-    PredictiveBandDisplay.from_estimator(model, np.arange(5)[:, None])
+    draw_bands(model, np.arange(5)[:, None])
     assert model.dtype == np.float64
 
 
 def test_bands_take_axes_and_styles(ridge, line):
     figure, ax = plt.subplots()
-    display = PredictiveBandDisplay.from_estimator(
+    display = draw_bands(
         ridge,
         *line,
         ax=ax,
@@ -133,14 +128,6 @@ def test_bands_take_axes_and_styles(ridge, line):
     assert tuple(display.points_.get_facecolor()[0]) == to_rgba("blue")
 
 
-def test_bands_are_drawn_again(ridge, line):
-    display = PredictiveBandDisplay.from_estimator(ridge, *line)
-    first = display.ax_
-    assert display.plot() is display
-    assert display.ax_ is not first
-    np.testing.assert_allclose(display.line_.get_ydata(), display.mean)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -148,10 +135,7 @@ def test_bands_are_drawn_again(ridge, line):
         ({"coverage": (0.5, -0.1)}, r"coverage=-0.1 is not between"),
         ({"coverage": ()}, "coverage is empty"),
         ({"grid_resolution": 1}, "grid_resolution=1 is not an integer of at least 2"),
-        (
-            {"grid_resolution": 2.5},
-            "grid_resolution=2.5 is not an integer of at least 2",
-        ),
+        ({"grid_resolution": 2.5}, "resolution=2.5 is not an integer of at least 2"),
         ({"eps": -1.0}, "eps=-1.0 is not valid"),
         ({"eps": np.nan}, "eps=nan is not valid"),
         ({"eps": "wide"}, "eps='wide' is not valid"),
@@ -160,20 +144,22 @@ def test_bands_are_drawn_again(ridge, line):
 )
 def test_bands_refuse_options(ridge, line, options, message):
     with pytest.raises(ValueError, match=message):
-        PredictiveBandDisplay.from_estimator(ridge, line[0], **options)
+        draw_bands(ridge, line[0], **options)
 
 
-def test_bands_refuse_more_features(line):
+def test_other_numbers_of_features_are_refused(line, logistic, moons):
     X = np.c_[line[0], line[0] ** 2]
     model = BayesianRidge().fit(X, line[1])
     with pytest.raises(ValueError, match="X has 2 features, but this display needs 1"):
-        PredictiveBandDisplay.from_estimator(model, X)
+        draw_bands(model, X)
+    with pytest.raises(ValueError, match="X has 1 features, but this display needs 2"):
+        draw_confidence(logistic, moons[0][:, :1])
 
 
 def test_bands_refuse_more_targets(line):
     model = GaussianProcessRegressor(alpha=0.1).fit(line[0], np.c_[line[1], line[1]])
     with pytest.raises(ValueError, match="predicts 2 targets, but one can be plotted"):
-        PredictiveBandDisplay.from_estimator(model, line[0])
+        draw_bands(model, line[0])
 
 
 @pytest.mark.parametrize("kind", [LinearRegression, object])
@@ -182,7 +168,7 @@ def test_bands_refuse_regressors_without_std(line, kind):
     if hasattr(model, "fit"):
         model.fit(*line)
     with pytest.raises(TypeError, match=r"does not predict standard deviations\. Pass"):
-        PredictiveBandDisplay.from_estimator(model, line[0])
+        draw_bands(model, line[0])
 
 
 # ------------------------------------------------------------------- confidence
@@ -192,9 +178,7 @@ def boundary(contours):
 
 
 def test_confidence_is_the_largest_probability(logistic, moons):
-    display = ConfidenceDisplay.from_estimator(
-        logistic, moons[0], grid_resolution=25, eps=2.0
-    )
+    display = draw_confidence(logistic, moons[0], grid_resolution=25, eps=2.0)
     assert display.xx0.shape == (25, 25)
     for values, column in zip([display.xx0, display.xx1], moons[0].T, strict=True):
         limits = column.min() - 2.0, column.max() + 2.0
@@ -207,7 +191,7 @@ def test_confidence_is_the_largest_probability(logistic, moons):
 
 
 def test_confidence_draws_the_level_of_one_half(logistic, moons):
-    display = ConfidenceDisplay.from_estimator(logistic, moons[0], grid_resolution=200)
+    display = draw_confidence(logistic, moons[0], grid_resolution=200)
     (contours,) = display.boundaries_
     proba = logistic.predict_proba(boundary(contours))
     np.testing.assert_allclose(proba, 0.5, atol=1e-3)
@@ -216,7 +200,7 @@ def test_confidence_draws_the_level_of_one_half(logistic, moons):
 def test_confidence_draws_each_class_of_three():
     X, y = make_blobs(60, centers=3, random_state=0)
     model = LogisticRegression().fit(X, y)
-    display = ConfidenceDisplay.from_estimator(model, X, grid_resolution=200)
+    display = draw_confidence(model, X, grid_resolution=200)
     assert len(display.boundaries_) == 3
     for k, contours in enumerate(display.boundaries_):
         proba = model.predict_proba(boundary(contours))
@@ -225,17 +209,12 @@ def test_confidence_draws_each_class_of_three():
     np.testing.assert_allclose(display.surface_.levels[0], 1 / 3)
 
 
-def test_confidence_without_a_boundary_in_sight(moons):
-    model = DummyClassifier(strategy="prior").fit(moons[0], [0] * 40 + [1] * 20)
-    display = ConfidenceDisplay.from_estimator(model, moons[0], grid_resolution=5)
+@pytest.mark.parametrize(("n_second", "confidence"), [(20, 2 / 3), (0, 1)])
+def test_confidence_without_a_boundary_in_sight(moons, n_second, confidence):
+    model = DummyClassifier(strategy="prior").fit(moons[0], np.arange(60) < n_second)
+    display = draw_confidence(model, moons[0], grid_resolution=5)
     assert display.boundaries_ == []
-    np.testing.assert_allclose(display.confidence, 2 / 3)
-
-
-def test_confidence_of_one_class_only(moons):
-    model = DummyClassifier().fit(moons[0], np.zeros(60))
-    display = ConfidenceDisplay.from_estimator(model, moons[0], grid_resolution=5)
-    assert display.boundaries_ == []
+    np.testing.assert_allclose(display.confidence, confidence)
 
 
 def test_confidence_of_laplace_and_of_its_network(moons):
@@ -243,24 +222,24 @@ def test_confidence_of_laplace_and_of_its_network(moons):
     laplace = LaplaceClassifier(random_state=0).fit(X, moons[1])
     _, axes = plt.subplots(1, 2)
     options = {"grid_resolution": 10, "eps": 3.0}
-    displays = [
-        ConfidenceDisplay.from_estimator(model, X, ax=ax, **options)
-        for model, ax in zip([laplace, laplace], axes, strict=True)
-    ]
+    displays = [draw_confidence(laplace, X, ax=ax, **options) for ax in axes]
     assert [display.ax_ for display in displays] == list(axes)
     np.testing.assert_array_equal(*(display.surface_.levels for display in displays))
 
 
 @pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame])
-def test_confidence_keeps_feature_names(moons, frame):
+def test_feature_names_are_kept(line, moons, frame):
+    X = frame({"speed": line[0][:, 0]})
+    model = LaplaceRegressor(random_state=0).fit(X, line[1])
+    assert draw_bands(model, X).ax_.get_xlabel() == "speed"
     X = frame({"width": moons[0][:, 0], "height": moons[0][:, 1]})
     model = LogisticRegression().fit(X, moons[1])
-    ax = ConfidenceDisplay.from_estimator(model, X, grid_resolution=5).ax_
+    ax = draw_confidence(model, X, grid_resolution=5).ax_
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("width", "height")
 
 
 def test_confidence_takes_styles(logistic, moons):
-    display = ConfidenceDisplay.from_estimator(
+    display = draw_confidence(
         logistic,
         moons[0],
         grid_resolution=10,
@@ -272,21 +251,18 @@ def test_confidence_takes_styles(logistic, moons):
     assert tuple(display.boundaries_[0].get_edgecolor()[0]) == to_rgba("red")
 
 
-def test_confidence_is_drawn_again(logistic, moons):
-    display = ConfidenceDisplay.from_estimator(logistic, moons[0], grid_resolution=10)
-    first = display.ax_
-    assert display.plot() is display
-    assert display.ax_ is not first
+def test_displays_are_drawn_again(ridge, line, logistic, moons):
+    bands = draw_bands(ridge, *line)
+    for display in (bands, draw_confidence(logistic, moons[0], grid_resolution=10)):
+        first = display.ax_
+        assert display.plot() is display
+        assert display.ax_ is not first
+    np.testing.assert_allclose(bands.line_.get_ydata(), bands.mean)
 
 
 def test_confidence_refuses_what_has_no_probabilities(moons):
     with pytest.raises(TypeError, match="LinearSVC has no predict_proba"):
-        ConfidenceDisplay.from_estimator(LinearSVC().fit(*moons), moons[0])
-
-
-def test_confidence_refuses_other_numbers_of_features(logistic, moons):
-    with pytest.raises(ValueError, match="X has 1 features, but this display needs 2"):
-        ConfidenceDisplay.from_estimator(logistic, moons[0][:, :1])
+        draw_confidence(LinearSVC().fit(*moons), moons[0])
 
 
 # ------------------------------------------------------------------- matplotlib

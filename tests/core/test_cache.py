@@ -1,6 +1,7 @@
 """The store gives back what was made, and never a wrong result."""
 
 import functools
+import io
 import json
 import os
 import pickle
@@ -107,8 +108,7 @@ def test_results_share_nothing(tmp_path):
     "options", [{"mmap_mode": "r"}, {"mmap_mode": "r+"}, {"compress": True}]
 )
 def test_settings_of_a_memory_do_not_change_results(tmp_path, options):
-    memory = joblib.Memory(tmp_path, verbose=0, **options)
-    work = Counter()
+    memory, work = joblib.Memory(tmp_path, verbose=0, **options), Counter()
     for _ in range(3):
         result = cached(memory, "a", work)
         assert type(result[0]) is np.ndarray
@@ -117,40 +117,30 @@ def test_settings_of_a_memory_do_not_change_results(tmp_path, options):
     assert cached(memory, "a", work)[0].sum() == 0
 
 
-def damage_garbage(file, other):
-    file.write_bytes(b"garbage")
+def flipped(content):
+    """With another bit in the first of three numbers."""
+    at = content.index(np.full(3, 7.0).tobytes()) + 1
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
 
 
-def damage_nothing(file, other):
-    file.write_bytes(b"")
+def dumped(value):
+    file = io.BytesIO()
+    joblib.dump(value, file)
+    return file.getvalue()
 
 
-def damage_cut(file, other):
-    file.write_bytes(file.read_bytes()[:-20])
+# what is found in place of an entry, beside that of another key
+DAMAGES = {
+    "garbage": lambda content, other: b"garbage",
+    "nothing": lambda content, other: b"",
+    "cut": lambda content, other: content[:-20],
+    "bit": lambda content, other: flipped(content),
+    "foreign": lambda content, other: other,
+    "value": lambda content, other: dumped({"not": "bytes"}),
+}
 
 
-def damage_bit(file, other):
-    content = bytearray(file.read_bytes())
-    at = bytes(content).index(np.full(3, 7.0).tobytes())
-    content[at + 1] ^= 1
-    file.write_bytes(bytes(content))
-
-
-def damage_foreign(file, other):
-    file.write_bytes(other.read_bytes())
-
-
-def damage_value(file, other):
-    joblib.dump({"not": "bytes"}, file)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        *(damage_garbage, damage_nothing, damage_cut, damage_bit),
-        *(damage_foreign, damage_value),
-    ],
-)
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_damaged_entries_are_made_anew(tmp_path, damage):
     memory = check_memory(tmp_path)
     work = Counter(lambda: np.full(3, 7.0))
@@ -158,7 +148,7 @@ def test_damaged_entries_are_made_anew(tmp_path, damage):
     (file,) = entries(tmp_path)
     cached(memory, "b", lambda: np.full(3, 8.0))
     (other,) = set(entries(tmp_path)) - {file}
-    damage(file, other)
+    file.write_bytes(damage(file.read_bytes(), other.read_bytes()))
     for _ in range(3):
         np.testing.assert_array_equal(cached(memory, "a", work), np.full(3, 7.0))
     assert work.calls == 2
@@ -175,8 +165,8 @@ def test_an_entry_removed_while_in_use_is_made_anew(tmp_path):
     memory, work = check_memory(tmp_path), Counter()
     cached(memory, "a", work)
     memory.clear(warn=False)
-    cached(memory, "a", work)
-    cached(memory, "a", work)
+    for _ in range(2):
+        cached(memory, "a", work)
     assert work.calls == 2
 
 
@@ -344,10 +334,6 @@ def test_tensors_and_dataclasses_come_back(tmp_path):
     assert work.calls == 1
 
 
-def clone_and_fit(own):
-    return clone(own).fit(*data())
-
-
 def test_work_that_changes_its_own_key_warns(tmp_path):
     source = """
         CALLS = []
@@ -371,7 +357,7 @@ def test_work_that_changes_its_own_key_warns(tmp_path):
         own = net(define(source.format(count=count), "Counting"))
         memory = check_memory(tmp_path / str(culprit))
         key = functools.partial(fingerprint, own)
-        work = Counter(functools.partial(clone_and_fit, own))
+        work = Counter(lambda own=own: clone(own).fit(*data()))
         if culprit is None:
             for _ in range(2):
                 cached(memory, key(), work, key)
@@ -386,14 +372,10 @@ def test_work_that_changes_its_own_key_warns(tmp_path):
 
 def test_work_that_changes_its_inputs_warns(tmp_path):
     X = np.zeros(3)
+    memory, key = check_memory(tmp_path), functools.partial(fingerprint, X)
     for _ in range(2):
         with pytest.warns(UserWarning, match="again: an input changed"):
-            cached(
-                check_memory(tmp_path),
-                fingerprint(X),
-                lambda: X.fill(X[0] + 1),
-                lambda: fingerprint(X),
-            )
+            cached(memory, key(), lambda: X.fill(X[0] + 1), key)
 
 
 # ------------------------------------------------------------ other processes
@@ -481,27 +463,14 @@ def test_other_processes_have_the_same_keys_and_results(tmp_path):
     assert len(entries(tmp_path)) == 2
 
 
-SEARCH = """
+SEARCH = f"""{SCRIPT}
     import os, sys, warnings
-    import numpy as np, torch
-    from torch import nn
     from pathlib import Path
-    from sklearn.base import BaseEstimator, clone
+    from sklearn.base import BaseEstimator
     from sklearn.model_selection import GridSearchCV
-    from skorch import NeuralNetClassifier
-    from skorch.callbacks import EpochScoring
-    from sklaplace.core.cache import cached, check_memory
-    from sklaplace.core.fingerprint import fingerprint
 
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(3, 2)
-        def forward(self, x):
-            return self.layer(x)
 
     class Fitted(BaseEstimator):
         def __init__(self, net, prior=1.0, memory=None, log=None):
@@ -509,9 +478,9 @@ SEARCH = """
 
         def fit(self, X, y):
             def work():
-                (Path(self.log) / f"{fingerprint(X)} {os.getpid()}").touch()
+                (Path(self.log) / (fingerprint(X) + str(os.getpid()))).touch()
                 return clone(self.net).fit(X, y)
-            key = fingerprint({"net": self.net, "X": X, "y": y})
+            key = fingerprint([self.net, X, y])
             self.net_ = cached(check_memory(self.memory), key, work)
             return self
 
@@ -520,12 +489,9 @@ SEARCH = """
 
     X = np.random.default_rng(0).normal(size=(30, 3)).astype("f4")
     y = np.arange(30) % 2
-    net = NeuralNetClassifier(
-        Net, criterion=nn.CrossEntropyLoss, max_epochs=1, verbose=0,
-        callbacks=[EpochScoring(lambda net, X, y: 0.0, name="zero")],
-    )
+    net.set_params(max_epochs=1)
     model = Fitted(net, memory=sys.argv[1], log=sys.argv[2])
-    grid = {"prior": [1.0, 2.0, 3.0]}
+    grid = dict(prior=[1.0, 2.0, 3.0])
     for n_jobs in (2, 1):
         search = GridSearchCV(model, grid, cv=3, n_jobs=n_jobs, error_score="raise")
         best = search.fit(X, y).best_estimator_

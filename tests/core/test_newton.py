@@ -28,6 +28,16 @@ def problem(likelihood, case="mlp", dtype=DOUBLE):
     return head, head.at(theta), positive(len(head.weights), seed=4)
 
 
+def minimum(head, rho):
+    zero = torch.zeros_like(rho)
+    return newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+
+
+def assert_flat(head, found, rho):
+    _, slope, _ = head.objective(found, rho, torch.zeros_like(rho))
+    assert slope.abs().max() < 1e-6
+
+
 @every_likelihood
 @every_case
 def test_products_are_those_of_the_dense_curvature(case, likelihood):
@@ -76,12 +86,10 @@ def test_minimum_is_the_same_with_any_preconditioner_and_dtype(
 ):
     monkeypatch.setattr(last_layer, "BUDGET", budget)
     head, _, rho = problem(likelihood, dtype=dtype)
-    zero = torch.zeros_like(rho)
-    found = newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
-    _, slope, _ = head.objective(found, rho, zero)
-    assert slope.abs().max() < 1e-6
+    found = minimum(head, rho)
+    assert_flat(head, found, rho)
     monkeypatch.setattr(newton, "MAX_CG_IF_DENSE", 0)  # dense steps
-    expected = newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+    expected = minimum(head, rho)
     # a gradient of 1e-6 over the smallest precision
     assert_equal(found, expected, 1e-6 / float(rho.min()))
 
@@ -91,14 +99,12 @@ def test_precisions_that_differ_by_orders_of_magnitude(likelihood):
     """Which the mean of them all would not describe."""
     head, _, rho = problem(likelihood)
     rho = 10.0 ** torch.linspace(-6, 8, len(rho), dtype=DOUBLE)
-    zero = torch.zeros_like(rho)
     with (
         calls(LastLayerModel, "_backward") as products,
         calls(LastLayerModel, "dense_curvature_at") as dense,
     ):
-        found = newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
-    _, slope, _ = head.objective(found, rho, zero)
-    assert slope.abs().max() < 1e-6
+        found = minimum(head, rho)
+    assert_flat(head, found, rho)
     assert dense == []
     assert len(products) < 150
 
@@ -108,11 +114,9 @@ def test_dense_steps_where_conjugate_gradients_do_not_arrive(likelihood, monkeyp
     monkeypatch.setattr(newton, "MAX_CG_IF_DENSE", 1)
     monkeypatch.setattr(last_layer, "BUDGET", 0)
     head, _, rho = problem(likelihood)
-    zero = torch.zeros_like(rho)
     with calls(LastLayerModel, "dense_curvature_at") as dense:
-        found = newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
-    _, slope, _ = head.objective(found, rho, zero)
-    assert slope.abs().max() < 1e-6
+        found = minimum(head, rho)
+    assert_flat(head, found, rho)
     assert dense != []
 
 
@@ -138,34 +142,28 @@ def test_double_precision_where_single_does_not_hold_the_squares(
 def test_warns_where_no_step_can_be_made(monkeypatch):
     monkeypatch.setattr(newton, "MAX_DENSE", 0)
     head, _, rho = problem("Categorical")
-    monkeypatch.setattr(
-        LastLayerModel, "curvature_at", lambda *_args: lambda v: v * float("nan")
-    )
-    zero = torch.zeros_like(rho)
+    monkeypatch.setattr(LastLayerModel, "curvature_at", lambda *_: torch.zeros_like)
     with pytest.warns(ConvergenceWarning, match="could not be refitted"):
-        newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+        minimum(head, rho)
 
 
 @pytest.mark.parametrize("unit", [1e-8, 1e-4, 1.0, 1e6])
 def test_unit_of_the_targets_changes_nothing(unit):
     head, _, rho = problem("Gaussian")
-    zero = torch.zeros_like(rho)
-    expected = newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+    expected = minimum(head, rho)
     names = "targets", "outputs", "weights"
     scaled = replace(head, **{name: unit * getattr(head, name) for name in names})
-    found = newton.minimum(scaled, rho, zero, scaled.weights, newton.ROUNDING)
-    assert_equal(found / unit, expected, 1e-9)
+    assert_equal(minimum(scaled, rho) / unit, expected, 1e-9)
 
 
 def test_a_small_problem_that_needs_a_dense_step_keeps_to_them(monkeypatch):
     monkeypatch.setattr(newton, "MAX_CG_IF_DENSE", 0)
     head, _, rho = problem("Categorical", dtype=torch.float32)
-    zero = torch.zeros_like(rho)
     with (
         calls(LastLayerModel, "curvature_at") as products,
         calls(LastLayerModel, "dense_curvature_at") as dense,
     ):
-        newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+        minimum(head, rho)
     assert [args[-1] for args in products] == [torch.float32, DOUBLE]
     assert len(dense) > 2
 
@@ -180,10 +178,9 @@ def test_warns_where_rounding_stops_the_descent(monkeypatch):
         return value, -gradient, f
 
     monkeypatch.setattr(LastLayerModel, "objective", wrong)
-    zero = torch.zeros_like(rho)
     with pytest.warns(ConvergenceWarning, match="could not be refitted"):
-        newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+        minimum(head, rho)
     monkeypatch.undo()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        newton.minimum(head, rho, zero, head.weights, newton.ROUNDING)
+        minimum(head, rho)

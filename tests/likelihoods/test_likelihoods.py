@@ -7,7 +7,7 @@ import references
 import torch
 from cases import normal
 from contracts import assert_equal
-from scipy import stats
+from scipy import special, stats
 from torch import nn
 
 from sklaplace.likelihoods import (
@@ -36,6 +36,11 @@ def targets(name, n=40):
     return references.reference(references.LIKELIHOODS[name]).targets(n)
 
 
+def log_likelihood(likelihood, f, y):
+    normalizer = likelihood.n_targets(f.shape[1]) * likelihood.log_normalizer(SIGMA)
+    return -likelihood.scale(SIGMA) * likelihood.loss(f, y) - normalizer
+
+
 def test_every_likelihood_has_a_reference():
     of_criteria = {type(value) for value, _ in CRITERIA.values()}
     of_several = {type(value) for value in references.SEVERAL}
@@ -55,10 +60,7 @@ def test_log_likelihood(name, size):
     likelihood, y = references.LIKELIHOODS[name], targets(name)
     f = outputs(name, size=size)
     expected = references.log_likelihood(likelihood, f, y, SIGMA)
-    n = likelihood.n_targets(f.shape[1])
-    found = -likelihood.scale(SIGMA) * likelihood.loss(f, y)
-    found = found - n * likelihood.log_normalizer(SIGMA)
-    assert_equal(found, expected, 1e-13)
+    assert_equal(log_likelihood(likelihood, f, y), expected, 1e-13)
 
 
 @every_likelihood
@@ -72,21 +74,14 @@ def test_targets_have_the_shape_that_loss_expects(name):
 
 
 @every_likelihood
-def test_dtype_is_kept(name):
-    likelihood, f = references.LIKELIHOODS[name], outputs(name).float()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtype_is_kept_and_arguments_stay_as_they_are(name, dtype):
+    likelihood, f = references.LIKELIHOODS[name], outputs(name).to(dtype)
     y = likelihood.targets(targets(name), f)
-    assert likelihood.loss(f, y).dtype == torch.float32
-    assert likelihood.gradient(f, y).dtype == torch.float32
-    assert likelihood.hessian_factor(f).dtype == torch.float32
-
-
-@every_likelihood
-def test_arguments_stay_as_they_are(name):
-    likelihood, f, y = references.LIKELIHOODS[name], outputs(name), targets(name)
     before = f.clone(), y.clone()
-    likelihood.loss(f, y)
-    likelihood.gradient(f, y)
-    likelihood.hessian_factor(f)
+    assert likelihood.loss(f, y).dtype == dtype
+    assert likelihood.gradient(f, y).dtype == dtype
+    assert likelihood.hessian_factor(f).dtype == dtype
     assert torch.equal(f, before[0])
     assert torch.equal(y, before[1])
 
@@ -122,26 +117,17 @@ def test_binary_outputs():
     assert Categorical().n_outputs(2) == 2
 
 
-def test_gaussian_against_scipy():
-    f, y = outputs("Gaussian"), targets("Gaussian")
-    expected = stats.norm(f.numpy(), float(SIGMA)).logpdf(y.numpy()).sum(1)
-    likelihood = Gaussian()
-    found = -likelihood.scale(SIGMA) * likelihood.loss(f, y)
-    found = found - 2 * likelihood.log_normalizer(SIGMA)
-    assert_equal(found, torch.as_tensor(expected), 1e-13)
-
-
-def test_bernoulli_against_scipy():
-    f, y = outputs("Bernoulli"), targets("Bernoulli")
-    expected = stats.bernoulli(f.sigmoid().numpy()).logpmf(y.numpy()).sum(1)
-    assert_equal(-Bernoulli().loss(f, y), torch.as_tensor(expected), 1e-12)
-
-
-def test_categorical_against_scipy():
-    f, y = outputs("Categorical"), targets("Categorical")
-    p, onehot = f.softmax(-1).numpy(), nn.functional.one_hot(y, 3).numpy()
-    expected = stats.multinomial(1, p).logpmf(onehot)
-    assert_equal(-Categorical().loss(f, y), torch.as_tensor(expected), 1e-12)
+@pytest.mark.parametrize("name", ["Gaussian", "Bernoulli", "Categorical"])
+def test_log_likelihood_is_that_of_scipy(name):
+    likelihood, f, y = references.LIKELIHOODS[name], outputs(name), targets(name)
+    expected = {
+        "Gaussian": lambda f, y: stats.norm(f, float(SIGMA)).logpdf(y).sum(1),
+        "Bernoulli": lambda f, y: stats.bernoulli(special.expit(f)).logpmf(y).sum(1),
+        "Categorical": lambda f, y: special.log_softmax(f, 1)[np.arange(len(y)), y],
+    }[name](f.numpy(), y.numpy())
+    found = log_likelihood(likelihood, f, y)
+    tolerance = 1e-13 if name == "Gaussian" else 1e-12
+    assert_equal(found, torch.as_tensor(expected), tolerance)
 
 
 @pytest.mark.parametrize("c", [2, 3, 10, 100])
@@ -187,12 +173,11 @@ def test_categorical_class_logits_are_the_outputs():
 
 def test_criteria_agree_with_torch():
     """The mean of the criterion is the mean of the loss, where that is defined."""
-    f, y = outputs("Categorical"), targets("Categorical")
-    loss = CRITERIA[nn.CrossEntropyLoss][0].loss(f, y).mean()
-    assert_equal(nn.CrossEntropyLoss()(f, y), loss, 1e-14)
-    f, y = outputs("Bernoulli"), targets("Bernoulli")
-    loss = CRITERIA[nn.BCEWithLogitsLoss][0].loss(f, y).mean()
-    assert_equal(nn.BCEWithLogitsLoss()(f, y), loss, 1e-14)
+    for criterion in (nn.CrossEntropyLoss, nn.BCEWithLogitsLoss):
+        likelihood, _ = CRITERIA[criterion]
+        name = type(likelihood).__name__
+        f, y = outputs(name), targets(name)
+        assert_equal(criterion()(f, y), likelihood.loss(f, y).mean(), 1e-14)
     f, y = outputs("Gaussian"), targets("Gaussian")
     loss = CRITERIA[nn.MSELoss][0].loss(f, y).mean()
     assert_equal(nn.MSELoss(reduction="sum")(f, y) / len(f) / 2, loss, 1e-14)
@@ -373,20 +358,11 @@ def test_several_noise_levels():
     leaf = f.clone().requires_grad_()
     levels = SIGMA * torch.tensor(RELATIVE, dtype=torch.float64)
     expected = torch.distributions.Normal(leaf, levels).log_prob(y).sum(1)
-    found = -likelihood.scale(SIGMA) * likelihood.loss(f, y)
-    found = found - 2 * likelihood.log_normalizer(SIGMA)
-    assert_equal(found, expected.detach(), 1e-12)
+    assert_equal(log_likelihood(likelihood, f, y), expected.detach(), 1e-12)
     (slope,) = torch.autograd.grad(-expected.sum(), leaf)
     assert_equal(likelihood.scale(SIGMA) * likelihood.gradient(f, y), slope, 1e-12)
-    S = likelihood.hessian_factor(f)
-    assert_equal(
-        likelihood.scale(SIGMA) * S @ S.mT,
-        (levels**-2).diag().expand(20, -1, -1),
-        1e-12,
-    )
-    u = normal(20, 2, seed=6)
-    assert_equal(
-        likelihood.hessian_operator(f)(u),
-        torch.einsum("bcd,bd->bc", S @ S.mT, u),
-        1e-12,
-    )
+    S, u = likelihood.hessian_factor(f), normal(20, 2, seed=6)
+    hessian = (levels**-2).diag().expand(20, -1, -1)
+    assert_equal(likelihood.scale(SIGMA) * S @ S.mT, hessian, 1e-12)
+    expected = torch.einsum("bcd,bd->bc", S @ S.mT, u)
+    assert_equal(likelihood.hessian_operator(f)(u), expected, 1e-12)
