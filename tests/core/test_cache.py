@@ -1,7 +1,6 @@
 """The store gives back what was made, and never a wrong result."""
 
 import functools
-import io
 import json
 import os
 import pickle
@@ -39,6 +38,11 @@ class Counter:
     def __call__(self):
         self.calls += 1
         return self.make()
+
+
+@pytest.fixture
+def memory(tmp_path):
+    return check_memory(tmp_path)
 
 
 def entries(folder):
@@ -93,8 +97,8 @@ def test_what_can_be_a_memory(tmp_path, monkeypatch):
         check_memory(tmp_path / "file" / "store")
 
 
-def test_results_share_nothing(tmp_path):
-    memory, work = check_memory(tmp_path), Counter()
+def test_results_share_nothing(memory):
+    work = Counter()
     results = [cached(memory, "a", work) for _ in range(3)]
     for result in results:
         result[0] += 1
@@ -123,12 +127,6 @@ def flipped(content):
     return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
 
 
-def dumped(value):
-    file = io.BytesIO()
-    joblib.dump(value, file)
-    return file.getvalue()
-
-
 # what is found in place of an entry, beside that of another key
 DAMAGES = {
     "garbage": lambda content, other: b"garbage",
@@ -136,13 +134,12 @@ DAMAGES = {
     "cut": lambda content, other: content[:-20],
     "bit": lambda content, other: flipped(content),
     "foreign": lambda content, other: other,
-    "value": lambda content, other: dumped({"not": "bytes"}),
+    "value": lambda content, other: pickle.dumps({"not": "bytes"}),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_damaged_entries_are_made_anew(tmp_path, damage):
-    memory = check_memory(tmp_path)
+def test_damaged_entries_are_made_anew(memory, tmp_path, damage):
     work = Counter(lambda: np.full(3, 7.0))
     cached(memory, "a", work)
     (file,) = entries(tmp_path)
@@ -154,15 +151,15 @@ def test_damaged_entries_are_made_anew(tmp_path, damage):
     assert work.calls == 2
 
 
-def test_threads_can_share_a_store(tmp_path):
-    memory, work = check_memory(tmp_path), Counter(lambda: np.ones(10_000))
+def test_threads_can_share_a_store(memory):
+    work = Counter(lambda: np.ones(10_000))
     with ThreadPoolExecutor(4) as pool:
         jobs = [pool.submit(cached, memory, f"{i % 2}", work) for i in range(20)]
     assert all(job.result().sum() == 10_000 for job in jobs)
 
 
-def test_an_entry_removed_while_in_use_is_made_anew(tmp_path):
-    memory, work = check_memory(tmp_path), Counter()
+def test_an_entry_removed_while_in_use_is_made_anew(memory):
+    work = Counter()
     cached(memory, "a", work)
     memory.clear(warn=False)
     for _ in range(2):
@@ -170,11 +167,10 @@ def test_an_entry_removed_while_in_use_is_made_anew(tmp_path):
     assert work.calls == 2
 
 
-def test_a_result_that_cannot_be_stored_is_not_lost(tmp_path):
+def test_a_result_that_cannot_be_stored_is_not_lost(memory, tmp_path):
     class Local(nn.Linear):
         pass
 
-    memory = check_memory(tmp_path)
     makes = [lambda: Local(2, 2), lambda: lambda x: x, threading.Lock]
     for number, make in enumerate(makes):
         work = Counter(make)
@@ -189,9 +185,7 @@ def test_a_result_that_cannot_be_stored_is_not_lost(tmp_path):
     assert entries(tmp_path) == []
 
 
-def test_a_failure_of_the_work_is_passed_on(tmp_path):
-    memory = check_memory(tmp_path)
-
+def test_a_failure_of_the_work_is_passed_on(memory):
     def fail():
         raise RuntimeError("diverged")
 
@@ -204,8 +198,8 @@ def test_a_failure_of_the_work_is_passed_on(tmp_path):
     assert work.calls == 1
 
 
-def test_classes_and_functions_of_the_key_need_not_be_importable(tmp_path):
-    memory, X = check_memory(tmp_path), data()[0]
+def test_classes_and_functions_of_the_key_need_not_be_importable(memory):
+    X = data()[0]
 
     def estimator(shift=1):
         class Local(nn.Module):
@@ -240,9 +234,7 @@ def test_classes_and_functions_of_the_key_need_not_be_importable(tmp_path):
     assert fingerprint(estimator(2)[1]) != key
 
 
-def test_two_functions_of_one_name_are_not_confused(tmp_path):
-    memory = check_memory(tmp_path)
-
+def test_two_functions_of_one_name_are_not_confused(memory):
     def add(n):
         return lambda x: x + n
 
@@ -255,8 +247,8 @@ def test_two_functions_of_one_name_are_not_confused(tmp_path):
         assert cached(memory, fine, lambda: [one])[0] is one
 
 
-def test_a_trained_net_comes_back_whole(tmp_path):
-    memory, X = check_memory(tmp_path), data()[0]
+def test_a_trained_net_comes_back_whole(memory):
+    X = data()[0]
     makes = {
         "callbacks": lambda: fitted(
             callbacks=[EarlyStopping(), LRScheduler("StepLR", step_size=1)]
@@ -305,8 +297,7 @@ def test_any_memory_with_a_method_cache_will_do():
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="needs a user")
-def test_a_folder_that_became_read_only_loses_nothing(tmp_path):
-    memory = check_memory(tmp_path)
+def test_a_folder_that_became_read_only_loses_nothing(memory, tmp_path):
     cached(memory, "a", Counter())
     for folder in [tmp_path, *tmp_path.rglob("*")]:
         if folder.is_dir():
@@ -324,8 +315,7 @@ class Result:
     trained: object
 
 
-def test_tensors_and_dataclasses_come_back(tmp_path):
-    memory = check_memory(tmp_path)
+def test_tensors_and_dataclasses_come_back(memory):
     work = Counter(lambda: Result(torch.arange(3.0), fitted()))
     one, two = (cached(memory, "a", work) for _ in range(2))
     assert torch.equal(one.weights, two.weights)
@@ -370,9 +360,9 @@ def test_work_that_changes_its_own_key_warns(tmp_path):
         assert result.initialized_
 
 
-def test_work_that_changes_its_inputs_warns(tmp_path):
+def test_work_that_changes_its_inputs_warns(memory):
     X = np.zeros(3)
-    memory, key = check_memory(tmp_path), functools.partial(fingerprint, X)
+    key = functools.partial(fingerprint, X)
     for _ in range(2):
         with pytest.warns(UserWarning, match="again: an input changed"):
             cached(memory, key(), lambda: X.fill(X[0] + 1), key)
