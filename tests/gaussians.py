@@ -1,4 +1,4 @@
-"""Gaussians over logits, and what `logsumexp` adds under them by many points."""
+"""Gaussians over logits, and slow numbers to compare with."""
 
 import torch
 from cases import DOUBLE, generator
@@ -75,3 +75,13 @@ def sampled_gap(mean, cov, n_points):
         rest = gaps - both[0, 1] / both[1, 1] * (quadratic - expected)
         found.append(torch.stack([rest.mean(), rest.std() / n_points**0.5]))
     return torch.stack(found, -1)
+
+
+def assert_slope(value, rtol, atol):
+    """The derivative of a function of one number at zero is a difference quotient."""
+    at = torch.zeros((), dtype=DOUBLE, requires_grad=True)
+    (slope,) = torch.autograd.grad(value(at), at)
+    step = 1e-5
+    with torch.no_grad():
+        expected = (value(step) - value(-step)) / (2 * step)
+    torch.testing.assert_close(slope, expected, rtol=rtol, atol=atol)
