@@ -74,9 +74,7 @@ class TestFit:
         model = LaplaceClassifier(skorch_defaults(lr=0.1), random_state=0)
         model.fit(X, Y, sample_weight=weights)
         history = model.estimator_.history
-        assert history[:, "valid_acc"] == [
-            pytest.approx(v) for v in history[:, "valid_acc"]
-        ]
+        assert np.isfinite(history[:, "valid_acc"]).all()
         assert len(history) == model.n_iter_ == 3
         assert history[-1, "batches", 0, "train_batch_size"] == 48
 
@@ -131,10 +129,9 @@ class TestFit:
         trained = seeded(classifier(), X, Y).module_
         net = classifier(trained, lr=0.0, max_epochs=1)
         model = LaplaceClassifier(net, **FIXED).fit(X, Y)
-        for found, expected in zip(
-            model.estimator_.module_.parameters(), trained.parameters(), strict=True
-        ):
-            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        found = model.estimator_.module_.parameters()
+        pairs = zip(found, trained.parameters(), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs)
 
     def test_fit_params_reach_the_module(self):
         with pytest.raises(TypeError, match="depth"):
