@@ -55,10 +55,7 @@ def models(rows, net):
     everything = {"subset_of_weights": "all", "hessian_structure": "full"}
     return {
         "last_layer": (LaplaceClassifier(FrozenEstimator(net), **fixed), *rows),
-        "all": (
-            LaplaceClassifier(FrozenEstimator(net), **fixed, **everything),
-            *rows,
-        ),
+        "all": (LaplaceClassifier(FrozenEstimator(net), **fixed, **everything), *rows),
         "refitted": (
             LaplaceClassifier(
                 FrozenEstimator(net),

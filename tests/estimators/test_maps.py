@@ -97,10 +97,7 @@ def test_posterior_is_that_of_the_dense_formula(trained, weight, ignored):
     np.testing.assert_allclose(blocks, expected, rtol=1e-8, atol=1e-10)
     variance = model.latent_mean_and_variance(X)[1]
     np.testing.assert_allclose(
-        by_position(variance),
-        expected.diagonal(dim1=2, dim2=3),
-        rtol=1e-8,
-        atol=1e-10,
+        by_position(variance), expected.diagonal(dim1=2, dim2=3), rtol=1e-8, atol=1e-10
     )
     outputs = trained.module_(torch.as_tensor(X)).detach()
     loss = nn.functional.cross_entropy(

@@ -68,13 +68,7 @@ def model(net):
 @pytest.fixture(scope="module")
 def tags():
     """Of a matrix of labels."""
-    return tagging.fitted(
-        seeded(
-            tagging.net(),
-            tagging.X,
-            tagging.Y.astype(float),
-        )
-    )
+    return tagging.fitted(seeded(tagging.net(), tagging.X, tagging.Y.astype(float)))
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,7 @@ import numpy as np
 import pytest
 import references
 import torch
-from nets import (
-    MLP,
-    RecordTraining,
-    SigmoidMLP,
-    blobs,
-    classifier,
-    initialised,
-    seeded,
-)
+from nets import MLP, RecordTraining, SigmoidMLP, blobs, classifier, initialised, seeded
 from refusals import refused_fit
 from scipy import sparse
 from sklearn.base import clone
