@@ -2,13 +2,11 @@
 
 import inspect
 import pickle
-import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import global_rng_states
 from nets import (
     MLP,
     RecordTraining,
@@ -20,6 +18,7 @@ from nets import (
     seeded,
     waves,
 )
+from refusals import refused_fit
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
@@ -52,6 +51,7 @@ DOUBLE = {"module__dtype": torch.float64}
 FEW = [0.01, 0.3, 10.0]
 PLAIN = {LaplaceClassifierCV: LaplaceClassifier, LaplaceRegressorCV: LaplaceRegressor}
 BOTH = list(PLAIN)
+NOISE = {LaplaceClassifierCV: {}, LaplaceRegressorCV: {"sigma_noise": 0.3}}
 EVERYTHING = {"subset_of_weights": "all"}
 
 
@@ -86,16 +86,17 @@ def fold_scores(results):
     return np.array([results[f"split{k}_test_score"] for k in range(n_splits)])
 
 
-def grid_search(model, X, y, scoring, **settings):
+def grid_search(model, X, y, scoring=None, **settings):
     """What scikit-learn makes of the same settings."""
     shared = model.get_params(deep=False)
     plain = PLAIN[type(model)]
     shared = {k: v for k, v in shared.items() if k in plain._get_param_names()}
+    density = "neg_log_loss" if plain is LaplaceClassifier else neg_gaussian_nll_scorer
     search = GridSearchCV(
         plain(**shared | settings),
         {"prior_precision": model.prior_precisions},
         cv=model.cv,
-        scoring=scoring,
+        scoring=scoring or density,
         error_score="raise",
     )
     return search.fit(X, y)
@@ -123,7 +124,7 @@ class TestAgainstGridSearch:
         net = classifier(**sizes, max_epochs=5, batch_size=32)
         grid = np.logspace(-3, 3, 20)
         model = for_classes(net, prior_precisions=grid, cv=5).fit(X, y)
-        search = grid_search(model, X, y, "neg_log_loss")
+        search = grid_search(model, X, y)
         assert_same_choice(model, search)
         np.testing.assert_array_equal(model.predict_proba(X), search.predict_proba(X))
 
@@ -133,17 +134,15 @@ class TestAgainstGridSearch:
         for subset in ("last_layer", "all"):
             settings = {"refine": True, "subset_of_weights": subset}
             model = for_classes(net, **settings).fit(X, Y)
-            assert_same_choice(model, grid_search(model, X, Y, "neg_log_loss"), 1e-6)
+            assert_same_choice(model, grid_search(model, X, Y), 1e-6)
 
     @pytest.mark.parametrize("structure", ["kron", "diag", "full"])
     @pytest.mark.parametrize("subset", ["last_layer", "all"])
     @pytest.mark.parametrize("kind", BOTH)
     def test_structures(self, kind, structure, subset):
         chosen = {"hessian_structure": structure, "subset_of_weights": subset}
-        noise = {"sigma_noise": 0.3} if kind is LaplaceRegressorCV else {}
-        model = made(kind, **chosen, **noise).fit(*data(kind))
-        scoring = "neg_log_loss" if not noise else neg_gaussian_nll_scorer
-        assert_same_choice(model, grid_search(model, *data(kind), scoring))
+        model = made(kind, **chosen, **NOISE[kind]).fit(*data(kind))
+        assert_same_choice(model, grid_search(model, *data(kind)))
 
     @pytest.mark.parametrize(
         "settings",
@@ -161,20 +160,19 @@ class TestAgainstGridSearch:
     )
     def test_settings(self, settings):
         model = for_classes(**settings)
-        search = grid_search(model, X, Y, "neg_log_loss")
+        search = grid_search(model, X, Y)
         model.fit(X, Y)
         model.prior_precision_ = np.max(model.prior_precision_)
         assert_same_choice(model, search)
 
     def test_a_random_state(self):
         model = for_classes(random_state=np.random.RandomState(3))
-        search = grid_search(model, X, Y, "neg_log_loss")
+        search = grid_search(model, X, Y)
         assert_same_choice(model.fit(X, Y), search)
 
     def test_refitted_heads_of_regressors(self):
         model = for_numbers(sigma_noise=0.3, refine=True).fit(X_REG, Y_REG)
-        search = grid_search(model, X_REG, Y_REG, neg_gaussian_nll_scorer)
-        assert_same_choice(model, search)
+        assert_same_choice(model, grid_search(model, X_REG, Y_REG))
         assert model.posterior_.is_refitted
 
     @pytest.mark.slow
@@ -182,8 +180,7 @@ class TestAgainstGridSearch:
     def test_scorers(self, scoring):
         y = np.where(Y == 1, "one", "other")
         model = for_classes(classifier(module__n_out=2, **DOUBLE), scoring=scoring)
-        search = grid_search(model.fit(X, y), X, y, scoring)
-        assert_same_choice(model, search)
+        assert_same_choice(model.fit(X, y), grid_search(model, X, y, scoring))
 
     @pytest.mark.slow
     @pytest.mark.parametrize("scoring", ["r2", neg_gaussian_nll_scorer])
@@ -212,7 +209,7 @@ class TestAgainstGridSearch:
         X, y = waves(n_targets=2, dtype=np.float64)
         net = regressor(module__n_out=2, **DOUBLE)
         model = for_numbers(net, sigma_noise=0.2).fit(X, y)
-        search = grid_search(model, X, y, neg_gaussian_nll_scorer)
+        search = grid_search(model, X, y)
         np.testing.assert_allclose(
             fold_scores(model.cv_results_), 2 * fold_scores(search.cv_results_)
         )
@@ -253,10 +250,8 @@ class TestNoise:
         results = model.cv_results_
         for i, value in enumerate(FEW):
             sigma = results["param_sigma_noise"][i]
-            assert results["params"][i] == {
-                "prior_precision": value,
-                "sigma_noise": sigma,
-            }
+            tried = {"prior_precision": value, "sigma_noise": sigma}
+            assert results["params"][i] == tried
             best = self.naive(settings, value, sigma)
             assert results["mean_test_score"][i] == pytest.approx(best, rel=1e-8)
             for factor in (0.5, 0.98, 1.02):
@@ -265,14 +260,17 @@ class TestNoise:
 
     def test_is_not_fooled_by_training_residuals(self):
         rng = np.random.default_rng(0)
-        X = rng.normal(size=(60, 2))
-        y = np.sin(X[:, 0]) + 0.5 * rng.normal(size=60)
+
+        def noisy(n):
+            X = rng.normal(size=(n, 2))
+            return X, np.sin(X[:, 0]) + 0.5 * rng.normal(size=n)
+
+        X, y = noisy(60)
         net = regressor(module__width=60, max_epochs=300, **DOUBLE)
         model = for_numbers(net, prior_precisions=GRID).fit(X, y)
         assert (model.predict(X) - y).std() < 0.35
         assert model.sigma_noise_ > 0.4
-        X = rng.normal(size=(500, 2))
-        y = np.sin(X[:, 0]) + 0.5 * rng.normal(size=500)
+        X, y = noisy(500)
         interval = model.predict_interval(X, coverage=0.9)
         inside = (interval[:, 0] < y) & (y < interval[:, 1])
         assert 0.8 < inside.mean() < 0.98
@@ -354,7 +352,7 @@ class TestPrice:
         model = for_classes(FrozenEstimator(net)).fit(X, Y)
         assert RecordTraining.steps == []
         assert all((weights[name] == before[name]).all() for name in before)
-        assert_same_choice(model, grid_search(model, X, Y, "neg_log_loss"))
+        assert_same_choice(model, grid_search(model, X, Y))
 
     @pytest.mark.parametrize("kind", BOTH)
     def test_memory_keeps_the_folds(self, kind, tmp_path, monkeypatch):
@@ -363,16 +361,14 @@ class TestPrice:
             trainer, "train", lambda *args: trained.append(1) or train(*args)
         )
         X, y = data(kind)
-        noise = {"sigma_noise": 0.3} if kind is LaplaceRegressorCV else {}
-        model = made(kind, memory=tmp_path, **noise)
+        model = made(kind, memory=tmp_path, **NOISE[kind])
         wanted = clone(model).set_params(memory=None).fit(X, y)
         assert len(trained) == 4
         model.fit(X, y)
         assert len(trained) == 8
         again = clone(model).set_params(prior_precisions=[0.5, *FEW], n_jobs=1)
         again.fit(X, y)
-        scoring = neg_gaussian_nll_scorer if noise else "neg_log_loss"
-        search = grid_search(model, X, y, scoring, memory=tmp_path)
+        search = grid_search(model, X, y, memory=tmp_path)
         assert len(trained) == 8
         assert_same_choice(model, search)
         np.testing.assert_array_equal(
@@ -412,15 +408,13 @@ class TestScores:
         found = model.cv_results_["param_prior_precision"]
         np.testing.assert_allclose(found, np.logspace(-3, 3, 20))
 
+    @pytest.mark.filterwarnings("ignore")  # it has diverged indeed
     def test_are_finite_where_the_network_is_surely_wrong(self):
         sure = MLP(dtype=torch.float64)
         with torch.no_grad():
             sure.head.weight *= 1e5
         net = classifier(sure, lr=0.0, max_epochs=1)
-        model = for_classes(net, prior_precisions=[1e8, 1e9])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it has diverged indeed
-            model.fit(X, Y)
+        model = for_classes(net, prior_precisions=[1e8, 1e9]).fit(X, Y)
         proba = model.predict_proba(X)
         assert proba[np.arange(60), Y].min() == 0
         scores = fold_scores(model.cv_results_)
@@ -577,33 +571,21 @@ class TestComposition:
 
 
 # --------------------------------------------------------------------- bad input
-def refused(model, *words, error=ValueError, data=None, trained=False, **fit):
-    """After checks that nothing was trained, or changed."""
-    RecordTraining.steps.clear()
-    before, attributes = global_rng_states(), dict(vars(model))
-    with pytest.raises(error, match=r"\w") as caught:
-        model.fit(*(data or (X, Y)), **fit)
-    for word in words:
-        assert word in str(caught.value), str(caught.value)
-    assert bool(RecordTraining.steps) == trained
-    assert global_rng_states() == before
-    assert vars(model).keys() == attributes.keys()
-    assert all(value is attributes[name] for name, value in vars(model).items())
+def refused(model, *words, data=(X, Y), **options):
+    refused_fit(model, *words, data=data, **options)
     assert not hasattr(model.estimator, "module_")
 
 
 GRIDS = [[], [[1.0, 2.0]], [[1.0], [1.0, 2.0]], ["a"], [1.0, -1.0], [0.0]]
 GRIDS += [[np.nan], [np.inf], 0.0, "auto", True, 5, {"a": 1.0}]
+GRID_WORDS = ["prior_precisions", "Choose"]
+NO_SCORERS = ["likelihood", ["accuracy"], {"a": "r2"}, 3]
 
 
 class TestBadInput:
     @pytest.fixture
     def net(self):
         return recording(LaplaceClassifierCV)
-
-    @pytest.mark.parametrize("grid", GRIDS, ids=str)
-    def test_grids(self, net, grid):
-        refused(for_classes(net, prior_precisions=grid), "prior_precisions", "Choose")
 
     @pytest.mark.parametrize(
         ("cv", "word"),
@@ -640,46 +622,37 @@ class TestBadInput:
     def test_folds_without_weight(self, net):
         w = np.ones(60)
         w[40:] = 0
-        refused(
-            for_classes(net, cv=KFold(3)),
-            "Split 2 of cv has no rows to score",
-            sample_weight=w,
-        )
-
-    @pytest.mark.parametrize("scoring", ["likelihood", ["accuracy"], {"a": "r2"}, 3])
-    def test_scorers(self, net, scoring):
-        refused(for_classes(net, scoring=scoring), "scoring")
-
-    def test_metrics_that_are_no_scorers(self, net):
-        refused(for_classes(net, scoring=log_loss))
-
-    @pytest.mark.parametrize("n_jobs", [0, "two", 1.5, True])
-    def test_n_jobs(self, net, n_jobs):
-        refused(for_classes(net, n_jobs=n_jobs), f"n_jobs={n_jobs!r}")
+        words = "Split 2 of cv has no rows to score"
+        refused(for_classes(net, cv=KFold(3)), words, sample_weight=w)
 
     @pytest.mark.parametrize(
-        "settings",
+        ("settings", "words"),
         [
-            {"hessian_structure": "kronecker"},
-            {"link_approx": "logit"},
-            {"refine": "yes"},
-            {"refine": True, "subset_of_weights": "all", "pred_type": "nn"},
-            {"temperature": 0},
-            {"random_state": "zero"},
-            {"verbose": -1},
+            *[({"scoring": value}, ["scoring"]) for value in NO_SCORERS],
+            ({"scoring": log_loss}, []),
+            *[({"n_jobs": n}, [f"n_jobs={n!r}"]) for n in (0, "two", 1.5, True)],
+            *[({"prior_precisions": grid}, GRID_WORDS) for grid in GRIDS],
+            # and what the plain estimator refuses
+            ({"hessian_structure": "kronecker"}, ["hessian_structure"]),
+            ({"link_approx": "logit"}, ["link_approx"]),
+            ({"refine": "yes"}, ["refine"]),
+            ({"refine": True, "pred_type": "nn", **EVERYTHING}, ["refine"]),
+            ({"temperature": 0}, ["temperature"]),
+            ({"random_state": "zero"}, ["random_state"]),
+            ({"verbose": -1}, ["verbose"]),
         ],
         ids=str,
     )
-    def test_what_the_plain_estimator_refuses(self, net, settings):
-        refused(for_classes(net, **settings), next(iter(settings)))
+    def test_settings(self, net, settings, words):
+        refused(for_classes(net, **settings), *words)
+
+    def test_memory(self, net):
+        refused(for_classes(net, memory=3), "memory=3", error=TypeError)
 
     @pytest.mark.parametrize("noise", ["marglik", "validation", 0.0, None, [1.0]])
     def test_noise(self, noise):
         model = for_numbers(recording(LaplaceRegressorCV), sigma_noise=noise)
         refused(model, "sigma_noise", data=(X_REG, Y_REG))
-
-    def test_memory(self, net):
-        refused(for_classes(net, memory=3), "memory=3", error=TypeError)
 
     def test_held_out_rows(self, net):
         words = "'X_val', 'y_val'", "LaplaceClassifier"
@@ -691,21 +664,20 @@ class TestBadInput:
         refused(for_classes(net), "requires y to be passed", data=(X, None))
         refused(for_classes(net), "sample_weight", sample_weight=-np.ones(60))
 
-    def test_a_scorer_that_fails(self, net):
+    def test_a_scorer_that_fails(self):
         def fail(estimator, X, y):
             raise RuntimeError("no score")
 
-        model = for_classes(net, scoring=fail)
-        refused(model, "no score", error=RuntimeError, trained=True)
+        refused(for_classes(scoring=fail), "no score", error=RuntimeError)
 
     @pytest.mark.parametrize("value", ["high", None, np.ones(2), {"a": 1.0}])
-    def test_scores_that_are_no_numbers(self, net, value):
-        model = for_classes(net, scoring=lambda estimator, X, y: value)
-        refused(model, "scoring returned", "one scorer", trained=True)
+    def test_scores_that_are_no_numbers(self, value):
+        model = for_classes(scoring=lambda estimator, X, y: value)
+        refused(model, "scoring returned", "one scorer")
 
-    def test_no_finite_score(self, net):
-        model = for_classes(net, scoring=lambda estimator, X, y: np.nan)
-        refused(model, "No prior precision has a finite score", trained=True)
+    def test_no_finite_score(self):
+        model = for_classes(scoring=lambda estimator, X, y: np.nan)
+        refused(model, "No prior precision has a finite score")
 
     def test_a_fitted_model_survives_a_failing_fit(self, net):
         model = for_classes().fit(X, Y)
