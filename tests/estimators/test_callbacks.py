@@ -27,7 +27,6 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import BayesianRidge
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV
-from skorch import NeuralNetClassifier
 from skorch.callbacks import Callback, PrintLog
 from skorch.dataset import unpack_data
 from torch import nn
@@ -217,13 +216,9 @@ def test_only_selected_weights_have_the_prior():
 
 
 def test_frozen_parameters_stay():
-    class HalfFrozen(MLP):
-        def __init__(self, **kwargs):
-            super().__init__(**kwargs)
-            self.hidden.requires_grad_(False)
-
-    net = initialised(classifier(HalfFrozen, callbacks=[MarglikTraining()]))
-    before = net.module_.hidden.weight.clone()
+    net = initialised(classifier(callbacks=[MarglikTraining()]))
+    hidden = net.module_.hidden.requires_grad_(False)
+    before = hidden.weight.clone()
     net.partial_fit(X, Y)
     assert torch.equal(net.module_.hidden.weight, before)
     assert net.module_.hidden.weight.grad is None
@@ -276,14 +271,10 @@ def test_layerwise_precisions_are_a_fixed_point():
     callback = MarglikTraining(hessian_structure="full")
     net = linear_net(callback, module__bias=True, max_epochs=600)
     seeded(net, X, y + 1)
-    model = LaplaceRegressor(
-        FrozenEstimator(net),
-        subset_of_weights="all",
-        hessian_structure="full",
-        prior_structure="layerwise",
-        prior_precision=callback.prior_precision_,
-        sigma_noise=callback.sigma_noise_,
-    ).fit(X, y + 1)
+    kinds = {"subset_of_weights": "all", "hessian_structure": "full"}
+    prior = {"prior_structure": "layerwise", "sigma_noise": callback.sigma_noise_}
+    prior["prior_precision"] = callback.prior_precision_
+    model = LaplaceRegressor(FrozenEstimator(net), **kinds, **prior).fit(X, y + 1)
     value = model.log_marginal_likelihood()
     assert value == pytest.approx(callback.log_marginal_likelihood_, rel=1e-10)
     for factor in (0.9, 1.1):
@@ -393,15 +384,8 @@ def test_a_second_training_begins_anew():
 
 def test_print_log_shows_the_evidence():
     lines = []
-    net = NeuralNetClassifier(
-        MLP,
-        criterion=nn.CrossEntropyLoss,
-        max_epochs=3,
-        train_split=None,
-        callbacks=[MarglikTraining(n_burnin=1)],
-        callbacks__print_log=PrintLog(sink=lines.append),
-    )
-    seeded(net, X, Y)
+    net = classifier(callbacks=[MarglikTraining(n_burnin=1)], verbose=1, max_epochs=3)
+    seeded(net.set_params(callbacks__print_log=PrintLog(sink=lines.append)), X, Y)
     assert "log_marginal_likelihood" in lines[0]
     assert len(lines) == 5
     assert len({len(line.split()) for line in [lines[0], *lines[2:]]}) == 1
@@ -433,20 +417,15 @@ def test_within_an_estimator():
     first = model.fit(X, y, weights)
     again = clone(model).fit(X, y, weights)
     assert np.array_equal(first.predict_proba(X), again.predict_proba(X))
-    ((_, callback),) = [
-        pair for pair in first.estimator_.callbacks_ if pair[0] == "MarglikTraining"
-    ]
+    callback = dict(first.estimator_.callbacks_)["MarglikTraining"]
     assert not hasattr(net.callbacks[0], "prior_precision_")
     copy = pickle.loads(pickle.dumps(first))
     assert np.array_equal(copy.predict_proba(X), first.predict_proba(X))
     # the evidence is that of the estimator around the same network and prior
-    model = LaplaceClassifier(
-        FrozenEstimator(first.estimator_),
-        subset_of_weights="all",
-        prior_structure="layerwise",
-        prior_precision=callback.prior_precision_,
-    ).fit(X, y, weights)
-    value = model.log_marginal_likelihood()
+    prior = {"prior_structure": "layerwise", "subset_of_weights": "all"}
+    prior["prior_precision"] = callback.prior_precision_
+    model = LaplaceClassifier(FrozenEstimator(first.estimator_), **prior)
+    value = model.fit(X, y, weights).log_marginal_likelihood()
     assert callback.log_marginal_likelihood_ == pytest.approx(value, rel=1e-4)
 
 
@@ -506,7 +485,8 @@ def test_bad_settings_are_refused_before_the_first_step(settings, words):
     refused(words, [MarglikTraining(**settings)])
 
 
-LINE_SEARCH = {"optimizer__line_search_fn": "strong_wolfe"}
+LBFGS = {"optimizer": torch.optim.LBFGS}
+LBFGS["optimizer__line_search_fn"] = "strong_wolfe"
 
 
 @pytest.mark.parametrize(
@@ -514,10 +494,7 @@ LINE_SEARCH = {"optimizer__line_search_fn": "strong_wolfe"}
     [
         ({"optimizer__weight_decay": 0.1}, "weight_decay=0.1, a second prior"),
         ({"criterion": nn.MultiMarginLoss}, "criterion=MultiMarginLoss has no"),
-        (
-            {"optimizer": torch.optim.LBFGS, **LINE_SEARCH},
-            "compares losses without the prior",
-        ),
+        (LBFGS, "compares losses without the prior"),
     ],
 )
 def test_nets_that_do_not_fit_are_refused(params, words):
