@@ -19,7 +19,6 @@ from nets import (
 )
 from refusals import refused_fit
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import r2_score
@@ -27,6 +26,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from skorch import NeuralNet
+from skorch.callbacks import Callback
 from torch import nn
 
 from sklaplace import (
@@ -159,6 +159,14 @@ class TestDeterminism:
 
 
 # ------------------------------------------------------------------- left alone
+class Fails(Callback):
+    """Raises in the second epoch."""
+
+    def on_epoch_end(self, net, **kwargs):
+        if len(net.history) == 2:
+            raise KeyError("stop")
+
+
 class TestLeftAlone:
     def test_data_and_net(self, model, rng_untouched):
         Z, y = (array.copy() for array in rows_of(type(model)))
@@ -177,16 +185,20 @@ class TestLeftAlone:
         for name, value in model.estimator_.module_.state_dict().items():
             assert torch.equal(value, before[name])
 
-    @pytest.mark.parametrize("broken", ["rows", "labels"])
+    @pytest.mark.parametrize("broken", ["rows", "labels", "training"])
     def test_failed_fits_keep_the_old_one(self, model, broken):
         Z, y = rows_of(type(model))
-        expected, attributes = answers(model, Z), dict(vars(model))
-        state = global_rng_states()
-        bad = (Z * np.nan, y) if broken == "rows" else (Z, y[:-1])
-        with pytest.raises(ValueError, match=r"NaN|inconsistent"):
-            model.fit(*bad)
+        expected, model = answers(model, Z), copy.copy(model)
+        failing = make(type(model), callbacks=[Fails()]).estimator
+        if broken == "training":
+            model.set_params(estimator=failing)
+        attributes, state = dict(vars(model)), global_rng_states()
+        bad = {"rows": (Z * np.nan, y), "labels": (Z, y[:-1]), "training": (Z, y)}
+        with pytest.raises((ValueError, KeyError), match=r"NaN|inconsistent|stop"):
+            model.fit(*bad[broken])
         assert vars(model) == attributes
         assert global_rng_states() == state
+        assert not failing.initialized_
         same(answers(model, Z), expected, rtol=0)
 
 
@@ -218,10 +230,6 @@ class TestComposition:
         search.fit(*rows_of(kind))
         assert np.isfinite(search.cv_results_["mean_test_score"]).all()
         assert set(search.best_params_) == set(grid)
-
-    def test_not_fitted(self, model, Z):
-        with pytest.raises(NotFittedError):
-            clone(model).predict(Z)
 
 
 # -------------------------------------------------------------------- probabilities

@@ -21,7 +21,7 @@ from scipy.stats import multivariate_normal
 from sklearn.base import clone
 from sklearn.datasets import make_moons
 from sklearn.frozen import FrozenEstimator
-from skorch.callbacks import Callback, Freezer
+from skorch.callbacks import Freezer
 from skorch.dataset import ValidSplit
 from torch import nn
 
@@ -304,12 +304,6 @@ class TestFrozenStart:
 
 
 # ------------------------------------------------------------------------- refused
-class Fails(Callback):
-    """Raises in the second epoch."""
-
-    def on_epoch_end(self, net, **kwargs):
-        if len(net.history) == 2:
-            raise KeyError("stop")
 
 
 RECORD = {"callbacks": [RecordTraining()]}
@@ -415,23 +409,6 @@ class TestRefused:
 
 
 class TestFailures:
-    @pytest.mark.parametrize("kind", DATA)
-    def test_training_that_raises_leaves_all_as_it_was(self, kind, rng_untouched):
-        data, make = DATA[kind], NETS[kind]
-        ask = "predict_proba" if kind is VariationalClassifier else "predict"
-        model = kind(make(), n_samples=5, random_state=0).fit(*data)
-        expected, attributes = getattr(model, ask)(data[0]), dict(vars(model))
-        model.set_params(estimator=make(callbacks=[Fails()]))
-        rows = [array.copy() for array in data]
-        with pytest.raises(KeyError):
-            model.fit(*data)
-        attributes["estimator"] = model.estimator
-        assert vars(model) == attributes
-        np.testing.assert_array_equal(getattr(model, ask)(data[0]), expected)
-        for array, before in zip(data, rows, strict=True):
-            np.testing.assert_array_equal(array, before)
-        assert not model.estimator.initialized_
-
     def test_divergence_is_told(self, rng_untouched):
         net = regressor(lr=1e20, optimizer=torch.optim.SGD)
         with pytest.raises(ValueError, match="has diverged"):
