@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from costs import calls
 from nets import (
     MLP,
     RecordTraining,
@@ -294,16 +295,10 @@ class TestNoise:
 # --------------------------------------------------------------------- the price
 class TestPrice:
     @pytest.fixture
-    def linearised(self, monkeypatch):
-        """Sizes of the batches that were linearised."""
-        sizes, original = [], glm_outputs.linearise
-
-        def counting(forward, x, *args, **kwargs):
-            sizes.append(len(x))
-            return original(forward, x, *args, **kwargs)
-
-        monkeypatch.setattr(glm_outputs, "linearise", counting)
-        return sizes
+    def linearised(self):
+        """Arguments of the calls that linearise a batch."""
+        with calls(glm_outputs, "linearise") as batches:
+            yield batches
 
     @pytest.mark.parametrize("settings", [{}, {"refine": True}, EVERYTHING], ids=str)
     @pytest.mark.parametrize("kind", BOTH)
@@ -315,14 +310,14 @@ class TestPrice:
         made(kind, recording(kind), prior_precisions=grid, **settings).fit(*DATA[kind])
         n_epochs = 20
         assert RecordTraining.steps == [40] * 3 * n_epochs + [60] * n_epochs
-        assert linearised == [20] * 3
+        assert [len(x) for _, x, *_ in linearised] == [20] * 3
 
     @pytest.mark.parametrize("scoring", ["neg_log_loss", None, "accuracy"])
     @pytest.mark.parametrize("subset", ["last_layer", "all"])
     def test_one_linearisation_per_batch(self, scoring, subset, linearised):
         settings = {"subset_of_weights": subset, "scoring": scoring}
         small = for_classes(batch_size=7, **settings).fit(X, Y)
-        assert linearised == [7, 7, 6] * 3
+        assert [len(x) for _, x, *_ in linearised] == [7, 7, 6] * 3
         whole = for_classes(**settings).fit(X, Y)
         np.testing.assert_allclose(fold_scores(small), fold_scores(whole), rtol=1e-12)
 
@@ -337,21 +332,18 @@ class TestPrice:
         assert_same_choice(model, grid_search(model, X, Y))
 
     @pytest.mark.parametrize("kind", BOTH)
-    def test_memory_keeps_the_folds(self, kind, tmp_path, monkeypatch):
-        trained, train = [], trainer.train
-        monkeypatch.setattr(
-            trainer, "train", lambda *args: trained.append(1) or train(*args)
-        )
+    def test_memory_keeps_the_folds(self, kind, tmp_path):
         X, y = DATA[kind]
         model = made(kind, memory=tmp_path, **NOISE[kind])
-        wanted = clone(model).set_params(memory=None).fit(X, y)
-        assert len(trained) == 4
-        model.fit(X, y)
-        assert len(trained) == 8
-        again = clone(model).set_params(prior_precisions=[0.5, *FEW], n_jobs=1)
-        again.fit(X, y)
-        search = grid_search(model, X, y, memory=tmp_path)
-        assert len(trained) == 8
+        with calls(trainer, "train") as trained:
+            wanted = clone(model).set_params(memory=None).fit(X, y)
+            assert len(trained) == 4
+            model.fit(X, y)
+            assert len(trained) == 8
+            again = clone(model).set_params(prior_precisions=[0.5, *FEW], n_jobs=1)
+            again.fit(X, y)
+            search = grid_search(model, X, y, memory=tmp_path)
+            assert len(trained) == 8
         assert_same_choice(model, search)
         np.testing.assert_array_equal(fold_scores(again)[:, 1:], fold_scores(wanted))
         np.testing.assert_array_equal(model.predict(X), wanted.predict(X))
