@@ -298,3 +298,9 @@ def waves(n=60, n_features=2, n_targets=None, seed=0, dtype=np.float32):
     angles = X @ directions
     Y = np.sin(angles) + 0.1 * rng.normal(size=angles.shape)
     return X.astype(dtype), (Y if n_targets else Y[:, 0]).astype(dtype)
+
+
+def twin(net, trained):
+    """The net, untrained, with the weights of another."""
+    initialised(net).module_.load_state_dict(trained.module_.state_dict())
+    return net

@@ -328,3 +328,12 @@ def evidence(
     log_joint = log_lik + prior.log_prob(mean).sum()
     logdet = torch.logdet(scale * H + delta.diag())
     return log_joint + len(mean) / 2 * math.log(2 * math.pi) - logdet / 2
+
+
+def gradient_rows(outputs: Tensor, parameters: Any) -> Tensor:
+    """Gradients of each output in all parameters end to end, (*outputs.shape, P)."""
+    leaves = list(parameters)
+    keep = {"retain_graph": True, "materialize_grads": True}
+    rows = [torch.autograd.grad(f, leaves, **keep) for f in outputs.flatten()]
+    flat = [torch.cat([g.flatten() for g in row]) for row in rows]
+    return torch.stack(flat).reshape(*outputs.shape, -1)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from cases import DOUBLE
+from keys import Rows
 from nets import (
     MLP,
     BatchNormMLP,
@@ -26,7 +27,6 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import BayesianRidge
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV
-from skorch import NeuralNetClassifier
 from skorch.callbacks import Callback, PrintLog
 from skorch.dataset import unpack_data
 from torch import nn
@@ -48,7 +48,9 @@ from sklaplace.posterior.tuning.evidence import marglik
 
 DELTA, SIGMA, TEMPERATURE = 3.0, 0.6, 1.7
 SGD = {"optimizer": torch.optim.SGD}
+STILL = {"max_epochs": 1, "lr": 0.0, **SGD}
 WIDE = {"module__dtype": DOUBLE}
+X, Y = blobs()
 
 
 class Note(Callback):
@@ -78,94 +80,66 @@ def flat(state):
 # ------------------------------------------------------------ the prior's gradient
 def energy(kind, f, y, w):
     """Negative log-posterior without the prior, in nats, by torch's distributions."""
+    known = torch.distributions
     if kind == "categorical":
-        fit = torch.distributions.Categorical(logits=f).log_prob(y)
-    elif kind == "bernoulli":
-        fit = torch.distributions.Bernoulli(logits=f.reshape(-1)).log_prob(y)
-    elif kind == "multilabel":
-        fit = torch.distributions.Bernoulli(logits=f).log_prob(y).sum(-1)
+        density = known.Categorical(logits=f)
+    elif kind in ("bernoulli", "multilabel"):
+        density = known.Bernoulli(logits=f.reshape(y.shape))
     elif kind == "poisson":
-        fit = torch.distributions.Poisson(f.exp()).log_prob(y).sum(-1)
+        density = known.Poisson(f.exp())
     elif kind == "heteroscedastic":
         mean, s = f.chunk(2, -1)
-        fit = torch.distributions.Normal(mean, (s / 2).exp()).log_prob(y).sum(-1)
+        density = known.Normal(mean, (s / 2).exp())
     else:
-        f = f.reshape(y.shape)
-        fit = torch.distributions.Normal(f, SIGMA).log_prob(y).reshape(len(y), -1)
-        fit = fit.sum(-1)
+        density = known.Normal(f.reshape(y.shape), SIGMA)
+    fit = density.log_prob(y).reshape(len(y), -1).sum(-1)
     return -(w * fit).sum() / TEMPERATURE
 
 
-def problem(kind):
-    """A net in float64, its rows, what it is a Gaussian of, and columns of targets."""
-    X, labels = blobs(n=14, dtype=np.float64)
-    _, Y = waves(n=14, n_targets=2, dtype=np.float64)
-    made = {
-        "cross_entropy": (classifier(MLP, **WIDE), labels, "categorical", 1),
-        "nll": (
-            classifier(SoftmaxMLP, criterion=nn.NLLLoss, **WIDE),
-            labels,
-            "categorical",
-            1,
-        ),
-        "bce": (binary_classifier(MLP, **WIDE), labels % 2, "bernoulli", 1),
-        "bce_squeezed": (
-            binary_classifier(SqueezedMLP, **WIDE),
-            labels % 2,
-            "bernoulli",
-            1,
-        ),
-        "bce_probabilities": (
-            binary_classifier(SigmoidMLP, criterion=nn.BCELoss, **WIDE),
-            labels % 2,
-            "bernoulli",
-            1,
-        ),
-        "multilabel": (
-            regressor(MLP, module__n_out=2, criterion=nn.BCEWithLogitsLoss, **WIDE),
-            (Y > 0).astype(np.float64),
-            "multilabel",
-            2,
-        ),
-        "mse": (regressor(MLP, module__n_out=2, **WIDE), Y, "normal", 2),
-        "mse_squeezed": (regressor(SqueezedMLP, **WIDE), Y[:, 0], "normal", 1),
-        "poisson": (
-            regressor(MLP, module__n_out=2, criterion=nn.PoissonNLLLoss, **WIDE),
-            np.abs(np.round(3 * Y)),
-            "poisson",
-            2,
-        ),
-        "heteroscedastic": (
-            regressor(MLP, module__n_out=4, criterion=HeteroscedasticNLLLoss, **WIDE),
-            Y,
-            "heteroscedastic",
-            2,
-        ),
-    }
-    net, y, density, columns = made[kind]
-    is_binary = density == "bernoulli"
-    return net, X, y.astype(np.float64) if is_binary else y, density, columns
+X64, LABELS = blobs(n=14, dtype=np.float64)
+_, Y64 = waves(n=14, n_targets=2, dtype=np.float64)
+BINARY = (LABELS % 2).astype(np.float64)
+TWO = {"module__n_out": 2}
+SOFTMAX = {"module": SoftmaxMLP, "criterion": nn.NLLLoss}
+SIGMOID = {"module": SigmoidMLP, "criterion": nn.BCELoss}
+VARIANCES = {"module__n_out": 4, "criterion": HeteroscedasticNLLLoss}
+
+# a net, its targets, and their distribution
+KINDS = {
+    "cross_entropy": (classifier(**WIDE), LABELS, "categorical"),
+    "nll": (classifier(**SOFTMAX, **WIDE), LABELS, "categorical"),
+    "bce": (binary_classifier(**WIDE), BINARY, "bernoulli"),
+    "bce_squeezed": (binary_classifier(SqueezedMLP, **WIDE), BINARY, "bernoulli"),
+    "bce_probabilities": (binary_classifier(**SIGMOID, **WIDE), BINARY, "bernoulli"),
+    "multilabel": (
+        regressor(criterion=nn.BCEWithLogitsLoss, **TWO, **WIDE),
+        (Y64 > 0).astype(np.float64),
+        "multilabel",
+    ),
+    "mse": (regressor(**TWO, **WIDE), Y64, "normal"),
+    "mse_squeezed": (regressor(SqueezedMLP, **WIDE), Y64[:, 0], "normal"),
+    "poisson": (
+        regressor(criterion=nn.PoissonNLLLoss, **TWO, **WIDE),
+        np.abs(np.round(3 * Y64)),
+        "poisson",
+    ),
+    "heteroscedastic": (regressor(**VARIANCES, **WIDE), Y64, "heteroscedastic"),
+}
 
 
-KINDS = [
-    "cross_entropy",
-    "nll",
-    "bce",
-    "bce_squeezed",
-    "bce_probabilities",
-    "multilabel",
-    "mse",
-    "mse_squeezed",
-    "poisson",
-    "heteroscedastic",
-]
-
-
-def unit_of(density, columns, reduction, total):
+def unit_of(density, y, reduction, total):
     """Criterion over nats: of all rows, by its definition."""
     per_loss = 2 * SIGMA**2 if density == "normal" else 1.0
+    columns = y.shape[1] if y.ndim > 1 else 1
     rows = total * columns if reduction == "mean" else 1.0
     return TEMPERATURE * per_loss / rows
+
+
+def with_prior(nats, net):
+    """Gradient of nats and the prior in all weights."""
+    theta = list(net.module_.parameters())
+    total = nats + DELTA / 2 * sum((p**2).sum() for p in theta)
+    return torch.cat([g.flatten() for g in torch.autograd.grad(total, theta)])
 
 
 def logits(net, X, density):
@@ -184,33 +158,23 @@ def test_gradients_are_those_of_the_log_posterior(
     kind, reduction, batch_size, weighted
 ):
     """Added up over an epoch of steps of length zero."""
-    net, X, y, density, columns = problem(kind)
-    w = np.linspace(0.5, 2.5, len(X)) if weighted else None
+    net, y, density = KINDS[kind]
+    w = np.linspace(0.5, 2.5, len(y)) if weighted else None
     note = Note()
     prior = MarglikTraining(
         prior_precision=DELTA, sigma_noise=SIGMA, temperature=TEMPERATURE
     )
-    net.callbacks = [prior, note]
-    net.set_params(
-        criterion__reduction=reduction,
-        batch_size=batch_size,
-        max_epochs=1,
-        lr=0.0,
-        **SGD,
-    )
+    net = clone(net).set_params(criterion__reduction=reduction, **STILL)
+    net.callbacks, net.batch_size = [prior, note], batch_size
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        train(net, X, y, w, lambda *_: None)
-    weights = torch.ones(len(X)).double() if w is None else torch.tensor(w)
-    total = energy(
-        density, logits(net, torch.tensor(X), density), torch.tensor(y), weights
-    )
-    theta = list(net.module_.parameters())
-    total = total + DELTA / 2 * sum((p**2).sum() for p in theta)
-    expected = torch.cat([g.flatten() for g in torch.autograd.grad(total, theta)])
-    expected = expected * unit_of(density, columns, reduction, weights.sum())
+        train(net, X64, y, w, lambda *_: None)
+    weights = torch.ones(len(y)).double() if w is None else torch.tensor(w)
+    f = logits(net, torch.tensor(X64), density)
+    expected = with_prior(energy(density, f, torch.tensor(y), weights), net)
+    expected = expected * unit_of(density, y, reduction, weights.sum())
     sizes = torch.tensor(note.sizes_).double()
-    shares = sizes / len(X) if reduction == "mean" else torch.ones_like(sizes)
+    shares = sizes / len(y) if reduction == "mean" else torch.ones_like(sizes)
     found = shares @ torch.stack(note.gradients_)
     # skorch adds eps to probabilities before it takes their logarithm
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
@@ -218,7 +182,6 @@ def test_gradients_are_those_of_the_log_posterior(
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_gradients_under_class_weights_and_smoothing(reduction):
-    X, y = blobs(n=14, dtype=np.float64)
     class_weights = torch.tensor([0.5, 1.0, 4.0], dtype=DOUBLE)
     note, prior = Note(), MarglikTraining(prior_precision=DELTA)
     net = classifier(
@@ -226,26 +189,22 @@ def test_gradients_under_class_weights_and_smoothing(reduction):
         criterion__weight=class_weights,
         criterion__label_smoothing=0.1,
         criterion__reduction=reduction,
-        max_epochs=1,
-        lr=0.0,
-        **SGD,
+        **STILL,
         **WIDE,
     )
-    seeded(net, X, y)
-    theta = list(net.module_.parameters())
+    seeded(net, X64, LABELS)
+    y = torch.tensor(LABELS)
     loss = nn.CrossEntropyLoss(class_weights, label_smoothing=0.1, reduction="sum")
-    total = loss(net.module_(torch.tensor(X)), torch.tensor(y))
-    total = total + DELTA / 2 * sum((p**2).sum() for p in theta)
-    expected = torch.cat([g.flatten() for g in torch.autograd.grad(total, theta)])
+    expected = with_prior(loss(net.module_(torch.tensor(X64)), y), net)
     if reduction == "mean":
-        expected = expected / class_weights[torch.tensor(y)].sum()
+        expected = expected / class_weights[y].sum()
     torch.testing.assert_close(note.gradients_[0], expected, rtol=1e-10, atol=1e-10)
 
 
 def test_only_selected_weights_have_the_prior():
     X, y = blobs(dtype=np.float64)
     plain, prior = Note(), Note()
-    settings = {"max_epochs": 1, "lr": 0.0, **SGD, **WIDE}
+    settings = STILL | WIDE
     seeded(classifier(callbacks=[plain], **settings), X, y)
     callback = MarglikTraining("last_layer", prior_precision=DELTA)
     net = seeded(classifier(callbacks=[callback, prior], **settings), X, y)
@@ -257,15 +216,10 @@ def test_only_selected_weights_have_the_prior():
 
 
 def test_frozen_parameters_stay():
-    class HalfFrozen(MLP):
-        def __init__(self, **kwargs):
-            super().__init__(**kwargs)
-            self.hidden.requires_grad_(False)
-
-    X, y = blobs()
-    net = initialised(classifier(HalfFrozen, callbacks=[MarglikTraining()]))
-    before = net.module_.hidden.weight.clone()
-    net.partial_fit(X, y)
+    net = initialised(classifier(callbacks=[MarglikTraining()]))
+    hidden = net.module_.hidden.requires_grad_(False)
+    before = hidden.weight.clone()
+    net.partial_fit(X, Y)
     assert torch.equal(net.module_.hidden.weight, before)
     assert net.module_.hidden.weight.grad is None
 
@@ -284,17 +238,9 @@ def linear_net(callback, **params):
 
 def textbook_maximum(X, y):
     """Of the evidence, by MacKay's fixed point."""
-    model = BayesianRidge(
-        fit_intercept=False,
-        alpha_1=0,
-        alpha_2=0,
-        lambda_1=0,
-        lambda_2=0,
-        tol=1e-13,
-        max_iter=10_000,
-        compute_score=True,
-    )
-    model.fit(X, y[:, 0])
+    flat = dict.fromkeys(("alpha_1", "alpha_2", "lambda_1", "lambda_2"), 0)
+    steps = {"tol": 1e-13, "max_iter": 10_000, "compute_score": True}
+    model = BayesianRidge(fit_intercept=False, **flat, **steps).fit(X, y[:, 0])
     return model.lambda_, model.alpha_**-0.5, model.scores_[-1], model.coef_
 
 
@@ -325,14 +271,10 @@ def test_layerwise_precisions_are_a_fixed_point():
     callback = MarglikTraining(hessian_structure="full")
     net = linear_net(callback, module__bias=True, max_epochs=600)
     seeded(net, X, y + 1)
-    model = LaplaceRegressor(
-        FrozenEstimator(net),
-        subset_of_weights="all",
-        hessian_structure="full",
-        prior_structure="layerwise",
-        prior_precision=callback.prior_precision_,
-        sigma_noise=callback.sigma_noise_,
-    ).fit(X, y + 1)
+    kinds = {"subset_of_weights": "all", "hessian_structure": "full"}
+    prior = {"prior_structure": "layerwise", "sigma_noise": callback.sigma_noise_}
+    prior["prior_precision"] = callback.prior_precision_
+    model = LaplaceRegressor(FrozenEstimator(net), **kinds, **prior).fit(X, y + 1)
     value = model.log_marginal_likelihood()
     assert value == pytest.approx(callback.log_marginal_likelihood_, rel=1e-10)
     for factor in (0.9, 1.1):
@@ -354,22 +296,10 @@ def posterior_by_hand(net, X, y, state, structure, delta, sigma):
         batches = [(x, torch.tensor(y), None)]
         likelihood = Gaussian()
         fit = accumulate(forward, batches, likelihood, CURVATURES["ggn"], accumulator)
-    weights = layout.read(forward.module)
-    number = torch.tensor
-    return GaussianPosterior(
-        weights,
-        weights,
-        accumulator.decompose(),
-        layout,
-        likelihood,
-        fit,
-        Hyperparameters(
-            torch.as_tensor(delta, dtype=DOUBLE),
-            number(0.0, dtype=DOUBLE),
-            torch.as_tensor(sigma, dtype=DOUBLE),
-            number(1.0, dtype=DOUBLE),
-        ),
-    )
+    weights, kept = layout.read(forward.module), accumulator.decompose()
+    numbers = (torch.as_tensor(v, dtype=DOUBLE) for v in (delta, 0.0, sigma, 1.0))
+    chosen = Hyperparameters(*numbers)
+    return GaussianPosterior(weights, weights, kept, layout, likelihood, fit, chosen)
 
 
 class Spoil(Callback):
@@ -399,15 +329,8 @@ def test_what_is_recorded_is_the_evidence_of_that_epoch(spoilt):
     best = int(np.argmax(recorded))
     assert callback.best_epoch_ == best + 1
     assert callback.log_marginal_likelihood_ == recorded[best]
-    posterior = posterior_by_hand(
-        net,
-        X,
-        y,
-        note.epochs_[best],
-        "diag",
-        callback.prior_precision_,
-        callback.sigma_noise_,
-    )
+    found = callback.prior_precision_, callback.sigma_noise_
+    posterior = posterior_by_hand(net, X, y, note.epochs_[best], "diag", *found)
     value = float(posterior.log_marginal_likelihood())
     assert recorded[best] == pytest.approx(value, rel=1e-10)
 
@@ -434,46 +357,35 @@ def test_the_best_weights_come_back_and_not_the_last(spoilt):
 
 
 def test_burn_in_and_pauses():
-    X, y = blobs()
     callback = MarglikTraining(n_burnin=3, every=2)
-    net = seeded(classifier(callbacks=[callback], max_epochs=8), X, y)
+    net = seeded(classifier(callbacks=[callback], max_epochs=8), X, Y)
     recorded = np.array(net.history[:, "log_marginal_likelihood"])
     assert np.isfinite(recorded).tolist() == [0, 0, 0, 1, 0, 1, 0, 1]
     assert callback.best_epoch_ in (4, 6, 8)
 
 
 def test_a_training_that_ends_in_the_burn_in_warns():
-    X, y = blobs()
     callback = MarglikTraining(n_burnin=9, prior_precision=2.0)
     net = classifier(callbacks=[callback], max_epochs=3)
     with pytest.warns(UserWarning, match="ended after 3 epochs, before the evidence"):
-        seeded(net, X, y)
+        seeded(net, X, Y)
     assert callback.prior_precision_.tolist() == [2.0] * 4
 
 
 def test_a_second_training_begins_anew():
-    X, y = blobs()
     callback = MarglikTraining()
     net = classifier(callbacks=[callback], max_epochs=5)
-    first = flat(seeded(net, X, y).module_.state_dict())
+    first = flat(seeded(net, X, Y).module_.state_dict())
     found = callback.prior_precision_
-    again = flat(seeded(net, X, y).module_.state_dict())
+    again = flat(seeded(net, X, Y).module_.state_dict())
     assert torch.equal(again, first)
     assert np.array_equal(callback.prior_precision_, found)
 
 
 def test_print_log_shows_the_evidence():
-    X, y = blobs()
     lines = []
-    net = NeuralNetClassifier(
-        MLP,
-        criterion=nn.CrossEntropyLoss,
-        max_epochs=3,
-        train_split=None,
-        callbacks=[MarglikTraining(n_burnin=1)],
-        callbacks__print_log=PrintLog(sink=lines.append),
-    )
-    seeded(net, X, y)
+    net = classifier(callbacks=[MarglikTraining(n_burnin=1)], verbose=1, max_epochs=3)
+    seeded(net.set_params(callbacks__print_log=PrintLog(sink=lines.append)), X, Y)
     assert "log_marginal_likelihood" in lines[0]
     assert len(lines) == 5
     assert len({len(line.split()) for line in [lines[0], *lines[2:]]}) == 1
@@ -483,14 +395,13 @@ def test_print_log_shows_the_evidence():
 @pytest.mark.parametrize("curvature", ["ggn", "ggn_mc", "ef"])
 def test_the_network_the_generators_and_the_mode_are_left_alone(curvature):
     """What is noted before and after the callback is the same, but for the prior."""
-    X, y = blobs()
     before, after, without = Note(), Note(), Note()
     settings = {"batch_size": 16, "max_epochs": 4}
     callback = MarglikTraining(curvature=curvature)
     # skorch puts callbacks of one name side by side
     chain = [("before", before), ("prior", callback), ("after", after)]
-    seeded(classifier(BatchNormMLP, callbacks=chain, **settings), X, y)
-    seeded(classifier(BatchNormMLP, callbacks=[without], **settings), X, y)
+    seeded(classifier(BatchNormMLP, callbacks=chain, **settings), X, Y)
+    seeded(classifier(BatchNormMLP, callbacks=[without], **settings), X, Y)
     for one, other in zip(before.epochs_, after.epochs_, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
     assert before.modes_ == after.modes_ == without.modes_
@@ -506,20 +417,15 @@ def test_within_an_estimator():
     first = model.fit(X, y, weights)
     again = clone(model).fit(X, y, weights)
     assert np.array_equal(first.predict_proba(X), again.predict_proba(X))
-    ((_, callback),) = [
-        pair for pair in first.estimator_.callbacks_ if pair[0] == "MarglikTraining"
-    ]
+    callback = dict(first.estimator_.callbacks_)["MarglikTraining"]
     assert not hasattr(net.callbacks[0], "prior_precision_")
     copy = pickle.loads(pickle.dumps(first))
     assert np.array_equal(copy.predict_proba(X), first.predict_proba(X))
     # the evidence is that of the estimator around the same network and prior
-    model = LaplaceClassifier(
-        FrozenEstimator(first.estimator_),
-        subset_of_weights="all",
-        prior_structure="layerwise",
-        prior_precision=callback.prior_precision_,
-    ).fit(X, y, weights)
-    value = model.log_marginal_likelihood()
+    prior = {"prior_structure": "layerwise", "subset_of_weights": "all"}
+    prior["prior_precision"] = callback.prior_precision_
+    model = LaplaceClassifier(FrozenEstimator(first.estimator_), **prior)
+    value = model.fit(X, y, weights).log_marginal_likelihood()
     assert callback.log_marginal_likelihood_ == pytest.approx(value, rel=1e-4)
 
 
@@ -531,10 +437,9 @@ def test_within_a_regressor():
 
 
 def test_settings_are_searched():
-    X, y = blobs()
     net = classifier(callbacks=[("marglik", MarglikTraining())], max_epochs=3)
     grid = {"callbacks__marglik__damping": [0.0, 0.5]}
-    search = GridSearchCV(net, grid, cv=2, refit=True, error_score="raise").fit(X, y)
+    search = GridSearchCV(net, grid, cv=2, refit=True, error_score="raise").fit(X, Y)
     assert len(search.cv_results_["params"]) == 2
     assert clone(MarglikTraining(every=3)).every == 3
 
@@ -549,6 +454,15 @@ def test_other_inputs():
 
 
 # ------------------------------------------------------------------------- refusals
+def refused(words, callbacks=(), data=(X, Y), **params):
+    """Before the first step."""
+    note = Note()
+    net = classifier(callbacks=[*(callbacks or [MarglikTraining()]), note], **params)
+    with pytest.raises(ValueError, match=words):
+        seeded(net, *data)
+    assert not note.gradients_
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -568,12 +482,11 @@ def test_other_inputs():
     ],
 )
 def test_bad_settings_are_refused_before_the_first_step(settings, words):
-    X, y = blobs()
-    note = Note()
-    net = classifier(callbacks=[MarglikTraining(**settings), note])
-    with pytest.raises(ValueError, match=words.replace("[", r"\[")):
-        seeded(net, X, y)
-    assert not note.gradients_
+    refused(words, [MarglikTraining(**settings)])
+
+
+LBFGS = {"optimizer": torch.optim.LBFGS}
+LBFGS["optimizer__line_search_fn"] = "strong_wolfe"
 
 
 @pytest.mark.parametrize(
@@ -581,92 +494,53 @@ def test_bad_settings_are_refused_before_the_first_step(settings, words):
     [
         ({"optimizer__weight_decay": 0.1}, "weight_decay=0.1, a second prior"),
         ({"criterion": nn.MultiMarginLoss}, "criterion=MultiMarginLoss has no"),
-        (
-            {
-                "optimizer": torch.optim.LBFGS,
-                "optimizer__line_search_fn": "strong_wolfe",
-            },
-            "compares losses without the prior",
-        ),
+        (LBFGS, "compares losses without the prior"),
     ],
 )
 def test_nets_that_do_not_fit_are_refused(params, words):
-    X, y = blobs()
-    note = Note()
-    net = classifier(callbacks=[MarglikTraining(), note], **params)
-    with pytest.raises(ValueError, match=words):
-        seeded(net, X, y)
-    assert not note.gradients_
+    refused(words, **params)
 
 
 def test_maps_are_refused():
-    X, _ = blobs()
     maps = np.zeros((len(X), 2, 2), dtype=np.int64)
     module = nn.Sequential(nn.Linear(X.shape[1], 12), nn.Unflatten(1, (3, 2, 2)))
-    net = classifier(module, callbacks=[MarglikTraining()])
-    with pytest.raises(ValueError, match=r"gives maps, of shape \(3, 2, 2\) per row"):
-        net.fit(X, maps)
+    words = r"gives maps, of shape \(3, 2, 2\) per row"
+    refused(words, data=(X, maps), module=module)
 
 
 def test_rows_that_are_ignored_are_left_out_or_refused():
-    X, y = blobs()
-    y = np.where(np.arange(len(y)) % 7 == 0, -1, y)
+    y = np.where(np.arange(len(Y)) % 7 == 0, -1, Y)
+    refused("Some labels are negative", data=(X, y), criterion__ignore_index=-1)
     net = classifier(callbacks=[MarglikTraining()], criterion__ignore_index=-1)
-    with pytest.raises(ValueError, match="Some labels are negative"):
-        seeded(net, X, y)
     model = LaplaceClassifier(net, prior_precision=1.0, random_state=0).fit(X, y)
     assert model.posterior_.data_fit.n_targets == (y >= 0).sum()
 
 
-class Rows(torch.utils.data.Dataset):
-    """Rows that are read one by one."""
-
-    def __init__(self, X, y):
-        self.rows = list(zip(X, y, strict=True))
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        return self.rows[index]
+def held_out(rows, y=None):
+    """All but the first five to train on, and those."""
+    kept = torch.utils.data.Subset(rows, range(5, len(rows)))
+    return kept, torch.utils.data.Subset(rows, range(5))
 
 
 @pytest.mark.parametrize("kind", ["arrays", "dataset", "split"])
 def test_labels_are_read_before_the_first_step(kind):
-    X, y = blobs()
-    y = y.copy()
-    y[-3:] = -100
-    steps = Note()
-    settings = {"callbacks": [MarglikTraining(), steps], "batch_size": 8}
-    settings["iterator_train__shuffle"] = False
+    y = np.where(np.arange(len(Y)) < len(Y) - 3, Y, -100)
+    settings = {"batch_size": 8, "iterator_train__shuffle": False}
     if kind == "split":
-        settings["train_split"] = lambda rows, y=None: (
-            torch.utils.data.Subset(rows, range(5, len(rows))),
-            torch.utils.data.Subset(rows, range(5)),
-        )
+        settings["train_split"] = held_out
     data = (Rows(X, y), None) if kind == "dataset" else (X, y)
-    with pytest.raises(ValueError, match="Some labels are negative"):
-        seeded(classifier(**settings), *data)
-    assert steps.gradients_ == []
+    refused("Some labels are negative", data=data, **settings)
 
 
 def test_labels_that_are_held_out_may_be_negative():
-    X, y = blobs()
-    y = np.where(np.arange(len(y)) < 5, -100, y)
-    net = classifier(
-        callbacks=[MarglikTraining()],
-        max_epochs=1,
-        train_split=lambda rows, y=None: (
-            torch.utils.data.Subset(rows, range(5, len(rows))),
-            None,
-        ),
-    )
+    y = np.where(np.arange(len(Y)) < 5, -100, Y)
+    split = {"train_split": lambda rows, y=None: (held_out(rows)[0], None)}
+    net = classifier(callbacks=[MarglikTraining()], max_epochs=1, **split)
     seeded(net, X, y)
 
 
 def test_a_batch_that_weighs_nothing_takes_no_step():
-    X, y = blobs()
-    order = np.argsort(y, kind="stable")
+    order = np.argsort(Y, kind="stable")
     net = classifier(
         callbacks=[MarglikTraining()],
         criterion__weight=torch.tensor([0.0, 1.0, 1.0]),
@@ -676,41 +550,30 @@ def test_a_batch_that_weighs_nothing_takes_no_step():
         lr=1e-3,
         max_epochs=1,
     )
-    seeded(net, X[order], y[order])
+    seeded(net, X[order], Y[order])
     assert all(p.isfinite().all() for p in net.module_.parameters())
 
 
 @pytest.mark.parametrize("subsets", [("all", "all"), ("last_layer", "all")])
 def test_two_priors_over_the_same_weights_are_refused(subsets):
-    X, y = blobs()
-    steps = Note()
     callbacks = [MarglikTraining(subset) for subset in subsets]
-    net = classifier(callbacks=[*callbacks, steps])
-    with pytest.raises(ValueError, match="MarglikTraining among the callbacks has a"):
-        seeded(net, X, y)
-    assert steps.gradients_ == []
+    refused("MarglikTraining among the callbacks has a", callbacks)
 
 
 def test_priors_over_different_weights_go_together():
-    X, y = blobs()
     net = initialised(classifier())
     names = [name for name, _ in net.module_.named_parameters()]
     callbacks = [MarglikTraining(names[:2]), MarglikTraining(names[2:])]
-    seeded(classifier(callbacks=callbacks, max_epochs=1), X, y)
+    seeded(classifier(callbacks=callbacks, max_epochs=1), X, Y)
     assert all(callback.best_epoch_ == 1 for callback in callbacks)
 
 
 def test_the_prior_of_a_task_goes_with_no_other():
-    X, y = blobs()
-    first = LaplaceClassifier(
-        FrozenEstimator(initialised(classifier())),
-        subset_of_weights="all",
-        prior_precision=1.0,
-    )
-    earlier = first.fit(X, y).posterior_
-    net = classifier(callbacks=[PriorTraining(earlier), MarglikTraining()])
-    with pytest.raises(ValueError, match="PriorTraining among the callbacks has a"):
-        seeded(net, X, y)
+    net = FrozenEstimator(initialised(classifier()))
+    settings = {"subset_of_weights": "all", "prior_precision": 1.0}
+    earlier = LaplaceClassifier(net, **settings).fit(X, Y).posterior_
+    callbacks = [PriorTraining(earlier), MarglikTraining()]
+    refused("PriorTraining among the callbacks has a", callbacks)
 
 
 # --------------------------------------------------------------------- does it help

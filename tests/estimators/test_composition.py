@@ -33,6 +33,7 @@ from sklearn.preprocessing import StandardScaler
 from sklaplace import LaplaceClassifier, LaplaceRegressor
 
 ESTIMATORS = [LaplaceClassifier, LaplaceRegressor]
+FIXED = {"prior_precision": 1.0, "random_state": 0}
 TESTS = Path(__file__).parents[1]
 
 
@@ -46,36 +47,27 @@ def net(rows):
     return seeded(classifier(), *rows)
 
 
+FIXED = {"prior_precision": 1.0, "random_state": 0}
+
+
 @pytest.fixture(scope="module")
 def models(rows, net):
-    """A fitted estimator of each kind, with rows: of the last layer and of all."""
+    """An estimator of each kind, with rows: of the last layer and of all."""
     X, y = waves()
-    mean_net = seeded(regressor(), X, y[:, None])
-    fixed = {"prior_precision": 1.0, "random_state": 0}
+    numbers = FrozenEstimator(seeded(regressor(), X, y[:, None]))
+    frozen = FrozenEstimator(net)
     everything = {"subset_of_weights": "all", "hessian_structure": "full"}
-    return {
-        "last_layer": (LaplaceClassifier(FrozenEstimator(net), **fixed), *rows),
-        "all": (
-            LaplaceClassifier(FrozenEstimator(net), **fixed, **everything),
-            *rows,
-        ),
-        "refitted": (
-            LaplaceClassifier(
-                FrozenEstimator(net),
-                prior_precision="marglik",
-                refine=True,
-                random_state=0,
-            ),
-            *rows,
-        ),
-        "trained": (LaplaceClassifier(classifier(), random_state=0), *rows),
-        "default": (LaplaceClassifier(random_state=0), *rows),
-        "regressor": (
-            LaplaceRegressor(FrozenEstimator(mean_net), sigma_noise=0.2, **fixed),
-            X,
-            y,
-        ),
+    refitted = {"prior_precision": "marglik", "refine": True, "random_state": 0}
+    made = {
+        "last_layer": LaplaceClassifier(frozen, **FIXED),
+        "all": LaplaceClassifier(frozen, **FIXED, **everything),
+        "refitted": LaplaceClassifier(frozen, **refitted),
+        "trained": LaplaceClassifier(classifier(), random_state=0),
+        "default": LaplaceClassifier(random_state=0),
     }
+    found = {name: (model, *rows) for name, model in made.items()}
+    regression = LaplaceRegressor(numbers, sigma_noise=0.2, **FIXED), X, y
+    return found | {"regressor": regression}
 
 
 KINDS = ["last_layer", "all", "refitted", "trained", "default", "regressor"]
@@ -105,10 +97,10 @@ def assert_same_answers(model, X, expected, rtol=1e-12):
 
 def spoil(model):
     """Overwrite network and posterior in place."""
+    kept = tensors(model.posterior_)
+    assert len(kept) >= 5
     with torch.no_grad():
-        for parameter in model.estimator_.module_.parameters():
-            parameter.fill_(torch.nan)
-        for value in tensors(model.posterior_):
+        for value in [*model.estimator_.module_.parameters(), *kept]:
             value.fill_(torch.nan)
 
 
@@ -127,9 +119,6 @@ def tensors(value, depth=0):
 
 # ------------------------------------------------------------- copies and storage
 class TestCopies:
-    def test_posterior_has_tensors_to_spoil(self, fitted):
-        assert len(tensors(fitted[0].posterior_)) >= 5
-
     @pytest.mark.parametrize(
         "duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
     )
@@ -196,13 +185,10 @@ class TestClone:
             if name != "estimator":
                 assert value == params[name] or value is params[name]
 
-    def test_keeps_the_weights_of_a_frozen_net(self, models):
-        model, X, y = models["last_layer"]
-        expected = answers(model.fit(X, y), X)
-        assert_same_answers(clone(model).fit(X, y), X, expected)
-
-    def test_trains_again_alike(self, models):
-        model, X, y = models["trained"]
+    @pytest.mark.parametrize("kind", ["last_layer", "trained"])
+    def test_fits_alike(self, models, kind):
+        """With the weights of a frozen net, or trained again."""
+        model, X, y = models[kind]
         expected = answers(model.fit(X, y), X)
         assert_same_answers(clone(model).fit(X, y), X, expected)
 
@@ -217,16 +203,15 @@ class TestPipeline:
     @pytest.mark.parametrize("kind", ESTIMATORS)
     @pytest.mark.parametrize("own", [True, False])
     def test_scaler_in_front(self, kind, own):
-        X, y = blobs() if kind is LaplaceClassifier else waves()
+        classifies = kind is LaplaceClassifier
+        X, y = blobs() if classifies else waves()
         X = X.astype(np.float64) * [1.0, 1e4]
-        net = classifier() if kind is LaplaceClassifier else regressor()
+        net = classifier() if classifies else regressor()
         model = kind(net if own else None, random_state=0)
-        pipeline = make_pipeline(StandardScaler(), model).fit(X, y)
+        pipeline = make_pipeline(StandardScaler(), clone(model)).fit(X, y)
         scaled = StandardScaler().fit_transform(X)
-        expected = kind(net if own else None, random_state=0).fit(scaled, y)
-        np.testing.assert_allclose(
-            pipeline.predict(X), expected.predict(scaled), rtol=1e-9
-        )
+        expected = model.fit(scaled, y).predict(scaled)
+        np.testing.assert_allclose(pipeline.predict(X), expected, rtol=1e-9)
 
     def test_passes_keywords_of_predict(self):
         X, y = waves()
@@ -244,10 +229,9 @@ class TestPipeline:
             model.set_score_request(sample_weight=True)
             scaler = StandardScaler().set_fit_request(sample_weight=False)
             pipeline = make_pipeline(scaler, model)
-            pipeline.fit(table, y, sample_weight=weights)
-            scores = cross_val_score(
-                pipeline, table, y, cv=2, params={"sample_weight": weights}
-            )
+            params = {"sample_weight": weights}
+            pipeline.fit(table, y, **params)
+            scores = cross_val_score(pipeline, table, y, cv=2, params=params)
         direct = LaplaceClassifier(random_state=0)
         scaled = StandardScaler().fit_transform(X)
         direct.fit(scaled, y, sample_weight=weights)
@@ -265,29 +249,17 @@ GRID = {"prior_precision": [1e-4, 1.0, 1e4], "temperature": [0.5, 2.0]}
 class TestSearch:
     @pytest.mark.parametrize("frozen", [True, False])
     def test_grid(self, frozen, rows, net):
-        X, y = rows
         estimator = FrozenEstimator(net) if frozen else classifier(max_epochs=5)
-        search = GridSearchCV(
-            LaplaceClassifier(estimator, random_state=0),
-            GRID,
-            scoring="neg_log_loss",
-            cv=3,
-            n_jobs=2,
-            error_score="raise",
-        ).fit(X, y)
-        scores = search.cv_results_["mean_test_score"]
+        model = LaplaceClassifier(estimator, random_state=0)
+        scored = {"scoring": "neg_log_loss", "cv": 3}
+        search = GridSearchCV(model, GRID, n_jobs=2, error_score="raise", **scored)
+        scores = search.fit(*rows).cv_results_["mean_test_score"]
         assert len(np.unique(scores)) == 6
         best = search.best_params_["prior_precision"]
         assert search.best_estimator_.prior_precision_ == best
         # a shared or lost posterior would give the score of another candidate
         for params, score in zip(search.cv_results_["params"], scores, strict=True):
-            own = cross_val_score(
-                LaplaceClassifier(estimator, random_state=0, **params),
-                X,
-                y,
-                cv=3,
-                scoring="neg_log_loss",
-            )
+            own = cross_val_score(clone(model).set_params(**params), *rows, **scored)
             # workers may run torch with other numbers of threads, in float32
             assert own.mean() == pytest.approx(score, rel=1e-4)
 
@@ -309,26 +281,17 @@ class TestSearch:
         ],
     )
     def test_every_kind_of_option(self, grid, rows):
-        search = GridSearchCV(
-            LaplaceClassifier(classifier(max_epochs=5), random_state=0),
-            grid,
-            cv=2,
-            scoring="neg_log_loss",
-            error_score="raise",
-        ).fit(*rows)
+        model = LaplaceClassifier(classifier(max_epochs=5), random_state=0)
+        scored = {"scoring": "neg_log_loss", "error_score": "raise"}
+        search = GridSearchCV(model, grid, cv=2, **scored).fit(*rows)
         n = len(search.cv_results_["params"])
         assert len(np.unique(search.cv_results_["mean_test_score"])) == n
 
     def test_random_search_of_a_regressor(self):
-        X, y = waves()
-        search = RandomizedSearchCV(
-            LaplaceRegressor(regressor(max_epochs=5), random_state=0),
-            {"prior_precision": np.logspace(-2, 2, 20), "sigma_noise": [0.1, 0.3]},
-            n_iter=3,
-            cv=2,
-            random_state=0,
-            error_score="raise",
-        ).fit(X, y)
+        model = LaplaceRegressor(regressor(max_epochs=5), random_state=0)
+        grid = {"prior_precision": np.logspace(-2, 2, 20), "sigma_noise": [0.1, 0.3]}
+        settings = {"n_iter": 3, "cv": 2, "random_state": 0, "error_score": "raise"}
+        search = RandomizedSearchCV(model, grid, **settings).fit(*waves())
         found = search.best_estimator_.prior_precision_
         assert found == search.best_params_["prior_precision"]
 
@@ -383,16 +346,11 @@ class TestMeta:
         X, y = rows
         model = LaplaceClassifier(classifier(max_epochs=5))
         bagging = BaggingClassifier(model, 3, random_state=0).fit(X, y)
-        each = [
-            member.predict_proba(X[:, features])
-            for member, features in zip(
-                bagging.estimators_, bagging.estimators_features_, strict=True
-            )
-        ]
+        members = zip(bagging.estimators_, bagging.estimators_features_, strict=True)
+        each = [member.predict_proba(X[:, features]) for member, features in members]
         assert not np.allclose(each[0], each[1])
-        np.testing.assert_allclose(
-            bagging.predict_proba(X), np.mean(each, 0), atol=1e-6
-        )
+        expected = np.mean(each, 0)
+        np.testing.assert_allclose(bagging.predict_proba(X), expected, atol=1e-6)
 
     def test_one_regressor_per_target(self):
         X, Y = waves(n_targets=2)

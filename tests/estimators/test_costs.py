@@ -15,7 +15,6 @@ import pytest
 import torch
 from costs import calls, counted
 from nets import (
-    MLP,
     LinearModel,
     binary_classifier,
     blobs,
@@ -92,9 +91,11 @@ def trained():
     return FrozenEstimator(seeded(classifier(Deep, max_epochs=50), *rows()))
 
 
-def laplace(estimator=None, **options):
+def laplace(estimator=None, subset=LAST, structure="kron", **options):
     settings = {"batch_size": BATCH, "random_state": 0, "link_approx": "probit"}
-    return LaplaceClassifier(estimator or frozen(), **{**settings, **SCALAR, **options})
+    kinds = {"subset_of_weights": subset, "hessian_structure": structure}
+    settings = {**settings, **SCALAR, **kinds, **options}
+    return LaplaceClassifier(estimator or frozen(), **settings)
 
 
 def rows(n=N, n_classes=C, n_features=5, seed=0):
@@ -151,10 +152,8 @@ def test_backward_passes_are_seen_however_they_are_batched(batched):
         columns = torch.ones(k, 10, C)
 
         def pull(column, **options):
-            leaf = net.first.weight
-            return torch.autograd.grad(
-                outputs, leaf, column, retain_graph=True, **options
-            )
+            leaf, options = net.first.weight, {"retain_graph": True, **options}
+            return torch.autograd.grad(outputs, leaf, column, **options)
 
         if batched == "loop":
             for column in columns:
@@ -186,17 +185,9 @@ def test_decompositions_are_seen():
 
 # ------------------------------------------------------- passes: the last layer
 KINDS = {
-    "softmax": (LaplaceClassifier, lambda: frozen(), rows),
-    "sigmoid": (
-        LaplaceClassifier,
-        lambda: frozen(make=binary_classifier, n_out=1),
-        lambda: rows(n_classes=2),
-    ),
-    "gaussian": (
-        LaplaceRegressor,
-        lambda: frozen(make=regressor, n_out=2),
-        lambda: waves(N, 5, 2),
-    ),
+    "softmax": (LaplaceClassifier, classifier, C, rows()),
+    "sigmoid": (LaplaceClassifier, binary_classifier, 1, rows(n_classes=2)),
+    "gaussian": (LaplaceRegressor, regressor, 2, waves(N, 5, 2)),
 }
 NOISE = {"gaussian": {"sigma_noise": 1.0}}
 
@@ -204,10 +195,10 @@ NOISE = {"gaussian": {"sigma_noise": 1.0}}
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_last_layer_costs_one_forward_pass(kind, structure):
-    make, estimator, data = KINDS[kind]
-    X, y = data()
+    around, make, n_out, (X, y) = KINDS[kind]
     options = {"batch_size": BATCH, **SCALAR, **NOISE.get(kind, {})}
-    model = make(estimator(), hessian_structure=structure, **options)
+    net = frozen(make=make, n_out=n_out)
+    model = around(net, hessian_structure=structure, **options)
     costs = fitted_costs(model, (X, y))
     assert costs.forward_rows(FEW) == passes(structure)
     assert len(costs.forward) <= len(passes(structure)) + INSPECTIONS
@@ -222,7 +213,7 @@ def test_a_last_layer_costs_one_forward_pass(kind, structure):
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("tuner", ["marglik", "validation"])
 def test_tuning_a_last_layer_passes_held_out_rows_once(tuner, structure):
-    model = laplace(hessian_structure=structure, prior_precision=tuner)
+    model = laplace(structure=structure, prior_precision=tuner)
     held = held_out(150) if tuner == "validation" else {}
     costs = fitted_costs(model, **held)
     assert costs.forward_rows(FEW) == passes(structure) + ([100, 50] if held else [])
@@ -245,7 +236,7 @@ def test_beside_training_a_fit_passes_its_rows_once():
 # --------------------------------------------------------- passes: all weights
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_all_weights_cost_one_pass_and_a_column_per_output(structure):
-    model = laplace(subset_of_weights=ALL, hessian_structure=structure)
+    model = laplace(subset=ALL, structure=structure)
     costs = fitted_costs(model)
     assert costs.forward_rows(FEW) == passes(structure)
     assert len(costs.forward) <= len(passes(structure)) + INSPECTIONS
@@ -262,7 +253,7 @@ def test_columns_in_parts_cost_no_more_passes(structure, monkeypatch):
     # two columns of a batch at a time: their gradients in 8 + 7 + c numbers
     per_column = 2 * 4 * BATCH * (8 + 7 + C)
     monkeypatch.setattr("sklaplace.curvature.recorder.BUDGET", 2 * per_column)
-    model = laplace(subset_of_weights=ALL, hessian_structure=structure)
+    model = laplace(subset=ALL, structure=structure)
     costs = fitted_costs(model)
     assert costs.forward_rows(FEW) == CUTS
     assert costs.columns(FEW) == N * (C - 1)
@@ -271,9 +262,7 @@ def test_columns_in_parts_cost_no_more_passes(structure, monkeypatch):
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_tuning_all_weights_passes_held_out_rows_twice(structure):
-    model = laplace(
-        subset_of_weights=ALL, hessian_structure=structure, prior_precision="validation"
-    )
+    model = laplace(subset=ALL, structure=structure, prior_precision="validation")
     costs = fitted_costs(model, **held_out(150))
     # for the scale of the path, and for the score of all its points
     assert sum(costs.forward_rows(FEW)) <= sum(passes(structure)) + 2 * 150
@@ -297,10 +286,17 @@ def large(sizes):
     return sorted(n for n in sizes if n > 1)
 
 
+def assert_decomposed_once(costs, subset, structure):
+    sizes = {"kron": FACTORS[subset], "full": [P[subset]], "diag": []}
+    sizes["lowrank"] = [min(P[subset], 110)]
+    assert large(costs.eigh) == sizes[structure]
+    assert costs.cholesky == (sizes[structure] if structure == "lowrank" else [])
+
+
 @pytest.mark.parametrize("structure", IN_WEIGHTS)
 @pytest.mark.parametrize("subset", [LAST, ALL])
 def test_a_fixed_prior_decomposes_once_and_when_asked(subset, structure):
-    model = laplace(subset_of_weights=subset, hessian_structure=structure)
+    model = laplace(subset=subset, structure=structure)
     costs = fitted_costs(model)
     # a sketch is of no use before it is decomposed
     sketched = [min(P[subset], 110)] if structure == "lowrank" else []
@@ -316,7 +312,7 @@ def test_a_fixed_prior_decomposes_once_and_when_asked(subset, structure):
 
 @pytest.mark.parametrize("structure", ["diag", "kron"])
 def test_gradients_that_rows_share_meet_the_variances_once(structure):
-    model = laplace(link_approx="probit", hessian_structure=structure).fit(*rows())
+    model = laplace(structure=structure).fit(*rows())
     with calls(base, "input_weights") as contractions:
         for _ in range(2):
             model.predict_proba(rows()[0])
@@ -326,8 +322,7 @@ def test_gradients_that_rows_share_meet_the_variances_once(structure):
 @pytest.mark.parametrize("structure", IN_WEIGHTS)
 @pytest.mark.parametrize("subset", [LAST, ALL])
 def test_evidence_takes_few_evaluations_on_one_decomposition(subset, structure):
-    options = {"subset_of_weights": subset, "hessian_structure": structure}
-    model = laplace(prior_precision="marglik", **options)
+    model = laplace(None, subset, structure, prior_precision="marglik")
     with (
         calls(GaussianPosterior, "log_marginal_likelihood") as values,
         calls(evidence.NegativeEvidence, "derivatives") as evaluations,
@@ -335,23 +330,16 @@ def test_evidence_takes_few_evaluations_on_one_decomposition(subset, structure):
         costs = fitted_costs(model)
     assert 1 < len(evaluations) <= 10
     assert values == []
-    expected = {"kron": FACTORS[subset], "full": [P[subset]], "diag": []}
-    expected["lowrank"] = [min(P[subset], 110)]
-    assert large(costs.eigh) == expected[structure]
-    assert costs.cholesky == (expected[structure] if structure == "lowrank" else [])
+    assert_decomposed_once(costs, subset, structure)
 
 
 @pytest.mark.filterwarnings("ignore:.*leaves out what its")
 @pytest.mark.parametrize("structure", LAYERWISE)
 def test_evidence_of_several_priors_and_noise_takes_few_evaluations(structure):
-    model = LaplaceRegressor(
-        frozen(make=regressor, n_out=1),
-        hessian_structure=structure,
-        subset_of_weights=ALL,
-        prior_structure="layerwise",
-        prior_precision="marglik",
-        sigma_noise="marglik",
-    )
+    kinds = {"subset_of_weights": ALL, "hessian_structure": structure}
+    prior = {"prior_structure": "layerwise", "prior_precision": "marglik"}
+    net = frozen(make=regressor, n_out=1)
+    model = LaplaceRegressor(net, sigma_noise="marglik", **kinds, **prior)
     with calls(GaussianPosterior, "log_marginal_likelihood") as evaluations:
         model.fit(*waves(N, 5))
     assert 1 < len(evaluations) <= 20
@@ -361,35 +349,26 @@ def test_evidence_of_several_priors_and_noise_takes_few_evaluations(structure):
 @pytest.mark.parametrize("subset", [LAST, ALL])
 @pytest.mark.parametrize("link", ["probit", "mean_field"])
 def test_a_validation_path_rotates_held_out_rows_once(link, subset, structure):
-    model = laplace(
-        hessian_structure=structure,
-        subset_of_weights=subset,
-        prior_precision="validation",
-        link_approx=link,
-    )
+    options = {"prior_precision": "validation", "link_approx": link}
+    model = laplace(None, subset, structure, **options)
     with calls(STRUCTURES[structure][1], "project") as projections:
         costs = fitted_costs(model, **held_out(150))
     batches, looks = 2, 1
     if link == "mean_field" and subset == LAST:
         looks = 3  # every fourth point, then twice the neighbours of the best
     assert len(projections) == looks * batches < len(PATH)
-    expected = {"kron": FACTORS[subset], "full": [P[subset]], "diag": []}
-    expected["lowrank"] = [min(P[subset], 110)]
-    assert large(costs.eigh) == expected[structure]
-    assert costs.cholesky == (expected[structure] if structure == "lowrank" else [])
+    assert_decomposed_once(costs, subset, structure)
+
+
+TUNED = [("marglik", "kron"), ("validation", "diag")]
 
 
 @pytest.mark.parametrize(
-    ("tuner", "structure"),
-    [
-        *(("marglik", "kron"), ("marglik", "full")),
-        *(("validation", "diag"), ("validation", "full")),
-    ],
+    ("tuner", "structure"), [*TUNED, ("marglik", "full"), ("validation", "full")]
 )
 def test_a_head_is_refitted_a_few_times(tuner, structure):
-    model = laplace(
-        trained(), hessian_structure=structure, prior_precision=tuner, refine=True
-    )
+    options = {"prior_precision": tuner, "refine": True}
+    model = laplace(trained(), structure=structure, **options)
     held = held_out(150) if tuner == "validation" else {}
     with (
         calls(LastLayerModel, "refit") as refits,
@@ -412,13 +391,8 @@ def test_a_head_is_refitted_a_few_times(tuner, structure):
 def test_many_classes_make_no_matrix_per_row(structure, link, prior):
     c, b = 200, 80
     X, y = rows(5 * b, n_classes=c)
-    model = laplace(
-        frozen(n_out=c),
-        hessian_structure=structure,
-        prior_precision=prior,
-        link_approx=link,
-        batch_size=b,
-    )
+    options = {"prior_precision": prior, "link_approx": link, "batch_size": b}
+    model = laplace(frozen(n_out=c), structure=structure, **options)
     held = {"X_val": X[:b], "y_val": y[:b]} if prior == "validation" else {}
     fit = fitted_costs(model, (X, y), **held)
     model.predict_proba(X[:1])  # numbers for drawing points are made once
@@ -442,12 +416,11 @@ SIMPLICES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("function", "copies"), SIMPLICES.values(), ids=SIMPLICES.keys()
-)
+@pytest.mark.parametrize("name", SIMPLICES)
 @pytest.mark.parametrize(("n", "c"), [(4, 1000), (16, 1000), (20_000, 10)])
-def test_distributions_make_no_matrix_per_row(function, copies, n, c):
+def test_distributions_make_no_matrix_per_row(name, n, c):
     """For 2,000 rows of 1,000 classes that is 350 MiB at most, not 8 GiB."""
+    function, copies = SIMPLICES[name]
     generator = torch.Generator().manual_seed(0)
     mean = torch.randn(n, c, generator=generator)
     cov = torch.eye(c).expand(n, c, c)  # one covariance for all
@@ -465,12 +438,8 @@ def test_memory_does_not_grow_with_the_number_of_rows(subset, structure, set_bud
     peaks = []
     for n in (400, 1600):
         X, y = rows(n)
-        model = laplace(
-            frozen(width=64, second=64),
-            subset_of_weights=subset,
-            hessian_structure=structure,
-            batch_size=None,
-        )
+        net = frozen(width=64, second=64)
+        model = laplace(net, subset, structure, batch_size=None)
         fit = fitted_costs(model, (X, y))
         assert fit.forward_rows(FEW)[0] < n / 2
         with counted() as predict:
@@ -495,12 +464,8 @@ def test_memory_is_the_budget_and_a_few_copies_of_the_weights(
 ):
     budget = set_budget(MIB)
     X, y = rows(400)
-    model = laplace(
-        frozen(width=width, second=width),
-        subset_of_weights=ALL,
-        hessian_structure=structure,
-        batch_size=None,
-    )
+    net = frozen(width=width, second=width)
+    model = laplace(net, ALL, structure, batch_size=None)
     fit = fitted_costs(model, (X, y))
     with counted() as predict:
         model.predict_proba(X)
@@ -521,11 +486,8 @@ def test_a_wide_head_takes_little_beside_inputs_and_factors(structure, set_budge
     budget = set_budget(MIB)
     c, i = 300, 64
     X, y = rows(600, n_classes=c, n_features=i)
-    model = laplace(
-        frozen(LinearModel, n_in=i, n_out=c, dtype=torch.float32),
-        hessian_structure=structure,
-        batch_size=None,
-    )
+    net = frozen(LinearModel, n_in=i, n_out=c, dtype=torch.float32)
+    model = laplace(net, LAST, structure, batch_size=None)
     fit = fitted_costs(model, (X, y))
     with counted() as predict:
         model.predict_proba(X)
@@ -540,12 +502,8 @@ def test_a_wide_head_takes_little_beside_inputs_and_factors(structure, set_budge
 @pytest.mark.parametrize("subset", [LAST, ALL])
 def test_structures_take_no_more_than_they_announce(subset, structure, set_budget):
     budget = set_budget(MIB)
-    model = laplace(
-        frozen(width=24, second=20, n_out=C),
-        subset_of_weights=subset,
-        hessian_structure=structure,
-        batch_size=None,
-    )
+    net = frozen(width=24, second=20, n_out=C)
+    model = laplace(net, subset, structure, batch_size=None)
     fit = fitted_costs(model)
     with counted(Deep) as predict:
         model.predict_proba(rows()[0])
@@ -564,9 +522,8 @@ def test_structures_take_no_more_than_they_announce(subset, structure, set_budge
 @pytest.mark.parametrize("subset", [LAST, ALL])
 def test_function_space_decomposes_products_of_points(subset, structure):
     """No matrix of a decomposition has more rows than points have columns."""
-    options = {"subset_of_weights": subset, "hessian_structure": structure}
     n = 10
-    model = laplace(structure_params={"n_points": n}, **options)
+    model = laplace(None, subset, structure, structure_params={"n_points": n})
     fit = fitted_costs(model)
     with counted() as predict:
         for _ in range(3):
@@ -583,12 +540,9 @@ def test_function_space_decomposes_products_of_points(subset, structure):
 # --------------------------------------------------------------------- searches
 def test_a_search_over_priors_trains_once_per_fold(tmp_path):
     X, y = rows(60)
-    model = LaplaceClassifier(
-        classifier(MLP, module__n_in=5, module__n_out=C, max_epochs=1),
-        memory=tmp_path,
-        random_state=0,
-        refine=False,
-    )
+    net = classifier(module__n_in=5, module__n_out=C, max_epochs=1)
+    settings = {"memory": tmp_path, "random_state": 0, "refine": False}
+    model = LaplaceClassifier(net, **settings)
     grid = {"prior_precision": np.logspace(-2, 2, 20)}
     search = GridSearchCV(model, grid, cv=5, refit=False, error_score="raise")
     with calls(NeuralNet, "fit_loop") as trainings:
@@ -601,7 +555,7 @@ def test_a_search_over_priors_trains_once_per_fold(tmp_path):
 def test_a_convolution_factor_unfolds_no_patches():
     n, channels, side = 80, 16, 16
     X = np.random.default_rng(0).normal(size=(n, channels, side, side))
-    model = laplace(frozen(ConvNet), subset_of_weights=ALL, batch_size=n)
+    model = laplace(frozen(ConvNet), ALL, batch_size=n)
     with calls(Patches, "unfold") as unfolded:
         costs = fitted_costs(model, (X.astype(np.float32), np.arange(n) % 3))
     assert [patches for (patches,) in unfolded if len(patches) > FEW] == []

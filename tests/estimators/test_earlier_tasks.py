@@ -7,11 +7,20 @@ import pytest
 import torch
 from cases import DOUBLE
 from contracts import assert_equal
-from nets import MLP, LinearModel, blobs, classifier, initialised, regressor, seeded
+from nets import (
+    MLP,
+    LinearModel,
+    RecordTraining,
+    blobs,
+    classifier,
+    initialised,
+    regressor,
+    seeded,
+)
+from refusals import refused_fit
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.frozen import FrozenEstimator
-from skorch.callbacks import Callback
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor, PriorTraining
@@ -34,10 +43,9 @@ def linear_net(mean=None):
     """A linear network, at weights that are given."""
     net = initialised(regressor(LinearModel, module__n_in=3))
     if mean is not None:
-        weight, bias = mean[:-1], mean[-1:]
         with torch.no_grad():
-            net.module_.head.weight.copy_(torch.as_tensor(weight).reshape(1, -1))
-            net.module_.head.bias.copy_(torch.as_tensor(bias))
+            net.module_.head.weight.copy_(torch.as_tensor(mean[:-1]).reshape(1, -1))
+            net.module_.head.bias.copy_(torch.as_tensor(mean[-1:]))
     return net
 
 
@@ -49,27 +57,25 @@ def solved(X, y, precision, mean, sigma=SIGMA, temperature=1.0):
     return P, np.linalg.solve(P, b)
 
 
-def linear_model(mean, **settings):
-    settings = {"hessian_structure": "full", "sigma_noise": SIGMA} | settings
-    return LaplaceRegressor(
-        FrozenEstimator(linear_net(mean)),
-        subset_of_weights="all",
-        batch_size=5,
-        **settings,
-    )
+def linear_model(mean, net=None, **settings):
+    net = FrozenEstimator(linear_net(mean)) if net is None else net
+    kinds = {"subset_of_weights": "all", "hessian_structure": "full"}
+    settings = {"sigma_noise": SIGMA, "batch_size": 5} | kinds | settings
+    return LaplaceRegressor(net, random_state=0, **settings)
 
 
 @pytest.mark.parametrize("n", [24, 3])
-@pytest.mark.parametrize("prior_structure", ["scalar", "layerwise", "diag"])
-def test_two_tasks_are_one(n, prior_structure):
+@pytest.mark.parametrize(
+    ("prior_structure", "delta", "full"),
+    [
+        ("scalar", DELTA, [DELTA] * 4),
+        ("layerwise", [0.8, 2.0], [0.8, 0.8, 0.8, 2.0]),
+        ("diag", [0.8, 1.0, 1.2, 2.0], [0.8, 1.0, 1.2, 2.0]),
+    ],
+    ids=["scalar", "layerwise", "diag"],
+)
+def test_two_tasks_are_one(n, prior_structure, delta, full):
     """Mean, covariance and evidence; in the dual form, too."""
-    deltas = {"scalar": DELTA, "layerwise": [0.8, 2.0], "diag": [0.8, 1.0, 1.2, 2.0]}
-    delta = deltas[prior_structure]
-    full = {
-        "scalar": np.full(4, DELTA),
-        "layerwise": np.array([0.8] * 3 + [2.0]),
-        "diag": np.array([0.8, 1.0, 1.2, 2.0]),
-    }[prior_structure]
     prior = {"prior_precision": delta, "prior_structure": prior_structure}
     X, y = linear_rows(2 * n)
     P1, mean1 = solved(X[:n], y[:n], np.diag(full), np.zeros(4))
@@ -94,18 +100,12 @@ def test_two_tasks_are_one(n, prior_structure):
 
 def test_three_tasks_with_other_noise_and_temperature():
     X, y = linear_rows(30)
-    parts = [slice(0, 10), slice(10, 20), slice(20, 30)]
-    settings = [
-        {"sigma_noise": 0.5, "temperature": 1.0},
-        {"sigma_noise": 1.5, "temperature": 2.0},
-        {"sigma_noise": 0.3, "temperature": 0.7},
-    ]
     P, mean = DELTA * np.eye(4), np.zeros(4)
     prior = {"prior_precision": DELTA}
-    for part, given in zip(parts, settings, strict=True):
-        P, mean = solved(
-            X[part], y[part], P, mean, given["sigma_noise"], given["temperature"]
-        )
+    for k, (sigma, temperature) in enumerate([(0.5, 1.0), (1.5, 2.0), (0.3, 0.7)]):
+        part = slice(10 * k, 10 * k + 10)
+        P, mean = solved(X[part], y[part], P, mean, sigma, temperature)
+        given = {"sigma_noise": sigma, "temperature": temperature}
         model = linear_model(mean, **prior, **given).fit(X[part], y[part])
         assert_equal(model.posterior_.precision_matrix(), torch.tensor(P), 1e-10)
         prior = {"prior": model.posterior_}
@@ -116,22 +116,11 @@ def test_training_ends_at_the_joint_mean():
     _, mean1 = solved(X[:24], y[:24], DELTA * np.eye(4), np.zeros(4))
     _, mean = solved(X, y, DELTA * np.eye(4), np.zeros(4))
     first = linear_model(mean1, prior_precision=DELTA).fit(X[:24], y[:24])
-    net = regressor(
-        LinearModel,
-        module__n_in=3,
-        callbacks=[PriorTraining(first.posterior_)],
-        max_epochs=400,
-        lr=0.1,
-        optimizer=torch.optim.SGD,
-    )
-    second = LaplaceRegressor(
-        net,
-        prior=first.posterior_,
-        subset_of_weights="all",
-        hessian_structure="full",
-        sigma_noise=SIGMA,
-        random_state=0,
-    ).fit(X[24:], y[24:])
+    steps = {"max_epochs": 400, "lr": 0.1, "optimizer": torch.optim.SGD}
+    callbacks = [PriorTraining(first.posterior_)]
+    net = regressor(LinearModel, module__n_in=3, callbacks=callbacks, **steps)
+    second = linear_model(None, net, prior=first.posterior_, batch_size=None)
+    second.fit(X[24:], y[24:])
     assert_equal(second.posterior_.mean, torch.tensor(mean), 1e-8)
     joint = linear_model(mean, prior_precision=DELTA).fit(X, y)
     total = first.log_marginal_likelihood() + second.log_marginal_likelihood()
@@ -150,20 +139,16 @@ def fitted(net, X, y, **settings):
 def test_at_the_same_weights_it_is_partial_fit(structure, subset, curvature):
     X, y = blobs(n=40, dtype=np.float64)
     net = initialised(classifier(module__dtype=DOUBLE))
-    kinds = {
-        "subset_of_weights": subset,
-        "hessian_structure": structure,
-        "curvature": curvature,
-    }
+    kinds = {"subset_of_weights": subset, "curvature": curvature}
+    kinds["hessian_structure"] = structure
     first = fitted(net, X[:25], y[:25], prior_precision=DELTA, **kinds)
     second = fitted(net, X[25:], y[25:], prior=first.posterior_, **kinds)
     before = first.posterior_.precision_matrix().clone()
     joint = clone(first).fit(X[:25], y[:25]).partial_fit(X[25:], y[25:])
     expected = joint.posterior_.precision_matrix()
     assert_equal(second.posterior_.precision_matrix(), expected, 1e-10)
-    np.testing.assert_allclose(
-        second.predict_proba(X), joint.predict_proba(X), rtol=1e-8
-    )
+    proba = joint.predict_proba(X)
+    np.testing.assert_allclose(second.predict_proba(X), proba, rtol=1e-8)
     assert second.prior_precision_ == DELTA
     assert torch.equal(first.posterior_.precision_matrix(), before)
     # only for full and diag are precisions sums
@@ -175,13 +160,10 @@ def test_at_the_same_weights_it_is_partial_fit(structure, subset, curvature):
 @every_structure
 def test_evidence_is_that_of_the_formula(structure):
     X, y = blobs(n=40, dtype=np.float64)
+    kinds = {"hessian_structure": structure}
     nets = [initialised(classifier(module__dtype=DOUBLE), seed=seed) for seed in (0, 1)]
-    first = fitted(
-        nets[0], X[:25], y[:25], prior_precision=DELTA, hessian_structure=structure
-    )
-    second = fitted(
-        nets[1], X[25:], y[25:], prior=first.posterior_, hessian_structure=structure
-    )
+    first = fitted(nets[0], X[:25], y[:25], prior_precision=DELTA, **kinds)
+    second = fitted(nets[1], X[25:], y[25:], prior=first.posterior_, **kinds)
     old, new = (m.posterior_.precision_matrix() for m in (first, second))
     logits = nets[1].module_(torch.tensor(X[25:])).detach()
     log_likelihood = -nn.functional.cross_entropy(
@@ -203,11 +185,8 @@ def test_more_rows_and_copies(structure):
     at_once = fitted(net, X[20:], y[20:], prior=first.posterior_, **kinds)
     model = fitted(net, X[20:40], y[20:40], prior=first.posterior_, **kinds)
     model.partial_fit(X[40:], y[40:])
-    assert_equal(
-        model.posterior_.precision_matrix(),
-        at_once.posterior_.precision_matrix(),
-        1e-10,
-    )
+    expected = at_once.posterior_.precision_matrix()
+    assert_equal(model.posterior_.precision_matrix(), expected, 1e-10)
     value = at_once.log_marginal_likelihood()
     assert model.log_marginal_likelihood() == pytest.approx(value, rel=1e-10)
     copy = pickle.loads(pickle.dumps(at_once))
@@ -243,39 +222,29 @@ def test_the_memory_knows_nothing_of_the_prior(tmp_path):
 
 
 # ------------------------------------------------------------------------- refusals
-class Never(Callback):
-    """Fails a test that takes a step."""
-
-    def on_epoch_begin(self, net, **kwargs):
-        raise AssertionError("The training has begun.")
+ROWS, LABELS = blobs(n=30)
+RECORD = {"callbacks": [RecordTraining()]}
 
 
 @pytest.fixture(scope="module")
 def earlier():
-    X, y = blobs(n=30)
-    net = initialised(classifier())
-    return LaplaceClassifier(FrozenEstimator(net), prior_precision=DELTA).fit(X, y)
+    model = LaplaceClassifier(FrozenEstimator(initialised(classifier())))
+    return model.set_params(prior_precision=DELTA).fit(ROWS, LABELS)
 
 
-def refused(model, *words, kind=ValueError):
+def refused(model, *words, error=ValueError):
     """Before the first step; the estimator stays as it was."""
-    X, y = blobs(n=30)
-    if isinstance(model, LaplaceRegressor):
-        y = y.astype(np.float32)
-    with pytest.raises(kind) as error:
-        model.fit(X, y)
-    assert all(word in str(error.value) for word in words), str(error.value)
-    assert not hasattr(model, "posterior_")
+    refused_fit(model, *words, error=error, data=(ROWS, LABELS))
+
+
+BOTH = {"prior_precision": "marglik", "prior_mean": 1.0}
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"prior_precision": 2.0}, ["'prior_precision' and prior are both given"]),
-        (
-            {"prior_precision": "marglik", "prior_mean": 1.0},
-            ["'prior_mean', 'prior_precision' and prior"],
-        ),
+        (BOTH, ["'prior_mean', 'prior_precision' and prior"]),
         ({"prior_structure": "layerwise"}, ["'prior_structure' and prior"]),
         ({"refine": True}, ["refine=True cannot be used with prior"]),
         ({"hessian_structure": "diag"}, ["'diag', but prior has 'kron'"]),
@@ -285,52 +254,45 @@ def refused(model, *words, kind=ValueError):
     ],
 )
 def test_settings_that_contradict_an_earlier_posterior(earlier, settings, words):
-    net = classifier(callbacks=[Never()])
+    net = classifier(**RECORD)
     refused(LaplaceClassifier(net, prior=earlier.posterior_, **settings), *words)
 
 
 def test_an_estimator_is_no_posterior(earlier):
     model = LaplaceClassifier(classifier(), prior=earlier)
-    refused(model, "prior is of type LaplaceClassifier", "posterior_", kind=TypeError)
+    refused(model, "prior is of type LaplaceClassifier", "posterior_", error=TypeError)
 
 
 def test_another_network(earlier):
-    net = classifier(module__width=5, callbacks=[Never()])
+    net = classifier(module__width=5, **RECORD)
     model = LaplaceClassifier(net, prior=earlier.posterior_)
     refused(model, "'head.weight' (3, 6)", "'head.weight' (3, 5)")
 
 
 def test_other_single_weights():
-    X, y = blobs(n=30)
-    net = initialised(classifier())
+    net = FrozenEstimator(initialised(classifier()))
     kinds = {"subset_of_weights": "subnetwork", "hessian_structure": "full"}
 
     def model(*indices, **settings):
         params = {"indices": list(indices)}
-        return LaplaceClassifier(
-            FrozenEstimator(net), subset_params=params, **kinds, **settings
-        )
+        return LaplaceClassifier(net, subset_params=params, **kinds, **settings)
 
-    first = model(0, 3, 7, prior_precision=DELTA).fit(X, y)
-    second = model(0, 3, 7, prior=first.posterior_).fit(X, y)
+    prior = model(0, 3, 7, prior_precision=DELTA).fit(ROWS, LABELS).posterior_
+    second = model(0, 3, 7, prior=prior).fit(ROWS, LABELS)
     assert second.posterior_.precision_matrix().shape == (3, 3)
-    refused(model(0, 4, 7, prior=first.posterior_), "other weights", "3 weights of")
+    refused(model(0, 4, 7, prior=prior), "other weights", "3 weights of")
 
 
 def test_noise_has_to_be_given():
-    X, y = linear_rows()
-    first = linear_model(None, prior_precision=DELTA).fit(X, y)
-    refused(
-        linear_model(None, prior=first.posterior_, sigma_noise="auto"),
-        "sigma_noise='auto' cannot be chosen",
-    )
+    first = linear_model(None, prior_precision=DELTA).fit(*linear_rows())
+    model = linear_model(None, prior=first.posterior_, sigma_noise="auto")
+    words = "sigma_noise='auto' cannot be chosen"
+    refused_fit(model, words, data=linear_rows())
 
 
 def test_hyperparameters_cannot_be_asked_any_more(earlier):
-    X, y = blobs(n=30)
-    model = LaplaceClassifier(
-        FrozenEstimator(earlier.estimator_), prior=earlier.posterior_
-    ).fit(X, y)
+    frozen = FrozenEstimator(earlier.estimator_)
+    model = LaplaceClassifier(frozen, prior=earlier.posterior_).fit(ROWS, LABELS)
     with pytest.raises(ValueError, match="cannot be changed any more"):
         model.log_marginal_likelihood(prior_precision=2.0)
     with pytest.raises(ValueError, match="cannot be changed any more"):
@@ -339,19 +301,14 @@ def test_hyperparameters_cannot_be_asked_any_more(earlier):
 
 # -------------------------------------------------------------------- PriorTraining
 def test_the_training_starts_at_the_mean_and_adds_the_gradient(earlier):
-    X, y = blobs(n=30)
-    net = classifier(
-        max_epochs=1,
-        lr=0.0,
-        optimizer=torch.optim.SGD,
-        callbacks=[PriorTraining(earlier.posterior_)],
-    )
-    seeded(net, X, y, seed=5)
+    steps = {"max_epochs": 1, "lr": 0.0, "optimizer": torch.optim.SGD}
+    net = classifier(callbacks=[PriorTraining(earlier.posterior_)], **steps)
+    seeded(net, ROWS, LABELS, seed=5)
     own = dict(net.module_.named_parameters())
     found = earlier.posterior_.layout.read(net.module_)
     assert torch.equal(found, earlier.posterior_.mean)
     # at the mean the prior has no gradient
-    loss = net.get_loss(net.module_(torch.tensor(X)), torch.tensor(y))
+    loss = net.get_loss(net.module_(torch.tensor(ROWS)), torch.tensor(LABELS))
     gradients = torch.autograd.grad(loss, list(own.values()))
     for parameter, gradient in zip(own.values(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
@@ -363,14 +320,9 @@ def test_gradients_are_those_of_the_quadratic(structure):
     X, y = blobs(n=30, dtype=np.float64)
     net = initialised(classifier(module__dtype=DOUBLE))
     first = fitted(net, X, y, prior_precision=DELTA, hessian_structure=structure)
-    settings = {
-        "module__dtype": DOUBLE,
-        "optimizer": torch.optim.SGD,
-        "lr": 0.01,
-        "max_epochs": 2,
-    }
-    callback = PriorTraining(first.posterior_, temperature=1.7)
-    trained = classifier(callbacks=[callback], **settings)
+    steps = {"optimizer": torch.optim.SGD, "lr": 0.01, "max_epochs": 2}
+    callbacks = [PriorTraining(first.posterior_, temperature=1.7)]
+    trained = classifier(module__dtype=DOUBLE, callbacks=callbacks, **steps)
     seeded(trained, X, y)
     P = first.posterior_.precision_matrix()
     theta = first.posterior_.mean.clone()
@@ -388,30 +340,28 @@ def test_gradients_are_those_of_the_quadratic(structure):
 
 
 @pytest.mark.parametrize(
-    ("make", "words", "kind"),
+    ("settings", "words", "error"),
     [
-        (lambda p: PriorTraining(None), "prior is of type NoneType", TypeError),
-        (lambda p: PriorTraining(p, sigma_noise=-1), "sigma_noise=-1", ValueError),
-        (lambda p: PriorTraining(p, temperature=0), "temperature=0", ValueError),
+        ({"prior": None}, "prior is of type NoneType", TypeError),
+        ({"sigma_noise": -1}, "sigma_noise=-1", ValueError),
+        ({"temperature": 0}, "temperature=0", ValueError),
     ],
 )
-def test_bad_settings_of_the_callback(earlier, make, words, kind):
-    X, y = blobs(n=30)
-    net = classifier(callbacks=[make(earlier.posterior_)])
-    with pytest.raises(kind, match=words):
-        seeded(net, X, y)
+def test_bad_settings_of_the_callback(earlier, settings, words, error):
+    callback = PriorTraining(**{"prior": earlier.posterior_} | settings)
+    with pytest.raises(error, match=words):
+        seeded(classifier(callbacks=[callback]), ROWS, LABELS)
 
 
 def test_the_callback_refuses_other_networks(earlier):
-    X, y = blobs(n=30)
     callbacks = [PriorTraining(earlier.posterior_)]
     net = classifier(module__width=5, callbacks=callbacks)
     with pytest.raises(ValueError, match="prior is over other weights"):
-        seeded(net, X, y)
+        seeded(net, ROWS, LABELS)
     net = classifier(nn.Linear, callbacks=callbacks)
     net.set_params(module__in_features=2, module__out_features=3)
     with pytest.raises(ValueError, match="where the selected subset has none"):
-        seeded(net, X, y)
+        seeded(net, ROWS, LABELS)
 
 
 # ------------------------------------------------------------------ does it remember

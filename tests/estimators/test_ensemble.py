@@ -18,6 +18,7 @@ from nets import (
     seeded,
     waves,
 )
+from refusals import refused_fit
 from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 from sklearn.frozen import FrozenEstimator
@@ -34,17 +35,24 @@ X_REG, Y_REG = waves(80)
 SINGLE = {"rtol": 0, "atol": 1e-6}
 
 
+def of_classes(net=None, n=3, **options):
+    net = classifier() if net is None else net
+    return DeepEnsembleClassifier(net, n_estimators=n, random_state=0, **options)
+
+
+def of_numbers(n, data=(X_REG, Y_REG), **params):
+    model = DeepEnsembleRegressor(regressor(**params), n_estimators=n, random_state=0)
+    return model.fit(*data)
+
+
 @pytest.fixture(scope="module")
 def classes():
-    return DeepEnsembleClassifier(classifier(), n_estimators=3, random_state=0).fit(
-        X, Y
-    )
+    return of_classes().fit(X, Y)
 
 
 @pytest.fixture(scope="module")
 def numbers():
-    net = regressor(max_epochs=60)
-    return DeepEnsembleRegressor(net, n_estimators=3, random_state=0).fit(X_REG, Y_REG)
+    return of_numbers(3, max_epochs=60)
 
 
 class TestAverage:
@@ -55,25 +63,19 @@ class TestAverage:
 
     def test_probabilities_of_one_logit(self):
         X, y = blobs(n_classes=2)
-        model = DeepEnsembleClassifier(
-            binary_classifier(), n_estimators=3, random_state=0
-        ).fit(X, y)
+        model = of_classes(binary_classifier()).fit(X, y)
         expected = np.mean([net.predict_proba(X) for net in model.estimators_], axis=0)
         np.testing.assert_allclose(model.predict_proba(X), expected, **SINGLE)
 
-    def test_means_and_variances_are_those_of_the_networks(self, numbers):
+    def test_moments_are_those_of_the_networks(self, numbers):
         outputs = np.stack([net.predict(X_REG)[:, 0] for net in numbers.estimators_])
         mean, variance = numbers.latent_mean_and_variance(X_REG)
         np.testing.assert_allclose(mean[:, 0], outputs.mean(0), **SINGLE)
         np.testing.assert_allclose(variance[:, 0], outputs.var(0, ddof=1), **SINGLE)
         _, std = numbers.predict(X_REG, return_std=True)
-        expected = np.sqrt(outputs.var(0, ddof=1) + numbers.sigma_noise_**2)
-        np.testing.assert_allclose(std, expected, **SINGLE)
-
-    def test_joint_covariance_is_that_of_the_networks(self, numbers):
-        outputs = np.stack([net.predict(X_REG)[:, 0] for net in numbers.estimators_])
-        _, cov = numbers.predict(X_REG, return_cov=True)
         expected = np.cov(outputs.T) + numbers.sigma_noise_**2 * np.eye(len(X_REG))
+        np.testing.assert_allclose(std, np.sqrt(expected.diagonal()), **SINGLE)
+        _, cov = numbers.predict(X_REG, return_cov=True)
         np.testing.assert_allclose(cov, expected, **SINGLE)
 
     def test_draws_are_networks(self, classes):
@@ -87,9 +89,7 @@ class TestAverage:
         assert len({int(found[0]) for found in chosen}) > 1
 
     def test_one_network_is_the_plain_one(self):
-        model = DeepEnsembleClassifier(
-            classifier(), n_estimators=1, random_state=0
-        ).fit(X, Y)
+        model = of_classes(n=1).fit(X, Y)
         (net,) = model.estimators_
         assert net is model.estimator_
         expected = torch.softmax(net.forward(X), -1)
@@ -102,25 +102,25 @@ class TestAverage:
         assert (alpha > 0).all()
 
     def test_one_network_has_the_noise_for_its_deviation(self):
-        model = DeepEnsembleRegressor(regressor(), n_estimators=1, random_state=0)
-        _, std = model.fit(X_REG, Y_REG).predict(X_REG, return_std=True)
+        model = of_numbers(1)
+        _, std = model.predict(X_REG, return_std=True)
         np.testing.assert_allclose(std, model.sigma_noise_)
 
     def test_networks_differ_before_any_step(self):
-        net = classifier(max_epochs=0)
-        model = DeepEnsembleClassifier(net, n_estimators=2, random_state=0).fit(X, Y)
-        first, second = (net.forward(X) for net in model.estimators_)
+        model = of_classes(classifier(max_epochs=0)).fit(X, Y)
+        first, second, third = (net.forward(X) for net in model.estimators_)
         assert not torch.allclose(first, second)
+        assert not torch.allclose(second, third)
         assert model.n_iter_ == 1
 
 
 class TestTraining:
     @pytest.mark.parametrize("kind", [DeepEnsembleClassifier, DeepEnsembleRegressor])
     def test_processes_change_nothing(self, kind):
-        is_classifier = kind is DeepEnsembleClassifier
-        net = classifier() if is_classifier else regressor()
-        data = (X, Y) if is_classifier else (X_REG, Y_REG)
-        ask = "predict_proba" if is_classifier else "predict"
+        net, data, ask = {
+            DeepEnsembleClassifier: (classifier(), (X, Y), "predict_proba"),
+            DeepEnsembleRegressor: (regressor(), (X_REG, Y_REG), "predict"),
+        }[kind]
         options = {"n_estimators": 2, "random_state": 0}
         alone = kind(net, **options).fit(*data)
         together = kind(net, n_jobs=2, **options).fit(*data)
@@ -129,9 +129,7 @@ class TestTraining:
         assert len(together.estimators_) == 2
 
     def test_threads_of_joblib_do_not_wait_for_each_other(self):
-        model = DeepEnsembleClassifier(
-            classifier(max_epochs=2), n_estimators=2, n_jobs=2, random_state=0
-        )
+        model = of_classes(classifier(max_epochs=2), 2, n_jobs=2)
 
         def fit():
             with joblib.parallel_config(backend="threading", n_jobs=2):
@@ -140,10 +138,8 @@ class TestTraining:
         pool = ThreadPoolExecutor(1)
         found = pool.submit(fit).result(timeout=60)
         pool.shutdown(wait=False)
-        np.testing.assert_array_equal(
-            found.predict_proba(X),
-            model.set_params(n_jobs=1).fit(X, Y).predict_proba(X),
-        )
+        alone = model.set_params(n_jobs=1).fit(X, Y).predict_proba(X)
+        np.testing.assert_array_equal(found.predict_proba(X), alone)
 
     @pytest.mark.slow
     def test_within_the_processes_of_a_search(self):
@@ -153,25 +149,15 @@ class TestTraining:
         assert len(search.best_estimator_.estimators_) in (1, 2)
 
     def test_starts_do_not_depend_on_their_number(self, classes):
-        fewer = DeepEnsembleClassifier(classifier(), n_estimators=2, random_state=0)
-        fewer.fit(X, Y)
+        fewer = of_classes(n=2).fit(X, Y)
         for net, other in zip(fewer.estimators_, classes.estimators_, strict=False):
             np.testing.assert_array_equal(net.forward(X), other.forward(X))
 
-    def test_networks_are_trained_from_other_starts(self, classes):
-        first, second, third = (net.forward(X) for net in classes.estimators_)
-        assert not torch.allclose(first, second)
-        assert not torch.allclose(second, third)
-
     def test_longest_training_counts(self):
-        model = DeepEnsembleClassifier(classifier(max_epochs=4), n_estimators=2)
-        assert model.fit(X, Y).n_iter_ == 4
+        assert of_classes(classifier(max_epochs=4), 2).fit(X, Y).n_iter_ == 4
 
     def test_prints_one_line(self, capsys):
-        model = DeepEnsembleClassifier(
-            classifier(max_epochs=2), n_estimators=2, verbose=1
-        )
-        model.fit(X, Y)
+        of_classes(classifier(max_epochs=2), 2, verbose=1).fit(X, Y)
         words = "[DeepEnsembleClassifier] 2 networks, trained for 2 epochs\n"
         assert capsys.readouterr().out == words
 
@@ -190,38 +176,32 @@ def best_noise(mean, variance, y, weight):
 
 
 class TestNoise:
+    @staticmethod
+    def assert_best(model, X, y, weight=1.0):
+        mean, variance = model.latent_mean_and_variance(X)
+        expected = best_noise(mean[:, 0], variance[:, 0], y, weight)
+        assert model.sigma_noise_ == pytest.approx(expected, rel=1e-3)
+
     def test_maximises_the_probability_of_rows_held_out(self):
         RowsSeen.trained.clear()
-        net = regressor(max_epochs=60, callbacks=[RowsSeen()])
-        model = DeepEnsembleRegressor(net, n_estimators=3, random_state=0)
-        model.fit(X_REG, Y_REG)
+        model = of_numbers(3, max_epochs=60, callbacks=[RowsSeen()])
         trained = {tuple(row) for row in RowsSeen.trained}
         held = np.array([tuple(row.tolist()) not in trained for row in X_REG])
         assert held.sum() == 16
-        mean, variance = model.latent_mean_and_variance(X_REG[held])
-        expected = best_noise(mean[:, 0], variance[:, 0], Y_REG[held], 1.0)
-        assert model.sigma_noise_ == pytest.approx(expected, rel=1e-3)
+        self.assert_best(model, X_REG[held], Y_REG[held])
 
     def test_of_the_nets_own_split(self):
         RowsSeen.validated.clear()
-        split = ValidSplit(4)
-        net = regressor(max_epochs=20, train_split=split, callbacks=[RowsSeen()])
-        model = DeepEnsembleRegressor(net, n_estimators=2, random_state=0)
-        model.fit(X_REG, Y_REG)
+        params = {"train_split": ValidSplit(4), "callbacks": [RowsSeen()]}
+        model = of_numbers(2, max_epochs=20, **params)
         rows = {tuple(row) for row in RowsSeen.validated}
         held = np.array([tuple(row.tolist()) in rows for row in X_REG])
         assert held.sum() == 20
-        mean, variance = model.latent_mean_and_variance(X_REG[held])
-        expected = best_noise(mean[:, 0], variance[:, 0], Y_REG[held], 1.0)
-        assert model.sigma_noise_ == pytest.approx(expected, rel=1e-3)
+        self.assert_best(model, X_REG[held], Y_REG[held])
 
     def test_of_few_rows_is_that_of_training_rows(self):
         Z, y, weight = X_REG[:30], Y_REG[:30], np.linspace(0.5, 2, 30)
-        model = DeepEnsembleRegressor(regressor(), n_estimators=2, random_state=0)
-        model.fit(Z, y, sample_weight=weight)
-        mean, variance = model.latent_mean_and_variance(Z)
-        expected = best_noise(mean[:, 0], variance[:, 0], y, weight)
-        assert model.sigma_noise_ == pytest.approx(expected, rel=1e-3)
+        self.assert_best(of_numbers(2, (Z, y, weight)), Z, y, weight)
 
     def test_given_noise_holds_nothing_out(self):
         RowsSeen.trained.clear()
@@ -252,44 +232,41 @@ class TestNoise:
         assert len(RowsSeen.trained) == len(X_REG)
 
 
-class TestRefused:
-    def refused(self, model, words, data=(X, Y)):
-        RecordTraining.steps.clear()
-        with pytest.raises(ValueError, match=words):
-            model.fit(*data)
-        assert RecordTraining.steps == []
-        assert not hasattr(model, "estimators_")
+RECORD = {"callbacks": [RecordTraining()]}
 
+
+class TestRefused:
     def test_module_instances(self):
-        net = classifier(MLP(), callbacks=[RecordTraining()])
-        words = "module instance.*Pass its class, with arguments as module__"
-        self.refused(DeepEnsembleClassifier(net), words)
+        model = DeepEnsembleClassifier(classifier(MLP(), **RECORD))
+        words = "module instance", "Pass its class, with arguments as module__"
+        refused_fit(model, *words, data=(X, Y))
 
     def test_frozen_nets(self):
-        net = seeded(classifier(), X, Y)
-        model = DeepEnsembleClassifier(FrozenEstimator(net))
-        self.refused(model, "Pass the net without FrozenEstimator")
+        model = DeepEnsembleClassifier(FrozenEstimator(seeded(classifier(), X, Y)))
+        words = "Pass the net without FrozenEstimator"
+        refused_fit(model, words, data=(X, Y))
 
     @pytest.mark.parametrize("value", [0, -1, 2.5, "many", None, True])
     def test_number_of_networks(self, value):
-        net = classifier(callbacks=[RecordTraining()])
-        model = DeepEnsembleClassifier(net, n_estimators=value)
-        self.refused(model, f"n_estimators={value!r} is not an integer.*1 or more")
+        model = DeepEnsembleClassifier(classifier(**RECORD), n_estimators=value)
+        words = f"n_estimators={value!r} is not an integer", "1 or more"
+        refused_fit(model, *words, data=(X, Y))
 
     @pytest.mark.parametrize("value", [0, 2.5, "two", True])
     @pytest.mark.parametrize("kind", [DeepEnsembleClassifier, DeepEnsembleRegressor])
     def test_number_of_processes(self, value, kind):
-        net = classifier(callbacks=[RecordTraining()])
-        model = kind(net, n_jobs=value)
-        self.refused(model, f"n_jobs={value!r} is not a number of processes")
+        model = kind(classifier(**RECORD), n_jobs=value)
+        words = f"n_jobs={value!r} is not a number of processes"
+        refused_fit(model, words, data=(X, Y))
 
 
 def test_networks_hold_the_same_rows_out():
     X, y = waves()
-    net = regressor(max_epochs=2, train_split=ValidSplit(0.25), callbacks=[RowsSeen()])
+    params = {"train_split": ValidSplit(0.25), "callbacks": [RowsSeen()]}
+    params["max_epochs"] = 2
     RowsSeen.trained.clear()
     RowsSeen.validated.clear()
-    model = DeepEnsembleRegressor(net, n_estimators=3, random_state=0).fit(X, y)
+    model = of_numbers(3, (X, y), **params)
     validated = {tuple(row) for row in RowsSeen.validated}
     assert len(validated) == 15
     assert not validated & {tuple(row) for row in RowsSeen.trained}

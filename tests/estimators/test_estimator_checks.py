@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from nets import MLP, SizeToData
+from nets import SizeToData, classifier, regressor
 from sklearn.utils.estimator_checks import parametrize_with_checks
-from skorch import NeuralNetClassifier, NeuralNetRegressor
-from torch import nn
 
 from sklaplace import (
     DeepEnsembleClassifier,
@@ -54,31 +52,16 @@ def test_defaults_with_cross_validation(estimator, check):
     check(estimator)
 
 
-class DoubleMLP(MLP):
-    def __init__(self, n_in=2, n_out=3, width=6):
-        super().__init__(n_in, n_out, width, torch.float64)
-
-
 def minibatch_nets():
     """Networks trained in small batches, sized when training begins.
 
     In float64: scikit-learn compares predictions to 1e-7, twice the epsilon of float32.
     """
-    settings = {
-        "module__width": 16,
-        "max_epochs": 30,
-        "batch_size": 16,
-        "optimizer": torch.optim.Adam,
-        "lr": 0.02,
-        "train_split": None,
-        "callbacks": [SizeToData()],
-        "verbose": 0,
-    }
-    classifier = NeuralNetClassifier(
-        DoubleMLP, criterion=nn.CrossEntropyLoss, **settings
-    )
-    regressor = NeuralNetRegressor(DoubleMLP, **settings)
-    return [LaplaceClassifier(classifier), LaplaceRegressor(regressor)]
+    sizes = {"module__width": 16, "module__dtype": torch.float64}
+    steps = {"max_epochs": 30, "batch_size": 16, "lr": 0.02}
+    settings = {**sizes, **steps, "callbacks": [SizeToData()]}
+    around = classifier(**settings), regressor(**settings)
+    return LaplaceClassifier(around[0]), LaplaceRegressor(around[1])
 
 
 def expected_failures(estimator):

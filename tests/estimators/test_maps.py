@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import references
 import torch
-from nets import MLP, RecordTraining, classifier, initialised, seeded
+from nets import MLP, RecordTraining, classifier, seeded, twin
 from refusals import refused_fit
 from segmentation import (
     HEIGHT,
@@ -16,7 +16,6 @@ from segmentation import (
     WIDTH,
     K,
     R,
-    Segmenter,
     X,
     Y,
     fitted,
@@ -31,6 +30,8 @@ from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.dirichlet.links import LINKS
 
+EXACT = {"rtol": 1e-8, "atol": 1e-10}
+
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
@@ -39,33 +40,21 @@ def trained():
     return seeded(net(), X, Y)
 
 
-def twin(trained, *args, **params):
-    """A net of the same weights."""
-    made = initialised(net(*args, **params))
-    made.module_.load_state_dict(trained.module_.state_dict())
-    return made
-
-
 def dense(trained):
     """Rows of the Jacobian (n, r, K, P), by position, and logits (n, r, K)."""
     module = trained.module_.eval()
-    parameters = list(module.parameters())
     f = module(torch.as_tensor(X)).movedim(1, -1).reshape(len(X), R, K)
-    rows = [
-        torch.cat(
-            [
-                g.flatten()
-                for g in torch.autograd.grad(value, parameters, retain_graph=True)
-            ]
-        )
-        for value in f.flatten()
-    ]
-    return torch.stack(rows).reshape(*f.shape, -1), f.detach()
+    return references.gradient_rows(f, module.parameters()), f.detach()
 
 
 def by_position(values):
     """(n, K, h, w) as (n, r, K)."""
     return np.moveaxis(values, 1, -1).reshape(len(values), R, K)
+
+
+def blocks(cov):
+    """(n, K, K, h, w) as (n, r, K, K)."""
+    return np.moveaxis(cov.reshape(len(X), K, K, R), -1, 1)
 
 
 @pytest.mark.parametrize("weight", [None, WEIGHT])
@@ -77,7 +66,7 @@ def test_posterior_is_that_of_the_dense_formula(trained, weight, ignored):
     if ignored:
         y[:, 0, 1] = -7
         options["criterion__ignore_index"] = -7
-    model = fitted(twin(trained, **options), y, hessian_structure="full")
+    model = fitted(twin(net(**options), trained), y, hessian_structure="full")
     J, f = dense(trained)
     codes = torch.as_tensor(y).reshape(len(X), R)
     h = (codes >= 0).double()
@@ -92,16 +81,11 @@ def test_posterior_is_that_of_the_dense_formula(trained, weight, ignored):
     mean, found = model.latent_mean_and_variance(X, full_cov=True)
     assert mean.shape == (len(X), K, *POSITIONS)
     assert found.shape == (len(X), K, K, *POSITIONS)
-    np.testing.assert_allclose(by_position(mean), f, rtol=1e-8, atol=1e-10)
-    blocks = np.moveaxis(found.reshape(len(X), K, K, R), -1, 1)
-    np.testing.assert_allclose(blocks, expected, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(by_position(mean), f, **EXACT)
+    np.testing.assert_allclose(blocks(found), expected, **EXACT)
     variance = model.latent_mean_and_variance(X)[1]
-    np.testing.assert_allclose(
-        by_position(variance),
-        expected.diagonal(dim1=2, dim2=3),
-        rtol=1e-8,
-        atol=1e-10,
-    )
+    variances = expected.diagonal(dim1=2, dim2=3)
+    np.testing.assert_allclose(by_position(variance), variances, **EXACT)
     outputs = trained.module_(torch.as_tensor(X)).detach()
     loss = nn.functional.cross_entropy(
         outputs, torch.as_tensor(y), weight, reduction="sum", ignore_index=-7
@@ -121,13 +105,12 @@ def test_a_position_is_a_problem_of_its_own(trained, link, subset):
     mean, cov = model.latent_mean_and_variance(X, full_cov=True)
     proba = by_position(model.predict_proba(X))
     np.testing.assert_allclose(proba.sum(-1), 1)
-    blocks = np.moveaxis(cov.reshape(len(X), K, K, R), -1, 1)
     alone = model._link(
         model._link_name(),
         torch.as_tensor(by_position(mean)).reshape(-1, K),
-        torch.as_tensor(blocks).reshape(-1, K, K),
+        torch.as_tensor(blocks(cov)).reshape(-1, K, K),
     )
-    np.testing.assert_allclose(proba.reshape(-1, K), alone, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(proba.reshape(-1, K), alone, **EXACT)
 
 
 def test_answers_have_the_shape_of_the_maps(trained):
@@ -160,7 +143,7 @@ def test_answers_have_the_shape_of_the_maps(trained):
 
 
 def test_softmax_and_logits_agree(trained):
-    other = twin(trained, criterion=nn.NLLLoss, module__softmax=True)
+    other = twin(net(criterion=nn.NLLLoss, module__softmax=True), trained)
     np.testing.assert_allclose(
         fitted(other).predict_proba(X), fitted(trained).predict_proba(X), rtol=1e-8
     )
@@ -215,37 +198,28 @@ def test_training_and_rows_without_labels():
 def test_new_rows_and_cross_validation(trained):
     model = fitted(trained)
     parts = clone(model).partial_fit(X[:12], Y[:12]).partial_fit(X[12:], Y[12:])
-    np.testing.assert_allclose(
-        parts.predict_proba(X), model.predict_proba(X), rtol=1e-8
-    )
-    chosen = LaplaceClassifierCV(
-        FrozenEstimator(trained),
-        prior_precisions=[0.1, 10.0],
-        cv=2,
-        random_state=0,
-        subset_of_weights="all",
-    ).fit(X, Y)
+    expected = model.predict_proba(X)
+    np.testing.assert_allclose(parts.predict_proba(X), expected, rtol=1e-8)
+    search = {"prior_precisions": [0.1, 10.0], "cv": 2, "random_state": 0}
+    frozen = FrozenEstimator(trained)
+    chosen = LaplaceClassifierCV(frozen, subset_of_weights="all", **search).fit(X, Y)
     first = chosen.cv_results_["split0_test_score"][0]
-    fold = fitted(trained, prior_precision=0.1)
-    fold.fit(X[15:], Y[15:])
+    fold = fitted(trained, prior_precision=0.1).fit(X[15:], Y[15:])
     proba = np.take_along_axis(fold.predict_proba(X[:15]), Y[:15, None], 1)
     assert first == pytest.approx(np.log(proba).sum((1, 2, 3)).mean(), rel=1e-6)
 
 
+class Tagger(MLP):
+    """(n, length, 2) -> (n, K, length): a head on every position."""
+
+    def forward(self, X):
+        return super().forward(X).mT
+
+
 def test_sequences():
-    """(n, length), with outputs (b, K, length): a head on every position."""
-
-    class Tagger(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.hidden = nn.Linear(2, 4, dtype=torch.float64)
-            self.head = nn.Linear(4, K, dtype=torch.float64)
-
-        def forward(self, X):
-            return self.head(torch.tanh(self.hidden(X))).mT
-
     sequences = np.moveaxis(X[:, :, 0], 1, -1)
-    model = LaplaceClassifier(net(Tagger), prior_precision=1.0, random_state=0)
+    tagger = net(Tagger, module__dtype=torch.float64)
+    model = LaplaceClassifier(tagger, prior_precision=1.0, random_state=0)
     model.fit(sequences, Y[:, 0])
     assert model.predict(sequences).shape == Y[:, 0].shape
 
@@ -257,73 +231,64 @@ def recorded(**params):
     )
 
 
-class TestBadInput:
-    def test_numbers_of_classes(self):
-        model = recorded(module__n_out=4)
-        refused_fit(model, "(4, 2, 3)", "3 classes", "(3, 2, 3)", data=(X, Y))
+ONE = LaplaceClassifier(classifier(MLP, callbacks=[RecordTraining()]))
+ROWS = X[:, :, 0, 0].astype(np.float32)
+BALANCED = recorded().set_params(class_weight="balanced")
+IGNORING = recorded(criterion__ignore_index=-1)
+BAD = {
+    "numbers_of_classes": (
+        *(recorded(module__n_out=4), X, Y),
+        *("(4, 2, 3)", "3 classes", "(3, 2, 3)"),
+    ),
+    "positions": (recorded(), X, Y[..., :2], "(3, 2, 3)", "(3, 2, 2)"),
+    "a_network_for_one_label": (
+        *(ONE, ROWS, Y[:, 0]),
+        *("positions", "1d array", "BCEWithLogitsLoss"),
+    ),
+    "one_label_for_a_map": (recorded(), X, Y[:, 0, 0], "(3, 2, 3)", "('n', 2, 3)"),
+    "no_labels": (recorded(), X, Y + 0.5, "not whole numbers"),
+    "class_weight": (BALANCED, X, Y, "criterion__weight"),
+    "no_network": (LaplaceClassifier(), X, Y, "matrix of labels"),
+    "nothing_but_ignored_labels": (IGNORING, X, np.full_like(Y, -1), "ignores"),
+    "numbers_of_rows": (recorded(), X, Y[:-1], "inconsistent"),
+}
 
-    def test_positions(self):
-        refused_fit(recorded(), "(3, 2, 3)", "(3, 2, 2)", data=(X, Y[..., :2]))
 
-    def test_a_network_for_one_label(self):
-        model = LaplaceClassifier(classifier(MLP, callbacks=[RecordTraining()]))
-        rows = X[:, :, 0, 0].astype(np.float32)
-        words = "positions", "1d array", "BCEWithLogitsLoss"
-        refused_fit(model, *words, data=(rows, Y[:, 0]))
+@pytest.mark.parametrize("name", BAD)
+def test_what_does_not_fit_is_refused(name):
+    model, rows, y, *words = BAD[name]
+    refused_fit(model, *words, data=(rows, y))
 
-    def test_one_label_for_a_map(self):
-        refused_fit(recorded(), "(3, 2, 3)", "('n', 2, 3)", data=(X, Y[:, 0, 0]))
 
-    def test_other_positions_to_tune_on(self):
-        rows = {"X_val": X, "y_val": Y[..., :2]}
-        refused_fit(recorded(), "y_val has shape", data=(X, Y), **rows)
+def test_other_positions_to_tune_on_are_refused():
+    rows = {"X_val": X, "y_val": Y[..., :2]}
+    refused_fit(recorded(), "y_val has shape", data=(X, Y), **rows)
 
-    def test_labels_that_are_no_labels(self):
-        refused_fit(recorded(), "not whole numbers", data=(X, Y + 0.5))
 
-    def test_class_weight(self):
-        model = recorded().set_params(class_weight="balanced")
-        refused_fit(model, "criterion__weight", data=(X, Y))
+class Thin(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Conv2d(2, 3, 1)
 
-    def test_no_network(self):
-        refused_fit(LaplaceClassifier(), "matrix of labels", data=(X, Y))
+    def forward(self, X):
+        return self.head(X)
 
-    def test_nothing_but_ignored_labels(self):
-        model = recorded(criterion__ignore_index=-1)
-        refused_fit(model, "ignores", data=(X, np.full_like(Y, -1)))
 
-    def test_numbers_of_rows(self):
-        refused_fit(recorded(), "inconsistent", data=(X, Y[:-1]))
-
-    def test_maps_that_do_not_fit(self):
-        large = np.zeros((2, 2, 2000, 2000), dtype=np.float32)
-        labels = np.zeros((2, 2000, 2000), dtype=np.int64)
-        labels[0, 0, :3] = [0, 1, 2]
-
-        class Thin(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.head = nn.Conv2d(2, 3, 1)
-
-            def forward(self, X):
-                return self.head(X)
-
-        model = recorded().set_params(estimator__module=Thin)
-        refused_fit(model, "the Jacobian of 2 samples", "crops", data=(large, labels))
+def test_maps_that_need_too_much_memory_are_refused():
+    large = np.zeros((2, 2, 2000, 2000), dtype=np.float32)
+    labels = np.zeros((2, 2000, 2000), dtype=np.int64)
+    labels[0, 0, :3] = [0, 1, 2]
+    model = recorded().set_params(estimator__module=Thin)
+    refused_fit(model, "the Jacobian of 2 samples", "crops", data=(large, labels))
 
 
 @pytest.mark.parametrize("softmax", [False, True])
 @pytest.mark.parametrize("size", [(WIDTH, HEIGHT), (HEIGHT, WIDTH + 1), (R,)])
 def test_maps_of_another_size_are_refused(size, softmax):
     """Also such as have as many positions, which would be read at wrong places."""
-    if softmax:
-        model = net(lambda: Segmenter(softmax=True), nn.NLLLoss, max_epochs=1)
-    else:
-        model = net(max_epochs=1)
-    model = fitted(seeded(model, X, Y))
-    rows = np.ones((4, 2, *size))
-    if len(size) == 1:
-        rows = np.ones((4, 2, *size, 1))
+    sharp = {"criterion": nn.NLLLoss, "module__softmax": True} if softmax else {}
+    model = fitted(seeded(net(max_epochs=1, **sharp), X, Y))
+    rows = np.ones((4, 2, *size)) if len(size) > 1 else np.ones((4, 2, *size, 1))
     words = r"maps of shape .* but \(3, 2, 3\) in fit\. Pass maps of one size"
     calls = [
         lambda: model.predict(rows),

@@ -5,7 +5,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from nets import RecordTraining, classifier, initialised, seeded
+from nets import QUIET, RecordTraining, classifier, initialised, seeded
+from references import gradient_rows
 from refusals import refused, refused_fit
 from scipy.special import expit
 from sklearn.base import clone
@@ -28,11 +29,8 @@ def linear():
 
 
 def deep():
-    return nn.Sequential(
-        nn.Linear(P, 4, dtype=torch.float64),
-        nn.Tanh(),
-        nn.Linear(4, 1, bias=False, dtype=torch.float64),
-    )
+    first, last = nn.Linear(P, 4), nn.Linear(4, 1, bias=False)
+    return nn.Sequential(first, nn.Tanh(), last).double()
 
 
 def comparisons(n=80):
@@ -46,19 +44,13 @@ X, Y = comparisons()
 ITEMS = np.random.default_rng(1).normal(size=(12, P))
 
 
+FULL = {"optimizer": torch.optim.Adam, "batch_size": -1, **QUIET}
+
+
 def net(scorer=linear, **params):
-    settings = {
-        "max_epochs": 30,
-        "lr": 0.1,
-        "optimizer": torch.optim.Adam,
-        "batch_size": -1,
-        "train_split": None,
-        "callbacks": "disable",
-        "verbose": 0,
-    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        settings["module__scorer"] = scorer()
+        settings = {"module__scorer": scorer(), "max_epochs": 30, "lr": 0.1} | FULL
     return NeuralNetBinaryClassifier(BradleyTerry, **settings | params)
 
 
@@ -68,31 +60,24 @@ def trained(request):
 
 
 def fitted(trained, **settings):
-    settings = {
-        "prior_precision": DELTA,
-        "random_state": 0,
-        "subset_of_weights": "all",
-        "hessian_structure": "full",
-    } | settings
-    return LaplaceRanker(FrozenEstimator(trained), **settings).fit(X, Y)
+    fixed = {"prior_precision": DELTA, "random_state": 0}
+    everything = {"subset_of_weights": "all", "hessian_structure": "full"}
+    model = LaplaceRanker(FrozenEstimator(trained), **fixed | everything | settings)
+    return model.fit(X, Y)
 
 
 def gradients(trained, items):
     """Scores (n,), and their gradients (n, P) in all weights."""
     scorer = trained.module_.scorer
     scores = scorer(torch.as_tensor(items)).flatten()
-    rows = [
-        torch.cat(
-            [
-                g.flatten()
-                for g in torch.autograd.grad(
-                    s, list(scorer.parameters()), retain_graph=True
-                )
-            ]
-        )
-        for s in scores
-    ]
-    return scores.detach().numpy(), torch.stack(rows).numpy()
+    rows = gradient_rows(scores, scorer.parameters())
+    return scores.detach().numpy(), rows.numpy()
+
+
+def of_differences(cov):
+    """Variances of the differences of the first and the second half of scores."""
+    n = len(cov) // 2
+    return cov.diagonal()[:n] + cov.diagonal()[n:] - 2 * cov.diagonal(n)
 
 
 def covariance(trained):
@@ -117,9 +102,8 @@ def test_scores_and_pairs_are_those_of_the_dense_formula(trained):
     # the logit of a pair is the difference of its scores
     pairs = np.stack([ITEMS[:6], ITEMS[6:]], 1)
     logits, variance = model.latent_mean_and_variance(pairs)
-    difference = expected.diagonal()[:6] + expected.diagonal()[6:]
-    difference = difference - 2 * expected.diagonal(6)
     np.testing.assert_allclose(logits[:, 1] - logits[:, 0], scores[6:] - scores[:6])
+    difference = of_differences(expected)
     np.testing.assert_allclose(4 * variance[:, 1], difference, rtol=1e-8)
 
 
@@ -158,9 +142,8 @@ def test_abilities_of_players():
     pairs = pairs[pairs[:, 0] != pairs[:, 1]]
     won = rng.random(len(pairs)) < expit(ability[pairs[:, 1]] - ability[pairs[:, 0]])
     players = net(lambda: nn.Embedding(6, 1), max_epochs=200)
-    model = LaplaceRanker(
-        players, prior_precision=1.0, subset_of_weights="all", random_state=0
-    ).fit(pairs, won)
+    settings = {"prior_precision": 1.0, "subset_of_weights": "all", "random_state": 0}
+    model = LaplaceRanker(players, **settings).fit(pairs, won)
     mean, std = model.predict_score(np.arange(6), return_std=True)
     assert (np.argsort(mean[:5]) == np.arange(5)).all()
     assert std[5] == pytest.approx(1.0)  # who never played has the prior
@@ -196,51 +179,8 @@ def test_pairs_of_an_earlier_task(trained):
     np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
-class TestBadInput:
-    def model(self, **params):
-        return LaplaceRanker(net(callbacks=[RecordTraining()], **params))
-
-    @pytest.mark.parametrize("rows", [X[:, 0], X[:, :1], Y, np.ones((80, 3, P))])
-    def test_rows_that_are_no_pairs(self, rows):
-        refused_fit(self.model(), str(rows.shape), "(n, 2, ...)", data=(rows, Y))
-
-    @pytest.mark.parametrize(
-        "y", [np.arange(80) % 3, np.zeros(80, dtype=int), np.stack([Y, Y], 1)]
-    )
-    def test_labels(self, y):
-        refused_fit(self.model(), "one of two labels", data=(X, y))
-
-    def test_another_criterion(self):
-        scorer = net().module__scorer
-        other = classifier(
-            BradleyTerry, module__scorer=scorer, callbacks=[RecordTraining()]
-        )
-        model = LaplaceRanker(other)
-        refused_fit(model, "CrossEntropyLoss", "BCEWithLogitsLoss", data=(X, Y))
-
-    def test_a_scorer_of_two_numbers(self):
-        model = self.model(scorer=lambda: nn.Linear(P, 2, dtype=torch.float64))
-        refused_fit(model, "(2,) per item", "one number", data=(X, Y))
-
-    def test_items(self):
-        model = fitted(seeded(net(), X, Y.astype(np.float64)))
-        for items in (ITEMS[:, :2], X):
-            refused(
-                ValueError,
-                ["items of shape", f"({P},)"],
-                lambda items=items: model.predict_score(items),
-                model,
-            )
-        wide = np.ones((4, 2, P + 1))
-        refused(
-            ValueError, ["items of shape"], lambda: model.predict_proba(wide), model
-        )
-        refused(
-            ValueError,
-            ["Ask for one"],
-            lambda: model.predict_score(ITEMS, return_std=True, return_cov=True),
-            model,
-        )
+def recorded(**params):
+    return LaplaceRanker(net(callbacks=[RecordTraining()], **params))
 
 
 class MeanOfItems(nn.Module):
@@ -258,12 +198,49 @@ def flat():
     return nn.Sequential(nn.Flatten(), nn.Linear(2 * P, 1, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("module", [MeanOfItems, flat])
-def test_networks_that_are_no_difference_of_scores(module):
-    other = NeuralNetBinaryClassifier(
-        module, train_split=None, verbose=0, callbacks=[RecordTraining()]
+class TestBadInput:
+    @pytest.mark.parametrize("rows", [X[:, 0], X[:, :1], Y, np.ones((80, 3, P))])
+    def test_rows_that_are_no_pairs(self, rows):
+        refused_fit(recorded(), str(rows.shape), "(n, 2, ...)", data=(rows, Y))
+
+    @pytest.mark.parametrize(
+        "y", [np.arange(80) % 3, np.zeros(80, dtype=int), np.stack([Y, Y], 1)]
     )
-    refused_fit(LaplaceRanker(other), "BradleyTerry", data=(X, Y))
+    def test_labels(self, y):
+        refused_fit(recorded(), "one of two labels", data=(X, y))
+
+    def test_another_criterion(self):
+        params = {"module__scorer": net().module__scorer}
+        other = classifier(BradleyTerry, callbacks=[RecordTraining()], **params)
+        model = LaplaceRanker(other)
+        refused_fit(model, "CrossEntropyLoss", "BCEWithLogitsLoss", data=(X, Y))
+
+    def test_a_scorer_of_two_numbers(self):
+        model = recorded(scorer=lambda: nn.Linear(P, 2, dtype=torch.float64))
+        refused_fit(model, "(2,) per item", "one number", data=(X, Y))
+
+    @pytest.mark.parametrize("module", [MeanOfItems, flat])
+    def test_networks_that_are_no_difference_of_scores(self, module):
+        params = QUIET | {"callbacks": [RecordTraining()]}
+        model = LaplaceRanker(NeuralNetBinaryClassifier(module, **params))
+        refused_fit(model, "BradleyTerry", data=(X, Y))
+
+    def test_reduced_gradients_of_a_pair(self):
+        model = recorded().set_params(hessian_structure="kron")
+        model.set_params(structure_params={"weight_sharing": "reduce"})
+        refused_fit(model, "opposite signs", "'expand'", data=(X, Y))
+
+    def test_items(self):
+        model = fitted(seeded(net(), X, Y.astype(np.float64)))
+        both = {"return_std": True, "return_cov": True}
+        wide = np.ones((4, 2, P + 1))
+        for words, ask in (
+            (["items of shape", f"({P},)"], lambda: model.predict_score(ITEMS[:, :2])),
+            (["items of shape", f"({P},)"], lambda: model.predict_score(X)),
+            (["items of shape"], lambda: model.predict_proba(wide)),
+            (["Ask for one"], lambda: model.predict_score(ITEMS, **both)),
+        ):
+            refused(ValueError, words, ask, model)
 
 
 class Probabilities(BradleyTerry):
@@ -278,33 +255,17 @@ def test_probabilities_are_a_difference_of_scores():
     with torch.no_grad():
         # so certain that probabilities round
         scorer.weight.copy_(40 * torch.as_tensor(TRUE))
-    other = NeuralNetBinaryClassifier(
-        Probabilities,
-        module__scorer=scorer,
-        criterion=nn.BCELoss,
-        train_split=None,
-        verbose=0,
-        max_epochs=1,
-    )
+    params = {"module__scorer": scorer, "criterion": nn.BCELoss, "max_epochs": 1}
+    other = NeuralNetBinaryClassifier(Probabilities, **QUIET, **params)
     y = (X[:, 1] - X[:, 0]) @ TRUE > 0
     assert LaplaceRanker(other, random_state=0).fit(X, y).score(X, y) > 0.9
-
-
-def test_reduced_gradients_of_a_pair_say_nothing():
-    model = LaplaceRanker(
-        net(callbacks=[RecordTraining()]),
-        hessian_structure="kron",
-        structure_params={"weight_sharing": "reduce"},
-    )
-    refused_fit(model, "opposite signs", "'expand'", data=(X, Y))
 
 
 def test_a_refit_on_a_dataset_forgets_the_items_of_an_earlier_fit():
     model = LaplaceRanker(net(max_epochs=1), random_state=0).fit(X, Y)
     wide = np.concatenate([X, X], 2)
     other = net(lambda: nn.Linear(2 * P, 1, bias=False, dtype=torch.float64))
-    model.set_params(estimator=other)
-    model.fit(Dataset(wide, Y.astype(np.float64)), Y)
+    model.set_params(estimator=other).fit(Dataset(wide, Y.astype(np.float64)), Y)
     assert model.predict_score(wide[:, 0]).shape == (80,)
 
 
@@ -318,10 +279,8 @@ def test_the_defaults_cover_true_differences():
         items = rng.normal(size=(2, 200, P))
         model = LaplaceRanker(random_state=seed).fit(pairs, y)
         mean, cov = model.predict_score(items.reshape(-1, P), return_cov=True)
-        variance = cov.diagonal()[:200] + cov.diagonal()[200:]
-        variance = variance - 2 * cov.diagonal(200)
         error = mean[200:] - mean[:200] - (items[1] - items[0]) @ TRUE
-        hits.append(np.abs(error) < 1.645 * np.sqrt(variance))
+        hits.append(np.abs(error) < 1.645 * np.sqrt(of_differences(cov)))
     trace_correction = 2 * np.sqrt(0.9 * 0.1 / (3 * P))
     assert np.mean(hits) > 0.9 - trace_correction
 

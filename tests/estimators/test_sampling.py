@@ -17,8 +17,8 @@ from nets import (
     seeded,
     waves,
 )
+from refusals import refused_fit
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import r2_score
@@ -26,6 +26,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from skorch import NeuralNet
+from skorch.callbacks import Callback
 from torch import nn
 
 from sklaplace import (
@@ -40,10 +41,10 @@ from sklaplace import (
 
 X, Y = blobs()
 X_REG, Y_REG = waves(60)
-ROWS = {"classifier": (X, Y), "regressor": (X_REG, Y_REG)}
 CLASSIFIERS = [VariationalClassifier, MCDropoutClassifier, DeepEnsembleClassifier]
 REGRESSORS = [VariationalRegressor, MCDropoutRegressor, DeepEnsembleRegressor]
 ALL = CLASSIFIERS + REGRESSORS
+FAMILIES = {"posterior": ["gaussian", "density"]}
 # Sums of a few numbers in float32, taken in another order
 SINGLE = {"rtol": 0, "atol": 2e-6}
 
@@ -51,16 +52,14 @@ SINGLE = {"rtol": 0, "atol": 2e-6}
 def make(kind, **params):
     """The estimator around a quick net, with few draws."""
     module = BatchNormMLP if "Dropout" in kind.__name__ else MLP
-    if kind in CLASSIFIERS:
-        net = classifier(module, **{"max_epochs": 15} | params)
-    else:
-        net = regressor(module, **{"max_epochs": 15} | params)
+    around = classifier if kind in CLASSIFIERS else regressor
+    net = around(module, **{"max_epochs": 15} | params)
     few = {"n_estimators": 3} if "Ensemble" in kind.__name__ else {"n_samples": 7}
     return kind(net, random_state=0, **few)
 
 
 def rows_of(kind):
-    return ROWS["classifier" if kind in CLASSIFIERS else "regressor"]
+    return (X, Y) if kind in CLASSIFIERS else (X_REG, Y_REG)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +70,11 @@ def models():
 @pytest.fixture(params=ALL, ids=lambda kind: kind.__name__)
 def model(request, models):
     return models[request.param]
+
+
+@pytest.fixture
+def Z(model):
+    return rows_of(type(model))[0]
 
 
 @pytest.fixture(params=CLASSIFIERS, ids=lambda kind: kind.__name__)
@@ -85,21 +89,18 @@ def numbers(request, models):
 
 def answers(model, X):
     """What the model says of rows, one entry of each array per row."""
+    latent, variance = model.latent_mean_and_variance(X)
     if type(model) in CLASSIFIERS:
         return {
             "proba": model.predict_proba(X),
-            "mean": model.latent_mean_and_variance(X)[0],
-            "variance": model.latent_mean_and_variance(X)[1],
+            "mean": latent,
+            "variance": variance,
             "uncertainty": model.predict_uncertainty(X),
             "drawn": model.sample_proba(X, 4),
         }
     mean, std = model.predict(X, return_std=True)
-    return {
-        "mean": mean,
-        "std": std,
-        "quantiles": model.predict_quantiles(X, [0.1, 0.9]),
-        "variance": model.latent_mean_and_variance(X)[1],
-    }
+    quantiles = model.predict_quantiles(X, [0.1, 0.9])
+    return {"mean": mean, "std": std, "quantiles": quantiles, "variance": variance}
 
 
 def same(found, expected, **tolerance):
@@ -124,40 +125,28 @@ class TestDeterminism:
 
     def test_random_states_are_drawn_from(self, model):
         Z, y = rows_of(type(model))
-        state = np.random.RandomState(3)
-        first = clone(model).set_params(random_state=state).fit(Z, y)
-        state = np.random.RandomState(3)
-        second = clone(model).set_params(random_state=state).fit(Z, y)
-        same(answers(second, Z), answers(first, Z), rtol=0)
-
-    def test_calls_repeat(self, model, rng_untouched):
-        Z, _ = rows_of(type(model))
-        same(answers(model, Z), answers(model, Z), rtol=0)
+        states = [np.random.RandomState(3) for _ in range(2)]
+        twins = [clone(model).set_params(random_state=state) for state in states]
+        first, second = (answers(twin.fit(Z, y), Z) for twin in twins)
+        same(second, first, rtol=0)
 
     @pytest.mark.parametrize("batch_size", [1, 7, 1000])
-    def test_batches_do_not_matter(self, model, batch_size):
-        Z, _ = rows_of(type(model))
+    def test_batches_do_not_matter(self, model, Z, batch_size):
         other = copy.copy(model).set_params(batch_size=batch_size)
         same(answers(other, Z), answers(model, Z), **SINGLE)
 
-    def test_order_of_rows_does_not_matter(self, model):
-        Z, _ = rows_of(type(model))
+    def test_order_of_rows_does_not_matter(self, model, Z):
         order = np.random.default_rng(0).permutation(len(Z))
         expected = {k: v[order] for k, v in answers(model, Z).items()}
         same(answers(model, Z[order]), expected, **SINGLE)
 
-    def test_copies_say_the_same(self, model):
-        Z, _ = rows_of(type(model))
+    def test_a_second_call_and_copies_say_the_same(self, model, Z, rng_untouched):
         expected = answers(model, Z)
-        for twin in (
-            copy.deepcopy(model),
-            copy.copy(model),
-            pickle.loads(pickle.dumps(model)),
-        ):
+        copies = copy.deepcopy(model), copy.copy(model)
+        for twin in (model, *copies, pickle.loads(pickle.dumps(model))):
             same(answers(twin, Z), expected, rtol=0)
 
-    def test_seeds_of_draws(self, model):
-        Z, _ = rows_of(type(model))
+    def test_seeds_of_draws(self, model, Z):
         draw = model.sample_proba if type(model) in CLASSIFIERS else model.sample_y
         first = draw(Z, 6, random_state=1)
         np.testing.assert_array_equal(draw(Z, 6, random_state=1), first)
@@ -170,6 +159,14 @@ class TestDeterminism:
 
 
 # ------------------------------------------------------------------- left alone
+class Fails(Callback):
+    """Raises in the second epoch."""
+
+    def on_epoch_end(self, net, **kwargs):
+        if len(net.history) == 2:
+            raise KeyError("stop")
+
+
 class TestLeftAlone:
     def test_data_and_net(self, model, rng_untouched):
         Z, y = (array.copy() for array in rows_of(type(model)))
@@ -181,24 +178,27 @@ class TestLeftAlone:
         for found, expected in zip((Z, y), rows_of(type(model)), strict=True):
             np.testing.assert_array_equal(found, expected)
 
-    def test_weights_do_not_move_in_prediction(self, model):
-        Z, _ = rows_of(type(model))
+    def test_weights_do_not_move_in_prediction(self, model, Z):
         state = model.estimator_.module_.state_dict()
         before = {k: v.clone() for k, v in state.items()}
         answers(model, Z)
         for name, value in model.estimator_.module_.state_dict().items():
             assert torch.equal(value, before[name])
 
-    @pytest.mark.parametrize("broken", ["rows", "labels"])
+    @pytest.mark.parametrize("broken", ["rows", "labels", "training"])
     def test_failed_fits_keep_the_old_one(self, model, broken):
         Z, y = rows_of(type(model))
-        expected, attributes = answers(model, Z), dict(vars(model))
-        state = global_rng_states()
-        bad = (Z * np.nan, y) if broken == "rows" else (Z, y[:-1])
-        with pytest.raises(ValueError, match=r"NaN|inconsistent"):
-            model.fit(*bad)
+        expected, model = answers(model, Z), copy.copy(model)
+        failing = make(type(model), callbacks=[Fails()]).estimator
+        if broken == "training":
+            model.set_params(estimator=failing)
+        attributes, state = dict(vars(model)), global_rng_states()
+        bad = {"rows": (Z * np.nan, y), "labels": (Z, y[:-1]), "training": (Z, y)}
+        with pytest.raises((ValueError, KeyError), match=r"NaN|inconsistent|stop"):
+            model.fit(*bad[broken])
         assert vars(model) == attributes
         assert global_rng_states() == state
+        assert not failing.initialized_
         same(answers(model, Z), expected, rtol=0)
 
 
@@ -219,10 +219,7 @@ class TestComposition:
     @pytest.mark.parametrize(
         ("kind", "grid"),
         [
-            (
-                VariationalClassifier,
-                {"posterior": ["gaussian", "density"], "kl_weight": [0.1, 1.0]},
-            ),
+            (VariationalClassifier, FAMILIES | {"kl_weight": [0.1, 1.0]}),
             (VariationalRegressor, {"prior": ["gaussian", "scale_mixture"]}),
             (DeepEnsembleClassifier, {"n_estimators": [1, 2]}),
             (MCDropoutRegressor, {"estimator__module__n_in": [2], "n_samples": [2, 5]}),
@@ -231,14 +228,8 @@ class TestComposition:
     def test_grid_searches(self, kind, grid):
         search = GridSearchCV(make(kind, max_epochs=3), grid, cv=2)
         search.fit(*rows_of(kind))
-        scores = search.cv_results_["mean_test_score"]
-        assert np.isfinite(scores).all()
+        assert np.isfinite(search.cv_results_["mean_test_score"]).all()
         assert set(search.best_params_) == set(grid)
-
-    def test_not_fitted(self, model):
-        Z, _ = rows_of(type(model))
-        with pytest.raises(NotFittedError):
-            clone(model).predict(Z)
 
 
 # -------------------------------------------------------------------- probabilities
@@ -300,8 +291,7 @@ class TestProbabilities:
 
     @pytest.mark.parametrize("kind", CLASSIFIERS)
     def test_labels_of_any_kind(self, kind):
-        names = np.array(["a", "b", "c"])[Y]
-        model = make(kind).fit(X, names)
+        model = make(kind).fit(X, np.array(["a", "b", "c"])[Y])
         assert set(model.predict(X)) <= {"a", "b", "c"}
 
     @pytest.mark.parametrize("kind", CLASSIFIERS)
@@ -388,15 +378,7 @@ class TestBadInput:
 
     def refused(self, kind, words, error=ValueError, **options):
         model = make(kind, callbacks=[RecordTraining()]).set_params(**options)
-        RecordTraining.steps.clear()
-        before, attributes = global_rng_states(), dict(vars(model))
-        with pytest.raises(error, match=r"\w") as caught:
-            model.fit(*rows_of(kind))
-        for word in words:
-            assert word in str(caught.value)
-        assert RecordTraining.steps == []
-        assert global_rng_states() == before
-        assert vars(model) == attributes
+        refused_fit(model, *words, error=error, data=rows_of(kind))
 
     @pytest.mark.parametrize("kind", ALL)
     @pytest.mark.parametrize(
@@ -420,15 +402,15 @@ class TestBadInput:
 
     @pytest.mark.parametrize("kind", ALL)
     @pytest.mark.parametrize(
-        ("value", "words"),
-        [(LogisticRegression(), "skorch"), (MLP, "is the class MLP")],
+        ("options", "words"),
+        [
+            ({"estimator": LogisticRegression()}, "skorch"),
+            ({"estimator": MLP}, "is the class MLP"),
+            ({"likelihood": "gaussian"}, "likelihood"),
+        ],
     )
-    def test_estimators_that_are_no_nets(self, kind, value, words):
-        self.refused(kind, [words], TypeError, estimator=value)
-
-    @pytest.mark.parametrize("kind", ALL)
-    def test_likelihoods_that_are_none(self, kind):
-        self.refused(kind, ["likelihood"], TypeError, likelihood="gaussian")
+    def test_things_of_another_kind(self, kind, options, words):
+        self.refused(kind, [words], TypeError, **options)
 
     @pytest.mark.parametrize("kind", CLASSIFIERS)
     def test_options_of_classifiers(self, kind):
@@ -462,10 +444,9 @@ class TestBadInput:
             alone = make(kind).fit(Z, y)
             assert model.sigma_noise_ != alone.sigma_noise_
 
-    def test_one_draw_has_no_variance(self, model):
+    def test_one_draw_has_no_variance(self, model, Z):
         if "Ensemble" in type(model).__name__:
             return
-        Z, _ = rows_of(type(model))
         single = copy.copy(model).set_params(n_samples=1)
         single.predict(Z) if type(model) in CLASSIFIERS else None
         with pytest.raises(ValueError, match="n_samples=1 has no variance"):
@@ -475,12 +456,12 @@ class TestBadInput:
     def test_arguments_for_the_training_of_frozen_nets(self, kind):
         net = make(kind).estimator
         model = kind(FrozenEstimator(seeded(net, X, Y)), random_state=0)
-        if kind is MCDropoutClassifier:
-            with pytest.raises(TypeError, match=r"'epochs'.*frozen"):
-                model.fit(X, Y, epochs=3)
-        else:
+        if kind is VariationalClassifier:
             model.fit(X, Y, epochs=3)
             assert len(model.estimator_.history) == 3
+            return
+        with pytest.raises(TypeError, match=r"'epochs'.*frozen"):
+            model.fit(X, Y, epochs=3)
 
     @pytest.mark.parametrize("kind", [VariationalClassifier, MCDropoutClassifier])
     def test_frozen_nets_that_were_never_trained(self, kind):

@@ -1,21 +1,12 @@
 """Several labels per row: from targets to answers, against dense references."""
 
 import pickle
-import warnings
 
 import numpy as np
 import pytest
 import references
 import torch
-from nets import (
-    MLP,
-    RecordTraining,
-    SigmoidMLP,
-    blobs,
-    classifier,
-    initialised,
-    seeded,
-)
+from nets import MLP, RecordTraining, SigmoidMLP, classifier, seeded, twin
 from refusals import refused_fit
 from scipy import sparse
 from sklearn.base import clone
@@ -40,6 +31,8 @@ from sklaplace.likelihoods import Bernoulli, Categorical, ClassificationLikeliho
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
+TARGETS = torch.as_tensor(Y, dtype=torch.float64)
+EXACT = {"rtol": 1e-8, "atol": 1e-10}
 POS_WEIGHT = torch.tensor([0.5, 2.0, 3.0], dtype=torch.float64)
 
 
@@ -52,82 +45,57 @@ def trained():
 def dense(trained, pos_weight=None, subset=slice(None)):
     """Rows of the Jacobian (n, L, P), logits (n, L), and weights of labels (n, L)."""
     module = trained.module_.eval()
-    parameters = list(module.parameters())[subset]
     f = module(torch.as_tensor(X))
-    rows = [
-        torch.cat(
-            [
-                g.flatten()
-                for g in torch.autograd.grad(
-                    f[n, k], parameters, retain_graph=True, materialize_grads=True
-                )
-            ]
-        )
-        for n in range(len(X))
-        for k in range(N_LABELS)
-    ]
-    J = torch.stack(rows).reshape(len(X), N_LABELS, -1)
-    y = torch.as_tensor(Y, dtype=torch.float64)
-    h = torch.ones_like(y) if pos_weight is None else 1 + (pos_weight - 1) * y
+    J = references.gradient_rows(f, list(module.parameters())[subset])
+    h = torch.ones_like(TARGETS)
+    h = h if pos_weight is None else 1 + (pos_weight - 1) * TARGETS
     return J, f.detach(), h
 
 
 @pytest.mark.parametrize("pos_weight", [None, POS_WEIGHT])
-@pytest.mark.parametrize("subset", ["all", "last_layer"])
+@pytest.mark.parametrize(
+    ("subset", "places"), [("all", slice(None)), ("last_layer", slice(-2, None))]
+)
 def test_posterior_and_variances_are_those_of_the_dense_formula(
-    trained, pos_weight, subset
+    trained, pos_weight, subset, places
 ):
-    weighted = net(criterion__pos_weight=pos_weight)
-    initialised(weighted).module_.load_state_dict(trained.module_.state_dict())
-    model = fitted(
-        weighted, subset_of_weights=subset, hessian_structure="full", refine=False
-    )
-    J, f, h = dense(
-        trained, pos_weight, slice(-2, None) if subset == "last_layer" else slice(None)
-    )
+    weighted = twin(net(criterion__pos_weight=pos_weight), trained)
+    chosen = {"subset_of_weights": subset, "hessian_structure": "full"}
+    model = fitted(weighted, refine=False, **chosen)
+    J, f, h = dense(trained, pos_weight, places)
     p = f.sigmoid()
     H = torch.einsum("nkp,nk,nkq->pq", J, h * p * (1 - p), J)
-    cov = torch.linalg.inv(H + torch.eye(len(H), dtype=torch.float64))
+    identity = torch.eye(len(H), dtype=torch.float64)
+    cov = torch.linalg.inv(H + identity)
     expected = torch.einsum("nkp,pq,njq->nkj", J, cov, J)
     mean, found = model.latent_mean_and_variance(X, full_cov=True)
-    np.testing.assert_allclose(mean, f, rtol=1e-8, atol=1e-10)
-    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(mean, f, **EXACT)
+    np.testing.assert_allclose(found, expected, **EXACT)
     variance = model.latent_mean_and_variance(X)[1]
-    np.testing.assert_allclose(
-        variance, expected.diagonal(dim1=1, dim2=2), rtol=1e-8, atol=1e-10
-    )
-    y = torch.as_tensor(Y, dtype=torch.float64)
+    np.testing.assert_allclose(variance, expected.diagonal(dim1=1, dim2=2), **EXACT)
     loss = nn.functional.binary_cross_entropy_with_logits(
-        f, y, reduction="sum", pos_weight=pos_weight
+        f, TARGETS, reduction="sum", pos_weight=pos_weight
     )
-    mean_weights = model.posterior_.mean
+    one = torch.tensor(1.0, dtype=torch.float64)
     evidence = references.evidence(
-        H,
-        mean_weights,
-        -loss,
-        torch.ones(len(H), dtype=torch.float64),
-        torch.tensor(1.0, dtype=torch.float64),
-        torch.tensor(0.0, dtype=torch.float64),
+        H, model.posterior_.mean, -loss, identity.diagonal(), one, 0 * one
     )
     assert model.log_marginal_likelihood() == pytest.approx(float(evidence), rel=1e-8)
 
 
 def test_weights_of_labels_in_every_curvature(trained):
     """``S Sᵀ`` of drawn and of given labels, each label times its weight."""
-    likelihood = (
-        Bernoulli().multilabel().configured(nn.BCEWithLogitsLoss(pos_weight=POS_WEIGHT))
-    )
     plain = Bernoulli().multilabel()
+    likelihood = plain.configured(nn.BCEWithLogitsLoss(pos_weight=POS_WEIGHT))
     _, f, h = dense(trained, POS_WEIGHT)
-    y = torch.as_tensor(Y, dtype=torch.float64)
     root = h.sqrt().unsqueeze(-1)
     for name in ("ggn", "ggn_mc"):
-        kind = CURVATURES[name]
-        torch.testing.assert_close(
-            kind(likelihood, f, y), root * kind(plain, f, y), rtol=1e-12, atol=1e-12
+        found, bare = (
+            CURVATURES[name](kind, f, TARGETS) for kind in (likelihood, plain)
         )
-    S = CURVATURES["ef"](likelihood, f, y)
-    torch.testing.assert_close(S, (h * (f.sigmoid() - y)).unsqueeze(-1))
+        torch.testing.assert_close(found, root * bare, rtol=1e-12, atol=1e-12)
+    S = CURVATURES["ef"](likelihood, f, TARGETS)
+    torch.testing.assert_close(S, (h * (f.sigmoid() - TARGETS)).unsqueeze(-1))
 
 
 def test_weights_of_labels_are_torchs():
@@ -196,20 +164,15 @@ def test_rows_to_tune_on_are_scored_by_their_labels(trained):
 
 
 def test_refitted_head_is_at_the_minimum(trained):
-    weighted = net(criterion__pos_weight=POS_WEIGHT)
-    initialised(weighted).module_.load_state_dict(trained.module_.state_dict())
+    weighted = twin(net(criterion__pos_weight=POS_WEIGHT), trained)
     model = fitted(weighted, refine=True)
     w = model.posterior_.mean.clone().requires_grad_()
     module = trained.module_
-    hidden = []
-    handle = module.head.register_forward_hook(lambda _m, a, _o: hidden.append(a[0]))
-    with torch.no_grad():
-        module(torch.as_tensor(X))
-    handle.remove()
+    hidden = torch.tanh(module.hidden(torch.as_tensor(X))).detach()
     weight, bias = w[:-N_LABELS].reshape(N_LABELS, -1), w[-N_LABELS:]
-    f = hidden[0] @ weight.T + bias
+    f = hidden @ weight.T + bias
     loss = nn.functional.binary_cross_entropy_with_logits(
-        f, torch.as_tensor(Y).double(), reduction="sum", pos_weight=POS_WEIGHT
+        f, TARGETS, reduction="sum", pos_weight=POS_WEIGHT
     )
     (slope,) = torch.autograd.grad(loss + (w**2).sum() / 2, w)
     assert float(slope.abs().max()) < 1e-6
@@ -230,28 +193,15 @@ def test_default_network():
     np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
 
 
+@pytest.mark.filterwarnings("error")
 def test_labels_that_never_occur():
     never = np.column_stack([Y, np.zeros(len(Y), dtype=int)])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model = LaplaceClassifier(random_state=0).fit(X, never)
+    model = LaplaceClassifier(random_state=0).fit(X, never)
     assert (model.predict_proba(X)[:, -1] < 0.1).all()
 
 
-@pytest.mark.parametrize(
-    "form", [np.asarray, sparse.csr_matrix, np.ndarray.tolist, lambda y: y.astype(bool)]
-)
-def test_forms_of_a_matrix(form, trained):
-    model = fitted(trained)
-    expected = model.predict_proba(X)
-    model.fit(X, form(Y))
-    np.testing.assert_array_equal(model.predict_proba(X), expected)
-
-
 def test_sigmoid_and_logits_agree(trained):
-    other = net(SigmoidMLP, nn.BCELoss)
-    initialised(other).module_.load_state_dict(trained.module_.state_dict())
-    model, same = fitted(trained), fitted(other)
+    model, same = fitted(trained), fitted(twin(net(SigmoidMLP, nn.BCELoss), trained))
     np.testing.assert_allclose(model.predict_proba(X), same.predict_proba(X))
 
 
@@ -267,8 +217,7 @@ def test_neither_batches_nor_order_matter(trained, subset):
 def test_weights_are_repetitions(trained):
     weights = np.arange(len(X)) % 3
     model = fitted(trained)
-    model.fit(X, Y, sample_weight=weights)
-    proba = model.predict_proba(X)
+    proba = model.fit(X, Y, sample_weight=weights).predict_proba(X)
     repeated = np.repeat(np.arange(len(X)), weights)
     model.fit(X[repeated], Y[repeated])
     np.testing.assert_allclose(model.predict_proba(X), proba, rtol=1e-9)
@@ -288,9 +237,8 @@ def test_new_rows(trained):
 
 @pytest.mark.parametrize("curvature", CURVATURES)
 def test_every_curvature(trained, curvature):
-    model = fitted(
-        trained, curvature=curvature, hessian_structure="full", prior_precision=10.0
-    )
+    settings = {"hessian_structure": "full", "prior_precision": 10.0}
+    model = fitted(trained, curvature=curvature, **settings)
     assert np.isfinite(model.predict_proba(X)).all()
 
 
@@ -317,46 +265,40 @@ def recorded(**params):
     return LaplaceClassifier(net(callbacks=[RecordTraining()], **params))
 
 
-class TestBadInput:
-    def test_a_criterion_of_one_label(self):
-        model = LaplaceClassifier(classifier(callbacks=[RecordTraining()]))
-        refused_fit(model, "(3,)", "1d array", "BCEWithLogitsLoss", data=(X, Y))
+TWO = {"criterion__pos_weight": torch.ones(2)}
+MANY = Y + np.array([0, 0, 1])
+WORDS = np.where(Y == 1, "yes", "no")
+ONE = LaplaceClassifier(classifier(callbacks=[RecordTraining()]))
+BALANCED = recorded().set_params(class_weight="balanced")
+BAD = {
+    "a_criterion_of_one_label": (ONE, Y, "(3,)", "1d array", "BCEWithLogitsLoss"),
+    "numbers_of_outputs": (
+        *(recorded(module__n_out=2), Y),
+        *("2 outputs", "3 labels", "last layer to 3"),
+    ),
+    "several_classes": (recorded(), MANY, "3 columns", "[2]", "0 or 1"),
+    "and_no_net": (LaplaceClassifier(), MANY, "3 columns", "[2]", "0 or 1"),
+    "words": (recorded(), WORDS, "3 columns", "'no'", "0 or 1"),
+    "more_axes": (recorded(), Y[..., None], "(90, 3, 1)", "matrix"),
+    "numbers_of_rows": (recorded(), Y[:-1], "inconsistent"),
+    "class_weight": (BALANCED, Y, "class_weight='balanced'", "pos_weight"),
+    "weights_of_other_labels": (recorded(**TWO), Y, "2 entries", "3 labels"),
+    "weights_for_one_label": (
+        *(recorded(module__n_out=1, **TWO), Y[:, 0]),
+        *("2 entries", "one label"),
+    ),
+}
 
-    def test_numbers_of_outputs(self):
-        model = recorded(module__n_out=2)
-        refused_fit(model, "2 outputs", "3 labels", "last layer to 3", data=(X, Y))
 
-    @pytest.mark.parametrize("estimator", [None, "net"])
-    def test_labels_of_several_classes(self, estimator):
-        model = LaplaceClassifier() if estimator is None else recorded()
-        many = Y + np.array([0, 0, 1])
-        refused_fit(model, "3 columns", "[2]", "0 or 1", data=(X, many))
+@pytest.mark.parametrize("name", BAD)
+def test_what_does_not_fit_is_refused(name):
+    model, y, *words = BAD[name]
+    refused_fit(model, *words, data=(X, y))
 
-    def test_words(self):
-        words = np.where(Y == 1, "yes", "no")
-        refused_fit(recorded(), "3 columns", "'no'", "0 or 1", data=(X, words))
 
-    def test_more_axes(self):
-        refused_fit(recorded(), "(90, 3, 1)", "matrix", data=(X, Y[..., None]))
-
-    def test_numbers_of_rows(self):
-        refused_fit(recorded(), "inconsistent", data=(X, Y[:-1]))
-
-    def test_class_weight(self):
-        model = recorded().set_params(class_weight="balanced")
-        refused_fit(model, "class_weight='balanced'", "pos_weight", data=(X, Y))
-
-    def test_weights_of_other_labels(self):
-        model = recorded(criterion__pos_weight=torch.ones(2))
-        refused_fit(model, "2 entries", "3 labels", data=(X, Y))
-
-    def test_several_weights_for_one_label(self):
-        model = recorded(criterion__pos_weight=torch.ones(2), module__n_out=1)
-        refused_fit(model, "2 entries", "one label", data=(X, Y[:, 0]))
-
-    def test_other_columns_to_tune_on(self):
-        rows = {"X_val": X, "y_val": Y[:, :2]}
-        refused_fit(recorded(), "y_val has shape (90, 2)", data=(X, Y), **rows)
+def test_other_columns_to_tune_on_are_refused():
+    rows = {"X_val": X, "y_val": Y[:, :2]}
+    refused_fit(recorded(), "y_val has shape (90, 2)", data=(X, Y), **rows)
 
 
 @pytest.mark.parametrize("likelihood", [None, Bernoulli()])
@@ -388,12 +330,14 @@ def test_scores_that_take_columns_for_classes_are_refused(scoring):
 
 
 @pytest.mark.parametrize("kind", [object, bool, float, sparse.csr_matrix, list])
-def test_any_matrix_that_can_be_fitted_can_be_scored(kind, trained):
+def test_any_form_of_a_matrix_is_fitted_and_scored(kind, trained):
     forms = {sparse.csr_matrix: sparse.csr_matrix(Y), list: Y.tolist()}
     y = forms[kind] if kind in forms else Y.astype(kind)
-    model = LaplaceClassifier(
-        FrozenEstimator(trained), prior_precision=1.0, random_state=0
-    ).fit(X, y)
+    model = fitted(trained)
+    proba = model.predict_proba(X)
+    np.testing.assert_array_equal(model.predict(X), proba > 0.5)
+    model.fit(X, y)
+    np.testing.assert_array_equal(model.predict_proba(X), proba)
     weights = np.arange(len(X))
     right = (model.predict(X) == Y).all(1)
     assert model.score(X, y) == pytest.approx(right.mean())
@@ -402,20 +346,11 @@ def test_any_matrix_that_can_be_fitted_can_be_scored(kind, trained):
         model.score(X[:5], Y)
 
 
-def test_labels_are_one_where_that_is_more_probable(trained):
-    model = fitted(trained)
-    np.testing.assert_array_equal(model.predict(X), model.predict_proba(X) > 0.5)
-
-
 def test_ignored_rows_are_not_scored():
     y = np.where(np.arange(len(X)) % 4 == 0, -1, Y[:, 0])
-    recorded = classifier(
-        module__n_in=2,
-        module__n_out=2,
-        module__dtype=torch.float64,
-        criterion__ignore_index=-1,
-    )
-    model = LaplaceClassifier(recorded, prior_precision=1.0, random_state=0).fit(X, y)
+    sizes = {"module__n_out": 2, "module__dtype": torch.float64}
+    net = classifier(criterion__ignore_index=-1, **sizes)
+    model = LaplaceClassifier(net, prior_precision=1.0, random_state=0).fit(X, y)
     right = (model.predict(X) == y)[y >= 0]
     assert model.score(X, y) == pytest.approx(right.mean())
     with pytest.raises(ValueError, match=r"criterion ignores.*Pass some rows"):
@@ -431,9 +366,7 @@ def test_ignored_rows_are_not_scored():
 )
 def test_nets_that_skorch_keeps_to_one_label(make, words):
     """With words of what to use, before any training."""
-    X, _ = blobs()
-    Y = np.stack([X[:, 0] > 0, X[:, 1] > 0], 1).astype(int)
-    net = make(MLP, module__n_out=2, criterion=torch.nn.BCEWithLogitsLoss, verbose=0)
-    with pytest.raises(ValueError, match=r"Use skorch\.NeuralNet") as caught:
-        LaplaceClassifier(net).fit(X, Y)
-    assert all(word in str(caught.value) for word in words)
+    params = {"module__n_out": N_LABELS, "callbacks": [RecordTraining()]}
+    net = make(MLP, criterion=nn.BCEWithLogitsLoss, verbose=0, **params)
+    model = LaplaceClassifier(net)
+    refused_fit(model, "Use skorch.NeuralNet", *words, data=(X.astype("f4"), Y))

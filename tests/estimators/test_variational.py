@@ -1,11 +1,8 @@
 """Bayes by Backprop: what is learned, from which start, and what is refused."""
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
-from conftest import global_rng_states
 from nets import (
     MLP,
     BatchNormMLP,
@@ -15,16 +12,16 @@ from nets import (
     binary_classifier,
     blobs,
     classifier,
-    initialised,
     regressor,
     seeded,
     waves,
 )
+from refusals import refused_fit
 from scipy.stats import multivariate_normal
 from sklearn.base import clone
 from sklearn.datasets import make_moons
 from sklearn.frozen import FrozenEstimator
-from skorch.callbacks import Callback, Freezer
+from skorch.callbacks import Freezer
 from skorch.dataset import ValidSplit
 from torch import nn
 
@@ -35,6 +32,8 @@ from sklaplace.posterior.variational import POSTERIORS
 
 X, Y = blobs()
 X_REG, Y_REG = waves()
+DATA = {VariationalClassifier: (X, Y), VariationalRegressor: (X_REG, Y_REG)}
+NETS = {VariationalClassifier: classifier, VariationalRegressor: regressor}
 
 
 class Deep(nn.Module):
@@ -69,11 +68,14 @@ def line():
     return X, X @ [0.7, -0.4] + 0.3 + SIGMA * rng.normal(size=40)
 
 
+def fit_line(line, **options):
+    settings = {"kl_weight": 1.0, "prior_scale": SCALE, "random_state": 0} | options
+    return VariationalRegressor(linear_net(), **settings).fit(*line)
+
+
 @pytest.fixture(scope="module")
 def linear(line):
-    options = {"kl_weight": 1.0, "prior_scale": SCALE, "random_state": 0}
-    net = linear_net()
-    return VariationalRegressor(net, sigma_noise=SIGMA, **options).fit(*line)
+    return fit_line(line, sigma_noise=SIGMA)
 
 
 class TestLinearModel:
@@ -99,16 +101,18 @@ class TestLinearModel:
         spread = np.std(np.sum(residuals**2, 1) / (2 * sigma**2))
         return fit - kl / 2, spread
 
-    def test_posterior_is_the_best_independent_one(self, linear, line):
-        _, mean, variance = self.optimum(*line, SIGMA, SCALE)
-        found = linear.posterior_
+    @classmethod
+    def assert_optimal(cls, model, X, y, sigma):
+        _, mean, variance = cls.optimum(X, y, sigma, SCALE)
+        found, std = model.posterior_, np.sqrt(variance)
         # Steps at single draws, their size falling to zero: from seed to seed means
         # spread by 0.06 deviations, and deviations by 2.4 %; five times that.
-        np.testing.assert_allclose(
-            (found.mean.numpy() - mean) / np.sqrt(variance), 0, atol=0.3
-        )
-        ratio = found.variance().numpy() / variance
-        np.testing.assert_allclose(np.sqrt(ratio), 1, atol=0.12)
+        np.testing.assert_allclose((found.mean.numpy() - mean) / std, 0, atol=0.3)
+        ratio = np.sqrt(found.variance().numpy()) / std
+        np.testing.assert_allclose(ratio, 1, atol=0.12)
+
+    def test_posterior_is_the_best_independent_one(self, linear, line):
+        self.assert_optimal(linear, *line, SIGMA)
 
     def test_elbo_is_that_of_the_optimum(self, linear, line):
         expected, spread = self.bound(*line, SIGMA, SCALE)
@@ -135,9 +139,7 @@ class TestLinearModel:
         np.testing.assert_allclose(ratio, 1, atol=5 / 200**0.5 + 0.12)
 
     def test_learned_noise_maximises_the_objective(self, line):
-        options = {"kl_weight": 1.0, "prior_scale": SCALE, "random_state": 0}
-        model = VariationalRegressor(linear_net(), **options).fit(*line)
-        sigma = 1.0
+        model, sigma = fit_line(line), 1.0
         for _ in range(50):
             design, mean, variance = self.optimum(*line, sigma, SCALE)
             squares = (line[1] - design @ mean) ** 2 + design**2 @ variance
@@ -146,19 +148,9 @@ class TestLinearModel:
         assert model.sigma_noise_ == pytest.approx(sigma, rel=5 * 0.03 / 20**0.5)
 
     def test_weight_of_the_divergence_is_a_temperature(self, line):
-        options = {"sigma_noise": SIGMA, "prior_scale": SCALE}
-        net = linear_net()
-        model = VariationalRegressor(net, kl_weight=0.25, random_state=0, **options)
-        model.fit(*line)
+        model = fit_line(line, kl_weight=0.25, sigma_noise=SIGMA)
         # 1/4 of the divergence is the objective of four times as many rows
-        _, mean, variance = self.optimum(*line, SIGMA / 2, SCALE)
-        found = model.posterior_
-        np.testing.assert_allclose(
-            (found.mean.numpy() - mean) / np.sqrt(variance), 0, atol=0.3
-        )
-        np.testing.assert_allclose(
-            np.sqrt(found.variance().numpy() / variance), 1, atol=0.12
-        )
+        self.assert_optimal(model, *line, SIGMA / 2)
 
 
 # ------------------------------------------------------------------------ quality
@@ -231,38 +223,39 @@ def of_sine(seed, noise):
 
 
 # ------------------------------------------------------------------ a trained start
+SPLIT = {"train_split": ValidSplit(3), "callbacks": None}
+
+
 @pytest.fixture(scope="module")
 def net():
-    split = {"train_split": ValidSplit(3), "callbacks": None}
-    return seeded(classifier(max_epochs=60, **split), X, Y)
+    return seeded(classifier(max_epochs=60, **SPLIT), X, Y)
+
+
+def started(net, **options):
+    """From the weights of a trained net."""
+    model = VariationalClassifier(FrozenEstimator(net), random_state=0, **options)
+    return model.fit(X, Y)
+
+
+def learned(model):
+    return {block.name for block in model.posterior_.layout.blocks}
 
 
 class TestFrozenStart:
-    @staticmethod
-    def still(net):
-        """The same, to be trained so little that nothing moves."""
-        net = clone(net).set_params(max_epochs=1, lr=1e-12)
-        return seeded(net.set_params(lr=0.05, max_epochs=60), X, Y).set_params(
-            max_epochs=1, lr=1e-12
-        )
-
     @pytest.mark.parametrize("posterior", POSTERIORS)
     def test_starts_at_its_weights(self, net, posterior):
-        net = self.still(net)
-        model = VariationalClassifier(
-            FrozenEstimator(net), posterior=posterior, bound=20.0, random_state=0
-        ).fit(X, Y)
+        net = seeded(clone(net), X, Y)
+        net.set_params(max_epochs=1, lr=1e-12)  # so little that nothing moves
+        model = started(net, posterior=posterior, bound=20.0)
         own = dict(net.module_.named_parameters())
         for name, value in model.estimator_.module_.named_parameters():
             torch.testing.assert_close(value, own[name], rtol=1e-4, atol=1e-5)
 
+    @pytest.mark.filterwarnings("ignore")
     def test_the_net_is_as_it_was(self, net):
         before = {k: v.clone() for k, v in net.module_.state_dict().items()}
         attributes, history = dict(vars(net)), len(net.history)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model = VariationalClassifier(FrozenEstimator(net), random_state=0)
-            model.fit(X, Y)
+        model = started(net)
         assert vars(net) == attributes
         assert len(net.history) == history
         for name, value in net.module_.state_dict().items():
@@ -271,33 +264,27 @@ class TestFrozenStart:
         assert model.estimator_ is not net
 
     def test_what_does_not_learn_is_taken_along(self):
-        net = initialised(classifier(BatchNormMLP))
-        seeded(net, X, Y)
+        net = seeded(classifier(BatchNormMLP), X, Y)
         net.module_.hidden.requires_grad_(False)
-        model = VariationalClassifier(FrozenEstimator(net), random_state=0).fit(X, Y)
+        model = started(net)
         found = model.estimator_.module_.hidden
         assert torch.equal(found.weight, net.module_.hidden.weight)
         assert not found.weight.requires_grad
-        names = {block.name for block in model.posterior_.layout.blocks}
-        assert names == {"norm.weight", "norm.bias", "head.weight", "head.bias"}
+        names = {"norm.weight", "norm.bias", "head.weight", "head.bias"}
+        assert learned(model) == names
 
     def test_compiled_nets(self):
-        net = seeded(classifier(Compiled(MLP())), X, Y)
-        model = VariationalClassifier(FrozenEstimator(net), random_state=0).fit(X, Y)
-        names = {block.name for block in model.posterior_.layout.blocks}
-        assert names == {"hidden.weight", "hidden.bias", "head.weight", "head.bias"}
+        model = started(seeded(classifier(Compiled(MLP())), X, Y))
+        names = {"hidden.weight", "hidden.bias", "head.weight", "head.bias"}
+        assert learned(model) == names
 
     def test_worse_predictions_of_rows_held_out_are_told(self, net):
-        model = VariationalClassifier(
-            FrozenEstimator(net), kl_weight=1e3, random_state=0
-        )
         words = r"predicts the 20 rows that the net holds out worse.*lower kl_weight"
         with pytest.warns(UserWarning, match=words):
-            model.fit(X, Y)
+            started(net, kl_weight=1e3)
 
     def test_worse_numbers_are_told(self):
-        split = {"train_split": ValidSplit(3), "callbacks": None}
-        net = seeded(regressor(max_epochs=100, **split), X_REG, Y_REG[:, None])
+        net = seeded(regressor(max_epochs=100, **SPLIT), X_REG, Y_REG[:, None])
         model = VariationalRegressor(
             FrozenEstimator(net), kl_weight=1e3, random_state=0
         )
@@ -305,176 +292,123 @@ class TestFrozenStart:
             model.fit(X_REG, Y_REG)
 
     def test_no_word_where_it_is_no_worse(self, net):
-        longer = seeded(clone(net), X, Y).set_params(max_epochs=200, lr=0.02)
         # warnings are errors here
-        VariationalClassifier(FrozenEstimator(longer), random_state=0).fit(X, Y)
+        started(seeded(clone(net), X, Y).set_params(max_epochs=200, lr=0.02))
 
     def test_a_default_network_is_a_start(self):
         start = LaplaceClassifier(random_state=0).fit(X, Y).estimator_
-        model = VariationalClassifier(FrozenEstimator(start), random_state=0).fit(X, Y)
-        assert model.score(X, Y) > (start.predict(X) == Y).mean() - 0.05
+        assert started(start).score(X, Y) > (start.predict(X) == Y).mean() - 0.05
 
     def test_no_word_without_rows_held_out(self):
-        net = seeded(classifier(), X, Y)
-        VariationalClassifier(FrozenEstimator(net), kl_weight=3.0, random_state=0).fit(
-            X, Y
-        )
+        started(seeded(classifier(), X, Y), kl_weight=3.0)
 
 
 # ------------------------------------------------------------------------- refused
-class Fails(Callback):
-    """Raises in the second epoch."""
-
-    def on_epoch_end(self, net, **kwargs):
-        if len(net.history) == 2:
-            raise KeyError("stop")
-
-
-def refused(model, *words, data=(X, Y), error=ValueError):
-    RecordTraining.steps.clear()
-    before, attributes = global_rng_states(), dict(vars(model))
-    with pytest.raises(error, match=r"\w") as caught:
-        model.fit(*data)
-    for word in words:
-        assert word in str(caught.value)
-    assert RecordTraining.steps == []
-    assert global_rng_states() == before
-    assert vars(model) == attributes
 
 
 RECORD = {"callbacks": [RecordTraining()]}
 
 
+def recorded(net=None, kind=VariationalClassifier, **options):
+    """Of a net with parameters, of which nothing may be trained."""
+    return kind(NETS[kind](**RECORD | (net or {})), **options)
+
+
+class Sparse(MLP):
+    """A table whose gradients are sparse."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(3, 2, sparse=True)
+
+
+def mixture(**params):
+    return {"prior": "scale_mixture", "prior_params": params}
+
+
+OPTIONS = [
+    ({"posterior": "gausian"}, ["posterior='gausian'", "mean 'gaussian'"]),
+    ({"prior": "normal"}, ["prior='normal' is not known", "'scale_mixture'"]),
+    ({"kl_schedule": None}, ["kl_schedule=None", "'blundell', 'uniform'"]),
+    ({"kl_weight": 0}, ["kl_weight=0 is not positive"]),
+    ({"kl_weight": "auto"}, ["kl_weight='auto'", "Choose a positive number"]),
+    ({"kl_weight": np.inf}, ["kl_weight=inf"]),
+    ({"bound": -1.0}, ["bound=-1.0 is not positive"]),
+    ({"prior_scale": 0.0}, ["prior_scale=0.0 is not positive"]),
+    ({"prior_scale": None}, ["prior_scale=None"]),
+    ({"prior_params": {"weight": 0.5}}, ["'weight'", "It takes none."]),
+    ({"prior_params": 3}, ["prior_params is of type int", "Pass a dict"]),
+    (mixture(wide=1), ["has 'wide'", "It takes 'narrow', 'weight'."]),
+    (mixture(weight=1.5), ["prior_params['weight']=1.5 is not between 0 and 1"]),
+    (mixture(narrow="x"), ["prior_params['narrow']='x'"]),
+]
+LINE_SEARCH = {"optimizer": torch.optim.LBFGS, "lr": 1.0}
+LINE_SEARCH["optimizer__line_search_fn"] = "strong_wolfe"
+GROUPS = {"optimizer__param_groups": [("head.*", {"lr": 0.1})]}
+STILL = {"module": MLP(2, 3).requires_grad_(False)}
+UNFIT = [
+    ({"optimizer": torch.optim.AdamW}, ["weight_decay=0.01", "prior_scale"]),
+    ({"max_epochs": 0}, ["max_epochs=0"]),
+    ({"module": Sparse}, ["Embedding has sparse=True"]),
+    (GROUPS, ["optimizer__param_groups", "Leave it out"]),
+    (LINE_SEARCH, ["line_search_fn", "torch.optim.Adam"]),
+    (STILL, ["no parameters that require gradients"]),
+    ({"module__n_out": 4}, ["gives 4 outputs, but y has 3 classes"]),
+]
+
+
 class TestRefused:
     @pytest.mark.parametrize("posterior", sorted(set(POSTERIORS) - {"kumaraswamy"}))
     def test_posterior_without_the_bounds_of_the_prior(self, posterior):
-        net = classifier(**RECORD)
-        model = VariationalClassifier(net, posterior=posterior, prior="uniform")
-        refused(model, f"posterior={posterior!r} has no bounds", "'kumaraswamy'")
+        model = recorded(posterior=posterior, prior="uniform")
+        words = f"posterior={posterior!r} has no bounds", "'kumaraswamy'"
+        refused_fit(model, *words, data=(X, Y))
 
     def test_start_beyond_the_bound(self):
-        net = classifier(**RECORD)
-        model = VariationalClassifier(net, posterior="kumaraswamy", bound=0.01)
-        refused(model, "not within bound=0.01", "Choose a larger bound")
+        model = recorded(posterior="kumaraswamy", bound=0.01)
+        words = "not within bound=0.01", "Choose a larger bound"
+        refused_fit(model, *words, data=(X, Y))
 
-    @pytest.mark.parametrize(
-        ("options", "words"),
-        [
-            ({"posterior": "gausian"}, ["posterior='gausian'", "mean 'gaussian'"]),
-            ({"prior": "normal"}, ["prior='normal' is not known", "'scale_mixture'"]),
-            ({"kl_schedule": None}, ["kl_schedule=None", "'blundell', 'uniform'"]),
-            ({"kl_weight": 0}, ["kl_weight=0 is not positive"]),
-            ({"kl_weight": "auto"}, ["kl_weight='auto'", "Choose a positive number"]),
-            ({"kl_weight": np.inf}, ["kl_weight=inf"]),
-            ({"bound": -1.0}, ["bound=-1.0 is not positive"]),
-            ({"prior_scale": 0.0}, ["prior_scale=0.0 is not positive"]),
-            ({"prior_scale": None}, ["prior_scale=None"]),
-            ({"prior_params": {"weight": 0.5}}, ["'weight'", "It takes none."]),
-            ({"prior_params": 3}, ["prior_params is of type int", "Pass a dict"]),
-            (
-                {"prior": "scale_mixture", "prior_params": {"wide": 1}},
-                ["has 'wide'", "It takes 'narrow', 'weight'."],
-            ),
-            (
-                {"prior": "scale_mixture", "prior_params": {"weight": 1.5}},
-                ["prior_params['weight']=1.5 is not between 0 and 1"],
-            ),
-            (
-                {"prior": "scale_mixture", "prior_params": {"narrow": "x"}},
-                ["prior_params['narrow']='x'"],
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "words"), OPTIONS)
     def test_options(self, options, words):
-        kinds = {VariationalClassifier: "", VariationalRegressor: ""}
-        for kind in kinds:
-            is_classifier = kind is VariationalClassifier
-            net = (classifier if is_classifier else regressor)(**RECORD)
-            data = (X, Y) if is_classifier else (X_REG, Y_REG)
-            given = {"error": TypeError} if options == {"prior_params": 3} else {}
-            refused(kind(net, **options), *words, data=data, **given)
+        error = TypeError if options == {"prior_params": 3} else ValueError
+        for kind, data in DATA.items():
+            model = recorded(kind=kind, **options)
+            refused_fit(model, *words, data=data, error=error)
 
     @pytest.mark.parametrize("value", ["none", 0, -1.0, None, [[0.1]], [0.1, 0.2]])
     def test_noise(self, value):
-        model = VariationalRegressor(regressor(**RECORD), sigma_noise=value)
-        refused(model, "sigma_noise", data=(X_REG, Y_REG))
+        model = recorded(kind=VariationalRegressor, sigma_noise=value)
+        refused_fit(model, "sigma_noise")
 
     def test_noise_of_targets_that_have_their_own(self):
-        net = regressor(criterion=nn.PoissonNLLLoss, **RECORD)
-        model = VariationalRegressor(net, sigma_noise=0.3)
+        counts = {"criterion": nn.PoissonNLLLoss}
+        model = recorded(counts, VariationalRegressor, sigma_noise=0.3)
         words = "sigma_noise=0.3 was given", "no noise level"
-        refused(model, *words, data=(X_REG, np.abs(Y_REG).round()))
-
-    def test_weight_decay(self):
-        net = classifier(optimizer=torch.optim.AdamW, **RECORD)
-        refused(VariationalClassifier(net), "weight_decay=0.01", "prior_scale")
+        refused_fit(model, *words, data=(X_REG, np.abs(Y_REG).round()))
 
     def test_more_draws_than_memory_holds(self):
-        model = VariationalClassifier(classifier(**RECORD), n_samples=10**12)
-        refused(model, "n_samples=1,000,000,000,000 draws", "set a smaller n_samples")
+        words = "n_samples=1,000,000,000,000 draws", "set a smaller n_samples"
+        refused_fit(recorded(n_samples=10**12), *words, data=(X, Y))
 
-    def test_no_epochs(self):
-        net = classifier(**RECORD | {"max_epochs": 0})
-        refused(VariationalClassifier(net), "max_epochs=0")
-
-    def test_sparse_gradients(self):
-        class Sparse(MLP):
-            def __init__(self):
-                super().__init__()
-                self.table = nn.Embedding(3, 2, sparse=True)
-
-        net = classifier(Sparse, **RECORD)
-        refused(VariationalClassifier(net), "Embedding has sparse=True")
-
-    def test_groups_of_parameters(self):
-        groups = [("head.*", {"lr": 0.1})]
-        net = classifier(optimizer__param_groups=groups, **RECORD)
-        refused(VariationalClassifier(net), "optimizer__param_groups", "Leave it out")
-
-    def test_line_searches(self):
-        options = {"optimizer__line_search_fn": "strong_wolfe", "lr": 1.0}
-        net = classifier(optimizer=torch.optim.LBFGS, **options, **RECORD)
-        refused(VariationalClassifier(net), "line_search_fn", "torch.optim.Adam")
+    @pytest.mark.parametrize(("net", "words"), UNFIT, ids=[w[0] for _, w in UNFIT])
+    def test_nets_that_do_not_fit(self, net, words):
+        refused_fit(recorded(net), *words, data=(X, Y))
 
     @pytest.mark.parametrize("callback", [MarglikTraining(), Freezer("hidden.*")])
     @pytest.mark.parametrize("named", [False, True])
     def test_callbacks_about_parameters(self, callback, named):
         entry = ("own", callback) if named else callback
-        net = classifier(callbacks=[RecordTraining(), entry])
+        model = recorded({"callbacks": [RecordTraining(), entry]})
         words = f"The callback {type(callback).__name__}", "Leave it out"
-        refused(VariationalClassifier(net), *words)
+        refused_fit(model, *words, data=(X, Y))
 
-    def test_networks_without_parameters_to_learn(self):
-        net = classifier(MLP(2, 3).requires_grad_(False), **RECORD)
-        refused(VariationalClassifier(net), "no parameters that require gradients")
-
-    def test_wrong_number_of_outputs(self):
-        net = classifier(module__n_out=4, **RECORD)
-        refused(VariationalClassifier(net), "gives 4 outputs, but y has 3 classes")
-        net = binary_classifier(**RECORD)
-        refused(VariationalClassifier(net), "One logit stands for two classes")
+    def test_one_logit_for_three_classes(self):
+        model = VariationalClassifier(binary_classifier(**RECORD))
+        refused_fit(model, "One logit stands for two classes", data=(X, Y))
 
 
 class TestFailures:
-    @pytest.mark.parametrize("kind", [VariationalClassifier, VariationalRegressor])
-    def test_training_that_raises_leaves_all_as_it_was(self, kind, rng_untouched):
-        is_classifier = kind is VariationalClassifier
-        data = (X, Y) if is_classifier else (X_REG, Y_REG)
-        ask = "predict_proba" if is_classifier else "predict"
-        make = classifier if is_classifier else regressor
-        model = kind(make(), n_samples=5, random_state=0).fit(*data)
-        expected, attributes = getattr(model, ask)(data[0]), dict(vars(model))
-        model.set_params(estimator=make(callbacks=[Fails()]))
-        rows = [array.copy() for array in data]
-        with pytest.raises(KeyError):
-            model.fit(*data)
-        attributes["estimator"] = model.estimator
-        assert vars(model) == attributes
-        np.testing.assert_array_equal(getattr(model, ask)(data[0]), expected)
-        for array, before in zip(data, rows, strict=True):
-            np.testing.assert_array_equal(array, before)
-        assert not model.estimator.initialized_
-
     def test_divergence_is_told(self, rng_untouched):
         net = regressor(lr=1e20, optimizer=torch.optim.SGD)
         with pytest.raises(ValueError, match="has diverged"):
