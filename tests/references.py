@@ -87,9 +87,7 @@ REFERENCES: dict[type, Reference] = {
         2, lambda n: normal(n, 2, seed=3), torch.distributions.Normal
     ),
     likelihoods.Poisson: Reference(
-        2,
-        lambda n: torch.randint(4, (n, 2), generator=generator(3)).double(),
-        _poisson,
+        2, lambda n: torch.randint(4, (n, 2), generator=generator(3)).double(), _poisson
     ),
     likelihoods.HeteroscedasticGaussian: Reference(
         2, lambda n: normal(n, 1, seed=3), _heteroscedastic

@@ -65,11 +65,7 @@ class TestLikelihood:
             network_spec(net, 1)
 
     @pytest.mark.parametrize(
-        ("option", "value"),
-        [
-            ("ignore_index", 1),
-            ("reduction", "none"),
-        ],
+        ("option", "value"), [("ignore_index", 1), ("reduction", "none")]
     )
     def test_options_that_change_the_loss_are_refused(self, option, value):
         net = initialised(classifier(**{f"criterion__{option}": value}))

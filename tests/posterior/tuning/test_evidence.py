@@ -174,8 +174,7 @@ def test_layerwise_evidence_of_the_full_structure(likelihood, evaluations):
 
     def loss(x):
         h = replace(
-            posterior.hyperparameters,
-            prior_precision=torch.as_tensor(x[:2]).exp(),
+            posterior.hyperparameters, prior_precision=torch.as_tensor(x[:2]).exp()
         )
         if free_noise:
             h = replace(h, sigma_noise=torch.as_tensor(x[2]).exp())

@@ -139,9 +139,7 @@ CASES = {
     ),
     "label_smoothing": Case(
         of_net(
-            classifier,
-            criterion__weight=CLASS_WEIGHT,
-            criterion__label_smoothing=0.2,
+            classifier, criterion__weight=CLASS_WEIGHT, criterion__label_smoothing=0.2
         ),
         double(),
         LABELS,

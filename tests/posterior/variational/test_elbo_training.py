@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from nets import (
-    blobs,
-    classifier,
-    regressor,
-    waves,
-)
+from nets import blobs, classifier, regressor, waves
 from objectives import (
     DOUBLE,
     LABELS,

@@ -173,9 +173,7 @@ def test_initial_medians_and_deviations(name):
 
 @pytest.mark.parametrize(("name", "setting"), CASES)
 @pytest.mark.parametrize(
-    "function",
-    [lambda w: w, torch.square, torch.cos],
-    ids=["w", "square", "cos"],
+    "function", [lambda w: w, torch.square, torch.cos], ids=["w", "square", "cos"]
 )
 def test_pathwise_gradients_are_those_of_integrals(
     name, setting, function, monkeypatch
