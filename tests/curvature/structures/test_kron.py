@@ -1,3 +1,5 @@
+from itertools import chain
+
 import pytest
 import references
 import torch
@@ -5,7 +7,6 @@ from cases import CASES, normal, positive
 from contracts import N_ROWS, assert_equal, prior_precision, problem, scale
 
 from sklaplace.curvature.blocks import Block
-from sklaplace.curvature.ggn import GGN, accumulate
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.structures import kron
@@ -24,27 +25,25 @@ def wide_structure(monkeypatch, limit=2):
 def test_wide_factors_keep_their_diagonal(monkeypatch):
     exact = problem("mlp").structure("kron")
     _, structure = wide_structure(monkeypatch)
-    pairs = zip(structure.factors, exact.factors, strict=True)
-    for factors, exact_factors in pairs:
-        for factor, dense in zip(factors, exact_factors, strict=True):
-            expected = dense.dense()
-            if len(expected) > 2:
-                expected = expected.diagonal().diag()
-            assert_equal(factor.dense(), expected, 1e-12)
+    pairs = (chain.from_iterable(s.factors) for s in (structure, exact))
+    for factor, dense in zip(*pairs, strict=True):
+        expected = dense.dense()
+        if len(expected) > 2:
+            expected = expected.diagonal().diag()
+        assert_equal(factor.dense(), expected, 1e-12)
 
 
 def test_questions_with_wide_factors(monkeypatch):
     found, structure = wide_structure(monkeypatch)
     for prior in ("scalar", "layerwise"):
         delta = prior_precision(found.layout, prior)
-        sizes = torch.tensor(found.layout.sizes)
-        every = delta.expand(len(sizes)).repeat_interleave(sizes)
-        P = scale() * structure.dense() + every.diag()
+        P = references.expand(delta, found.layout).diag()
+        P = P + scale() * structure.dense()
         cov, J = torch.linalg.inv(P), found.parts.J
-        jacobian = found.jacobian()
         precision = structure.precision(delta, scale())
         assert_equal(precision.logdet(), torch.logdet(P))
-        assert_equal(precision.functional_covariance(jacobian), J @ cov @ J.mT)
+        functional = precision.functional_covariance(found.jacobian())
+        assert_equal(functional, J @ cov @ J.mT)
         assert_equal(precision.variance(), cov.diagonal())
         root = precision.sample(torch.eye(len(P)).double()).T
         assert_equal(root @ root.T, cov)
@@ -59,8 +58,7 @@ def test_bytes_of_wide_factors(monkeypatch):
 
 def reduced(found, *sizes, weights=None):
     accumulator = KronAccumulator(found.layout, weight_sharing="reduce")
-    batches = found.batches(*sizes, weights=weights)
-    accumulate(found.forward, batches, found.likelihood, GGN, accumulator)
+    found.accumulate(accumulator, found.batches(*sizes, weights=weights))
     return accumulator.decompose()
 
 
