@@ -60,13 +60,15 @@ class Case:
     """A net, targets and the mean loss of outputs, by other means than ours."""
 
     net: object
-    module: nn.Module
     y: np.ndarray
     nll: object
-    settings: dict
-    kind: type = VariationalClassifier
-    keep: np.ndarray | None = None
-    tolerance: dict | None = None
+    settings: dict = field(default_factory=dict)
+    keep: np.ndarray | slice = slice(None)
+
+    @property
+    def module(self):
+        own = {k[8:]: v for k, v in self.net.get_params(False).items() if "__" in k}
+        return self.net.module(**{k: v for k, v in own.items() if k in ("dtype", "n_out")})
 
 
 IGNORING = np.where(np.arange(20) % 5 == 0, -1, LABELS)
