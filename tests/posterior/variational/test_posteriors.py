@@ -25,6 +25,8 @@ from scipy.stats import kstest
 from sklaplace.posterior.variational import POSTERIORS, WeightPosterior
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
+every_name = pytest.mark.parametrize("name", POSTERIORS)
+every_setting = pytest.mark.parametrize(("name", "setting"), CASES)
 
 
 def close(found, wanted, rtol, atol=0.0):
@@ -34,34 +36,29 @@ def close(found, wanted, rtol, atol=0.0):
 # The registry
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@every_name
 def test_names_are_the_keys(name):
     assert POSTERIORS[name].name == name
     assert issubclass(POSTERIORS[name], WeightPosterior)
 
 
-def test_only_the_gaussian_is_not_experimental():
-    plain = [name for name, kind in POSTERIORS.items() if not kind.is_experimental]
-    assert plain == ["gaussian"]
-
-
-def test_only_kumaraswamy_is_bounded():
-    assert [name for name, kind in POSTERIORS.items() if kind.is_bounded] == [
-        "kumaraswamy"
-    ]
+def test_only_the_gaussian_is_not_experimental_and_only_kumaraswamy_bounded():
+    kinds = POSTERIORS.values()
+    assert [kind.name for kind in kinds if not kind.is_experimental] == ["gaussian"]
+    assert [kind.name for kind in kinds if kind.is_bounded] == ["kumaraswamy"]
 
 
 # The density
 
 
-@pytest.mark.parametrize(("name", "setting"), CASES)
+@every_setting
 def test_density_integrates_to_one(name, setting):
     mass = expectation(posterior(name, setting), torch.ones_like)
     # 1e-9 of Kumaraswamy's mass is beyond the grid; kinks err by the step squared
     close(mass, torch.ones_like(mass), rtol=3e-7)
 
 
-@pytest.mark.parametrize(("name", "setting"), CASES)
+@every_setting
 def test_draws_follow_the_integrated_density(name, setting):
     found = posterior(name, setting)
     points, below = distribution(found)
@@ -72,7 +69,7 @@ def test_draws_follow_the_integrated_density(name, setting):
         assert kstest(mass, "uniform").pvalue > 1e-4
 
 
-@pytest.mark.parametrize(("name", "setting"), CASES)
+@every_setting
 def test_log_densities_of_draws_are_those_of_log_prob(name, setting):
     found = posterior(name, setting)
     w, log_q = found.sample(500, generator(2))
@@ -81,7 +78,7 @@ def test_log_densities_of_draws_are_those_of_log_prob(name, setting):
     close(log_q, found.log_prob(w), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(("name", "setting"), CASES)
+@every_setting
 def test_gradients_of_log_densities_are_those_of_log_prob(name, setting):
     """Both directly and by way of the draw."""
     found = posterior(name, setting)
@@ -92,7 +89,7 @@ def test_gradients_of_log_densities_are_those_of_log_prob(name, setting):
     close(gradients((c * log_q).sum(0), found), wanted, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize(("name", "setting"), CASES)
+@every_setting
 def test_importance_weights_average_to_one(name, setting):
     """``E_q[N/q] = 1`` for a distribution that q covers."""
     found = posterior(name, setting)
@@ -110,7 +107,7 @@ def test_importance_weights_average_to_one(name, setting):
     assert ((ratio.mean(0) - 1).abs() < 5 * error).all()
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@every_name
 def test_log_prob_takes_leading_axes(name):
     found = posterior(name, 0)
     w = found.sample(6, generator())[0].detach()
@@ -122,7 +119,7 @@ def test_log_prob_takes_leading_axes(name):
 # Moments
 
 
-@pytest.mark.parametrize(("name", "setting"), CASES)
+@every_setting
 def test_moments(name, setting):
     found = posterior(name, setting)
     mean = expectation(found, lambda w: w)
@@ -131,7 +128,7 @@ def test_moments(name, setting):
     close(found.variance(), expectation(found, lambda w: (w - mean) ** 2), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "setting"), CASES)
+@every_setting
 def test_medians(name, setting):
     found = posterior(name, setting)
     points, below = distribution(found)
@@ -140,7 +137,7 @@ def test_medians(name, setting):
         assert abs(np.interp(median, points[:, p], below[:, p]) - 0.5) < 1e-3
 
 
-@pytest.mark.parametrize(("name", "setting"), CASES)
+@every_setting
 def test_closed_forms(name, setting):
     found = posterior(name, setting)
     closed_form = found.closed_form()
@@ -158,7 +155,7 @@ def test_closed_forms(name, setting):
     close(second_moment, expectation(found, lambda w: w**2), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@every_name
 def test_initial_medians_and_deviations(name):
     found = posterior(name)
     # a location next to a bound leaves less than the given deviation
@@ -171,7 +168,7 @@ def test_initial_medians_and_deviations(name):
 # Gradients
 
 
-@pytest.mark.parametrize(("name", "setting"), CASES)
+@every_setting
 @pytest.mark.parametrize(
     "function", [lambda w: w, torch.square, torch.cos], ids=["w", "square", "cos"]
 )
@@ -187,7 +184,7 @@ def test_pathwise_gradients_are_those_of_integrals(
     assert ((pathwise - wanted).abs() <= 2e-3 * scale).all()
 
 
-@pytest.mark.parametrize(("name", "setting"), CASES)
+@every_setting
 @pytest.mark.parametrize("n", [1, 3])
 def test_draws_have_the_derivatives_of_finite_differences(name, setting, n):
     found = posterior(name, setting)
@@ -196,7 +193,7 @@ def test_draws_have_the_derivatives_of_finite_differences(name, setting, n):
     )
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@every_name
 def test_gradients_add_up_over_backward_passes(name):
     """What arrives is not written to, and nothing saved is."""
     found = posterior(name, 0)
@@ -212,21 +209,20 @@ def test_gradients_add_up_over_backward_passes(name):
         close(2 * once.grad, both, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@every_name
 @pytest.mark.parametrize("part", [0, 1])
 def test_one_of_the_outputs_is_enough(name, part):
     found = posterior(name, 0)
     found.sample(2, generator())[part].sum().backward()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in found.parameters())
-    assert any(
-        p.grad is not None and p.grad.abs().max() > 0 for p in found.parameters()
-    )
+    gradients = [p.grad for p in found.parameters() if p.grad is not None]
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert any(gradient.abs().max() > 0 for gradient in gradients)
 
 
 # Noise
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@every_name
 def test_same_seed_same_draws(name):
     found = posterior(name, 0)
     first, again, other = (found.sample(2, generator(s))[0] for s in (0, 0, 1))
@@ -235,7 +231,7 @@ def test_same_seed_same_draws(name):
     assert not torch.equal(first[0], first[1])
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@every_name
 def test_without_a_generator_the_global_one_is_used(name):
     found = posterior(name, 0)
     with torch.random.fork_rng():
@@ -246,7 +242,7 @@ def test_without_a_generator_the_global_one_is_used(name):
         assert not torch.equal(first, found.sample()[0])
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@every_name
 @pytest.mark.parametrize("n", [0, -1, 1.5, True])
 def test_numbers_of_draws_are_checked(name, n):
     with pytest.raises(ValueError, match=r"n=.* is not an integer of at least 1"):
@@ -254,7 +250,7 @@ def test_numbers_of_draws_are_checked(name, n):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", POSTERIORS)
+@every_name
 def test_a_generator_on_the_cpu_serves_a_gpu(name):
     found = posterior(name, 0)
     w, log_q = found.sample(3, generator())
@@ -270,7 +266,7 @@ def test_a_generator_on_the_cpu_serves_a_gpu(name):
 # Modules
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@every_name
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_dtype_follows_the_location(name, dtype):
     found = posterior(name, dtype=dtype)
@@ -284,7 +280,7 @@ def test_dtype_follows_the_location(name, dtype):
     assert {parameter.dtype for parameter in mixed.parameters()} == {dtype}
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@every_name
 def test_parameters_are_leaves_of_their_own(name):
     location, scale = LOCATION.clone().requires_grad_(), SCALE.clone()
     found = POSTERIORS[name](location, scale, BOUND)
@@ -299,7 +295,7 @@ def test_parameters_are_leaves_of_their_own(name):
     assert ("bound=3" in repr(found)) == found.is_bounded
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@every_name
 def test_state_pickle_and_copy_keep_the_distribution(name):
     found = posterior(name, 0)
     wanted = found.sample(2, generator())[1]
@@ -310,7 +306,7 @@ def test_state_pickle_and_copy_keep_the_distribution(name):
         assert torch.equal(twin.sample(2, generator())[1], wanted)
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@every_name
 def test_adam_maximises_an_expectation(name):
     """Trained towards weights of 1 with a penalty on narrowness, it gets there."""
     found = posterior(name)
@@ -330,7 +326,7 @@ def test_adam_maximises_an_expectation(name):
 # What is refused
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@every_name
 @pytest.mark.parametrize(
     ("location", "scale", "message"),
     [
@@ -348,13 +344,13 @@ def test_bad_starts(name, location, scale, message):
         POSTERIORS[name](torch.tensor(location), torch.tensor(scale))
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@every_name
 def test_integers_are_refused(name):
     with pytest.raises(TypeError, match=r"location is of dtype torch\.int64\. Pass a"):
         POSTERIORS[name](torch.tensor([0]), torch.tensor([0.1]))
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@every_name
 @pytest.mark.parametrize("bound", [0, -1.0, float("inf"), "3", None])
 def test_bad_bounds(name, bound):
     with pytest.raises(ValueError, match=r"bound.*is not"):
