@@ -100,7 +100,12 @@ class Problem:
             layout=self.layout,
             likelihood=self.likelihood,
             data_fit=data_fit,
-            hyperparameters=hyperparameters(self.layout, prior),
+            hyperparameters=hyperparameters(
+                prior_precision=prior_precision(self.layout, prior),
+                prior_mean=0.3,
+                sigma_noise=0.7,
+                temperature=1.3,
+            ),
         )
 
 
@@ -113,14 +118,12 @@ def prior_precision(layout: Layout, prior: str) -> Tensor:
     return positive(*PRIOR_STRUCTURES[prior](layout), seed=5)
 
 
-def hyperparameters(layout: Layout, prior: str) -> Hyperparameters:
-    number = torch.tensor
-    return Hyperparameters(
-        prior_precision=prior_precision(layout, prior),
-        prior_mean=number(0.3, dtype=torch.float64),
-        sigma_noise=number(0.7, dtype=torch.float64),
-        temperature=number(1.3, dtype=torch.float64),
-    )
+def hyperparameters(**values: float | Tensor) -> Hyperparameters:
+    """In float64; what is not given is one, and the prior's mean zero."""
+    names = "prior_precision", "sigma_noise", "temperature"
+    values = {**dict.fromkeys(names, 1.0), "prior_mean": 0.0, **values}
+    tensors = {k: torch.as_tensor(v, dtype=torch.float64) for k, v in values.items()}
+    return Hyperparameters(**tensors)
 
 
 def scale() -> Tensor:

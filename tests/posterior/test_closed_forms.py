@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 from cases import DOUBLE, normal
-from contracts import assert_equal
+from contracts import assert_equal, hyperparameters
 from scipy import stats
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
 from sklearn.linear_model import BayesianRidge
 from torch import nn
 
-from sklaplace.curvature.ggn import CURVATURES, accumulate
+from sklaplace.curvature.ggn import GGN, accumulate
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.likelihoods import Gaussian
 from sklaplace.networks.forward import Forward
-from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
+from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.last_layer import LastLayerRecorder
 from sklaplace.posterior.predictive import glm
 
@@ -50,25 +50,18 @@ def exact_posterior(X, y, structure, *, bias, subset="last_layer"):
     accumulator = STRUCTURES[structure][0](layout)
     rows = LastLayerRecorder(torch.ones(1, 1, dtype=DOUBLE))
     batches = [(X[:10], y[:10], None), (X[10:], y[10:], None)]
-    likelihood, ggn = Gaussian(), CURVATURES["ggn"]
-    data_fit = accumulate(forward, batches, likelihood, ggn, accumulator, rows.add)
+    data_fit = accumulate(forward, batches, Gaussian(), GGN, accumulator, rows.add)
     weights = layout.read(module)
-    number = torch.tensor
     posterior = GaussianPosterior(
         mean=weights,
         weights=weights,
         structure=accumulator.decompose(),
         layout=layout,
-        likelihood=likelihood,
+        likelihood=Gaussian(),
         data_fit=data_fit,
-        hyperparameters=Hyperparameters(
-            prior_precision=number(DELTA, dtype=DOUBLE),
-            prior_mean=number(0.0, dtype=DOUBLE),
-            sigma_noise=number(SIGMA, dtype=DOUBLE),
-            temperature=number(1.0, dtype=DOUBLE),
-        ),
+        hyperparameters=hyperparameters(prior_precision=DELTA, sigma_noise=SIGMA),
     )
-    model = rows.build(posterior, ggn, STRUCTURES[structure][0])
+    model = rows.build(posterior, GGN, STRUCTURES[structure][0])
     return model.refit(posterior), forward
 
 
@@ -87,16 +80,10 @@ def with_ones(X):
     return torch.cat([X, torch.ones(len(X), 1, dtype=DOUBLE)], 1)
 
 
-def exact_structures():
-    """Structure, bias, orthogonal inputs: where the structure is no approximation."""
-    return [("full", True, False), ("full", False, False), ("kron", False, False)] + [
-        (structure, False, True) for structure in STRUCTURES
-    ]
-
-
-every_exact = pytest.mark.parametrize(
-    ("structure", "bias", "orthogonal"), exact_structures()
-)
+# structure, bias, orthogonal inputs: where the structure is no approximation
+EXACT = [("full", True, False), ("full", False, False), ("kron", False, False)]
+EXACT += [(structure, False, True) for structure in STRUCTURES]
+every_exact = pytest.mark.parametrize(("structure", "bias", "orthogonal"), EXACT)
 
 
 @every_exact
