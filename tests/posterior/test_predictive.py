@@ -32,13 +32,18 @@ every_prior = pytest.mark.parametrize(("name", "prior"), STRUCTURES_AND_PRIORS)
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
+def refitted(found, name, prior):
+    """A posterior and how far its mean is from the network's weights."""
+    posterior = found.posterior(name, prior)
+    shift = 0.1 * normal(found.layout.n_parameters, seed=30)
+    return replace(posterior, mean=posterior.weights + shift), shift
+
+
 @every_prior
 @pytest.mark.parametrize("case", ["inplace", "cnn", "norms"])
 def test_glm_is_the_push_forward_of_the_posterior(case, name, prior):
     found = problem(case, "Gaussian")
-    posterior = found.posterior(name, prior)
-    shift = 0.1 * normal(found.layout.n_parameters, seed=30)
-    posterior = replace(posterior, mean=posterior.weights + shift)
+    posterior, shift = refitted(found, name, prior)
     mean, cov = glm(posterior, found.forward, found.x)
     f, J = found.forward(found.x).detach(), found.parts.J
     P = posterior.precision_matrix()
@@ -181,9 +186,7 @@ def test_moments():
 def test_in_graph(case, subset, name, prior):
     """The same as outside of it; with gradients by finite differences below."""
     found = problem(case, "Gaussian", subset)
-    posterior = found.posterior(name, prior)
-    shift = 0.1 * normal(found.layout.n_parameters, seed=30)
-    posterior = replace(posterior, mean=posterior.weights + shift)
+    posterior, _ = refitted(found, name, prior)
     mean, cov = glm(posterior, found.forward, found.x)
     in_mean, in_cov = in_graph(posterior, found.forward, found.x)
     assert_equal(in_mean, mean, 1e-10)
