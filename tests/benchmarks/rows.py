@@ -64,12 +64,8 @@ class Row:
 
     def quick(self) -> "Row":
         """The same on tiny sizes, for which no target is meant."""
-        return Row(
-            replace(self.case, is_quick=True),
-            self.name,
-            self.unit,
-            has_peer=self.has_peer,
-        )
+        case = replace(self.case, is_quick=True)
+        return Row(case, self.name, self.unit, has_peer=self.has_peer)
 
 
 def _fits(
@@ -127,12 +123,8 @@ def _many_classes() -> list[Row]:
 
 def _all_weights() -> list[Row]:
     rows = []
-    speedups = {
-        ("W2", "kron"): 240.0,
-        ("W2", "diag"): 100.0,
-        ("W3", "kron"): 20.0,
-        ("W3", "diag"): 20.0,
-    }
+    speedups = {("W2", "kron"): 240.0, ("W2", "diag"): 100.0}
+    speedups |= {("W3", "kron"): 20.0, ("W3", "diag"): 20.0}
     for structure, share in (("kron", 0.7), ("diag", 0.6)):
         for name in ("W2", "W3", "W4-16"):
             case = Case(name, "all", structure)

@@ -158,13 +158,7 @@ class Workload:
 
 
 SMALL = {"n_fit": 40, "n_predict": 10, "n_check": 40}
-TINY_RESNET = {
-    **SMALL,
-    "make": partial(resnet18, 4),
-    "n_fit": 20,
-    "n_predict": 4,
-    "n_check": 20,
-}
+TINY = {"n_fit": 20, "n_predict": 4, "n_check": 20}
 SMALL_HEAD = {
     "make": partial(bare_head, 16, 50),
     "shape": (16,),
@@ -174,6 +168,17 @@ SMALL_HEAD = {
     "n_check": 50,
     "peer_rows": 50,
 }
+RESNET = Workload(
+    title="W4 ResNet-18",
+    make=resnet18,
+    shape=(3, 32, 32),
+    n_outputs=10,
+    n_fit=64,
+    n_predict=64,
+    batch_size=64,
+    check_quick=True,
+    quick={**TINY, "make": partial(resnet18, 4)},
+)
 
 WORKLOADS = {
     "W1": Workload(
@@ -212,40 +217,17 @@ WORKLOADS = {
         n_fit=1000,
         n_predict=200,
         batch_size=128,
-        quick={**SMALL, "n_fit": 20, "n_predict": 4, "n_check": 20},
+        quick=TINY,
     ),
-    "W4": Workload(
-        title="W4 ResNet-18",
-        make=resnet18,
-        shape=(3, 32, 32),
-        n_outputs=10,
-        n_fit=64,
-        n_predict=64,
-        batch_size=64,
-        check_quick=True,
-        quick=TINY_RESNET,
+    "W4": RESNET,
+    "W4-256": replace(
+        RESNET, title="W4 ResNet-18, more rows", n_fit=256, n_predict=128
     ),
-    "W4-256": Workload(
-        title="W4 ResNet-18, more rows",
-        make=resnet18,
-        shape=(3, 32, 32),
-        n_outputs=10,
-        n_fit=256,
-        n_predict=128,
-        batch_size=64,
-        check_quick=True,
-        quick=TINY_RESNET,
-    ),
-    "W4-16": Workload(
+    "W4-16": replace(
+        RESNET,
         title="W4 ResNet-18, width 16",
         make=partial(resnet18, 16),
-        shape=(3, 32, 32),
-        n_outputs=10,
-        n_fit=64,
-        n_predict=64,
         batch_size=32,
-        check_quick=True,
-        quick=TINY_RESNET,
     ),
     "W5": Workload(
         title="W5 1000 classes",

@@ -49,32 +49,6 @@ def test_draws_are_those_of_a_dense_table(setting):
         np.testing.assert_allclose(log_q[:, p], wanted, rtol=0, atol=1e-5 / at.min())
 
 
-def metropolis(heights, n_chains=2000, n_steps=400):
-    """Draws by a Markov chain, which needs no normaliser."""
-    rng = np.random.default_rng(0)
-    nodes = np.linspace(-4, 4, 16)
-    p = np.exp(log_density(nodes, heights))
-    z = rng.uniform(-2, 2, n_chains)
-    for _ in range(n_steps):
-        proposal = z + rng.normal(scale=1.5, size=n_chains)
-        ratio = np.interp(proposal, nodes, p, 0, 0) / np.interp(z, nodes, p)
-        z = np.where(rng.uniform(size=n_chains) < ratio, proposal, z)
-    return z
-
-
-def test_moments_are_those_of_a_markov_chain():
-    found = posterior("density", 1)
-    location, scale = found.location.detach(), positive(found.raw_scale).detach()
-    for p in range(4):
-        z = metropolis(found.heights[:, p].detach().numpy())
-        w = float(location[p]) + float(scale[p]) * z
-        error = w.std() / len(w) ** 0.5
-        # chains are independent of each other
-        assert abs(w.mean() - found.mean()[p].item()) < 5 * error
-        wanted = found.variance()[p].item()
-        assert w.var() == pytest.approx(wanted, rel=5 * (3 / len(w)) ** 0.5)
-
-
 def test_extreme_quantiles_are_the_edges():
     found = posterior("density", 0)
     u = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, 4)
