@@ -23,15 +23,6 @@ def test_factor(name, likelihood):
 
 
 @every_likelihood
-def test_ggn_is_the_hessian_of_the_loss(likelihood):
-    known = references.LIKELIHOODS[likelihood]
-    reference = references.reference(known)
-    f, y = normal(N_ROWS, reference.n_outputs), reference.targets(N_ROWS)
-    S = GGN(known, f, y)
-    assert_equal(S @ S.mT, references.loss_hessian(known, f, y), 1e-12)
-
-
-@every_likelihood
 def test_empirical_fisher_is_that_of_the_gradients(likelihood):
     """Also for noise other than one, of which it is of higher order than the loss."""
     found = problem("inplace", likelihood)
