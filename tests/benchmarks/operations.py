@@ -41,7 +41,6 @@ class Case:
         return f"{self.workload} {subset}/{self.structure}"
 
     def load(self) -> Workload:
-        """The workload itself."""
         found = workload(self.workload, is_quick=self.is_quick)
         return comparable(found) if self.is_comparable else found
 
@@ -54,7 +53,6 @@ class Operation:
     run: Callable[[Any], Any]
 
     def __call__(self) -> Any:
-        """Run once."""
         return self.run(self.prepare())
 
 

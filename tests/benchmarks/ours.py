@@ -46,7 +46,6 @@ class Sklaplace:
         return Operation(nothing, partial(_predict, model, work.predict_data()))
 
     def moments(self, case: Case) -> Any:
-        """Means and covariances of the outputs."""
         work = case.load()
         X, y = work.data(work.n_check, seed=1, dtype=np.float64)
         model = estimator(case, work.net(torch.float64)).fit(X, y)

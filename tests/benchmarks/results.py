@@ -20,7 +20,6 @@ class Timing:
 
     @property
     def seconds(self) -> float | None:
-        """The median."""
         return statistics.median(self.samples) if self.samples else None
 
 
@@ -37,7 +36,6 @@ class Agreement:
 
     @property
     def holds(self) -> bool:
-        """Whether both libraries compute the same."""
         return self.difference is not None and self.difference <= TOLERANCE
 
     def __str__(self) -> str:
@@ -110,7 +108,6 @@ class Result:
         return self.row.case.load().peer_rows if self.row.has_peer else None
 
     def verdicts(self) -> dict[str, Verdict]:
-        """Each target of this row."""
         row = self.row
         peak = self.peaks.get("sklaplace")
         found = {

@@ -71,7 +71,6 @@ class Runner:
         return Process(name, patience * self.seconds, self.gibibytes)
 
     def stop(self) -> None:
-        """End all processes."""
         for process in self.processes.values():
             process.stop()
 
@@ -235,7 +234,6 @@ class _Turns:
             self.timing.samples.append(seconds)
 
     def forget(self) -> None:
-        """Free what was set up."""
         self.process.ask("forget")
 
 

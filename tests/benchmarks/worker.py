@@ -99,7 +99,6 @@ class Jobs:
         return max(0, _peak() - before)
 
     def moments(self, case: Case) -> Any:
-        """Means and covariances of outputs, in float64."""
         return self.library.moments(case)
 
     def evaluations(self, case: Case) -> int:

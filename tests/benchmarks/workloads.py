@@ -54,7 +54,6 @@ class ResidualBlock(nn.Module):
         self.out = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add what the convolutions change."""
         change = self.second(self.relu(self.first(x)))
         return self.out(change + self.shortcut(x))
 
@@ -75,7 +74,6 @@ def resnet18(width: int = 64) -> nn.Sequential:
 
 
 def bare_head(n_features: int, n_classes: int) -> nn.Sequential:
-    """A linear layer behind features that are given."""
     return nn.Sequential(nn.Identity(), nn.Linear(n_features, n_classes))
 
 
@@ -143,11 +141,9 @@ class Workload:
         return X, rng.permutation(np.arange(n, dtype=np.int64) % self.n_outputs)
 
     def fit_data(self) -> tuple[Any, Any]:
-        """Rows to fit."""
         return self.data(self.n_fit, seed=1)
 
     def predict_data(self) -> Any:
-        """Rows to predict."""
         return self.data(self.n_predict, seed=2)[0]
 
     def net(self, dtype: torch.dtype = torch.float32) -> Any:
