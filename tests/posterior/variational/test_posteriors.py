@@ -88,24 +88,6 @@ def test_gradients_of_log_densities_are_those_of_log_prob(name, setting):
     close(gradients((c * log_q).sum(0), found), wanted, rtol=1e-8, atol=1e-8)
 
 
-@every_setting
-def test_importance_weights_average_to_one(name, setting):
-    """``E_q[N/q] = 1`` for a distribution that q covers."""
-    found = posterior(name, setting)
-    w, log_q = (x.detach() for x in found.sample(20_000, generator(5)))
-    other = found.sample(2000, generator(6))[0].detach()
-    low, high = other.quantile(0.25, dim=0), other.quantile(0.75, dim=0)
-    if found.is_bounded or name == "density":
-        inside = torch.distributions.Uniform(low, high, validate_args=False)
-    else:
-        inside = torch.distributions.Normal((low + high) / 2, (high - low) / 3)
-    ratio = (inside.log_prob(w) - log_q).exp()
-    error = ratio.std(0) / len(ratio) ** 0.5
-    # five standard errors, which are small
-    assert (error < 0.03).all()
-    assert ((ratio.mean(0) - 1).abs() < 5 * error).all()
-
-
 @every_name
 def test_log_prob_takes_leading_axes(name):
     found = posterior(name, 0)
@@ -187,8 +169,9 @@ def test_pathwise_gradients_are_those_of_integrals(
 @pytest.mark.parametrize("n", [1, 3])
 def test_draws_have_the_derivatives_of_finite_differences(name, setting, n):
     found = posterior(name, setting)
+    parameters = tuple(found.parameters())
     assert torch.autograd.gradcheck(
-        lambda *_: found.sample(n, generator(7)), tuple(found.parameters())
+        lambda *_: found.sample(n, generator(7)), parameters
     )
 
 
@@ -235,10 +218,10 @@ def test_without_a_generator_the_global_one_is_used(name):
     found = posterior(name, 0)
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        first = found.sample()[0]
+        first, second = found.sample()[0], found.sample()[0]
         torch.manual_seed(3)
         assert torch.equal(first, found.sample()[0])
-        assert not torch.equal(first, found.sample()[0])
+        assert not torch.equal(first, second)
 
 
 @every_name
@@ -252,10 +235,9 @@ def test_numbers_of_draws_are_checked(name, n):
 @every_name
 def test_a_generator_on_the_cpu_serves_a_gpu(name):
     found = posterior(name, 0)
-    w, log_q = found.sample(3, generator())
     moved = posterior(name, 0).to("cuda")
     twins = moved.sample(3, generator())
-    for twin, one in zip(twins, (w, log_q), strict=True):
+    for twin, one in zip(twins, found.sample(3, generator()), strict=True):
         assert twin.device.type == "cuda"
         close(twin.cpu(), one, rtol=1e-10, atol=1e-10)
     twins[1].sum().backward()
