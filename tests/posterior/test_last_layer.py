@@ -110,14 +110,10 @@ def test_refit_under_weak_and_strong_priors(likelihood, delta):
 def test_refit_of_separable_rows_with_large_features(likelihood):
     """Newton steps overshoot here: the loss is flat on one side of the border."""
     fitted = fit(likelihood, prior_precision=1e-3)
-    x = 30 * fitted.linear_model.features
     f = fitted.linear_model.outputs
-    y = f if fitted.likelihood.has_noise else f.argmax(1)
-    if type(fitted.likelihood).__name__ == "Bernoulli":
-        y = f > 0
-    model = replace(
-        fitted.linear_model, features=x, targets=fitted.likelihood.targets(y, f)
-    )
+    y = {"Gaussian": f, "Bernoulli": f > 0, "Categorical": f.argmax(1)}[likelihood]
+    x, targets = 30 * fitted.linear_model.features, fitted.likelihood.targets(y, f)
+    model = replace(fitted.linear_model, features=x, targets=targets)
     start = 5 * normal(fitted.layout.n_parameters, seed=9)
     found = model.refit(fitted.posterior, start)
     rho = torch.full_like(start, 1e-3) / fitted.posterior.scale
@@ -191,24 +187,19 @@ def coefficients(fitted):
     return torch.cat([part.reshape(block.factor_shape) for part, block in pairs], 1)
 
 
-@pytest.mark.parametrize("likelihood", ["Categorical", "Bernoulli"])
+@pytest.mark.parametrize("likelihood", ["Categorical", "Bernoulli", "Gaussian"])
 @pytest.mark.parametrize("delta", [0.01, 1.0, 50.0])
 @pytest.mark.parametrize("case", ["without_bias", "mlp"])
-def test_logistic_regression(case, delta, likelihood):
-    fitted = fit(likelihood, case=case, prior_precision=delta)
-    model = LogisticRegression(C=1 / delta, fit_intercept=False, tol=1e-10)
-    model.set_params(max_iter=10_000)
-    model.fit(features(fitted, case), fitted.y.numpy().ravel())
-    np.testing.assert_allclose(coefficients(fitted), model.coef_, atol=1e-5)
-
-
-@pytest.mark.parametrize("delta", [0.01, 1.0, 50.0])
-@pytest.mark.parametrize("case", ["without_bias", "mlp"])
-def test_ridge(case, delta):
-    fitted = fit("Gaussian", case=case, prior_precision=delta, temperature=1.3)
-    alpha = delta * 0.7**2 * 1.3  # δσ²T
-    model = Ridge(alpha, fit_intercept=False)
-    model.fit(features(fitted, case), fitted.y.numpy())
+def test_coefficients_are_those_of_ridge_and_logistic_regression(
+    case, delta, likelihood
+):
+    fitted = fit(likelihood, case=case, prior_precision=delta, temperature=1.3)
+    alpha, options = delta * 1.3, {"fit_intercept": False, "tol": 1e-10}
+    if likelihood == "Gaussian":
+        model = Ridge(alpha * 0.7**2, **options)  # δσ²T
+    else:
+        model = LogisticRegression(C=1 / alpha, max_iter=10_000, **options)
+    model.fit(features(fitted, case), fitted.y.squeeze().numpy())
     np.testing.assert_allclose(coefficients(fitted), model.coef_, atol=1e-5)
 
 
