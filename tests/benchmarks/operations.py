@@ -12,27 +12,14 @@ from benchmarks.workloads import Workload, comparable, workload
 
 @dataclass(frozen=True)
 class Case:
-    """What an operation works on; small, since it travels between processes.
+    """What an operation works on; small, since it travels between processes."""
 
-    Attributes
-    ----------
-    workload : str
-        Key of ``WORKLOADS``, or "digits".
-    subset, structure : str
-        ``subset_of_weights`` and ``hessian_structure``.
-    backend : str or None
-        Of laplace-torch.
-    is_quick : bool
-        Tiny sizes.
-    is_comparable : bool
-        Without what libraries define differently, see `workloads.comparable`.
-    """
-
-    workload: str
+    workload: str  # key of ``WORKLOADS``, or "digits"
     subset: str = "last_layer"
     structure: str = "kron"
-    backend: str | None = None
-    is_quick: bool = False
+    backend: str | None = None  # of laplace-torch
+    is_quick: bool = False  # tiny sizes
+    # without what libraries define differently, see `workloads.comparable`
     is_comparable: bool = False
 
     def __str__(self) -> str:

@@ -21,39 +21,17 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Row:
-    """An operation and what it may cost.
-
-    Attributes
-    ----------
-    case : Case
-        What it works on.
-    name : str
-        Name of the operation.
-    unit : str
-        Operation of plain torch that it is measured in.
-    limit : float or None
-        Largest multiple of the unit.
-    speedup : float or None
-        Smallest quotient of laplace-torch's time and ours.
-    memory : float or None
-        Largest peak, in MiB over network and data.
-    evaluations : int or None
-        Largest number of evaluations of the evidence.
-    has_peer : bool
-        Whether laplace-torch can do the same.
-    is_heavy : bool
-        Left out of a quick run: large even at its smallest.
-    """
+    """An operation and what it may cost."""
 
     case: Case
     name: str
-    unit: str
-    limit: float | None = None
-    speedup: float | None = None
-    memory: float | None = None
-    evaluations: int | None = None
-    has_peer: bool = True
-    is_heavy: bool = False
+    unit: str  # operation of plain torch that it is measured in
+    limit: float | None = None  # largest multiple of the unit
+    speedup: float | None = None  # smallest quotient of laplace-torch's time and ours
+    memory: float | None = None  # largest peak, in MiB over network and data
+    evaluations: int | None = None  # at most, of the evidence
+    has_peer: bool = True  # laplace-torch can do the same
+    is_heavy: bool = False  # left out of a quick run: large even at its smallest
 
     @property
     def title(self) -> str:

@@ -80,46 +80,20 @@ def bare_head(n_features: int, n_classes: int) -> nn.Sequential:
 # ------------------------------------------------------------------- workloads
 @dataclass(frozen=True)
 class Workload:
-    """A network and rows to fit and to predict.
-
-    Attributes
-    ----------
-    title : str
-        What a table calls it.
-    make : callable
-        Builds the module; its weights come from the global generator.
-    shape : tuple of int
-        Of one row.
-    n_outputs : int
-        Number of classes, or of columns of a regression.
-    n_fit, n_predict : int
-        Numbers of rows.
-    batch_size : int
-        Rows at a time for plain torch and laplace-torch.
-    n_check : int
-        Rows that are fitted where libraries are compared in float64.
-    is_regression : bool
-        Real targets.
-    peer_rows : int or None
-        Rows that laplace-torch is given, where it cannot take all.
-    quick : dict
-        What changes for a smoke test, and for a first call that warms up.
-    check_quick : bool
-        Compare libraries on the quick variant, since this one is too large.
-    """
+    """A network and rows to fit and to predict."""
 
     title: str
-    make: Callable[[], nn.Module]
-    shape: tuple[int, ...]
-    n_outputs: int
+    make: Callable[[], nn.Module]  # weights come from the global generator
+    shape: tuple[int, ...]  # of one row
+    n_outputs: int  # classes, or columns of a regression
     n_fit: int
     n_predict: int
-    quick: dict[str, Any]
-    batch_size: int = 512
-    n_check: int = 64
+    quick: dict[str, Any]  # what changes for a smoke test, and for a first warm-up
+    batch_size: int = 512  # of plain torch and laplace-torch
+    n_check: int = 64  # rows to fit where libraries are compared in float64
     is_regression: bool = False
-    peer_rows: int | None = None
-    check_quick: bool = False
+    peer_rows: int | None = None  # for laplace-torch, where it cannot take all
+    check_quick: bool = False  # compare on the quick variant, this being too large
 
     @property
     def is_convolutional(self) -> bool:
