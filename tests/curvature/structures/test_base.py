@@ -70,13 +70,11 @@ def test_merge(case, name):
 @every_structure
 @every_subset
 @several_cases
-@pytest.mark.parametrize(
-    "check",
-    [contracts.check_resumed, contracts.check_scaled, contracts.check_product],
-    ids=["resumed", "scaled", "product"],
-)
-def test_resumed_scaled_and_product(check, case, subset, name):
-    check(problem(case, subset=subset), name)
+def test_resumed_scaled_and_product(case, subset, name):
+    found = problem(case, subset=subset)
+    contracts.check_resumed(found, name)
+    contracts.check_scaled(found, name)
+    contracts.check_product(found, name)
 
 
 @every_prior
