@@ -36,7 +36,6 @@ class Case:
     make: Callable[[int], nn.Module]
     rows: Callable[[int], Any]
     dense: frozenset[str] = frozenset()
-    has_linear_head: bool = True
 
     def forward(self, n_outputs: int = 3) -> Forward:
         """The network as the package sees it, in float64, in evaluation mode."""
@@ -81,6 +80,14 @@ def names(*parameters: str) -> frozenset[str]:
     return frozenset(parameters)
 
 
+def layers(*modules: str) -> frozenset[str]:
+    """The names of their weights and biases."""
+    return names(*(f"{module}.{kind}" for module in modules for kind in KINDS))
+
+
+KINDS = "weight", "bias"
+
+
 # -------------------------------------------------------------- plain networks
 def mlp(c: int) -> nn.Module:
     return nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, c))
@@ -92,13 +99,8 @@ def without_bias(c: int) -> nn.Module:
 
 
 def inplace(c: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(2, 3),
-        nn.LeakyReLU(0.3, inplace=True),
-        nn.Linear(3, 3),
-        nn.ELU(inplace=True),
-        nn.Linear(3, c),
-    )
+    leaky, elu = nn.LeakyReLU(0.3, inplace=True), nn.ELU(inplace=True)
+    return nn.Sequential(nn.Linear(2, 3), leaky, nn.Linear(3, 3), elu, nn.Linear(3, c))
 
 
 def cnn(c: int) -> nn.Module:
@@ -336,9 +338,11 @@ def dictionary_rows(n: int) -> dict[str, Tensor]:
     return {"left": normal(n, 2, seed=7), "right": normal(n, 3, seed=9)}
 
 
-RECURRENT = names(
-    "cells.weight_ih_l0", "cells.weight_hh_l0", "cells.bias_ih_l0", "cells.bias_hh_l0"
+RECURRENT = names(*(f"cells.{kind}_{of}h_l0" for kind in KINDS for of in "ih"))
+WEIGHT_NORM = names(
+    "0.parametrizations.weight.original0", "0.parametrizations.weight.original1"
 )
+ATTENTION = names("layer.self_attn.in_proj_weight", "layer.self_attn.in_proj_bias")
 
 CASES: dict[str, Case] = {
     "mlp": Case(mlp, rows(2)),
@@ -354,43 +358,26 @@ CASES: dict[str, Case] = {
     "affine_head": Case(affine_head, rows(2)),
     "called_twice": Case(called_twice, rows(3)),
     "conv_called_twice": Case(conv_called_twice, rows(2, 4, 4)),
-    "two_names": Case(two_names, rows(3), names("0.weight", "0.bias")),
+    "two_names": Case(two_names, rows(3), layers("0")),
     "tied": Case(tied, rows(3), names("0.weight")),
     "functional_use": Case(functional_use, rows(2), names("encoder.weight")),
-    "reshaped": Case(reshaped, rows(3, 2), names("inner.weight", "inner.bias")),
-    "transposed": Case(transposed, rows(3, 2), names("inner.weight", "inner.bias")),
+    "reshaped": Case(reshaped, rows(3, 2), layers("inner")),
+    "transposed": Case(transposed, rows(3, 2), layers("inner")),
     "residual": Case(residual, rows(3)),
-    "grouped": Case(grouped, rows(2, 3, 3), names("0.weight", "0.bias")),
-    "conv_transposed": Case(conv_transposed, rows(2, 4), names("0.weight", "0.bias")),
-    "norms": Case(norms, rows(2), names("1.weight", "1.bias", "3.weight", "3.bias")),
+    "grouped": Case(grouped, rows(2, 3, 3), layers("0")),
+    "conv_transposed": Case(conv_transposed, rows(2, 4), layers("0")),
+    "norms": Case(norms, rows(2), layers("1", "3")),
     "embedding": Case(embedding, indices(3, 5), names("0.weight")),
     "lstm": Case(recurrent(nn.LSTM), rows(3, 2), RECURRENT),
     "gru": Case(recurrent(nn.GRU), rows(3, 2), RECURRENT),
     "bare_parameters": Case(bare_parameters, rows(2), names("gain", "unused")),
-    "never_called": Case(never_called, rows(2), names("spare.weight", "spare.bias")),
-    "weight_norm": Case(
-        weight_norm,
-        rows(2),
-        names(
-            "0.parametrizations.weight.original0",
-            "0.parametrizations.weight.original1",
-            "0.bias",
-        ),
-    ),
-    "branching": Case(branching, rows(3), names("norm.weight", "norm.bias")),
-    "dictionary": Case(dictionary, dictionary_rows, names("norm.weight", "norm.bias")),
+    "never_called": Case(never_called, rows(2), layers("spare")),
+    "weight_norm": Case(weight_norm, rows(2), WEIGHT_NORM | names("0.bias")),
+    "branching": Case(branching, rows(3), layers("norm")),
+    "dictionary": Case(dictionary, dictionary_rows, layers("norm")),
     "attention": Case(
         attention,
         rows(3, 4),
-        names(
-            "layer.self_attn.in_proj_weight",
-            "layer.self_attn.in_proj_bias",
-            "layer.self_attn.out_proj.weight",
-            "layer.self_attn.out_proj.bias",
-            "layer.norm1.weight",
-            "layer.norm1.bias",
-            "layer.norm2.weight",
-            "layer.norm2.bias",
-        ),
+        ATTENTION | layers("layer.self_attn.out_proj", "layer.norm1", "layer.norm2"),
     ),
 }

@@ -27,30 +27,19 @@ CHOLESKY = {
 
 @dataclass
 class Costs:
-    """What was counted.
+    """What was counted."""
 
-    Attributes
-    ----------
-    forward : list of int
-        Rows of each pass through the network.
-    backward : list of (int, int)
-        Rows and columns of each backward pass from outputs (b, c). Those of scalars
-        have one row.
-    eigh, cholesky : list of int
-        Sizes of matrices that were diagonalised, and factorised otherwise.
-    alive, peak : int
-        Bytes of tensors made since the start: now, and at most at any time.
-    largest : int
-        Elements of the largest tensor made.
-    """
-
+    # rows of each pass through the network
     forward: list[int] = field(default_factory=list)
+    # rows and columns of each pass back from outputs (b, c); of scalars, one row
     backward: list[tuple[int, int]] = field(default_factory=list)
+    # sizes of matrices that were diagonalised, and factorised otherwise
     eigh: list[int] = field(default_factory=list)
     cholesky: list[int] = field(default_factory=list)
+    # bytes of tensors made since the start: now, and at most at any time
     alive: int = 0
     peak: int = 0
-    largest: int = 0
+    largest: int = 0  # elements of the largest tensor made
 
     def forward_rows(self, more_than: int = 0) -> list[int]:
         """Rows of each pass with more than that many."""

@@ -198,9 +198,8 @@ class SizeToData(Callback):
 
     def on_train_begin(self, net, X=None, y=None, **kwargs):
         classifies = isinstance(net, NeuralNetClassifier)
-        n_out = (
-            len(np.unique(y)) if classifies else np.reshape(y, (len(y), -1)).shape[1]
-        )
+        columns = np.reshape(y, (len(y), -1))
+        n_out = len(np.unique(y)) if classifies else columns.shape[1]
         net.set_params(module__n_in=X.shape[1], module__n_out=n_out)
 
 
@@ -226,45 +225,29 @@ class RowsSeen(Callback):
 
 
 QUIET = {"verbose": 0, "train_split": None, "callbacks": "disable"}
+# quick, and full batch
+QUICK = {"max_epochs": 20, "lr": 0.05, "optimizer": torch.optim.Adam, "batch_size": -1}
+QUICK |= QUIET
+
+
+def _one_output(module):
+    return {"module__n_out": 1} if isinstance(module, type) else {}
 
 
 def classifier(module=MLP, **params):
     """A quick quiet net for logits, full batch."""
-    settings = {
-        "criterion": nn.CrossEntropyLoss,
-        "max_epochs": 20,
-        "lr": 0.05,
-        "optimizer": torch.optim.Adam,
-        "batch_size": -1,
-        **QUIET,
-    }
-    return NeuralNetClassifier(module, **settings | params)
+    settings = {"criterion": nn.CrossEntropyLoss, **QUICK, **params}
+    return NeuralNetClassifier(module, **settings)
 
 
 def binary_classifier(module=MLP, **params):
     """The same with one logit."""
-    settings = {
-        **({"module__n_out": 1} if isinstance(module, type) else {}),
-        "max_epochs": 20,
-        "lr": 0.05,
-        "optimizer": torch.optim.Adam,
-        "batch_size": -1,
-        **QUIET,
-    }
-    return NeuralNetBinaryClassifier(module, **settings | params)
+    return NeuralNetBinaryClassifier(module, **_one_output(module) | QUICK | params)
 
 
 def regressor(module=MLP, **params):
     """A quick quiet net for one target."""
-    settings = {
-        **({"module__n_out": 1} if isinstance(module, type) else {}),
-        "max_epochs": 20,
-        "lr": 0.05,
-        "optimizer": torch.optim.Adam,
-        "batch_size": -1,
-        **QUIET,
-    }
-    return NeuralNetRegressor(module, **settings | params)
+    return NeuralNetRegressor(module, **_one_output(module) | QUICK | params)
 
 
 def seeded(net, X, y, seed=0):

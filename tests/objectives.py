@@ -50,11 +50,10 @@ class Steps(Callback):
 
 def network(module, vector):
     """The module as a function of rows, under one vector of weights."""
-    named, start = dict(module.named_parameters()), 0
-    values = {}
-    for name, p in named.items():
-        values[name] = vector[start : start + p.numel()].reshape(p.shape)
-        start += p.numel()
+    named = dict(module.named_parameters())
+    parts = vector.split([p.numel() for p in named.values()])
+    pairs = zip(named.items(), parts, strict=True)
+    values = {name: part.reshape(p.shape) for (name, p), part in pairs}
     return lambda X: functional_call(module, values, (X,))
 
 
@@ -84,13 +83,10 @@ def double(kind=MLP, **params):
 
 
 def entropy(y=LABELS, **options):
-    target = torch.tensor(y)
-    options.setdefault("reduction", "none")
+    target, options = torch.tensor(y), {"reduction": "none"} | options
     return lambda f: functional.cross_entropy(f, target, **options).mean()
 
 
 def normal(y, sigma):
-    target = torch.tensor(y.reshape(20, -1))
-    return lambda f: (
-        -(Normal(f.reshape(target.shape), sigma).log_prob(target).sum(1).mean())
-    )
+    y = torch.tensor(y.reshape(20, -1))
+    return lambda f: -Normal(f.reshape(y.shape), sigma).log_prob(y).sum(1).mean()

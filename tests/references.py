@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from cases import generator, normal
-from torch import Tensor, nn
+from torch import Tensor, distributions, nn
+from torch.distributions import Distribution
 
 from sklaplace import likelihoods
 from sklaplace.core.trees import tree_rows
@@ -44,56 +45,50 @@ class Reference:
 
     n_outputs: int
     targets: Callable[[int], Tensor]
-    distribution: Callable[[Tensor, Tensor], torch.distributions.Distribution]
+    distribution: Callable[[Tensor, Tensor], Distribution]
 
 
-def _categorical(f: Tensor, sigma: Tensor) -> torch.distributions.Distribution:
-    return torch.distributions.Categorical(logits=f)
+def _labels(n_classes: int, *columns: int) -> Callable[[int], Tensor]:
+    return lambda n: torch.randint(n_classes, (n, *columns), generator=generator(3))
 
 
-def _bernoulli(f: Tensor, sigma: Tensor) -> torch.distributions.Distribution:
-    return torch.distributions.Bernoulli(logits=f)
+def _floats(n_classes: int, *columns: int) -> Callable[[int], Tensor]:
+    return lambda n: _labels(n_classes, *columns)(n).double()
 
 
-def _labels(n_classes: int) -> Callable[[int], Tensor]:
-    return lambda n: torch.randint(n_classes, (n,), generator=generator(3))
+def _numbers(columns: int) -> Callable[[int], Tensor]:
+    return lambda n: normal(n, columns, seed=3)
 
 
-def _poisson(f: Tensor, sigma: Tensor) -> torch.distributions.Distribution:
-    return torch.distributions.Poisson(f.exp())
+def _categorical(f: Tensor, _: Tensor) -> Distribution:
+    return distributions.Categorical(logits=f)
 
 
-def _heteroscedastic(f: Tensor, sigma: Tensor) -> torch.distributions.Distribution:
+def _two_positions(f: Tensor, _: Tensor) -> Distribution:
+    return distributions.Categorical(logits=f.unflatten(-1, (2, 2)))
+
+
+def _bernoulli(f: Tensor, _: Tensor) -> Distribution:
+    return distributions.Bernoulli(logits=f)
+
+
+def _poisson(f: Tensor, _: Tensor) -> Distribution:
+    return distributions.Poisson(f.exp())
+
+
+def _heteroscedastic(f: Tensor, _: Tensor) -> Distribution:
     mean, log_variance = f.chunk(2, -1)
-    return torch.distributions.Normal(mean, (log_variance / 2).exp())
+    return distributions.Normal(mean, (log_variance / 2).exp())
 
 
 REFERENCES: dict[type, Reference] = {
     likelihoods.Categorical: Reference(3, _labels(3), _categorical),
-    likelihoods.Bernoulli: Reference(
-        1, lambda n: _labels(2)(n).double().unsqueeze(1), _bernoulli
-    ),
-    likelihoods.MultilabelBernoulli: Reference(
-        3,
-        lambda n: torch.randint(2, (n, 3), generator=generator(3)).double(),
-        _bernoulli,
-    ),
-    likelihoods.CategoricalMap: Reference(
-        4,
-        lambda n: torch.randint(2, (n, 2), generator=generator(3)),
-        lambda f, _: torch.distributions.Categorical(logits=f.unflatten(-1, (2, 2))),
-    ),
-    likelihoods.Gaussian: Reference(
-        2, lambda n: normal(n, 2, seed=3), torch.distributions.Normal
-    ),
-    likelihoods.Poisson: Reference(
-        2,
-        lambda n: torch.randint(4, (n, 2), generator=generator(3)).double(),
-        _poisson,
-    ),
-    likelihoods.HeteroscedasticGaussian: Reference(
-        2, lambda n: normal(n, 1, seed=3), _heteroscedastic
-    ),
+    likelihoods.Bernoulli: Reference(1, _floats(2, 1), _bernoulli),
+    likelihoods.MultilabelBernoulli: Reference(3, _floats(2, 3), _bernoulli),
+    likelihoods.CategoricalMap: Reference(4, _labels(2, 2), _two_positions),
+    likelihoods.Gaussian: Reference(2, _numbers(2), distributions.Normal),
+    likelihoods.Poisson: Reference(2, _floats(4, 2), _poisson),
+    likelihoods.HeteroscedasticGaussian: Reference(2, _numbers(1), _heteroscedastic),
 }
 
 
@@ -101,9 +96,7 @@ def reference(likelihood: Likelihood) -> Reference:
     return REFERENCES[type(likelihood)]
 
 
-def log_likelihood(
-    likelihood: Likelihood, f: Tensor, y: Tensor, sigma: Tensor
-) -> Tensor:
+def log_likelihood(likelihood: Any, f: Tensor, y: Tensor, sigma: Tensor) -> Tensor:
     """Log-likelihood of each row, (b,)."""
     log_prob = reference(likelihood).distribution(f, sigma).log_prob(y)
     return log_prob.reshape(len(f), -1).sum(1)
@@ -129,11 +122,8 @@ def _hessian_at(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
     def loss(row: Tensor, target: Tensor) -> Tensor:
         return -log_likelihood(likelihood, row[None], target[None], one).sum()
 
-    rows = [
-        torch.autograd.functional.hessian(lambda v, t=target: loss(v, t), row)
-        for row, target in zip(f, y, strict=True)
-    ]
-    return torch.stack(rows)
+    hessian, pairs = torch.autograd.functional.hessian, zip(f, y, strict=True)
+    return torch.stack([hessian(lambda v, t=t: loss(v, t), row) for row, t in pairs])
 
 
 # ------------------------------------------------------------------- Jacobians
@@ -165,12 +155,8 @@ def jacobian(forward: Forward, x: Any, layout: Layout) -> Tensor:
     for n in range(n_rows(x)):
         with requiring_grad(leaves):
             f = forward(row(x, n))[0]
-            rows = [
-                torch.autograd.grad(
-                    output, leaves, retain_graph=True, materialize_grads=True
-                )
-                for output in f
-            ]
+            kept = {"retain_graph": True, "materialize_grads": True}
+            rows = [torch.autograd.grad(output, leaves, **kept) for output in f]
         found.append(torch.stack([selected(r, layout) for r in rows]))
     return torch.stack(found)
 
@@ -324,7 +310,7 @@ def evidence(
     prior_mean: Tensor,
 ) -> Tensor:
     """Laplace's approximation of ``log p(D)``: log joint + P/2 log 2π - ½ log det."""
-    prior = torch.distributions.Normal(prior_mean, delta.rsqrt())
+    prior = distributions.Normal(prior_mean, delta.rsqrt())
     log_joint = log_lik + prior.log_prob(mean).sum()
     logdet = torch.logdet(scale * H + delta.diag())
     return log_joint + len(mean) / 2 * math.log(2 * math.pi) - logdet / 2

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from nets import QUICK
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNet
 from torch import nn
@@ -40,23 +41,10 @@ X, Y = pictures()
 
 
 def net(module=Segmenter, criterion=nn.CrossEntropyLoss, **params):
-    settings = {
-        "criterion": criterion,
-        "max_epochs": 20,
-        "lr": 0.05,
-        "optimizer": torch.optim.Adam,
-        "batch_size": -1,
-        "train_split": None,
-        "callbacks": "disable",
-        "verbose": 0,
-    }
-    return NeuralNet(module, **settings | params)
+    return NeuralNet(module, criterion, **QUICK | params)
 
 
 def fitted(trained, y=Y, **settings):
-    settings = {
-        "prior_precision": 1.0,
-        "random_state": 0,
-        "subset_of_weights": "all",
-    } | settings
-    return LaplaceClassifier(FrozenEstimator(trained), **settings).fit(X, y)
+    settings = {"prior_precision": 1.0, "subset_of_weights": "all"} | settings
+    model = LaplaceClassifier(FrozenEstimator(trained), random_state=0)
+    return model.set_params(**settings).fit(X, y)

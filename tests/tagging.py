@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from nets import MLP
+from nets import MLP, QUICK
 from scipy.special import expit
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNet
@@ -27,19 +27,8 @@ X, Y = tagged()
 
 def net(module=MLP, criterion=nn.BCEWithLogitsLoss, **params):
     """One output per label, float64."""
-    settings = {
-        "criterion": criterion,
-        "module__n_out": N_LABELS,
-        "module__dtype": torch.float64,
-        "max_epochs": 20,
-        "lr": 0.05,
-        "optimizer": torch.optim.Adam,
-        "batch_size": -1,
-        "train_split": None,
-        "callbacks": "disable",
-        "verbose": 0,
-    }
-    return NeuralNet(module, **settings | params)
+    settings = {"module__n_out": N_LABELS, "module__dtype": torch.float64, **QUICK}
+    return NeuralNet(module, criterion, **settings | params)
 
 
 def fitted(trained, **settings):

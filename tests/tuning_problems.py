@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import contracts
 import torch
 from cases import CASES, DOUBLE, generator, normal
 from references import LIKELIHOODS
@@ -25,7 +26,7 @@ from sklaplace.likelihoods import (
     Poisson,
 )
 from sklaplace.networks.forward import Forward
-from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
+from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.last_layer import LastLayerModel, LastLayerRecorder
 from sklaplace.posterior.tuning.task import LinearisedBatch, TuningProblem
 
@@ -92,23 +93,15 @@ def fit(
     layout = SUBSETS[subset](forward, tree_rows(x, slice(4)))
     accumulator = STRUCTURES[structure][0](layout)
     recorder = LastLayerRecorder(head_map(forward, x, layout))
-    cuts = slice(0, 25), slice(25, None)
     batches = [
         (tree_rows(x, cut), y[cut], None if weights is None else weights[cut])
-        for cut in cuts
+        for cut in (slice(0, 25), slice(25, None))
     ]
     kind = CURVATURES[curvature]
     data_fit = accumulate(forward, batches, known, kind, accumulator, recorder.add)
     network = layout.read(forward.module)
-    values = {
-        "prior_precision": 1.0,
-        "prior_mean": 0.0,
-        "sigma_noise": 0.7,
-        "temperature": 1.0,
-    } | hyperparameters
-    tensors = {k: torch.as_tensor(v, dtype=DOUBLE) for k, v in values.items()}
-    shape = PRIOR_STRUCTURES[prior](layout)
-    tensors["prior_precision"] = tensors["prior_precision"].expand(shape).clone()
+    values = contracts.hyperparameters(**{"sigma_noise": 0.7} | hyperparameters)
+    delta = values.prior_precision.expand(PRIOR_STRUCTURES[prior](layout)).clone()
     posterior = GaussianPosterior(
         mean=network,
         weights=network,
@@ -116,7 +109,7 @@ def fit(
         layout=layout,
         likelihood=known,
         data_fit=data_fit,
-        hyperparameters=Hyperparameters(**tensors),
+        hyperparameters=replace(values, prior_precision=delta),
         curvature_order=kind.order,
     )
     model = recorder.build(posterior, kind, STRUCTURES[structure][0])
@@ -145,24 +138,25 @@ def held_out(fitted: Fitted, n: int = 30, weights: Tensor | None = None) -> Held
     x = normal(n, *fitted.x.shape[1:], seed=50)
     y = sampled_targets(fitted.likelihood, fitted.forward(x).detach(), seed=51)
     w = torch.ones(n, dtype=DOUBLE) if weights is None else weights
-    rows = []
-    for cut in (slice(0, 7), slice(7, n)):
-        f, jacobian = backpropagate(fitted.forward, x[cut], fitted.layout)
-        rows.append(LinearisedBatch(f, jacobian, y[cut], w[cut]))
-    f, jacobian = backpropagate(fitted.forward, x, fitted.layout)
-    return HeldOut(rows, x, f, jacobian.dense(), y, w)
+    first, second, whole = (
+        LinearisedBatch(
+            *backpropagate(fitted.forward, x[cut], fitted.layout), y[cut], w[cut]
+        )
+        for cut in (slice(0, 7), slice(7, n), slice(n))
+    )
+    return HeldOut([first, second], x, whole.f, whole.jacobian.dense(), y, w)
 
 
 def tuning_problem(fitted: Fitted, **options: Any) -> TuningProblem:
     """All free, with the linear model and without held-out rows, by default."""
-    has_noise = fitted.likelihood.has_noise
-    has_labels = fitted.likelihood.is_classification
+    likelihood = fitted.likelihood
+    has_noise, has_labels = likelihood.has_noise, likelihood.is_classification
     default = TuningProblem(
         posterior=fitted.posterior,
         linear_model=fitted.linear_model,
         validation=None,
-        log_proba=log_proba(fitted.likelihood) if has_labels else None,
-        log_density=None if has_labels or has_noise else log_density(fitted.likelihood),
+        log_proba=log_proba(likelihood) if has_labels else None,
+        log_density=None if has_labels or has_noise else log_density(likelihood),
         free_prior=True,
         free_noise=has_noise,
         refine="auto",

@@ -61,7 +61,6 @@ LIMIT_SECONDS, LIMIT_GIBIBYTES = 120.0, 14.0
 
 
 def main() -> None:
-    """Run what the command line asks for."""
     options = parsed()
     rows = selected(options)
     runner = Runner(
@@ -96,7 +95,6 @@ def main() -> None:
 
 
 def parsed() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one call")
     parser.add_argument("--only", help="parts of titles, such as W2,digits")
@@ -110,7 +108,6 @@ def parsed() -> argparse.Namespace:
 
 
 def selected(options: argparse.Namespace) -> list[Row]:
-    """Rows that are asked for."""
     parts = options.only.split(",") if options.only else [""]
     rows = [row for row in ROWS if any(part in row.title for part in parts)]
     if options.quick:
@@ -119,7 +116,6 @@ def selected(options: argparse.Namespace) -> list[Row]:
 
 
 def libraries(options: argparse.Namespace) -> list[str]:
-    """Those that are installed."""
     found = ["torch", "sklaplace"]
     if options.no_peer:
         return found
@@ -130,7 +126,6 @@ def libraries(options: argparse.Namespace) -> list[str]:
 
 
 def say(*words: object, **options: object) -> None:
-    """Print at once."""
     print(*words, flush=True, **options)  # type: ignore[call-overload]  # noqa: T201
 
 

@@ -42,7 +42,6 @@ class LaplaceTorch:
         return Operation(nothing, partial(_predict, la, points, work))
 
     def moments(self, case: Case) -> Any:
-        """Means and covariances of the outputs."""
         work = case.load()
         X, y = work.data(work.n_check, seed=1, dtype=np.float64)
         la = _unfitted(case, work, work.module(torch.float64))

@@ -12,27 +12,14 @@ from benchmarks.workloads import Workload, comparable, workload
 
 @dataclass(frozen=True)
 class Case:
-    """What an operation works on; small, since it travels between processes.
+    """What an operation works on; small, since it travels between processes."""
 
-    Attributes
-    ----------
-    workload : str
-        Key of ``WORKLOADS``, or "digits".
-    subset, structure : str
-        ``subset_of_weights`` and ``hessian_structure``.
-    backend : str or None
-        Of laplace-torch.
-    is_quick : bool
-        Tiny sizes.
-    is_comparable : bool
-        Without what libraries define differently, see `workloads.comparable`.
-    """
-
-    workload: str
+    workload: str  # key of ``WORKLOADS``, or "digits"
     subset: str = "last_layer"
     structure: str = "kron"
-    backend: str | None = None
-    is_quick: bool = False
+    backend: str | None = None  # of laplace-torch
+    is_quick: bool = False  # tiny sizes
+    # without what libraries define differently, see `workloads.comparable`
     is_comparable: bool = False
 
     def __str__(self) -> str:
@@ -41,7 +28,6 @@ class Case:
         return f"{self.workload} {subset}/{self.structure}"
 
     def load(self) -> Workload:
-        """The workload itself."""
         found = workload(self.workload, is_quick=self.is_quick)
         return comparable(found) if self.is_comparable else found
 
@@ -54,7 +40,6 @@ class Operation:
     run: Callable[[Any], Any]
 
     def __call__(self) -> Any:
-        """Run once."""
         return self.run(self.prepare())
 
 

@@ -20,6 +20,7 @@ from sklaplace import LaplaceClassifier, LaplaceRegressor
 from sklaplace.posterior.tuning.evidence import NegativeEvidence, marglik
 
 PRIOR_PRECISIONS = np.logspace(-3, 3, 20)
+SEARCH: dict[str, Any] = {"cv": 5, "scoring": "neg_log_loss", "refit": False}
 
 
 class Sklaplace:
@@ -45,7 +46,6 @@ class Sklaplace:
         return Operation(nothing, partial(_predict, model, work.predict_data()))
 
     def moments(self, case: Case) -> Any:
-        """Means and covariances of the outputs."""
         work = case.load()
         X, y = work.data(work.n_check, seed=1, dtype=np.float64)
         model = estimator(case, work.net(torch.float64)).fit(X, y)
@@ -56,16 +56,11 @@ class Sklaplace:
         """How often tuning asks for the evidence."""
         work = case.load()
         posterior = estimator(case, work.net()).fit(*work.fit_data()).posterior_
-        calls: list[Any] = []
         original = NegativeEvidence.derivatives
-
-        def counted(*args: Any) -> Any:
-            calls.append(args)
-            return original(*args)
-
-        with mock.patch.object(NegativeEvidence, "derivatives", counted):
+        options = {"autospec": True, "side_effect": original}
+        with mock.patch.object(NegativeEvidence, "derivatives", **options) as counted:
             marglik(posterior)
-        return len(calls)
+        return counted.call_count
 
 
 def estimator(case: Case, net: Any, **options: Any) -> Any:
@@ -113,13 +108,8 @@ def _grid(case: Case) -> Operation:
     def search(_: None) -> None:
         with tempfile.TemporaryDirectory() as folder:
             model = LaplaceClassifier(net, memory=folder, random_state=0)
-            GridSearchCV(
-                model,
-                {"prior_precision": PRIOR_PRECISIONS},
-                cv=5,
-                scoring="neg_log_loss",
-                refit=False,
-            ).fit(X, y)
+            grid = {"prior_precision": PRIOR_PRECISIONS}
+            GridSearchCV(model, grid, **SEARCH).fit(X, y)
 
     return Operation(nothing, search)
 
@@ -127,13 +117,8 @@ def _grid(case: Case) -> Operation:
 def _bare_grid(case: Case) -> Operation:
     """The same search around a model that costs next to nothing: scikit-learn alone."""
     X, y = digits_data()
-    search = GridSearchCV(
-        GaussianNB(),
-        {"var_smoothing": 1e-9 * PRIOR_PRECISIONS},
-        cv=5,
-        scoring="neg_log_loss",
-        refit=False,
-    )
+    grid = {"var_smoothing": 1e-9 * PRIOR_PRECISIONS}
+    search = GridSearchCV(GaussianNB(), grid, **SEARCH)
     return Operation(nothing, lambda _: search.fit(X.astype(np.float64), y))
 
 

@@ -17,12 +17,7 @@ class FailedError(Exception):
 class Process:
     """One library in a process of its own, started when asked, and again if lost.
 
-    Parameters
-    ----------
-    name : str
-        Key of ``worker.LIBRARIES``.
-    seconds, gibibytes : float
-        Bounds of one request: wall time, and memory of the whole process.
+    Its requests are bounded in wall time, and the whole process in memory.
     """
 
     def __init__(self, name: str, seconds: float, gibibytes: float) -> None:

@@ -10,39 +10,16 @@ from typing import Any
 from benchmarks.results import Result, Verdict
 from benchmarks.rows import UNITS, Row
 
-HEADERS = (
-    "operation",
-    "time",
-    "in units",
-    "target",
-    "met",
-    "laplace-torch",
-    "ratio",
-    "target",
-    "met",
-    "MiB",
-    "target",
-    "met",
-    "its MiB",
-    "agreement",
-    "backend",
-)
-SHORT_HEADERS = (
-    "operation",
-    "time",
-    "in units (target)",
-    "laplace-torch",
-    "ratio (target)",
-    "MiB (target)",
-    "its MiB",
-    "agreement (backend)",
-)
+HEADERS = "operation", "time", "in units", "target", "met"
+HEADERS += "laplace-torch", "ratio", "target", "met", "MiB", "target", "met"
+HEADERS += "its MiB", "agreement", "backend"
+SHORT_HEADERS = "operation", "time", "in units (target)", "laplace-torch"
+SHORT_HEADERS += "ratio (target)", "MiB (target)", "its MiB", "agreement (backend)"
 WORDS = {True: "yes", False: "NO", None: ""}
 SIGNS = {"limit": "≤", "speedup": "≥", "memory": "≤", "evaluations": "≤"}
 
 
 def cells(result: Result) -> list[str]:
-    """One row of the table."""
     row = result.row
     met = {name: WORDS[verdict.met] for name, verdict in result.verdicts().items()}
     unit = UNITS[row.unit]
@@ -105,19 +82,15 @@ def _number(value: Any, unit: str = "", before: str = "") -> str:
 
 
 def table(results: Iterable[Result]) -> str:
-    """Aligned plain text."""
     rows = [list(HEADERS), *(cells(result) for result in results)]
     # what was skipped may run over
     widths = [
         max(len(row[i]) for row in rows if not row[1].startswith("skipped"))
         for i in range(len(HEADERS))
     ]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) for cell, width in zip(row, widths, strict=True)
-        ).rstrip()
-        for row in rows
-    )
+    pairs = (zip(row, widths, strict=True) for row in rows)
+    lines = ("  ".join(cell.ljust(width) for cell, width in row) for row in pairs)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def line(result: Result) -> str:
@@ -130,13 +103,12 @@ def line(result: Result) -> str:
 
 def notes(results: Iterable[Result]) -> list[str]:
     """What the table cannot say."""
-    found = []
-    if any(result.agreement.is_partial for result in results):
-        found.append(
-            "† Compared without biases of convolutions: their Kronecker block is exact "
-            "in sklaplace and not in laplace-torch."
-        )
-    return found
+    if not any(result.agreement.is_partial for result in results):
+        return []
+    return [
+        "† Compared without biases of convolutions: their Kronecker block is exact "
+        "in sklaplace and not in laplace-torch."
+    ]
 
 
 def summary(results: Iterable[Result]) -> str:
@@ -149,16 +121,13 @@ def summary(results: Iterable[Result]) -> str:
     missed = [entry for entry in verdicts if entry[2].met is False]
     n_met = sum(bool(verdict.met) for *_, verdict in verdicts)
     n_measured = n_met + len(missed)
-    lines = [
-        f"{n_met} of {n_measured} targets met, "
-        f"{len(verdicts) - n_measured} not measured."
-    ]
-    lines += [f"missed: {row.title}: {_shown(row, *v)}" for row, *v in missed]
-    return "\n".join(lines)
+    rest = len(verdicts) - n_measured
+    lines = [f"missed: {row.title}: {_shown(row, *v)}" for row, *v in missed]
+    first = f"{n_met} of {n_measured} targets met, {rest} not measured."
+    return "\n".join([first, *lines])
 
 
 def _shown(row: Row, name: str, verdict: Verdict) -> str:
-    """A verdict in words."""
     units = {"limit": f" {UNITS[row.unit]}", "speedup": "×", "memory": " MiB"}
     unit = units.get(name, " evaluations")
     wanted = _number(verdict.target, unit, f"{SIGNS[name]} ")
@@ -176,17 +145,13 @@ def machine() -> str:
 
 
 def environment(versions: dict[str, str]) -> str:
-    """Machine and versions in one line."""
     return f"{machine()}; " + ", ".join(f"{k} {v}" for k, v in versions.items())
 
 
 def markdown(results: list[Result], date: str, versions: dict[str, str]) -> str:
     """A table that MyST can include; what misses its target is bold."""
-    rows = [_short_cells(result) for result in results]
-    lines = [
-        "| " + " | ".join(row) + " |"
-        for row in (list(SHORT_HEADERS), ["---"] * len(SHORT_HEADERS), *rows)
-    ]
+    rows = [SHORT_HEADERS, ["---"] * len(SHORT_HEADERS), *map(_short_cells, results)]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
     first = f"Measured on {date}: {environment(versions)}."
     last = [summary(results).splitlines()[0], *notes(results)]
     return "\n\n".join([first, "\n".join(lines), *last]) + "\n"
@@ -195,7 +160,7 @@ def markdown(results: list[Result], date: str, versions: dict[str, str]) -> str:
 def _short_cells(result: Result) -> list[str]:
     """One row of the Markdown table, each value with its target."""
     row, verdicts = result.row, result.verdicts()
-    unit = UNITS[row.unit]
+    unit, backend = UNITS[row.unit], result.backend.replace("GGN", "")
 
     def judged(name: str, value: Any, unit: str = "") -> str:
         verdict = verdicts.get(name)
@@ -213,14 +178,11 @@ def _short_cells(result: Result) -> list[str]:
         judged("speedup", result.speedup, "×"),
         judged("memory", result.peaks.get("sklaplace")),
         _number(result.peaks.get("laplace-torch")),
-        f"{result.agreement} ({result.backend.replace('GGN', '')})"
-        if result.backend
-        else "",
+        f"{result.agreement} ({backend})" if backend else "",
     ]
 
 
 def as_json(results: list[Result], date: str, versions: dict[str, str]) -> str:
-    """Everything raw."""
     content = {
         "date": date,
         "machine": machine(),

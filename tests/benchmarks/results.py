@@ -20,7 +20,6 @@ class Timing:
 
     @property
     def seconds(self) -> float | None:
-        """The median."""
         return statistics.median(self.samples) if self.samples else None
 
 
@@ -37,7 +36,6 @@ class Agreement:
 
     @property
     def holds(self) -> bool:
-        """Whether both libraries compute the same."""
         return self.difference is not None and self.difference <= TOLERANCE
 
     def __str__(self) -> str:
@@ -59,31 +57,17 @@ class Verdict:
 
 @dataclass
 class Result:
-    """What was found for one row.
-
-    Attributes
-    ----------
-    times : dict
-        `Timing` of each library.
-    peaks : dict
-        MiB of each library, or why there are none.
-    agreement : Agreement
-        Between ours and the backend that was timed.
-    backend : str
-        Of laplace-torch.
-    evaluations : int or None
-        Of the evidence.
-    skipped : str
-        What the installed version lacks, if it does.
-    """
+    """What was found for one row."""
 
     row: Row
-    times: dict[str, Timing] = field(default_factory=dict)
+    times: dict[str, Timing] = field(default_factory=dict)  # of each library
+    # MiB of each library, or why there are none
     peaks: dict[str, float | str] = field(default_factory=dict)
+    # between ours and the backend that was timed
     agreement: Agreement = field(default_factory=Agreement)
-    backend: str = ""
-    evaluations: int | None = None
-    skipped: str = ""
+    backend: str = ""  # of laplace-torch
+    evaluations: int | None = None  # of the evidence
+    skipped: str = ""  # what the installed version lacks, if it does
 
     def seconds(self, library: str) -> float | None:
         """Median time of a library; infinite where sklaplace has failed."""
@@ -110,7 +94,6 @@ class Result:
         return self.row.case.load().peer_rows if self.row.has_peer else None
 
     def verdicts(self) -> dict[str, Verdict]:
-        """Each target of this row."""
         row = self.row
         peak = self.peaks.get("sklaplace")
         found = {

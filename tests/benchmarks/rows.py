@@ -21,39 +21,17 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Row:
-    """An operation and what it may cost.
-
-    Attributes
-    ----------
-    case : Case
-        What it works on.
-    name : str
-        Name of the operation.
-    unit : str
-        Operation of plain torch that it is measured in.
-    limit : float or None
-        Largest multiple of the unit.
-    speedup : float or None
-        Smallest quotient of laplace-torch's time and ours.
-    memory : float or None
-        Largest peak, in MiB over network and data.
-    evaluations : int or None
-        Largest number of evaluations of the evidence.
-    has_peer : bool
-        Whether laplace-torch can do the same.
-    is_heavy : bool
-        Left out of a quick run: large even at its smallest.
-    """
+    """An operation and what it may cost."""
 
     case: Case
     name: str
-    unit: str
-    limit: float | None = None
-    speedup: float | None = None
-    memory: float | None = None
-    evaluations: int | None = None
-    has_peer: bool = True
-    is_heavy: bool = False
+    unit: str  # operation of plain torch that it is measured in
+    limit: float | None = None  # largest multiple of the unit
+    speedup: float | None = None  # smallest quotient of laplace-torch's time and ours
+    memory: float | None = None  # largest peak, in MiB over network and data
+    evaluations: int | None = None  # at most, of the evidence
+    has_peer: bool = True  # laplace-torch can do the same
+    is_heavy: bool = False  # left out of a quick run: large even at its smallest
 
     @property
     def title(self) -> str:
@@ -64,12 +42,8 @@ class Row:
 
     def quick(self) -> "Row":
         """The same on tiny sizes, for which no target is meant."""
-        return Row(
-            replace(self.case, is_quick=True),
-            self.name,
-            self.unit,
-            has_peer=self.has_peer,
-        )
+        case = replace(self.case, is_quick=True)
+        return Row(case, self.name, self.unit, has_peer=self.has_peer)
 
 
 def _fits(
@@ -127,12 +101,8 @@ def _many_classes() -> list[Row]:
 
 def _all_weights() -> list[Row]:
     rows = []
-    speedups = {
-        ("W2", "kron"): 240.0,
-        ("W2", "diag"): 100.0,
-        ("W3", "kron"): 20.0,
-        ("W3", "diag"): 20.0,
-    }
+    speedups = {("W2", "kron"): 240.0, ("W2", "diag"): 100.0}
+    speedups |= {("W3", "kron"): 20.0, ("W3", "diag"): 20.0}
     for structure, share in (("kron", 0.7), ("diag", 0.6)):
         for name in ("W2", "W3", "W4-16"):
             case = Case(name, "all", structure)

@@ -32,28 +32,14 @@ Job = tuple[Case, str]
 
 @dataclass
 class Runner:
-    """Runs rows on the libraries that are there.
+    """Runs rows on the libraries that are there."""
 
-    Attributes
-    ----------
-    libraries : list of str
-        Keys of ``worker.LIBRARIES``.
-    repeats : int
-        Measurements of each operation.
-    seconds, gibibytes : float
-        Bounds of one operation; of laplace-torch, as far as time goes.
-    measures_memory : bool
-        Whether to make the second pass.
-    is_quick : bool
-        Make do with one process per library, and with short measurements.
-    """
-
-    libraries: list[str]
-    repeats: int
-    seconds: float
-    gibibytes: float
-    measures_memory: bool
-    is_quick: bool
+    libraries: list[str]  # keys of ``worker.LIBRARIES``
+    repeats: int  # measurements of each operation
+    seconds: float  # bound of one operation of laplace-torch
+    gibibytes: float  # bound of one operation
+    measures_memory: bool  # in a second pass
+    is_quick: bool  # with one process per library, and short measurements
     processes: dict[str, Process] = field(default_factory=dict)
     _chosen: dict[tuple[Case, str], tuple[str, str]] = field(default_factory=dict)
     _checked: dict[Case, Agreement] = field(default_factory=dict)
@@ -71,7 +57,6 @@ class Runner:
         return Process(name, patience * self.seconds, self.gibibytes)
 
     def stop(self) -> None:
-        """End all processes."""
         for process in self.processes.values():
             process.stop()
 
@@ -235,7 +220,6 @@ class _Turns:
             self.timing.samples.append(seconds)
 
     def forget(self) -> None:
-        """Free what was set up."""
         self.process.ask("forget")
 
 

@@ -22,16 +22,8 @@ LIBRARIES = {
     "sklaplace": ("benchmarks.ours", "Sklaplace"),
     "laplace-torch": ("benchmarks.laplace_torch", "LaplaceTorch"),
 }
-ONE_THREAD = dict.fromkeys(
-    (
-        "OMP_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "OPENBLAS_NUM_THREADS",
-        "NUMEXPR_NUM_THREADS",
-        "VECLIB_MAXIMUM_THREADS",
-    ),
-    "1",
-)
+ONE_THREAD = {f"{k}_NUM_THREADS": "1" for k in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")}
+ONE_THREAD["VECLIB_MAXIMUM_THREADS"] = "1"
 # Two of a kind: a fit and the question that it is set up for.
 MAX_KEPT = 2
 
@@ -107,7 +99,6 @@ class Jobs:
         return max(0, _peak() - before)
 
     def moments(self, case: Case) -> Any:
-        """Means and covariances of outputs, in float64."""
         return self.library.moments(case)
 
     def evaluations(self, case: Case) -> int:

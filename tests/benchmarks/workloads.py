@@ -54,7 +54,6 @@ class ResidualBlock(nn.Module):
         self.out = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add what the convolutions change."""
         change = self.second(self.relu(self.first(x)))
         return self.out(change + self.shortcut(x))
 
@@ -75,53 +74,26 @@ def resnet18(width: int = 64) -> nn.Sequential:
 
 
 def bare_head(n_features: int, n_classes: int) -> nn.Sequential:
-    """A linear layer behind features that are given."""
     return nn.Sequential(nn.Identity(), nn.Linear(n_features, n_classes))
 
 
 # ------------------------------------------------------------------- workloads
 @dataclass(frozen=True)
 class Workload:
-    """A network and rows to fit and to predict.
-
-    Attributes
-    ----------
-    title : str
-        What a table calls it.
-    make : callable
-        Builds the module; its weights come from the global generator.
-    shape : tuple of int
-        Of one row.
-    n_outputs : int
-        Number of classes, or of columns of a regression.
-    n_fit, n_predict : int
-        Numbers of rows.
-    batch_size : int
-        Rows at a time for plain torch and laplace-torch.
-    n_check : int
-        Rows that are fitted where libraries are compared in float64.
-    is_regression : bool
-        Real targets.
-    peer_rows : int or None
-        Rows that laplace-torch is given, where it cannot take all.
-    quick : dict
-        What changes for a smoke test, and for a first call that warms up.
-    check_quick : bool
-        Compare libraries on the quick variant, since this one is too large.
-    """
+    """A network and rows to fit and to predict."""
 
     title: str
-    make: Callable[[], nn.Module]
-    shape: tuple[int, ...]
-    n_outputs: int
+    make: Callable[[], nn.Module]  # weights come from the global generator
+    shape: tuple[int, ...]  # of one row
+    n_outputs: int  # classes, or columns of a regression
     n_fit: int
     n_predict: int
-    quick: dict[str, Any]
-    batch_size: int = 512
-    n_check: int = 64
+    quick: dict[str, Any]  # what changes for a smoke test, and for a first warm-up
+    batch_size: int = 512  # of plain torch and laplace-torch
+    n_check: int = 64  # rows to fit where libraries are compared in float64
     is_regression: bool = False
-    peer_rows: int | None = None
-    check_quick: bool = False
+    peer_rows: int | None = None  # for laplace-torch, where it cannot take all
+    check_quick: bool = False  # compare on the quick variant, this being too large
 
     @property
     def is_convolutional(self) -> bool:
@@ -143,11 +115,9 @@ class Workload:
         return X, rng.permutation(np.arange(n, dtype=np.int64) % self.n_outputs)
 
     def fit_data(self) -> tuple[Any, Any]:
-        """Rows to fit."""
         return self.data(self.n_fit, seed=1)
 
     def predict_data(self) -> Any:
-        """Rows to predict."""
         return self.data(self.n_predict, seed=2)[0]
 
     def net(self, dtype: torch.dtype = torch.float32) -> Any:
@@ -158,13 +128,7 @@ class Workload:
 
 
 SMALL = {"n_fit": 40, "n_predict": 10, "n_check": 40}
-TINY_RESNET = {
-    **SMALL,
-    "make": partial(resnet18, 4),
-    "n_fit": 20,
-    "n_predict": 4,
-    "n_check": 20,
-}
+TINY = {"n_fit": 20, "n_predict": 4, "n_check": 20}
 SMALL_HEAD = {
     "make": partial(bare_head, 16, 50),
     "shape": (16,),
@@ -174,6 +138,17 @@ SMALL_HEAD = {
     "n_check": 50,
     "peer_rows": 50,
 }
+RESNET = Workload(
+    title="W4 ResNet-18",
+    make=resnet18,
+    shape=(3, 32, 32),
+    n_outputs=10,
+    n_fit=64,
+    n_predict=64,
+    batch_size=64,
+    check_quick=True,
+    quick={**TINY, "make": partial(resnet18, 4)},
+)
 
 WORKLOADS = {
     "W1": Workload(
@@ -212,40 +187,17 @@ WORKLOADS = {
         n_fit=1000,
         n_predict=200,
         batch_size=128,
-        quick={**SMALL, "n_fit": 20, "n_predict": 4, "n_check": 20},
+        quick=TINY,
     ),
-    "W4": Workload(
-        title="W4 ResNet-18",
-        make=resnet18,
-        shape=(3, 32, 32),
-        n_outputs=10,
-        n_fit=64,
-        n_predict=64,
-        batch_size=64,
-        check_quick=True,
-        quick=TINY_RESNET,
+    "W4": RESNET,
+    "W4-256": replace(
+        RESNET, title="W4 ResNet-18, more rows", n_fit=256, n_predict=128
     ),
-    "W4-256": Workload(
-        title="W4 ResNet-18, more rows",
-        make=resnet18,
-        shape=(3, 32, 32),
-        n_outputs=10,
-        n_fit=256,
-        n_predict=128,
-        batch_size=64,
-        check_quick=True,
-        quick=TINY_RESNET,
-    ),
-    "W4-16": Workload(
+    "W4-16": replace(
+        RESNET,
         title="W4 ResNet-18, width 16",
         make=partial(resnet18, 16),
-        shape=(3, 32, 32),
-        n_outputs=10,
-        n_fit=64,
-        n_predict=64,
         batch_size=32,
-        check_quick=True,
-        quick=TINY_RESNET,
     ),
     "W5": Workload(
         title="W5 1000 classes",

@@ -23,15 +23,6 @@ def test_factor(name, likelihood):
 
 
 @every_likelihood
-def test_ggn_is_the_hessian_of_the_loss(likelihood):
-    known = references.LIKELIHOODS[likelihood]
-    reference = references.reference(known)
-    f, y = normal(N_ROWS, reference.n_outputs), reference.targets(N_ROWS)
-    S = GGN(known, f, y)
-    assert_equal(S @ S.mT, references.loss_hessian(known, f, y), 1e-12)
-
-
-@every_likelihood
 def test_empirical_fisher_is_that_of_the_gradients(likelihood):
     """Also for noise other than one, of which it is of higher order than the loss."""
     found = problem("inplace", likelihood)
@@ -41,31 +32,37 @@ def test_empirical_fisher_is_that_of_the_gradients(likelihood):
     total = references.log_likelihood(found.likelihood, leaf, found.y, sigma).sum()
     (gradient,) = torch.autograd.grad(total, leaf)
     rows = torch.einsum("nc,ncp->np", gradient, found.parts.J)
-    accumulator = STRUCTURES["full"][0](found.layout)
     ef = CURVATURES["ef"]
-    accumulate(found.forward, found.batches(4, 2), found.likelihood, ef, accumulator)
+    structure = found.structure("full", found.batches(4, 2), ef)
     scale = found.likelihood.scale(sigma) ** ef.order
-    assert_equal(scale * accumulator.decompose().dense(), rows.T @ rows, 1e-12)
+    assert_equal(scale * structure.dense(), rows.T @ rows, 1e-12)
 
 
-@every_likelihood
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        *references.LIKELIHOODS.values(),
+        # what a criterion adds is not in drawn targets
+        Categorical(label_smoothing=0.4),
+        Categorical((0.5, 2.0, 1.0), 0.4),
+        Bernoulli(3.0),
+    ],
+    ids=repr,
+)
 def test_sampled_fisher_tends_to_the_ggn(likelihood):
     """By a standard error of ``2 / √draws`` of the largest entry, for these outputs."""
-    known = references.LIKELIHOODS[likelihood]
-    reference = references.reference(known)
+    reference = references.reference(likelihood)
     f, y = normal(40, reference.n_outputs), reference.targets(40)
     n_draws = 4000
-    S = CURVATURES["ggn_mc"].configured({"n_draws": n_draws}, seed=3)(known, f, y)
-    G = GGN(known, f, y)
+    S = CURVATURES["ggn_mc"].configured({"n_draws": n_draws}, seed=3)(likelihood, f, y)
+    G = GGN(likelihood, f, y)
     error = ((S @ S.mT - G @ G.mT) ** 2).mean().sqrt() / (G @ G.mT).abs().max()
     assert 0 < error < 2 / n_draws**0.5
 
 
 def sampled(found, batches, seed=0):
-    accumulator = STRUCTURES["full"][0](found.layout)
     curvature = CURVATURES["ggn_mc"].configured({"n_draws": 3}, seed)
-    accumulate(found.forward, batches, found.likelihood, curvature, accumulator)
-    return accumulator.decompose().dense()
+    return found.structure("full", batches, curvature).dense()
 
 
 @pytest.mark.parametrize("case", ["mlp", "cnn", "dictionary"])
@@ -96,11 +93,8 @@ def test_exact_hessian(case, likelihood):
 
     flat = found.layout.read(module)
     expected = torch.autograd.functional.hessian(loss, flat)
-    accumulator = STRUCTURES["full"][0](found.layout)
-    exact = CURVATURES["hessian"]
     batches = found.batches(4, 2, weights=w)
-    accumulate(found.forward, batches, found.likelihood, exact, accumulator)
-    structure = accumulator.decompose()
+    structure = found.structure("full", batches, CURVATURES["hessian"])
     assert_equal(structure.dense(), expected, 1e-10)
     lowest = torch.linalg.eigvalsh(expected)[0]
     assert lowest < -1e-3  # a network that is not trained
@@ -128,14 +122,13 @@ def test_weights_multiply_the_hessian():
 @every_likelihood
 def test_data_fit(likelihood):
     found = problem("cnn", likelihood)
-    w = positive(N_ROWS)
     one = torch.tensor(1.0, dtype=torch.float64)
     f = found.forward(found.x).detach()
     log_prob = references.log_likelihood(found.likelihood, f, found.y, one)
     normalizer = found.likelihood.log_normalizer(one)
-    for weights in (None, w):
+    for weights in (None, positive(N_ROWS)):
         batches = found.batches(4, 2, weights=weights)
-        _, data_fit = found.accumulator("diag", batches)
+        data_fit = found.accumulate(STRUCTURES["diag"][0](found.layout), batches)
         row_weights = torch.ones(N_ROWS).double() if weights is None else weights
         n = row_weights.sum() * found.likelihood.n_targets(f.shape[1])
         assert_equal(data_fit.n_targets, n, 1e-12)
@@ -147,14 +140,12 @@ def test_observer_sees_every_batch():
     found, seen = problem("mlp"), []
     w = positive(N_ROWS)
     accumulator = STRUCTURES["diag"][0](found.layout)
-    accumulate(
-        found.forward,
-        found.batches(4, 2, weights=w),
-        found.likelihood,
-        GGN,
-        accumulator,
-        lambda *batch: seen.append(batch),
-    )
+    batches = found.batches(4, 2, weights=w)
+
+    def note(*batch):
+        seen.append(batch)
+
+    accumulate(found.forward, batches, found.likelihood, GGN, accumulator, note)
     f = torch.cat([batch[0] for batch in seen])
     assert_equal(f, found.forward(found.x).detach(), 1e-14)
     S = torch.cat([batch[1].factor() for batch in seen])
@@ -169,43 +160,16 @@ def test_outputs_must_be_finite():
     found = problem("mlp", "Gaussian")
     x = found.x.clone()
     x[3] = torch.nan
-    accumulator = STRUCTURES["diag"][0](found.layout)
     with pytest.raises(ValueError, match="outputs are not finite"):
-        accumulate(
-            found.forward, [(x, found.y, None)], found.likelihood, GGN, accumulator
-        )
-
-
-@pytest.mark.parametrize(
-    "likelihood",
-    [
-        Categorical(label_smoothing=0.4),
-        Categorical((0.5, 2.0, 1.0), 0.4),
-        Bernoulli(3.0),
-    ],
-)
-def test_what_a_criterion_adds_is_not_in_drawn_targets(likelihood):
-    c = 3 if isinstance(likelihood, Categorical) else 1
-    f, y = normal(40, c), torch.arange(40) % 2
-    n_draws = 4000
-    S = CURVATURES["ggn_mc"].configured({"n_draws": n_draws}, seed=3)(likelihood, f, y)
-    G = GGN(likelihood, f, y)
-    error = ((S @ S.mT - G @ G.mT) ** 2).mean().sqrt() / (G @ G.mT).abs().max()
-    assert error < 2 / n_draws**0.5
+        found.structure("diag", [(x, found.y, None)])
 
 
 def test_exact_hessian_of_single_weights():
-    found = problem("inplace", "Gaussian")
-    few = problem("inplace", "Gaussian", "subnetwork")
     whole, part = (
-        accumulated(one, CURVATURES["hessian"]).dense() for one in (found, few)
+        problem("inplace", "Gaussian", subset)
+        .structure("full", curvature=CURVATURES["hessian"])
+        .dense()
+        for subset in ("all", "subnetwork")
     )
-    places = torch.tensor([0, 2, 3, 7, 8, 11])
+    places = torch.tensor(contracts.SUBSET_OPTIONS["subnetwork"]["indices"])
     assert_equal(part, whole[places][:, places], 1e-12)
-
-
-def accumulated(found, curvature):
-    accumulator = STRUCTURES["full"][0](found.layout)
-    batches = found.batches(4, 2)
-    accumulate(found.forward, batches, found.likelihood, curvature, accumulator)
-    return accumulator.decompose()

@@ -1,3 +1,5 @@
+from itertools import product
+
 import contracts
 import pytest
 import references
@@ -16,6 +18,10 @@ pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
 # ------------------------------------------------------------- backpropagation
+def refuse(*_args, **_kwargs):
+    raise RuntimeError("no batching rule")
+
+
 @every_case
 def test_rows_are_those_of_autograd(case):
     found = problem(case)
@@ -42,22 +48,24 @@ def test_columns_are_combinations_of_outputs(case):
     assert not f.requires_grad
 
 
+def n_hooks(module):
+    """Of each part."""
+    return [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in module.modules()]
+
+
 @every_case
 def test_module_and_rows_stay_as_they_were(case):
     found = problem(case)
     module = found.forward.module
     before = {name: value.clone() for name, value in module.state_dict().items()}
     parameters = list(module.parameters())
-    hooks = [
-        len(m._forward_hooks) + len(m._forward_pre_hooks) for m in module.modules()
-    ]
+    hooks = n_hooks(module)
     backpropagate(found.forward, found.x, found.layout)
     after = module.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())
     assert all(a is b for a, b in zip(parameters, module.parameters(), strict=True))
     assert not any(p.requires_grad or p.grad is not None for p in parameters)
-    now = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in module.modules()]
-    assert now == hooks
+    assert n_hooks(module) == hooks
 
 
 def test_hooks_are_removed_when_the_network_raises():
@@ -65,8 +73,7 @@ def test_hooks_are_removed_when_the_network_raises():
     layout = problem("mlp").layout
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         backpropagate(forward, normal(4, 5), layout)
-    assert not any(m._forward_hooks for m in forward.module.modules())
-    assert not any(m._forward_pre_hooks for m in forward.module.modules())
+    assert not any(n_hooks(forward.module))
 
 
 def test_gradients_stop_at_the_lowest_selected_layer():
@@ -82,26 +89,12 @@ def test_gradients_stop_at_the_lowest_selected_layer():
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-@pytest.mark.parametrize("case", ["conv_same"])
+@pytest.mark.parametrize(
+    "case", ["conv_same", "norms", "embedding", "bare_parameters", "tied"]
+)
 def test_no_batching_rule_is_needed(case, monkeypatch):
-    """Column by column gives the same as all columns at once."""
+    """Column by column, and row by row, give the same as all at once."""
     found = problem(case)
-
-    def refuse(*_args, **_kwargs):
-        raise RuntimeError("no batching rule")
-
-    monkeypatch.setattr("sklaplace.curvature.derivatives.vmap", refuse)
-    _, jacobian = backpropagate(found.forward, found.x, found.layout)
-    assert_equal(jacobian.dense(), found.parts.J, 1e-12)
-
-
-@pytest.mark.parametrize("case", ["norms", "embedding", "bare_parameters", "tied"])
-def test_rows_of_other_layers_without_vmap(case, monkeypatch):
-    found = problem(case)
-
-    def refuse(*_args, **_kwargs):
-        raise RuntimeError("no batching rule")
-
     monkeypatch.setattr("sklaplace.curvature.derivatives.vmap", refuse)
     _, jacobian = backpropagate(found.forward, found.x, found.layout)
     assert_equal(jacobian.dense(), found.parts.J, 1e-12)
@@ -156,13 +149,10 @@ def dense(block):
     b, k, r, _ = block.g.shape
     a = torch.ones(b, r, 1).double() if block.a is None else block.a
     rows = [
-        [
-            sum(torch.outer(block.g[n, j, t], a[n, t]) for t in range(r)).flatten()
-            for j in range(k)
-        ]
-        for n in range(b)
+        sum(torch.outer(block.g[n, j, t], a[n, t]) for t in range(r)).flatten()
+        for n, j in product(range(b), range(k))
     ]
-    return torch.stack([torch.stack(row) for row in rows])
+    return torch.stack(rows).unflatten(0, (b, k))
 
 
 @every_block

@@ -17,20 +17,13 @@ def test_sizes():
     assert layout.sizes == [72, 4, 5, 1]
     assert layout.n_parameters == 82
     assert layout.layers == ["conv"]
-
-
-def test_factor_shapes():
     assert [block.factor_shape for block in BLOCKS] == [(4, 18), (4, 1), (5, 1), (1, 1)]
 
 
 def test_split_and_unflatten():
     layout, vector = Layout(BLOCKS), torch.arange(82.0)
-    assert [piece.shape for piece in layout.split(vector.repeat(2, 1))] == [
-        (2, 72),
-        (2, 4),
-        (2, 5),
-        (2, 1),
-    ]
+    shapes = [piece.shape for piece in layout.split(vector.repeat(2, 1))]
+    assert shapes == [(2, 72), (2, 4), (2, 5), (2, 1)]
     parameters = layout.unflatten(vector)
     assert {name: tuple(p.shape) for name, p in parameters.items()} == {
         block.name: block.shape for block in BLOCKS

@@ -4,6 +4,7 @@ import pytest
 import torch
 from cases import normal, positive
 from contracts import assert_equal
+from costs import calls
 from torch import nn
 
 from sklaplace.curvature.patches import (
@@ -65,24 +66,15 @@ def test_moment_is_that_of_the_patches(name, weighted, monkeypatch):
 def test_autocorrelation_is_used_where_it_holds(name, monkeypatch):
     """Nothing is unfolded for stride one and enough positions."""
     monkeypatch.setattr("sklaplace.curvature.patches.MIN_PRODUCTS", 0)
-    _, _, found = patches(name)
-    unfoldings = []
-    unfold = Patches.unfold
-    monkeypatch.setattr(
-        Patches, "unfold", lambda self: unfoldings.append(1) or unfold(self)
-    )
-    second_moment(found, None)
+    with calls(Patches, "unfold") as unfoldings:
+        second_moment(patches(name)[2], None)
     assert bool(unfoldings) == (name not in EVEN)
 
 
-def test_little_work_is_done_at_once(monkeypatch):
+def test_little_work_is_done_at_once():
     """Small products are not worth the many smaller ones of an autocorrelation."""
-    _, _, found = patches("same")
-    unfoldings = []
-    monkeypatch.setattr(
-        Patches, "unfold", lambda self: unfoldings.append(1) or normal(4, 99, 18)
-    )
-    second_moment(found, None)
+    with calls(Patches, "unfold") as unfoldings:
+        second_moment(patches("same")[2], None)
     assert unfoldings
 
 

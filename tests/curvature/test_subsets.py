@@ -1,7 +1,7 @@
 import pytest
 import torch
 from cases import CASES, Net, call, normal, tied
-from contracts import assert_equal, problem
+from contracts import SUBSET_OPTIONS, assert_equal, problem
 from references import jacobian
 from torch import nn
 
@@ -20,13 +20,18 @@ pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
 def forward_of(run, **parts):
-    """A network in float64 with other than the default weights."""
+    """A network in float64 of linear layers of these sizes, or of what is called."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        module = Net(run, **{name: part() for name, part in parts.items()})
-    forward = Forward(module.double().eval(), lambda x: call(module, x))
+        made = {k: nn.Linear(*v) if type(v) is tuple else v() for k, v in parts.items()}
+    module = Net(run, **made).double().eval()
+    forward = Forward(module, lambda x: call(module, x))
     module.requires_grad_(False)
     return forward
+
+
+def names(layout):
+    return [block.name for block in layout.blocks]
 
 
 def assert_right(forward, x, layout):
@@ -38,50 +43,47 @@ def assert_right(forward, x, layout):
 def test_all_lists_every_parameter_in_order(case):
     found = problem(case)
     parameters = dict(found.forward.module.named_parameters())
-    assert [block.name for block in found.layout.blocks] == list(parameters)
-    shapes = [tuple(parameter.shape) for parameter in parameters.values()]
-    assert [block.shape for block in found.layout.blocks] == shapes
+    assert {block.name: block.shape for block in found.layout.blocks} == {
+        name: tuple(parameter.shape) for name, parameter in parameters.items()
+    }
+    assert names(found.layout) == list(parameters)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_dense_rows_where_they_are_needed_and_only_there(case):
-    layout = problem(case).layout
-    dense = {block.name for block in layout.blocks if block.layer is None}
-    assert dense == CASES[case].dense
+    blocks = problem(case).layout.blocks
+    assert {block.name for block in blocks if block.layer is None} == CASES[case].dense
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_last_layer_is_the_head(case):
     found = problem(case, subset="last_layer")
-    names = list(dict(found.forward.module.named_parameters()))
-    head = {name for name in names if name.startswith(("head.", "weight", "bias"))}
-    expected = head or {name for name in names if name[0] == names[-1][0]}
-    assert {block.name for block in found.layout.blocks} == expected
+    every = list(dict(found.forward.module.named_parameters()))
+    head = {name for name in every if name.startswith(("head.", "weight", "bias"))}
+    expected = head or {name for name in every if name[0] == every[-1][0]}
+    assert set(names(found.layout)) == expected
     assert all(block.layer is not None for block in found.layout.blocks)
     _, rows = backpropagate(found.forward, found.x, found.layout)
     assert_equal(rows.dense(), found.parts.J, 1e-12)
 
 
 @pytest.mark.parametrize("name", SUBSETS)
-def test_module_stays_as_it_was(name):
-    for case in ("cnn", "norms", "two_names", "tied", "lstm"):
-        forward, x = CASES[case].forward(), CASES[case].rows(4)
-        parameters = list(forward.module.parameters())
-        values = [parameter.clone() for parameter in parameters]
-        SUBSETS[name](forward, x)
-        now = list(forward.module.parameters())
-        assert all(a is b for a, b in zip(parameters, now, strict=True))
-        assert all(torch.equal(a, b) for a, b in zip(values, now, strict=True))
-        assert not any(p.requires_grad or p.grad is not None for p in now)
-        assert not any(m._forward_hooks for m in forward.module.modules())
+@pytest.mark.parametrize("case", ["cnn", "norms", "two_names", "tied", "lstm"])
+def test_module_stays_as_it_was(case, name):
+    forward, x = CASES[case].forward(), CASES[case].rows(4)
+    parameters = list(forward.module.parameters())
+    values = [parameter.clone() for parameter in parameters]
+    SUBSETS[name](forward, x)
+    now = list(forward.module.parameters())
+    assert all(a is b for a, b in zip(parameters, now, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(values, now, strict=True))
+    assert not any(p.requires_grad or p.grad is not None for p in now)
+    assert not any(m._forward_hooks for m in forward.module.modules())
 
 
 def test_last_layer_must_be_linear():
-    forward = forward_of(
-        lambda net, x: net.norm(net.first(x)),
-        first=lambda: nn.Linear(2, 3),
-        norm=lambda: nn.LayerNorm(3),
-    )
+    parts = {"first": (2, 3), "norm": lambda: nn.LayerNorm(3)}
+    forward = forward_of(lambda net, x: net.norm(net.first(x)), **parts)
     with pytest.raises(ValueError, match=r"here it is LayerNorm \('norm'\)"):
         last_layer(forward, normal(4, 2))
 
@@ -94,17 +96,13 @@ def test_network_without_parameters_has_no_last_layer():
 
 @pytest.mark.parametrize("subset", SUBSETS.values(), ids=SUBSETS.keys())
 def test_network_that_mixes_rows_is_refused(subset):
-    forward = forward_of(
-        lambda net, x: net.head(x - x.mean(0)), head=lambda: nn.Linear(2, 3)
-    )
+    forward = forward_of(lambda net, x: net.head(x - x.mean(0)), head=(2, 3))
     with pytest.raises(ValueError, match="depend on the other samples of its batch"):
         subset(forward, normal(4, 2))
 
 
 def test_network_that_gives_one_row_for_all_is_refused():
-    forward = forward_of(
-        lambda net, x: net.head(x).mean(0, keepdim=True), head=lambda: nn.Linear(2, 3)
-    )
+    forward = forward_of(lambda net, x: net.head(x).mean(0, keepdim=True), head=(2, 3))
     with pytest.raises(ValueError, match="one output per sample"):
         all_weights(forward, normal(4, 2))
 
@@ -123,8 +121,7 @@ def test_subclass_of_a_known_layer_gets_dense_rows():
 def test_weight_that_is_used_beside_its_layer():
     """The weight is also added to the outputs as it is."""
     forward = forward_of(
-        lambda net, x: net.head(x) + net.head.weight.sum(1),
-        head=lambda: nn.Linear(2, 3),
+        lambda net, x: net.head(x) + net.head.weight.sum(1), head=(2, 3)
     )
     layout = all_weights(forward, normal(4, 2))
     assert [block.layer for block in layout.blocks] == [None, "head"]
@@ -132,7 +129,7 @@ def test_weight_that_is_used_beside_its_layer():
 
 
 def test_layer_called_with_a_keyword():
-    forward = forward_of(lambda net, x: net.head(input=x), head=lambda: nn.Linear(2, 3))
+    forward = forward_of(lambda net, x: net.head(input=x), head=(2, 3))
     assert_right(forward, normal(4, 2), all_weights(forward, normal(4, 2)))
 
 
@@ -144,11 +141,8 @@ def test_layer_below_no_grad():
             h = net.first(x).tanh()
         return net.head(h)
 
-    forward = forward_of(
-        run, first=lambda: nn.Linear(2, 3), head=lambda: nn.Linear(3, 2)
-    )
-    layout = all_weights(forward, normal(4, 2))
-    assert_right(forward, normal(4, 2), layout)
+    forward = forward_of(run, first=(2, 3), head=(3, 2))
+    assert_right(forward, normal(4, 2), all_weights(forward, normal(4, 2)))
 
 
 def test_last_layer_is_one_that_reaches_the_outputs():
@@ -158,57 +152,37 @@ def test_last_layer_is_one_that_reaches_the_outputs():
         h = net.first(x).tanh()
         return net.head(h), net.auxiliary(h)
 
-    forward = forward_of(
-        run,
-        first=lambda: nn.Linear(2, 3),
-        head=lambda: nn.Linear(3, 2),
-        auxiliary=lambda: nn.Linear(3, 4),
-    )
-    layout = last_layer(forward, normal(4, 2))
-    assert [block.name for block in layout.blocks] == ["head.weight", "head.bias"]
+    forward = forward_of(run, first=(2, 3), head=(3, 2), auxiliary=(3, 4))
+    assert names(last_layer(forward, normal(4, 2))) == ["head.weight", "head.bias"]
 
 
 def test_last_layer_with_a_weight_of_another_layer():
     forward = forward_of(lambda net, x: net.part(x), part=lambda: tied(3)[:3])
-    layout = last_layer(forward, normal(4, 3))
-    assert_right(forward, normal(4, 3), layout)
+    assert_right(forward, normal(4, 3), last_layer(forward, normal(4, 3)))
 
 
 def test_one_row():
-    forward = CASES["sequence"].forward()
-    assert all_weights(forward, CASES["sequence"].rows(1)) == all_weights(
-        forward, CASES["sequence"].rows(4)
-    )
+    forward, rows = CASES["sequence"].forward(), CASES["sequence"].rows
+    assert all_weights(forward, rows(1)) == all_weights(forward, rows(4))
 
 
-def test_single_precision():
-    for case in ("mlp", "cnn", "sequence", "conv_called_twice"):
-        forward = CASES[case].forward()
-        forward.module.float()
-        layout = all_weights(forward, CASES[case].rows(4).float())
-        assert {b.name for b in layout.blocks if b.layer is None} == CASES[case].dense
-
-
-class TiedHead(nn.Module):
-    """The head shares its weight with the first layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(4, 3, bias=False)
-        self.middle = nn.Linear(3, 4)
-        self.head = nn.Linear(4, 3)
-        self.head.weight = self.first.weight
-
-    def forward(self, x):
-        return self.head(self.middle(self.first(x).tanh()).tanh())
+@pytest.mark.parametrize("case", ["mlp", "cnn", "sequence", "conv_called_twice"])
+def test_single_precision(case):
+    forward = CASES[case].forward()
+    forward.module.float()
+    layout = all_weights(forward, CASES[case].rows(4).float())
+    assert {b.name for b in layout.blocks if b.layer is None} == CASES[case].dense
 
 
 def test_tied_head_is_selected_whole_and_dense():
-    with torch.random.fork_rng(devices=[]):
-        module = TiedHead().double()
-    forward = Forward(module, module)
-    with forward.frozen():
-        layout = last_layer(forward, torch.eye(4, dtype=torch.float64)[:3])
+    """The head shares its weight with the first layer."""
+
+    def run(net, x):
+        return net.head(net.middle(net.first(x).tanh()).tanh())
+
+    forward = forward_of(run, first=(4, 3, False), middle=(3, 4), head=(4, 3))
+    forward.module.head.weight = forward.module.first.weight
+    layout = last_layer(forward, torch.eye(4, dtype=torch.float64)[:3])
     layers = {block.name: block.layer for block in layout.blocks}
     assert layers == {"first.weight": None, "head.bias": "head"}
 
@@ -233,14 +207,14 @@ def test_last_layer_of_a_network_that_writes_to_a_parameter():
     forward = Forward(module, module)
     with forward.frozen():
         layout = SUBSETS["last_layer"](forward, torch.ones(3, 2))
-    assert [block.name for block in layout.blocks] == ["head.weight", "head.bias"]
+    assert names(layout) == ["head.weight", "head.bias"]
     assert not module.count.requires_grad
     assert module.head.weight.requires_grad
 
 
 # -------------------------------------------------------------------------- names
 @pytest.mark.parametrize(
-    ("case", "names", "expected"),
+    ("case", "given", "expected"),
     [
         ("inplace", ["2"], ["2.weight", "2.bias"]),
         ("inplace", ["4.bias", "0.weight"], ["0.weight", "4.bias"]),
@@ -249,27 +223,28 @@ def test_last_layer_of_a_network_that_writes_to_a_parameter():
         ("linear_only", [""], ["weight", "bias"]),
     ],
 )
-def test_names_of_parameters_and_of_modules(case, names, expected):
+def test_names_of_parameters_and_of_modules(case, given, expected):
     forward, x = CASES[case].forward(), CASES[case].rows(4)
-    layout = named(forward, x, names)
-    assert [block.name for block in layout.blocks] == expected
+    layout = named(forward, x, given)
+    assert names(layout) == expected
     assert_right(forward, x, layout)
 
 
-def test_a_name_is_not_the_beginning_of_another():
-    forward, x = CASES["attention"].forward(), CASES["attention"].rows(4)
-    with pytest.raises(ValueError, match=r"\['layer\.norm'\] is not known"):
-        named(forward, x, ["layer.norm"])
+KNOWN = r"'0\.bias', '0\.weight', '2\.bias', '2\.weight'\.$"
 
 
-def test_names_that_are_not_known_are_told_with_those_that_are():
-    forward, x = CASES["mlp"].forward(), CASES["mlp"].rows(4)
-    known = r"'0\.bias', '0\.weight', '2\.bias', '2\.weight'\.$"
-    with pytest.raises(ValueError, match=rf"^subset_of_weights=\['heda'\] .*{known}"):
-        named(forward, x, ["0", "heda"])
-    forward, x = CASES["attention"].forward(), CASES["attention"].rows(4)
-    with pytest.raises(ValueError, match=r"' …\.$"):
-        named(forward, x, ["heda"])
+@pytest.mark.parametrize(
+    ("case", "given", "words"),
+    [
+        ("mlp", ["0", "heda"], rf"^subset_of_weights=\['heda'\] .*{KNOWN}"),
+        ("attention", ["heda"], r"' …\.$"),
+        # no name is the beginning of another
+        ("attention", ["layer.norm"], r"\['layer\.norm'\] is not known"),
+    ],
+)
+def test_names_that_are_not_known_are_told_with_those_that_are(case, given, words):
+    with pytest.raises(ValueError, match=words):
+        named(CASES[case].forward(), CASES[case].rows(4), given)
 
 
 def test_a_named_head_is_as_quick_as_the_last_layer():
@@ -283,12 +258,8 @@ def test_a_named_head_is_as_quick_as_the_last_layer():
     def scaled(net, x):
         return net.temperature(net.head(net.first(x).tanh()))
 
-    forward = forward_of(
-        scaled,
-        first=lambda: nn.Linear(2, 3),
-        head=lambda: nn.Linear(3, 3),
-        temperature=lambda: nn.Linear(3, 3, bias=False),
-    )
+    sizes = {"first": (2, 3), "head": (3, 3), "temperature": (3, 3, False)}
+    forward = forward_of(scaled, **sizes)
     layout = named(forward, x, ["head"])
     assert layout.head is not None
     assert_right(forward, x, layout)
@@ -316,8 +287,7 @@ def test_only_adapters_are_trainable():
     )
     x = normal(4, 3)
     layout = trainable(forward, x)
-    names = [block.name for block in layout.blocks]
-    assert names == ["adapter.down.weight", "adapter.up.weight"]
+    assert names(layout) == ["adapter.down.weight", "adapter.up.weight"]
     assert_right(forward, x, layout)
 
 
@@ -334,15 +304,14 @@ def test_single_weights(case):
     assert_right(found.forward, found.x, found.layout)
     whole = problem(case).layout.read(found.forward.module)
     weights = found.layout.read(found.forward.module)
-    assert torch.equal(weights, whole[[0, 2, 3, 7, 8, 11]])
+    assert torch.equal(weights, whole[SUBSET_OPTIONS["subnetwork"]["indices"]])
     changed = found.layout.unflatten(weights + 1, found.forward.module)
     for name, value in changed.items():
         own = found.forward.module.get_parameter(name)
-        difference = (value - own).flatten()
         (block,) = [b for b in found.layout.blocks if b.name == name]
-        expected = torch.zeros_like(difference)
+        expected = torch.zeros_like(own.flatten())
         expected[block.indices] = 1
-        assert_equal(difference, expected, 1e-15)
+        assert_equal((value - own).flatten(), expected, 1e-15)
 
 
 def test_number_of_single_weights():

@@ -4,16 +4,19 @@ Its requirements exclude current versions of some packages, so that it is no dep
 of the tests. ``tests/benchmarks/compare.py`` says how to install it; then::
 
     peers/bin/pip install -e ".[test]"
-    peers/bin/python -m pytest tests/test_laplace_torch*.py
+    peers/bin/python -m pytest tests/posterior/test_laplace_torch.py
 
 Left out is what it does otherwise on purpose or by mistake: links that read the
 variance of a shift of all logits (probit), the empirical Fisher matrix of regression,
-whose factor two it lacks, and Kronecker factors of convolutions with bias.
+whose factor two it lacks, and Kronecker factors of convolutions with bias. Its Gaussian
+process keeps the diagonal of the likelihood's Hessian for classes, ``p (1 - p)``; ours
+keeps all of ``diag p - p pᵀ``. That is the difference there, and the only one.
 """
 
 import copy
 
 import pytest
+import references
 import torch
 from cases import normal
 from sklearn.frozen import FrozenEstimator
@@ -22,6 +25,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor, dirichlet
+from sklaplace.networks.outputs import as_forward
 
 laplace = pytest.importorskip("laplace", reason="laplace-torch is not installed")
 curvature = pytest.importorskip("laplace.curvature")
@@ -32,9 +36,9 @@ DELTA, SIGMA, TEMPERATURE = 0.7, 0.6, 1.3
 every_likelihood = pytest.mark.parametrize(
     "likelihood", ["classification", "regression"]
 )
+every_structure = pytest.mark.parametrize("structure", ["full", "kron", "diag"])
 pytestmark = [
     pytest.mark.parametrize("subset", ["all", "last_layer"]),
-    pytest.mark.parametrize("structure", ["full", "kron", "diag"]),
     pytest.mark.filterwarnings("ignore"),  # those of the other library
 ]
 
@@ -59,27 +63,21 @@ def both(likelihood, subset, structure):
         criterion = nn.CrossEntropyLoss if is_class else nn.MSELoss
         net = NeuralNet(copy.deepcopy(module), criterion, verbose=0, train_split=None)
         kind = LaplaceClassifier if is_class else LaplaceRegressor
-        settings = {} if is_class else {"sigma_noise": SIGMA}
-        ours = kind(
-            FrozenEstimator(net.initialize()),
-            subset_of_weights=subset,
-            hessian_structure=structure,
-            prior_precision=DELTA,
-            temperature=TEMPERATURE,
-            random_state=0,
-            **settings,
-        ).fit(X.numpy(), y.numpy())
-        theirs = laplace.Laplace(
-            module,
-            likelihood,
-            subset_of_weights=subset,
-            hessian_structure=structure,
-            prior_precision=DELTA,
-            sigma_noise=1.0 if is_class else SIGMA,
-            temperature=TEMPERATURE,
-            backend=curvature.CurvlinopsGGN,
-        )
-        theirs.fit(DataLoader(TensorDataset(X, y), batch_size=10))
+        settings = {
+            "subset_of_weights": subset,
+            "hessian_structure": structure,
+            "prior_precision": DELTA,
+            "temperature": TEMPERATURE,
+        } | ({} if is_class else {"sigma_noise": SIGMA})
+        net = FrozenEstimator(net.initialize())
+        ours = kind(net, random_state=0, **settings).fit(X.numpy(), y.numpy())
+        if structure == "gp":
+            settings["n_subset"] = N
+        else:
+            settings["backend"] = curvature.CurvlinopsGGN
+        theirs = laplace.Laplace(module, likelihood, **settings)
+        rows = TensorDataset(X, y)
+        theirs.fit(DataLoader(rows, batch_size=N if structure == "gp" else 10))
     return ours, theirs, points
 
 
@@ -91,6 +89,7 @@ def theirs_dense(theirs, structure):
     return precision.diag() if structure == "diag" else precision.to_matrix()
 
 
+@every_structure
 @every_likelihood
 def test_posterior_precision(both, structure):
     ours, theirs, _ = both
@@ -98,6 +97,7 @@ def test_posterior_precision(both, structure):
     close(ours.posterior_.precision_matrix(), expected)
 
 
+@every_structure
 @every_likelihood
 def test_functional_covariance(both):
     ours, theirs, points = both
@@ -107,6 +107,7 @@ def test_functional_covariance(both):
     close(found[1], cov)
 
 
+@every_structure
 @every_likelihood
 def test_log_evidence_and_its_gradient(both):
     ours, theirs, _ = both
@@ -119,6 +120,7 @@ def test_log_evidence_and_its_gradient(both):
     close(torch.autograd.grad(found, own)[0], slope.squeeze())
 
 
+@every_structure
 @pytest.mark.parametrize("likelihood", ["classification"])
 def test_mean_of_the_laplace_bridge(both):
     """Of the Gaussian projected to logits that sum to zero, as there."""
@@ -127,3 +129,23 @@ def test_mean_of_the_laplace_bridge(both):
     expected = theirs(points, pred_type="glm", link_approx="bridge")
     alpha = dirichlet.laplace_bridge(torch.tensor(mean), torch.tensor(cov))
     close(dirichlet.mean(alpha), expected)
+
+
+@pytest.mark.parametrize("structure", ["gp"])
+@every_likelihood
+def test_gaussian_process(both, likelihood):
+    ours, theirs, points = both
+    X = normal(N, 4, seed=1)
+    layout, forward = ours.posterior_.layout, as_forward(ours.estimator_)
+    with forward.frozen():
+        J, Jp = (references.jacobian(forward, x, layout) for x in (X, points))
+    p = forward(X).softmax(-1).detach()
+    lost = (p[:, :, None] * p[:, None]).triu(1) * (likelihood == "classification")
+    precision = ours.posterior_.precision_matrix()
+    more = torch.einsum("ncp,ncd,ndq->pq", J, lost + lost.mT, J) / TEMPERATURE
+    _, cov = theirs._glm_predictive_distribution(points)
+    expected = Jp @ torch.linalg.inv(precision + more) @ Jp.mT
+    assert float((cov - expected).abs().max()) <= TOLERANCE
+    _, found = ours.latent_mean_and_variance(points.numpy(), full_cov=True)
+    exact = Jp @ torch.linalg.inv(precision) @ Jp.mT
+    assert float((torch.tensor(found) - exact).abs().max()) <= TOLERANCE

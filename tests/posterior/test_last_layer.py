@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from torch import nn
 from tuning_problems import N_ROWS, fit
 
-from sklaplace.curvature.ggn import CURVATURES, accumulate
+from sklaplace.curvature.ggn import GGN, accumulate
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.likelihoods import Gaussian
@@ -27,9 +27,8 @@ pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 def moved_network(fitted, case, theta):
     """The network with other weights in its last layer."""
-    forward = CASES[case].forward(
-        tuning_problems.WIDTHS[type(fitted.likelihood).__name__]
-    )
+    width = tuning_problems.WIDTHS[type(fitted.likelihood).__name__]
+    forward = CASES[case].forward(width)
     parameters = dict(forward.module.named_parameters())
     for name, value in fitted.layout.unflatten(theta).items():
         parameters[name].data = value
@@ -73,14 +72,9 @@ def test_posterior_is_that_of_the_network_with_other_weights(
     fitted = fit(likelihood, structure, case=case, weights=w)
     theta = fitted.linear_model.weights + normal(fitted.layout.n_parameters, seed=3)
     found = fitted.linear_model.posterior(fitted.posterior, theta)
+    forward, rows = moved_network(fitted, case, theta), [(fitted.x, fitted.y, w)]
     accumulator = STRUCTURES[structure][0](fitted.layout)
-    data_fit = accumulate(
-        moved_network(fitted, case, theta),
-        [(fitted.x, fitted.y, w)],
-        fitted.likelihood,
-        CURVATURES["ggn"],
-        accumulator,
-    )
+    data_fit = accumulate(forward, rows, fitted.likelihood, GGN, accumulator)
     assert_equal(found.structure.dense(), accumulator.decompose().dense(), 1e-10)
     assert_equal(found.data_fit.loss, data_fit.loss, 1e-12)
     assert_equal(found.data_fit.n_targets, data_fit.n_targets, 1e-12)
@@ -93,14 +87,8 @@ def test_posterior_is_that_of_the_network_with_other_weights(
 @every_likelihood
 @every_prior
 def test_refit_is_at_the_most_probable_weights(structure, prior, likelihood):
-    fitted = fit(
-        likelihood,
-        structure,
-        prior,
-        prior_mean=0.4,
-        temperature=1.6,
-        weights=positive(N_ROWS),
-    )
+    given = {"prior_mean": 0.4, "temperature": 1.6, "weights": positive(N_ROWS)}
+    fitted = fit(likelihood, structure, prior, **given)
     shape = fitted.posterior.prior_precision.shape
     template = fitted.posterior.replace(prior_precision=positive(*shape, seed=6))
     found = fitted.linear_model.refit(template)
@@ -122,14 +110,10 @@ def test_refit_under_weak_and_strong_priors(likelihood, delta):
 def test_refit_of_separable_rows_with_large_features(likelihood):
     """Newton steps overshoot here: the loss is flat on one side of the border."""
     fitted = fit(likelihood, prior_precision=1e-3)
-    x = 30 * fitted.linear_model.features
     f = fitted.linear_model.outputs
-    y = f if fitted.likelihood.has_noise else f.argmax(1)
-    if type(fitted.likelihood).__name__ == "Bernoulli":
-        y = f > 0
-    model = replace(
-        fitted.linear_model, features=x, targets=fitted.likelihood.targets(y, f)
-    )
+    y = {"Gaussian": f, "Bernoulli": f > 0, "Categorical": f.argmax(1)}[likelihood]
+    x, targets = 30 * fitted.linear_model.features, fitted.likelihood.targets(y, f)
+    model = replace(fitted.linear_model, features=x, targets=targets)
     start = 5 * normal(fitted.layout.n_parameters, seed=9)
     found = model.refit(fitted.posterior, start)
     rho = torch.full_like(start, 1e-3) / fitted.posterior.scale
@@ -144,10 +128,9 @@ def test_refit_does_not_depend_on_the_start(likelihood):
     fitted = fit(likelihood)
     found = fitted.linear_model.refit(fitted.posterior)
     start = 10 * normal(fitted.layout.n_parameters, seed=1)
+    again = fitted.linear_model.refit(fitted.posterior, start)
     # a gradient of 1e-7 and a precision of at least one
-    assert_equal(
-        fitted.linear_model.refit(fitted.posterior, start).mean, found.mean, 1e-6
-    )
+    assert_equal(again.mean, found.mean, 1e-6)
 
 
 @every_likelihood
@@ -168,15 +151,13 @@ def test_integer_weights_are_repeated_rows(structure, likelihood):
     repeated = torch.arange(N_ROWS).repeat_interleave(weights.long())
     heavy = fit(likelihood, structure, weights=weights)
     copied = fit(likelihood, structure, take=repeated)
-    found = heavy.linear_model.refit(heavy.posterior)
-    expected = copied.linear_model.refit(copied.posterior)
-    assert_equal(found.mean, expected.mean, 1e-7)  # gradients end below 1e-7
-    start = torch.zeros_like(found.mean)
-    found = heavy.linear_model.posterior(found, start)
-    expected = copied.linear_model.posterior(expected, start)
-    assert_equal(
-        found.log_marginal_likelihood(), expected.log_marginal_likelihood(), ROUNDING
-    )
+    refitted = [one.linear_model.refit(one.posterior) for one in (heavy, copied)]
+    assert_equal(*(one.mean for one in refitted), 1e-7)  # gradients end below 1e-7
+    evidences = []
+    for one, posterior in zip((heavy, copied), refitted, strict=True):
+        moved = one.linear_model.posterior(posterior, torch.zeros_like(posterior.mean))
+        evidences.append(moved.log_marginal_likelihood())
+    assert_equal(*evidences, ROUNDING)
 
 
 @every_likelihood
@@ -185,62 +166,48 @@ def test_rows_in_several_batches_make_the_same_posterior(
     structure, likelihood, monkeypatch
 ):
     fitted = fit(likelihood, structure)
-    whole = fitted.linear_model.posterior(fitted.posterior, fitted.linear_model.weights)
+    model = fitted.linear_model
+    whole = model.posterior(fitted.posterior, model.weights)
     monkeypatch.setattr("sklaplace.posterior.last_layer.batch_rows", lambda _bytes: 7)
-    found = fitted.linear_model.posterior(fitted.posterior, fitted.linear_model.weights)
+    found = model.posterior(fitted.posterior, model.weights)
     assert_equal(found.structure.dense(), whole.structure.dense(), 1e-12)
 
 
 # ------------------------------------------------------------------ scikit-learn
-def features(fitted):
-    return fitted.linear_model.features.numpy()
-
-
-@pytest.mark.parametrize("likelihood", ["Categorical", "Bernoulli"])
-@pytest.mark.parametrize("delta", [0.01, 1.0, 50.0])
-@pytest.mark.parametrize("case", ["without_bias", "mlp"])
-def test_logistic_regression(case, delta, likelihood):
+def features(fitted, case):
     """A bias has the same prior as a weight: it is that of a feature of ones."""
-    fitted = fit(likelihood, case=case, prior_precision=delta)
-    X = features(fitted)
-    if case == "mlp":
-        X = np.column_stack([X, np.ones(len(X))])
-    model = LogisticRegression(C=1 / delta, fit_intercept=False, tol=1e-10)
-    model.set_params(max_iter=10_000).fit(X, fitted.y.numpy().ravel())
+    X = fitted.linear_model.features.numpy()
+    return X if case == "without_bias" else np.column_stack([X, np.ones(len(X))])
+
+
+def coefficients(fitted):
+    """Refitted weights (c, d), the bias last."""
     found = fitted.linear_model.refit(fitted.posterior).mean
-    weight, *bias = fitted.layout.split(found)
-    coef = weight.reshape(-1, fitted.linear_model.features.shape[1])
-    if bias:
-        coef = torch.cat([coef, bias[0].reshape(-1, 1)], 1)
-    np.testing.assert_allclose(coef, model.coef_, atol=1e-5)
+    pairs = zip(fitted.layout.split(found), fitted.layout.blocks, strict=True)
+    return torch.cat([part.reshape(block.factor_shape) for part, block in pairs], 1)
 
 
+@pytest.mark.parametrize("likelihood", ["Categorical", "Bernoulli", "Gaussian"])
 @pytest.mark.parametrize("delta", [0.01, 1.0, 50.0])
 @pytest.mark.parametrize("case", ["without_bias", "mlp"])
-def test_ridge(case, delta):
-    fitted = fit("Gaussian", case=case, prior_precision=delta, temperature=1.3)
-    X = features(fitted)
-    if case == "mlp":
-        X = np.column_stack([X, np.ones(len(X))])
-    alpha = delta * 0.7**2 * 1.3  # δσ²T
-    model = Ridge(alpha, fit_intercept=False).fit(X, fitted.y.numpy())
-    found = fitted.linear_model.refit(fitted.posterior).mean
-    weight, *bias = fitted.layout.split(found)
-    coef = weight.reshape(2, -1)
-    if bias:
-        coef = torch.cat([coef, bias[0].reshape(-1, 1)], 1)
-    np.testing.assert_allclose(coef, model.coef_, atol=1e-5)
+def test_coefficients_are_those_of_ridge_and_logistic_regression(
+    case, delta, likelihood
+):
+    fitted = fit(likelihood, case=case, prior_precision=delta, temperature=1.3)
+    alpha, options = delta * 1.3, {"fit_intercept": False, "tol": 1e-10}
+    if likelihood == "Gaussian":
+        model = Ridge(alpha * 0.7**2, **options)  # δσ²T
+    else:
+        model = LogisticRegression(C=1 / alpha, max_iter=10_000, **options)
+    model.fit(features(fitted, case), fitted.y.squeeze().numpy())
+    np.testing.assert_allclose(coefficients(fitted), model.coef_, atol=1e-5)
 
 
 # ------------------------------------------------ where there is no linear model
-def network(monkeypatch, run, **parts):
-    """Register a network as a case; ``parts`` are made when it is."""
-
-    def make(c):
-        return Net(run, **{name: part(c) for name, part in parts.items()})
-
+def fit_around(monkeypatch, make):
+    """Of a network that is made for a number of outputs."""
     monkeypatch.setitem(CASES, "custom", Case(make, rows(2)))
-    return "custom"
+    return fit(case="custom")
 
 
 def test_no_model_where_a_nonlinearity_follows_the_last_layer(monkeypatch):
@@ -250,8 +217,7 @@ def test_no_model_where_a_nonlinearity_follows_the_last_layer(monkeypatch):
         h = net.head(x)
         return torch.where((x[:, :1] > 2).expand_as(h), h**2, h)
 
-    case = network(monkeypatch, run, head=lambda c: nn.Linear(2, c))
-    fitted = fit(case=case)
+    fitted = fit_around(monkeypatch, lambda c: Net(run, head=nn.Linear(2, c)))
     assert (fitted.x[:, 0] > 2).any()
     assert not (fitted.x[:4, 0] > 2).any()
     assert fitted.linear_model is None
@@ -268,13 +234,10 @@ def test_no_model_where_the_bias_is_used_once_more(monkeypatch):
     def run(net, x):
         return net.head(net.first(x).tanh()) + 2 * net.head.bias
 
-    case = network(
-        monkeypatch,
-        run,
-        first=lambda c: nn.Linear(2, 3),
-        head=lambda c: nn.Linear(3, c),
-    )
-    assert fit(case=case).linear_model is None
+    def make(c):
+        return Net(run, first=nn.Linear(2, 3), head=nn.Linear(3, c))
+
+    assert fit_around(monkeypatch, make).linear_model is None
 
 
 @pytest.mark.parametrize("size", [1e-5, 1.0, 1e5])
@@ -289,19 +252,13 @@ def test_single_precision(size):
     collected = LastLayerRecorder(found)
     y = forward(x).detach()
     accumulator = STRUCTURES["diag"][0](layout)
-    ggn, batches = CURVATURES["ggn"], [(x, y, None)]
-    accumulate(forward, batches, Gaussian(), ggn, accumulator, collected.add)
+    accumulate(forward, [(x, y, None)], Gaussian(), GGN, accumulator, collected.add)
     template = replace(fit().posterior, layout=layout, likelihood=Gaussian())
-    assert collected.build(template, ggn, STRUCTURES["diag"][0]) is not None
+    assert collected.build(template, GGN, STRUCTURES["diag"][0]) is not None
     assert_equal(found.T, forward.module.mix.double(), 1e-6)
 
 
 def test_rows_are_kept_in_double_precision():
     model = fit().linear_model
-    for tensor in (
-        model.features,
-        model.outputs,
-        model.output_map,
-        model.sample_weight,
-    ):
-        assert tensor.dtype == DOUBLE
+    for name in ("features", "outputs", "output_map", "sample_weight"):
+        assert getattr(model, name).dtype == DOUBLE

@@ -8,6 +8,7 @@ import references
 import torch
 from contracts import N_ROWS, assert_equal, problem
 from nets import MLP, LinearModel, blobs, classifier, regressor, seeded, waves
+from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 CONVEX = [name for name in references.CONVEX if name != "Bernoulli"]
 KINDS = ["full", "kron", "diag", "lowrank", "gp"]
+ALL = {"subset_of_weights": "all", "refine": True}
 
 
 class Passes:
@@ -145,15 +147,9 @@ def test_evidence_at_the_fixed_point():
     X, y = waves(n=60, dtype=np.float64)
     net = regressor(MLP, module__dtype=torch.float64)
     net = FrozenEstimator(seeded(net, X, y.reshape(-1, 1)))
-    model = LaplaceRegressor(
-        net,
-        subset_of_weights="all",
-        hessian_structure="full",
-        prior_precision="marglik",
-        sigma_noise=0.3,
-        refine=True,
-    ).fit(X, y)
-    posterior = model.posterior_
+    options = {"hessian_structure": "full", "prior_precision": "marglik"}
+    model = LaplaceRegressor(net, sigma_noise=0.3, **ALL, **options)
+    posterior = model.fit(X, y).posterior_
     scatter = posterior.scatter()
     gamma = posterior.precision.effective_dimension()
     torch.testing.assert_close(scatter, gamma, rtol=1e-4, atol=0)
@@ -164,47 +160,30 @@ def test_a_linear_network_is_refitted_as_its_last_layer():
     X, y = blobs(dtype=np.float64)
     net = classifier(LinearModel, module__n_out=3)
     net = FrozenEstimator(seeded(net, X, y))
-    proba = []
-    for subset in ("last_layer", "all"):
-        model = LaplaceClassifier(
-            net,
-            subset_of_weights=subset,
-            prior_precision=2.0,
-            refine=True,
-            random_state=0,
-        )
-        proba.append(model.fit(X, y).predict_proba(X))
-    np.testing.assert_allclose(proba[0], proba[1], rtol=1e-8)
+    model = LaplaceClassifier(net, prior_precision=2.0, random_state=0, **ALL)
+    proba = model.fit(X, y).predict_proba(X)
+    again = model.set_params(subset_of_weights="last_layer").fit(X, y)
+    np.testing.assert_allclose(again.predict_proba(X), proba, rtol=1e-8)
 
 
 @pytest.mark.parametrize("prior", [1.0, "marglik", "validation"])
 @pytest.mark.parametrize("structure", ["kron", "gp", "nystrom"])
 def test_estimators_refine_all_weights(structure, prior, tmp_path):
     X, y = blobs(n=90)
-    settings = {
-        "subset_of_weights": "all",
-        "hessian_structure": structure,
-        "prior_precision": prior,
-        "refine": True,
-        "random_state": 0,
-        "memory": tmp_path,
-    }
-    model = LaplaceClassifier(classifier(max_epochs=3), **settings).fit(X, y)
-    assert model.posterior_.is_refitted
-    proba = model.predict_proba(X)
-    np.testing.assert_array_equal(
-        pickle.loads(pickle.dumps(model)).predict_proba(X), proba
-    )
-    again = LaplaceClassifier(classifier(max_epochs=3), **settings).fit(X, y)
-    np.testing.assert_array_equal(again.predict_proba(X), proba)
+    options = {"hessian_structure": structure, "prior_precision": prior}
+    options |= {"random_state": 0, "memory": tmp_path}
+    model = LaplaceClassifier(classifier(max_epochs=3), **ALL, **options)
+    again = clone(model).fit(X, y)
+    assert model.fit(X, y).posterior_.is_refitted
+    for other in (again, pickle.loads(pickle.dumps(model))):
+        proba = other.predict_proba(X)
+        np.testing.assert_array_equal(proba, model.predict_proba(X))
     with pytest.raises(ValueError, match="new rows would be linearised"):
         model.partial_fit(X, y)
 
 
 def test_the_networks_own_draws_are_refused():
     X, y = blobs()
-    model = LaplaceClassifier(
-        classifier(), subset_of_weights="all", refine=True, pred_type="nn"
-    )
+    model = LaplaceClassifier(classifier(), pred_type="nn", **ALL)
     with pytest.raises(ValueError, match="linearised network"):
         model.fit(X, y)

@@ -32,13 +32,18 @@ every_prior = pytest.mark.parametrize(("name", "prior"), STRUCTURES_AND_PRIORS)
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
+def refitted(found, name, prior):
+    """A posterior and how far its mean is from the network's weights."""
+    posterior = found.posterior(name, prior)
+    shift = 0.1 * normal(found.layout.n_parameters, seed=30)
+    return replace(posterior, mean=posterior.weights + shift), shift
+
+
 @every_prior
 @pytest.mark.parametrize("case", ["inplace", "cnn", "norms"])
 def test_glm_is_the_push_forward_of_the_posterior(case, name, prior):
     found = problem(case, "Gaussian")
-    posterior = found.posterior(name, prior)
-    shift = 0.1 * normal(found.layout.n_parameters, seed=30)
-    posterior = replace(posterior, mean=posterior.weights + shift)
+    posterior, shift = refitted(found, name, prior)
     mean, cov = glm(posterior, found.forward, found.x)
     f, J = found.forward(found.x).detach(), found.parts.J
     P = posterior.precision_matrix()
@@ -65,8 +70,7 @@ def test_draws_of_rows_are_independent_of_their_batch(draw):
     draws = draw(posterior, found.forward, found.x, weights)
     assert draws.shape == (N_ROWS, 3, 4)
     for n in range(N_ROWS):
-        row = references.row(found.x, n)
-        one = draw(posterior, found.forward, row, weights)
+        one = draw(posterior, found.forward, references.row(found.x, n), weights)
         assert_equal(one[0], draws[n], 1e-12)
 
 
@@ -89,15 +93,14 @@ def test_small_steps_of_the_weights_move_both_alike(draw, subset):
 def test_network_draws_are_networks_with_those_weights(case, subset):
     found = problem(case, subset=subset)
     posterior = found.posterior("diag")
-    before = [p.clone() for p in found.forward.module.parameters()]
+    own = found.forward.module
+    before = [p.clone() for p in own.parameters()]
     weights = posterior.sample(2, generator(1))
     draws = network_draws(posterior, found.forward, found.x, weights)
-    for old, new in zip(before, found.forward.module.parameters(), strict=True):
-        assert torch.equal(old, new)
+    assert all(map(torch.equal, before, own.parameters()))
     for vector, expected in zip(weights, draws.movedim(-1, 0), strict=True):
-        module = copy.deepcopy(found.forward.module)
-        values = found.layout.unflatten(vector, module)
-        for name, value in values.items():
+        module = copy.deepcopy(own)
+        for name, value in found.layout.unflatten(vector, module).items():
             module.get_parameter(name).data = value
         assert_equal(call(module, found.x).detach(), expected, 1e-13)
 
@@ -118,17 +121,20 @@ class Noting(torch.nn.Module):
         return self.last
 
 
+def drawn(module, x, weights):
+    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    layout = Layout(tuple(BlockSpec(*pair) for pair in shapes.items()))
+    forward = Forward(module, module)
+    with forward.frozen():
+        posterior = SimpleNamespace(layout=layout)
+        return forward, network_draws(posterior, forward, x, weights)
+
+
 @pytest.mark.parametrize("refuses", [False, True])
 def test_draws_are_made_in_one_pass_where_the_module_lets_them(refuses):
     module = Noting(refuses)
-    layout = Layout(
-        tuple(BlockSpec(name, tuple(p.shape)) for name, p in module.named_parameters())
-    )
-    posterior = SimpleNamespace(layout=layout)
     weights, x = normal(5, 8), normal(4, 3, seed=1)
-    forward = Forward(module, module)
-    with forward.frozen():
-        draws = network_draws(posterior, forward, x, weights)
+    forward, draws = drawn(module, x, weights)
     assert module.n_calls == (5 if refuses else 0)  # notes of the pass are gone
     assert forward.takes_many is not refuses  # so that other batches do not try again
     assert module.last is None or not is_batchedtensor(module.last)
@@ -139,12 +145,9 @@ def test_draws_are_made_in_one_pass_where_the_module_lets_them(refuses):
 
 def test_operators_that_torch_loops_over_are_not_the_users_business():
     bag = torch.nn.utils.skip_init(torch.nn.EmbeddingBag, 5, 2).double()
-    layout = Layout((BlockSpec("weight", (5, 2)),))
-    x = torch.tensor([[0, 1], [2, 4]])
-    forward = Forward(bag, bag)
-    with forward.frozen(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("error")
-        draws = network_draws(SimpleNamespace(layout=layout), forward, x, normal(3, 10))
+        _, draws = drawn(bag, torch.tensor([[0, 1], [2, 4]]), normal(3, 10))
     assert draws.shape == (2, 2, 3)
 
 
@@ -181,9 +184,7 @@ def test_moments():
 def test_in_graph(case, subset, name, prior):
     """The same as outside of it; with gradients by finite differences below."""
     found = problem(case, "Gaussian", subset)
-    posterior = found.posterior(name, prior)
-    shift = 0.1 * normal(found.layout.n_parameters, seed=30)
-    posterior = replace(posterior, mean=posterior.weights + shift)
+    posterior, _ = refitted(found, name, prior)
     mean, cov = glm(posterior, found.forward, found.x)
     in_mean, in_cov = in_graph(posterior, found.forward, found.x)
     assert_equal(in_mean, mean, 1e-10)
@@ -208,13 +209,12 @@ def test_mean_is_the_networks_where_nothing_was_refitted():
 
 def test_linear_networks_are_linearised_exactly():
     """Weights drawn for a linear network give draws of the linearised outputs."""
-    case = CASES["linear_only"]
     found = problem("linear_only", "Gaussian")
     posterior = found.posterior("full")
     weights = posterior.sample(1, generator(2))[0]
     f, jacobian = backpropagate(found.forward, found.x, found.layout)
     moved = replace(posterior, mean=weights)
-    module = case.forward(2).module
+    module = CASES["linear_only"].forward(2).module
     torch.nn.utils.vector_to_parameters(weights, module.parameters())
     expected = module(found.x).detach()
     assert_equal(linearised_mean(moved, f, jacobian), expected, 1e-13)

@@ -4,19 +4,17 @@ from cases import generator, normal
 from contracts import N_ROWS, ROUNDING, assert_equal, prior_precision, problem, scale
 
 from sklaplace.core.random import row_hash
-from sklaplace.curvature.ggn import CURVATURES, GGN, accumulate
-from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.curvature.ggn import CURVATURES, GGN
 from sklaplace.curvature.structures.function_space import PointsAccumulator
 
 pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
 
-CASES = ["mlp", "inplace", "cnn"]
 FEW = 3
 
 
-def accumulated(found, batches, n_points=FEW, curvature=GGN):
-    accumulator = PointsAccumulator(found.layout, n_points)
-    accumulate(found.forward, batches, found.likelihood, curvature, accumulator)
+def accumulated(found, batches, curvature=GGN):
+    accumulator = PointsAccumulator(found.layout, FEW)
+    found.accumulate(accumulator, batches, curvature)
     return accumulator
 
 
@@ -26,14 +24,11 @@ def chosen_rows(found):
 
 
 @pytest.mark.parametrize("subset", ["all", "last_layer", "subnetwork"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["mlp", "inplace", "cnn"])
 def test_the_curvature_is_that_of_the_points(case, subset):
     """With the whole Hessian of the likelihood, and nothing of other rows."""
-    if case in ("recurrent", "norms") and subset == "last_layer":
-        case = "mlp"
     found = problem(case, subset=subset)
-    rows = chosen_rows(found)
-    expected = found.structure("full", [found.rows(rows)]).dense()
+    expected = found.structure("full", [found.rows(chosen_rows(found))]).dense()
     structure = accumulated(found, found.batches(4, 2)).decompose()
     assert_equal(structure.dense(), expected)
     assert not torch.allclose(expected, found.structure("full").dense())
@@ -61,7 +56,7 @@ def test_later_rows_displace_points():
     first, second = found.batches(4, 2)
     resumed = PointsAccumulator(found.layout, FEW)
     accumulated(found, [first]).decompose().resume(resumed)
-    accumulate(found.forward, [second], found.likelihood, GGN, resumed)
+    found.accumulate(resumed, [second])
     assert_equal(resumed.decompose().dense(), expected, ROUNDING)
     left, right = accumulated(found, [first]), accumulated(found, [second])
     left.merge(right)
@@ -91,10 +86,8 @@ def test_copies_take_no_memory(curvature):
     n_rows = sum(point.n_rows for point in structure.points.points)
     assert n_rows <= FEW * (3 if curvature == "ef" else 1)
     kept = torch.isin(copies, chosen_rows(found))
-    full = STRUCTURES["full"][0](found.layout)
-    rows = [(x[kept], y[kept], None)]
-    accumulate(found.forward, rows, found.likelihood, kind, full)
-    assert_equal(structure.dense(), full.decompose().dense(), 1e-9)
+    full = found.structure("full", [(x[kept], y[kept], None)], kind)
+    assert_equal(structure.dense(), full.dense(), 1e-9)
 
 
 def test_rows_stay_unmultiplied():

@@ -3,7 +3,6 @@ import torch
 from cases import normal, positive
 from contracts import assert_equal, problem, scale
 
-from sklaplace.curvature.ggn import GGN, accumulate
 from sklaplace.curvature.structures.lowrank import LowRankAccumulator
 
 pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
@@ -11,7 +10,7 @@ pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
 
 def lowrank(found, **options):
     accumulator = LowRankAccumulator(found.layout, **options)
-    accumulate(found.forward, found.batches(4, 2), found.likelihood, GGN, accumulator)
+    found.accumulate(accumulator, found.batches(4, 2))
     return accumulator.decompose()
 
 
@@ -60,9 +59,7 @@ def test_no_curvature_at_all():
     accumulator.update(type(jacobian)(nothing))
     structure = accumulator.decompose()
     delta = positive(seed=1)
-    expected = found.layout.n_parameters * delta.log()
     precision = structure.precision(delta, scale())
-    assert_equal(precision.logdet(), expected)
+    assert_equal(precision.logdet(), found.layout.n_parameters * delta.log())
     noise = normal(2, found.layout.n_parameters)
-    drawn = precision.sample(noise)
-    assert_equal(drawn, noise / delta.sqrt())
+    assert_equal(precision.sample(noise), noise / delta.sqrt())

@@ -1,3 +1,5 @@
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,6 @@ from sklearn.frozen import FrozenEstimator
 
 from sklaplace import LaplaceRegressor
 from sklaplace.core.random import row_hash
-from sklaplace.curvature.ggn import GGN, accumulate
 from sklaplace.curvature.structures.function_space import (
     NystromAccumulator,
     VariationalAccumulator,
@@ -22,10 +23,9 @@ KINDS = {"nystrom": NystromAccumulator, "variational": VariationalAccumulator}
 DELTA = torch.tensor(0.6, dtype=torch.float64)
 
 
-def structure(found, name, n_points, *sizes):
+def structure(found, name, n_points, batches=None):
     accumulator = KINDS[name](found.layout, n_points)
-    batches = found.batches(*(sizes or (N_ROWS,)))
-    accumulate(found.forward, batches, found.likelihood, GGN, accumulator)
+    found.accumulate(accumulator, batches or found.batches(N_ROWS))
     return accumulator.decompose()
 
 
@@ -51,7 +51,8 @@ def test_all_rows_in_the_span_of_the_points(case, subset):
     U = basis(root(found, points))
     expected = U @ (U.T @ H @ U) @ U.T
     for sizes in ((6,), (1, 5), (2, 2, 2)):
-        assert_equal(structure(found, "nystrom", 2, *sizes).dense(), expected)
+        batches = found.batches(*sizes)
+        assert_equal(structure(found, "nystrom", 2, batches).dense(), expected)
     # more than the curvature of the points alone
     alone = found.structure("full", [found.rows(points)]).dense()
     assert expected.trace() > 1.1 * alone.trace()
@@ -122,12 +123,10 @@ def test_greedy_points_explain_more():
     x = 4 * torch.rand(200, 2, dtype=torch.float64, generator=generator(1)) - 2
     batch = x, torch.randint(3, (200,), generator=generator(1)), None
     whole = found.structure("full", [batch]).dense()
-    explained = {}
-    for name, kind in KINDS.items():
-        for n in (5, 7, 10, 20):
-            accumulator = kind(found.layout, n)
-            accumulate(found.forward, [batch], found.likelihood, GGN, accumulator)
-            explained[name, n] = accumulator.decompose().dense()
+    explained = {
+        (name, n): structure(found, name, n, [batch]).dense()
+        for name, n in product(KINDS, (5, 7, 10, 20))
+    }
     # two directions for each point, of the 17 that there are; of the trace, the
     # difference is 8e-3 and 2e-3
     for n in (5, 7):
@@ -157,14 +156,10 @@ def test_tuning_maximises_the_bound():
 def test_added_rows_have_points_of_their_own(name):
     found = problem("mlp")
     first, second = found.batches(4, 2)
-    parts = []
-    for batch in (first, second):
-        accumulator = KINDS[name](found.layout, 2)
-        accumulate(found.forward, [batch], found.likelihood, GGN, accumulator)
-        parts.append(accumulator.decompose())
+    parts = [structure(found, name, 2, [batch]) for batch in (first, second)]
     resumed = KINDS[name](found.layout, 2)
     parts[0].resume(resumed)
-    accumulate(found.forward, [second], found.likelihood, GGN, resumed)
+    found.accumulate(resumed, [second])
     both = resumed.decompose()
     assert_equal(both.dense(), parts[0].dense() + parts[1].dense(), ROUNDING)
     if name == "variational":
@@ -179,13 +174,17 @@ def test_posteriors_take_it():
     assert_equal(posterior.log_marginal_likelihood(), exact)
 
 
+def trained(n):
+    X, y = waves(n=n, dtype=np.float64)
+    net = regressor(MLP, module__dtype=torch.float64)
+    return FrozenEstimator(seeded(net, X, y.reshape(-1, 1))), X, y
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("subset", ["last_layer", "all"])
 def test_prior_and_noise_have_the_highest_bound(subset):
     """Few points leave much to the bound, which tuning must not run away from."""
-    X, y = waves(n=150, dtype=np.float64)
-    net = regressor(MLP, module__dtype=torch.float64)
-    net = FrozenEstimator(seeded(net, X, y.reshape(-1, 1)))
+    net, X, y = trained(150)
     model = LaplaceRegressor(
         net,
         subset_of_weights=subset,
@@ -195,27 +194,20 @@ def test_prior_and_noise_have_the_highest_bound(subset):
     )
     tuned = clone(model).set_params(prior_precision="marglik", sigma_noise="marglik")
     best = tuned.fit(X, y).log_marginal_likelihood_value_
-    for delta in (0.3, 1, 3.0):
-        for sigma in (0.5, 1, 2.0):
-            given = {
-                "prior_precision": delta * tuned.prior_precision_,
-                "sigma_noise": sigma * tuned.sigma_noise_,
-            }
-            value = model.set_params(**given).fit(X, y).log_marginal_likelihood_value_
-            assert value <= best + 0.02 * abs(best)
+    for delta, sigma in product((0.3, 1, 3.0), (0.5, 1, 2.0)):
+        model.set_params(
+            prior_precision=delta * tuned.prior_precision_,
+            sigma_noise=sigma * tuned.sigma_noise_,
+        )
+        value = model.fit(X, y).log_marginal_likelihood_value_
+        assert value <= best + 0.02 * abs(best)
 
 
 @pytest.mark.parametrize("structure", ["gp", "nystrom"])
 def test_evidence_that_leaves_curvature_out_warns(structure):
-    X, y = waves(n=60, dtype=np.float64)
-    net = regressor(MLP, module__dtype=torch.float64)
-    net = FrozenEstimator(seeded(net, X, y.reshape(-1, 1)))
-    settings = {
-        "hessian_structure": structure,
-        "prior_precision": "marglik",
-        "sigma_noise": 0.3,
-    }
-    few = LaplaceRegressor(net, structure_params={"n_points": 5}, **settings)
+    net, X, y = trained(60)
+    model = LaplaceRegressor(net, hessian_structure=structure, sigma_noise=0.3)
+    model.set_params(prior_precision="marglik", structure_params={"n_points": 5})
     with pytest.warns(UserWarning, match="leaves out what its points cannot represent"):
-        few.fit(X, y)
-    LaplaceRegressor(net, **settings).fit(X, y)
+        model.fit(X, y)
+    model.set_params(structure_params=None).fit(X, y)

@@ -1,5 +1,7 @@
 import math
 from dataclasses import replace
+from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -24,39 +26,45 @@ pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
 
 
 # ---------------------------------------------- evidence at the network's weights
-def evidence_at(posterior, log_delta, log_sigma=None):
+def negative_evidence(posterior, log_delta, log_sigma=None):
     h = posterior.hyperparameters
     delta = torch.as_tensor(log_delta, dtype=DOUBLE).exp()
-    h = replace(h, prior_precision=delta.expand(h.prior_precision.shape))
+    values = {"prior_precision": delta.expand(h.prior_precision.shape)}
     if log_sigma is not None:
-        h = replace(h, sigma_noise=torch.as_tensor(log_sigma, dtype=DOUBLE).exp())
-    return float(posterior.replace(**vars(h)).log_marginal_likelihood())
+        values["sigma_noise"] = torch.as_tensor(log_sigma, dtype=DOUBLE).exp()
+    return -posterior.replace(**values).log_marginal_likelihood()
 
 
-def maximum(posterior, *, with_noise=False):
-    """Best ``log δ`` (and ``log σ``) by scipy: the best of several starts."""
-    if not with_noise:
-        grid = np.linspace(-20, 20, 81)
-        values = [evidence_at(posterior, x) for x in grid]
-        best = grid[int(np.argmax(values))]
-        found = minimize_scalar(
-            lambda x: -evidence_at(posterior, x),
-            bounds=(best - 0.5, best + 0.5),
-            method="bounded",
-            options={"xatol": 1e-7},
-        )
-        return np.array([found.x])
-    starts = [(a, b) for a in (-6, -2, 2, 6) for b in (-2, 0)]
-    found = [
-        minimize(
-            lambda x: -evidence_at(posterior, *x),
-            start,
-            method="Nelder-Mead",
-            options={"xatol": 1e-7, "fatol": 1e-11, "maxiter": 2000},
-        )
-        for start in starts
-    ]
+def minimum(loss, low, high):
+    """Of a function of a number between two."""
+    options = {"method": "bounded", "options": {"xatol": 1e-8}}
+    return minimize_scalar(lambda x: float(loss(x)), bounds=(low, high), **options).x
+
+
+def minimum_by_simplex(loss, start):
+    """Of a function of a few numbers; the value there is ``fun``."""
+    options = {"xatol": 1e-8, "fatol": 1e-12, "maxiter": 4000}
+    values = {"method": "Nelder-Mead", "options": options}
+    return minimize(lambda x: float(loss(*x)), start, **values)
+
+
+def maximum(posterior):
+    """Best ``log δ`` by scipy, near the best of a grid."""
+    loss = partial(negative_evidence, posterior)
+    best = min(np.linspace(-20, 20, 81), key=loss)
+    return minimum(loss, best - 0.5, best + 0.5)
+
+
+def maximum_with_noise(posterior):
+    """Best ``log δ`` and ``log σ`` by scipy: the best of several starts."""
+    loss = partial(negative_evidence, posterior)
+    starts = product((-6, -2, 2, 6), (-2, 0))
+    found = [minimum_by_simplex(loss, start) for start in starts]
     return min(found, key=lambda result: result.fun).x
+
+
+def assert_log(value, log, tolerance=1e-4):
+    assert abs(float(value.log()) - log) < tolerance
 
 
 @pytest.fixture
@@ -80,8 +88,7 @@ def evaluations(monkeypatch):
 def test_evidence_is_maximal(start, likelihood, subset, structure, evaluations):
     fitted = fit(likelihood, structure, subset=subset, prior_precision=start)
     found = marglik(fitted.posterior)
-    (best,) = maximum(fitted.posterior)
-    assert abs(float(found.prior_precision.log()) - best) < 1e-4
+    assert_log(found.prior_precision, maximum(fitted.posterior))
     assert len(evaluations) <= 10
     assert torch.equal(found.mean, fitted.posterior.mean)
 
@@ -96,9 +103,9 @@ def test_evidence_is_maximal_with_noise(
     options = {"curvature": curvature, "sigma_noise": noise}
     fitted = fit("Gaussian", structure, subset=subset, **options)
     found = marglik(fitted.posterior)
-    log_delta, log_sigma = maximum(fitted.posterior, with_noise=True)
-    assert abs(float(found.prior_precision.log()) - log_delta) < 1e-4
-    assert abs(float(found.hyperparameters.sigma_noise.log()) - log_sigma) < 1e-4
+    log_delta, log_sigma = maximum_with_noise(fitted.posterior)
+    assert_log(found.prior_precision, log_delta)
+    assert_log(found.hyperparameters.sigma_noise, log_sigma)
     assert len(evaluations) <= 10
 
 
@@ -106,19 +113,12 @@ def test_noise_alone_and_prior_alone():
     posterior = fit("Gaussian", "full", prior_precision=0.3).posterior
     found = marglik(posterior, free_prior=False)
     assert torch.equal(found.prior_precision, posterior.prior_precision)
-    best = minimize_scalar(
-        lambda x: -evidence_at(posterior, math.log(0.3), x),
-        bounds=(-5, 5),
-        method="bounded",
-        options={"xatol": 1e-8},
-    )
-    assert abs(float(found.hyperparameters.sigma_noise.log()) - best.x) < 1e-4
+    best = minimum(partial(negative_evidence, posterior, math.log(0.3)), -5, 5)
+    assert_log(found.hyperparameters.sigma_noise, best)
     found = marglik(posterior, free_noise=False)
-    assert torch.equal(
-        found.hyperparameters.sigma_noise, posterior.hyperparameters.sigma_noise
-    )
-    (log_delta,) = maximum(posterior)
-    assert abs(float(found.prior_precision.log()) - log_delta) < 1e-4
+    given = posterior.hyperparameters.sigma_noise
+    assert torch.equal(found.hyperparameters.sigma_noise, given)
+    assert_log(found.prior_precision, maximum(posterior))
     assert marglik(posterior, free_prior=False, free_noise=False) is posterior
 
 
@@ -134,9 +134,8 @@ def test_number_of_rows_does_not_blunt_the_search(likelihood):
     large = replace(posterior.data_fit, loss=posterior.data_fit.loss + 1e7)
     found = marglik(replace(posterior, data_fit=large), free_noise=False)
     expected = marglik(posterior, free_noise=False)
-    difference = found.prior_precision.log() - expected.prior_precision.log()
     # Values of 1e7 are rounded to 1e-9, which hides steps of some 1e-4.
-    assert abs(float(difference)) < 1e-3
+    assert_log(found.prior_precision, float(expected.prior_precision.log()), 1e-3)
 
 
 @pytest.mark.parametrize("structure", ["diag", "kron"])
@@ -155,13 +154,9 @@ def test_layerwise_evidence_falls_apart_into_layers(likelihood, structure, evalu
 
         def loss(x, e=e, theta=theta):
             delta = math.exp(x)
-            terms = torch.log1p(e / delta).sum() + delta * (theta**2).sum()
-            return float(terms) / 2
+            return torch.log1p(e / delta).sum() + delta * (theta**2).sum()
 
-        best = minimize_scalar(
-            loss, bounds=(-20, 20), method="bounded", options={"xatol": 1e-8}
-        )
-        assert abs(float(value.log()) - best.x) < 1e-4
+        assert_log(value, minimum(loss, -20, 20))
         start += block.size
     assert len(evaluations) <= 10
 
@@ -169,27 +164,16 @@ def test_layerwise_evidence_falls_apart_into_layers(likelihood, structure, evalu
 @pytest.mark.parametrize("likelihood", ["Categorical", "Gaussian"])
 def test_layerwise_evidence_of_the_full_structure(likelihood, evaluations):
     posterior = fit(likelihood, "full", "layerwise").posterior
-    free_noise = posterior.likelihood.has_noise
     found = marglik(posterior)
 
-    def loss(x):
-        h = replace(
-            posterior.hyperparameters,
-            prior_precision=torch.as_tensor(x[:2]).exp(),
-        )
-        if free_noise:
-            h = replace(h, sigma_noise=torch.as_tensor(x[2]).exp())
-        return -float(posterior.replace(**vars(h)).log_marginal_likelihood())
+    def loss(first, second, *log_sigma):
+        return negative_evidence(posterior, [first, second], *log_sigma)
 
-    best = minimize(
-        loss,
-        [0.0, 0.0] + [0.0] * free_noise,
-        method="Nelder-Mead",
-        options={"xatol": 1e-8, "fatol": 1e-12, "maxiter": 4000},
-    )
-    h = found.hyperparameters
-    logs = [*h.prior_precision.log()] + [h.sigma_noise.log()] * free_noise
-    np.testing.assert_allclose(logs, best.x, atol=1e-4)
+    start = [0.0, 0.0] + [0.0] * posterior.likelihood.has_noise
+    best = minimum_by_simplex(loss, start).x
+    values = *found.prior_precision, found.hyperparameters.sigma_noise
+    for value, log in zip(values, best, strict=False):
+        assert_log(value, log)
     assert len(evaluations) <= 10
 
 
@@ -213,23 +197,17 @@ def test_diagonal_prior_of_the_full_structure(likelihood):
     posterior = fit(likelihood, "full", "diag").posterior
     found = marglik(posterior)
 
+    n = posterior.layout.n_parameters
+
     def loss(x):
         v = torch.as_tensor(x).requires_grad_()
-        n = posterior.layout.n_parameters
-        h = replace(posterior.hyperparameters, prior_precision=v[:n].exp())
-        if posterior.likelihood.has_noise:
-            h = replace(h, sigma_noise=v[-1].exp())
-        value = -posterior.replace(**vars(h)).log_marginal_likelihood()
+        value = negative_evidence(posterior, v[:n], *v[n:])
         (slope,) = torch.autograd.grad(value, v)
         return value.item(), slope.numpy()
 
-    best = minimize(
-        loss,
-        np.zeros(posterior.layout.n_parameters + posterior.likelihood.has_noise),
-        jac=True,
-        method="BFGS",
-        options={"gtol": 1e-7, "maxiter": 2000},
-    )
+    start = np.zeros(n + posterior.likelihood.has_noise)
+    options = {"gtol": 1e-7, "maxiter": 2000}
+    best = minimize(loss, start, jac=True, method="BFGS", options=options)
     assert float(found.log_marginal_likelihood()) > -best.fun - 1e-4
 
 
@@ -252,10 +230,7 @@ def test_unit_of_the_targets_changes_nothing(unit):
         weights=posterior.weights * unit,
         data_fit=replace(posterior.data_fit, loss=posterior.data_fit.loss * unit**2),
     ).replace(sigma_noise=posterior.hyperparameters.sigma_noise * unit)
-    found, expected = (
-        marglik(scaled).hyperparameters,
-        marglik(posterior).hyperparameters,
-    )
+    found, expected = (marglik(p).hyperparameters for p in (scaled, posterior))
     delta, sigma = found.prior_precision * unit**2, found.sigma_noise / unit
     assert_equal(delta.log(), expected.prior_precision.log(), 1e-6)
     assert_equal(sigma.log(), expected.sigma_noise.log(), 1e-6)
@@ -263,8 +238,7 @@ def test_unit_of_the_targets_changes_nothing(unit):
 
 def test_prior_mean_and_temperature_take_part():
     posterior = fit("Categorical", "kron", prior_mean=0.5, temperature=0.2).posterior
-    (best,) = maximum(posterior)
-    assert abs(float(marglik(posterior).prior_precision.log()) - best) < 1e-4
+    assert_log(marglik(posterior).prior_precision, maximum(posterior))
 
 
 @every_prior
@@ -273,18 +247,18 @@ def test_tuning_is_pure(structure, prior):
     h = posterior.hyperparameters
     values = [h.prior_precision.clone(), h.sigma_noise.clone()]
     value = posterior.log_marginal_likelihood()
-    marglik(posterior)
+    assert not marglik(posterior).prior_precision.requires_grad
     assert posterior.hyperparameters is h
     assert torch.equal(h.prior_precision, values[0])
     assert torch.equal(h.sigma_noise, values[1])
     assert torch.equal(posterior.log_marginal_likelihood(), value)
-    assert not marglik(posterior).prior_precision.requires_grad
 
 
 def test_more_precisions_than_newton_takes(monkeypatch):
-    expected = marglik(fit("Gaussian", "kron", "layerwise", subset="all").posterior)
+    posterior = fit("Gaussian", "kron", "layerwise", subset="all").posterior
+    expected = marglik(posterior)
     monkeypatch.setattr(evidence, "MAX_NEWTON_SIZE", 2)
-    found = marglik(fit("Gaussian", "kron", "layerwise", subset="all").posterior)
+    found = marglik(posterior)
     assert_equal(found.prior_precision.log(), expected.prior_precision.log(), 1e-3)
 
 
@@ -346,15 +320,14 @@ def test_scalar_evidence_at_the_refitted_model_is_nearly_maximal():
     fitted = fit("Gaussian", "full")
     found = marglik_refitted(tuning_problem(fitted))
 
-    def loss(x):
-        delta, sigma = torch.as_tensor(x).exp()
+    def loss(*logs):
+        delta, sigma = torch.as_tensor(logs).exp()
         template = fitted.posterior.replace(prior_precision=delta, sigma_noise=sigma)
-        return -float(fitted.linear_model.refit(template).log_marginal_likelihood())
+        return -fitted.linear_model.refit(template).log_marginal_likelihood()
 
-    best = minimize(loss, [0.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-6})
-    h = found.hyperparameters
-    logs = [float(h.prior_precision.log()), float(h.sigma_noise.log())]
-    np.testing.assert_allclose(logs, best.x, atol=1e-3)
+    log_delta, log_sigma = minimum_by_simplex(loss, [0.0, 0.0]).x
+    assert_log(found.prior_precision, log_delta, 1e-3)
+    assert_log(found.hyperparameters.sigma_noise, log_sigma, 1e-3)
 
 
 def test_refitting_needs_a_linear_model():
@@ -363,11 +336,10 @@ def test_refitting_needs_a_linear_model():
         marglik_refitted(tuning_problem(replace(fitted, linear_model=None)))
 
 
-def test_evidence_of_a_network_with_all_weights():
+@every_structure
+@pytest.mark.parametrize("case", ["cnn", "called_twice", "norms"])
+def test_evidence_of_a_network_with_all_weights(case, structure):
     """The same search serves every structure and kind of network."""
-    for case in ("cnn", "called_twice", "norms"):
-        for structure in STRUCTURES:
-            posterior = problem(case, "Gaussian").posterior(structure)
-            found = marglik(posterior, free_noise=False)
-            (best,) = maximum(posterior)
-            assert abs(float(found.prior_precision.log()) - best) < 1e-4
+    posterior = problem(case, "Gaussian").posterior(structure)
+    found = marglik(posterior, free_noise=False)
+    assert_log(found.prior_precision, maximum(posterior))

@@ -29,11 +29,11 @@ def test_auto_without_rows_refits():
 def test_auto_warns_without_held_out_rows():
     with pytest.warns(UserWarning, match="sigma_noise comes from the training rows"):
         TUNERS["auto"](tuning_problem(fit("Gaussian")))
-    with pytest.warns(UserWarning, match="maximises the evidence at the network's own"):
-        found = TUNERS["auto"](tuning_problem(fit("Categorical"), refine=False))
-    assert not found.is_refitted
-    with pytest.warns(UserWarning, match="maximises the evidence at the network's own"):
-        TUNERS["auto"](tuning_problem(fit("Categorical"), linear_model=None))
+    words = "maximises the evidence at the network's own"
+    for options in ({"refine": False}, {"linear_model": None}):
+        with pytest.warns(UserWarning, match=words):
+            found = TUNERS["auto"](tuning_problem(fit("Categorical"), **options))
+        assert not found.is_refitted
 
 
 def test_marglik_keeps_the_weights_where_it_must():

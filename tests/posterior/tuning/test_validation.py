@@ -6,13 +6,14 @@ import pytest
 import references
 import torch
 import tuning_problems
-from cases import DOUBLE, normal, positive
+from cases import DOUBLE, positive
 from contracts import STRUCTURES_AND_PRIORS, assert_equal
 from scipy.optimize import minimize_scalar
 from tuning_problems import fit, held_out, tuning_problem
 
 from sklaplace.curvature.jacobian import backpropagate
 from sklaplace.posterior.tuning import validation
+from sklaplace.posterior.tuning.task import LinearisedBatch
 
 every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)
 every_prior = pytest.mark.parametrize(("structure", "prior"), STRUCTURES_AND_PRIORS)
@@ -43,34 +44,24 @@ def kept_candidates(fitted, problem):
     ]
 
 
-def refitted_candidates(fitted, problem):
-    """Every point of the path with its most probable weights."""
-    return [
-        fitted.linear_model.refit(posterior)
-        for posterior in kept_candidates(fitted, problem)
-    ]
-
-
 def same_choice(found, expected):
     """Same weights, the same ``δ/scale`` and noise, up to the search's precision."""
     assert found.is_refitted == expected.is_refitted
     # gradients end below 1e-7, and no precision ρ on these paths is below 1e-5
     assert_equal(found.mean, expected.mean, 1e-2)
-    assert_equal(
-        found.prior_precision.log() - found.scale.log(),
-        expected.prior_precision.log() - expected.scale.log(),
-        1e-9,
-    )
-    noise = found.hyperparameters.sigma_noise.log()
-    assert_equal(noise, expected.hyperparameters.sigma_noise.log(), 1e-4)
+    ratios = [p.prior_precision.log() - p.scale.log() for p in (found, expected)]
+    assert_equal(*ratios, 1e-9)
+    noises = [p.hyperparameters.sigma_noise.log() for p in (found, expected)]
+    assert_equal(*noises, 1e-4)
 
 
 def naive_choice(fitted, problem, score):
     """The best of the path; a refitted model only where it is clearly better."""
-    kept = min(kept_candidates(fitted, problem), key=score)
+    candidates = kept_candidates(fitted, problem)
+    kept = min(candidates, key=score)
     if problem.refine is False:
         return kept
-    refitted = min(refitted_candidates(fitted, problem), key=score)
+    refitted = min(map(fitted.linear_model.refit, candidates), key=score)
     gain = score(kept) - score(refitted)
     return refitted if problem.refine is True or gain > validation.MARGIN else kept
 
@@ -108,32 +99,17 @@ def test_auto_keeps_a_good_last_layer_and_refits_a_bad_one(error):
 )
 @pytest.mark.parametrize("free", ["both", "prior", "noise"])
 def test_best_score_with_noise(curvature, free, refine, structure, prior):
-    fitted = fit(
-        "Gaussian",
-        structure,
-        prior,
-        curvature=curvature,
-        temperature=0.8,
-        sigma_noise=0.6,
-        prior_precision=0.5,
-    )
+    given = {"temperature": 0.8, "sigma_noise": 0.6, "prior_precision": 0.5}
+    fitted = fit("Gaussian", structure, prior, curvature=curvature, **given)
     held = held_out(fitted, weights=positive(30))
-    problem = tuning_problem(
-        fitted,
-        validation=held.rows,
-        refine=refine,
-        free_prior=free != "noise",
-        free_noise=free != "prior",
-    )
+    options = {"free_prior": free != "noise", "free_noise": free != "prior"}
+    problem = tuning_problem(fitted, validation=held.rows, refine=refine, **options)
     found = validation.tune_on_validation(problem)
 
-    def noisy(posterior):
-        return with_noise(posterior, free, held)
-
     def score(posterior):
-        return total_score(held, noisy(posterior))
+        return total_score(held, with_noise(posterior, free, held))
 
-    expected = noisy(naive_choice(fitted, problem, score))
+    expected = with_noise(naive_choice(fitted, problem, score), free, held)
     h = found.hyperparameters
     if free == "both":
         # δ, σ and the weights were chosen, and a new value follows a Student t
@@ -177,14 +153,13 @@ def test_single_candidate_where_all_is_fixed():
     fitted = fit("Gaussian", prior_precision=0.5)
     held = held_out(fitted)
     options = {"validation": held.rows, "free_prior": False, "free_noise": False}
-    found = validation.tune_on_validation(
-        tuning_problem(fitted, refine=False, **options)
+    kept, refitted = (
+        validation.tune_on_validation(tuning_problem(fitted, refine=refine, **options))
+        for refine in (False, True)
     )
-    assert_equal(found.prior_precision, torch.tensor(0.5, dtype=DOUBLE), 1e-12)
-    assert not found.is_refitted
-    assert validation.tune_on_validation(
-        tuning_problem(fitted, refine=True, **options)
-    ).is_refitted
+    assert_equal(kept.prior_precision, torch.tensor(0.5, dtype=DOUBLE), 1e-12)
+    assert not kept.is_refitted
+    assert refitted.is_refitted
 
 
 def test_path_starts_where_the_prior_leaves_the_network_alone():
@@ -217,33 +192,22 @@ def test_weights_of_held_out_rows_are_repetitions(likelihood):
     fitted = fit(likelihood)
     weights = torch.arange(30).remainder(3).add(1).double()
     held = held_out(fitted, weights=weights)
-    copies = [
-        replace(
-            batch,
-            f=batch.f.repeat_interleave(batch.weights.long(), 0),
-            targets=batch.targets.repeat_interleave(batch.weights.long(), 0),
-            jacobian=backpropagate(
-                fitted.forward,
-                part.repeat_interleave(batch.weights.long(), 0),
-                fitted.layout,
-            )[1],
-            weights=torch.ones(int(batch.weights.sum()), dtype=DOUBLE),
-        )
-        for batch, part in zip(
-            held.rows, normal(30, 2, seed=50).split([7, 23]), strict=True
-        )
-    ]
-    found = [
-        validation._scored(tuning_problem(fitted, validation=given), [positive()])[
-            0
-        ].score
-        for given in (held.rows, copies)
-    ]
+    copies = []
+    for batch, x in zip(held.rows, held.x.split([7, 23]), strict=True):
+        n = batch.weights.long()
+        x, f, y = (t.repeat_interleave(n, 0) for t in (x, batch.f, batch.targets))
+        jacobian = backpropagate(fitted.forward, x, fitted.layout)[1]
+        ones = torch.ones(len(f), dtype=DOUBLE)
+        copies.append(LinearisedBatch(f, jacobian, y, ones))
+    found = []
+    for rows in (held.rows, copies):
+        problem = tuning_problem(fitted, validation=rows)
+        found.append(validation._scored(problem, [positive()])[0].score)
     assert math.isclose(*found, rel_tol=1e-10)
 
 
-@pytest.mark.parametrize("free", ["prior", "noise"])
-def test_rows_of_nearly_no_weight_leave_the_path_alone(free):
+@pytest.mark.parametrize("is_free", [True, False])
+def test_rows_of_nearly_no_weight_leave_the_path_alone(is_free):
     fitted = fit("Gaussian")
     weights = torch.ones(30, dtype=DOUBLE)
     weights[::7] = 1e-12
@@ -252,10 +216,9 @@ def test_rows_of_nearly_no_weight_leave_the_path_alone(free):
         replace(rows, targets=rows.targets + 1e3 * (rows.weights < 1e-6).unsqueeze(1))
         for rows in held.rows
     ]
-    given = {"free_prior": free == "prior"}
     expected, found = (
-        validation._path(tuning_problem(fitted, validation=batches, **given))[0]
-        for batches in (held.rows, spoilt)
+        validation._path(tuning_problem(fitted, validation=b, free_prior=is_free))[0]
+        for b in (held.rows, spoilt)
     )
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
 

@@ -1,12 +1,14 @@
 """Elbo: the objective, term by term, against a computation of its own."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from nets import (
     MLP,
+    QUICK,
     FunctionalSoftmaxMLP,
     SharpSigmoidMLP,
     SharpSoftmaxMLP,
@@ -31,7 +33,7 @@ from objectives import (
     normal,
     reference,
 )
-from skorch import NeuralNet
+from skorch import NeuralNet, NeuralNetRegressor
 from skorch.callbacks import EpochScoring
 from skorch.dataset import ValidSplit
 from torch import nn
@@ -60,13 +62,24 @@ class Case:
     """A net, targets and the mean loss of outputs, by other means than ours."""
 
     net: object
-    module: nn.Module
     y: np.ndarray
     nll: object
-    settings: dict
-    kind: type = VariationalClassifier
-    keep: np.ndarray | None = None
-    tolerance: dict | None = None
+    settings: dict = field(default_factory=dict)
+    keep: object = ...
+
+    @property
+    def module(self):
+        return self.net.module(**self.net.get_params_for("module"))
+
+    @property
+    def tolerance(self):
+        """Losses of probabilities take logarithms of what is rounded."""
+        return ROUNDED if self.net.criterion in (nn.NLLLoss, nn.BCELoss) else EXACT
+
+    def fit(self, **settings):
+        regresses = isinstance(self.net, NeuralNetRegressor)
+        kind = VariationalRegressor if regresses else VariationalClassifier
+        return kind(self.net, **settings, **self.settings).fit(X, self.y)
 
 
 IGNORING = np.where(np.arange(20) % 5 == 0, -1, LABELS)
@@ -79,19 +92,14 @@ WEIGHED = 1 + 2.0 * (LABELS == 1)
 
 
 def of_net(make, module=MLP, **params):
-    return make(module, **DOUBLE, callbacks=[Steps()], max_epochs=3, **params)
+    settings = {**DOUBLE, "callbacks": [Steps()], "max_epochs": 3} | params
+    return make(module, **settings)
 
 
 def logits(y=BINARY, **options):
     target = torch.tensor(y, dtype=torch.float64)
-    return lambda f: (
-        functional.binary_cross_entropy_with_logits(
-            f.reshape(target.shape), target, reduction="none", **options
-        )
-        .reshape(len(target), -1)
-        .sum(1)
-        .mean()
-    )
+    loss = partial(functional.binary_cross_entropy_with_logits, reduction="sum")
+    return lambda f: loss(f.reshape(target.shape), target, **options) / len(target)
 
 
 def of_probabilities(p):
@@ -116,157 +124,84 @@ def counts(f):
 KNOWN = IGNORING >= 0
 PAIRS = np.stack([LABELS, LABELS[::-1]], 1)
 SIGMAS = torch.tensor([0.3, 0.8], dtype=torch.float64)
-MULTILABEL = NeuralNet(
-    MLP,
-    criterion=nn.BCEWithLogitsLoss,
-    optimizer=torch.optim.Adam,
-    lr=0.05,
-    verbose=0,
-    train_split=None,
-    batch_size=-1,
-    max_epochs=3,
-    callbacks=[Steps()],
-    **DOUBLE,
-)
+NOISE = {"sigma_noise": 0.3}
+SMOOTHED = {"criterion__weight": CLASS_WEIGHT, "criterion__label_smoothing": 0.2}
+MULTILABEL = partial(NeuralNet, criterion=nn.BCEWithLogitsLoss, **QUICK)
+
+
+def weighed(f):
+    return entropy(weight=torch.tensor([1.0, 3, 1]).double())(f) / WEIGHED.mean()
+
+
+def of_maps(f):
+    return entropy(PAIRS, weight=CLASS_WEIGHT, reduction="sum")(f) / 20
+
+
+def of_simplex(module):
+    return Case(
+        of_net(classifier, module, criterion=nn.NLLLoss), LABELS, of_probabilities
+    )
+
+
+def of_sigmoid(module):
+    net = of_net(binary_classifier, module, criterion=nn.BCELoss)
+    return Case(net, BINARY, of_probability)
+
+
 CASES = {
-    "classes": Case(of_net(classifier), double(), LABELS, entropy(), {}),
+    "classes": Case(of_net(classifier), LABELS, entropy()),
     "criterion_weight": Case(
         of_net(classifier, criterion__weight=CLASS_WEIGHT),
-        double(),
         LABELS,
         entropy(weight=CLASS_WEIGHT),
-        {},
     ),
     "label_smoothing": Case(
-        of_net(
-            classifier,
-            criterion__weight=CLASS_WEIGHT,
-            criterion__label_smoothing=0.2,
-        ),
-        double(),
+        of_net(classifier, **SMOOTHED),
         LABELS,
         entropy(weight=CLASS_WEIGHT, label_smoothing=0.2),
-        {},
     ),
     "ignore_index": Case(
         of_net(classifier, criterion__ignore_index=-1),
-        double(),
         IGNORING,
         entropy(IGNORING[KNOWN]),
-        {},
         keep=KNOWN,
     ),
     "class_weight": Case(
-        of_net(classifier),
-        double(),
-        LABELS,
-        lambda f: (
-            entropy(weight=torch.tensor([1.0, 3, 1]).double())(f) / WEIGHED.mean()
-        ),
-        {"class_weight": {0: 1.0, 1: 3.0, 2: 1.0}},
+        of_net(classifier), LABELS, weighed, {"class_weight": {0: 1.0, 1: 3.0, 2: 1.0}}
     ),
-    "softmax": Case(
-        of_net(classifier, SoftmaxMLP, criterion=nn.NLLLoss),
-        double(SoftmaxMLP),
-        LABELS,
-        of_probabilities,
-        {},
-        tolerance=ROUNDED,
-    ),
-    "softmax_function": Case(
-        of_net(classifier, FunctionalSoftmaxMLP, criterion=nn.NLLLoss),
-        double(FunctionalSoftmaxMLP),
-        LABELS,
-        of_probabilities,
-        {},
-        tolerance=ROUNDED,
-    ),
-    "softmax_of_no_layer": Case(
-        of_net(classifier, SharpSoftmaxMLP, criterion=nn.NLLLoss),
-        double(SharpSoftmaxMLP),
-        LABELS,
-        of_probabilities,
-        {},
-        tolerance=ROUNDED,
-    ),
-    "one_logit": Case(of_net(binary_classifier), double(n_out=1), BINARY, logits(), {}),
+    "softmax": of_simplex(SoftmaxMLP),
+    "softmax_function": of_simplex(FunctionalSoftmaxMLP),
+    "softmax_of_no_layer": of_simplex(SharpSoftmaxMLP),
+    "one_logit": Case(of_net(binary_classifier), BINARY, logits()),
     "one_logit_without_axis": Case(
-        of_net(binary_classifier, SqueezedMLP),
-        double(SqueezedMLP, n_out=1),
-        BINARY,
-        logits(),
-        {},
+        of_net(binary_classifier, SqueezedMLP), BINARY, logits()
     ),
     "pos_weight": Case(
         of_net(binary_classifier, criterion__pos_weight=torch.tensor(3.0)),
-        double(n_out=1),
         BINARY,
         logits(pos_weight=torch.tensor(3.0)),
-        {},
     ),
-    "sigmoid": Case(
-        of_net(binary_classifier, SigmoidMLP, criterion=nn.BCELoss),
-        double(SigmoidMLP, n_out=1),
-        BINARY,
-        of_probability,
-        {},
-        tolerance=ROUNDED,
-    ),
-    "sigmoid_of_no_layer": Case(
-        of_net(binary_classifier, SharpSigmoidMLP, criterion=nn.BCELoss),
-        double(SharpSigmoidMLP, n_out=1),
-        BINARY,
-        of_probability,
-        {},
-        tolerance=ROUNDED,
-    ),
-    "multilabel": Case(MULTILABEL, double(), MANY, logits(MANY), {}),
+    "sigmoid": of_sigmoid(SigmoidMLP),
+    "sigmoid_of_no_layer": of_sigmoid(SharpSigmoidMLP),
+    "multilabel": Case(of_net(MULTILABEL), MANY, logits(MANY)),
     "maps": Case(
-        of_net(classifier, Maps, criterion__weight=CLASS_WEIGHT),
-        double(Maps),
-        PAIRS,
-        lambda f: entropy(PAIRS, weight=CLASS_WEIGHT, reduction="sum")(f) / 20,
-        {},
+        of_net(classifier, Maps, criterion__weight=CLASS_WEIGHT), PAIRS, of_maps
     ),
-    "numbers": Case(
-        of_net(regressor),
-        double(n_out=1),
-        NUMBERS,
-        normal(NUMBERS, 0.3),
-        {"sigma_noise": 0.3},
-        VariationalRegressor,
-    ),
+    "numbers": Case(of_net(regressor), NUMBERS, normal(NUMBERS, 0.3), NOISE),
     "numbers_without_axis": Case(
-        of_net(regressor, SqueezedMLP),
-        double(SqueezedMLP, n_out=1),
-        NUMBERS,
-        normal(NUMBERS, 0.3),
-        {"sigma_noise": 0.3},
-        VariationalRegressor,
+        of_net(regressor, SqueezedMLP), NUMBERS, normal(NUMBERS, 0.3), NOISE
     ),
     "columns": Case(
         of_net(regressor, module__n_out=2),
-        double(n_out=2),
         TWO,
         normal(TWO, SIGMAS),
         {"sigma_noise": SIGMAS.numpy()},
-        VariationalRegressor,
     ),
-    "counts": Case(
-        of_net(regressor, criterion=nn.PoissonNLLLoss),
-        double(n_out=1),
-        COUNTS,
-        counts,
-        {},
-        VariationalRegressor,
-    ),
+    "counts": Case(of_net(regressor, criterion=nn.PoissonNLLLoss), COUNTS, counts),
     "heteroscedastic": Case(
         of_net(regressor, criterion=HeteroscedasticNLLLoss, module__n_out=2),
-        double(n_out=2),
         NUMBERS,
         heteroscedastic,
-        {},
-        VariationalRegressor,
     ),
 }
 
@@ -274,17 +209,16 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradients_are_those_written_out(name):
     case = CASES[name]
-    settings = {"kl_weight": 0.7, "prior_scale": 0.5, "random_state": 0}
-    model = case.kind(case.net, **settings, **case.settings).fit(X, case.y)
+    model = case.fit(kl_weight=0.7, prior_scale=0.5, random_state=0)
     steps, history = list(Steps.seen), model.estimator_.history
-    rows = X if case.keep is None else X[case.keep]
+    rows = X[case.keep]
     n = WEIGHED.sum() if "class_weight" in case.settings else len(rows)
-    tolerance = case.tolerance or EXACT
     assert len(steps) == 3
     for epoch, step in enumerate(steps):
         np.testing.assert_array_equal(step["X"], rows)
-        agrees(step, case.module, case.nll, 0.7 / n, tolerance, prior_scale=0.5)
-        *_, nll, kl = reference(step, case.module, case.nll, 0.7 / n, prior_scale=0.5)
+        written_out = case.module, case.nll, 0.7 / n
+        agrees(step, *written_out, case.tolerance, prior_scale=0.5)
+        *_, nll, kl = reference(step, *written_out, prior_scale=0.5)
         assert history[epoch, "train_loss"] == pytest.approx(step["loss"])
         assert history[epoch, "kl"] == pytest.approx(kl)
         assert history[epoch, "elbo"] == pytest.approx(-n * nll - kl)
@@ -298,7 +232,7 @@ def per_batch(step):
 
 @pytest.mark.parametrize("schedule", KL_SCHEDULES)
 def test_batches_share_the_divergence(schedule):
-    net = classifier(**DOUBLE, callbacks=[Steps()], max_epochs=2, batch_size=6)
+    net = of_net(classifier, max_epochs=2, batch_size=6)
     settings = {"kl_schedule": schedule, "kl_weight": 0.5, "random_state": 0}
     VariationalClassifier(net, **settings).fit(X, LABELS)
     assert [len(step["X"]) for step in Steps.seen] == [6, 6, 6, 2] * 2
@@ -308,13 +242,9 @@ def test_batches_share_the_divergence(schedule):
 
 
 def test_rows_are_counted_after_the_nets_own_split():
-    callbacks = [Steps(), EpochScoring("accuracy", on_train=True, use_caching=False)]
-    net = classifier(
-        **DOUBLE,
-        callbacks=callbacks,
-        max_epochs=2,
-        train_split=ValidSplit(0.3, random_state=0),
-    )
+    scoring = EpochScoring("accuracy", on_train=True, use_caching=False)
+    split = ValidSplit(0.3, random_state=0)
+    net = of_net(classifier, callbacks=[Steps(), scoring], train_split=split)
     VariationalClassifier(net, kl_weight=0.5, random_state=0).fit(X, LABELS)
     for step in Steps.seen:
         assert len(step["X"]) == 14
@@ -323,15 +253,14 @@ def test_rows_are_counted_after_the_nets_own_split():
 
 def test_weights_of_rows_in_batches():
     weight = np.linspace(0.5, 2, 20)
-    net = classifier(**DOUBLE, callbacks=[Steps()], max_epochs=1, batch_size=6)
+    net = of_net(classifier, max_epochs=1, batch_size=6)
     settings = {"kl_weight": 0.5, "random_state": 0}
     VariationalClassifier(net, **settings).fit(X, LABELS, sample_weight=weight)
     for number, step in enumerate(Steps.seen):
         own = torch.tensor(weight[6 * number : 6 * number + 6] / weight.mean())
-        target = step["y"]
 
-        def nll(f, own=own, target=target):
-            return (own * functional.cross_entropy(f, target, reduction="none")).mean()
+        def nll(f, own=own, y=step["y"]):
+            return (own * functional.cross_entropy(f, y, reduction="none")).mean()
 
         agrees(step, double(), nll, 0.5 / weight.sum())
 
@@ -339,7 +268,7 @@ def test_weights_of_rows_in_batches():
 def test_recorded_elbo_counts_the_weights_of_training_rows_alone():
     weight = np.r_[np.full(10, 1.0), np.full(10, 9.0)]
     split = ValidSplit(2)
-    net = classifier(**DOUBLE, max_epochs=2, train_split=split, callbacks=[Steps()])
+    net = of_net(classifier, train_split=split)
     model = VariationalClassifier(net, kl_weight=0.5, random_state=0)
     model.fit(X, LABELS, sample_weight=weight)
     rows = Steps.seen[-1]["X"].numpy()
@@ -353,17 +282,13 @@ def test_recorded_elbo_counts_the_weights_of_training_rows_alone():
 def test_validation_loss_is_that_of_the_medians():
     net = classifier(**DOUBLE, max_epochs=3, train_split=ValidSplit(2), callbacks=None)
     model = VariationalClassifier(net, random_state=0).fit(X, LABELS)
-    first, second = (np.asarray(part.indices) for part in splits(net))
+    split = net.train_split(net.get_dataset(X, LABELS), LABELS)
+    first, second = (np.asarray(part.indices) for part in split)
     assert len(first) == len(second) == 10
     f = model.estimator_.forward(X[second])
     expected = functional.cross_entropy(f, torch.tensor(LABELS[second]))
     found = model.estimator_.history[-1, "valid_loss"]
     np.testing.assert_allclose(found, expected, **EXACT)
-
-
-def splits(net):
-    dataset = net.get_dataset(X, LABELS)
-    return net.train_split(dataset, LABELS)
 
 
 # --------------------------------------------------------------------- schedules

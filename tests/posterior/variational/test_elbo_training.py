@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from nets import (
-    blobs,
-    classifier,
-    regressor,
-    waves,
-)
+from nets import MLP, QUICK, blobs, classifier, regressor, waves
 from objectives import (
     DOUBLE,
     LABELS,
@@ -22,6 +17,7 @@ from objectives import (
     normal,
 )
 from skorch import NeuralNetClassifier
+from torch import nn
 from torch.distributions import Normal
 
 from sklaplace import VariationalClassifier, VariationalRegressor
@@ -30,13 +26,16 @@ from sklaplace.likelihoods import Categorical
 
 
 # ------------------------------------------------------------------------- noise
+def learned(net, **settings):
+    settings = {"sigma_noise": "learned", "random_state": 0} | settings
+    return VariationalRegressor(net, **settings)
+
+
 class TestLearnedNoise:
     def test_follows_the_squared_residuals_of_the_draws(self):
         Z, y = waves(dtype=np.float64)
         net = regressor(**DOUBLE, max_epochs=1200, lr=0.02)
-        model = VariationalRegressor(
-            net, sigma_noise="learned", random_state=0, n_samples=400
-        ).fit(Z, y)
+        model = learned(net, n_samples=400).fit(Z, y)
         drawn = model.sample_y(Z, 2000, random_state=1)
         # what noise adds has a mean square of its own
         squares = np.mean((drawn - y[:, None]) ** 2) - model.sigma_noise_**2
@@ -45,10 +44,7 @@ class TestLearnedNoise:
 
     def test_is_used_from_the_first_step(self):
         net = regressor(**DOUBLE, max_epochs=1, callbacks=[Steps()])
-        model = VariationalRegressor(
-            net, sigma_noise="learned", random_state=0, kl_weight=0.5
-        )
-        model.fit(X, NUMBERS)
+        model = learned(net, kl_weight=0.5).fit(X, NUMBERS)
         (step,) = Steps.seen
         f = network(double(n_out=1), step["w"])(step["X"])[:, 0]
         sigma = (f - torch.tensor(NUMBERS)).square().mean().sqrt()
@@ -58,8 +54,7 @@ class TestLearnedNoise:
     def test_weights_of_rows_count(self):
         weight = np.linspace(0.5, 2, 20)
         net = regressor(**DOUBLE, max_epochs=1, callbacks=[Steps()])
-        model = VariationalRegressor(net, sigma_noise="learned", random_state=0)
-        model.fit(X, NUMBERS, sample_weight=weight)
+        model = learned(net).fit(X, NUMBERS, sample_weight=weight)
         (step,) = Steps.seen
         f = network(double(n_out=1), step["w"])(step["X"])[:, 0].numpy()
         squares = np.average((f - NUMBERS) ** 2, weights=weight)
@@ -67,43 +62,41 @@ class TestLearnedNoise:
 
     def test_perfect_fit_stays_finite(self):
         net = regressor(**DOUBLE, max_epochs=3)
-        model = VariationalRegressor(net, sigma_noise="learned", random_state=0).fit(
-            X, np.zeros(20)
-        )
+        model = learned(net).fit(X, np.zeros(20))
         assert model.sigma_noise_ > 0
         assert np.isfinite(model.elbo_)
 
 
 # ------------------------------------------------------------------ nets of one's own
-class OwnStep(NeuralNetClassifier):
-    """Calls get_loss with positions in place of names."""
-
-    def train_step_single(self, batch, **fit_params):
-        self._set_training(True)
-        Xi, yi = batch
-        y_pred = self.infer(Xi, **fit_params)
-        loss = self.get_loss(y_pred, yi, Xi, True)
-        loss.backward()
-        return {"loss": loss, "y_pred": y_pred}
-
-
 class PlainStep(NeuralNetClassifier):
     """Does not say that it trains."""
 
+    def more(self, _Xi):
+        return ()
+
     def train_step_single(self, batch, **fit_params):
         self._set_training(True)
         Xi, yi = batch
         y_pred = self.infer(Xi, **fit_params)
-        loss = self.get_loss(y_pred, yi)
+        loss = self.get_loss(y_pred, yi, *self.more(Xi))
         loss.backward()
         return {"loss": loss, "y_pred": y_pred}
+
+
+class OwnStep(PlainStep):
+    """Calls get_loss with positions in place of names."""
+
+    def more(self, Xi):
+        return Xi, True
+
+
+OWN = {**QUICK, **DOUBLE, "criterion": nn.CrossEntropyLoss, "max_epochs": 2}
 
 
 @pytest.mark.parametrize("kind", [OwnStep, PlainStep])
 def test_divergence_is_in_the_loss_of_training_steps_of_ones_own(kind):
-    params = classifier(**DOUBLE, callbacks=[Steps()], max_epochs=2).get_params(False)
-    params = {k: v for k, v in params.items() if k != "classes"}
-    VariationalClassifier(kind(**params), kl_weight=0.5, random_state=0).fit(X, LABELS)
+    net = kind(MLP, **OWN | {"callbacks": [Steps()]})
+    VariationalClassifier(net, kl_weight=0.5, random_state=0).fit(X, LABELS)
     for step in Steps.seen:
         agrees(step, double(), entropy(), 0.5 / 20)
 
@@ -133,9 +126,8 @@ class OwnLoss(NeuralNetClassifier):
 
 
 def test_loss_of_ones_own_is_refused_unless_a_likelihood_is_given():
-    params = classifier(**DOUBLE, callbacks=[Steps()], max_epochs=1).get_params(False)
-    params = {k: v for k, v in params.items() if k != "classes"}
-    model = VariationalClassifier(OwnLoss(**params), kl_weight=0.5, random_state=0)
+    net = OwnLoss(MLP, **OWN | {"callbacks": [Steps()]})
+    model = VariationalClassifier(net, kl_weight=0.5, random_state=0)
     with pytest.raises(ValueError, match="pass likelihood"):
         model.fit(X, LABELS)
     model.set_params(likelihood=Categorical()).fit(X, LABELS)
@@ -159,12 +151,10 @@ def test_weights_count_as_repeated_rows(kind):
     ask = "predict_proba" if classifies else "predict"
     found, expected = getattr(weighted, ask)(Z), getattr(repeated, ask)(Z)
     np.testing.assert_allclose(found, expected, atol=1e-9)
+    histories = [model.estimator_.history for model in (weighted, repeated)]
     for key in ("train_loss", "kl", "elbo"):
-        np.testing.assert_allclose(
-            weighted.estimator_.history[:, key],
-            repeated.estimator_.history[:, key],
-            rtol=1e-9,
-        )
+        found, expected = (history[:, key] for history in histories)
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
 def test_elbo_is_that_of_the_draws_it_says():

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from densities import N_WEIGHTS, generator, posterior, set_kumaraswamy
+from densities import generator, in_both_precisions, set_kumaraswamy
 from scipy.special import betaln, digamma
 
 from sklaplace.posterior.variational import Kumaraswamy
@@ -162,15 +162,7 @@ def test_densities_stay_right_where_draws_round_to_a_bound():
 
 
 def test_single_precision_is_that_of_double():
-    noise = -torch.log(torch.rand(200, N_WEIGHTS, generator=generator()).double())
-    outputs = []
-    for dtype in (torch.float32, torch.float64):
-        found = posterior("kumaraswamy", None, dtype)
-        found.float().to(dtype)
-        leaves = list(found.parameters())
-        w, log_q = found.transform(noise.float().to(dtype))
-        outputs.append([w, log_q, *torch.autograd.grad((w + log_q).sum(), leaves)])
-    for single, double in zip(*outputs, strict=True):
+    for single, double in in_both_precisions("kumaraswamy", None, 200):
         # a = 76 makes 76 roundings of t, and sums of 200 terms
         torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-3)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from nets import MLP, BatchNormMLP, SoftmaxMLP
 from torch import nn
+from torch.distributions import Normal, kl_divergence
 
 from sklaplace.core.random import private_rng
 from sklaplace.curvature.layout import BlockSpec, Layout
@@ -42,9 +43,16 @@ def made(kind, *args, seed=0, **kwargs):
         return kind(*args, **kwargs)
 
 
-def wrapped(module, posterior="gaussian"):
-    elbo = Elbo(posterior, GaussianPrior(), 3.0, 1.0, "uniform")
+def wrapped(module, posterior="gaussian", **start):
+    elbo = Elbo(posterior, GaussianPrior(), 3.0, 1.0, "uniform", **start)
     return elbo.wrapped(module)
+
+
+@pytest.fixture
+def with_softmax():
+    stochastic = wrapped(made(SoftmaxMLP))
+    stochastic.logit_layer = "head"
+    return stochastic
 
 
 class TestRandomWeights:
@@ -62,21 +70,19 @@ class TestRandomWeights:
 
 
 class TestInitialScales:
-    def test_are_a_fraction_of_each_tensors_size(self):
-        values = [torch.tensor([3.0, -3.0]), torch.tensor([[0.5]])]
-        expected = INITIAL_FRACTION * torch.tensor([3.0, 3.0, 0.5])
-        torch.testing.assert_close(initial_scales(values), expected)
-
-    def test_zeros_take_the_size_of_all(self):
-        values = [torch.zeros(2), torch.tensor([2.0, 2.0])]
-        expected = INITIAL_FRACTION * torch.tensor([2**0.5, 2**0.5, 2.0, 2.0])
-        torch.testing.assert_close(initial_scales(values), expected)
-
     @pytest.mark.parametrize(
-        "values", [[torch.zeros(2)], [torch.zeros(2), torch.zeros(0)]]
+        ("values", "sizes"),
+        [
+            ([[3.0, -3.0], [[0.5]]], [3.0, 3.0, 0.5]),
+            # zeros take the size of all, and one where all is zero
+            ([[0.0, 0.0], [2.0, 2.0]], [2**0.5, 2**0.5, 2.0, 2.0]),
+            ([[0.0, 0.0]], [1.0, 1.0]),
+            ([[0.0, 0.0], []], [1.0, 1.0]),
+        ],
     )
-    def test_are_positive_where_all_is_zero(self, values):
-        assert initial_scales(values).tolist() == pytest.approx([INITIAL_FRACTION] * 2)
+    def test_are_a_fraction_of_each_tensors_size(self, values, sizes):
+        found = initial_scales([torch.tensor(value) for value in values])
+        torch.testing.assert_close(found, INITIAL_FRACTION * torch.tensor(sizes))
 
 
 @pytest.mark.parametrize("name", POSTERIORS)
@@ -85,10 +91,8 @@ class TestEveryFamily:
         module = made(MLP)
         expected = module(X)
         stochastic = wrapped(module, name).eval()
-        torch.testing.assert_close(stochastic(X), expected, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(
-            stochastic.at_medians()(X), expected, rtol=1e-5, atol=1e-5
-        )
+        for found in (stochastic(X), stochastic.at_medians()(X)):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
     def test_draws_in_training_only(self, name):
         stochastic = wrapped(made(MLP), name)
@@ -113,10 +117,8 @@ class TestStochasticModule:
         stochastic = wrapped(made(MLP))
         with private_rng(0):
             found = stochastic(X)
-        other = MLP()
-        nn.utils.vector_to_parameters(
-            stochastic.drawn[0][0].detach(), other.parameters()
-        )
+        other, w = MLP(), stochastic.drawn[0][0].detach()
+        nn.utils.vector_to_parameters(w, other.parameters())
         torch.testing.assert_close(found, other(X))
 
     def test_ties_hold_under_draws_and_afterwards(self):
@@ -158,21 +160,16 @@ class TestStochasticModule:
         dtypes = [p.dtype for p in stochastic.at_medians().parameters()]
         assert dtypes == [torch.float32] * 2 + [torch.float64] * 2
 
-    def test_the_logits_are_kept_and_their_hook_removed(self):
-        stochastic = wrapped(made(SoftmaxMLP))
-        stochastic.logit_layer = "head"
+    def test_the_logits_are_kept_and_their_hook_removed(self, with_softmax):
         with private_rng(0):
-            proba = stochastic(X)
-        logits = stochastic.outputs(proba)
-        torch.testing.assert_close(logits.softmax(-1), proba)
-        assert not stochastic._orig_mod.head._forward_hooks
+            proba = with_softmax(X)
+        torch.testing.assert_close(with_softmax.outputs(proba).softmax(-1), proba)
+        assert not with_softmax._orig_mod.head._forward_hooks
 
-    def test_the_hook_is_removed_when_the_network_fails(self):
-        stochastic = wrapped(made(SoftmaxMLP))
-        stochastic.logit_layer = "head"
+    def test_the_hook_is_removed_when_the_network_fails(self, with_softmax):
         with pytest.raises(RuntimeError):
-            stochastic(torch.ones(3, 7))
-        assert not stochastic._orig_mod.head._forward_hooks
+            with_softmax(torch.ones(3, 7))
+        assert not with_softmax._orig_mod.head._forward_hooks
 
     def test_the_first_of_several_outputs_is_read(self):
         stochastic = wrapped(made(MLP))
@@ -182,23 +179,20 @@ class TestStochasticModule:
     @pytest.mark.parametrize(
         "duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
     )
-    def test_copies_in_the_midst_of_training(self, duplicate):
-        stochastic = wrapped(made(SoftmaxMLP))
-        stochastic.logit_layer = "head"
+    def test_copies_in_the_midst_of_training(self, with_softmax, duplicate):
         with private_rng(0):
-            stochastic(X)
-        twin = duplicate(stochastic)
-        assert torch.equal(twin.eval()(X), stochastic.eval()(X))
+            with_softmax(X)
+        twin = duplicate(with_softmax)
+        assert torch.equal(twin.eval()(X), with_softmax.eval()(X))
         with private_rng(1):
-            first = stochastic.train()(X)
+            first = with_softmax.train()(X)
         with private_rng(1):
             assert torch.equal(twin.train()(X), first)
 
     def test_start_is_copied(self):
         start, own = made(MLP, seed=1), made(MLP)
         expected = start(X)
-        elbo = Elbo("gaussian", GaussianPrior(), 3.0, 1.0, "uniform", start=start)
-        stochastic = elbo.wrapped(own)
+        stochastic = wrapped(own, start=start)
         assert torch.equal(stochastic.eval()(X), expected)
         assert all(p.requires_grad for p in start.parameters())
         assert not {*start.parameters()} & {*stochastic._orig_mod.parameters()}
@@ -211,22 +205,26 @@ class TestStochasticModule:
 
 
 class TestVariationalPosterior:
+    @pytest.fixture
     def posterior(self):
         layout = Layout((BlockSpec("a", (2, 2)), BlockSpec("b", (1,))))
         location = torch.linspace(-1, 1, 5)
         distribution = MeanFieldGaussian(location, torch.full_like(location, 0.3))
         return VariationalPosterior(distribution, GaussianPrior(0.5), layout)
 
-    def test_moments_and_draws(self, rng_untouched):
-        posterior = self.posterior()
+    @pytest.fixture
+    def q(self, posterior):
+        """The same by torch."""
+        return Normal(posterior.mean, posterior.variance().sqrt())
+
+    def test_moments_and_draws(self, posterior, rng_untouched):
         drawn = posterior.sample(20_000, torch.Generator().manual_seed(0))
         assert drawn.dtype == posterior.mean.dtype == torch.float64
         # 20,000 draws: standard errors of 0.0021 and, of variances, 0.0009
         np.testing.assert_allclose(drawn.mean(0), posterior.mean, atol=0.01)
         np.testing.assert_allclose(drawn.var(0), posterior.variance(), atol=0.005)
 
-    def test_draws_are_made_a_few_at_a_time(self, monkeypatch):
-        posterior = self.posterior()
+    def test_draws_are_made_a_few_at_a_time(self, posterior, monkeypatch):
         generator = torch.Generator().manual_seed(0)
         expected = [posterior.sample(n, generator) for n in (2, 2, 1)]
         monkeypatch.setattr(
@@ -235,23 +233,16 @@ class TestVariationalPosterior:
         found = posterior.sample(5, generator.manual_seed(0))
         assert torch.equal(found, torch.cat(expected))
 
-    def test_divergence_is_that_of_torch(self):
-        posterior = self.posterior()
-        q = torch.distributions.Normal(posterior.mean, posterior.variance().sqrt())
-        p = torch.distributions.Normal(0.0, 0.5)
-        expected = torch.distributions.kl_divergence(q, p).sum()
+    def test_divergence_is_that_of_torch(self, posterior, q):
+        expected = kl_divergence(q, Normal(0.0, 0.5)).sum()
         found = posterior.kl(2, torch.Generator().manual_seed(0))
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
-    def test_prints_one_line(self):
-        words = (
-            "VariationalPosterior(gaussian over 5 weights, GaussianPrior(scale=0.5))"
-        )
-        assert repr(self.posterior()) == words
+    def test_prints_one_line(self, posterior):
+        words = "gaussian over 5 weights, GaussianPrior(scale=0.5)"
+        assert repr(posterior) == f"VariationalPosterior({words})"
 
-    def test_log_density(self):
-        posterior = self.posterior()
-        q = torch.distributions.Normal(posterior.mean, posterior.variance().sqrt())
+    def test_log_density(self, posterior, q):
         w = torch.zeros(3, 5)
         found = posterior.log_prob(w).double()
         torch.testing.assert_close(found, q.log_prob(w.double()), rtol=1e-6, atol=1e-6)
