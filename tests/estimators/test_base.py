@@ -90,8 +90,7 @@ def data_for(kind, **params):
 
 def fresh_rows(kind, **params):
     """Other rows from the same distribution."""
-    X, y = data_for(kind, n=120, **params)
-    return X[60:], y[60:]
+    return tuple(values[60:] for values in data_for(kind, n=120, **params))
 
 
 def net_for(kind, **params):
@@ -218,28 +217,25 @@ def test_float32_batches_agree_to_its_precision():
 
 
 # ------------------------------------------------------------- state left alone
+def of_rows(*names):
+    return {name: lambda m, X, y, name=name: getattr(m, name)(X) for name in names}
+
+
 METHODS = {
     LaplaceClassifier: {
-        "predict": lambda m, X, y: m.predict(X),
-        "predict_proba": lambda m, X, y: m.predict_proba(X),
-        "predict_log_proba": lambda m, X, y: m.predict_log_proba(X),
-        "predict_dirichlet": lambda m, X, y: m.predict_dirichlet(X),
-        "predict_uncertainty": lambda m, X, y: m.predict_uncertainty(X),
-        "predict_set": lambda m, X, y: m.predict_set(X),
+        **of_rows("predict", "predict_proba", "predict_log_proba", "predict_dirichlet"),
+        **of_rows("predict_uncertainty", "predict_set", "latent_mean_and_variance"),
         "sample_proba": lambda m, X, y: m.sample_proba(X, 3),
-        "latent_mean_and_variance": lambda m, X, y: m.latent_mean_and_variance(X),
         "latent_full_cov": lambda m, X, y: m.latent_mean_and_variance(X, full_cov=True),
         "log_marginal_likelihood": lambda m, X, y: m.log_marginal_likelihood(2.0),
         "score": lambda m, X, y: m.score(X, y),
     },
     LaplaceRegressor: {
-        "predict": lambda m, X, y: m.predict(X),
+        **of_rows("predict", "predict_interval", "latent_mean_and_variance"),
         "predict_std": lambda m, X, y: m.predict(X, return_std=True),
         "predict_cov": lambda m, X, y: m.predict(X, return_cov=True),
-        "predict_interval": lambda m, X, y: m.predict_interval(X),
         "predict_quantiles": lambda m, X, y: m.predict_quantiles(X, [0.1, 0.5]),
         "sample_y": lambda m, X, y: m.sample_y(X, 3),
-        "latent_mean_and_variance": lambda m, X, y: m.latent_mean_and_variance(X),
         "log_marginal_likelihood": lambda m, X, y: m.log_marginal_likelihood(2.0, 0.3),
         "score": lambda m, X, y: m.score(X, y),
     },
@@ -668,8 +664,8 @@ def test_names_of_an_earlier_fit_are_forgotten():
 
 @pytest.mark.parametrize("verbose", [1, True])
 def test_verbose_prints_one_line(verbose, capsys):
-    model = LaplaceClassifier(classifier(), verbose=verbose, random_state=0)
-    model.fit(*blobs())
+    settings = {"verbose": verbose, "random_state": 0}
+    model = LaplaceClassifier(classifier(), **settings).fit(*blobs())
     printed = capsys.readouterr().out.strip().splitlines()
     assert len(printed) == 1
     assert printed[0].startswith("[LaplaceClassifier] kron posterior over")

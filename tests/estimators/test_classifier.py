@@ -700,6 +700,9 @@ class TestClassesThatWeigh:
         self.same(model, other, X)
         w = 1.0 + np.arange(len(y)) % 2
         self.same(model.fit(X, y, w), other.fit(X[kept], y[kept], w[kept]), X)
+        for m in (model, other):
+            m.set_params(class_weight={2: 5.0})
+        self.same(model.fit(X, y), other.fit(X[kept], y[kept]), X)
         labels = LaplaceClassifier(classifier(module__n_out=4), **FIXED).fit(X, y)
         assert labels.classes_.tolist() == [-1, 0, 1, 2]
 
