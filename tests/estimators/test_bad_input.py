@@ -346,6 +346,7 @@ def net_of(*layers):
 WORDS = np.array(["a", "b", "c"])[Y]
 FEW_TARGETS = "60 rows", "30"
 TOO_LARGE = "float32", "Scale X"
+UNKNOWN = "has labels that y in fit does not"
 
 
 class TestData:
@@ -383,8 +384,8 @@ class TestData:
             case("continuous", "Unknown label type: continuous", data=(X, Y_REG)),
             case("columns", "1d array", data=(X, np.eye(3)[Y])),
             # rows to tune on
-            case("new-label", "y_val", "[3]", X_val=X, y_val=Y + 1),
-            case("new-words", "y_val", "'a'", X_val=X, y_val=WORDS),
+            case("new-label", f"y_val {UNKNOWN}: [3]", X_val=X, y_val=Y + 1),
+            case("new-words", f"y_val {UNKNOWN}: ['a'", X_val=X, y_val=WORDS),
             case("narrow-val", "1 features", X_val=X[:, :1], y_val=Y),
             case("nan-val", "NaN", X_val=with_bad(X), y_val=Y),
             case("few-targets-val", "[60, 3]", X_val=X, y_val=Y[:3]),
