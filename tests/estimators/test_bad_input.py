@@ -92,7 +92,8 @@ def subset_params(name, *words, **params):
 
 
 NOT_POSITIVE = [0, -1.0, np.nan, np.inf, None, True]
-LIKE_KRON = "structure_params", "It takes 'weight_sharing'."
+OF_KRON = "structure_params", "It takes 'weight_sharing'."
+SUM = "structure_params['weight_sharing']='sum'"
 TOLERANCE = "structure_params['tolerance']"
 NO_DRAWS = {"curvature": "ggn_mc", "curvature_params": {"n_draws": 0}}
 EXACT = {"curvature": "hessian"}
@@ -107,9 +108,9 @@ FOR_CLASSES = [
         for name, value in product(OPTIONS, ["kronecker", None, 1, ["kron"]])
     ),
     # those of structures, curvatures and subsets
-    structure_params("kron", *LIKE_KRON, "has 'rank'", "'kron' does not take", rank=3),
-    structure_params("kron", *LIKE_KRON, n_draws=3),
-    structure_params("kron", "'sum'", "'expand', 'reduce'", weight_sharing="sum"),
+    structure_params("kron", *OF_KRON, "has 'rank'", "'kron' does not take", rank=3),
+    structure_params("kron", *OF_KRON, n_draws=3),
+    structure_params("kron", SUM, "'expand', 'reduce'", weight_sharing="sum"),
     structure_params("lowrank", "structure_params['rank']=0", "Choose", rank=0),
     structure_params("lowrank", "structure_params['rank']=2.5", "Choose", rank=2.5),
     structure_params("lowrank", f"{TOLERANCE}=1", "Choose", tolerance=1),
