@@ -1,8 +1,12 @@
 """Tests of class targets: codes and classes, without an estimator."""
 
 import numpy as np
+import pytest
+from nets import classifier
+from torch import nn
 
 from sklaplace.estimators.class_targets import ClassTargets
+from sklaplace.estimators.target_types import MultiLabel
 
 LABELS = np.array(["b", "a", "c", "a"])
 
@@ -22,3 +26,15 @@ def test_given_classes_include_those_without_samples():
     assert targets.missing_classes(LABELS[:1]).tolist() == []
     inferred = ClassTargets.infer(LABELS, None)
     assert inferred.missing_classes(LABELS[:2]).tolist() == ["c"]
+
+
+def test_columns_are_labels():
+    y = np.array([[0, 1], [1, 1], [0, 0]])
+    net = classifier(criterion=nn.BCEWithLogitsLoss)
+    targets = ClassTargets.infer(y, net)
+    assert targets.target_type == MultiLabel(2)
+    assert targets.n_outputs == 2
+    assert targets.n_classes == 2
+    assert targets.encode(y).dtype == np.float32
+    with pytest.raises(ValueError, match="weighs rows by their one label"):
+        ClassTargets.infer(y, net, class_weight="balanced")
