@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from nets import LinearModel, initialised, regressor
+import torch
+from nets import initialised, regressor
 from sklearn.frozen import FrozenEstimator
+from torch import nn
 
 from sklaplace import LaplaceRegressor
 from sklaplace.estimators.laplace_fit import (
@@ -23,6 +25,13 @@ from sklaplace.networks.data import TrainingData, input_type
 RNG = np.random.RandomState(0)
 X, Y = RNG.randn(30, 3), RNG.randn(30, 1)
 DELTA, SIGMA = 2.0, 0.5
+
+
+class Linear(nn.Linear):
+    def __init__(self, n_out=1):
+        super().__init__(3, n_out, bias=False, dtype=torch.float64)
+
+
 OPTIONS = LaplaceRegressor(
     prior_precision=DELTA,
     sigma_noise=SIGMA,
@@ -38,7 +47,7 @@ def data(rows):
 
 def fitted(rows=slice(None), options=OPTIONS):
     """The solver, what it accumulated, and the posterior."""
-    net = initialised(regressor(LinearModel, module__n_in=3, module__bias=False))
+    net = initialised(regressor(Linear))
     targets = Y, input_type(net), None, SIGMA, "LaplaceClassifier"
     trainer = LaplaceTrainer(
         estimator=FrozenEstimator(net),
