@@ -12,6 +12,7 @@ from torch import nn
 from sklaplace import LaplaceClassifier
 
 N, K = 90, 3
+Y = np.arange(N) % K
 
 
 class ResidualBlock(nn.Module):
@@ -74,32 +75,26 @@ class Recurrent(nn.Module):
         return self.head(self.cells(X)[0][:, -1])
 
 
-def images():
+def images(generator):
     """A bright quarter tells the class."""
-    generator = np.random.default_rng(0)
-    y = np.arange(N) % K
     X = generator.standard_normal((N, 1, 8, 8)).astype(np.float32)
-    for n, label in enumerate(y):
+    for n, label in enumerate(Y):
         X[n, 0, 4 * (label // 2) :, 4 * (label % 2) :][:4, :4] += 1.5
-    return X, y
+    return X
 
 
-def sentences():
+def sentences(generator):
     """Words of the class are frequent."""
-    generator = np.random.default_rng(0)
-    y = np.arange(N) % K
     X = generator.integers(0, 12, (N, 6))
     own = generator.random((N, 6)) < 0.6
-    return np.where(own, 4 * y[:, None] + generator.integers(0, 4, (N, 6)), X), y
+    return np.where(own, 4 * Y[:, None] + generator.integers(0, 4, (N, 6)), X)
 
 
-def series():
+def series(generator):
     """The slope of the first channel tells the class."""
-    generator = np.random.default_rng(0)
-    y = np.arange(N) % K
     X = generator.standard_normal((N, 7, 2)).astype(np.float32)
-    X[..., 0] += (y[:, None] - 1) * np.linspace(0, 3, 7, dtype=np.float32)
-    return X, y
+    X[..., 0] += (Y[:, None] - 1) * np.linspace(0, 3, 7, dtype=np.float32)
+    return X
 
 
 @pytest.mark.parametrize(
@@ -111,27 +106,18 @@ def series():
 )
 @pytest.mark.parametrize("prior", ["validation", "marglik"])
 def test_fit_tune_predict_and_pickle(module, data, subset, structure, prior):
-    X, y = data()
+    X = data(np.random.default_rng(0))
+    training = {"optimizer": torch.optim.Adam, "lr": 0.01, "max_epochs": 25, **QUIET}
     net = NeuralNetClassifier(
-        module,
-        criterion=nn.CrossEntropyLoss,
-        optimizer=torch.optim.Adam,
-        lr=0.01,
-        max_epochs=25,
-        batch_size=32,
-        **QUIET,
+        module, criterion=nn.CrossEntropyLoss, batch_size=32, **training
     )
+    settings = {"subset_of_weights": subset, "hessian_structure": structure}
     model = LaplaceClassifier(
-        net,
-        subset_of_weights=subset,
-        hessian_structure=structure,
-        prior_precision=prior,
-        refine=False,
-        random_state=0,
-    ).fit(X[:70], y[:70])
+        net, prior_precision=prior, refine=False, random_state=0, **settings
+    ).fit(X[:70], Y[:70])
     proba = model.predict_proba(X)
     np.testing.assert_allclose(proba.sum(1), 1, atol=1e-10)
-    assert model.score(X[:70], y[:70]) > 0.7
+    assert model.score(X[:70], Y[:70]) > 0.7
     one = np.concatenate([model.predict_proba(row[None]) for row in X[:4]])
     np.testing.assert_allclose(one, proba[:4], atol=1e-4)
     again = pickle.loads(pickle.dumps(model))

@@ -1,4 +1,4 @@
-"""Tests of curvature and posterior of a trained network, without an estimator.
+"""Tests of curvature and posterior of a trained network, without predictions.
 
 The network is linear with Gaussian noise, so that its posterior is known exactly.
 """
@@ -12,6 +12,7 @@ from nets import initialised, regressor
 from sklearn.frozen import FrozenEstimator
 from torch import nn
 
+from sklaplace import LaplaceRegressor
 from sklaplace.estimators.laplace_fit import (
     HeldOutScore,
     LaplaceSolver,
@@ -19,7 +20,6 @@ from sklaplace.estimators.laplace_fit import (
 )
 from sklaplace.estimators.laplace_trainer import LaplaceTrainer
 from sklaplace.estimators.number_targets import NumberTargets
-from sklaplace.estimators.options import LaplaceOptions
 from sklaplace.networks.data import TrainingData, input_type
 
 RNG = np.random.RandomState(0)
@@ -32,54 +32,40 @@ class Linear(nn.Linear):
         super().__init__(3, n_out, bias=False, dtype=torch.float64)
 
 
-OPTIONS = LaplaceOptions(
-    likelihood=None,
-    subset_of_weights="all",
-    subset_params={},
-    hessian_structure="full",
-    structure_params={},
-    curvature="ggn",
-    curvature_params={},
+OPTIONS = LaplaceRegressor(
     prior_precision=DELTA,
-    prior_structure="scalar",
-    prior_mean=0.0,
-    prior=None,
-    refine=False,
-    temperature=1.0,
-    validation_fraction=0.2,
-    pred_type="glm",
-    batch_size=None,
     sigma_noise=SIGMA,
-)
-
-
-def trained(data, options=OPTIONS):
-    net = FrozenEstimator(initialised(regressor(Linear)))
-    type_ = input_type(net.estimator)
-    return LaplaceTrainer(
-        estimator=net,
-        targets=NumberTargets.infer(data.y, type_, None, SIGMA, "LaplaceClassifier"),
-        likelihood=None,
-        seed=0,
-        validation_fraction=None,
-        alternative="LaplaceClassifier",
-        options=options,
-    ).train(data, None, {})
+    refine=False,
+    subset_of_weights="all",
+    hessian_structure="full",
+)._check_options()
 
 
 def data(rows):
     return TrainingData(X[rows], Y[rows], None)
 
 
-EVERY = np.arange(30)
+def fitted(rows=slice(None), options=OPTIONS):
+    """The solver, what it accumulated, and the posterior."""
+    net = initialised(regressor(Linear))
+    targets = Y, input_type(net), None, SIGMA, "LaplaceClassifier"
+    trainer = LaplaceTrainer(
+        estimator=FrozenEstimator(net),
+        targets=NumberTargets.infer(*targets),
+        likelihood=None,
+        seed=0,
+        validation_fraction=None,
+        alternative="LaplaceClassifier",
+        options=options,
+    )
+    solver = LaplaceSolver(options, seed=0)
+    fit = solver.accumulate(trainer.train(data(rows), None, {}))
+    return solver, fit, solver.posterior(fit, HeldOutScore())
 
 
 @pytest.mark.parametrize("refine", [False, True])
 def test_the_posterior_of_a_linear_model_is_exact(refine):
-    options = replace(OPTIONS, refine=refine)
-    solver = LaplaceSolver(options, seed=0)
-    fit = solver.accumulate(trained(data(EVERY), options))
-    posterior = solver.posterior(fit, HeldOutScore())
+    _, _, posterior = fitted(options=replace(OPTIONS, refine=refine))
     precision = X.T @ X / SIGMA**2 + DELTA * np.eye(3)
     np.testing.assert_allclose(posterior.precision_matrix(), precision, rtol=1e-12)
     if refine:
@@ -88,28 +74,18 @@ def test_the_posterior_of_a_linear_model_is_exact(refine):
 
 
 def test_parts_add_up_to_all_samples():
-    solver = LaplaceSolver(OPTIONS, seed=0)
-    first, rest = data(EVERY[:12]), data(EVERY[12:])
-    fit = solver.accumulate(trained(first))
-    before = solver.posterior(fit, HeldOutScore())
-    found = solver.add(before, network_at_mean(before, fit.network, rest))
-    whole = solver.posterior(solver.accumulate(trained(data(EVERY))), HeldOutScore())
-    np.testing.assert_allclose(
-        found.precision_matrix(), whole.precision_matrix(), rtol=1e-12
-    )
-    np.testing.assert_allclose(
-        float(found.log_marginal_likelihood()),
-        float(whole.log_marginal_likelihood()),
-        rtol=1e-12,
-    )
+    solver, fit, before = fitted(slice(12))
+    rest = network_at_mean(before, fit.network, data(slice(12, None)))
+    found, (_, _, whole) = solver.add(before, rest), fitted()
+    for answer in ("precision_matrix", "log_marginal_likelihood"):
+        values = (getattr(posterior, answer)() for posterior in (found, whole))
+        np.testing.assert_allclose(*values, rtol=1e-12)
 
 
-def test_stored_fits_keep_training_samples_only_where_they_are_used():
-    for refine in (False, True):
-        options = replace(OPTIONS, refine=refine)
-        solver = LaplaceSolver(options, seed=0)
-        fit = solver.accumulate(trained(data(EVERY), options))
-        assert (fit.stored().network.train is not None) == fit.needs_rows
+@pytest.mark.parametrize("refine", [False, True])
+def test_stored_fits_keep_training_samples_only_where_they_are_used(refine):
+    _, fit, _ = fitted(options=replace(OPTIONS, refine=refine))
+    assert (fit.stored().network.train is not None) == fit.needs_rows
 
 
 @pytest.mark.parametrize(
