@@ -5,6 +5,7 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from nets import MLP, LinearModel, SqueezedMLP, initialised, regressor, seeded, waves
@@ -523,6 +524,13 @@ class TestRecalibrate:
         assert_allclose(found[1], s * width, rtol=1e-6)
         assert_allclose(found[2], s * noise, atol=1e-6)
         assert_array_equal(found[3], latent)
+
+    @pytest.mark.filterwarnings("error")
+    def test_data_frames_are_as_good(self, fresh):
+        X, y = (pd.DataFrame(a).add_prefix("x") for a in fresh)
+        model = LaplaceRegressor(random_state=0).fit(X, y)
+        assert_array_equal(model.feature_names_in_, X.columns)
+        assert model.recalibrate(X, y) is model
 
     def test_twice_is_once(self, model, fresh):
         first = model.recalibrate(*fresh).sigma_scaling_

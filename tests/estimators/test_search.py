@@ -35,6 +35,7 @@ from sklearn.model_selection import (
 )
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from skorch.dataset import Dataset
 
 from sklaplace import (
     LaplaceClassifier,
@@ -489,6 +490,8 @@ class TestComposition:
         by_dataset = for_classes(subset_of_weights="all", batch_size=8).fit(rows, Y)
         by_array = for_classes(subset_of_weights="all").fit(X, Y)
         np.testing.assert_allclose(fold_scores(by_dataset), fold_scores(by_array))
+        by_skorch = for_classes(subset_of_weights="all").fit(Dataset(X), Y)
+        np.testing.assert_allclose(fold_scores(by_skorch), fold_scores(by_array))
 
     def test_a_random_state_moves_on_once_per_fit(self):
         state, same = np.random.RandomState(0), np.random.RandomState(0)
