@@ -1,6 +1,7 @@
 """Prior precisions by cross-validation: the choice of a grid search, for less."""
 
 import inspect
+import re
 from functools import partial
 
 import numpy as np
@@ -598,7 +599,7 @@ class TestBadInput:
             ({"random_state": "zero"}, ["random_state"]),
             ({"verbose": -1}, ["verbose"]),
         ],
-        ids=str,
+        ids=lambda v: re.sub(" at 0x\\w+", "", str(v)),
     )
     def test_settings(self, net, settings, words):
         refused(for_classes(net, **settings), *words)
