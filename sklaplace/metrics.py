@@ -5,6 +5,7 @@ Gaussian prediction ``N(mean, std²)``, coverage of intervals. Out-of-distributi
 detection: ``ood_auroc``.
 """
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,8 @@ def expected_calibration_error(
     Guo, Pleiss, Sun, Weinberger (2017), "On calibration of modern neural
     networks", eq. (3).
     """
-    if n_bins < 1:
-        raise ValueError(f"n_bins={n_bins} is not valid. Use at least 1.")
+    if not isinstance(n_bins, Integral) or n_bins < 1:
+        raise ValueError(f"n_bins={n_bins!r} is not valid. Use at least 1.")
     proba, codes = _check_proba(y_true, y_proba, labels)
     weights = _check_weights(sample_weight, codes)
     correct, confidence = proba.argmax(axis=1) == codes, proba.max(axis=1)

@@ -189,11 +189,11 @@ class PredictiveBandDisplay:
         self.bands_ = []
         opacities = np.linspace(*_OPACITY, len(levels))
         for level, alpha in zip(levels, opacities, strict=True):
-            half = norm.ppf((1 + level) / 2) * self.std
+            half = norm.ppf((1 + level) / 2) * np.asarray(self.std)
             style = {"color": _COLOR, "alpha": alpha, "linewidth": 0}
             style |= {"label": f"{level:.0%} interval"} | dict(band_kw or {})
-            low, high = self.mean - half, self.mean + half
-            self.bands_.append(self.ax_.fill_between(self.x, low, high, **style))
+            band = np.subtract(self.mean, half), np.add(self.mean, half)
+            self.bands_.append(self.ax_.fill_between(self.x, *band, **style))
         style = {"color": _COLOR, "label": "mean"} | dict(line_kw or {})
         (self.line_,) = self.ax_.plot(self.x, self.mean, **style)
         self.points_ = None
@@ -374,7 +374,6 @@ class ConfidenceDisplay:
         return self
 
 
-# ------------------------------------------------------------------------ parts
 def _require_matplotlib() -> Any:
     """``matplotlib.pyplot``; raise with a hint if it is not installed."""
     try:

@@ -161,8 +161,8 @@ def test_no_cycles_inside_a_folder(folder):
 
 def test_a_cycle_between_a_file_and_a_folder_is_found():
     modules = {
-        "sklaplace.posterior.gaussian": {"sklaplace.posterior.tuning.task"},
-        "sklaplace.posterior.tuning.task": set(),
+        "sklaplace.posterior.gaussian": {"sklaplace.posterior.tuning.problem"},
+        "sklaplace.posterior.tuning.problem": set(),
         "sklaplace.posterior.tuning": {"sklaplace.posterior.gaussian"},
     }
     tuple(TopologicalSorter(modules).static_order())

@@ -113,8 +113,9 @@ def test_class_metrics_name_what_is_wrong(metric, y_true, y_proba, options, mess
 
 
 def test_bins_must_exist():
-    with pytest.raises(ValueError, match=r"n_bins=0 is not valid. Use at least 1"):
-        expected_calibration_error(LABELS, PROBA, n_bins=0)
+    for n_bins in (0, 2.5, "a", None):
+        with pytest.raises(ValueError, match=r"n_bins=.* is not valid. Use at least 1"):
+            expected_calibration_error(LABELS, PROBA, n_bins=n_bins)
 
 
 # Regression

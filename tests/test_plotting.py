@@ -271,3 +271,9 @@ def test_missing_matplotlib_says_what_to_install(monkeypatch, display):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r'pip install "sklaplace\[plot\]"'):
         display.from_estimator(None, None)
+
+
+def test_bands_of_lists():
+    display = PredictiveBandDisplay(x=[0, 1], mean=[1, 2], std=[0.5, 1]).plot()
+    assert len(display.bands_) == len(display.coverage)
+    assert display.line_.get_ydata().tolist() == [1, 2]

@@ -28,7 +28,7 @@ from sklaplace.likelihoods import (
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.last_layer import LastLayerModel, LastLayerRecorder
-from sklaplace.posterior.tuning.task import LinearisedBatch, TuningProblem
+from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem
 
 N_ROWS = 60
 

@@ -280,9 +280,8 @@ def _skorch(value: Any) -> Node:
     if not getattr(value, "initialized_", False):
         state = value.get_params(deep=False)
     else:
-        kept = [dict(row) for row in value.history]
-        for row in kept:
-            del row["batches"], row["dur"]
+        timed = "batches", "dur"
+        kept = [{k: v for k, v in r.items() if k not in timed} for r in value.history]
         state = {**vars(value), "callbacks_": None, "history_": kept}
     state.pop("_params_to_validate", None)
     return _attributes("skorch", {**state, "class()": type(value)})

@@ -90,7 +90,7 @@ def conjugate_gradients(
     b : Tensor of shape (n,)
         Right-hand side.
     max_iterations : int
-        Products with the matrix at most.
+        Steps at most, each of one product with the matrix.
     precision : float
         Norm of the residual relative to that of ``b``, both in the norm of the
         preconditioner.

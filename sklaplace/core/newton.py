@@ -1,4 +1,4 @@
-"""Inexact Newton method for a regularised, convex loss over the weights of a head.
+"""Inexact Newton method for a regularised, convex loss of a linear model.
 
 Governing formula: ``θ ← θ - t (H + diag ρ)⁻¹ ∇L(θ)`` with a step size t by
 backtracking. Steps are solved by conjugate gradients, which need products with the
@@ -60,13 +60,13 @@ class Regularised(Protocol):
 
 
 def minimum(
-    head: Regularised, rho: Tensor, mean: Tensor, start: Tensor, tolerance: float
+    model: Regularised, rho: Tensor, mean: Tensor, start: Tensor, tolerance: float
 ) -> Tensor:
     """Return the weights (P,) that minimise the regularised loss.
 
     Parameters
     ----------
-    head : Regularised
+    model : Regularised
         The loss and its derivatives.
     rho : Tensor of shape (P,)
         Prior precisions in units of the loss.
@@ -84,12 +84,12 @@ def minimum(
     """
 
     def objective(weights: Tensor) -> Loss:
-        return head.objective(weights, rho, mean)
+        return model.objective(weights, rho, mean)
 
     theta, (value, gradient, f) = start, objective(start)
     # relative to the loss where that is small by the unit of the targets
     unit = min(1.0, max(float(value), SMALLEST))
-    steps = _Steps(head, rho)
+    steps = _Steps(model, rho)
     for _ in range(MAX_STEPS):
         step, has_converged = steps.at(f, gradient)
         # twice the decrease of the quadratic model
@@ -117,9 +117,9 @@ def minimum(
 class _Steps:
     """Newton steps, with a preconditioner that is kept while iterations are few."""
 
-    def __init__(self, head: Regularised, rho: Tensor) -> None:
-        self._head, self._rho = head, rho
-        self._dtype = head.dtype
+    def __init__(self, model: Regularised, rho: Tensor) -> None:
+        self._model, self._rho = model, rho
+        self._dtype = model.dtype
         self._precision = FORCING[0]
         self._precondition: Operator | None = None
         self._is_dense = False
@@ -138,19 +138,19 @@ class _Steps:
                 step, has_converged = self._iterated(f, gradient)
             self._is_dense = not has_converged and len(self._rho) <= MAX_DENSE
         if self._is_dense:
-            dense = self._head.dense_curvature_at(f, self._rho)
+            dense = self._model.dense_curvature_at(f, self._rho)
             return -solve_psd(dense, gradient), True
         return step, has_converged
 
     def _iterated(self, f: Tensor, gradient: Tensor) -> tuple[Tensor, bool]:
         """Return a step by conjugate gradients, and whether it has converged."""
-        head, rho, dtype = self._head, self._rho, self._dtype
+        model, rho, dtype = self._model, self._rho, self._dtype
         if self._precondition is None:
-            self._precondition = head.preconditioner_at(f, rho, dtype)
+            self._precondition = model.preconditioner_at(f, rho, dtype)
         # the unit of the gradient may be beyond the range of float32
         size = gradient.abs().max().clamp(min=SMALLEST)
         step, n_iterations = conjugate_gradients(
-            head.curvature_at(f, rho, dtype),
+            model.curvature_at(f, rho, dtype),
             self._precondition,
             (-gradient / size).to(dtype),
             MAX_CG_IF_DENSE if len(rho) <= MAX_DENSE else MAX_CG,

@@ -67,14 +67,15 @@ class BaseBlock:
         return self.g
 
     @property
-    def _inputs(self) -> Tensor:
+    def inputs(self) -> Tensor:
         """Layer inputs written out, (b, r, i); ones for a bias."""
         return (
             self.g.new_ones(len(self.g), 1, 1) if self.a is None else unfolded(self.a)
         )
 
     @property
-    def _has_one_position(self) -> bool:
+    def has_one_position(self) -> bool:
+        """Whether no positions share the weights."""
         return self.a is None or self.a.shape[1] == 1
 
     def dense(self) -> Tensor:
@@ -98,13 +99,13 @@ class BaseBlock:
 
     def reduced(self) -> "BaseBlock":
         """One position for all: the sum of ``g``, and the mean of ``a``."""
-        if self.a is None or self._has_one_position:
+        if self.a is None or self.has_one_position:
             return self
         return Block(self.g.sum(2, keepdim=True), mean_input(self.a))
 
     def shortest(self) -> "BaseBlock":
         """Dense rows if they take less memory than the factors: for many positions."""
-        if self.a is None or self._has_one_position:
+        if self.a is None or self.has_one_position:
             return self
         n_factors = self.g.numel() + self.a.numel()
         is_shorter = len(self) * self.n_columns * self.n_parameters < n_factors
@@ -121,10 +122,10 @@ class BaseBlock:
 
     def squares(self) -> Tensor:
         """Sum of squared rows over b and k, (p,), float64."""
-        if not self._has_one_position:
+        if not self.has_one_position:
             chunks = self._dense_chunks()
             return total([(rows**2).sum((0, 1)).double() for rows in chunks])
-        return (self._diagonals.T @ self._inputs.squeeze(1) ** 2).flatten().double()
+        return (self._diagonals.T @ self.inputs.squeeze(1) ** 2).flatten().double()
 
     def gram(self, v: Tensor) -> Tensor:
         """``rows · diag(v) · rowsᵀ`` for ``v`` (p,), as (b, k, k)."""
@@ -139,15 +140,15 @@ class BaseBlock:
         matrix = v.reshape(self.g.shape[-1], -1)
         if self.a is None:
             return matrix.T
-        return self._inputs.squeeze(1) ** 2 @ matrix.T
+        return self.inputs.squeeze(1) ** 2 @ matrix.T
 
     def matmul(self, v: Tensor) -> Tensor:
         """``rows @ v`` for ``v`` (p, q), as (b, k, q)."""
-        if self.a is None or self.n_columns == 1 or not self._has_one_position:
+        if self.a is None or self.n_columns == 1 or not self.has_one_position:
             return torch.cat([rows @ v for rows in self._dense_chunks()])
         # inputs first: b·p·q operations whatever k, and (b, o, q) in between
         matrices = v.reshape(self.g.shape[-1], -1, v.shape[1])  # (o, i, q)
-        g, inputs = self.g.squeeze(2), self._inputs.squeeze(1)
+        g, inputs = self.g.squeeze(2), self.inputs.squeeze(1)
         if v.shape[1] == 1:  # one product in place of o with vectors
             return g @ (inputs @ matrices.squeeze(2).T).unsqueeze(2)
         n = max(1, CHUNK_ELEMENTS // max(1, len(matrices) * v.shape[1]))
@@ -160,7 +161,7 @@ class BaseBlock:
             g = self.g.squeeze(2).expand(len(w), -1, -1)
             return g.flatten(0, 1).T @ w.flatten(0, 1)
         found = self.g.new_zeros(self.n_parameters, w.shape[2])
-        if not self._has_one_position:
+        if not self.has_one_position:
             chunks = zip(self._dense_chunks(), w.split(self._chunk_length), strict=True)
             for rows, some in chunks:
                 found += rows.flatten(0, 1).T @ some.flatten(0, 1)
@@ -168,7 +169,7 @@ class BaseBlock:
         matrix = found.view(self.n_outputs, -1, w.shape[2])
         n = max(1, CHUNK_ELEMENTS // max(1, self.n_outputs * w.shape[2]))
         g = self.g.squeeze(2).expand(len(w), -1, -1)
-        factors = (tensor.split(n) for tensor in (g, self._inputs.squeeze(1), w))
+        factors = (tensor.split(n) for tensor in (g, self.inputs.squeeze(1), w))
         for some, a, columns in zip(*factors, strict=True):
             reached = some.mT @ columns  # (b, o, q)
             # samples last: one product sums over them
@@ -198,20 +199,20 @@ class Block(BaseBlock):
 
         None where there are several positions: rows are sums of such products.
         """
-        if not (self._has_one_position and other._has_one_position):
+        if not (self.has_one_position and other.has_one_position):
             return None
         outputs = self.g.squeeze(2).mT @ other.g.squeeze(2)
-        return outputs, self._inputs.squeeze(1), other._inputs.squeeze(1)
+        return outputs, self.inputs.squeeze(1), other.inputs.squeeze(1)
 
     def select(self, indices: Tensor) -> "Block":
         """Dense rows of the parameters at some indices."""
         indices = indices.to(self.g.device)
-        if self.a is None or not self._has_one_position:
+        if self.a is None or not self.has_one_position:
             chunks = [rows[..., indices] for rows in self._dense_chunks()]
             return Block(torch.cat(chunks).unsqueeze(2))
         i = self.a.shape[-1]
         outputs = self.g.squeeze(2)[..., indices // i]  # (b, k, p)
-        inputs = self._inputs.squeeze(1)[:, indices % i]  # (b, p)
+        inputs = self.inputs.squeeze(1)[:, indices % i]  # (b, p)
         return Block((outputs * inputs.unsqueeze(1)).unsqueeze(2))
 
     def rotate(self, outputs: Tensor | None, inputs: Tensor | None) -> "Block":
@@ -313,7 +314,7 @@ def _summed(
 
     def terms() -> Terms:
         for block, piece in zip(blocks, pieces, strict=True):
-            if block._has_one_position:
+            if block.has_one_position:
                 yield (block.g,), block.output_weights(piece)
             else:
                 yield (), of_block(block, piece)
@@ -332,8 +333,8 @@ def kernel(
 
     def terms() -> Terms:
         for mine, theirs, factor in zip(blocks, others, factors, strict=True):
-            if mine._has_one_position and theirs._has_one_position:
-                inputs = mine._inputs.squeeze(1) @ theirs._inputs.squeeze(1).T
+            if mine.has_one_position and theirs.has_one_position:
+                inputs = mine.inputs.squeeze(1) @ theirs.inputs.squeeze(1).T
                 yield (mine.g, theirs.g), inputs * factor
             else:
                 yield (), mine.products(theirs) * factor

@@ -47,15 +47,15 @@ def infer_network_spec(
     *,
     is_trained: bool,
     options: Mapping[str, Any] | None = None,
-    **reading: Any,
+    **likelihood_options: Any,
 ) -> NetworkSpec:
     """Infer what the outputs of a net mean and how they are differentiated.
 
     Parameters
     ----------
-    net, x, allowed, n_targets, is_trained, **reading
-        As for `infer_output_spec`; ``reading`` is any of ``likelihood``, ``adapted``
-        and ``other``.
+    net, x, allowed, n_targets, is_trained, **likelihood_options
+        As for `infer_output_spec`; ``likelihood_options`` is any of ``likelihood``,
+        ``adapted`` and ``other``.
     subset : str or list of str
         Key of ``SUBSETS``, or names of parameters or modules.
     options : mapping, optional
@@ -73,7 +73,7 @@ def infer_network_spec(
     bare = outputs.as_forward(net)
     with bare.frozen():
         found, raw, sizes = outputs.measure_outputs(
-            net, x, allowed, n_targets, is_trained, **reading
+            net, x, allowed, n_targets, is_trained, **likelihood_options
         )
         forward = bare.with_output_map(found.output_map, found.logit_layer)
         layout = select(forward, x, subset, options or {})

@@ -253,7 +253,8 @@ def _rule(dim: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     n_bases = max(1, math.ceil(_MIN_DIRECTIONS / dim))
     columns = min(dim, _MAX_DIRECTIONS)
-    normal = torch.randn(n_bases, dim, columns, generator=generator).double()
+    normal = torch.empty(n_bases, dim, columns, dtype=torch.float32, device="cpu")
+    normal = normal.normal_(generator=generator).double()
     directions = torch.linalg.qr(normal)[0].mT.reshape(-1, dim)
     # Golub and Welsch: nodes of generalised Gauss-Laguerre quadrature
     i = torch.arange(3 if dim <= _MAX_DIM_OF_THREE else 2).double()

@@ -27,7 +27,7 @@ from sklaplace.estimators.laplace_fit import LaplaceFit
 from sklaplace.estimators.options import LaplaceOptions
 from sklaplace.estimators.samples import Samples
 from sklaplace.networks.data import is_opaque, take_rows
-from sklaplace.posterior.tuning.task import require_linear_model
+from sklaplace.posterior.tuning.problem import require_linear_model
 
 # Smallest noise, as a fraction of the targets' standard deviation, and the tolerance
 # of its logarithm.

@@ -32,7 +32,7 @@ from sklaplace.posterior.last_layer import LastLayerRecorder
 from sklaplace.posterior.linear_model import LinearModel
 from sklaplace.posterior.linearised import LinearisedNetwork
 from sklaplace.posterior.tuning import TUNERS
-from sklaplace.posterior.tuning.task import (
+from sklaplace.posterior.tuning.problem import (
     LinearisedBatch,
     TuningProblem,
     require_linear_model,

@@ -1,4 +1,4 @@
-"""What every likelihood answers, and the weights that a criterion implies.
+"""Base class of likelihoods, and the weights that a criterion implies.
 
 Every likelihood has the form
 ``log p(y | f) = -scale · loss(f, y) - log_normalizer`` per sample, where only

@@ -93,10 +93,10 @@ class Batches:
         """Batches of arrays, without a loop over samples."""
         for start in range(0, len(self.dataset), self.batch_size):
             batch = slice(start, start + self.batch_size)
-            # indexing copies, so that no in-place layer writes to the user's arrays
+            # take copies, so that no in-place layer writes to the user's arrays
             x, y, w = (
-                None if values is None else torch.tensor(values[rows[batch]])
-                for values, rows in arrays
+                None if v is None else torch.from_numpy(v.take(rows[batch], 0))
+                for v, rows in arrays
             )
             yield x, y, w
 

@@ -37,7 +37,7 @@ def hash_split(
     train, validation : ndarray of int
         Or None if there are fewer than ``MIN_ROWS`` distinct samples.
     """
-    hashes = _row_hash(X, len(y), seed)
+    hashes = _split_hash(X, len(y), seed)
     unique, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
     if len(unique) < MIN_ROWS:
         return None
@@ -53,7 +53,7 @@ def hash_split(
     return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
 
 
-def _row_hash(X: Any, n_rows: int, seed: int) -> np.ndarray:
+def _split_hash(X: Any, n_rows: int, seed: int) -> np.ndarray:
     """Hash of each sample, (n,), uint64."""
     key = seed.to_bytes(8, "little")
     rows = np.arange(n_rows).reshape(-1, 1)

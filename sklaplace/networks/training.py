@@ -22,7 +22,6 @@ from sklaplace.core.random import private_rng
 from sklaplace.networks.data import RowDataset, collate_weighted, sample_weights
 
 
-# ------------------------------------------------------------------- training
 class RecordingSplit:
     """A ``train_split`` that records its result and calls a check with it.
 

@@ -36,12 +36,12 @@ class LastLayerModel(LinearModel):
     ----------
     features : Tensor of shape (N, i)
         Inputs of the last layer, float64.
-    output_map : Tensor of shape (c, o)
+    head_map : Tensor of shape (c, o)
         Gradient of the outputs in the layer's outputs, the same for all samples.
     """
 
     features: Tensor
-    output_map: Tensor
+    head_map: Tensor
 
     @property
     def _has_bias(self) -> bool:
@@ -49,14 +49,14 @@ class LastLayerModel(LinearModel):
 
     @cached_property
     def _map(self) -> Tensor | None:
-        """``output_map``; None for the identity."""
-        m = self.output_map
+        """``head_map``; None for the identity."""
+        m = self.head_map
         return None if torch.equal(m, torch.eye(*m.shape).to(m)) else m
 
     @cached_property
     def _in_own_dtype(self) -> "LastLayerModel":
         """The model in the dtype of the network."""
-        names = "features", "output_map", "sample_weight"
+        names = "features", "head_map", "sample_weight"
         return replace(self, **{k: getattr(self, k).to(self.dtype) for k in names})
 
     def products(self, dtype: torch.dtype) -> tuple[Operator, Operator]:
@@ -174,19 +174,19 @@ class LastLayerRecorder:
 
     Parameters
     ----------
-    output_map : Tensor of shape (c, o) or None
+    head_map : Tensor of shape (c, o) or None
         Gradient of the outputs in the last layer's outputs, if it was the same for a
         few samples. Recording stops at the first sample where it differs.
     """
 
-    def __init__(self, output_map: Tensor | None) -> None:
-        self._output_map = output_map
+    def __init__(self, head_map: Tensor | None) -> None:
+        self._head_map = head_map
         self._batches: list[tuple[Tensor, ...]] = []
 
     @property
     def is_linear(self) -> bool:
         """Whether the outputs are affine in the weights on all recorded samples."""
-        return self._output_map is not None and bool(self._batches)
+        return self._head_map is not None and bool(self._batches)
 
     def add(
         self,
@@ -198,12 +198,12 @@ class LastLayerRecorder:
         keys: Tensor | None,
     ) -> None:
         """Record a batch; ``jacobian`` has the rows ``SᵀJ``, ``columns`` its ``S``."""
-        if self._output_map is None:
+        if self._head_map is None:
             return
         block = jacobian.blocks[0]
         assert block.a is not None
         if isinstance(block, Block) and not self._agrees(block, columns, jacobian):
-            self._output_map, self._batches = None, []
+            self._head_map, self._batches = None, []
         elif not jacobian.first_column:
             w = torch.ones(len(f), device=f.device) if weights is None else weights
             k = torch.zeros(len(f), dtype=torch.long) if keys is None else keys
@@ -214,7 +214,7 @@ class LastLayerRecorder:
 
         One combination of outputs costs a c-th of all; a `HeadBlock` needs no check.
         """
-        m = self._output_map
+        m = self._head_map
         assert m is not None
         probe = torch.linspace(1, 2, len(m[0])).to(m)
         columns = hessian.factor().double()[..., jacobian.first_column :]
@@ -232,6 +232,6 @@ class LastLayerRecorder:
         if not self.is_linear:
             return None
         features = torch.cat([batch[0] for batch in self._batches]).double()
-        parts = {"features": features, "output_map": self._output_map}
+        parts = {"features": features, "head_map": self._head_map}
         data = [data for _, *data in self._batches]
         return LastLayerModel._of(template, data, curvature, accumulator, **parts)

@@ -30,7 +30,7 @@ Operator = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class LinearModel(ABC):
-    """Outputs on the training data, affine in the weights. All float64.
+    """Outputs on the training data, affine in the weights, in float64.
 
     Attributes
     ----------

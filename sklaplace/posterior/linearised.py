@@ -22,7 +22,7 @@ from sklaplace.curvature.structures.diag import DiagAccumulator
 from sklaplace.curvature.structures.kron import KronAccumulator
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.linear_model import LinearModel, Operator
-from sklaplace.posterior.tuning.task import LinearisedBatch
+from sklaplace.posterior.tuning.problem import LinearisedBatch
 
 # Fraction of the free memory that cached Jacobians may take; larger ones are computed
 # again in every pass.

@@ -568,3 +568,11 @@ def test_attributes_of_the_user_that_are_called_hooks_count_as_any_other():
     values = [with_hooks(v) for v in ([], ["a"], {"a": 1}, {1: 1, "a": 2}, None)]
     assert differ(values)
     assert same(values[1], copy.deepcopy(values[1]))
+
+
+@pytest.mark.parametrize("without", ["callbacks", "callbacks__epoch_timer"])
+def test_trained_nets_whose_epochs_are_not_timed_have_keys(without):
+    settings = {without: "disable" if without == "callbacks" else None}
+    one = fitted(**settings)
+    assert same(one, copy.deepcopy(one), fitted(**settings))
+    assert differ([one, fitted(1, **settings)])

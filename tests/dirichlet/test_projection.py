@@ -307,3 +307,16 @@ def test_singular_covariances_in_single_precision(rank, n_classes):
     found, expected = kl_projection(mean, cov), kl_projection(mean.double(), exact)
     # entries of cov are off by 1e-7; a root of that is what the points may move by
     torch.testing.assert_close(found, expected, rtol=2e-3, atol=0)
+
+
+def test_the_default_dtype_does_not_matter():
+    mean, cov = arrays(3, 4)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        logits._rule.cache_clear()
+        try:
+            torch.set_default_dtype(dtype)
+            found.append(kl_projection(mean, cov))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    np.testing.assert_array_equal(*found)

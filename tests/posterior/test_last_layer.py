@@ -260,5 +260,5 @@ def test_single_precision(size):
 
 def test_rows_are_kept_in_double_precision():
     model = fit().linear_model
-    for name in ("features", "outputs", "output_map", "sample_weight"):
+    for name in ("features", "outputs", "head_map", "sample_weight"):
         assert getattr(model, name).dtype == DOUBLE

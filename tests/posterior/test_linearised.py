@@ -18,7 +18,7 @@ from sklaplace.curvature.jacobian import backpropagate
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.posterior import linearised
 from sklaplace.posterior.linearised import LinearisedNetwork
-from sklaplace.posterior.tuning.task import LinearisedBatch
+from sklaplace.posterior.tuning.problem import LinearisedBatch
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.evidence import maximise_evidence
-from sklaplace.posterior.tuning.task import TuningProblem
+from sklaplace.posterior.tuning.problem import TuningProblem
 from sklaplace.posterior.tuning.validation import tune_on_validation
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd import grad
 
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
-from sklaplace.posterior.tuning.task import SMALLEST, TuningProblem, clamped
+from sklaplace.posterior.tuning.problem import SMALLEST, TuningProblem, clamped
 
 # Bounds of log δ and log σ around typical values, see `NegativeEvidence`.
 LOG_BOUND = 20.0

@@ -20,7 +20,7 @@ from sklaplace.likelihoods import ClassificationLikelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import linearised_mean
 from sklaplace.posterior.tuning.evidence import marglik
-from sklaplace.posterior.tuning.task import LinearisedBatch, TuningProblem, clamped
+from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem, clamped
 
 # The refitted model is preferred only if it raises the log-likelihood of the held-out
 # data by this many nats in total: about the logarithm of the number of candidates, the

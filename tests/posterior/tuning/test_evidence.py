@@ -15,7 +15,7 @@ from tuning_problems import fit, tuning_problem
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.posterior.tuning import evidence
 from sklaplace.posterior.tuning.evidence import LOG_BOUND, marglik, marglik_refitted
-from sklaplace.posterior.tuning.task import LARGEST
+from sklaplace.posterior.tuning.problem import LARGEST
 
 every_convex = pytest.mark.parametrize("likelihood", references.CONVEX)
 every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)

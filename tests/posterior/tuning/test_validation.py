@@ -13,7 +13,7 @@ from tuning_problems import fit, held_out, tuning_problem
 
 from sklaplace.curvature.jacobian import backpropagate
 from sklaplace.posterior.tuning import validation
-from sklaplace.posterior.tuning.task import LinearisedBatch
+from sklaplace.posterior.tuning.problem import LinearisedBatch
 
 every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)
 every_prior = pytest.mark.parametrize(("structure", "prior"), STRUCTURES_AND_PRIORS)
