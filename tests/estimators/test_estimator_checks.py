@@ -2,8 +2,10 @@
 
 import pytest
 import torch
-from nets import MLP, SizeToData, classifier, regressor
+from nets import MLP, SizeToData
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from skorch import NeuralNetClassifier, NeuralNetRegressor
+from torch import nn
 
 from sklaplace import (
     DeepEnsembleClassifier,
@@ -53,8 +55,6 @@ def test_defaults_with_cross_validation(estimator, check):
 
 
 class DoubleMLP(MLP):
-    """One parameter of the module alone: several have another order in each process."""
-
     def __init__(self, n_in=2, n_out=3, width=6):
         super().__init__(n_in, n_out, width, torch.float64)
 
@@ -64,10 +64,21 @@ def minibatch_nets():
 
     In float64: scikit-learn compares predictions to 1e-7, twice the epsilon of float32.
     """
-    steps = {"max_epochs": 30, "batch_size": 16, "lr": 0.02}
-    settings = {**steps, "module__width": 16, "callbacks": [SizeToData()]}
-    around = classifier(DoubleMLP, **settings), regressor(DoubleMLP, **settings)
-    return LaplaceClassifier(around[0]), LaplaceRegressor(around[1])
+    settings = {
+        "module__width": 16,
+        "max_epochs": 30,
+        "batch_size": 16,
+        "optimizer": torch.optim.Adam,
+        "lr": 0.02,
+        "train_split": None,
+        "callbacks": [SizeToData()],
+        "verbose": 0,
+    }
+    classifier = NeuralNetClassifier(
+        DoubleMLP, criterion=nn.CrossEntropyLoss, **settings
+    )
+    regressor = NeuralNetRegressor(DoubleMLP, **settings)
+    return [LaplaceClassifier(classifier), LaplaceRegressor(regressor)]
 
 
 def expected_failures(estimator):
