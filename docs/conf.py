@@ -68,6 +68,8 @@ sphinx_gallery_conf = {
 html_theme = "pydata_sphinx_theme"
 html_title = "sklaplace"
 html_show_sourcelink = False
+html_static_path = ["_static"]
+html_css_files = ["small_screens.css"]
 html_theme_options = {
     "navigation_with_keys": False,
     "secondary_sidebar_items": ["page-toc"],
