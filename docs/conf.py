@@ -69,7 +69,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "sklaplace"
 html_show_sourcelink = False
 html_static_path = ["_static"]
-html_css_files = ["small_screens.css"]
+html_css_files = ["sklaplace.css"]
 html_theme_options = {
     "navigation_with_keys": False,
     "secondary_sidebar_items": ["page-toc"],
@@ -82,10 +82,12 @@ html_sidebars = {
         "auto_examples/bayes_by_backprop/*",
         "auto_examples/laplace_bridge/*",
         "changelog",
+        "combinations",
         "user_guide",
         "contributing",
         "glossary",
         "other_methods",
+        "performance",
         "quickstart",
     )
 }
