@@ -10,6 +10,7 @@ the table in ``docs/combinations.inc`` is another.
 """
 
 import argparse
+import re
 import sys
 import warnings
 from itertools import product
@@ -108,8 +109,10 @@ def table() -> str:
     """The table as Markdown, with the reasons below it."""
     likelihoods = list(criteria())
     reasons: list[str] = []
+    # in words, so that the heads break into lines
+    heads = [re.sub("(?<=[a-z])(?=[A-Z])", " ", name) for name in likelihoods]
     lines = [
-        f"| subset | structure | curvature | {' | '.join(likelihoods)} |",
+        f"| subset | structure | curvature | {' | '.join(heads)} |",
         "| --- | --- | --- |" + " :-: |" * len(likelihoods),
     ]
     for subset, structure, curvature in product(SUBSET_CHOICES, STRUCTURES, CURVATURES):

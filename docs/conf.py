@@ -1,11 +1,13 @@
 """Sphinx configuration."""
 
 import os
+from pathlib import PurePosixPath
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import torch
 from docutils import nodes
+from sphinx_gallery.directives import imgsgnode
 
 import sklaplace
 
@@ -68,6 +70,8 @@ sphinx_gallery_conf = {
 html_theme = "pydata_sphinx_theme"
 html_title = "sklaplace"
 html_show_sourcelink = False
+html_static_path = ["_static"]
+html_css_files = ["sklaplace.css"]
 html_theme_options = {
     "navigation_with_keys": False,
     "secondary_sidebar_items": ["page-toc"],
@@ -80,10 +84,12 @@ html_sidebars = {
         "auto_examples/bayes_by_backprop/*",
         "auto_examples/laplace_bridge/*",
         "changelog",
+        "combinations",
         "user_guide",
         "contributing",
         "glossary",
         "other_methods",
+        "performance",
         "quickstart",
     )
 }
@@ -100,5 +106,18 @@ def link_to_sklearn(app, env, node, contnode):
     return nodes.reference("", "", contnode, refuri=f"{SKLEARN_METRICS}#{anchor}")
 
 
+def link_to_full_size(app, doctree, docname):
+    """Images of the gallery are links to themselves, to be enlarged where small."""
+    if app.builder.format != "html":
+        return
+    folder = app.builder.get_relative_uri(docname, "index").rpartition("index")[0]
+    for image in list(doctree.findall(imgsgnode)):
+        uri = f"{folder}_images/{PurePosixPath(image['uri']).name}"
+        link = nodes.reference("", "", refuri=uri, internal=True)
+        image.replace_self(nodes.paragraph("", "", link))
+        link += image
+
+
 def setup(app):
     app.connect("missing-reference", link_to_sklearn)
+    app.connect("doctree-resolved", link_to_full_size)

@@ -168,12 +168,12 @@ for n_classes in CLASSES:
 # the mean by 0.304. The two bridges belong to their Dirichlet distribution, not here.
 
 shown = {
-    "softmax": ("0.6", ":"),
-    "probit": ("C1", "--"),
-    "mean_field": ("C4", "-."),
-    "sodpp": ("C5", (0, (1, 1))),
-    "mc": ("C2", "-"),
-    "gumbel": ("C0", "-"),
+    "softmax": ("#6e6e6e", ":"),
+    "probit": ("#E69F00", "--"),
+    "mean_field": ("#CC79A7", "-."),
+    "sodpp": ("#D55E00", (0, (8, 2, 1, 2, 1, 2))),
+    "mc": ("#009E73", "-"),
+    "gumbel": ("#0072B2", (0, (10, 3))),
 }
 figure, axes = plt.subplots(
     len(kinds),
@@ -198,6 +198,9 @@ for ax, n_classes in zip(axes[0], CLASSES[1:], strict=True):
 for ax in axes[-1]:
     ax.set_xlabel("sd of logits")
 figure.legend(
-    *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=7
+    *axes[0, 0].get_legend_handles_labels(),
+    loc="outside lower center",
+    ncols=6,
+    handlelength=4,
 )
 plt.show()

@@ -1,4 +1,4 @@
-"""What README and quickstart print as Python runs as it stands, without warnings."""
+"""The Python of README, quickstart and guide runs as printed, without warnings."""
 
 import io
 import re
@@ -12,7 +12,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-PAGES = [ROOT / "docs" / "quickstart.rst", ROOT / "docs" / "other_methods.rst"]
+PAGES = [
+    ROOT / "docs" / f"{name}.rst"
+    for name in ("quickstart", "user_guide", "other_methods")
+]
 MARKDOWN = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 RST = re.compile(r"^\.\. code-block:: python\n\n((?:   .*\n|\n)+)", re.MULTILINE)
 # the block after the example, which shows what it prints

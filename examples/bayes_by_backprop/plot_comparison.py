@@ -6,6 +6,9 @@ Six ways to the uncertainty of a network: Laplace of the last layer and of all
 weights, Bayes by Backprop, Monte-Carlo dropout, a deep ensemble, and the network alone.
 All have the same architecture and the same samples. Which is accurate, which is
 calibrated, which detects out-of-distribution inputs, and what does each cost?
+
+On two cores with nothing else to do, this runs for about 40 seconds; on slower ones, or
+next to other programs, for several minutes.
 """
 
 # %%
@@ -165,10 +168,10 @@ def fit_all(kinds, new_net, epochs, rate, structures, train, val, seed):
         "Laplace, last layer": seconds(around, net, "last_layer"),
         "Laplace, all weights": seconds(around, net, "all"),
         "Laplace, marglik": seconds(around, net, "all", "marglik"),
-        "variational, started": seconds(
+        "variational, from the trained network": seconds(
             variational(FrozenEstimator(net), **weighted).fit, *train
         ),
-        "variational, scratch": seconds(
+        "variational, from scratch": seconds(
             variational(new_net(val, many), **weighted).fit, *train
         ),
         "MC dropout": seconds(dropout(new_net(val, few, rate), **fixed).fit, *train),
@@ -177,7 +180,7 @@ def fit_all(kinds, new_net, epochs, rate, structures, train, val, seed):
     models = {name: model for name, (_, model) in rows.items()}
     times = {name: time for name, (time, _) in rows.items()}
     for name in times:
-        if name.startswith("Laplace") or name.endswith("started"):
+        if name.startswith("Laplace") or name.endswith("trained network"):
             times[name] += before
     return models, times
 
@@ -197,9 +200,9 @@ def with_costs(scores, models, times, X):
 def show(title, runs):
     """One line per method: means over seeds, and standard deviations behind them."""
     names = list(runs[0]["network alone"])
-    print(f"{title:20}" + "".join(f"{name:>15}" for name in names))
+    print(f"{title:39}" + "".join(f"{name:>15}" for name in names))
     for method in runs[0]:
-        line = f"{method:20}"
+        line = f"{method:39}"
         for name in names:
             values = [run[method][name] for run in runs]
             form = ".1f" if name in (*COSTS, "std, gap/data") else ".3f"
@@ -284,20 +287,21 @@ COLORS = {
     "Laplace, last layer": BLUE,
     "Laplace, all weights": BLUE,
     "Laplace, marglik": BLUE,
-    "variational, started": ORANGE,
-    "variational, scratch": ORANGE,
+    "variational, from the trained network": ORANGE,
+    "variational, from scratch": ORANGE,
     "MC dropout": GREEN,
     "deep ensemble": "#CC79A7",
 }
 PANELS = {
     "NLL": "NLL (nats)",
     "ECE": "calibration error",
-    "AUROC inv.": "AUROC, inverted",
+    "AUROC inv.": "AUROC,\ninverted images",
     "fit": "time to fit",
     "predict": "time to predict",
 }
+names = [method.replace(", ", ",\n", 1) for method in COLORS]
 figure, axes = plt.subplots(
-    1, len(PANELS), figsize=(10, 3.2), sharey=True, layout="constrained"
+    1, len(PANELS), figsize=(10, 4), sharey=True, layout="constrained"
 )
 for ax, (name, label) in zip(axes, PANELS.items(), strict=True):
     for place, (method, color) in enumerate(COLORS.items()):
@@ -312,7 +316,7 @@ for ax, (name, label) in zip(axes, PANELS.items(), strict=True):
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter("{x:g}")
         ax.xaxis.set_minor_formatter("")
-    ax.set(xlabel=label, yticks=range(len(COLORS)), yticklabels=COLORS)
+    ax.set(xlabel=label, yticks=range(len(COLORS)), yticklabels=names)
     ax.grid(axis="y", color="0.92")
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
@@ -429,7 +433,7 @@ x = np.linspace(-4, 4, 200)
 for ax, (name, model) in zip(axes.flat, models.items(), strict=True):
     PredictiveBandDisplay.from_estimator(model, *train, eps=1, ax=ax)
     ax.plot(x, curve(x), color="black", linestyle=":", label="truth")
-    ax.set(title=name, ylim=(-4, 4), xlim=(-4, 4))
+    ax.set(title=name.replace(", ", ",\n", 1), ylim=(-4, 4), xlim=(-4, 4))
     ax.spines[["top", "right"]].set_visible(False)
 figure.legend(
     *ax.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False

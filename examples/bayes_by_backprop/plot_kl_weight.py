@@ -6,6 +6,9 @@ Bayes by Backprop minimises the loss of the samples plus ``kl_weight`` times the
 divergence of the posterior from the prior. One is Bayes' rule. Here it is varied on a
 small data set, together with the length of the training, and next to accuracy stands
 the evidence lower bound (ELBO), which is what a weight of one maximises.
+
+On two cores with nothing else to do, this runs for about half a minute; on slower ones,
+or next to other programs, for several minutes.
 """
 
 # %%

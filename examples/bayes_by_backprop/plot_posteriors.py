@@ -6,6 +6,9 @@ Bayes by Backprop gives each weight a distribution of its own: a Gaussian, or on
 three flexible families, which can be skewed, flat or have two modes. Do weights make
 use of that, and are predictions any better? On the curve below: somewhat, and no. That
 is why all but the Gaussian are experimental.
+
+On two cores with nothing else to do, this runs for about half a minute; on slower ones,
+or next to other programs, for several minutes.
 """
 
 # %%

@@ -171,11 +171,11 @@ first = means["last layer, kron"]
 
 
 def line(name, values, width=9):
-    print(f"{name:20}" + "".join(f"{value:{width}.3f}" for value in values))
+    print(f"{name:24}" + "".join(f"{value:{width}.3f}" for value in values))
 
 
 def header(title, names, width=9):
-    print(f"\n{title:20}" + "".join(f"{name:>{width}}" for name in names))
+    print(f"\n{title:24}" + "".join(f"{name:>{width}}" for name in names))
 
 
 SHOWN = [method for method in METHODS if method != "bridge_norm_published"]
@@ -211,7 +211,7 @@ for score, published in PUBLISHED.items():
 
 COMPARED = "MAP", "mc", "bridge", "bridge_norm", "projection"
 for title, key in {
-    "AUROC, inverted": ("inverted", "AUROC"),
+    "AUROC, inverted images": ("inverted", "AUROC"),
     "AUROC, 7 to 9": ("7 to 9", "AUROC"),
     "accuracy": ("accuracy",),
     "NLL": ("NLL",),
@@ -230,8 +230,8 @@ for title, key in {
 
 NORMS = "MAP", "mc", "bridge_norm", "bridge_norm_published"
 for title, key in {
-    "conf., inverted": ("inverted", "conf."),
-    "AUROC, inverted": ("inverted", "AUROC"),
+    "conf., inverted images": ("inverted", "conf."),
+    "AUROC, inverted images": ("inverted", "AUROC"),
     "NLL": ("NLL",),
 }.items():
     header(title, ("MAP", "mc", "bridge_norm", "published"), 13)

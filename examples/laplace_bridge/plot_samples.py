@@ -86,15 +86,15 @@ inside = cell(centres(SIDE))
 # Gaussian as it is. By default ``laplace_bridge`` conditions the logits on a sum of
 # zero, which is *another* Gaussian than the truth if logits differ in their variances
 # or are correlated. ``predict_dirichlet`` centres them, which the softmax cannot see.
-# The correction ``norm`` is on top of that; guarded against sharpening, it has nothing
-# to do for variances as small as these.
+# The correction ``bridge_norm`` is on top of that; guarded against sharpening, it has
+# nothing to do for variances as small as these.
 
 CENTRE = np.eye(3) - 1 / 3
 METHODS = {
     "bridge, published": lambda m, S: laplace_bridge(m, S, project=False),
     "bridge, zero sum": laplace_bridge,
     "bridge, centred": lambda m, S: laplace_bridge(m @ CENTRE, CENTRE @ S @ CENTRE),
-    "norm, centred": lambda m, S: laplace_bridge(
+    "bridge_norm, centred": lambda m, S: laplace_bridge(
         m @ CENTRE, CENTRE @ S @ CENTRE, norm="guarded"
     ),
     "projection": kl_projection,
@@ -156,17 +156,17 @@ per_sample = seconds(lambda: draw(mean, cov, MOST, rng)) / MOST
 # "Flat" is the same density everywhere.
 
 worth = {}
-print(f"{'':12}{'':18}{'KL':>8}{'samples':>10}{'time':>11}")
+print(f"{'':12}{'':22}{'KL':>8}{'samples':>10}{'time':>11}")
 for (name, method), value in distance.items():
     enough = sampled[name] <= value
     found = int(counts[enough.argmax()]) if enough.any() else MOST
     worth[name, method] = found
     sign = "" if enough.any() else ">"
     ratio = found * per_sample / duration[name, method]
-    print(f"{name:12}{method:18}{value:8.4f}{sign + str(found):>10}{ratio:10.1f}x")
+    print(f"{name:12}{method:22}{value:8.4f}{sign + str(found):>10}{ratio:10.1f}x")
 flat = {name: kl(p, np.full_like(p, 1 / SIDE**2)) for name, p in truth.items()}
 for name, value in flat.items():
-    print(f"{name:12}{'flat':18}{value:8.4f}")
+    print(f"{name:12}{'flat':22}{value:8.4f}")
 print("Published: the bridge is worth 750 to 10,000 samples.")
 
 # %%

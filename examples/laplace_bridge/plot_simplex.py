@@ -41,7 +41,7 @@ gaussians = {
 }
 METHODS = {
     "bridge": laplace_bridge,
-    "norm": lambda m, cov: laplace_bridge(m, cov, norm="guarded"),
+    "bridge_norm": lambda m, cov: laplace_bridge(m, cov, norm="guarded"),
     "projection": kl_projection,
 }
 alphas = {

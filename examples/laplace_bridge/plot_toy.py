@@ -6,7 +6,7 @@ Far from its data, a network should not be confident. With Laplace it is not, if
 predictions are averaged over draws. The Laplace bridge avoids the draws; does it keep
 the uncertainty?
 Published (Hobbhahn et al., 2022): the bridge is overconfident, and its correction,
-"norm", is close to draws.
+``bridge_norm``, is close to draws.
 """
 
 # %%
@@ -65,7 +65,10 @@ net.fit(X, y)
 # number as it is. The second is the prior under which the network was trained: 5e-4
 # times the number of samples.
 
-precisions = {"prior 5e-4": WEIGHT_DECAY, "prior 5e-4 per row": WEIGHT_DECAY * len(X)}
+precisions = {
+    "prior 5e-4": WEIGHT_DECAY,
+    "prior 5e-4 per sample": WEIGHT_DECAY * len(X),
+}
 models = {
     name: LaplaceClassifier(
         FrozenEstimator(net),
@@ -89,8 +92,8 @@ far = nearest > 1
 
 METHODS = {
     "bridge": "bridge",
-    "norm": "bridge_norm",
-    "norm, published": "bridge_norm_published",
+    "bridge_norm": "bridge_norm",
+    "bridge_norm, published": "bridge_norm_published",
     "projection": "projection",
 }
 maps = {}
@@ -104,14 +107,14 @@ columns = ["network", "draws", *METHODS]
 far_away = {key: confidence[far].mean() for key, confidence in maps.items()}
 at_data = {key: confidence[nearest < 0.2].mean() for key, confidence in maps.items()}
 
-published = {"bridge": "overconfident", "norm, published": "close to draws"}
-print(f"{'Mean confidence':17}{''.join(f'{name:>20}' for name in models)}")
-print(f"{'':17}{'   far away  at data' * 2}  published")
+published = {"bridge": "overconfident", "bridge_norm, published": "close to draws"}
+print(f"{'Mean confidence':23}{''.join(f'{name:>23}' for name in models)}")
+print(f"{'':23}{'      far away  at data' * 2}  published")
 for label in columns:
     numbers = "".join(
-        f"{far_away[name, label]:11.3f}{at_data[name, label]:9.3f}" for name in models
+        f"{far_away[name, label]:14.3f}{at_data[name, label]:9.3f}" for name in models
     )
-    print(f"{label:17}{numbers}  {published.get(label, '')}".rstrip())
+    print(f"{label:23}{numbers}  {published.get(label, '')}".rstrip())
 
 # %%
 # The statements hold under both priors. For two classes, the mean of the bridge's
@@ -129,7 +132,7 @@ for label in columns:
 # follows them well, and its mean is less confident than the draws. For probabilities,
 # use ``predict_proba``; for a distribution over them, ``predict_dirichlet``.
 
-shown = ["network", "draws", "bridge", "norm", "projection"]
+shown = ["network", "draws", "bridge", "bridge_norm", "projection"]
 figure, axes = plt.subplots(
     2, 5, figsize=(10, 4), sharex=True, sharey=True, layout="constrained"
 )

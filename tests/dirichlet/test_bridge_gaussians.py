@@ -32,7 +32,7 @@ def toy():
 
 def test_far_from_moons_the_bridge_is_as_sure_as_the_network(toy):
     far_away = toy[0]["far_away"]
-    for prior in ("prior 5e-4", "prior 5e-4 per row"):
+    for prior in ("prior 5e-4", "prior 5e-4 per sample"):
         assert far_away[prior, "network"] == pytest.approx(0.99, abs=0.02)
         assert far_away[prior, "bridge"] == pytest.approx(
             far_away[prior, "network"], abs=1e-4
@@ -42,11 +42,13 @@ def test_far_from_moons_the_bridge_is_as_sure_as_the_network(toy):
 def test_far_from_moons_the_correction_is_as_unsure_as_draws(toy):
     far_away = toy[0]["far_away"]
     assert far_away["prior 5e-4", "draws"] == pytest.approx(0.53, abs=0.03)
-    assert far_away["prior 5e-4 per row", "draws"] == pytest.approx(0.62, abs=0.03)
-    for prior in ("prior 5e-4", "prior 5e-4 per row"):
+    assert far_away["prior 5e-4 per sample", "draws"] == pytest.approx(0.62, abs=0.03)
+    for prior in ("prior 5e-4", "prior 5e-4 per sample"):
         draws = far_away[prior, "draws"]
-        assert far_away[prior, "norm"] == pytest.approx(draws, abs=0.05)
-        assert far_away[prior, "norm, published"] == pytest.approx(draws, abs=0.05)
+        assert far_away[prior, "bridge_norm"] == pytest.approx(draws, abs=0.05)
+        assert far_away[prior, "bridge_norm, published"] == pytest.approx(
+            draws, abs=0.05
+        )
         assert draws - 0.1 < far_away[prior, "projection"] < draws
 
 
@@ -54,7 +56,7 @@ def test_the_table_of_moons_is_what_was_measured(toy):
     names, printed = toy
     for label in ("network", "draws", "bridge", "projection"):
         (line,) = rows(printed, label)
-        for column, prior in ((1, "prior 5e-4"), (3, "prior 5e-4 per row")):
+        for column, prior in ((1, "prior 5e-4"), (3, "prior 5e-4 per sample")):
             assert float(line[column]) == pytest.approx(
                 names["far_away"][prior, label], abs=6e-4
             )
@@ -62,7 +64,11 @@ def test_the_table_of_moons_is_what_was_measured(toy):
                 names["at_data"][prior, label], abs=6e-4
             )
     assert rows(printed, "bridge")[0][-1] == "overconfident"
-    assert rows(printed, "norm,", "published")[0][-3:] == ["close", "to", "draws"]
+    assert rows(printed, "bridge_norm,", "published")[0][-3:] == [
+        "close",
+        "to",
+        "draws",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +131,7 @@ def test_it_is_not_for_correlated_logits(samples):
     worth, distance, flat = names["worth"], names["distance"], names["flat"]
     assert worth["correlated", "bridge, published"] < 50
     assert 50 < worth["correlated", "projection"] < 250
-    for method in ("bridge, zero sum", "bridge, centred", "norm, centred"):
+    for method in ("bridge, zero sum", "bridge, centred", "bridge_norm, centred"):
         assert distance["correlated", method] > flat["correlated"] + 1
     assert distance["correlated", "projection"] < flat["correlated"] / 2
 
@@ -174,7 +180,7 @@ def test_the_projection_is_the_closest_of_all(simplex):
     for gaussian in simplex[0]["gaussians"]:
         closest = distance[gaussian, "projection"]
         assert 0 < closest < distance[gaussian, "bridge"]
-        assert closest < distance[gaussian, "norm"]
+        assert closest < distance[gaussian, "bridge_norm"]
 
 
 def test_divergences_are_those_of_draws(simplex):
@@ -207,7 +213,7 @@ def test_the_bridge_fails_where_the_text_says(simplex):
     np.testing.assert_allclose(means["large", "bridge"], means["small", "bridge"])
     # the correction acts on large variances alone
     for gaussian in names["gaussians"]:
-        gain = distance[gaussian, "bridge"] - distance[gaussian, "norm"]
+        gain = distance[gaussian, "bridge"] - distance[gaussian, "bridge_norm"]
         assert (gain > 0.1) if gaussian == "large" else (gain == 0)
     # sure of the class with the small variance, or with too little for a large one
     assert means["nearly singular", "bridge"][2] > 0.95

@@ -114,11 +114,11 @@ def test_tables_of_unknown_inputs_hold_what_was_measured(ood):
             expected = [first[method, name, score] for name in UNKNOWN]
             assert shown == pytest.approx(expected, abs=6e-4)
     for setting in names["SETTINGS"] | names["LONGER"]:
-        shown = printed_numbers(printed, "AUROC, inverted   ", setting)
+        shown = printed_numbers(printed, "AUROC, inverted images  ", setting)
         found = aurocs(means[setting])
         expected = [found[method] for method in names["COMPARED"]]
         assert shown == pytest.approx(expected, abs=6e-4)
-    assert len(printed_numbers(printed, "conf., inverted", "precision 400")) == 4
+    assert len(printed_numbers(printed, "conf., inverted images", "precision 400")) == 4
 
 
 # ------------------------------------------------------------------------- cost
