@@ -139,7 +139,7 @@ for n_classes in CLASSES:
 # ------------
 #
 # For two classes ``mean_field`` errs by less than 0.01 at every deviation, ``gumbel``
-# by 0.001 at most, for several times the price.
+# by 0.001 at most, for several times the cost.
 #
 # For more, it is between ``mc``, which averages over a hundred points of the joint
 # distribution, and ``gumbel``, which treats logits as independent and is nearly exact
