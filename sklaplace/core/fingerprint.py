@@ -242,6 +242,10 @@ def _tensor(value: Tensor) -> Node:
     return _attributes(f"{tag} {value.requires_grad}", {**vars(value), **parts})
 
 
+# attributes of every module with its hooks by number
+_HOOKS = [name for name in vars(nn.Module()) if "hooks" in name]
+
+
 def _module(value: nn.Module) -> Node:
     state = dict(vars(value))
     if type(value).__name__ == "OptimizedModule":  # torch.compile
@@ -253,9 +257,6 @@ def _module(value: nn.Module) -> Node:
     hooks = [(k, order.index(i), hook) for k, t in tables for i, hook in t.items()]
     parts = {"class()": type(value), "storages()": _storages(value), "hooks()": hooks}
     return _attributes("module", state | parts)
-
-
-_HOOKS = [name for name in vars(nn.Module()) if "hooks" in name]
 
 
 def _storages(module: nn.Module) -> list[Any]:

@@ -90,7 +90,8 @@ def conjugate_gradients(
     b : Tensor of shape (n,)
         Right-hand side.
     max_iterations : int
-        Steps at most, each of one product with the matrix.
+        Steps at most until convergence; without it, one more is made. Each takes one
+        product with the matrix.
     precision : float
         Norm of the residual relative to that of ``b``, both in the norm of the
         preconditioner.

@@ -49,7 +49,7 @@ class BradleyTerry(nn.Module):
     Examples
     --------
     >>> import torch
-    >>> from sklaplace.estimators.ranker import BradleyTerry
+    >>> from sklaplace import BradleyTerry
     >>> module = BradleyTerry(torch.nn.Linear(3, 1, bias=False))
     >>> module(torch.ones(5, 2, 3)).flatten().tolist()
     [0.0, 0.0, 0.0, 0.0, 0.0]

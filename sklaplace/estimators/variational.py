@@ -327,21 +327,8 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
 
     Notes
     -----
-    Every parameter that requires gradients has a distribution, independent of all
-    others; other parameters, and buffers, are not random. skorch's training loop runs
-    unchanged, with its callbacks, validation and device; ``train_loss`` in the history
-    is the objective in nats per sample, ``valid_loss`` the loss at the medians. Losses
-    are those of the likelihood that belongs to the criterion.
-
-    A training step takes as long as that of the network, and up to several times as
-    long where the weights are many for the work on a batch; the distributions need
-    more epochs to converge than weights do. Prediction takes ``n_samples`` forward
-    passes, and memory for as many copies of the weights. A Laplace approximation trains
-    and predicts faster, around a network that is trained already; the user guide
-    compares both.
-
-    Around a frozen net, ``fit`` warns if the posterior predicts held-out samples (those
-    of ``X_val``, else of the net's ``train_split``) worse than that net.
+    The distributions, the objective, the cost and the warning around a frozen net are
+    those of `VariationalClassifier`.
 
     References
     ----------
