@@ -84,6 +84,7 @@ html_sidebars = {
         "auto_examples/bayes_by_backprop/*",
         "auto_examples/laplace_bridge/*",
         "changelog",
+        "clients",
         "combinations",
         "user_guide",
         "contributing",

@@ -19,6 +19,8 @@ A module imports only from its own subpackage and from those above it in this
 list.
 """
 
+from sklearn.base import BaseEstimator as _BaseEstimator
+
 from sklaplace.estimators.callbacks import MarglikTraining, PriorTraining
 from sklaplace.estimators.classifier import LaplaceClassifier
 from sklaplace.estimators.dropout import MCDropoutClassifier, MCDropoutRegressor
@@ -31,6 +33,7 @@ from sklaplace.estimators.variational import VariationalClassifier, VariationalR
 __version__ = "0.1.0"
 
 __all__ = [
+    "TRUSTED_TYPES",
     "BradleyTerry",
     "DeepEnsembleClassifier",
     "DeepEnsembleRegressor",
@@ -47,3 +50,15 @@ __all__ = [
     "VariationalRegressor",
     "__version__",
 ]
+
+TRUSTED_TYPES = [
+    f"{globals()[name].__module__}.{name}"
+    for name in __all__
+    if isinstance(globals().get(name), type)
+    and issubclass(globals()[name], _BaseEstimator)
+]
+"""Names of the estimators, for the ``trusted`` of ``skops.io.load``.
+
+To load one of them runs no code of whoever made the file. Add the names of your own
+modules and functions, which the file refers to.
+"""

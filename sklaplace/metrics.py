@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
+from sklearn import config_context
 from sklearn.metrics import roc_auc_score
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 
@@ -226,7 +227,7 @@ def interval_coverage(
         If shapes are inconsistent or a lower bound lies above its upper bound.
     """
     targets = _vector(y_true, "y_true")
-    interval = check_array(y_interval, dtype=np.float64)
+    interval = _floats(y_interval, "y_interval", ensure_2d=True)
     check_consistent_length(targets, interval)
     if interval.shape[1] != 2:
         raise ValueError(
@@ -349,7 +350,7 @@ def _check_proba(
     proba = _floats(y_proba, "y_proba")
     if proba.ndim == 1:
         proba = np.column_stack([1 - proba, proba])
-    truth = column_or_1d(y_true)
+    truth = _column(y_true)
     check_consistent_length(truth, proba)
     _check_sums(proba)
     return proba, _encode(truth, labels, proba.shape[1])
@@ -372,7 +373,7 @@ def _check_sums(proba: Floats) -> None:
 
 def _encode(truth: NDArray[Any], labels: Any, n_columns: int) -> NDArray[np.intp]:
     """Column of each true class; raise where labels and columns differ."""
-    classes = np.unique(truth) if labels is None else column_or_1d(labels)
+    classes = np.unique(truth) if labels is None else _column(labels)
     if len(classes) != n_columns:
         source = "y_true" if labels is None else "labels"
         raise ValueError(
@@ -412,10 +413,17 @@ def _check_gaussian(y_true: Any, y_mean: Any, y_std: Any) -> tuple[Floats, Float
 
 def _floats(values: Any, name: str, **options: Any) -> Floats:
     """Finite numbers as a float64 array."""
-    options |= {"ensure_2d": False, "dtype": np.float64, "input_name": name}
-    return check_array(values, **options)
+    options = {"ensure_2d": False, "input_name": name} | options
+    with config_context(array_api_dispatch=False):  # tensors become arrays
+        return check_array(values, dtype=np.float64, **options)
 
 
 def _vector(values: Any, name: str, **options: Any) -> Floats:
     """Finite numbers as a float64 vector."""
-    return column_or_1d(_floats(values, name, **options))
+    return _column(_floats(values, name, **options))
+
+
+def _column(values: Any) -> NDArray[Any]:
+    """Values of any type as a vector."""
+    with config_context(array_api_dispatch=False):
+        return column_or_1d(values)

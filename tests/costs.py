@@ -36,6 +36,8 @@ class Costs:
     # sizes of matrices that were diagonalised, and factorised otherwise
     eigh: list[int] = field(default_factory=list)
     cholesky: list[int] = field(default_factory=list)
+    # bytes written: of tensors that were made, and each time that one was changed
+    written: int = 0
     # bytes of tensors made since the start: now, and at most at any time
     alive: int = 0
     peak: int = 0
@@ -74,6 +76,8 @@ class _Watch(TorchDispatchMode):
         found = func(*args, **kwargs)
         for tensor in tree_leaves(found):
             self._note(tensor, is_new=True)
+        if func._schema.is_mutable and isinstance(found, Tensor):
+            self.costs.written += found.numel() * found.element_size()
         return found
 
     def _note(self, tensor: Any, *, is_new: bool) -> None:
@@ -85,6 +89,7 @@ class _Watch(TorchDispatchMode):
             return
         n_bytes = storage.nbytes() if is_new else 0
         self._known[key] = weakref.finalize(storage, self._forget, key, n_bytes)
+        self.costs.written += n_bytes
         self.costs.alive += n_bytes
         self.costs.peak = max(self.costs.peak, self.costs.alive)
         if is_new:

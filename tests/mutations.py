@@ -185,6 +185,49 @@ MUTATIONS = [
         "int(seeds[0])",
         "estimators/test_ensemble.py",
     ),
+    Mutation(
+        "key of the cache without refine",
+        "sklaplace/estimators/laplace.py",
+        "                    options.refine is True,\n",
+        "",
+        "estimators/test_memory.py::test_a_grid_over_refine",
+    ),
+    Mutation(
+        "cache used where its key may lack something",
+        "sklaplace/core/cache.py",
+        'getattr(key, "unseen", {}).items()',
+        "{}.items()",
+        "core/test_modules.py::"
+        "test_nothing_is_taken_from_memory_where_a_key_may_lack_something",
+    ),
+    Mutation(
+        "cache in a folder that everybody may write to",
+        "sklaplace/core/folder.py",
+        "    if found.st_mode & stat.S_IWOTH:",
+        "    if False:",
+        "core/test_folder.py::test_folders_that_everybody_may_write_to",
+    ),
+    Mutation(
+        "entry of a cache loaded that others may have written",
+        "sklaplace/core/cache.py",
+        "require_private_entry(path, root)",
+        "pass",
+        "core/test_cache.py::test_entries_that_others_may_have_written_are_not_loaded",
+    ),
+    Mutation(
+        "skorch net unpickled without pickle",
+        "sklaplace/core/persistence.py",
+        "if isinstance(made, BaseEstimator):",
+        "if False:",
+        "core/test_persistence.py::test_a_net_is_not_unpickled",
+    ),
+    Mutation(
+        "any function in C named by a file",
+        "sklaplace/core/trusted.py",
+        "return is_in_c and name not in _READING",
+        "return True",
+        "core/test_persistence.py::test_a_file_cannot_name_what_may_do_harm",
+    ),
 ]
 
 

@@ -251,7 +251,7 @@ def _layer(forward: Forward, x: Any, name: str) -> tuple[Tensor, Tensor]:
         zeros.append(torch.zeros_like(output, requires_grad=True))
         return output + zeros[-1]
 
-    handle = layer.register_forward_hook(perturb)
+    handle = layer.register_forward_hook(perturb, prepend=True)
     with torch.enable_grad():
         f = forward(x)[0]
     handle.remove()

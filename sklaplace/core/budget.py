@@ -1,13 +1,13 @@
 """Memory budget: batch sizes, checks of free memory, and moves between devices."""
 
 import copy
-import os
-from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from sklaplace.core.memory import free_cpu_bytes
 
 # Bytes for the work on one batch, without the network and the factors of the
 # posterior.
@@ -28,13 +28,7 @@ def free_bytes(device: torch.device) -> int:
     """Return the bytes that can be allocated on a device; an estimate for the CPU."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    with suppress(OSError, KeyError, ValueError):
-        with open("/proc/meminfo") as lines:  # Linux, reclaimable caches included
-            sizes = dict(line.split(":") for line in lines)
-        return int(sizes["MemAvailable"].split()[0]) * 1024
-    with suppress(AttributeError, OSError, ValueError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return 8 * 2**30  # half of a common laptop, where the system has no answer
+    return free_cpu_bytes()
 
 
 def require_bytes(
@@ -61,20 +55,34 @@ def readable(n_bytes: float) -> str:
 
 
 def move(value: Any, device: torch.device | str) -> Any:
-    """Return dataclasses, sequences, modules on a device, copied where they are not."""
+    """Return dataclasses, sequences, modules on a device, copied where they are not.
+
+    What several of them share is moved once, and is shared afterwards.
+    """
+    return _moved(value, torch.device(device), {})
+
+
+def _moved(value: Any, device: torch.device, known: dict[int, Any]) -> Any:
+    """`move`, with what has been moved already by the ``id`` of its original."""
+    if id(value) not in known:
+        known[id(value)] = _copied(value, device, known)
+    return known[id(value)]
+
+
+def _copied(value: Any, device: torch.device, known: dict[int, Any]) -> Any:
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, nn.Module):
         kinds = {parameter.device.type for parameter in value.parameters()}
-        is_there = kinds <= {torch.device(device).type}
+        is_there = kinds <= {device.type}
         return value if is_there else copy.deepcopy(value).to(device)
     if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        moved = type(value)(move(entry, device) for entry in value)
+        moved = type(value)(_moved(entry, device, known) for entry in value)
         same = all(new is old for new, old in zip(moved, value, strict=True))
         return value if same else moved
     if is_dataclass(value) and not isinstance(value, type):
         old = {field.name: getattr(value, field.name) for field in fields(value)}
-        new = {name: move(entry, device) for name, entry in old.items()}
+        new = {name: _moved(entry, device, known) for name, entry in old.items()}
         # an object that stays keeps its cached properties
         return value if all(new[k] is old[k] for k in old) else type(value)(**new)
     return value

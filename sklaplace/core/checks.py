@@ -1,13 +1,17 @@
 """Checks of constructor values, with messages that name the valid ones."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+from sklearn import get_config
 from sklearn.utils import check_random_state
+from torch import Tensor
 
 # raises an error for an invalid value of the option in the first argument
 Check = Callable[[str, Any], None]
@@ -25,8 +29,9 @@ def check_option(
     allowed = list(allowed)
     if isinstance(value, str) and value in allowed:
         return
-    close = get_close_matches(str(value), allowed, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    names = {name.lower(): name for name in allowed}
+    close = get_close_matches(str(value).lower(), names, n=1)
+    hint = f" Did you mean {names[close[0]]!r}?" if close else ""
     raise ValueError(
         f"{name}={value!r} is not known. Choose one of {listed(allowed)}{others}.{hint}"
     )
@@ -118,6 +123,56 @@ def as_levels(name: str, value: Any, hint: str) -> np.ndarray:
     for level in levels:
         check_fraction(name, float(level), hint)
     return levels
+
+
+def check_array_library(**arrays: Any) -> None:
+    """Raise an error for arrays of other libraries under ``array_api_dispatch``.
+
+    Results are numpy's, and scikit-learn takes them to be of the library of the inputs
+    there. Without dispatch, tensors are converted.
+    """
+    if not get_config()["array_api_dispatch"]:
+        return
+    for name, value in arrays.items():
+        has_namespace = hasattr(value, "__array_namespace__")
+        is_numpy = isinstance(value, np.ndarray | np.generic)
+        if isinstance(value, Tensor) or (has_namespace and not is_numpy):
+            kind = f"{type(value).__module__}.{type(value).__name__}"
+            raise TypeError(
+                f"{name} is of type {kind}, and array_api_dispatch is on, but the "
+                "estimators of sklaplace compute with numpy arrays and return them. "
+                f"Pass an array of numpy, such as {name}.numpy(force=True) of a torch "
+                "tensor, or convert tensors everywhere by "
+                "sklearn.set_config(array_api_dispatch=False)."
+            )
+
+
+@contextmanager
+def naming(**arguments: str) -> Iterator[None]:
+    """Let errors about values name the arguments that the values were passed as.
+
+    In messages that do not name X_val, ``naming(X="X_val")`` replaces X by it. Those
+    that have neither, as some of scikit-learn's, start with it.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if type(error) not in (TypeError, ValueError):  # more than a message
+            raise
+        message = str(error)
+        if re.search(_any_of(arguments.values()), message):
+            raise
+        message, n_named = re.subn(
+            _any_of(arguments), lambda m: arguments[m[0]], message
+        )
+        if not n_named:
+            message = f"{' and '.join(arguments.values())}: {message}"
+        raise type(error)(message) from error
+
+
+def _any_of(names: Iterable[str]) -> str:
+    """Return the pattern of any of the names as a word, but not of an attribute."""
+    return rf"(?<![\w.])(?:{'|'.join(map(re.escape, names))})(?!\w)"
 
 
 def check_seed(name: str, value: Any) -> None:

@@ -9,38 +9,39 @@ keep; of the user's functions and classes, bytecode and all that it reaches by n
 closures, defaults, base classes, globals, attributes of the user's modules, imports
 inside functions. Those of installed libraries are hashed by name and version.
 
-A key does not depend on what code reaches by strings (``getattr``, ``importlib``), in
-files and environment variables, on patches to a library, or on attributes that pickle
-drops, such as those of subclasses of ``numpy.ndarray``.
+Code that reaches values of a module otherwise than by name, as by ``globals()`` or
+``getattr(config, name)``, or reads environment variables, in one of the ways that
+`modules.unseen` knows, is in `Fingerprint.unseen`: nothing may be cached by a key that
+has any. A key does not depend on files, on patches to a library, or on attributes that
+pickle drops, such as those of subclasses of ``numpy.ndarray``.
 
 joblib's own hasher would not do: it takes code by its name alone, its keys change with
 what is shared, as in clones, and it recurses, which deep graphs of objects do not bear.
 """
 
 import copyreg
-import dis
 import functools
-import importlib.metadata
-import importlib.util
-import os
-import platform
 import sys
 import types
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import suppress
 from hashlib import sha256
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import joblib
 import numpy as np
 import scipy.sparse
-import sklearn
 import skorch.callbacks
 import torch
 from torch import Tensor, nn
+
+from sklaplace.core.bytecode import uses
+from sklaplace.core.modules import (
+    LIBRARIES,
+    expanded,
+    imported_as,
+    loaded_version,
+    unseen,
+)
 
 
 class Fingerprint(str):
@@ -51,6 +52,7 @@ class Fingerprint(str):
 
     definitions: dict[str, dict[int, Any]]  # by name, then by id
     digests: dict[str, bytes]
+    unseen: dict[str, str]  # by name, why a function may use what is not in the key
 
 
 def fingerprint(value: Any) -> Fingerprint:
@@ -83,6 +85,7 @@ def fingerprint(value: Any) -> Fingerprint:
     world = repr((LIBRARIES, torch.get_default_dtype(), device, precision))
     key = Fingerprint(hashed(world, [walk.hash(value)]).hex())
     key.definitions, key.digests = walk.definitions, walk.digests
+    key.unseen = walk.unseen
     return key
 
 
@@ -109,6 +112,7 @@ class _Walk:
     def __init__(self) -> None:
         self.definitions: dict[str, dict[int, Any]] = {}
         self.digests: dict[str, bytes] = {}
+        self.unseen: dict[str, str] = {}
         self._done: dict[int, tuple[bytes, Any]] = {}  # values keep their ids
         self._open: dict[int, tuple[int, Any]] = {}
 
@@ -146,13 +150,19 @@ class _Walk:
         parts = digests if node.is_ordered else sorted(digests)
         digest = hashed(node.tag, parts, node.data)
         if node.name:
-            self.definitions.setdefault(node.name, {})[id(value)] = value
-            self.digests[node.name] = digest
+            self._define(node, value, digest)
         if lowest == position:  # no part of a cycle that is still open
             while len(self._open) > position:
                 self._open.popitem()
             self._done[id(value)] = digest, value
         return digest, lowest
+
+    def _define(self, node: "Node", value: Any, digest: bytes) -> None:
+        """Note a function or class of the user."""
+        self.definitions.setdefault(node.name, {})[id(value)] = value
+        self.digests[node.name] = digest
+        if node.unseen:
+            self.unseen[node.name] = node.unseen
 
 
 def _refusal(path: list[tuple[str, Any, _Visit]], error: Exception) -> str:
@@ -176,6 +186,7 @@ class Node(NamedTuple):
     data: Any = b""
     is_ordered: bool = True
     name: str = ""  # of a function or class of the user
+    unseen: str | None = None  # why it may depend on more than its parts
 
 
 def _attributes(tag: str, values: Mapping[str, Any], name: str = "") -> Node:
@@ -289,55 +300,21 @@ def _skorch(value: Any) -> Node:
 
 
 # --------------------------------------------------------------------- libraries
-_SOURCES = sorted(Path(__file__).parents[1].rglob("*.py"))
-# Part of every key, so that their classes and functions are hashed by name.
-LIBRARIES: dict[str, str] = {
-    "python": f"{platform.python_implementation()} {platform.python_version()}",
-    # unlike a version, it changes with every edit
-    "sklaplace": hashed("", map(Path.read_bytes, _SOURCES)).hex(),
-    **{m.__name__: m.__version__ for m in (joblib, np, scipy, sklearn, skorch, torch)},
-}
-
-
-@functools.lru_cache(maxsize=4096)
-def _release(module: str, file: str | None) -> str | None:
-    """Version of the installed library that a module is of; None for the user's."""
-    top = module.partition(".")[0]
-    if top in LIBRARIES or top in ("__main__", "__mp_main__"):
-        return LIBRARIES.get(top)
-    if file is None:
-        file = os.__file__ if top in sys.builtin_module_names else ""
-    is_installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
-    if is_installed or file.endswith(tuple(EXTENSION_SUFFIXES)):
-        version, found = "", os.stat(file)  # a new build may keep its version
-        with suppress(importlib.metadata.PackageNotFoundError):
-            version = importlib.metadata.version(top)
-        return f"{version} {found.st_mtime_ns} {found.st_size}"
-    is_standard = Path(os.__file__).parent in Path(file).parents
-    return LIBRARIES["python"] if is_standard else None
-
-
-def _module_release(name: str | None) -> str | None:
-    """The same by the name of a module; None also for one that is not loaded."""
-    module = sys.modules.get(name or "")
-    return _release(str(name), getattr(module, "__file__", None)) if module else None
-
-
 def _of_library(value: Any, path: str) -> Node | None:
     """The node of what a library has under a name; None for anything else."""
     # functions in C may have no module
     for home in (getattr(value, "__module__", None), "numpy", "scipy.special"):
-        release, found = _module_release(home), sys.modules.get(home or "")
+        version, found = loaded_version(home), sys.modules.get(home or "")
         for part in path.split("."):
             found = getattr(found, part, None)
-        if release and found is value:
-            return Node(f"{type(value).__name__} {home}.{path} {release}")
+        if version and found is value:
+            return Node(f"{type(value).__name__} {home}.{path} {version}")
     return None
 
 
 def _loaded_module(value: types.ModuleType) -> Node:
-    if release := _module_release(value.__name__):
-        return Node(f"module {value.__name__} {release}")
+    if version := loaded_version(value.__name__):
+        return Node(f"module {value.__name__} {version}")
     raise TypeError("a module of the user is hashed by what functions use of it")
 
 
@@ -349,68 +326,28 @@ def _code(value: types.CodeType) -> Node:
     return _attributes("code", {k: getattr(value, f"co_{k}") for k in keys.split()})
 
 
-@functools.lru_cache(maxsize=4096)
-def _names(code: types.CodeType) -> tuple[set[str], set[str], set[tuple[int, str]]]:
-    """All names in code, those of globals, and imports with their levels."""
-    used, imported = set[str](), set[tuple[int, str]]()
-    steps = [s for s in dis.get_instructions(code) if s.opname != "EXTENDED_ARG"]
-    for i, step in enumerate(steps):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
-            used.add(step.argval)
-        elif step.opname == "IMPORT_NAME":
-            imported.add((steps[i - 2].argval, step.argval))
-    inner = [_names(const) for const in code.co_consts if type(const) is type(code)]
-    found = [(set(code.co_names), used, imported), *inner]
-    return tuple(map(set().union, *found))  # type: ignore[return-value]
-
-
-def _expanded(found: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
-    """Replace modules of the user by their names, and add what code names of them."""
-    expanded, queue, seen = {}, list(found.items()), set()
-    for label, value in queue:  # which grows
-        if isinstance(value, types.ModuleType) and not _module_release(value.__name__):
-            inside = f"{value.__name__}."
-            if inside not in seen:
-                seen.add(inside)
-                queue += [(inside + k, v) for k, v in vars(value).items() if k in names]
-            value = inside
-        expanded[label] = value
-    return expanded
-
-
-def _imported(name: str) -> Any:
-    """The package of an import, loaded now if it is the user's, or its release."""
-    top = name.partition(".")[0]
-    found: Any = sys.modules.get(top) or importlib.util.find_spec(top)
-    file = getattr(found, "__file__", None) or getattr(found, "origin", None)
-    if found is None or (release := _release(top, file)):
-        return found and release
-    importlib.import_module(name)
-    return sys.modules[top]
-
-
 def _function(value: types.FunctionType) -> Node:
     if node := _of_library(value, value.__qualname__):
         return node
-    names, used, imports = _names(value.__code__)
-    scope, cells = value.__globals__, value.__closure__ or ()
-    pairs = zip(value.__code__.co_freevars, cells, strict=True)
+    used, scope = uses(value.__code__), value.__globals__
+    pairs = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
     empty = types.CellType()
-    found = {key: cell.cell_contents for key, cell in pairs if cell != empty}
-    if not _module_release(scope.get("__name__")):
-        found |= {f"globals()[{key!r}]": scope[key] for key in used & scope.keys()}
-        for level, key in imports:
-            key = importlib.util.resolve_name(
-                "." * level + key, scope.get("__package__")
-            )
+    cells = {key: cell.cell_contents for key, cell in pairs if cell != empty}
+    found, names, reason = dict(cells), used.names, None
+    if not loaded_version(scope.get("__name__")):
+        own = {load.name for load in used.loads if not load.is_local} & scope.keys()
+        found |= {f"globals()[{key!r}]": scope[key] for key in own}
+        for statement in used.imports:
+            key, package = imported_as(statement, scope)
             names = names.union(key.split("."))
-            found[f"import {key}"] = _imported(key)
-    found = _expanded(found, names) | {"attributes()": vars(value)}
+            found[f"import {key}"] = package
+        reason = unseen(used, scope, cells)
+    found = expanded(found, names) | {"attributes()": vars(value)}
     found |= {"defaults()": (value.__defaults__, value.__kwdefaults__)}
     # lambdas share their qualified names
     code = _Walk().hash(value.__code__).hex()
     name = f"{value.__module__}.{value.__qualname__} {code}"
-    return _attributes(f"function {name}", found, name)
+    return _attributes(f"function {name}", found, name)._replace(unseen=reason)
 
 
 # what a class has by the way, or only once something has looked at it

@@ -12,6 +12,9 @@ from torch import Tensor
 # columns of a Gram matrix per product: fewer are slower to multiply
 GRAM_COLUMNS = 256
 
+# rounding errors that outputs and derivatives of a network in half precision add up
+MANY_ROUNDINGS = 8
+
 
 def gram(x: Tensor) -> Tensor:
     """Return ``xᵀ x``, (p, p), of a matrix (n, p).
@@ -59,9 +62,52 @@ def symmetric_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return eigenvalues.clamp(min=0), eigenvectors
 
 
+def wide_root_eigh(root: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues and all eigenvectors of ``rootᵀ root``, (p, p).
+
+    Parameters
+    ----------
+    root : Tensor of shape (n, p), n < p
+
+    Returns
+    -------
+    eigenvalues : Tensor of shape (p,)
+        Ascending, float64; the first p - n are zero.
+    eigenvectors : Tensor of shape (p, p)
+        One per column, float64.
+
+    Notes
+    -----
+    O(n·p²): the product is not formed, so that eigenvalues are precise to ``eps²``
+    times the largest, not to ``eps``.
+    """
+    n, p = root.shape
+    basis, corner = torch.linalg.qr(root.double().mT, mode="complete")
+    vectors, singular, _ = torch.linalg.svd(corner[:n])
+    own = (basis[:, :n] @ vectors).flip(1)
+    values = torch.cat([singular.new_zeros(p - n), singular.flip(0) ** 2])
+    return values, torch.cat([basis[:, n:], own], 1)
+
+
 def all_finite(values: Tensor) -> bool:
     """Return whether no entry is infinite or NaN; one sum where that is so."""
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
+
+
+def agree(found: Tensor, expected: Tensor, precision: float = 0.0) -> bool:
+    """Whether two tensors are equal up to rounding, relative to the largest entry.
+
+    ``precision`` is the relative rounding error of what computed them, if known.
+    """
+    if found.shape != expected.shape:
+        return False
+    if not expected.numel():
+        return True
+    eps, single = torch.finfo(expected.dtype).eps, torch.finfo(torch.float32).eps
+    eps = max(eps, precision)
+    allowed = max(10 * min(eps, single) ** 0.5, MANY_ROUNDINGS * eps)
+    largest = max(float(torch.linalg.vector_norm(expected, torch.inf)), 1e-30)
+    return float(torch.dist(found, expected, torch.inf)) <= allowed * largest
 
 
 def solve_psd(matrix: Tensor, b: Tensor) -> Tensor:

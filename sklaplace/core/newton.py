@@ -6,7 +6,6 @@ curvature alone, the less precisely the farther the minimum (Dembo, Eisenstat an
 Steihaug 1982, "Inexact Newton methods").
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Protocol
 
@@ -15,6 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from sklaplace.core.linalg import conjugate_gradients, solve_psd
+from sklaplace.core.warn import warn_user
 
 Operator = Callable[[Tensor], Tensor]
 Loss = tuple[Tensor, Tensor, Tensor]  # value, gradient (P,) and outputs (N, c)
@@ -104,12 +104,11 @@ def minimum(
             break
         theta, (value, gradient, f) = trial
     if not gradient.abs().max() <= GRADIENT_TOLERANCE * max(unit, float(value)):
-        warnings.warn(
+        warn_user(
             "The weights could not be refitted to full precision; gradient "
             f"{float(gradient.abs().max()):.1e}. A larger prior_precision, or "
             "features of similar size, would help.",
             ConvergenceWarning,
-            stacklevel=2,
         )
     return theta
 

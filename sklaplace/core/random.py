@@ -6,6 +6,7 @@ and Flood 2014, "Fast splittable pseudorandom number generators"). So numbers de
 neither on the batch nor on the order of samples, and equal samples have equal ones.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from sklaplace.core.trees import leaves
 
-_ONE_THREAD = RLock()
+# torch and numpy have one global generator each, whichever thread draws from it
+_training = RLock()
 # γ and the multipliers of splitmix64
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -144,14 +146,15 @@ def private_rng(seed: int | None, device: Any = "cpu") -> Iterator[None]:
 
     Notes
     -----
-    All threads share the generators, and the mode of a network, so that the context
-    admits one thread at a time.
+    For training, where skorch and torch draw from the global generators. The context
+    admits one thread at a time; what other threads draw from the global generators
+    meanwhile is not theirs alone. Predictions do not use it.
     """
     on_gpu = torch.device(device or "cpu").type == "cuda"
     if on_gpu:
         torch.cuda.init()
     devices = list(range(torch.cuda.device_count())) if on_gpu else []
-    with _ONE_THREAD:
+    with _training:
         numpy_state = np.random.get_state()  # noqa: NPY002
         try:
             with torch.random.fork_rng(devices=devices):
@@ -164,3 +167,16 @@ def private_rng(seed: int | None, device: Any = "cpu") -> Iterator[None]:
                 yield
         finally:
             np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+def _renew_lock() -> None:
+    """Replace a lock that is held by a thread which a forked process does not have."""
+    global _training
+    if _training.acquire(blocking=False):
+        _training.release()
+    else:
+        _training = RLock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_renew_lock)

@@ -28,3 +28,16 @@ def mapped(function: Callable[[Any], Any], x: Any) -> Any:
 def tree_rows(x: Any, rows: slice | int | Tensor) -> Any:
     """Return samples of a batch, a tree of tensors."""
     return mapped(lambda leaf: leaf[rows], x)
+
+
+def without_groups(x: Any) -> tuple[Any, int]:
+    """Return samples (b·q, ...) of tensors (b, q, ...), and q."""
+    sizes = {tuple(leaf.shape[1:2]) for leaf in leaves(x)}
+    if len(sizes) > 1 or sizes & {(), (0,)}:
+        shapes = [tuple(leaf.shape) for leaf in leaves(x)]
+        raise ValueError(
+            f"x has no groups of samples in its second axis: shapes {shapes}. Pass "
+            "tensors of shape (b, q, ...) with one q > 0, or joint=False."
+        )
+    q = next(leaves(x)).shape[1]
+    return mapped(lambda leaf: leaf.flatten(0, 1), x), q

@@ -7,11 +7,11 @@ with respect to the layer's. Sums and products of rows are computed from the fac
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import gram
 from sklaplace.curvature.patches import Inputs, contracted, mean_input, unfolded
 from sklaplace.likelihoods.output_hessian import OutputHessian
@@ -62,6 +62,11 @@ class BaseBlock:
         return self.n_outputs * (1 if self.a is None else self.a.shape[-1])
 
     @property
+    def device(self) -> torch.device:
+        """Device of the rows."""
+        return self.g.device
+
+    @property
     def outputs(self) -> Tensor | OutputHessian:
         """The object from which ``g`` is computed; blocks of one layer share it."""
         return self.g
@@ -102,6 +107,19 @@ class BaseBlock:
         if self.a is None or self.has_one_position:
             return self
         return Block(self.g.sum(2, keepdim=True), mean_input(self.a))
+
+    def take(self, indices: Tensor) -> "BaseBlock":
+        """Rows of the samples at some indices (n,)."""
+        g = self.g.expand(len(self), -1, -1, -1)[indices.to(self.g.device)]
+        return Block(g, None if self.a is None else self.a[indices])
+
+    def padded(self, n_positions: int) -> "BaseBlock":
+        """The same rows with as many positions, of which further ones are zero."""
+        missing = n_positions - self.g.shape[2]
+        if self.a is None or not missing:
+            return self
+        g, a = (nn.functional.pad(t, (0, 0, 0, missing)) for t in (self.g, self.inputs))
+        return Block(g, a)
 
     def shortest(self) -> "BaseBlock":
         """Dense rows if they take less memory than the factors: for many positions."""
@@ -147,7 +165,7 @@ class BaseBlock:
         if self.a is None or self.n_columns == 1 or not self.has_one_position:
             return torch.cat([rows @ v for rows in self._dense_chunks()])
         # inputs first: b·p·q operations whatever k, and (b, o, q) in between
-        matrices = v.reshape(self.g.shape[-1], -1, v.shape[1])  # (o, i, q)
+        matrices = v.unflatten(0, (self.g.shape[-1], -1))  # (o, i, q)
         g, inputs = self.g.squeeze(2), self.inputs.squeeze(1)
         if v.shape[1] == 1:  # one product in place of o with vectors
             return g @ (inputs @ matrices.squeeze(2).T).unsqueeze(2)
@@ -166,7 +184,7 @@ class BaseBlock:
             for rows, some in chunks:
                 found += rows.flatten(0, 1).T @ some.flatten(0, 1)
             return found
-        matrix = found.view(self.n_outputs, -1, w.shape[2])
+        matrix = found.unflatten(0, (self.n_outputs, -1))
         n = max(1, CHUNK_ELEMENTS // max(1, self.n_outputs * w.shape[2]))
         g = self.g.squeeze(2).expand(len(w), -1, -1)
         factors = (tensor.split(n) for tensor in (g, self.inputs.squeeze(1), w))
@@ -261,7 +279,7 @@ class HeadBlock(BaseBlock):
         return self.hessian.n_outputs if self.matrix is None else self.matrix.shape[1]
 
     @cached_property
-    def g(self) -> Tensor:  # type: ignore[override]
+    def g(self) -> Tensor:
         """``SᵀM`` written out, (b, k, 1, o)."""
         return self.hessian.rows(self.matrix).unsqueeze(2)
 
@@ -283,6 +301,25 @@ class HeadBlock(BaseBlock):
     def squares(self) -> Tensor:
         """Sum of squared rows over b and k, (p,), float64."""
         return self._diagonals.double().sum(0) if self.a is None else super().squares()
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the rows, which are not written out."""
+        return (self.g if self.a is None else self.a).device
+
+    def layer_outputs(self, v: Tensor) -> Tensor:
+        """The layer's outputs (b, o, q), or (1, o, q), of weights ``v`` (p, q)."""
+        matrices = v.reshape(self.n_outputs, -1, v.shape[1])  # (o, i, q)
+        if self.a is None:
+            return matrices.transpose(0, 1)
+        return (self.a.squeeze(1) @ matrices).transpose(0, 1)
+
+    def in_weights(self, outputs: Tensor) -> Tensor:
+        """Gradient (p, q) of gradients (b, o, q) in the layer's outputs."""
+        if self.a is None:
+            return outputs.sum(0)
+        products = outputs.flatten(1).T @ self.a.squeeze(1)  # (o·q, i)
+        return products.unflatten(0, outputs.shape[1:]).mT.flatten(0, 1)
 
     def output_moment(self) -> Tensor:
         """``Σ MᵀΛM`` over samples, (o, o)."""

@@ -72,43 +72,84 @@ def dense_rows(
     forward: Forward, x: Any, blocks: list[BlockSpec], columns: Tensor
 ) -> dict[str, Tensor]:
     """Rows ``Sᵀ J`` (b, k, p) of whole parameters, by name, for columns (b, c, k)."""
+    mapped_blocks = [block for block in blocks if not block.one_by_one]
+    try:
+        found = mapped_rows(forward, x, mapped_blocks, columns)
+    except RuntimeError:  # an operator without a batching rule
+        mapped_blocks, found = [], {}
+    others = [block.name for block in blocks if block not in mapped_blocks]
+    if others:
+        values = dict(forward.module.named_parameters())
+        leaves = [values[name] for name in others]
+        with requiring_grad(leaves):
+            pieces = rows_by_loop(forward, x, leaves, columns, may_be_unused=True)[1]
+        found |= zip(others, pieces, strict=True)
+    return found
+
+
+def mapped_rows(
+    forward: Forward, x: Any, blocks: list[BlockSpec], columns: Tensor
+) -> dict[str, Tensor]:
+    """`dense_rows` of all samples at once, by ``torch.func.vmap``.
+
+    Raises
+    ------
+    RuntimeError
+        If an operator has no batching rule.
+    """
     values = dict(forward.module.named_parameters())
     parameters = {block.name: values[block.name].detach() for block in blocks}
+    if not parameters:
+        return {}
 
     def rows(x_n: Any, columns_n: Tensor) -> dict[str, Tensor]:
         one = add_axis(x_n)
         pull = vjp(lambda p: call_with(forward, p, one)[0], parameters)[1]
         back = vmap(lambda column: pull(column)[0])(columns_n.T)
-        return {name: value.reshape(len(value), -1) for name, value in back.items()}
+        return {
+            name: value.reshape(len(value), -1).to(columns.dtype)
+            for name, value in back.items()
+        }
 
     p = sum(value.numel() for value in parameters.values())
     chunk = max(1, CHUNK_ELEMENTS // max(1, columns.shape[-1] * p))
-    try:
-        with quiet_batching():
-            return vmap(rows, chunk_size=chunk)(x, columns)
-    except RuntimeError:  # an operator without a batching rule: sample by sample
-        leaves = {k: v.clone().requires_grad_() for k, v in parameters.items()}
-        call = partial(call_with, forward, leaves)
-        _, pieces = rows_by_loop(call, x, list(leaves.values()), columns)
-        return dict(zip(leaves, pieces, strict=True))
+    with quiet_batching():
+        found: dict[str, Tensor] = vmap(rows, chunk_size=chunk)(x, columns)
+    return found
 
 
 def rows_by_loop(
-    call: Callable[[Any], Tensor], x: Any, leaves: Sequence[Tensor], columns: Tensor
+    call: Callable[[Any], Tensor],
+    x: Any,
+    leaves: Sequence[Tensor],
+    columns: Tensor,
+    *,
+    may_be_unused: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """Outputs (b, c), and rows ``Sᵀ J`` (b, k, p) of leaves, sample by sample.
 
     Raises
     ------
+    RuntimeError
+        If a sample's outputs have no derivatives, unless it ``may_be_unused``: all
+        leaves, as those of an expert that gets other samples; rows are zero then.
     ValueError
-        If a sample alone has other outputs in number than with others.
+        If a sample alone has no outputs, or others in number than with others.
     """
     outputs, rows = [], []
     for n, combinations in enumerate(columns):
         with torch.enable_grad():
-            f = call(tree_rows(x, slice(n, n + 1)))
+            try:
+                f = call(tree_rows(x, slice(n, n + 1)))
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, ValueError) as error:  # together there was none
+                message = f"{DEPENDENT_SAMPLES} Alone, a sample raised: {error}"
+                raise ValueError(message) from error
             if f.shape != (1, len(combinations)):
                 raise ValueError(DEPENDENT_SAMPLES)
+            if may_be_unused and not f.requires_grad:
+                f = f + 0 * leaves[0].sum()
             rows += [
                 torch.autograd.grad(
                     f[0], leaves, column, retain_graph=True, materialize_grads=True
@@ -117,8 +158,8 @@ def rows_by_loop(
             ]
         outputs.append(f.detach())
     shape = len(columns), columns.shape[-1], -1
-    stacked = [torch.stack(parts).reshape(shape) for parts in zip(*rows, strict=True)]
-    return torch.cat(outputs), stacked
+    stacked = [torch.stack(p).reshape(shape) for p in zip(*rows, strict=True)]
+    return torch.cat(outputs), [piece.to(columns.dtype) for piece in stacked]
 
 
 def exact_hessian(

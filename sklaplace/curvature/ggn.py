@@ -18,6 +18,7 @@ from sklaplace.core.linalg import all_finite
 from sklaplace.core.random import counter_uniforms, row_hash
 from sklaplace.curvature.derivatives import exact_hessian
 from sklaplace.curvature.jacobian import backpropagate_in_parts
+from sklaplace.curvature.recorder import compare_alone
 from sklaplace.curvature.structures import Accumulator
 from sklaplace.likelihoods import DataFit, Likelihood, output_weights, weighted
 from sklaplace.likelihoods.output_hessian import Factored, OutputHessian
@@ -153,6 +154,7 @@ def accumulate(
     curvature: Curvature,
     accumulator: Accumulator,
     observe: Callable[..., None] | None = None,
+    after_batch: Callable[[Any, Tensor, Tensor | None], None] | None = None,
 ) -> DataFit:
     """Sum the curvature and the loss over batches ``(x, y, weights)``.
 
@@ -169,6 +171,8 @@ def accumulate(
     observe : callable, optional
         Called with ``(f, hessian, jacobian, targets, weights, keys)`` of every batch,
         or of every part of its columns.
+    after_batch : callable, optional
+        Called once with ``(x, f, weights)`` of every batch.
 
     Returns
     -------
@@ -180,12 +184,18 @@ def accumulate(
     ValueError
         If an output is not finite.
     """
-    losses, counts = [], []
+    losses: list[Tensor] = []
+    counts: list[Tensor] = []
     new_batch = partial(_Batch, forward, likelihood, curvature, accumulator)
     adds_matrix = curvature.is_exact and accumulator.layout.head is None
     for given in batches:
         batch = new_batch(*given)
         f = batch.add_exactly() if adds_matrix else batch.add(observe)
+        if accumulator.layout.head is not None and not losses and all_finite(f):
+            # no rows are compared, but a whole batch may have other outputs
+            compare_alone(forward, batch.x, f, accumulator.layout.rounding)
+        if after_batch is not None:
+            after_batch(batch.x, f, batch.given_weights)
         losses.append(batch.loss(f.double()))
         counts.append(batch.n_targets(f))
     while accumulator.needs_another_pass():

@@ -10,16 +10,24 @@ in the form of a bias (``a ≡ 1``).
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sklaplace.core.linalg import agree
+from sklaplace.core.trees import tree_rows
 from sklaplace.curvature.blocks import Block, HeadBlock, grams, kernel, total, variances
-from sklaplace.curvature.derivatives import dense_rows
+from sklaplace.curvature.derivatives import DEPENDENT_SAMPLES, dense_rows
 from sklaplace.curvature.layout import BlockSpec, Head, Layout
 from sklaplace.curvature.patches import LAYER_INPUTS, Inputs, joined_inputs, unfolded
-from sklaplace.curvature.recorder import Recorder, first_input
+from sklaplace.curvature.recorder import (
+    MixedSamplesError,
+    Recorder,
+    first_input,
+    n_samples,
+)
 from sklaplace.likelihoods.output_hessian import Factored, OutputHessian
 from sklaplace.networks.forward import Forward
 
@@ -136,13 +144,13 @@ class Jacobian:
 
     @staticmethod
     def stacked(parts: "list[Jacobian]") -> "Jacobian":
-        """Rows of the samples of several batches; all have keys."""
+        """Rows of the samples of several batches; all or none have keys."""
         blocks = [
             Block(g, None if same[0].a is None else joined_inputs([b.a for b in same]))
             for g, same in _concatenated(parts, 0)
         ]
         keys = [part.keys for part in parts if part.keys is not None]
-        return Jacobian(blocks, keys=torch.cat(keys))
+        return Jacobian(blocks, keys=torch.cat(keys) if keys else None)
 
     def kernel(self, other: "Jacobian", v: Tensor) -> Tensor:
         """``Σₗ vₗ Jₗ J'ₗᵀ`` over blocks for ``v`` (L,), as (b, k, b', k')."""
@@ -164,6 +172,19 @@ class Jacobian:
     def rmatmul(self, w: Tensor) -> Tensor:
         """``Σ rowsᵀ w`` over b and k for ``w`` (b, k, q), as (P, q)."""
         return torch.cat([block.rmatmul(w) for block in self.blocks])
+
+    def normal_product(self, v: Tensor) -> Tensor:
+        """``Σ rowsᵀ rows v`` over b and k for ``v`` (P, q), as (P, q).
+
+        Rows of a last layer are not written out where they are more than ``q``.
+        """
+        if self.n_columns <= v.shape[1] or not isinstance(self.blocks[0], HeadBlock):
+            return self.rmatmul(self.matmul(v))
+        pairs = zip(self.blocks, self._split(v), strict=True)
+        outputs = total([block.layer_outputs(piece) for block, piece in pairs])
+        head = self.blocks[0]
+        curved = head.hessian.products(head.matrix, outputs)
+        return torch.cat([block.in_weights(curved) for block in self.blocks])
 
     def _split(self, v: Tensor) -> tuple[Tensor, ...]:
         return v.split([b.n_parameters for b in self.blocks])
@@ -264,9 +285,26 @@ def backpropagate_in_parts(
         if known is not None:
             yield known
             return
+    try:
+        yield from backpropagate_batch(forward, x, layout, cotangents)
+    except MixedSamplesError:
+        yield _one_by_one(forward, x, layout, cotangents)
+
+
+def backpropagate_batch(
+    forward: Forward, x: Any, layout: Layout, cotangents: Cotangents = None
+) -> Iterator[tuple[Tensor, Jacobian]]:
+    """`backpropagate_in_parts` of all samples together.
+
+    Raises
+    ------
+    MixedSamplesError
+        If the entries of some layer's input are not those samples, in order.
+    """
     with torch.enable_grad(), Recorder(forward.module, layout.layers) as recorder:
         f = forward(x)
-    outputs = f.detach()
+        outputs = f.detach()
+        recorder.check(forward, x, outputs, layout.rounding)
     columns = _columns(outputs, cotangents)
     others = [spec for spec in layout.blocks if spec.layer is None]
     per_part = recorder.columns_at_once(columns)
@@ -276,6 +314,37 @@ def backpropagate_in_parts(
         dense = dense_rows(forward, x, others, some) if others else {}
         blocks = [_block(spec, factors, dense) for spec in layout.blocks]
         yield outputs, Jacobian(blocks, first_column=start)
+
+
+def _one_by_one(
+    forward: Forward, x: Any, layout: Layout, cotangents: Cotangents
+) -> tuple[Tensor, Jacobian]:
+    """Outputs and rows of each sample alone: all that a layer gets belongs to it."""
+    samples = [tree_rows(x, slice(n, n + 1)) for n in range(n_samples(x))]
+    with torch.no_grad():
+        outputs, together = torch.cat([*map(forward, samples)]), forward(x)
+    if not agree(outputs, together, layout.rounding):
+        raise ValueError(DEPENDENT_SAMPLES)
+    columns = _columns(outputs, cotangents)
+    parts = []
+    for sample, own in zip(samples, columns.split(1), strict=True):
+        of_sample = backpropagate_batch(forward, sample, layout, partial(_given, own))
+        parts.append(joined(list(of_sample))[1])
+    return outputs, Jacobian.stacked(_with_equal_positions(parts))
+
+
+def _given(columns: Tensor, _f: Tensor) -> Tensor:
+    """Columns that do not depend on the outputs."""
+    return columns
+
+
+def _with_equal_positions(parts: list[Jacobian]) -> list[Jacobian]:
+    """Rows of several samples, with zeros for the positions that others have more."""
+    blocks = []
+    for same in zip(*(part.blocks for part in parts), strict=True):
+        n_positions = max(block.g.shape[2] for block in same)
+        blocks.append([block.padded(n_positions) for block in same])
+    return [Jacobian(list(of_part)) for of_part in zip(*blocks, strict=True)]
 
 
 def _columns(f: Tensor, cotangents: Cotangents) -> Tensor:
@@ -299,15 +368,37 @@ def _layer_factors(
     factors: dict[str, tuple[Inputs, Tensor]] = {}
     for name, gradients in recorder.gradients(f, columns).items():
         layer: Any = module.get_submodule(name)
-        inputs = [LAYER_INPUTS[type(layer)](layer, c.x) for c in recorder.calls[name]]
-        if not inputs:
-            (b, _, k), (o, i) = columns.shape, layer.weight.flatten(1).shape
+        b, _, k = columns.shape
+        pairs = [
+            _of_samples(layer, call.x.to(f.dtype), gradient, b)
+            for call, gradient in zip(recorder.calls[name], gradients, strict=True)
+            if call.x.numel()
+        ]
+        if not pairs:
+            o, i = layer.weight.flatten(1).shape
             factors[name] = columns.new_zeros(b, 1, i), columns.new_zeros(b, k, 1, o)
             continue
-        a = inputs[0] if len(inputs) == 1 else torch.cat([*map(unfolded, inputs)], 1)
-        g = torch.cat([_by_position(layer, part) for part in gradients], dim=2)
-        factors[name] = a, g
+        inputs, outputs = zip(*pairs, strict=True)
+        if len(pairs) == 1:
+            factors[name] = inputs[0], outputs[0].contiguous()
+            continue
+        a = torch.cat([*map(unfolded, inputs)], 1)
+        factors[name] = a, torch.cat(outputs, dim=2)
     return factors
+
+
+def _of_samples(layer: Any, x: Tensor, g: Tensor, b: int) -> tuple[Inputs, Tensor]:
+    """Inputs (b, r, i) and output gradients (b, k, r, o) of a call with input ``x``.
+
+    All that a layer gets from a single sample belongs to it, on whichever axis.
+    """
+    if x.ndim < layer.weight.ndim:  # without an axis of samples
+        x, g = x.unsqueeze(0), g.unsqueeze(1)
+    a, g = LAYER_INPUTS[type(layer)](layer, x), _by_position(layer, g)
+    if b == 1 and len(x) > 1:
+        a, g = unfolded(a).flatten(0, 1).unsqueeze(0), g.transpose(0, 1).flatten(1, 2)
+        g = g.unsqueeze(0)
+    return a, g
 
 
 def _by_position(layer: nn.Module, g: Tensor) -> Tensor:
@@ -350,8 +441,8 @@ def _through_head(
         f = forward(x)
     if len(calls) != 1 or any(tensor._version != v for tensor, v in calls[0]):
         return None
-    (inputs, _), (hidden, _) = calls[0]
-    if hidden.ndim != 2 or not head.fits(hidden, f):
+    inputs, hidden = (tensor.to(f.dtype) for tensor, _ in calls[0])
+    if hidden.ndim != 2 or len(hidden) != n_samples(x) or not head.fits(hidden, f):
         return None
     factors = [None if s.is_bias else inputs.unsqueeze(1) for s in layout.blocks]
     # with these S is the same for all samples; None stands for the identity

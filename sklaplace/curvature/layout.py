@@ -8,11 +8,13 @@ entry per block, that is, per parameter tensor.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from sklaplace.core.lazy import cached_property
+from sklaplace.core.persistence import FieldsOnly
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,12 @@ class BlockSpec:
         Shape of the parameter.
     layer : str or None
         Name of the layer whose inputs and output gradients are the factors of the
-        Jacobian rows. None: dense rows by ``torch.func``.
+        Jacobian rows. None: dense rows.
     is_bias : bool
         Whether the layer adds the parameter instead of multiplying by it.
+    one_by_one : bool
+        Whether dense rows are computed for one sample after the other, since those of
+        ``torch.func.vmap`` are missing or wrong.
     indices : Tensor of shape (p,) or None
         Which entries of the flattened parameter are selected; None: all.
     """
@@ -38,6 +43,7 @@ class BlockSpec:
     shape: tuple[int, ...]
     layer: str | None = None
     is_bias: bool = False
+    one_by_one: bool = False
     indices: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -54,7 +60,7 @@ class BlockSpec:
 
 
 @dataclass(frozen=True)
-class Head:
+class Head(FieldsOnly):
     """A Linear layer of which the outputs are one affine map for all samples.
 
     Attributes
@@ -107,10 +113,13 @@ class Layout:
         One per parameter tensor.
     head : Head or None
         If all blocks belong to one: its Jacobian needs no automatic differentiation.
+    rounding : float
+        Relative rounding error of the layers' outputs, where known.
     """
 
     blocks: tuple[BlockSpec, ...]
     head: Head | None = None
+    rounding: float = field(default=0.0, compare=False)
 
     @property
     def sizes(self) -> list[int]:

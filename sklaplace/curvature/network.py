@@ -5,12 +5,14 @@ a sample takes, from a forward pass and the Jacobian of a few samples.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from sklaplace.core.budget import require_bytes
+from sklaplace.core.trees import tree_rows
+from sklaplace.curvature.features import feature_layers
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.recorder import BACKWARD_COPIES
@@ -19,6 +21,8 @@ from sklaplace.networks import outputs
 
 # copies of a layer's inputs that are alive at once: original and rotated
 INPUT_COPIES = 2
+# samples whose whole Jacobian is computed; that many are verified at least
+N_ROWS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +36,13 @@ class NetworkSpec(outputs.OutputSpec):
     head_map : Tensor of shape (c, o) or None
         Jacobian of the outputs with respect to those of the last layer, if all samples
         share it and the loss is convex in the outputs; None otherwise.
+    feature_layers : list of str
+        Names of the last layers with parameters, whose inputs are the features.
     """
 
     layout: Layout
     head_map: Tensor | None
+    feature_layers: list[str] = field(default_factory=list)
 
 
 def infer_network_spec(
@@ -76,16 +83,21 @@ def infer_network_spec(
             net, x, allowed, n_targets, is_trained, **likelihood_options
         )
         forward = bare.with_output_map(found.output_map, found.logit_layer)
-        layout = select(forward, x, subset, options or {})
-        _check_map_bytes(raw, sizes, layout)
-        f, jacobian = backpropagate(forward, x, layout)
+        n_verified = max(N_ROWS, found.batch_size())
+        layout = select(forward, tree_rows(x, slice(n_verified)), subset, options or {})
+        few = tree_rows(x, slice(N_ROWS))
+        sizes = {name: n * len(few) // len(raw) for name, n in sizes.items()}
+        _check_map_bytes(raw[:N_ROWS], sizes, layout)
+        f, jacobian = backpropagate(forward, few, layout)
         row_bytes = _row_bytes(f, sizes, layout, jacobian, found.likelihood.n_blocks)
+        last = feature_layers(forward, few, layout, subset)
     head_map = None if layout.head is None else layout.head.matrix
     if not found.likelihood.is_convex:
         head_map = None
     elif subset == "last_layer" and head_map is None:
         head_map = common_gradient(layout, jacobian)
     own = {"row_bytes": row_bytes, "layout": layout, "head_map": head_map}
+    own["feature_layers"] = last
     return NetworkSpec(**(vars(found) | own))
 
 

@@ -7,7 +7,6 @@ moment ``Σ a aᵀ`` (i, i) is computed from the autocorrelation of the image.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sklaplace.core.budget import CACHE
+from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import gram
 
 # Autocorrelation pays where the products that it saves, (samples · positions · i²),
@@ -220,15 +220,21 @@ def mean_input(a: Inputs) -> Tensor:
 
 def joined_inputs(parts: list[Any]) -> Inputs:
     """Inputs of the samples of several batches."""
-    if isinstance(parts[0], Patches):
+    shapes = {p.image.shape[1:] if isinstance(p, Patches) else None for p in parts}
+    if len(shapes) == 1 and None not in shapes:
         return replace(parts[0], image=torch.cat([part.image for part in parts]))
-    return torch.cat(parts)
+    return torch.cat([*map(unfolded, parts)])
 
 
 def second_moment(a: Inputs, weights: Tensor | None) -> Tensor:
     """``Σ w a aᵀ`` over samples and positions, (i, i)."""
     a = _scaled(a, weights)
     return a.moment() if isinstance(a, Patches) else gram(a.flatten(0, 1))
+
+
+def scaled_rows(a: Inputs, weights: Tensor | None) -> Tensor:
+    """``√w a`` of all samples and positions, (b·r, i)."""
+    return unfolded(_scaled(a, weights)).flatten(0, 1)
 
 
 def second_diagonal(a: Inputs, weights: Tensor | None) -> Tensor:
@@ -263,4 +269,5 @@ LAYER_INPUTS: dict[type[nn.Module], Callable[[Any, Tensor], Inputs]] = {
 
 def has_layer_form(module: nn.Module) -> bool:
     """Whether rows of this layer's parameters have the form ``Σᵣ g ⊗ a``."""
-    return type(module) in LAYER_INPUTS and getattr(module, "groups", 1) == 1
+    is_known = type(module) in LAYER_INPUTS and getattr(module, "groups", 1) == 1
+    return is_known and "forward" not in vars(module)  # not replaced by another

@@ -15,10 +15,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from sklaplace.core.budget import BUDGET
-from sklaplace.curvature.derivatives import vectorised
+from sklaplace.core.linalg import agree, all_finite
+from sklaplace.core.trees import leaves, tree_rows
+from sklaplace.curvature.derivatives import DEPENDENT_SAMPLES, vectorised
+from sklaplace.networks.forward import Forward
 
 # gradients of a column that are alive at once: those kept, and those passed on
 BACKWARD_COPIES = 2
+# samples of a batch that are passed through the network again, at most
+MAX_CHECKED = 16
 
 
 def first_input(args: Any, kwargs: Any) -> Tensor:
@@ -26,13 +31,61 @@ def first_input(args: Any, kwargs: Any) -> Tensor:
     return args[0] if args else kwargs["input"]
 
 
+def n_samples(x: Any) -> int:
+    """Number b of samples of a batch."""
+    return len(next(leaves(x)))
+
+
 @dataclass(frozen=True)
 class _Call:
-    """One call of a layer: its input, and edge and shape of its output."""
+    """One call of a layer: its input, and edge and shape of its output.
+
+    ``n_axes`` is the least number of axes of an input with samples on the first one.
+    """
 
     x: Tensor
+    n_axes: int
     edge: GradientEdge
     shape: torch.Size
+
+    @property
+    def n_samples(self) -> int:
+        """Length of the first axis; one if the input has no axis of samples."""
+        return len(self.x) if self.x.ndim >= self.n_axes else 1
+
+
+class MixedSamplesError(RuntimeError):
+    """The entries of a layer's input are not the samples of the batch, in order."""
+
+
+def _samples_to_check(b: int) -> Tensor:
+    """Indices of every other sample, at most 16 from across the batch, from the last.
+
+    In reverse order, so that samples that a network sorts come to other places.
+    """
+    n = min(MAX_CHECKED, (b + 1) // 2)
+    return b - 1 - b * torch.arange(n) // n
+
+
+def compare_alone(forward: Forward, x: Any, f: Tensor, rounding: float) -> Tensor:
+    """Compare outputs (b, c) with those of some of the samples alone.
+
+    Returns the indices of those samples; raises ValueError where outputs differ.
+    """
+    some = _samples_to_check(len(f))
+    with torch.no_grad():
+        found = forward(tree_rows(x, some))
+    if not agree(found, f[some], rounding):
+        raise ValueError(DEPENDENT_SAMPLES)
+    return some
+
+
+def _agree_each(found: list[Tensor], expected: list[Tensor], precision: float) -> bool:
+    """Whether there are as many, and each agrees."""
+    pairs = zip(found, expected, strict=False)
+    return len(found) == len(expected) and all(
+        agree(*pair, precision) for pair in pairs
+    )
 
 
 class Recorder(ExitStack):
@@ -44,36 +97,85 @@ class Recorder(ExitStack):
 
     def __init__(self, module: nn.Module, layers: list[str]) -> None:
         super().__init__()
+        self._alone: dict[str, list[Tensor]] | None = None
         self.calls: dict[str, list[_Call]] = {name: [] for name in layers}
         for name in layers:
             layer, record = module.get_submodule(name), partial(self._record, name)
-            start = layer.register_forward_pre_hook(self._start_graph, with_kwargs=True)
-            self.enter_context(start)
-            self.enter_context(layer.register_forward_hook(record, with_kwargs=True))
+            start = partial(self._enter, name)
+            hook = layer.register_forward_pre_hook(start, with_kwargs=True)
+            self.enter_context(hook)
+            # before hooks of the user's, which may change the output
+            hook = layer.register_forward_hook(record, prepend=True, with_kwargs=True)
+            self.enter_context(hook)
 
-    @staticmethod
-    def _start_graph(_layer: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _enter(
+        self, name: str, _layer: nn.Module, args: Any, kwargs: Any
+    ) -> tuple[Any, Any] | None:
         """Start the graph at a layer if nothing below it is selected.
 
         The parameters need no gradient, so without this the output would have
         no edge. The copy-free detach keeps in-place activations legal.
         """
         x = first_input(args, kwargs)
+        if self._alone is not None:
+            self._alone[name].append(x)
+            return None
         return (x if x.requires_grad else x.detach().requires_grad_(),), {}
 
     def _record(
-        self, name: str, _layer: nn.Module, args: Any, _kwargs: Any, output: Tensor
+        self, name: str, layer: Any, args: Any, _kwargs: Any, output: Tensor
     ) -> Tensor:
+        if self._alone is not None:
+            return output
         if output._is_view():
             # an in-place activation would cut a view's edge out of the graph
             output = output.clone()
-        edge = get_gradient_edge(output)
-        self.calls[name].append(_Call(args[0].detach(), edge, output.shape))
+        edge, n_axes = get_gradient_edge(output), layer.weight.ndim
+        self.calls[name].append(_Call(args[0].detach(), n_axes, edge, output.shape))
         return output
 
     @property
     def _all_calls(self) -> list[_Call]:
         return [call for calls in self.calls.values() for call in calls]
+
+    def check(self, forward: Forward, x: Any, f: Tensor, rounding: float) -> None:
+        """Compare layers and outputs with those of some samples of the batch alone.
+
+        Parameters
+        ----------
+        forward : Forward
+            The network that has been recorded.
+        x : batch
+            The samples.
+        f : Tensor of shape (b, c)
+            Their outputs.
+        rounding : float
+            Relative rounding error of the layers' outputs.
+
+        Raises
+        ------
+        MixedSamplesError
+            If a network reorders samples inside, or calls a layer for some of them.
+        ValueError
+            If outputs depend on the other samples of the batch.
+
+        Notes
+        -----
+        One forward pass of half of the batch, at most of 16 samples.
+        """
+        b = n_samples(x)
+        if len(f) != b:
+            raise ValueError(DEPENDENT_SAMPLES)
+        if b == 1 or not all_finite(f):  # all that a layer gets belongs to one sample
+            return
+        if any(call.n_samples != b for call in self._all_calls):
+            raise MixedSamplesError
+        self._alone = {name: [] for name in self.calls}
+        some = compare_alone(forward, x, f, rounding)
+        for name, calls in self.calls.items():
+            inputs = [call.x[some] for call in calls]
+            if not _agree_each(self._alone[name], inputs, rounding):
+                raise MixedSamplesError
 
     def columns_at_once(self, columns: Tensor) -> int:
         """Columns whose gradients fit into the budget together, at least one."""
@@ -95,8 +197,9 @@ class Recorder(ExitStack):
             gradients = torch.autograd.grad(
                 f, edges, column, retain_graph=True, allow_unused=True
             )
+            # layers may be less, or more, precise than the outputs
             return tuple(
-                column.new_zeros(call.shape) if g is None else g
+                column.new_zeros(call.shape) if g is None else g.to(column.dtype)
                 for g, call in zip(gradients, calls, strict=True)
             )
 

@@ -1,8 +1,7 @@
 """Subsets: which weights are treated as random, as a `Layout`.
 
-The layout is found by a forward pass over a few samples, and each layer form is
-verified there against plain automatic differentiation. A layer that is used otherwise
-(shared weights, functional calls, reparametrisations) falls back to dense rows.
+The layout is found by a forward pass over a few samples, and the rows of each
+parameter are verified there.
 """
 
 from collections import Counter
@@ -17,11 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from sklaplace.core.checks import Check, check_count, listed
-from sklaplace.curvature.derivatives import DEPENDENT_SAMPLES, rows_by_loop
+from sklaplace.core.trees import leaves as tensors
+from sklaplace.curvature.graph import count_uses
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import BlockSpec, Head, Layout
 from sklaplace.curvature.patches import has_layer_form
-from sklaplace.networks.forward import Forward, requiring_grad
+from sklaplace.curvature.verification import probe, verified
+from sklaplace.networks.forward import Forward, first_tensor, requiring_grad, rounding
 
 # names of parameters in a message, at most
 MAX_LISTED = 12
@@ -31,33 +32,48 @@ N_WEIGHTS, CRITERION = 100, "magnitude"
 
 def all_weights(forward: Forward, x: Any) -> Layout:
     """Every parameter of the network."""
-    called, f = _called_layers(forward, x)
-    return _verified(forward, x, f, _specs(forward.module, called))
+    calls = _called_layers(forward, x)
+    return verified(forward, x, calls.outputs, _specs(forward.module, calls))
 
 
 def last_layer(forward: Forward, x: Any) -> Layout:
-    """Weight and bias of the Linear layer that ends the network.
+    """Weights and biases of the Linear layers that end the network.
+
+    Several where the outputs come from layers side by side, such as one for means and
+    one for variances.
 
     Raises
     ------
     ValueError
-        If the last layer with parameters is not a Linear layer.
+        If a last layer with parameters is not a Linear layer.
     """
-    called, f = _called_layers(forward, x)
-    name = _last_called(forward, x, called)
-    head = forward.module.get_submodule(name)
-    if not isinstance(head, nn.Linear):
-        raise ValueError(
-            "subset_of_weights='last_layer' needs a network whose last layer with "
-            f"parameters is a Linear layer; here it is {type(head).__name__} "
-            f"({name!r}). Use subset_of_weights='all', a list with the name of the "
-            "layer you mean, or end the network with torch.nn.Linear."
-        )
-    # by identity: a weight that is tied to an earlier layer has that layer's name
-    own = {id(parameter) for parameter in head.parameters()}
+    calls = _called_layers(forward, x)
+    own: set[int] = set()
+    for name in _last_layers(forward, x, calls.names):
+        head = forward.module.get_submodule(name)
+        if not isinstance(head, nn.Linear):
+            raise ValueError(
+                "subset_of_weights='last_layer' needs a network whose last layer with "
+                f"parameters is a Linear layer; here it is {type(head).__name__} "
+                f"({name!r}). Use subset_of_weights='all', a list with the name of the "
+                "layer you mean, or end the network with torch.nn.Linear."
+            )
+        # by identity: a weight that is tied to an earlier layer has that layer's name
+        own |= {id(parameter) for parameter in head.parameters()}
     names = [n for n, p in forward.module.named_parameters() if id(p) in own]
-    specs = [s for s in _specs(forward.module, called) if s.name in names]
-    return _with_head(forward, x, _verified(forward, x, f, specs))
+    specs = [s for s in _specs(forward.module, calls) if s.name in names]
+    return _with_head(forward, x, verified(forward, x, calls.outputs, specs))
+
+
+def ending_layers(
+    forward: Forward, x: Any, called: list[str] | None = None
+) -> list[str]:
+    """Names of the layers with parameters that end the network, of any type.
+
+    ``called`` are all layers with parameters that it calls, if they are known.
+    """
+    names = _called_layers(forward, x).names if called is None else called
+    return _last_layers(forward, x, names)
 
 
 def trainable(forward: Forward, x: Any) -> Layout:
@@ -73,7 +89,9 @@ def trainable(forward: Forward, x: Any) -> Layout:
             "subset_of_weights='trainable' needs parameters with requires_grad; all "
             "are frozen. Use 'last_layer', 'all', or names of parameters."
         )
-    return named(forward, x, sorted(forward.trainable))
+    parameters = dict(forward.module.named_parameters())
+    names = [name for name in forward.trainable if _is_weight(parameters[name])]
+    return named(forward, x, sorted(names))
 
 
 def named(forward: Forward, x: Any, names: Sequence[str]) -> Layout:
@@ -84,19 +102,21 @@ def named(forward: Forward, x: Any, names: Sequence[str]) -> Layout:
     ValueError
         If a name is that of no parameter and no module.
     """
-    called, f = _called_layers(forward, x)
-    specs = _specs(forward.module, called)
+    calls = _called_layers(forward, x)
+    specs = _specs(forward.module, calls)
     missing = [n for n in names if not any(_contains(n, s.name) for s in specs)]
     if missing:
         known = listed(spec.name for spec in specs[:MAX_LISTED])
         more = " …" if len(specs) > MAX_LISTED else ""
+        is_whole = all(map(_is_weight, forward.module.parameters()))
+        hint = "" if is_whole else " Integers and empty tensors are no weights."
         raise ValueError(
             f"subset_of_weights={missing!r} is not known. Choose one of "
             f"{listed(SUBSETS)}, or a list of names of modules or of the parameters "
-            f"{known}{more}."
+            f"{known}{more}.{hint}"
         )
     chosen = [s for s in specs if any(_contains(name, s.name) for name in names)]
-    return _with_head(forward, x, _verified(forward, x, f, chosen))
+    return _with_head(forward, x, verified(forward, x, calls.outputs, chosen))
 
 
 def subnetwork(
@@ -139,7 +159,7 @@ def subnetwork(
         start += block.size
         if len(inside):
             blocks.append(replace(block, indices=inside))
-    return Layout(tuple(blocks))
+    return replace(whole, blocks=tuple(blocks))
 
 
 def _with_head(forward: Forward, x: Any, layout: Layout) -> Layout:
@@ -166,14 +186,16 @@ def _affine_head(
     def record(_layer: nn.Module, _args: Any, output: Tensor) -> None:
         hidden.append(output.detach().clone())
 
-    with layer.register_forward_hook(record):
-        f, jacobian = backpropagate(forward, x, layout, _probe)
+    with torch.no_grad(), layer.register_forward_hook(record):
+        f = forward(x)  # with a graph, rounding can differ
+    jacobian = backpropagate(forward, x, layout, probe)[1]
     if len(hidden) != 1 or hidden[0].ndim != 2:
         return None
+    hidden[0] = hidden[0].to(f.dtype)
     # where the outputs are those of the layer, one column is enough to verify it
     probed = jacobian.blocks[0].g.squeeze(2).mT
     matrix: Tensor | None
-    if torch.equal(hidden[0], f) and torch.allclose(probed, _probe(f)):
+    if torch.equal(hidden[0], f) and torch.allclose(probed, probe(f)):
         matrix = torch.eye(f.shape[1], dtype=torch.float64, device=f.device)
     else:
         matrix = common_gradient(layout, backpropagate(forward, x, layout)[1])
@@ -189,17 +211,74 @@ def _affine_head(
 
 def common_gradient(layout: Layout, jacobian: Jacobian) -> Tensor | None:
     """Jacobian (c, o) of the outputs in the last layer's, if all samples share it."""
-    block = jacobian.blocks[0]
-    if any(spec.layer is None for spec in layout.blocks) or block.g.shape[2] != 1:
+    block, layers = jacobian.blocks[0], {spec.layer for spec in layout.blocks}
+    if len(layers) > 1 or None in layers or block.g.shape[2] != 1:
         return None
     g = block.g.squeeze(2)
     return g[0].double() if torch.allclose(g, g[:1].expand_as(g)) else None
 
 
-def _last_called(forward: Forward, x: Any, called: list[str]) -> str:
-    """The layer called last on which the outputs depend, and which has no other."""
-    called = [n for n in called if ".parametrizations" not in n]
+def _last_layers(forward: Forward, x: Any, called: list[str]) -> list[str]:
+    """Layers on which the outputs depend, and whose outputs enter no other layer.
+
+    The last of them alone where each enters another, as in a loop.
+    """
+    called = list(dict.fromkeys(map(_without_parametrization, called)))
     layers = [n for n in called if not any(_contains(n, m) for m in called if m != n)]
+    return _ends(forward, x, layers) or [_last_called(forward, x, layers)]
+
+
+def _without_parametrization(name: str) -> str:
+    """Name of the layer that a parametrization of a weight belongs to."""
+    parts = name.split(".")
+    ends = parts.index("parametrizations") if "parametrizations" in parts else None
+    return ".".join(parts[:ends])
+
+
+def _ends(forward: Forward, x: Any, layers: list[str]) -> list[str]:
+    """Layers whose outputs reach those of the network through no other layer.
+
+    The graph starts anew at each layer.
+    """
+    starts: dict[str, list[Tensor]] = {name: [] for name in layers}
+    inputs: list[Tensor] = []
+
+    def enter(_layer: nn.Module, args: Any, kwargs: Any) -> None:
+        given = (v for v in tensors((args, kwargs)) if isinstance(v, Tensor))
+        inputs.extend(v for v in given if v.requires_grad)
+
+    def leave(name: str, _layer: nn.Module, _args: Any, output: Any) -> Any:
+        return _restarted(output, starts[name])
+
+    with torch.enable_grad(), ExitStack() as hooks:
+        for name in layers:
+            layer = forward.module.get_submodule(name)
+            before = layer.register_forward_pre_hook(enter, with_kwargs=True)
+            hooks.enter_context(before)
+            after = layer.register_forward_hook(partial(leave, name))
+            hooks.enter_context(after)
+        reached = count_uses([forward(x)])
+    entered = count_uses(inputs)
+    return [
+        name
+        for name, own in starts.items()
+        if any(id(start) in reached for start in own)
+        and not any(id(start) in entered for start in own)
+    ]
+
+
+def _restarted(output: Any, starts: list[Tensor]) -> Any:
+    """The output of a layer with a graph that begins at it, at leaves in ``starts``."""
+    if type(output) in (tuple, list):
+        return type(output)(_restarted(part, starts) for part in output)
+    if not isinstance(output, Tensor) or not output.is_floating_point():
+        return output
+    starts.append(output.detach().requires_grad_())
+    return starts[-1].clone()  # a copy may be written to in place
+
+
+def _last_called(forward: Forward, x: Any, layers: list[str]) -> str:
+    """The layer called last on which the outputs depend."""
     for name in reversed(layers):
         leaves = _differentiable(forward.module.get_submodule(name))
         with torch.enable_grad(), requiring_grad(leaves):
@@ -272,8 +351,31 @@ def select(forward: Forward, x: Any, subset: Any, options: Mapping[str, Any]) ->
     return named(forward, x, list(subset))
 
 
-def _called_layers(forward: Forward, x: Any) -> tuple[list[str], Tensor]:
-    """Modules that own parameters, in the order of their last call, and outputs.
+@dataclass(frozen=True)
+class _Calls:
+    """Which modules a network calls.
+
+    Attributes
+    ----------
+    names : list of str
+        Modules that own parameters, in the order of their last call.
+    n_calls : Counter
+        Calls of each.
+    uses : Counter
+        In how many places the outputs use each parameter, by its ``id``; empty where
+        there is no graph.
+    outputs : Tensor of shape (b, c)
+        The network's outputs.
+    """
+
+    names: list[str]
+    n_calls: Counter[str]
+    uses: Counter[int]
+    outputs: Tensor
+
+
+def _called_layers(forward: Forward, x: Any) -> _Calls:
+    """Modules that a network calls.
 
     Parameters require gradients meanwhile, since some modules do not call their
     submodules otherwise, unless the network writes to one of them in place.
@@ -286,28 +388,42 @@ def _called_layers(forward: Forward, x: Any) -> tuple[list[str], Tensor]:
             return _record_calls(forward, x)
 
 
-def _record_calls(forward: Forward, x: Any) -> tuple[list[str], Tensor]:
+def _record_calls(forward: Forward, x: Any) -> _Calls:
     called: list[str] = []
+    outputs: list[Any] = []
+
+    def record(name: str, _module: nn.Module, _args: Any, output: Any) -> None:
+        called.append(name)
+        outputs.append(first_tensor(output))
+
     with ExitStack() as hooks:
         for name, module in forward.module.named_modules():
             if list(module.parameters(recurse=False)):
-                record = partial(lambda name, *_: called.append(name), name)
-                hooks.enter_context(module.register_forward_hook(record))
+                hook = module.register_forward_hook(partial(record, name))
+                hooks.enter_context(hook)
         f = forward(x)
-    return list(dict.fromkeys(reversed(called)))[::-1], f.detach()
+    forward.rounding = rounding([f, *outputs])
+    names = list(dict.fromkeys(reversed(called)))[::-1]
+    return _Calls(names, Counter(called), count_uses([f]), f.detach())
 
 
-def _specs(module: nn.Module, called: list[str]) -> list[BlockSpec]:
-    """A spec per parameter; in layer form where one called layer owns it."""
+def _specs(module: nn.Module, calls: _Calls) -> list[BlockSpec]:
+    """A spec per parameter; in layer form where one called layer alone uses it.
+
+    Integers are no weights, nor are tensors without entries.
+    """
     names = module.named_parameters(remove_duplicate=False)
     n_owners = Counter(id(parameter) for _, parameter in names)
     specs = []
     for name, parameter in module.named_parameters():
+        if not _is_weight(parameter):
+            continue
         layer, _, key = name.rpartition(".")
         has_form = (
             n_owners[id(parameter)] == 1
             and key in ("weight", "bias")
-            and layer in called
+            and calls.uses[id(parameter)] <= calls.n_calls[layer]
+            and layer in calls.names
             and has_layer_form(module.get_submodule(layer))
         )
         shape, is_bias = tuple(parameter.shape), has_form and key == "bias"
@@ -315,55 +431,6 @@ def _specs(module: nn.Module, called: list[str]) -> list[BlockSpec]:
     return specs
 
 
-def _verified(forward: Forward, x: Any, f: Tensor, specs: list[BlockSpec]) -> Layout:
-    """A layout whose layer forms agree with plain automatic differentiation.
-
-    ``f`` are the outputs of all samples together.
-
-    Raises
-    ------
-    ValueError
-        If the outputs of a sample depend on the batch.
-    """
-    columns = _probe(f)
-    parameters = dict(forward.module.named_parameters())
-    leaves = [parameters[spec.name] for spec in specs]
-    with requiring_grad(leaves):
-        alone, expected = rows_by_loop(forward, x, leaves, columns)
-    if not _agree(alone, f):
-        raise ValueError(DEPENDENT_SAMPLES)
-    found = _rows(forward, x, specs, columns)
-    checked = [
-        spec if _agree(rows, true) else BlockSpec(spec.name, spec.shape)
-        for spec, rows, true in zip(specs, found, expected, strict=True)
-    ]
-    return Layout(tuple(checked))
-
-
-def _probe(f: Tensor) -> Tensor:
-    """A combination of the outputs for each sample, (b, c, 1), no two alike."""
-    signs = torch.arange(f.numel(), dtype=f.dtype, device=f.device).reshape(f.shape)
-    return torch.cos(1 + 2 * signs).unsqueeze(-1)
-
-
-def _rows(
-    forward: Forward, x: Any, specs: list[BlockSpec], columns: Tensor
-) -> list[Tensor | None]:
-    """Rows (b, 1, p) of every block in its declared form; None where it has none."""
-    try:
-        layout = Layout(tuple(specs))
-        _, jacobian = backpropagate(forward, x, layout, lambda _f: columns)
-    except RuntimeError:  # some layer has no layer form: find out which
-        if len(specs) == 1:
-            return [None]
-        return [_rows(forward, x, [spec], columns)[0] for spec in specs]
-    return [block.dense() for block in jacobian.blocks]
-
-
-def _agree(found: Tensor | None, expected: Tensor) -> bool:
-    """Whether they are equal up to rounding, relative to the largest entry."""
-    if found is None or found.shape != expected.shape:
-        return False
-    allowed = torch.finfo(expected.dtype).eps ** 0.5 * 10
-    largest = expected.abs().max() if expected.numel() else expected.new_zeros(())
-    return bool(((found - expected).abs() <= allowed * largest.clamp(min=1e-30)).all())
+def _is_weight(parameter: Tensor) -> bool:
+    is_number = parameter.is_floating_point() or parameter.is_complex()
+    return is_number and parameter.numel() > 0

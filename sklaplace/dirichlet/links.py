@@ -393,8 +393,8 @@ def _expanded(softmax: Tensor, variances: Tensor, products: Tensor) -> Tensor:
 
 def _sampled_proba(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Softmax of drawn logits: (b, K), (b, K, K), (s, K) -> (b, K, s)."""
-    mean, cov = centre(mean, cov)
-    factor = centred_factor(cov)  # (b, K, K - 1)
+    mean, centred = centre(mean, cov)
+    factor = centred_factor(centred, cov)  # (b, K, K - 1)
     points = draws[:, : factor.shape[-1]].to(mean)
     # draws on the last axis: a softmax over short contiguous rows is slow
     return (factor @ points.T + mean.unsqueeze(-1)).softmax(-2)

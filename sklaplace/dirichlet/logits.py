@@ -86,13 +86,15 @@ def centred_moments(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     return _centre_mean(mean), variances.masked_fill(_is_rounding(variances, cov), 0)
 
 
-def centred_factor(cov: Tensor) -> Tensor:
+def centred_factor(cov: Tensor, given: Tensor | None = None) -> Tensor:
     """Factor of a centred covariance.
 
     Parameters
     ----------
     cov : Tensor of shape (b, K, K)
         Centred covariances, float64.
+    given : Tensor of shape (b, K, K), optional
+        Covariances before they were centred, whose rounding errors may be left.
 
     Returns
     -------
@@ -121,15 +123,21 @@ def centred_factor(cov: Tensor) -> Tensor:
     )
     if bool(failed.any()):
         rows = failed.nonzero().squeeze(-1)
-        factor = factor.index_copy(0, rows, _semidefinite_cholesky(leading[rows]))
+        given = cov if given is None else given
+        noise = leading.shape[-1] * _rounding(given[rows])
+        found = _semidefinite_cholesky(leading[rows], noise)
+        factor = factor.index_copy(0, rows, found)
     return torch.cat([factor, -factor.sum(-2, keepdim=True)], -2)
 
 
-def _semidefinite_cholesky(cov: Tensor) -> Tensor:
-    """Cholesky factor (b, k, k) after clamping negative eigenvalues to zero."""
+def _semidefinite_cholesky(cov: Tensor, noise: Tensor) -> Tensor:
+    """Cholesky factor (b, k, k) after clamping negative eigenvalues to zero.
+
+    Those that are less than ``noise`` (b, 1) below zero are rounding errors.
+    """
     check_finite("cov", cov)
     values, vectors = torch.linalg.eigh(cov)
-    check_variances(values, values[:, -1:])
+    check_variances(values + noise, values[:, -1:])
     sqrt = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
     lower = torch.linalg.qr(sqrt.mT)[1].mT
     signs = torch.where(lower.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
@@ -275,6 +283,10 @@ def _centre_mean(mean: Tensor) -> Tensor:
 
 def _is_rounding(variances: Tensor, cov: Tensor) -> Tensor:
     """Whether the centred variances are rounding errors of cov, (b, 1)."""
+    return variances.abs().amax(-1, keepdim=True) <= _rounding(cov)
+
+
+def _rounding(cov: Tensor) -> Tensor:
+    """Rounding errors of covariances, (b, 1)."""
     largest = cov.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True).double()
-    rounding = 16 * torch.finfo(cov.dtype).eps * largest
-    return variances.abs().amax(-1, keepdim=True) <= rounding
+    return 16 * torch.finfo(cov.dtype).eps * largest

@@ -79,7 +79,9 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     if n_classes == 1 or logits.numel() == 0:
         return like(torch.ones_like(logits, dtype=torch.float64), mean)
     arrays.check_finite("mean", logits)
-    arrays.check_finite("cov", covariances.diagonal(dim1=-2, dim2=-1))
+    variances = covariances.diagonal(dim1=-2, dim2=-1)
+    # centring would hide negative ones
+    arrays.check_variances(variances, variances.amax(-1, keepdim=True))
     rows = logits.reshape(-1, n_classes)
     matrices = covariances.reshape(-1, n_classes, n_classes)
     parts = [_expected_log_proba(*part) for part in chunks(rows, matrices, _N_POINTS)]
@@ -90,9 +92,9 @@ def kl_projection(mean: Array, cov: Array) -> Array:
 
 def _expected_log_proba(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     """``log p`` (b, K) and ``gap`` (b, 1) with ``E[log π] = log p − gap``."""
-    mean, cov = centre(mean, cov)
+    mean, centred = centre(mean, cov)
     log_proba = mean.log_softmax(-1)
-    gap = logsumexp_gap(log_proba, centred_factor(cov))
+    gap = logsumexp_gap(log_proba, centred_factor(centred, cov))
     # smaller gaps would give a larger total than allowed
     return log_proba, gap.clamp((mean.shape[-1] - 1) / (2 * arrays.MAX_TOTAL), _MAX_GAP)
 

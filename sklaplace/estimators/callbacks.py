@@ -15,7 +15,7 @@ from torch import Tensor
 from sklaplace.core import checks
 from sklaplace.core.budget import move
 from sklaplace.core.linalg import plain
-from sklaplace.core.random import private_rng
+from sklaplace.core.warn import warn_user
 from sklaplace.curvature import priors
 from sklaplace.curvature.ggn import CURVATURES, accumulate
 from sklaplace.curvature.layout import Layout
@@ -174,7 +174,8 @@ class MarglikTraining(PriorCallback):
 
     def _begin(self, net: Any, spec: NetworkSpec, n_rows: int) -> Layout:
         layout, device, c = spec.layout, device_of(net), spec.n_outputs
-        options.check_layout(self, layout, device, n_rows * c, c)
+        options.check_shapes(self, layout)
+        options.check_structure_bytes(self, layout, device, n_rows * c, c)
         names = "prior_precision", "prior_mean", "sigma_noise", "temperature"
         values = {
             k: torch.as_tensor(getattr(self, k), dtype=torch.float64, device=device)
@@ -225,7 +226,7 @@ class MarglikTraining(PriorCallback):
                 f"maximised, with n_burnin={self.n_burnin}. Train longer, or lower "
                 "n_burnin."
             )
-            warnings.warn(message, UserWarning, stacklevel=2)
+            warn_user(message)
             best = _Best(float("nan"), epochs, h, net.module_.state_dict())
         net.module_.load_state_dict(best.state)
         self.log_marginal_likelihood_, self.best_epoch_ = best.value, best.epoch
@@ -243,7 +244,7 @@ class MarglikTraining(PriorCallback):
         batch_size = spec.batch_size(row_elements=elements)
         batches = Batches(net, self.training_.dataset, batch_size)
         factor = curvature.configured({}, seed=0)
-        with private_rng(None, device_of(net)), forward.frozen():
+        with forward.frozen():
             fit = accumulate(forward, batches, spec.likelihood, factor, accumulator)
         weights = layout.read(forward.module)
         return GaussianPosterior(

@@ -10,13 +10,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from scipy.sparse import issparse
 from sklearn.utils.class_weight import compute_class_weight
 from skorch import NeuralNetBinaryClassifier
 
+from sklaplace.core.arrays import as_labels
+from sklaplace.core.checks import check_option
 from sklaplace.estimators.target_types import TargetType, infer_target_type
 from sklaplace.estimators.targets import Targets
 from sklaplace.likelihoods import CRITERIA, Bernoulli, Categorical, Likelihood
 from sklaplace.networks.data import TrainingData
+from sklaplace.networks.outputs import unwrapped
 
 # torch's default, which is an ordinary label where nobody has set it
 _NO_INDEX = -100
@@ -81,6 +85,7 @@ class ClassTargets(Targets):
         ValueError
             If the targets are no labels of one type, or all of them are ignored.
         """
+        y = y if issparse(y) else as_labels(y, "y")
         target_type = infer_target_type(y, likelihood or likelihood_of(net))
         labels = target_type.check(y, "y")
         ignored = is_ignored(labels, net)
@@ -115,15 +120,29 @@ class ClassTargets(Targets):
                 "and y has several. Use criterion__pos_weight (criterion__weight for "
                 "maps), or sample_weight."
             )
+        if isinstance(class_weight, str):
+            check_option("class_weight", class_weight, ["balanced"], ", or a dict")
+        elif not isinstance(class_weight, Mapping):
+            raise TypeError(
+                f"class_weight={class_weight!r} is of type "
+                f"{type(class_weight).__name__}. Pass a dict by label, 'balanced' or "
+                "None."
+            )
         codes = self.encode(y).astype(np.int64)
         codes = codes[codes >= 0]
         weights = np.ones(len(self.classes))
         if isinstance(class_weight, Mapping):  # also of classes yet to come
             codes = np.arange(len(weights))
         present = np.unique(codes)
-        weights[present] = compute_class_weight(
-            class_weight, classes=self.classes[present], y=self.classes[codes]
-        )
+        try:
+            weights[present] = compute_class_weight(
+                class_weight, classes=self.classes[present], y=self.classes[codes]
+            )
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"class_weight={class_weight!r} has no number for each label: {error}. "
+                "Pass a dict with all labels of y as keys, or 'balanced'."
+            ) from error
         if not (np.isfinite(weights) & (weights >= 0)).all():
             raise ValueError(
                 f"class_weight={class_weight!r} has entries that are not finite, "
@@ -134,7 +153,8 @@ class ClassTargets(Targets):
     # ------------------------------------------------------------------- encoding
     def check(self, y: Any, name: str = "y") -> np.ndarray:
         """Return targets as an array; raises for targets of another type."""
-        return self.target_type.check(y, name)
+        labels = y if issparse(y) else as_labels(y, name)
+        return self.target_type.check(labels, name)
 
     def is_ignored(self, labels: np.ndarray) -> np.ndarray:
         """Return a mask of labels that the criterion ignores, in their shape."""
@@ -203,6 +223,23 @@ class ClassTargets(Targets):
     def default_net(self, data: TrainingData) -> Any:
         """Return the default skorch net."""
         return self.target_type.default_net(data, self.n_outputs)
+
+    def check_values(self, net: Any, y: np.ndarray) -> None:
+        """Raise for weights of classes that the criterion cannot apply to them."""
+        criterion = unwrapped(net.criterion_)
+        weight = getattr(criterion, "weight", None)
+        of_classes = torch.nn.CrossEntropyLoss, torch.nn.NLLLoss
+        if weight is None or not isinstance(criterion, of_classes):
+            return
+        if weight.shape != (self.n_outputs,):
+            raise ValueError(
+                f"criterion__weight has shape {tuple(weight.shape)}, but y has "
+                f"{self.n_outputs} classes. Pass one weight for each."
+            )
+        if not weight.is_floating_point():
+            raise ValueError(
+                f"criterion__weight is of type {weight.dtype}. Pass weight.float()."
+            )
 
     def check_net(self, net: Any) -> None:
         """Raise for a net that skorch itself limits to one label per sample."""

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sklaplace.core.arrays import as_array
 from sklaplace.core.checks import check_count, check_option
 from sklaplace.dirichlet import links
 from sklaplace.dirichlet.links import LINKS
@@ -41,7 +42,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         one; see `sklaplace.likelihoods`. None uses that of the criterion.
     subset_of_weights : {"last_layer", "all", "trainable", "subnetwork"} or list of \
             str, default="last_layer"
-        Weights that are treated as random: those of the last layer, all, those with
+        Weights that are treated as random: those of the last layers, all, those with
         ``requires_grad``, single ones, or parameters by name (or by that of a module
         that contains them).
     subset_params : dict, default=None
@@ -70,7 +71,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         likelihood of the training data, ``"validation"`` the score of samples that the
         network did not see; ``"auto"`` is the second where there are such samples, else
         the first. They are taken from ``X_val``, else from what the net's
-        ``train_split`` holds out, else from ``validation_fraction``.
+        ``train_split`` holds out, else from ``validation_fraction``; with fewer than 50
+        samples, from networks that are trained without a fold of them each.
     prior_structure : {"scalar", "layerwise", "diag"}, default="scalar"
         One precision for all weights, one per parameter tensor, or one per weight
         (not for ``kron``).
@@ -105,7 +107,10 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     memory : None, str, path or joblib.Memory, default=None
         Cache of the trained network and its curvature, so that a grid search over
         prior, noise, temperature or link trains once per fold. Needs a
-        ``random_state``.
+        ``random_state``. Loading from the folder can run any code, as with pickle: one
+        that others may write to is refused. Where your code reaches a module of yours
+        by strings, as in ``getattr(config, name)``, nothing is cached, and a warning
+        says so.
     random_state : int, RandomState or None, default=None
         Seeds training, the held-out samples and the draws. None differs every time.
         The global generators are never touched.
@@ -218,7 +223,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         classes : array-like of shape (K,), optional
             All classes that there will be; for the first call, if ``y`` lacks some.
         sample_weight : array-like of shape (n,), optional
-            Non-negative weights of the samples.
+            Non-negative weights of the samples, as in fit.
 
         Returns
         -------
@@ -232,14 +237,16 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
 
         Notes
         -----
-        One pass over the new samples. Prior and noise are not tuned again.
+        One pass over the new samples. Prior and noise are not tuned again, and the
+        network is not trained: ``learning_curve(exploit_incremental_learning=True)``,
+        which calls this method, is flat.
         """
         if classes is not None:
             classes = np.unique(classes)
             self._check_classes(classes, y)
         if not hasattr(self, "posterior_"):
             return self._fit(Samples(X, y, sample_weight, None, None, {}, classes))
-        if not self._targets.is_ignored(np.asarray(y)).all():
+        if not self._targets.is_ignored(as_array(y, "y")).all():
             self._add_samples(X, y, sample_weight)
         return self
 

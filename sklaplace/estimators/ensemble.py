@@ -61,7 +61,7 @@ class EnsembleDraws(OutputModel):
         found: dict[int, Tensor] = {}
         for index in set(self.chosen):
             member = self.networks[index].forward()
-            with torch.no_grad(), member.frozen():
+            with member.frozen(), torch.no_grad():
                 found[index] = member(x).double()
         return torch.stack([found[index] for index in self.chosen], -1)
 
@@ -76,6 +76,27 @@ class EnsembleDraws(OutputModel):
 
     def check_variance(self) -> None:
         """Accept one network, whose variance is zero."""
+
+
+@dataclass(frozen=True)
+class _NetByAttributes:
+    """A net that is pickled by its attributes.
+
+    skorch pickles modules by plain pickle, which does not find classes of a notebook or
+    a script; joblib pickles those by value.
+    """
+
+    net: Any
+
+    def __reduce__(self) -> Any:
+        return _with_attributes, (type(self.net), vars(self.net))
+
+
+def _with_attributes(kind: type, attributes: dict[str, Any]) -> _NetByAttributes:
+    """Return a net of a class with the given attributes."""
+    net: Any = object.__new__(kind)
+    vars(net).update(attributes)
+    return _NetByAttributes(net)
 
 
 @dataclass(frozen=True)
@@ -114,17 +135,22 @@ class EnsembleTrainer(Trainer):
         if validation is None and not getattr(net, "train_split", None):
             data, validation = self.hold_out(data)
         seeds = np.random.default_rng(self.seed).integers(2**31, size=self.n_estimators)
-        networks = Parallel(n_jobs=_processes(self.n_jobs))(
+        trained = Parallel(n_jobs=_processes(self.n_jobs))(
             delayed(self.train_one)(int(seed), data, validation, fit_params)
             for seed in seeds
         )
+        networks = [replace(network, net=network.net.net) for network in trained]
         return TrainedEnsemble(**vars(networks[0]), networks=networks)
 
     def train_one(self, seed: int, *args: Any) -> TrainedNetwork:
-        """Return one network, initialised and trained under a seed."""
+        """Return one network, initialised and trained under a seed.
+
+        Its net is inside a `_NetByAttributes`.
+        """
         device = getattr(inner_net(self.estimator), "device", "cpu")
         with private_rng(seed, device), torch.inference_mode(False):
-            return super().train(*args)
+            network = super().train(*args)
+        return replace(network, net=_NetByAttributes(network.net))
 
     def new_net(self, data: TrainingData) -> Any:
         """Return the net to train, with a split that all networks share."""

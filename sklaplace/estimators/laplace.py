@@ -1,10 +1,11 @@
 """BaseLaplace: parameters, fit and posterior that the Laplace estimators share."""
 
-import warnings
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from scipy.sparse import issparse
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -13,8 +14,10 @@ from sklaplace.core.cache import cached, check_memory
 from sklaplace.core.checks import check_option, check_positive, listed
 from sklaplace.core.fingerprint import fingerprint
 from sklaplace.core.linalg import plain
+from sklaplace.core.persistence import from_portable, pickled, to_portable
 from sklaplace.core.random import private_rng
-from sklaplace.core.trees import leaves, mapped
+from sklaplace.core.trees import leaves, mapped, without_groups
+from sklaplace.core.warn import warn_user
 from sklaplace.estimators.glm_outputs import OUTPUT_MODELS, CachedOutputs
 from sklaplace.estimators.laplace_fit import (
     HeldOutScore,
@@ -23,15 +26,18 @@ from sklaplace.estimators.laplace_fit import (
     network_at_mean,
 )
 from sklaplace.estimators.laplace_trainer import LaplaceTrainer
+from sklaplace.estimators.novelty_recorder import novelty_scores
 from sklaplace.estimators.options import LaplaceOptions, check_prior_shape, sibling
 from sklaplace.estimators.output_model import BatchedOutputs, require_finite
 from sklaplace.estimators.samples import (
     Samples,
+    applicable,
     check_inputs,
     check_samples,
     draw_seed,
     encode_samples,
     unchanged_on_error,
+    warn_of_weight_scale,
     weighted_data,
 )
 from sklaplace.estimators.trainer import inner_net
@@ -94,7 +100,9 @@ class BaseLaplace:
             Targets. For a classifier class labels of any type, a matrix of labels
             that are 0 or 1, or an array of labels for each sample.
         sample_weight : array-like of shape (n,), optional
-            Non-negative weights of the samples in loss, curvature and evidence.
+            Non-negative weights of the samples in loss, curvature and evidence. They
+            are counts: a sample of weight two is equivalent to two samples, and weights
+            that sum to one to a single sample. Relative weights should have mean one.
         X_val, y_val : optional
             Samples that the network does not see, used by the ``"validation"`` and
             ``"auto"`` tuners only.
@@ -124,9 +132,11 @@ class BaseLaplace:
     def _fit(self, samples: Samples) -> Any:
         with unchanged_on_error(self):
             options = self._check_options()
+            warn_of_weight_scale(samples.sample_weight)
             fit = self._train_and_accumulate(options, samples)
             posterior = self._solver(options).posterior(fit, self._score(fit))
             self._set_fitted(options, fit.network, posterior)
+            self._novelty = fit.novelty
         if self.verbose:
             print(f"[{type(self).__name__}] {self._summary()}")  # noqa: T201
         return self
@@ -156,24 +166,24 @@ class BaseLaplace:
             device = getattr(inner_net(self.estimator), "device", "cpu")
             with private_rng(self._seed, device), torch.inference_mode(False):
                 network = trainer.train(data, validation, params)
-                with network.forward().frozen():
-                    return self._solver(options).accumulate(network)
+                folds = trainer.train_on_folds(data, validation, params)
+                return self._solver(options).accumulate(network, folds)
 
         if self.memory is None:
             return work()
         if self.random_state is None:
-            warnings.warn(
+            warn_user(
                 "memory has no effect with random_state=None, which makes every fit "
                 "differ. Set random_state to a number.",
-                UserWarning,
-                stacklevel=5,
             )
             return work()
 
         def key() -> str:
             return self._key(options, data, validation, params)
 
-        return cached(memory, key(), lambda: work().stored(), key)
+        fit = cached(memory, key(), lambda: work().stored(), key)
+        trainer.check_trained(fit.network)
+        return fit
 
     def _key(
         self,
@@ -195,7 +205,12 @@ class BaseLaplace:
                 "fit_params": fit_params,
                 "seed": self._seed,
                 "settings": settings,
-                "rows": (options.tunes_on_held_out, options.may_refit),
+                # a refit of all weights needs the training samples again
+                "rows": (
+                    (options.tunes_on_held_out, options.holds_out, options.uses_folds),
+                    options.may_refit,
+                    options.refine is True,
+                ),
                 "likelihood": self._likelihood_settings(),
             }
         )
@@ -232,7 +247,7 @@ class BaseLaplace:
         return LaplaceSolver(options, self._seed)
 
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
-        fraction = options.validation_fraction if options.tunes_on_held_out else None
+        fraction = options.validation_fraction if options.holds_out else None
         return LaplaceTrainer(
             estimator=self.estimator,
             targets=self._targets,
@@ -295,12 +310,36 @@ class BaseLaplace:
                 "or subset_of_weights='last_layer'."
             )
         with unchanged_on_error(self):
+            warn_of_weight_scale(sample_weight)
             X, y = self._check_samples(X, y, reset=False)
-            data = weighted_data(self, X, y, sample_weight)
-            network = TrainedNetwork(self.estimator_, self.network_spec_)
+            data = weighted_data(self, applicable(self, X), y, sample_weight)
+            solver = self._solver(now)
+            samples = data.dataset(self.estimator_)
+            network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
+            novelty = solver.add_novelty(self._novelty, network)
             network = network_at_mean(posterior, network, data)
-            self.posterior_ = self._solver(now).add(posterior, network)
+            self.posterior_, self._novelty = solver.add(posterior, network), novelty
         return self
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Score how like the training samples others are: the higher, the more normal.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
+            Samples to score.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Sums of log tail probabilities, at most zero; see the user guide.
+
+        Raises
+        ------
+        ValueError
+            If the network has no features.
+        """
+        return novelty_scores(self._outputs, self._check_inputs(X), self._novelty)
 
     # ------------------------------------------------------------------- posterior
     @property
@@ -352,7 +391,7 @@ class BaseLaplace:
         }
         return float(posterior.replace(**tensors).log_marginal_likelihood())
 
-    def predictive(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def predictive(self, x: Tensor, joint: bool = False) -> tuple[Tensor, Tensor]:
         """Mean and covariance of the outputs as functions of ``x``, in its graph.
 
         For acquisition functions and whatever else needs gradients in the inputs.
@@ -361,14 +400,18 @@ class BaseLaplace:
         ----------
         x : Tensor of shape (b, ...), or dict, list or tuple of tensors
             Samples as the network takes them, on its device; real numbers are cast to
-            its dtype.
+            its dtype. With ``joint``, (b, q, ...): b groups of q samples.
+        joint : bool, default=False
+            Return covariances between the samples of each group, as batch acquisition
+            functions need them.
 
         Returns
         -------
-        mean : Tensor of shape (b, c)
+        mean : Tensor of shape (b, c) or (b, q·c)
             Float64; logits for a classifier.
-        cov : Tensor of shape (b, c, c)
-            Of the noise-free outputs of each sample; float64.
+        cov : Tensor of shape (b, c, c) or (b, q·c, q·c)
+            Of the noise-free outputs of each sample or group; float64. In a group, the
+            c outputs of a sample are next to each other.
 
         Raises
         ------
@@ -382,7 +425,8 @@ class BaseLaplace:
         Notes
         -----
         Writes the Jacobian out: c backward passes and c·P numbers for each sample. For
-        predictions alone, `latent_mean_and_variance` is much faster.
+        predictions alone, `latent_mean_and_variance` is much faster. The observation
+        noise is ``sigma_noise_**2`` on the diagonal, where it is to be included.
 
         Examples
         --------
@@ -404,14 +448,16 @@ class BaseLaplace:
                 "pred_type='glm'."
             )
         forward = outputs.network.forward()
-        rows = self._cast_tensors(x)
-        with torch.inference_mode(False), torch.enable_grad(), forward.frozen():
+        rows, n_joint = self._cast_tensors(x), 1
+        if joint:
+            rows, n_joint = without_groups(rows)
+        with forward.frozen(), torch.enable_grad():
             raw_outputs(self.estimator_, rows)  # raises for inputs that do not fit
-            return require_finite(*in_graph(self.posterior_, forward, rows))
+            return require_finite(*in_graph(self.posterior_, forward, rows, n_joint))
 
     def _cast_tensors(self, x: Any) -> Any:
         """Return tensors in the dtype of the network, in their graph."""
-        parts = list(leaves(x))
+        parts = [] if issparse(x) else list(leaves(x))
         if not parts or not all(isinstance(part, Tensor) for part in parts):
             raise TypeError(
                 f"x is of type {type(x).__name__}; predictive needs tensors. Use "
@@ -429,14 +475,17 @@ class BaseLaplace:
 
         return mapped(cast, x)
 
-    # ------------------------------------------------------------------ pickle
+    # ------------------------------------------------------------- persistence
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """For pickle: tensors on the CPU; skorch pickles the network."""
+        return pickled(self, state_on(vars(self), "cpu"))
+
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state with tensors on the CPU; skorch pickles the network."""
-        state: Any = super().__getstate__()
-        return state_on(state, "cpu")
+        """For skops: the state without tensors, see `to_portable`."""
+        return to_portable(vars(self))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[misc]
+        vars(self).update(from_portable(state))
         if "estimator_" in vars(self):
             vars(self).update(state_on(vars(self), device_of(self.estimator_)))
 
@@ -445,7 +494,7 @@ def state_on(state: dict[str, Any], device: Any) -> dict[str, Any]:
     """Return attributes of a fitted estimator with tensors moved to a device."""
     moved: dict[str, Any] = {
         name: move(state[name], device)
-        for name in ("posterior_", "network_spec_")
+        for name in ("posterior_", "network_spec_", "_novelty")
         if name in state
     }
     return {**state, **moved}

@@ -8,7 +8,7 @@ posterior under the hyperparameters that are given or tuned:
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,12 +16,15 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.budget import move
-from sklaplace.core.random import private_rng, row_hash
+from sklaplace.core.random import row_hash
 from sklaplace.curvature.ggn import accumulate
 from sklaplace.curvature.jacobian import Centring, backpropagate
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import Structure
-from sklaplace.estimators.options import LaplaceOptions, check_earlier_layout
+from sklaplace.curvature.structures.rounding import check_finite
+from sklaplace.estimators.noise import with_column_noises
+from sklaplace.estimators.novelty_recorder import NoveltyRecorder
+from sklaplace.estimators.options import LaplaceOptions
 from sklaplace.likelihoods import DataFit, weighted
 from sklaplace.networks.data import Batches, TrainingData
 from sklaplace.networks.outputs import as_forward
@@ -31,11 +34,11 @@ from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.last_layer import LastLayerRecorder
 from sklaplace.posterior.linear_model import LinearModel
 from sklaplace.posterior.linearised import LinearisedNetwork
+from sklaplace.posterior.novelty import Novelty
 from sklaplace.posterior.tuning import TUNERS
 from sklaplace.posterior.tuning.problem import (
     LinearisedBatch,
     TuningProblem,
-    require_linear_model,
 )
 
 
@@ -55,6 +58,11 @@ class LaplaceFit:
         Training samples as the last layer's linear model takes them.
     needs_rows : bool
         Whether training samples are linearised again.
+    novelty : Novelty or None
+        How unlike the training samples others are, where the network has features.
+    folds : tuple of LaplaceFit
+        The same of networks that were trained without a fold of the samples each, which
+        they hold out; empty where there are other samples to tune on.
     """
 
     network: TrainedNetwork
@@ -62,18 +70,23 @@ class LaplaceFit:
     data_fit: DataFit
     head_rows: LastLayerRecorder
     needs_rows: bool = False
+    novelty: Novelty | None = None
+    folds: tuple["LaplaceFit", ...] = ()
 
     def stored(self) -> "LaplaceFit":
         """Return the fit without training samples that are not needed any more."""
         if self.needs_rows:
             return self
-        return replace(self, network=replace(self.network, train=None))
+        network = replace(self.network, train=None)
+        folds = tuple(fold.stored() for fold in self.folds)
+        return replace(self, network=network, folds=folds)
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """The network in evaluation mode; random states are restored."""
-        forward = self.network.forward()
-        with private_rng(None), torch.inference_mode(False), forward.frozen():
+        """The networks in evaluation mode."""
+        with ExitStack() as stack:
+            for fit in (self, *self.folds):
+                stack.enter_context(fit.network.forward().frozen())
             yield
 
 
@@ -112,24 +125,50 @@ class LaplaceSolver:
     seed: int
 
     # ------------------------------------------------------------------- curvature
-    def accumulate(self, network: TrainedNetwork) -> LaplaceFit:
-        """Return the curvature and the loss over the training samples."""
-        options, spec = self.options, network.spec
+    def accumulate(
+        self, network: TrainedNetwork, folds: Iterable[TrainedNetwork] = ()
+    ) -> LaplaceFit:
+        """Return the curvature and the loss over the training samples.
+
+        ``folds`` are networks that hold out a fold of the samples each.
+        """
+        networks = [network, *folds]
+        if not self.options.tunes_on_held_out:
+            networks = [replace(network, held_out=None)]
+        if self.options.free_noise:
+            networks = with_column_noises(networks)
+        fit, *others = map(self._accumulated, networks)
+        return replace(fit, folds=tuple(others))
+
+    def _accumulated(self, network: TrainedNetwork) -> LaplaceFit:
+        options, spec, forward = self.options, network.spec, network.forward()
         accumulator = options.accumulator(spec.layout)
         head_rows = LastLayerRecorder(spec.head_map if options.may_refit else None)
-        data_fit = accumulate(
-            network.forward(),
-            self._batches(network, network.train),
-            spec.likelihood,
-            options.configured_curvature(self.seed),
-            accumulator,
-            head_rows.add,
-        )
-        if not options.tunes_on_held_out:
-            network = replace(network, held_out=None)
+        with forward.frozen(), NoveltyRecorder(network) as recorder:
+            data_fit = accumulate(
+                recorder.forward,
+                self._batches(network, network.train),
+                spec.likelihood,
+                options.configured_curvature(self.seed),
+                accumulator,
+                head_rows.add,
+                recorder.add,
+            )
         needs_rows = options.refine is True and not head_rows.is_linear
         structure = accumulator.decompose()
-        return LaplaceFit(network, structure, data_fit, head_rows, needs_rows)
+        novelty = recorder.result()
+        return LaplaceFit(network, structure, data_fit, head_rows, needs_rows, novelty)
+
+    def add_novelty(
+        self, novelty: Novelty | None, network: TrainedNetwork
+    ) -> Novelty | None:
+        """Return the novelty after further samples, those of a network as trained."""
+        if novelty is None:
+            return None
+        batches = self._batches(network, network.train)
+        with NoveltyRecorder(network, novelty) as recorder:
+            recorder.add_all(batches)
+        return recorder.result()
 
     def add(
         self, posterior: GaussianPosterior, network: TrainedNetwork
@@ -146,7 +185,7 @@ class LaplaceSolver:
         curvature = self.options.configured_curvature(self.seed)
         accumulator = self.options.accumulator(posterior.layout)
         forward = network.forward()
-        with private_rng(None), torch.inference_mode(False), forward.frozen():
+        with forward.frozen():
             posterior.structure.resume(accumulator)
             more = accumulate(
                 forward,
@@ -158,25 +197,27 @@ class LaplaceSolver:
         before = posterior.data_fit
         data_fit = DataFit(before.loss + more.loss, before.n_targets + more.n_targets)
         structure = accumulator.decompose()
+        check_finite(structure.trace())
         posterior = replace(posterior, structure=structure, data_fit=data_fit)
         if curvature.is_exact:
             posterior.log_marginal_likelihood()  # raises if it is not definite
+        _check_resolved(posterior, network)
         return posterior
 
     # ------------------------------------------------------------------- posterior
     def posterior(self, fit: LaplaceFit, score: HeldOutScore) -> GaussianPosterior:
         """Return the posterior under given or tuned hyperparameters."""
+        check_finite(fit.structure.trace())
         with fit.evaluation():
-            untuned, head = self.untuned(fit)
-            return self._tuned(fit.network, untuned, head, score)
+            posterior = self._tuned(fit, score)
+        _check_resolved(posterior, fit.network)
+        return posterior
 
     def untuned(self, fit: LaplaceFit) -> tuple[GaussianPosterior, LinearModel | None]:
         """Return the posterior before tuning, and outputs as a linear model, if any."""
         curvature = self.options.configured_curvature(self.seed)
         posterior = self._initial(fit)
         if self.options.prior is not None:
-            # also for a network that was not trained here but loaded from memory
-            check_earlier_layout(self.options.prior, posterior.layout)
             earlier = move(self.options.prior.as_prior(), posterior.mean.device)
             posterior = posterior.under(earlier, self.options.accumulator)
         if curvature.is_exact:
@@ -236,31 +277,31 @@ class LaplaceSolver:
             )
         posterior.log_marginal_likelihood()  # raises where the prior does not suffice
 
-    def _tuned(
-        self,
-        network: TrainedNetwork,
-        posterior: GaussianPosterior,
-        head: LinearModel | None,
-        score: HeldOutScore,
-    ) -> GaussianPosterior:
+    def _tuned(self, fit: LaplaceFit, score: HeldOutScore) -> GaussianPosterior:
         """Return the posterior with hyperparameters chosen by the tuner."""
-        options = self.options
-        problem = TuningProblem(
-            posterior=posterior,
-            linear_model=head,
-            validation=self._held_out(network, score.diagonal),
-            log_proba=score.log_proba,
-            free_prior=options.free_prior,
-            free_noise=options.free_noise and posterior.likelihood.has_noise,
-            refine=options.refine,
-            diagonal=score.diagonal,
-            log_density=score.log_density,
-        )
+        options, problem = self.options, self._problem(fit, score)
         if options.tuner and (problem.free_prior or problem.free_noise):
             return TUNERS[options.tuner](problem)
         if options.refine is True:
-            return require_linear_model(head).refit(posterior)
-        return posterior
+            return problem.model.refit(problem.posterior)
+        return problem.posterior
+
+    def _problem(self, fit: LaplaceFit, score: HeldOutScore) -> TuningProblem:
+        """Return the hyperparameters to choose, and what they are chosen by."""
+        posterior, head = self.untuned(fit)
+        return TuningProblem(
+            posterior=posterior,
+            linear_model=head,
+            validation=self._held_out(fit.network, score.diagonal),
+            log_proba=score.log_proba,
+            free_prior=self.options.free_prior,
+            free_noise=self.options.free_noise and posterior.likelihood.has_noise,
+            refine=self.options.refine,
+            noise_on_held_out=self.options.noise_on_held_out,
+            diagonal=score.diagonal,
+            log_density=score.log_density,
+            folds=tuple(self._problem(fold, score) for fold in fit.folds),
+        )
 
     # --------------------------------------------------------------------- batches
     def _held_out(
@@ -310,6 +351,11 @@ class LinearisedSamples:
                 weights = torch.ones_like(f[:, 0])
             keys = row_hash(x) if self.in_training else None
             yield LinearisedBatch(f, jacobian, targets, weights, keys)
+
+
+def _check_resolved(posterior: GaussianPosterior, network: TrainedNetwork) -> None:
+    parameters = dict(as_forward(network.net).module.named_parameters())
+    posterior.check_resolved(parameters[posterior.layout.blocks[0].name].dtype)
 
 
 def network_at_mean(

@@ -4,26 +4,63 @@ Samples are held out where a tuner uses them, the specification of the network i
 its Jacobian, and single weights are selected once it has been trained.
 """
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+from sklearn.base import clone
+from skorch.callbacks import (
+    BatchScoring,
+    EarlyStopping,
+    EpochScoring,
+    EpochTimer,
+    Freezer,
+    GradientNormClipping,
+    Initializer,
+    LRScheduler,
+    ParamMapper,
+    PassthroughScoring,
+    PrintLog,
+    ProgressBar,
+    Unfreezer,
+    WarmRestartLR,
+)
+from skorch.helper import predefined_split
 from torch import Tensor
 
 from sklaplace.core.budget import require_bytes
+from sklaplace.core.random import private_rng
+from sklaplace.core.warn import warn_user
 from sklaplace.curvature.network import NetworkSpec, infer_network_spec
 from sklaplace.curvature.subnetwork import SelectionProblem, choose
-from sklaplace.curvature.subsets import CRITERION, select
+from sklaplace.curvature.subsets import CRITERION, N_WEIGHTS, select
 from sklaplace.estimators.options import (
     LaplaceOptions,
     check_earlier_layout,
-    check_layout,
+    check_shapes,
+    check_structure_bytes,
 )
 from sklaplace.estimators.trainer import Trainer
 from sklaplace.networks import split
-from sklaplace.networks.data import TrainingData, first_rows
+from sklaplace.networks.data import TrainingData, spread_rows
+from sklaplace.networks.history import recorded_split
 from sklaplace.networks.trained import TrainedNetwork, device_of
+from sklaplace.posterior.last_layer import refit_bytes
+
+# Folds of the samples, where they are too few to hold some out.
+N_FOLDS = 5
+# callbacks that only watch or steer the training
+SILENT = {
+    *(BatchScoring, EarlyStopping, EpochScoring, EpochTimer, Freezer, Initializer),
+    *(GradientNormClipping, LRScheduler, ParamMapper, PassthroughScoring, PrintLog),
+    *(ProgressBar, Unfreezer, WarmRestartLR),
+}
+# Fewer samples that a frozen net held out would choose by chance.
+MIN_HELD_OUT = 10
 
 
 @dataclass(kw_only=True)
@@ -48,18 +85,69 @@ class LaplaceTrainer(Trainer):
         trained = super().train(data, validation, fit_params)
         if not self._selects_weights:
             return trained
+        self._warn_of_all_weights(trained)
         options = {"indices": self._selected_weights(trained)}
         spec = self.infer_spec(
             trained.net, trained.train, is_trained=True, options=options
         )
         return replace(trained, spec=spec)
 
+    def own_split(self, net: Any, data: TrainingData) -> tuple[Any, Any] | None:
+        """Return the samples that a frozen net has and has not seen, if it shows."""
+        is_used = self.is_frozen and self.options.tunes_on_held_out
+        if not is_used or data.sample_weight is not None:
+            return None
+        parts = recorded_split(net, data.X, data.y)
+        return None if parts is None or len(parts[1]) < MIN_HELD_OUT else parts
+
+    def train_on_folds(
+        self,
+        data: TrainingData,
+        validation: TrainingData | None,
+        fit_params: dict[str, Any],
+    ) -> list[TrainedNetwork]:
+        """Return networks trained without a fold of the samples each, which they hold.
+
+        None where there are samples to tune on, or enough to hold some out; or where
+        networks cannot be trained on so few, or callbacks may write files.
+        """
+        is_used = self.options.uses_folds and validation is None
+        if self.is_frozen or not is_used or not _is_silent(self.estimator):
+            return []
+        if not split.are_few(data.X, len(data.y)):
+            return []
+        networks, stratify = [], self.targets.stratify
+        folds = split.hash_folds(data.X, data.y, N_FOLDS, self.seed, stratify=stratify)
+        if len(folds) < N_FOLDS:
+            return []
+        for n, (rows, others) in enumerate(folds):
+            parts = data.take(rows), data.take(others)
+            device = getattr(self.estimator, "device", "cpu")
+            try:
+                with private_rng((self.seed + n) % 2**32, device), _no_warnings():
+                    networks.append(self._quiet(parts[1]).train(*parts, fit_params))
+            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
+                return []
+        return networks
+
+    def _quiet(self, held_out: TrainingData) -> "LaplaceTrainer":
+        """Return a trainer of the same net, which prints nothing.
+
+        It stops early by the samples that are held out, if it does.
+        """
+        if self.estimator is None:
+            return self
+        net = clone(self.estimator).set_params(verbose=0)
+        if net.train_split:
+            net.set_params(train_split=predefined_split(held_out.dataset(net)))
+        return replace(self, estimator=net)
+
     def require_no_held_out(self) -> None:
         """Raise, before training, if the tuner requires held-out samples."""
         reason = "the network is frozen, so that only you know what it has seen"
         if not self.is_frozen:
             reason = f"fewer than {split.MIN_ROWS} distinct rows are too few to share"
-        if self.options.tuner == "validation":
+        if "validation" in (self.options.tuner, self.options.sigma_noise):
             raise ValueError(
                 "'validation' needs rows that the network did not see, and there are "
                 f"none: {reason}. Pass X_val and y_val to fit, or use "
@@ -74,11 +162,21 @@ class LaplaceTrainer(Trainer):
         is_subnetwork = self.options.subset_of_weights == "subnetwork"
         return is_subnetwork and "indices" not in self.options.subset_params
 
+    def _warn_of_all_weights(self, trained: TrainedNetwork) -> None:
+        """Warn where a subnetwork of the default size is the whole network."""
+        n = trained.spec.layout.n_parameters
+        if "n_weights" not in self.options.subset_params and n < N_WEIGHTS:
+            warn_user(
+                f"subset_of_weights='subnetwork' selects {N_WEIGHTS} weights by "
+                f"default, but the network has {n}, which are all selected. Set "
+                "subset_params={'n_weights': ...} to a smaller number, or use 'all'."
+            )
+
     def _selected_weights(self, trained: TrainedNetwork) -> Tensor:
         """Return the indices of the weights with the largest scores."""
         forward = trained.forward()
         with forward.frozen():
-            layout = select(forward, first_rows(trained.net, trained.train), "all", {})
+            layout = select(forward, spread_rows(trained.net, trained.train), "all", {})
             batch_size = self.options.batch_size
             elements = self.options.row_elements(trained.spec)
             batches = partial(
@@ -101,20 +199,35 @@ class LaplaceTrainer(Trainer):
         """Return the meaning of outputs, and the layout; raises for what is invalid."""
         spec = infer_network_spec(
             net,
-            first_rows(net, dataset),
+            spread_rows(net, dataset),
             self.options.subset_of_weights,
             options=options or self.options.subset_params,
             **self.spec_options(is_trained),
         )
+        self._check_spec(spec)
         device = device_of(net)
         n_rows, n_columns = len(dataset) * spec.n_outputs, spec.n_outputs
-        check_layout(self.options, spec.layout, device, n_rows, n_columns)
-        check_earlier_layout(self.options.prior, spec.layout)
+        check_structure_bytes(self.options, spec.layout, device, n_rows, n_columns)
         if self.options.may_refit and spec.head_map is not None:
             _check_refit_bytes(spec, len(dataset), device)
+        return spec
+
+    def check_trained(self, network: TrainedNetwork) -> None:
+        """Raise for options that a network does not allow, also one from a cache.
+
+        It may have been trained under other values of those options that are not part
+        of the key.
+        """
+        self._check_spec(network.spec)
+        if network.held_out is None:
+            self.require_no_held_out()
+
+    def _check_spec(self, spec: NetworkSpec) -> None:
+        """Raise for options that do not match the layers, or the likelihood."""
+        check_shapes(self.options, spec.layout)
+        check_earlier_layout(self.options.prior, spec.layout)
         if self.options.refine is True:
             self._check_refine(spec)
-        return spec
 
     def _check_refine(self, spec: NetworkSpec) -> None:
         """Raise where the weights cannot be refitted."""
@@ -135,13 +248,25 @@ class LaplaceTrainer(Trainer):
 
 def _check_refit_bytes(spec: NetworkSpec, n_rows: int, device: torch.device) -> None:
     """Raise if the samples for refitting do not fit into memory."""
-    n_inputs = spec.layout.blocks[0].factor_shape[1]
-    # inputs in float64 and in the dtype of the network; outputs, gradients and
-    # intermediate results of a step
-    per_row = 16 * n_inputs + 6 * 8 * spec.n_outputs
     require_bytes(
-        per_row * n_rows,
+        refit_bytes(spec.layout, n_rows, spec.n_outputs),
         device,
         f"refitting the last layer on {n_rows:,} rows",
         "use refine=False, or fewer rows",
     )
+
+
+def _is_silent(net: Any) -> bool:
+    """Whether all callbacks of a net, if any, are known to write nothing."""
+    given = getattr(net, "callbacks", None)
+    callbacks = given if isinstance(given, (list, tuple)) else []
+    kinds = (c[1] if isinstance(c, tuple) else c for c in callbacks)
+    return all((k if isinstance(k, type) else type(k)) in SILENT for k in kinds)
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """No warnings, which those of the training on all samples would repeat."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

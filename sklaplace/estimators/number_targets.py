@@ -1,13 +1,15 @@
 """NumberTargets: regression targets, in columns as the network returns them."""
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import numpy as np
+from scipy.sparse import issparse
 
+from sklaplace.core.arrays import as_numbers, check_finite
 from sklaplace.core.checks import check_positive
+from sklaplace.core.warn import warn_user
 from sklaplace.estimators.targets import Targets
 from sklaplace.likelihoods import (
     CRITERIA,
@@ -19,6 +21,10 @@ from sklaplace.likelihoods import (
 )
 from sklaplace.networks.data import InputType, TrainingData
 from sklaplace.networks.default import default_regressor
+
+# Largest absolute values of targets between which results do not depend on their unit:
+# noise and prior precision have bounds, see `sklaplace.posterior.tuning.problem`.
+SMALLEST, LARGEST = 1e-15, 1e20
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,8 @@ class NumberTargets(Targets):
         ValueError
             If ``sigma_noise`` has another number of columns.
         """
-        y = np.asarray(y)
+        y = _as_numbers(y, "y", classifier)
+        _check_size(y, "y", SMALLEST, np.inf)
         columns = y.reshape(len(y), -1)
         if np.ndim(sigma_noise) == 0:
             _warn_of_unequal_scales(columns)
@@ -86,23 +93,21 @@ class NumberTargets(Targets):
 
     def encode(self, y: Any, name: str = "y") -> np.ndarray:
         """Return targets as (n, n_outputs), in the dtype of the network."""
-        y = np.asarray(y)
+        y = self.check(y, name)
         columns = y.reshape(len(y), -1)
         if columns.shape[1] != self.n_outputs:
             raise ValueError(
                 f"{name} has {columns.shape[1]} columns, but y has {self.n_outputs} "
                 "in fit. Pass the same targets in both."
             )
-        if columns.dtype.kind not in "fiub":
-            raise ValueError(
-                f"y has entries of type {columns.dtype}; a regressor needs numbers. "
-                f"For labels use {self.classifier}."
-            )
-        return self.input_type.floats(columns, "y")
+        values = self.input_type.floats(columns, name)
+        # small ones of fit have been refused; later ones, maybe few, may be small
+        _check_size(columns, name, 0.0 if name == "y" else SMALLEST, LARGEST)
+        return values
 
     def check(self, y: Any, name: str = "y") -> np.ndarray:
-        """Return targets as an array."""
-        return np.asarray(y)
+        """Return targets as an array of finite numbers."""
+        return _as_numbers(y, name, self.classifier)
 
     def drop_axis(self, values: np.ndarray) -> np.ndarray:
         """Drop the axis of outputs, the second, where targets in fit had none."""
@@ -132,6 +137,17 @@ class NumberTargets(Targets):
                 f"sigma_noise={given!r} was given, but criterion="
                 f"{type(net.criterion_).__name__} has no noise level. Leave it out."
             )
+        if likelihood.has_noise and isinstance(given, str):
+            _warn_of_constants(y)
+
+
+def _as_numbers(y: Any, name: str, classifier: str) -> np.ndarray:
+    """Return targets as an array of finite numbers."""
+    if issparse(y):
+        raise TypeError(f"{name} is sparse. Use {name}.toarray().")
+    numbers = as_numbers(y, name, f"For labels use {classifier}.")
+    check_finite(numbers, name)
+    return numbers
 
 
 def likelihood_of(net: Any) -> RegressionLikelihood | None:
@@ -149,19 +165,39 @@ def has_noise(likelihood: Any, net: Any) -> bool:
     return known is None or bool(known.has_noise)
 
 
+def _check_size(y: np.ndarray, name: str, low: float, high: float) -> None:
+    """Raise for targets whose size leaves no digits to variances and the prior."""
+    size = float(np.abs(y.astype(np.float64)).max(initial=0))
+    if size and not low <= size <= high:
+        raise ValueError(
+            f"{name} has values up to {size:.0e}, in absolute value; sizes from "
+            f"{SMALLEST:.0e} to {LARGEST:.0e} are supported. Scale y, such as by "
+            "sklearn.compose.TransformedTargetRegressor with a StandardScaler."
+        )
+
+
+def _warn_of_constants(y: np.ndarray) -> None:
+    """Warn of target columns from which no noise can be estimated."""
+    if len(y) > 1 and (y == y[0]).all(axis=0).any():
+        warn_user(
+            "y is constant, or a column of it, so that there is no noise to estimate: "
+            "standard deviations will be close to zero. Pass sigma_noise as a number, "
+            "or targets that vary.",
+        )
+
+
 def _warn_of_unequal_scales(y: np.ndarray) -> None:
-    """Warn of target columns whose scales one noise level cannot serve."""
-    std = y.std(axis=0) if y.dtype.kind in "fiub" else np.ones(1)
+    """Warn of target columns whose scales one loss cannot serve."""
+    with np.errstate(over="ignore"):  # sizes are checked later
+        std = y.std(axis=0) if y.dtype.kind in "fiub" else np.ones(1)
     std = std[std > 0]
     if len(std) > 1 and std.max() > 10 * std.min():
-        warnings.warn(
+        warn_user(
             f"The columns of y have standard deviations from {std.min():.3g} to "
-            f"{std.max():.3g}, but one noise level is shared by all of them. "
-            "Divide each column of y by its standard deviation before fit, and "
-            "multiply predictions and their deviations by it; or pass an array of "
-            "sigma_noise.",
-            UserWarning,
-            stacklevel=2,
+            f"{std.max():.3g}, but the loss of the network weighs their squared errors "
+            "alike, and so does a sigma_noise that all share. Divide each column of y "
+            "by its standard deviation before fit, and multiply predictions and their "
+            "deviations by it.",
         )
 
 

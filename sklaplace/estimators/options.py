@@ -105,9 +105,28 @@ class LaplaceOptions:
         return min(values, key=lambda name: name == "auto", default=None)
 
     @property
+    def noise_on_held_out(self) -> bool:
+        """Whether noise is tuned on held-out samples where there are any."""
+        return self.free_noise and self.sigma_noise != "marglik"
+
+    @property
     def tunes_on_held_out(self) -> bool:
-        """Whether the tuner uses held-out samples where there are any."""
-        return self.tuner in ("auto", "validation")
+        """Whether held-out samples are used where there are any."""
+        return self.tuner in ("auto", "validation") or self.noise_on_held_out
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether samples are held out from a net that does not do so itself."""
+        is_marglik = self.free_prior and self.prior_precision == "marglik"
+        only_if_there = is_marglik and self.sigma_noise != "validation"
+        return self.tunes_on_held_out and not only_if_there
+
+    @property
+    def uses_folds(self) -> bool:
+        """Whether folds are held out where samples are too few for anything else."""
+        names = self.prior_precision, self.sigma_noise
+        asks = any(isinstance(n, str) and n == "validation" for n in names)
+        return self.tunes_on_held_out and not asks
 
     @property
     def may_refit(self) -> bool:
@@ -402,14 +421,8 @@ def _check_refine(model: Any) -> None:
         )
 
 
-def check_layout(
-    model: Any, layout: Layout, device: torch.device, n_rows: int, n_columns: int
-) -> None:
-    """Raise for shapes that do not match the layers, and for too little memory.
-
-    ``n_rows`` is that of the Jacobian of the training data, ``n_columns`` the number of
-    outputs of each sample.
-    """
+def check_shapes(model: Any, layout: Layout) -> None:
+    """Raise for a prior whose shapes do not match the layers."""
     check_prior_shape(model.prior_precision, model.prior_structure, layout)
     p = layout.n_parameters
     if np.shape(model.prior_mean) not in ((), (p,)):
@@ -417,6 +430,17 @@ def check_layout(
             f"prior_mean has shape {np.shape(model.prior_mean)}. Use one number, or "
             f"one per selected weight: shape ({p},)."
         )
+
+
+def check_structure_bytes(
+    model: Any, layout: Layout, device: torch.device, n_rows: int, n_columns: int
+) -> None:
+    """Raise if the structure of the Hessian does not fit into memory.
+
+    ``n_rows`` is that of the Jacobian of the training data, ``n_columns`` the number of
+    outputs of each sample.
+    """
+    p = layout.n_parameters
     accumulator, _ = STRUCTURES[model.hessian_structure]
     cheaper = [repr(k) for k in ("kron", "diag") if k != model.hessian_structure]
     advice = f"use {' or '.join(cheaper)}"

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,8 +17,9 @@ from torch import Tensor
 
 from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import check_count
+from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import all_finite
-from sklaplace.core.random import private_rng
+from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.networks.data import Batches, count_rows
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork
@@ -206,6 +206,26 @@ class BatchedOutputs:
             )
         return self.map_gaussian(X, function, diagonal=not full_cov)
 
+    def map_features(
+        self, X: Any, function: Callable[[Tensor | None, Tensor], Tensor]
+    ) -> np.ndarray:
+        """Return a function of features and outputs of the network as trained.
+
+        See `FeatureRecorder`.
+        """
+        layers, parts = self.network.spec.feature_layers, []
+        dataset = self.network.net.get_dataset(X)
+        with (
+            self.evaluation(dataset) as (forward, batches),
+            FeatureRecorder(forward, layers) as recorder,
+            torch.no_grad(),
+        ):
+            for x, _, _ in batches:
+                f = forward(x)
+                require_finite(f, f)
+                parts.append(function(recorder.take(len(f)), f).cpu())
+        return torch.cat(parts).numpy()
+
     def joint(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return mean (n, c) and covariance (n, n, c) of each output over samples."""
         mean, cov = self.model.joint(self, X)
@@ -264,13 +284,12 @@ class BatchedOutputs:
     ) -> Iterator[tuple[Forward, Batches]]:
         """The network in evaluation mode, and batches of a dataset.
 
-        Random states, modes and hooks are restored in any case.
+        Modes and hooks are restored in any case.
         """
         batches = self._batches(dataset, **sizes)
-        with private_rng(None), torch.inference_mode(False):
-            forward = self.network.forward()
-            with forward.frozen():
-                yield forward, batches
+        forward = self.network.forward()
+        with forward.frozen():
+            yield forward, batches
 
     def _batches(self, dataset: Any, **sizes: Any) -> Batches:
         return self.network.batches(

@@ -21,7 +21,7 @@ from sklaplace.core.random import private_rng
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.network import NetworkSpec, infer_network_spec
 from sklaplace.likelihoods import CRITERIA, weighted
-from sklaplace.networks.data import Batches, first_rows
+from sklaplace.networks.data import Batches, spread_rows
 from sklaplace.networks.outputs import raw_outputs, unwrapped
 from sklaplace.networks.trained import device_of
 from sklaplace.networks.training import batch_weights
@@ -64,7 +64,7 @@ class PriorCallback(Callback, ABC):
         if hasattr(self, "training_"):
             return
         with private_rng(None, device_of(net)):
-            x = first_rows(net, dataset_train)
+            x = spread_rows(net, dataset_train)
             adapt, subset = partial(_adapted, raw_outputs(net, x)), self._subset(net)
             spec = infer_network_spec(
                 net, x, subset, _LIKELIHOODS, None, is_trained=False, adapted=adapt

@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 from sklearn.base import is_classifier
+from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.metrics import brier_score_loss, check_scoring, log_loss
 from sklearn.model_selection import check_cv
 from sklearn.utils import indexable
 from sklearn.utils.parallel import Parallel, delayed
-from sklearn.utils.validation import _check_method_params, _check_sample_weight
+from sklearn.utils.validation import _check_method_params
 
 from sklaplace.core.cache import check_memory
-from sklaplace.core.checks import check_n_jobs, check_positive, listed
+from sklaplace.core.checks import check_n_jobs, check_positive, listed, naming
 from sklaplace.core.random import private_rng
+from sklaplace.core.warn import warn_user
 from sklaplace.estimators.folds import (
     AllRows,
     Fold,
@@ -27,7 +29,12 @@ from sklaplace.estimators.folds import (
     with_noise,
 )
 from sklaplace.estimators.laplace import BaseLaplace
-from sklaplace.estimators.samples import Samples, encode_samples, unchanged_on_error
+from sklaplace.estimators.samples import (
+    Samples,
+    as_weights,
+    encode_samples,
+    unchanged_on_error,
+)
 from sklaplace.networks.data import is_opaque
 
 GRID = np.logspace(-3, 3, 20)
@@ -104,6 +111,9 @@ class PriorSearch:
         splits = self._splits(*rows[:2])
         for number, split in enumerate(splits):
             _check_split(model, number, split, *rows[1:])
+        is_plain = not is_classifier(model) or model._targets.target_type.is_single
+        if isinstance(estimator.scoring, str) and is_plain:
+            _check_score(estimator, scorer, rows[1], splits[0])
         return rows, splits, scorer
 
     def _scorer(self, model: Any) -> Any:
@@ -120,7 +130,9 @@ class PriorSearch:
 
     def _splits(self, X: Any, y: np.ndarray) -> list[Split]:
         """Return indices of samples to train on and to score, for each fold."""
-        cv = check_cv(self.estimator.cv, y, classifier=is_classifier(self.estimator))
+        with naming(cv="cv"):
+            by_class = is_classifier(self.estimator)
+            cv = check_cv(self.estimator.cv, y, classifier=by_class)
         every = np.arange(len(y))
         rows = every.reshape(-1, 1) if is_opaque(X) else X
         try:
@@ -131,6 +143,12 @@ class PriorSearch:
             raise ValueError(
                 f"cv has splits that are no pairs of row indices ({error}). Give "
                 "pairs (train, test) of integers below the number of rows."
+            ) from error
+        except ValueError as error:
+            raise ValueError(
+                f"cv={self.estimator.cv!r} cannot split {len(y)} samples: "
+                f"{str(error).rstrip('.')}. Use fewer folds, or leave out classes with "
+                "few samples."
             ) from error
         if not splits:
             raise ValueError("cv has no splits. Give at least one pair (train, test).")
@@ -217,7 +235,7 @@ def _indexable(model: Any, samples: Samples) -> AllRows:
     if not is_opaque(X):
         (X,) = indexable(X)
     if weights is not None:
-        weights = _check_sample_weight(weights, np.empty((len(y), 1)), dtype=np.float64)
+        weights = as_weights(weights, len(y))
     return X, y, weights
 
 
@@ -242,6 +260,22 @@ def _check_split(
         )
 
 
+def _check_score(estimator: Any, scorer: Any, y: np.ndarray, split: Split) -> None:
+    """Raise for a score that fails for constant predictions, before any training."""
+    kind = DummyClassifier if is_classifier(estimator) else DummyRegressor
+    train, test = (np.zeros((len(rows), 1)) for rows in split)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            scorer(kind().fit(train, y[split[0]]), test, y[split[1]])
+        except (TypeError, ValueError, AttributeError) as error:
+            reason = str(error).replace(kind.__name__, type(estimator).__name__)
+            raise ValueError(
+                f"scoring={estimator.scoring!r} cannot score these targets: "
+                f"{reason.rstrip('.')}. Use another score, or scoring=None."
+            ) from error
+
+
 def _check_scores_columns(scorer: Any) -> None:
     """Refuse scores that take several labels per row for one, written out."""
     score = getattr(scorer, "_score_func", None)
@@ -263,10 +297,8 @@ def _results(candidates: list[Params], scores: np.ndarray) -> dict[str, Any]:
             "returns for rows of a fold, or use scoring=None."
         )
     if not is_finite.all():
-        warnings.warn(
+        warn_user(
             f"Some scores are not finite, and count as the worst: {mean}.",
-            UserWarning,
-            stacklevel=3,
         )
     with np.errstate(invalid="ignore"):
         std = scores.std(1)

@@ -1,6 +1,5 @@
 """ProbabilisticClassifier: class probabilities, and distributions over them."""
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -14,14 +13,16 @@ from sklearn.utils.validation import check_consistent_length
 from torch import Tensor
 
 from sklaplace import dirichlet
-from sklaplace.core.checks import as_seed, check_option
+from sklaplace.core.checks import as_seed, check_option, naming
 from sklaplace.core.random import cached_sobol_normals
+from sklaplace.core.warn import warn_user
 from sklaplace.dirichlet.distribution import check_set
 from sklaplace.dirichlet.links import mc_uncertainty, uncertainty_of_draws
 from sklaplace.estimators.class_targets import ClassTargets, likelihood_of
 from sklaplace.estimators.output_model import BatchedOutputs
 from sklaplace.estimators.trainer import inner_net, is_frozen
 from sklaplace.likelihoods import ClassificationLikelihood
+from sklaplace.networks.data import count_rows
 
 
 class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
@@ -56,12 +57,10 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         """Warn of a training loss, in nats per label, far above that of guessing."""
         guessing = np.log(self._targets.n_classes)
         if guessing > 0 and loss > 2 * guessing:
-            warnings.warn(
+            warn_user(
                 f"The network's training loss, {loss:.3g} nats per label, is larger "
                 f"than that of guessing, {guessing:.3g}: its training has diverged or "
                 "not begun. Lower the learning rate, scale the inputs or train longer.",
-                UserWarning,
-                stacklevel=2,
             )
 
     # ------------------------------------------------------------ distributions
@@ -207,6 +206,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         threshold = getattr(self.estimator_, "threshold", None)
         return self._targets.target_type.predict(proba, self.classes_, threshold)
 
+    @naming(X="X", y="y", sample_weight="sample_weight")
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Accuracy of `predict`.
 
@@ -386,13 +386,34 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
             method = self.dirichlet_approx if is_gaussian else "mc"
         check_option("method", method, ["mc", *dirichlet.APPROXIMATIONS])
+        return self._targets.target_type.unflatten(self._uncertainty(X, method))
+
+    def _uncertainty(self, X: Any, method: str) -> np.ndarray:
+        """Return total, aleatoric and epistemic entropy of each label, (n, 3)."""
         if method == "mc":
             found = self._mc_uncertainty(X)
         else:
             found = dirichlet.uncertainty(self._concentrations(X, method))
         if self._targets.n_classes == 1:  # a network with one logit has two
             found = np.zeros_like(found)
-        return self._targets.target_type.unflatten(found)
+        return found
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Minus the epistemic uncertainty of the label: the higher, the more normal.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
+            Samples to score.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Minus the mutual information of label and weights by draws, in nats; the
+            mean over several labels. See `predict_uncertainty`.
+        """
+        found = self._uncertainty(X, "mc")[:, 2]
+        return -found.reshape(count_rows(X), -1).mean(1)
 
     def predict_set(
         self,
@@ -448,7 +469,9 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        likelihood = self.likelihood or likelihood_of(inner_net(self.estimator))
+        likelihood = self.likelihood
+        if likelihood is None:
+            likelihood = likelihood_of(inner_net(self.estimator))
         multi_target = getattr(likelihood, "multi_target", "multilabel")
         tags.classifier_tags.multi_label = multi_target == "multilabel"
         tags.input_tags.three_d_array = True

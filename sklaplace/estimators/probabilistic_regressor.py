@@ -8,11 +8,11 @@ import torch
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from sklaplace.core.checks import as_levels, as_seed
+from sklaplace.core.checks import as_levels, as_seed, naming
 from sklaplace.estimators.number_targets import NumberTargets, geometric_mean
 from sklaplace.estimators.options import sibling
 from sklaplace.estimators.output_model import BatchedOutputs
-from sklaplace.estimators.samples import weighted_data
+from sklaplace.estimators.samples import applicable, weighted_data
 from sklaplace.likelihoods import RegressionLikelihood
 
 
@@ -122,7 +122,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
                 "criterion=torch.nn.MSELoss."
             )
         inputs, targets = self._check_samples(X, y, reset=False)
-        data = weighted_data(self, inputs, targets, sample_weight)
+        data = weighted_data(self, applicable(self, inputs), targets, sample_weight)
         if len(data.y) < 2:
             raise ValueError(
                 f"{len(data.y)} row tells no scale. Pass a hundred or more."
@@ -138,6 +138,32 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             )
         self.sigma_scaling_ = scaling
         return self
+
+    @naming(X="X", y="y", sample_weight="sample_weight")
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Coefficient of determination R² of `predict`.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
+            Samples to predict.
+        y : array-like of shape (n,) or (n, n_outputs)
+            Their targets.
+        sample_weight : array-like of shape (n,), optional
+            Weights of the samples.
+
+        Returns
+        -------
+        float
+            At most one; averaged over outputs.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If y has missing values, or entries that are not numbers.
+        """
+        check_is_fitted(self)
+        return float(super().score(X, self._targets.check(y), sample_weight))
 
     def predict(
         self, X: Any, return_std: bool = False, return_cov: bool = False
@@ -163,11 +189,11 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
 
         Raises
         ------
-        RuntimeError
-            If both are True, as in scikit-learn's Gaussian processes.
+        ValueError
+            If both are True.
         """
         if return_std and return_cov:
-            raise RuntimeError(
+            raise ValueError(
                 "return_std and return_cov cannot both be True. The diagonal of the "
                 "covariance is the squared standard deviation."
             )
@@ -184,6 +210,26 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
                 self._targets.drop_axis(variance)
             )
         return self._targets.drop_axis(mean)
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Minus the epistemic variance: the higher, the more normal.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...)
+            Samples to score.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Minus the variance of the outputs in units of that of the noise, where
+            ``sigma_noise_`` is its standard deviation; the mean over columns of y.
+            Outputs that are parameters of the noise do not count.
+        """
+        _, variance = self._latent(X)
+        n_outputs = self._targets.n_outputs
+        scaled = variance[:, :n_outputs] / np.square(self.sigma_noise_)
+        return np.asarray(-scaled.mean(1))
 
     def predict_quantiles(self, X: Any, alpha: Any) -> np.ndarray:
         """Quantiles of the predictive distribution, noise included.

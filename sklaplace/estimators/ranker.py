@@ -14,6 +14,7 @@ import torch
 from sklearn.utils.validation import check_array, check_is_fitted
 from torch import Tensor, nn
 
+from sklaplace.core.checks import check_array_library, naming
 from sklaplace.curvature.network import NetworkSpec
 from sklaplace.estimators.class_targets import ClassTargets
 from sklaplace.estimators.classifier import LaplaceClassifier
@@ -22,7 +23,7 @@ from sklaplace.estimators.options import LaplaceOptions
 from sklaplace.estimators.target_types import SingleLabel
 from sklaplace.likelihoods import Bernoulli
 from sklaplace.networks.data import TrainingData, first_rows, is_opaque
-from sklaplace.networks.default import penalised_classifier
+from sklaplace.networks.default import penalised_classifier, require_array
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.outputs import as_forward, raw_outputs
 from sklaplace.networks.tabular import TabularNetwork
@@ -41,6 +42,11 @@ class BradleyTerry(nn.Module):
         Returns one score per item: (b, ...) to (b,) or (b, 1). Leave out the bias of
         its last layer, which cancels in every difference and cannot be learned.
 
+    Raises
+    ------
+    TypeError
+        If the scorer is no module.
+
     References
     ----------
     Bradley and Terry (1952), "Rank analysis of incomplete block designs: I. The method
@@ -57,6 +63,11 @@ class BradleyTerry(nn.Module):
 
     def __init__(self, scorer: nn.Module) -> None:
         super().__init__()
+        if not isinstance(scorer, nn.Module):
+            raise TypeError(
+                f"scorer is a {type(scorer).__name__}. Pass a torch.nn.Module that "
+                "returns one score per item, such as torch.nn.Linear(3, 1, bias=False)."
+            )
         self.scorer = scorer
 
     def forward(self, X: Tensor) -> Tensor:
@@ -143,6 +154,7 @@ class PairTargets(ClassTargets):
 
     def default_net(self, data: TrainingData) -> Any:
         """Return the default skorch net, which scores items by their features."""
+        require_array(data.X)
         items = data.X.reshape(2 * len(data.X), -1)
         preferred = np.stack([1 - data.y, data.y], 1).reshape(-1, 1)
         w = None if data.sample_weight is None else np.repeat(data.sample_weight, 2)
@@ -285,6 +297,7 @@ class LaplaceRanker(LaplaceClassifier):
                 "Pass items of one kind."
             )
 
+    @naming(items="items")
     def predict_score(
         self, items: Any, return_std: bool = False, return_cov: bool = False
     ) -> Any:
@@ -330,10 +343,11 @@ class LaplaceRanker(LaplaceClassifier):
                 "return_std and return_cov are both True. Ask for one: the diagonal of "
                 "the covariance has the variances."
             )
-        options: dict[str, Any] = {"ensure_2d": False, "input_name": "items"}
+        check_array_library(items=items)
+        options: dict[str, Any] = {"ensure_2d": False, "ensure_all_finite": False}
         array = check_array(items, dtype=None, allow_nd=True, **options)
         self._check_items("items", array.shape[1:])
-        single_items = self._input_type.inputs(array[:, None])
+        single_items = self._input_type.inputs(array[:, None], "items")
         if return_cov:
             mean, cov = self._outputs.joint(single_items)
             return mean[:, 0], cov[..., 0]

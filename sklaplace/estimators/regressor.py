@@ -39,7 +39,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         one; see `sklaplace.likelihoods`. None uses that of the criterion.
     subset_of_weights : {"last_layer", "all", "trainable", "subnetwork"} or list of \
             str, default="last_layer"
-        Weights that are treated as random: those of the last layer, all, those with
+        Weights that are treated as random: those of the last layers, all, those with
         ``requires_grad``, single ones, or parameters by name (or by that of a module
         that contains them).
     subset_params : dict, default=None
@@ -68,7 +68,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         likelihood of the training data, ``"validation"`` the score of samples that the
         network did not see; ``"auto"`` is the second where there are such samples, else
         the first. They are taken from ``X_val``, else from what the net's
-        ``train_split`` holds out, else from ``validation_fraction``.
+        ``train_split`` holds out, else from ``validation_fraction``; with fewer than 50
+        samples, from networks that are trained without a fold of them each.
     prior_structure : {"scalar", "layerwise", "diag"}, default="scalar"
         One precision for all weights, one per parameter tensor, or one per weight
         (not for ``kron``).
@@ -103,17 +104,23 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     memory : None, str, path or joblib.Memory, default=None
         Cache of the trained network and its curvature, so that a grid search over
         prior, noise, temperature or link trains once per fold. Needs a
-        ``random_state``.
+        ``random_state``. Loading from the folder can run any code, as with pickle: one
+        that others may write to is refused. Where your code reaches a module of yours
+        by strings, as in ``getattr(config, name)``, nothing is cached, and a warning
+        says so.
     random_state : int, RandomState or None, default=None
         Seeds training, the held-out samples and the draws. None differs every time.
         The global generators are never touched.
     verbose : int, default=0
         Print one line after fitting if positive.
     sigma_noise : float, array or {"auto", "validation", "marglik"}, default="auto"
-        Standard deviation of the observation noise, one for all outputs; only for
-        nets with ``MSELoss``, whose criterion leaves it open. An array has one for
-        each column of ``y``. A name tunes it together with ``prior_precision``; where
-        both are names other than ``"auto"`` they must be the same.
+        Standard deviation of the observation noise; only for nets with ``MSELoss``,
+        whose criterion leaves it open. A number is that of all outputs, an array has
+        one for each column of ``y``. A name tunes it together with ``prior_precision``,
+        with a level for each column; where both are names other than ``"auto"`` they
+        must be the same, but for ``"validation"`` under
+        ``prior_precision="marglik"``. With that prior, ``"auto"`` uses held-out
+        samples where there are any.
 
     Attributes
     ----------
@@ -176,7 +183,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
             )
         values = self.prior_precision, options.sigma_noise
         names = {value for value in values if isinstance(value, str)} - {"auto"}
-        if len(names) > 1:
+        if len(names) > 1 and values != ("marglik", "validation"):
             raise ValueError(
                 f"prior_precision={self.prior_precision!r} and sigma_noise="
                 f"{self.sigma_noise!r} name two tuners, but both are chosen "
@@ -204,7 +211,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
 
     def _likelihood_settings(self) -> Any:
         adapted = self._targets.adapt(Gaussian())
-        return self.likelihood, cast(Gaussian, adapted).relative
+        # several columns get noise levels in proportion where these are tuned
+        is_tuned = self._targets.n_outputs > 1 and isinstance(self.sigma_noise, str)
+        return self.likelihood, cast(Gaussian, adapted).relative, is_tuned
 
     def _score(self, fit: LaplaceFit) -> HeldOutScore:
         likelihood = cast(RegressionLikelihood, fit.network.spec.likelihood)
@@ -240,7 +249,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         y : array-like of shape (n,) or (n, n_outputs)
             Their targets.
         sample_weight : array-like of shape (n,), optional
-            Non-negative weights of the samples.
+            Non-negative weights of the samples, as in fit.
 
         Returns
         -------
@@ -254,7 +263,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
 
         Notes
         -----
-        One pass over the new samples. Prior and noise are not tuned again.
+        One pass over the new samples. Prior and noise are not tuned again, and the
+        network is not trained: ``learning_curve(exploit_incremental_learning=True)``,
+        which calls this method, is flat.
         """
         if hasattr(self, "posterior_"):
             return cast(LaplaceRegressor, self._add_samples(X, y, sample_weight))

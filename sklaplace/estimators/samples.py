@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from sklearn.base import is_classifier
@@ -19,15 +19,22 @@ from sklearn.utils.validation import (
     check_consistent_length,
     validate_data,
 )
+from skorch.helper import SliceDataset
 
-from sklaplace.estimators.trainer import inner_net
+from sklaplace.core.arrays import as_array, check_columns, detached
+from sklaplace.core.checks import check_array_library, naming
+from sklaplace.core.warn import warn_user
+from sklaplace.estimators.trainer import check_applicable, inner_net
 from sklaplace.networks.data import (
     TrainingData,
+    as_given,
     check_length,
-    count_rows,
     input_type,
     is_opaque,
 )
+
+# A mean of the positive weights below it, or above its inverse, is warned of.
+SMALLEST_MEAN_WEIGHT = 0.1
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,7 @@ def encode_samples(
             f"{missing} is missing: rows to tune on need inputs and targets. "
             "Pass both X_val and y_val, or neither."
         )
+    check_array_library(X_val=samples.X_val, y_val=samples.y_val)
     if samples.y is None:
         raise ValueError(
             f"{type(model).__name__} requires y to be passed, but the target y is "
@@ -75,12 +83,14 @@ def encode_samples(
         )
     model._input_type = input_type(inner_net(model.estimator))
     X, y = model._check_samples(samples.X, samples.y, reset=True)
-    model._targets = model._infer_targets(y, samples.classes)
+    with naming(y="y"):
+        model._targets = model._infer_targets(y, samples.classes)
     data = weighted_data(model, X, y, samples.sample_weight)
     if samples.X_val is None:
         return data, None
-    X, y = model._check_samples(samples.X_val, samples.y_val, reset=False)
-    return data, weighted_data(model, X, y, None, name="y_val")
+    with naming(X="X_val", y="y_val"):
+        X, y = model._check_samples(samples.X_val, samples.y_val, reset=False)
+        return data, weighted_data(model, X, y, None, name="y_val")
 
 
 def weighted_data(
@@ -91,44 +101,116 @@ def weighted_data(
     own = model._targets.sample_weight(data.y)
     if sample_weight is None:
         return data if own is None else data.weighted(own)
-    weights = _check_sample_weight(
-        sample_weight,
-        np.empty((len(data.y), 1)),
-        dtype=np.float64,
-        ensure_non_negative=True,
-    )
+    weights = as_weights(sample_weight, len(data.y), ensure_non_negative=True)
     return data.weighted(weights if own is None else weights * own)
 
 
+@naming(sample_weight="sample_weight")
+def as_weights(sample_weight: Any, n: int, **options: Any) -> np.ndarray:
+    """Return weights of n samples as float64; raises for others than real numbers."""
+    check_array_library(sample_weight=sample_weight)
+    options["dtype"] = np.float64
+    return cast(
+        np.ndarray,
+        _check_sample_weight(detached(sample_weight), np.empty((n, 1)), **options),
+    )
+
+
+def warn_of_weight_scale(sample_weight: Any) -> None:
+    """Warn of weights whose mean is far from one, unless they are whole numbers.
+
+    A message is shown once: AdaBoost fits its estimator many times with such weights.
+    """
+    if sample_weight is None:
+        return
+    weights = as_array(detached(sample_weight), "sample_weight")
+    if weights.dtype.kind != "f" or not np.isfinite(weights).all():
+        return  # counts, or refused later
+    weights = weights[weights > 0]
+    if (weights == np.round(weights)).all():
+        return
+    mean = float(weights.mean())
+    if not SMALLEST_MEAN_WEIGHT <= mean <= 1 / SMALLEST_MEAN_WEIGHT:
+        warn_user(
+            f"The mean of sample_weight is {mean:.2g}: weights are counts, so that "
+            f"{len(weights):,} samples count as {weights.sum():.3g}. Divide "
+            "sample_weight by its mean, unless that is what you mean.",
+            once=True,
+        )
+
+
+@naming(X="X", y="y")
 def check_samples(model: Any, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
     """Return inputs, checked and cast, and targets, checked."""
+    check_array_library(X=X, y=y)
     if is_opaque(X):
-        y = np.asarray(y)
+        X, y = as_given(X), _as_targets(y, allow_nd=True)
         check_length(X, y)
         if reset:  # set by an earlier fit on arrays
-            for name in ("n_features_in_", "feature_names_in_"):
+            for name in ("n_features_in_", "feature_names_in_", "_n_axes"):
                 vars(model).pop(name, None)
         return X, y
-    options: dict[str, Any] = {"reset": reset, "dtype": None, "allow_nd": True}
-    if is_classifier(model) and np.asarray(y).ndim > 2:
-        X = validate_data(model, X, **options)
-        y = check_array(y, dtype=None, allow_nd=True, input_name="y")
-        check_consistent_length(X, y)
-    else:
-        y_numeric = not is_classifier(model)
-        X, y = validate_data(
-            model, X, y, multi_output=True, y_numeric=y_numeric, **options
-        )
-    return model._input_type.inputs(X), y
+    X = _cast_inputs(model, X, reset=reset)
+    y = _as_targets(y, allow_nd=is_classifier(model))
+    check_consistent_length(X, y)
+    return X, y
 
 
+@naming(X="X")
 def check_inputs(model: Any, X: Any) -> Any:
     """Return inputs to predict, checked and cast."""
+    check_array_library(X=X)
     if is_opaque(X):
-        count_rows(X)
-        return X
-    X = validate_data(model, X, reset=False, dtype=None, allow_nd=True)
-    return model._input_type.inputs(X)
+        return applicable(model, as_given(X))
+    return _cast_inputs(model, X, reset=False)
+
+
+@naming(X="X")
+def applicable(model: Any, X: Any) -> Any:
+    """Return checked inputs; raises where the fitted network cannot be applied."""
+    check_applicable(model.estimator_, X)
+    return X
+
+
+def _cast_inputs(model: Any, X: Any, *, reset: bool) -> np.ndarray:
+    """Return array-like inputs in the dtype of the network, checked."""
+    check_columns(X, "X")
+    X = np.asarray(X) if isinstance(X, SliceDataset) else detached(X)
+    n_axes = None if reset else getattr(model, "_n_axes", None)
+    if getattr(X, "ndim", 0) > 1:  # before their features are compared
+        _check_axes(X, n_axes)
+    # casting makes None and "nan" NaN, so that values are checked after it
+    options = {"dtype": None, "allow_nd": True, "ensure_all_finite": False}
+    X = validate_data(model, X, reset=reset, **options)
+    _check_axes(X, n_axes)
+    if reset:
+        model._n_axes = X.ndim
+    inputs: np.ndarray = model._input_type.inputs(X)
+    return inputs
+
+
+def _check_axes(X: Any, expected: int | None) -> None:
+    """Raise for inputs with another number of axes than in fit, where that is known."""
+    if expected is not None and X.ndim != expected:
+        raise ValueError(
+            f"X has shape {tuple(X.shape)} with {X.ndim} axes, but X in fit had "
+            f"{expected}. Pass samples of the shape that they had in fit."
+        )
+
+
+def _as_targets(y: Any, *, allow_nd: bool) -> Any:
+    """Return targets as an array or sparse matrix; values are checked in encoding."""
+    options = {"dtype": None, "ensure_2d": False, "ensure_all_finite": False}
+    try:
+        return check_array(
+            detached(y),
+            accept_sparse="csr",
+            allow_nd=allow_nd,
+            input_name="y",
+            **options,
+        )
+    except TypeError as error:
+        raise TypeError(f"y cannot be converted to an array: {error}") from error
 
 
 def draw_seed(random_state: Any) -> int:

@@ -9,6 +9,7 @@ from sklearn.base import is_regressor
 from sklearn.utils.validation import check_is_fitted
 
 from sklaplace.core.checks import check_count, check_fraction
+from sklaplace.core.persistence import from_portable, pickled, to_portable
 from sklaplace.core.random import private_rng
 from sklaplace.estimators import samples
 from sklaplace.estimators.noise import most_probable_noise
@@ -53,7 +54,8 @@ class BaseSampling(ABC):
             Targets. For a classifier class labels of any type, a matrix of labels
             that are 0 or 1, or an array of labels for each sample.
         sample_weight : array-like of shape (n,), optional
-            Non-negative weights of the samples: one of weight two counts as two.
+            Non-negative weights of the samples: one of weight two counts as two, so
+            that relative weights should have mean one.
         X_val, y_val : optional
             Samples that the network is not trained on, for what is estimated from
             held-out samples: the observation noise of a regression, and what else the
@@ -76,6 +78,8 @@ class BaseSampling(ABC):
         given = samples.Samples(X, y, sample_weight, X_val, y_val, fit_params)
         with samples.unchanged_on_error(self):
             self._check_options()
+            if self.estimator is None or self._trainer_kind.has_prior:
+                samples.warn_of_weight_scale(sample_weight)
             data, validation = samples.encode_samples(self, given)
             self._seed = samples.draw_seed(self.random_state)
             device = getattr(inner_net(self.estimator), "device", "cpu")
@@ -163,3 +167,15 @@ class BaseSampling(ABC):
         """Return inputs to predict, checked and cast."""
         check_is_fitted(self)
         return samples.check_inputs(self, X)
+
+    # ------------------------------------------------------------- persistence
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """For pickle; skorch pickles the networks."""
+        return pickled(self, dict(vars(self)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For skops: the state without tensors, see `to_portable`."""
+        return to_portable(vars(self))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(from_portable(state))

@@ -51,7 +51,8 @@ class LaplaceClassifierCV(LaplaceClassifier):
     memory : None, str, path or joblib.Memory, default=None
         Where networks and their curvature are kept, those of the folds among them,
         so that further fits, also by ``GridSearchCV``, train none of them again.
-        Needs a ``random_state``.
+        Needs a ``random_state``, and a folder that you alone may write to; see
+        `LaplaceClassifier`.
     n_jobs : int or None, default=None
         Processes to train folds in; None is one unless in a
         ``joblib.parallel_config``, -1 one per core.
@@ -127,7 +128,8 @@ class LaplaceClassifierCV(LaplaceClassifier):
         y : array-like of shape (n,) or (n, n_outputs)
             Targets; class labels of any type for a classifier.
         sample_weight : array-like of shape (n,), optional
-            Non-negative weights of the samples, in training and in scores. A scorer
+            Non-negative weights of the samples, in training and in scores; they are
+            counts, as for the estimator without ``CV``. A scorer
             gets them if it takes them; the mean over folds is not weighted.
         **fit_params : dict
             Passed to the ``fit`` of the skorch net; of arrays with n entries each
@@ -200,7 +202,8 @@ class LaplaceRegressorCV(LaplaceRegressor):
     memory : None, str, path or joblib.Memory, default=None
         Where networks and their curvature are kept, those of the folds among them,
         so that further fits, also by ``GridSearchCV``, train none of them again.
-        Needs a ``random_state``.
+        Needs a ``random_state``, and a folder that you alone may write to; see
+        `LaplaceRegressor`.
     n_jobs : int or None, default=None
         Processes to train folds in; None is one unless in a
         ``joblib.parallel_config``, -1 one per core.

@@ -4,17 +4,24 @@ Some samples may be held out, the network is trained unless it is frozen, and th
 meaning of its outputs is inferred from a few samples, before and after training.
 """
 
-import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 
-from sklaplace.core.checks import listed
+from sklaplace.core.checks import listed, naming
+from sklaplace.core.warn import warn_user
 from sklaplace.estimators.targets import Targets
-from sklaplace.networks.data import TrainingData, first_rows
+from sklaplace.networks.data import (
+    TrainingData,
+    first_rows,
+    is_opaque,
+    spread_rows,
+)
+from sklaplace.networks.lazy import check_no_lazy_modules, initialise_lazy_modules
+from sklaplace.networks.net_checks import check_held_out_batches
 from sklaplace.networks.outputs import (
     OutputSpec,
     as_forward,
@@ -65,6 +72,9 @@ class Trainer:
     validation_fraction: float | None
     alternative: str
 
+    has_prior: ClassVar[bool] = False
+    """Whether any net is trained with a prior, rather than the default one alone."""
+
     @property
     def is_frozen(self) -> bool:
         """Whether the network keeps its weights."""
@@ -80,12 +90,14 @@ class Trainer:
         net = self.new_net(data)
         if not self.is_frozen:
             self.targets.check_net(net)
+        own = self.own_split(net, data) if validation is None else None
         holds_out = bool(net.train_split) and not self.is_frozen
-        if validation is None and not holds_out:
+        if validation is None and own is None and not holds_out:
             data, validation = self.hold_out(data)
             if validation is None:
                 self.require_no_held_out()
-        seen, held_out = self.learn(net, data, validation, fit_params)
+        parts = self.learn(net, data, validation, fit_params)
+        seen, held_out = own or parts
         if validation is not None:
             held_out = validation.dataset(net)
         spec = self.infer_spec(net, seen, is_trained=True)
@@ -103,6 +115,10 @@ class Trainer:
             return data, None
         return data.take(parts[0]), data.take(parts[1])
 
+    def own_split(self, net: Any, data: TrainingData) -> tuple[Any, Any] | None:
+        """Return the samples that a frozen net has and has not seen, if it shows."""
+        return None
+
     # ------------------------------------------------- what kinds of training change
     def new_net(self, data: TrainingData) -> Any:
         """Return the net to train: a clone, or a copy of a frozen one."""
@@ -117,8 +133,8 @@ class Trainer:
 
     def infer_spec(self, net: Any, dataset: Any, *, is_trained: bool) -> OutputSpec:
         """Return the meaning of a net's outputs; raises for what does not fit."""
-        rows = first_rows(net, dataset)
-        return infer_output_spec(net, rows, **self.spec_options(is_trained))
+        samples = spread_rows(net, dataset)
+        return infer_output_spec(net, samples, **self.spec_options(is_trained))
 
     def before_training(self, net: Any, spec: OutputSpec, held_out: Any) -> None:
         """Check and prepare an initialised net before its first step."""
@@ -143,6 +159,7 @@ class Trainer:
                 "go to the training of the network, but this one is frozen."
             )
         self.targets.check_values(net, data.y)
+        check_no_lazy_modules(net)
         return data.dataset(net), None
 
     # ------------------------------------------------------------------- training
@@ -157,9 +174,14 @@ class Trainer:
 
         def check(dataset: Any, held_out: Any) -> None:
             self.targets.check_held_out(dataset, held_out)
+            check_held_out_batches(net, held_out)
             self.targets.check_values(net, data.y)
+            initialise_lazy_modules(net, first_rows(net, dataset))
             _match_axes(net, dataset)
             spec = self.infer_spec(net, dataset, is_trained=False)
+            if validation is not None:
+                with naming(X="X_val"):
+                    check_applicable(net, validation.X)
             warn_if_double_softmax(net, spec)
             kept = held_out if validation is None else validation.dataset(net)
             self.before_training(net, spec, kept)
@@ -179,6 +201,16 @@ class Trainer:
             "adapted": self.targets.adapt,
             "other": self.alternative,
         }
+
+
+def check_applicable(net: Any, X: Any) -> None:
+    """Raise where a net cannot be applied to inputs that only it can check.
+
+    Those are dicts and datasets: arrays have been compared with the training data.
+    """
+    if is_opaque(X):
+        with as_forward(net).frozen():
+            raw_outputs(net, first_rows(net, net.get_dataset(X)))
 
 
 def _match_axes(net: Any, dataset: Any) -> None:
@@ -208,10 +240,8 @@ def _check_history(net: Any) -> None:
             "after the last epoch. Lower the learning rate or scale the inputs."
         )
     if losses[-1] > 10 * abs(losses[0]) + 1:
-        warnings.warn(
+        warn_user(
             f"The training of the network seems to have diverged: its loss rose from "
             f"{losses[0]:.3g} to {losses[-1]:.3g}. Lower the learning rate or scale "
             "the inputs.",
-            UserWarning,
-            stacklevel=2,
         )

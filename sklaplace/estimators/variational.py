@@ -1,7 +1,6 @@
 """VariationalClassifier and VariationalRegressor: Bayes by Backprop."""
 
 import math
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.checks import check_option, check_params, check_positive
+from sklaplace.core.warn import warn_user
 from sklaplace.estimators.number_targets import geometric_mean
 from sklaplace.estimators.output_model import BatchedOutputs, OutputModel, WeightDraws
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
@@ -139,7 +139,7 @@ class BaseVariational(BaseSampling):
                 "nats per row. Train longer (max_epochs), lower kl_weight, or use "
                 "LaplaceClassifier or LaplaceRegressor, which keep the network."
             )
-            warnings.warn(message, UserWarning, stacklevel=4)
+            warn_user(message)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,8 @@ class VariationalTrainer(Trainer):
     elbo: Elbo
     n_samples: int
 
+    has_prior = True
+
     def train(
         self, data: TrainingData, validation: TrainingData | None, fit_params: Any
     ) -> VariationalNetwork:
@@ -72,7 +74,7 @@ class VariationalTrainer(Trainer):
         if not all(bool(p.isfinite().all()) for p in distribution.parameters()):
             raise ValueError(
                 "The training of the posterior has diverged: its parameters are not "
-                "finite. Lower the learning rate, or scale the inputs."
+                "finite. Lower the learning rate of estimator, or scale X."
             )
         prior, layout = self.elbo.prior, module.layout
         self._posterior = VariationalPosterior(distribution, prior, layout)

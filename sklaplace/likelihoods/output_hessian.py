@@ -7,11 +7,11 @@ linear map ``M`` (c, o) of a layer for all samples, the layer's curvature depend
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import gram
 
 # More classes have their products summed in the dtype of the outputs.
@@ -81,6 +81,11 @@ class OutputHessian(ABC):
         """Jacobian rows ``SᵀM``, (b, k, o)."""
         factor = self.factor().mT
         return factor if m is None else factor @ m
+
+    def products(self, m: Map, u: Tensor) -> Tensor:
+        """``MᵀΛM u`` for ``u`` (b, o, q) or (1, o, q), (b, o, q)."""
+        rows = self.rows(m)
+        return rows.mT @ (rows @ u)
 
     def _set_sizes(self, b: int, c: int, k: int) -> None:
         for name, size in {"n_rows": b, "n_outputs": c, "n_columns": k}.items():
@@ -288,6 +293,20 @@ class Softmax(OutputHessian):
         m = m.double()
         variances = (self.p @ m**2 - (self.p @ m) ** 2).clamp(min=0)
         return (variances * self.weights.unsqueeze(1)).to(self.dtype)
+
+    def products(self, m: Map, u: Tensor) -> Tensor:
+        """``MᵀΛM u`` for ``u`` (b, o, q) or (1, o, q), (b, o, q), in O(b·c·q).
+
+        ``Λ`` ignores a shift of ``u``. Without that of the most probable class,
+        ``p ∘ u - p pᵀu`` has no differences of large terms where ``p`` is close to one.
+        """
+        u = u if m is None else m.to(u) @ u
+        p = self.p.to(self.dtype).unsqueeze(2)
+        u = u - u.expand(len(p), -1, -1).take_along_dim(p.argmax(1, keepdim=True), 1)
+        curved = p * u
+        curved -= p * curved.sum(1, keepdim=True)
+        curved *= self.weights.to(p).reshape(-1, 1, 1)
+        return curved if m is None else m.to(u).T @ curved
 
     @cached_property
     def _variances(self) -> Tensor:

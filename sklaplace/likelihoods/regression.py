@@ -6,26 +6,22 @@ Gaussian over the outputs, by Gauss-Hermite quadrature where there is no closed 
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import norm, poisson
+from scipy.stats import norm
 from torch import Tensor, nn
 
+from sklaplace.core.bisection import first_where
+from sklaplace.likelihoods import counts
 from sklaplace.likelihoods.base import Likelihood, SeparableLikelihood
+from sklaplace.likelihoods.quadrature import NODES, WEIGHTS, exp_at_nodes
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Array, Array]
 
-# Gauss-Hermite nodes of a standard normal variable and their weights, which sum to one:
-# exact for polynomials of degree 63.
-_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
-_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
-# steps of bisection or Newton's method
-_MAX_STEPS = 60
 _LOG_2PI = math.log(2 * math.pi)
 
 
@@ -183,46 +179,32 @@ class Poisson(SeparableLikelihood, RegressionLikelihood):
     def draw(self, f: Tensor, u: Tensor) -> Tensor:
         """Counts, (b, c)."""
         rates = f.detach().double().exp().cpu().numpy()
-        return torch.from_numpy(poisson.ppf(u.cpu().numpy(), rates)).to(f)
+        return torch.from_numpy(counts.poisson_quantiles(rates, u.cpu().numpy())).to(f)
 
     def moments(self, mean: Array, var: Array, noise: float) -> Pair:
         """``λ = exp(m + v/2)`` and ``λ + λ² (exp(v) - 1)``: rates are log-normal."""
-        rate = np.exp(mean + var / 2)
-        return rate, rate + rate**2 * np.expm1(var)
+        with np.errstate(over="ignore"):  # infinite far from the data
+            rate = np.exp(mean + var / 2)
+            return rate, rate + rate**2 * np.expm1(var)
 
     def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
         """``λ`` and ``λᵢ λⱼ (exp(Cᵢⱼ) - 1)``, plus ``λᵢ`` on the diagonal."""
-        rate = np.exp(mean + np.einsum("nnc->nc", cov) / 2)
-        between = rate[:, None] * rate[None] * np.expm1(cov)
+        with np.errstate(over="ignore"):
+            rate = np.exp(mean + np.einsum("nnc->nc", cov) / 2)
+            between = rate[:, None] * rate[None] * np.expm1(cov)
         return rate, between + np.eye(len(cov))[:, :, None] * rate
 
     def quantiles(self, mean: Array, var: Array, noise: float, levels: Array) -> Array:
-        """Smallest counts with ``P(Y ≤ count) ≥ level``, (n, t, q), by bisection."""
-        rates = _rates_at_nodes(mean, var)[..., None, :]  # (n, t, 1, k)
-        levels = np.broadcast_to(levels, (*mean.shape, len(levels)))
-        high = poisson.ppf(levels, rates.max(-1))
-
-        def is_reached(y: Array) -> Array:
-            return poisson.cdf(y[..., None], rates) @ _WEIGHTS >= levels
-
-        # -1 has probability zero; the distribution function is that of the floor
-        return np.floor(_bisect(is_reached, -1.0, high, tolerance=0.5))
+        """Smallest counts with ``P(Y ≤ count) ≥ level``, (n, t, q)."""
+        return counts.quantiles(mean[..., None], var[..., None], levels)
 
     def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
         """Poisson counts with rates ``exp(f)``."""
-        return generator.poisson(np.exp(f)).astype(np.float64)
+        return counts.draw(np.exp(f), generator)
 
     def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: float) -> Tensor:
-        """``log ∫ Poisson(y | exp f) N(f | m, v) df`` around the integrand's mode."""
-        v = var.clamp(min=1e-12)
-        mode = _poisson_mode(mean, v, y).unsqueeze(-1)
-        width = (1 / v.unsqueeze(-1) + mode.exp()).rsqrt()
-        z, w = (torch.as_tensor(a).to(mean) for a in (_NODES, _WEIGHTS))
-        f, target = mode + width * z, y.unsqueeze(-1)
-        fit = target * f - f.exp() - torch.lgamma(target + 1)
-        prior = (f - mean.unsqueeze(-1)) ** 2 / v.unsqueeze(-1) + v.unsqueeze(-1).log()
-        terms = fit - prior / 2 + z**2 / 2 + width.log() + w.log()
-        return terms.logsumexp(-1).sum(-1)
+        """``log ∫ Poisson(y | exp f) N(f | m, v) df``, summed over columns, (b,)."""
+        return counts.log_mass(y, mean, var).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -289,15 +271,15 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
         μ and s are taken as independent.
         """
         (mu, s), (v_mu, v_s) = (np.split(a, 2, -1) for a in (mean, var))
-        variances = _rates_at_nodes(s, v_s)[..., None, :]  # (n, t, 1, k)
+        variances = exp_at_nodes(s, v_s)[..., None, :]  # (n, t, 1, k)
         std = np.sqrt(v_mu[..., None, None] + variances)
         levels = np.broadcast_to(levels, (*mu.shape, len(levels)))
         reach = np.abs(norm.ppf(levels)) * std.max(-1)
 
         def is_reached(y: Array) -> Array:
-            return norm.cdf(y[..., None] / std) @ _WEIGHTS >= levels
+            return norm.cdf(y[..., None] / std) @ WEIGHTS >= levels
 
-        return mu[..., None] + _bisect(is_reached, -reach, reach, tolerance=0.0)
+        return mu[..., None] + first_where(is_reached, -reach, reach)
 
     def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
         """Drawn means plus noise of the drawn variances."""
@@ -307,7 +289,7 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
     def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: float) -> Tensor:
         """Log-density of the mixture of normals over s, summed over columns, (b,)."""
         (mu, s), (v_mu, v_s) = (a.unsqueeze(-1).chunk(2, -2) for a in (mean, var))
-        z, w = (torch.as_tensor(a).to(mean) for a in (_NODES, _WEIGHTS))
+        z, w = (torch.as_tensor(a).to(mean) for a in (NODES, WEIGHTS))
         total = v_mu + (s + v_s.clamp(min=0).sqrt() * z).exp()  # (b, t, k)
         terms = (y.unsqueeze(-1) - mu) ** 2 / total + total.log() + _LOG_2PI
         return (w.log() - terms / 2).logsumexp(-1).sum(-1)
@@ -355,32 +337,3 @@ def _normal_losses(f: Tensor, y: Tensor) -> Tensor:
     mean, log_variance = f.chunk(2, -1)
     squares = (y - mean) ** 2
     return (squares * (-log_variance).exp() + log_variance + _LOG_2PI) / 2
-
-
-def _rates_at_nodes(mean: Array, variance: Array) -> Array:
-    """``exp(f)`` at the quadrature nodes of Gaussians (n, c), as (n, c, k)."""
-    std = np.sqrt(np.maximum(variance, 0))
-    return np.exp(mean[..., None] + std[..., None] * _NODES)
-
-
-def _bisect(
-    is_reached: Callable[[Array], Array], low: Any, high: Array, tolerance: float
-) -> Array:
-    """Smallest values (n, t, q) at which a condition holds, up to a tolerance."""
-    for _ in range(_MAX_STEPS):
-        middle = (low + high) / 2
-        reached = is_reached(middle)
-        low, high = np.where(reached, low, middle), np.where(reached, middle, high)
-        if (high - low <= tolerance).all():
-            break
-    return high
-
-
-def _poisson_mode(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
-    """Maximum of the concave ``y f - exp(f) - (f - m)² / (2v)`` by Newton's method."""
-    f = torch.minimum(mean + variance * y, torch.maximum(mean, (y + 1).log()))
-    for _ in range(_MAX_STEPS):
-        rate = f.exp()
-        step = (y - rate - (f - mean) / variance) / (rate + 1 / variance)
-        f = f + step.clamp(-1, 1)
-    return f

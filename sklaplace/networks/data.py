@@ -19,9 +19,14 @@ from skorch.utils import multi_indexing, to_tensor
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, default_collate
 
+from sklaplace.core.arrays import as_numbers, check_finite, detached
 from sklaplace.core.random import private_rng
+from sklaplace.core.trees import leaves, mapped
 
 Batch = tuple[Any, Any, Tensor | None]
+# Options by which a loader leaves out, repeats or permutes samples. Evaluation needs
+# each one once, in order.
+_CHOOSING_OPTIONS = {"shuffle", "drop_last", "sampler", "batch_sampler"}
 # Options of a loader under which its batches are slices of the arrays.
 _SLICING_OPTIONS = {"batch_size", "num_workers", "pin_memory"}
 
@@ -69,7 +74,8 @@ class Batches:
     Attributes
     ----------
     net : skorch.NeuralNet
-        Its ``iterator_valid`` and its options are used.
+        Its ``iterator_valid`` and its options are used, but for those that leave out
+        or permute samples.
     dataset : Dataset
         With or without sample weights.
     batch_size : int
@@ -81,7 +87,8 @@ class Batches:
     batch_size: int
 
     def __iter__(self) -> Iterator[Batch]:
-        options = self.net.get_params_for("iterator_valid")
+        given = self.net.get_params_for("iterator_valid")
+        options = {k: v for k, v in given.items() if k not in _CHOOSING_OPTIONS}
         is_plain = self.net.iterator_valid is DataLoader
         slices = is_plain and options.keys() <= _SLICING_OPTIONS
         arrays = _arrays(self.dataset) if slices else None
@@ -104,12 +111,26 @@ class Batches:
         """Batches of the net's loader."""
         options["batch_size"] = self.batch_size
         loader = self.net.iterator_valid(self.dataset, **options)
+        if isinstance(loader, DataLoader):  # else seeds its workers by the global one
+            loader.generator = torch.Generator()
         weighted = sample_weights(self.dataset) is not None
         if weighted:
             loader.collate_fn = partial(collate_weighted, loader.collate_fn)
+        n_left = len(self.dataset)
         for batch in loader:
             x, y = unpack_data(batch)
+            # targets first: packed sequences have another number of entries
+            n_left -= next(len(v) for v in leaves((y, x)) if np.ndim(v))
+            if n_left < 0:
+                break
             yield (x, *y) if weighted else (x, y, None)
+        if n_left:
+            n_samples = len(self.dataset)
+            found = "more than" if n_left < 0 else f"{n_samples - n_left} of"
+            raise ValueError(
+                f"iterator_valid={type(loader).__name__} yields {found} {n_samples} "
+                "samples. Use a loader that yields each one once, in order."
+            )
 
     def _on_device(self, value: Any) -> Any:
         if value is None:
@@ -144,6 +165,14 @@ def first_rows(net: Any, dataset: Any, n: int = 3) -> Any:
     """Inputs of the first n samples of a dataset, as one batch."""
     first = Subset(dataset, list(range(min(n, len(dataset)))))
     return next(iter(Batches(net, first, n)))[0]
+
+
+def spread_rows(net: Any, dataset: Any, n: int = 16) -> Any:
+    """Inputs of up to n samples from across a dataset, the first few as well."""
+    m = min(n, len(dataset))
+    even = np.linspace(0, len(dataset) - 1, m).round().astype(int)
+    order = sorted(range(m), key=lambda place: place % 4)
+    return next(iter(Batches(net, Subset(dataset, even[order].tolist()), m)))[0]
 
 
 def take_rows(X: Any, indices: np.ndarray) -> Any:
@@ -195,6 +224,41 @@ def is_opaque(X: Any) -> bool:
     return is_known and not issparse(X)  # one of scipy's formats is a dict
 
 
+def as_given(X: Any) -> Any:
+    """Data that is passed to skorch unchanged, as skorch and torch can take it.
+
+    Tensors leave their graph, which a second backward pass would not find. Indices of
+    subsets are integers.
+
+    Raises
+    ------
+    ValueError
+        For a subset by a mask, whose entries are no positions.
+    """
+    count_rows(X)
+    if type(X) in (dict, tuple, SliceDict):
+        needs_graph = any(leaf is not detached(leaf) for leaf in leaves(X))
+        return mapped(detached, X) if needs_graph else X
+    return _with_integer_indices(X)
+
+
+def _with_integer_indices(X: Any) -> Any:
+    """Data with the positions of a subset as integers; skorch takes no tensors."""
+    if type(X) is not Subset:
+        return X
+    indices = np.asarray(X.indices)
+    if indices.dtype == bool:
+        raise ValueError(
+            "X is a Subset with boolean indices, which torch takes for the positions 0 "
+            "and 1. Use Subset(dataset, numpy.flatnonzero(mask))."
+        )
+    if indices.size and indices.dtype.kind not in "iu":
+        raise ValueError(
+            f"X is a Subset with indices of dtype {indices.dtype}. Pass integers."
+        )
+    return Subset(_with_integer_indices(X.dataset), indices.astype(int).tolist())
+
+
 def count_rows(X: Any) -> int:
     """Number of samples in any data that skorch can index; refuses empty data."""
     n = len(X) if _is_dataset(X) else get_len(X)
@@ -226,19 +290,19 @@ class InputType:
     dtype: np.dtype
     keeps_integers: bool
 
-    def inputs(self, X: np.ndarray) -> np.ndarray:
+    def inputs(self, X: np.ndarray, name: str = "X") -> np.ndarray:
         """Inputs in the network's dtype, or int64 for an embedding."""
-        if X.dtype.kind not in "fiub":
-            X = np.asarray(X, dtype=np.float64)
+        X = as_numbers(X, name)
         if self.keeps_integers and X.dtype.kind in "iu":
             return X.astype(np.int64)
-        return self.floats(X, "X")
+        return self.floats(X, name)
 
     def floats(self, values: np.ndarray, name: str) -> np.ndarray:
-        """Values in the network's dtype; refuses those that overflow in it."""
+        """Values in the network's dtype; refuses those that are not finite in it."""
         with np.errstate(over="ignore"):
             cast = values.astype(self.dtype)
-        if not np.isfinite(cast).all() and np.isfinite(values).all():
+        if not np.isfinite(cast).all():
+            check_finite(values, name)
             raise ValueError(
                 f"{name} has values up to {np.abs(values).max():.0e}, too large for "
                 f"{self.dtype}, the dtype of the network. Scale {name} "

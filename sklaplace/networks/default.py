@@ -259,10 +259,25 @@ def _architecture(net: NeuralNet) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------- data
+def require_array(X: Any) -> None:
+    """Raise for inputs that no default network takes."""
+    if not isinstance(X, np.ndarray):
+        raise ValueError(
+            f"X is of type {type(X).__name__}, and estimator=None is a network for "
+            "arrays. Pass an array, or a skorch net."
+        )
+
+
 def _prepared(
     X: Array, Y: NDArray[Any], weight: Array | None
 ) -> tuple[NDArray[Any], Array, float, dict[str, Any]]:
     """Targets and weights that are not zero, the noise, and common settings."""
+    require_array(X)
+    if X.ndim != 2:
+        raise ValueError(
+            f"X has shape {X.shape}, and estimator=None is a network for tables, "
+            "(n, n_features). Use X.reshape(len(X), -1), or pass a skorch net."
+        )
     weight = np.ones(len(X)) if weight is None else weight.astype(np.float64)
     X, Y, weight = X[weight > 0], Y[weight > 0], weight[weight > 0]
     center, scale = _center_and_scale(X, weight)

@@ -4,12 +4,24 @@ Modules return logits, log-probabilities, probabilities or a squeezed axis. `For
 returns the parameters of the likelihood, without a change to the module.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from threading import RLock
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+# Modes, hooks and gradient flags belong to the network, not to the thread.
+_EVALUATION = RLock()
+if hasattr(os, "register_at_fork"):  # not on Windows
+    # a child process has no other thread that would restore a network or the lock
+    os.register_at_fork(
+        before=_EVALUATION.acquire,
+        after_in_parent=_EVALUATION.release,
+        after_in_child=_EVALUATION.release,
+    )
 
 # smallest normal float32, so that the logarithm of any probability is finite
 _SMALLEST = torch.finfo(torch.float32).tiny
@@ -49,6 +61,8 @@ class Forward(nn.Module):
     ----------
     trainable : frozenset of str
         Names of the parameters that had ``requires_grad`` when this was made.
+    rounding : float
+        Relative rounding error of the outputs of its layers, where known.
     takes_many : bool
         False once an operator has refused to run under ``torch.func.vmap`` over
         weights.
@@ -64,6 +78,7 @@ class Forward(nn.Module):
     ) -> None:
         super().__init__()
         self.module, self.call, self.takes_many = module, call, True
+        self.rounding = 0.0
         self.output_map, self.logit_layer, self.shape = output_map, logit_layer, shape
         named = module.named_parameters()
         self.trainable = frozenset(name for name, p in named if p.requires_grad)
@@ -89,21 +104,41 @@ class Forward(nn.Module):
                 f"The network gives maps of shape {shape} for these rows, but "
                 f"{expected} in fit. Pass maps of one size."
             )
-        return as_columns(outputs)
+        return as_columns(at_least_single(outputs))
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Evaluation mode without parameter gradients; restored in any case."""
-        flags: list[tuple[Any, str, bool]] = [
-            *((m, "training", m.training) for m in self.module.modules()),
-            *((p, "requires_grad", p.requires_grad) for p in self.module.parameters()),
-        ]
-        try:
+        """Evaluation mode without parameter gradients; restored in any case.
+
+        One thread at a time, outside of inference mode and of autocast: results
+        depend neither on other threads nor on the contexts of the caller.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(_EVALUATION)
+            stack.enter_context(torch.inference_mode(False))
+            for device in {"cpu", *(p.device.type for p in self.module.parameters())}:
+                if torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, enabled=False))
+            for owner in self.module.modules():
+                stack.callback(setattr, owner, "training", owner.training)
+            for owner, name, value in computed_tensors(self.module):
+                stack.callback(setattr, owner, name, value)
+            for parameter in self.module.parameters():
+                flag = parameter.requires_grad
+                stack.callback(setattr, parameter, "requires_grad", flag)
             self.module.eval().requires_grad_(False)
             yield
-        finally:
-            for owner, name, flag in flags:
-                setattr(owner, name, flag)
+
+
+def computed_tensors(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Modules, names and values of attributes that are neither parameter nor buffer.
+
+    Such as weights that a hook of ``weight_norm`` computes in each forward pass.
+    """
+    for owner in module.modules():
+        for name, value in vars(owner).items():
+            if isinstance(value, Tensor):
+                yield owner, name, value
 
 
 @contextmanager
@@ -121,6 +156,21 @@ def recorded_outputs(
             layer = module.get_submodule(name)
             stack.enter_context(layer.register_forward_hook(hook(name)))
         yield recorded
+
+
+def at_least_single(values: Tensor) -> Tensor:
+    """Values in float32 where they are less precise, as under ``torch.autocast``."""
+    is_short = values.is_floating_point() and values.element_size() < 4
+    return values.float() if is_short else values
+
+
+def rounding(values: Iterable[Any]) -> float:
+    """Relative rounding error of the least precise of some tensors.
+
+    Outputs of layers show the precision that a network computes in.
+    """
+    dtypes = {value.dtype for value in values if isinstance(value, Tensor)}
+    return max((torch.finfo(d).eps for d in dtypes if d.is_floating_point), default=0.0)
 
 
 def as_columns(outputs: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ The criterion determines the likelihood and what the module should return; the o
 for a few samples are compared with that. Contradictions are refused before training.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sklaplace.core.budget import batch_rows
+from sklaplace.core.warn import warn_user
 from sklaplace.likelihoods import (
     CRITERIA,
     Bernoulli,
@@ -20,7 +20,13 @@ from sklaplace.likelihoods import (
     Likelihood,
     MultilabelBernoulli,
 )
-from sklaplace.networks.forward import Forward, first_tensor, recorded_outputs
+from sklaplace.networks.forward import (
+    Forward,
+    first_tensor,
+    recorded_outputs,
+    rounding,
+)
+from sklaplace.networks.net_checks import check_nonlinearity, check_one_module
 
 # arguments of criteria that change the likelihood, with their defaults
 _OPTIONS = {"weight": None, "pos_weight": None, "label_smoothing": 0.0}
@@ -151,21 +157,29 @@ def measure_outputs(
     ValueError
         If criterion or outputs do not fit.
     """
+    has_criterion = likelihood is None
     if likelihood is None:
         likelihood, convention = _likelihood(net, allowed, adapted, other)
     else:
         likelihood, convention = adapted(likelihood), ""
     raw, leaves = _recorded(net, x)
+    check_one_module(net, x)
     _check_finite(raw, is_trained)
     if n_targets is not None:
         _check_width(raw, likelihood, n_targets)
+    if has_criterion:
+        check_nonlinearity(net, raw, likelihood)
     sums_to_one = likelihood.is_shift_invariant and raw.ndim > 1 and raw.shape[1] > 1
-    is_distribution = _is_distribution(raw, sums_to_one)
+    computed = [first_tensor(out) for calls in leaves.values() for out in calls]
+    # of probabilities and their logarithms, some roundings more than one
+    tolerance = max(1e-4, 4 * rounding([raw, *computed]))
+    is_distribution = _is_distribution(raw, sums_to_one, tolerance)
     output_map, logit_layer = "identity", None
     if convention == "probabilities":
         if not is_distribution:
             raise ValueError(_NO_PROBABILITIES.format(type(net.criterion_).__name__))
-        logit_layer = _logit_layer(net, x, raw, leaves, binary=not sums_to_one)
+        binary = not sums_to_one
+        logit_layer = _logit_layer(net, x, raw, leaves, binary, tolerance)
         if logit_layer is None:
             output_map = "log" if sums_to_one else "logit"
     if type(likelihood) not in _BUILT_IN:
@@ -196,12 +210,10 @@ _NO_PROBABILITIES = (
 def warn_if_double_softmax(net: Any, spec: OutputSpec) -> None:
     """Warn of a module that returns probabilities to a criterion for logits."""
     if spec.has_two_softmaxes:
-        warnings.warn(
+        warn_user(
             "The module returns probabilities, of which criterion="
             f"{type(net.criterion_).__name__} takes a softmax of a softmax. Remove the "
             "softmax from the module, or use criterion=torch.nn.NLLLoss.",
-            UserWarning,
-            stacklevel=2,
         )
 
 
@@ -297,15 +309,21 @@ def _check_finite(raw: Tensor, is_trained: bool) -> None:
     )
 
 
-def _is_distribution(raw: Tensor, sums_to_one: bool) -> bool:
+def _is_distribution(raw: Tensor, sums_to_one: bool, tolerance: float) -> bool:
     """Whether outputs lie in [0, 1] and, if they must, sum to one over classes."""
     inside = bool(((raw >= 0) & (raw <= 1)).all())
     total = raw.sum(1) if sums_to_one else torch.ones(1)
-    return inside and bool(torch.allclose(total, torch.ones_like(total), atol=1e-4))
+    ones = torch.ones_like(total)
+    return inside and bool(torch.allclose(total, ones, atol=tolerance))
 
 
 def _logit_layer(
-    net: Any, x: Any, raw: Tensor, leaves: dict[str, list[Any]], *, binary: bool
+    net: Any,
+    x: Any,
+    raw: Tensor,
+    leaves: dict[str, list[Any]],
+    binary: bool,
+    tolerance: float,
 ) -> str | None:
     """Name of the last submodule that returns the logits of probabilities ``raw``.
 
@@ -316,12 +334,15 @@ def _logit_layer(
     if isinstance(x, Tensor) and x.is_floating_point():
         passes += [_recorded(net, factor * x) for factor in (0.1, 0)]
     for name in reversed(leaves):
-        if all(_are_logits(outs.get(name, ()), p, binary) for p, outs in passes):
+        calls = [(outputs.get(name, ()), p) for p, outputs in passes]
+        if all(_are_logits(*pair, binary, tolerance) for pair in calls):
             return name
     return None
 
 
-def _are_logits(calls: Sequence[Any], raw: Tensor, binary: bool) -> bool:
+def _are_logits(
+    calls: Sequence[Any], raw: Tensor, binary: bool, tolerance: float
+) -> bool:
     """Whether there is one output, and its log-softmax or log-sigmoid is log raw."""
     out = calls[0] if len(calls) == 1 else None
     if not isinstance(out, Tensor):
@@ -332,7 +353,8 @@ def _are_logits(calls: Sequence[Any], raw: Tensor, binary: bool) -> bool:
     log = nn.functional.logsigmoid(logits) if binary else logits.log_softmax(1)
     is_normal = raw > torch.finfo(raw.dtype).tiny * 1e6
     difference = (log - raw.log())[is_normal].abs()
-    return bool((difference <= 1e-4 * (1 + log[is_normal].abs())).all())
+    allowed = tolerance * (1 + log[is_normal].abs())
+    return bool((difference <= allowed).all())
 
 
 def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
@@ -373,13 +395,19 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
             f"{('n', *raw.shape[2:])} with criterion=torch.nn.CrossEntropyLoss."
         )
     found, needed = raw[0].numel(), likelihood.n_outputs(n_targets)
-    if found == needed:
+    is_binary = isinstance(likelihood, Bernoulli)
+    if found == needed and not (is_binary and n_targets > 2):
         return
     nouns = likelihood.noun
     if n_targets != 1:
         nouns += "es" if nouns == "class" else "s"
     advice = f"Set the size of its last layer to {needed}."
-    if isinstance(likelihood, Bernoulli) and n_targets > 2:
+    if n_targets == 1 and likelihood.noun == "class":
+        advice = (
+            "Pass samples of two classes or more; where others come later, begin with "
+            "partial_fit(X, y, classes=...)."
+        )
+    if is_binary and n_targets > 2:
         advice = (
             f"One logit stands for two classes; for {n_targets} use "
             "skorch.NeuralNetClassifier with criterion=torch.nn.CrossEntropyLoss and "

@@ -14,6 +14,20 @@ import numpy as np
 MIN_ROWS = 50
 
 
+def are_few(X: Any, n_rows: int) -> bool:
+    """Whether fewer than ``MIN_ROWS`` of the samples are distinct.
+
+    More samples are hashed only as long as that is not known.
+    """
+    n = 0
+    while n < n_rows:
+        n = min(max(4 * n, 2 * MIN_ROWS), n_rows)
+        some = X[:n] if isinstance(X, np.ndarray) else X
+        if len(np.unique(_split_hash(some, n, 0))) >= MIN_ROWS:
+            return False
+    return True
+
+
 def hash_split(
     X: Any, y: np.ndarray, fraction: float, seed: int, *, stratify: bool
 ) -> tuple[np.ndarray, np.ndarray] | None:
@@ -37,12 +51,10 @@ def hash_split(
     train, validation : ndarray of int
         Or None if there are fewer than ``MIN_ROWS`` distinct samples.
     """
-    hashes = _split_hash(X, len(y), seed)
-    unique, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-    if len(unique) < MIN_ROWS:
+    strata, inverse = _distinct(X, y, seed, stratify)
+    if len(strata) < MIN_ROWS:
         return None
-    is_held_out = np.zeros(len(unique), dtype=bool)
-    strata = y[first] if stratify else np.zeros(len(unique))
+    is_held_out = np.zeros(len(strata), dtype=bool)
     for stratum in np.unique(strata):
         members = np.flatnonzero(strata == stratum)  # in the order of their hash
         n_held_out = min(round(fraction * len(members)), len(members) - 1)
@@ -51,6 +63,34 @@ def hash_split(
     if is_held_out.all() or not is_held_out.any():
         return None
     return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
+
+
+def hash_folds(
+    X: Any, y: np.ndarray, n_folds: int, seed: int, *, stratify: bool
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Indices of training and of validation samples of each fold.
+
+    Parameters as for `hash_split`; copies of a sample are in one fold. There are as
+    many folds as distinct samples, if these are fewer.
+    """
+    strata, inverse = _distinct(X, y, seed, stratify)
+    fold = np.empty(len(strata), dtype=int)
+    fold[np.argsort(strata, kind="stable")] = np.arange(len(strata)) % n_folds
+    fold = fold[inverse]
+    kinds = range(min(n_folds, len(strata)))
+    return [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in kinds]
+
+
+def _distinct(
+    X: Any, y: np.ndarray, seed: int, stratify: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Strata of the distinct samples, in the order of their hash; their indices, (n,).
+
+    There is one stratum unless ``stratify``, else one for each class.
+    """
+    hashes = _split_hash(X, len(y), seed)
+    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    return (y[first] if stratify else np.zeros(len(first))), inverse
 
 
 def _split_hash(X: Any, n_rows: int, seed: int) -> np.ndarray:

@@ -18,8 +18,10 @@ from skorch.dataset import unpack_data
 from skorch.utils import to_tensor
 from torch import Tensor, nn
 
+from sklaplace.core.checks import naming
 from sklaplace.core.random import private_rng
 from sklaplace.networks.data import RowDataset, collate_weighted, sample_weights
+from sklaplace.networks.forward import computed_tensors
 
 
 class RecordingSplit:
@@ -30,14 +32,22 @@ class RecordingSplit:
     """
 
     def __init__(self, split: Any, check: Callable[[Any, Any], None]) -> None:
-        self.split, self.check = split, check
+        self.split, self.check, self.is_called = split, check, False
         self.parts: tuple[Any, Any] | None = None
 
     def __call__(self, dataset: Any, y: Any = None, **params: Any) -> tuple[Any, Any]:
         """Training data, and validation data or None."""
+        self.is_called = True
         parts = dataset, None
         if self.split:
-            parts = self.split(dataset, *(() if y is None else (y,)), **params)
+            try:
+                parts = self.split(dataset, *(() if y is None else (y,)), **params)
+            except ValueError as error:
+                raise ValueError(
+                    "The train_split of estimator cannot split "
+                    f"{len(dataset)} samples: {str(error).rstrip('.')}. Use fewer "
+                    "splits, such as ValidSplit(2), or train_split=None."
+                ) from error
         with private_rng(None):
             self.check(dataset, parts[1])
         self.parts = parts
@@ -87,6 +97,11 @@ def train(
     try:
         with _training_class(net, X, dataset, changes):
             net.fit(X, y, **fit_params)
+    except (TypeError, ValueError):
+        if split.is_called:
+            raise
+        with naming(estimator="estimator"):  # its initialisation
+            raise
     finally:
         net.train_split = original
     # the net may override get_split_datasets
@@ -226,7 +241,13 @@ def copied(net: Any) -> Any:
     that were defined inside a function.
     """
     twin = object.__new__(type(net))
+    memo: dict[int, Any] = {}
     for name, value in vars(net).items():
         is_module = isinstance(value, nn.Module) and name.endswith("_")
-        twin.__dict__[name] = copy.deepcopy(value) if is_module else value
+        if is_module:
+            # torch does not copy tensors with a graph, which hooks may have left
+            tensors = (tensor for _, _, tensor in computed_tensors(value))
+            memo |= {id(tensor): tensor.detach().clone() for tensor in tensors}
+            value = copy.deepcopy(value, memo)
+        twin.__dict__[name] = value
     return twin

@@ -8,15 +8,20 @@ immutable class for all structures, subsets of weights and likelihoods.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from sklaplace.core.budget import move
+from sklaplace.core.lazy import cached_property
 from sklaplace.curvature import priors
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures import Accumulator, Precision, Structure
+from sklaplace.curvature.structures.rounding import (
+    MAX_ERROR,
+    UNRESOLVED,
+    variance_error,
+)
 from sklaplace.likelihoods import DataFit, Likelihood
 
 
@@ -125,6 +130,12 @@ class GaussianPosterior:
     def is_refitted(self) -> bool:
         """Whether ``mean`` differs from the weights of the network."""
         return not torch.equal(self.mean, self.weights)
+
+    def check_resolved(self, dtype: torch.dtype) -> None:
+        """Raise if variances would be rounding errors, for a network of a dtype."""
+        eps = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+        if not variance_error(self.precision, eps) <= MAX_ERROR:  # also for NaN
+            raise ValueError(UNRESOLVED)
 
     def replace(self, **hyperparameters: Tensor) -> "GaussianPosterior":
         """Posterior with the same mean and curvature under other hyperparameters."""

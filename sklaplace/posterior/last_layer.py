@@ -6,19 +6,27 @@ exact, and ``J`` follows from the inputs of the layer, the features.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from sklaplace.core.budget import BUDGET, batch_rows
+from sklaplace.core.lazy import cached_property
+from sklaplace.core.linalg import symmetric_eigh
 from sklaplace.curvature.blocks import Block, HeadBlock
 from sklaplace.curvature.ggn import GGN, Curvature, ggn_hessian, output_hessian
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
-from sklaplace.curvature.patches import second_moment
 from sklaplace.curvature.structures import Accumulator, Structure
-from sklaplace.curvature.structures.kron import Factor, Kron, KronAccumulator
+from sklaplace.curvature.structures.kron import (
+    MAX_FACTOR,
+    Factor,
+    InputMoment,
+    Kron,
+    KronAccumulator,
+    output_moment,
+)
+from sklaplace.curvature.structures.root import lower_inverse
 from sklaplace.likelihoods.output_hessian import OutputHessian
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.linear_model import LinearModel, Operator
@@ -66,16 +74,24 @@ class LastLayerModel(LinearModel):
 
     def _forward(self, direction: Tensor) -> Tensor:
         """``J direction``, (N, c)."""
+        hidden = self._layer_outputs(direction)
+        return hidden if self._map is None else hidden @ self._map.T
+
+    def _layer_outputs(self, direction: Tensor) -> Tensor:
+        """Outputs (N, o) of the layer with the weights ``direction``."""
         weight, *bias = self.layout.split(direction)
         # o x N is faster than N x o, since there are few outputs and many samples
         hidden = (weight.reshape(-1, self.features.shape[1]) @ self.features.T).T
-        if bias:
-            hidden = hidden + bias[0]
-        return hidden if self._map is None else hidden @ self._map.T
+        return hidden + bias[0] if bias else hidden
 
     def _backward(self, cotangent: Tensor) -> Tensor:
         """``Jᵀ cotangent`` for (N, c), as (P,)."""
-        hidden = cotangent if self._map is None else cotangent @ self._map
+        return self._in_weights(
+            cotangent if self._map is None else cotangent @ self._map
+        )
+
+    def _in_weights(self, hidden: Tensor) -> Tensor:
+        """Gradient (P,) of gradients (N, o) in the layer's outputs."""
         weight = (hidden.T @ self.features).flatten()
         return torch.cat([weight, hidden.sum(0)]) if self._has_bias else weight
 
@@ -95,19 +111,23 @@ class LastLayerModel(LinearModel):
             yield Jacobian(blocks, data[2], keys=data[3])
 
     @cached_property
-    def _input_factor(self) -> Factor:
-        """Kronecker factor of the features, which does not depend on the weights."""
-        moment = second_moment(self.features.unsqueeze(1), self.sample_weight)
-        return Factor(moment / self.sample_weight.sum())
+    def _input_factors(self) -> tuple[tuple[Factor, Tensor], ...]:
+        """Kronecker factor of the inputs of each block, and how many it is the mean of.
+
+        They do not depend on the weights.
+        """
+        given = self.sample_weight, self.features.new_ones(())
+        inputs = [self.features.unsqueeze(1), None][: len(self.layout.blocks)]
+        moments = [InputMoment.of(a, *given) for a in inputs]
+        return tuple((moment.mean(), moment.n) for moment in moments)
 
     def _kron(self, f: Tensor, curvature: Curvature) -> Kron:
         """Kronecker-factored curvature at outputs ``f``."""
         data = self.targets, self.sample_weight, self.keys
         hessian = output_hessian(curvature, self.likelihood, f, *data)
-        outputs, n = Factor(hessian.moment(self._map)), self.sample_weight.sum()
-        inputs = [self._input_factor, Factor(f.new_ones(1, 1))]
-        factors = tuple((outputs, a) for a in inputs[: len(self.layout.blocks)])
-        return Kron(self.layout, factors, (n, torch.ones_like(n))[: len(factors)])
+        outputs = Factor(output_moment(HeadBlock(hessian, self._map)))
+        inputs, counts = zip(*self._input_factors, strict=True)
+        return Kron(self.layout, tuple((outputs, a) for a in inputs), counts)
 
     def structure_at(self, f: Tensor) -> Structure:
         """Curvature at outputs ``f``; a Kronecker factor of the inputs is reused."""
@@ -121,13 +141,24 @@ class LastLayerModel(LinearModel):
 
         Where classes are separated unequally well, outputs differ in curvature by
         orders of magnitude, and so may precisions; a Kronecker product describes
-        neither, but takes less memory.
+        neither, but takes less memory. With fewer samples than inputs both have dual
+        forms, by products of samples with each other.
         """
+        n, i = self.features.shape
         if (blocks := self._blockwise(f, rho, dtype)) is not None:
             return blocks
+        if n < i and (blocks := self._dual_blockwise(f, rho)) is not None:
+            return blocks
+        if n < min(i, MAX_FACTOR):
+            return self._dual_kronecker(f, rho)
         kron = self._kron(f, GGN)
         eigenvalues = (kron.eigenvalues + rho.mean()).to(dtype)
         return lambda v: kron.from_basis(kron.to_basis(v) / eigenvalues)
+
+    def _layer_curvatures(self, f: Tensor) -> Tensor:
+        """Curvature of the loss in each output of the layer, (N, o)."""
+        hessian = ggn_hessian(self.likelihood, f, self.targets)
+        return hessian.weighted(self.sample_weight).diagonals(self._map)
 
     def _blockwise(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator | None:
         """Inverse of the blocks of ``H + diag ρ`` of each output, on a subsample.
@@ -135,11 +166,10 @@ class LastLayerModel(LinearModel):
         None if the blocks are too large or, by rounding, singular. O(o·i³) time and
         o·i² numbers.
         """
-        hessian = ggn_hessian(self.likelihood, f, self.targets)
-        curvatures = hessian.weighted(self.sample_weight).diagonals(self._map)
+        curvatures = self._layer_curvatures(f)
         (n, i), o = self.features.shape, curvatures.shape[1]
         i += self._has_bias
-        if 3 * 8 * o * i**2 > BUDGET:
+        if not _fit_budget(o, i):
             return None
         stride = max(1, n // (SAMPLES_PER_INPUT * i))
         some = self.features[::stride].to(dtype)
@@ -149,10 +179,10 @@ class LastLayerModel(LinearModel):
         grams = [some.T @ (some * column) for column in scales.T.unsqueeze(2)]
         blocks = torch.stack(grams).double()
         blocks.diagonal(dim1=1, dim2=2).add_(self._by_output(rho))
-        roots, failed = torch.linalg.cholesky_ex(blocks)
+        lower, failed = torch.linalg.cholesky_ex(blocks)
         if failed.any():
             return None
-        inverses = torch.cholesky_inverse(roots).to(dtype)
+        inverses = torch.cholesky_inverse(lower).to(dtype)
 
         def apply(v: Tensor) -> Tensor:
             # a row times a symmetric matrix is faster than the matrix times a column
@@ -162,11 +192,106 @@ class LastLayerModel(LinearModel):
 
         return apply
 
+    def _dual_blockwise(self, f: Tensor, rho: Tensor) -> Operator | None:
+        """Inverse of the same blocks, of all samples, by Woodbury's identity.
+
+        None if the matrices are too large. O(o·N²·(N + i)) time and o·N² numbers.
+        """
+        roots = self._layer_curvatures(f).sqrt()
+        n, o = roots.shape
+        if not _fit_budget(o, n):
+            return None
+        grams: list[Tensor] = []
+        for row in (rows := self._by_output(rho)):
+            if not grams or not torch.equal(row, rows[len(grams) - 1]):
+                products = self._sample_products(1 / row)
+            grams.append(products)
+        blocks = torch.stack(grams).mul_(roots.T.unsqueeze(1))
+        blocks.mul_(roots.T.unsqueeze(2))
+        blocks.diagonal(dim1=1, dim2=2).add_(1)
+        lower, failed = torch.linalg.cholesky_ex(blocks)
+        if failed.any():
+            return None
+        # half of the inverse, as all of it would be less precise under a weak prior
+        halves = lower_inverse(lower)
+
+        def inner(hidden: Tensor) -> Tensor:
+            columns = halves @ (hidden * roots).T.unsqueeze(2)
+            return (halves.mT @ columns).squeeze(2).T * roots
+
+        return self._woodbury(rho, inner)
+
+    def _dual_kronecker(self, f: Tensor, rho: Tensor) -> Operator:
+        """Inverse of a Kronecker product of as many inputs' eigenvectors as samples.
+
+        O(N²·(N + i)) time, N² numbers.
+        """
+        hessian = ggn_hessian(self.likelihood, f, self.targets)
+        moment = output_moment(
+            HeadBlock(hessian.weighted(self.sample_weight), self._map)
+        )
+        outputs, mean = Factor(moment), rho.mean()
+        (values, vectors), curvatures = self._sample_eigh, outputs.values
+        ratios = mean * curvatures / (mean + values.unsqueeze(1) * curvatures)
+        basis = outputs.vectors(torch.float64)
+
+        def inner(hidden: Tensor) -> Tensor:
+            rotated = vectors.T @ hidden
+            rotated = rotated if basis is None else rotated @ basis
+            back = rotated * ratios
+            return vectors @ (back if basis is None else back @ basis.T)
+
+        return self._woodbury(mean.expand_as(rho), inner)
+
+    @cached_property
+    def _sample_eigh(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues (N,) of the mean of ``a aᵀ``; scaled products' eigenvectors."""
+        roots = (self.sample_weight / self.sample_weight.sum()).sqrt()
+        i = self.features.shape[1]
+        products = self._sample_products(self.features.new_ones(i + self._has_bias))
+        values, vectors = symmetric_eigh(products * roots * roots.unsqueeze(1))
+        return values, vectors * roots.unsqueeze(1)
+
+    def _sample_products(self, scales: Tensor) -> Tensor:
+        """``aᵀ diag(scales) a`` of inputs ``a``, and a one for a bias, (N, N)."""
+        i = self.features.shape[1]
+        products = (self.features * scales[:i]) @ self.features.T
+        return products + scales[i:].sum()
+
+    def _woodbury(self, rho: Tensor, inner: Operator) -> Operator:
+        """``v -> D⁻¹ (v - Jᵀ inner(J D⁻¹ v))``, ``J`` of the layer's outputs, float64.
+
+        In float32 differences would be rounding errors under a weak prior.
+        """
+
+        def apply(v: Tensor) -> Tensor:
+            scaled = v / rho
+            explained = self._in_weights(inner(self._layer_outputs(scaled)))
+            return (scaled - explained / rho).to(v.dtype)
+
+        return apply
+
     def _by_output(self, v: Tensor) -> Tensor:
         """Weights, and the bias, of each output in a row, (o, i), from (P,)."""
         weight, *bias = self.layout.split(v)
         weight = weight.reshape(self.layout.blocks[0].factor_shape)
         return torch.cat([weight, bias[0].unsqueeze(1)], 1) if bias else weight
+
+
+def refit_bytes(layout: Layout, n_rows: int, n_outputs: int) -> int:
+    """Return the bytes for refitting the weights of a last layer on so many samples."""
+    i = layout.blocks[0].factor_shape[1]
+    # inputs in float64 and in the dtype of the network; outputs, gradients and
+    # intermediate results of a step
+    per_row = 16 * i + 6 * 8 * n_outputs
+    # a factor, its eigenvectors and what it takes to compute them
+    width = min(n_rows, i) if n_rows < MAX_FACTOR or i <= MAX_FACTOR else 0
+    return per_row * n_rows + 3 * 8 * width**2
+
+
+def _fit_budget(n_blocks: int, size: int) -> bool:
+    """Whether square matrices, their Cholesky factors and inverses are small enough."""
+    return 3 * 8 * n_blocks * size**2 <= BUDGET
 
 
 class LastLayerRecorder:

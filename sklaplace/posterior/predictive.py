@@ -217,9 +217,13 @@ def moments(
     return mean, deviations @ deviations.mT / n
 
 
-def in_graph(posterior: GaussianPosterior, forward: Forward, x: Any) -> Moments:
+def in_graph(
+    posterior: GaussianPosterior, forward: Forward, x: Any, n_joint: int = 1
+) -> Moments:
     """Mean (b, c) and covariance (b, c, c) of the linearised outputs, float64.
 
+    For groups of q = ``n_joint`` consecutive samples: mean (b/q, q·c) and covariance
+    (b/q, q·c, q·c), with the outputs of one sample after those of the other.
     Differentiable in ``x``, unlike `glm`, whose Jacobians are detached.
 
     Notes
@@ -243,4 +247,8 @@ def in_graph(posterior: GaussianPosterior, forward: Forward, x: Any) -> Moments:
         rows, f = default_collate([linearised(tree_rows(x, n)) for n in range(n_rows)])
     jacobian = layout.flatten(rows[block.name] for block in layout.blocks).double()
     mean = f.double() + jacobian @ (posterior.mean - posterior.weights)
+    mean, jacobian = (
+        of_samples.unflatten(0, (-1, n_joint)).flatten(1, 2)
+        for of_samples in (mean, jacobian)
+    )
     return mean, posterior.precision.covariance_of_rows(jacobian)

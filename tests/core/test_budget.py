@@ -1,4 +1,6 @@
 import os
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -37,3 +39,25 @@ def test_rows_of_a_batch():
     assert budget.batch_rows(budget.CACHE) == budget.BUDGET // budget.CACHE
     assert budget.batch_rows(budget.BUDGET // budget.FEW_ROWS) == budget.FEW_ROWS
     assert budget.batch_rows(2 * budget.BUDGET) == 1
+
+
+@dataclass
+class Pair:
+    left: Any
+    right: Any
+
+
+def test_shared_tensors_are_moved_once():
+    """To a device without data, as there may be no second one."""
+    tensor, inner = torch.ones(3), Pair(torch.zeros(2), None)
+    found = budget.move(Pair((tensor, inner), [tensor, inner]), "meta")
+    assert found.left[0] is found.right[0]
+    assert found.left[1] is found.right[1]
+    assert found.left[0].is_meta
+    assert found.left[1].left.is_meta
+    assert not tensor.is_meta
+
+
+def test_what_is_there_stays():
+    value = Pair([torch.ones(3)], torch.nn.Linear(1, 1))
+    assert budget.move(value, "cpu") is value

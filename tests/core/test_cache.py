@@ -1,5 +1,6 @@
 """The store gives back what was made, and never a wrong result."""
 
+import errno
 import functools
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -307,6 +309,142 @@ def test_a_folder_that_became_read_only_loses_nothing(memory, tmp_path):
     assert work.calls == 0
     with pytest.warns(Warning, match="Unable to cache to disk"):
         cached(memory, "b", work)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions")
+def test_folders_that_others_may_write_to_are_refused(tmp_path):
+    bits = {"open": 0o777, "sticky": 0o1777}
+    for name, mode in bits.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        folder.chmod(mode)
+        store = joblib.Memory(folder, verbose=0)
+        for memory in (folder, os.fspath(folder), store):
+            message = rf"memory=.* is not safe: .*{name}.* written to by everybody"
+            with pytest.raises(ValueError, match=message) as caught:
+                check_memory(memory)
+            assert "chmod" in str(caught.value)
+        folder.chmod(0o755)
+        check_memory(folder)
+        # what joblib has made under another umask
+        (folder / "joblib").chmod(mode)
+        with pytest.raises(ValueError, match="joblib may be written to by everybody"):
+            check_memory(folder)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions")
+def test_new_folders_are_for_the_user_alone(tmp_path):
+    cached(check_memory(tmp_path / "a" / "b"), "key", Counter())
+    for folder in (tmp_path / "a", tmp_path / "a" / "b"):
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+class Planted:
+    """Makes a file when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions")
+@pytest.mark.parametrize(
+    "make",
+    [check_memory, joblib.Memory, lambda path: joblib.Memory(path, mmap_mode="r")],
+)
+def test_entries_that_others_may_have_written_are_not_loaded(tmp_path, make):
+    memory = make(tmp_path / "store")
+    cached(memory, "a", Counter())
+    (file,) = entries(tmp_path)
+    file.write_bytes(pickle.dumps(Planted(tmp_path / "run")))
+    file.parents[4].chmod(0o755)
+    for path in (file, *file.parents[:4]):  # as if made by others under umask 0
+        path.chmod(0o777)
+    work = Counter()
+    message = r"memory=.* is not safe: .* everybody; use a new, empty folder, or delete"
+    with pytest.raises(ValueError, match=message):
+        cached(memory, "a", work)
+    assert not (tmp_path / "run").exists()
+    assert work.calls == 0
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="needs root")
+def test_entries_of_other_users_are_not_loaded(memory, tmp_path):
+    cached(memory, "a", Counter())
+    (file,) = entries(tmp_path)
+    file.write_bytes(pickle.dumps(Planted(tmp_path / "run")))
+    os.chown(file, 12345, 12345)
+    with pytest.raises(ValueError, match=r"output\.pkl belongs to another user"):
+        cached(memory, "a", Counter())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions")
+@pytest.mark.parametrize("mask", [0, 0o002, 0o022, 0o077])
+@pytest.mark.parametrize("bits", [0o700, 0o755])
+def test_own_entries_are_loaded_whatever_the_umask(tmp_path, monkeypatch, mask, bits):
+    monkeypatch.setattr("sklaplace.core.folder._is_own_group", lambda gid: False)
+    (tmp_path / "joblib").mkdir()
+    for path in (tmp_path, tmp_path / "joblib"):  # which others may enter
+        path.chmod(bits)
+    before, work = os.umask(mask), Counter()
+    try:
+        for memory in (tmp_path, joblib.Memory(os.fspath(tmp_path), verbose=0)):
+            for _ in range(3):
+                cached(check_memory(memory), "a", work)
+    finally:
+        os.umask(before)
+    assert work.calls == 1
+    (file,) = entries(tmp_path)
+    others = [path.stat().st_mode & 0o077 for path in file.parents]
+    assert others.index(0) < file.parents.index(tmp_path / "joblib")
+
+
+class FullDisk:
+    """Fails to write, once there are so many files, as where no space is left."""
+
+    def __init__(self, n_files):
+        self.n_left = n_files
+
+    def open(self, *args, **kwargs):
+        self.n_left -= "w" in (args[1:] or ("r",))[0]
+        if self.n_left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return open(*args, **kwargs)
+
+
+@pytest.mark.parametrize("n_files", [0, 1, 2, 3])
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, n_files):
+    backend = joblib._store_backends
+    monkeypatch.setattr(backend, "open", FullDisk(n_files).open, raising=False)
+    monkeypatch.setattr(
+        backend.FileSystemStoreBackend, "_open_item", FullDisk(n_files).open
+    )
+    for _ in range(2):
+        work = Counter()
+        with warnings.catch_warnings(record=True) as log:
+            warnings.simplefilter("always")
+            memory = check_memory(tmp_path / "store")
+            np.testing.assert_equal(cached(memory, "a", work), work.make())
+        assert all("space" in str(warning.message) for warning in log)
+        assert log or n_files > 1
+    monkeypatch.undo()
+    work = Counter()
+    for _ in range(2):
+        np.testing.assert_equal(cached(memory, "a", work), work.make())
+    assert work.calls <= 1
+
+
+def test_a_full_disk_where_the_folder_is_made(tmp_path, monkeypatch):
+    def mkdir(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    message = r"memory=.* cannot be used as a folder \(.*No space left on device"
+    with pytest.raises(ValueError, match=message):
+        check_memory(tmp_path / "store")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@ import re
 
 import numpy as np
 import pytest
+from sklearn.exceptions import NotFittedError
 
 from sklaplace.core.checks import (
     check_count,
@@ -10,6 +11,7 @@ from sklaplace.core.checks import (
     check_positive,
     check_seed,
     listed,
+    naming,
 )
 
 
@@ -98,3 +100,26 @@ def test_seed(value):
 def test_not_a_seed(value):
     with pytest.raises(ValueError, match=r"random_state=.* cannot seed a generator"):
         check_seed("random_state", value)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("Input X contains NaN.", "Input X_val contains NaN."),
+        ("y has 3 rows, X.T 2", "y_val has 3 rows, X_val.T 2"),
+        ("y_true, Xs and a.X", "X_val and y_val: y_true, Xs and a.X"),
+        ("dim 3", "X_val and y_val: dim 3"),
+    ],
+)
+@pytest.mark.parametrize("kind", [ValueError, TypeError])
+def test_errors_name_the_argument(message, expected, kind):
+    with pytest.raises(kind) as caught, naming(X="X_val", y="y_val"):
+        raise kind(message)
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), NotFittedError("no")])
+def test_other_errors_are_left_alone(error):
+    with pytest.raises(type(error)) as caught, naming(X="X_val"):
+        raise error
+    assert caught.value is error

@@ -4,7 +4,13 @@ from cases import normal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sklaplace.core.linalg import conjugate_gradients, gram, solve_psd, symmetric_eigh
+from sklaplace.core.linalg import (
+    conjugate_gradients,
+    gram,
+    solve_psd,
+    symmetric_eigh,
+    wide_root_eigh,
+)
 
 pytestmark = pytest.mark.numerical
 
@@ -37,6 +43,38 @@ def test_eigenvalues_of_rounding_size_are_not_negative():
     rank_one = torch.full((4, 4), 1e6)
     rank_one[0, 0] -= 1.0  # indefinite, as rounding may leave it
     assert (symmetric_eigh(rank_one)[0] >= 0).all()
+
+
+@given(
+    n=st.integers(1, 5),
+    more=st.integers(1, 5),
+    seed=st.integers(0, 2**31),
+    exponent=st.integers(-12, 12),
+    data=st.data(),
+)
+def test_eigenvectors_of_a_wide_root_restore_the_product(n, more, seed, exponent, data):
+    rank = data.draw(st.integers(0, n))
+    p = n + more
+    root = normal(n, rank, seed=seed) @ normal(rank, p, seed=seed + 1)
+    root = 10.0**exponent * root
+    eigenvalues, eigenvectors = wide_root_eigh(root)
+    tolerance = 1e-13 * p * float(root.abs().max()) ** 2
+
+    assert (eigenvalues[:more] == 0).all()
+    assert (eigenvalues >= 0).all()
+    assert (eigenvalues.diff() >= 0).all()
+    restored = eigenvectors @ eigenvalues.diag() @ eigenvectors.mT
+    torch.testing.assert_close(restored, root.mT @ root, rtol=0, atol=p * tolerance)
+    one = torch.eye(p).double()
+    torch.testing.assert_close(eigenvectors.mT @ eigenvectors, one, rtol=0, atol=1e-13)
+
+
+def test_small_eigenvalues_of_a_wide_root_are_not_lost():
+    root = torch.tensor([[1.0, 0, 0], [0, 1e-11, 0]]).double()
+    found = wide_root_eigh(root @ symmetric_eigh(random_psd(3, 3, 1))[1])[0]
+    torch.testing.assert_close(
+        found[1], torch.tensor(1e-22).double(), rtol=1e-4, atol=0
+    )
 
 
 @pytest.mark.parametrize("p", [1, 255, 256, 257, 600])

@@ -6,6 +6,7 @@ What it has in common with the Laplace bridge is in `test_dirichlet`.
 import numpy as np
 import pytest
 import torch
+from cases import normal
 from gaussians import KINDS, arrays, sampled_gap
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from scipy.special import digamma, gammaln, log_softmax, polygamma, softmax
 
 from sklaplace import dirichlet
 from sklaplace.dirichlet import kl_projection, laplace_bridge, logits
+from sklaplace.dirichlet.links import mc
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
@@ -109,7 +111,8 @@ def test_what_the_softmax_ignores_changes_nothing(n_classes):
         (mean - 30, cov),
         (mean + 1e4, cov),
         (mean, cov + 1e4),
-        (mean, cov + tilt[:, :, None] + tilt[:, None]),
+        # with a common variance that keeps it positive semidefinite
+        (mean, cov + tilt[:, :, None] + tilt[:, None] + 100),
     ):
         # rounding of 1e4 against one
         np.testing.assert_allclose(kl_projection(*other), expected, rtol=1e-8)
@@ -320,3 +323,21 @@ def test_the_default_dtype_does_not_matter():
         finally:
             torch.set_default_dtype(torch.float32)
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("diagonal", [[1.0, 1.0, -0.5], [-1.0, -1.0, -1.0]])
+def test_negative_variances_are_refused_before_centring_hides_them(diagonal):
+    """The second are those of a common shift, which no class is affected by."""
+    cov = np.full((3, 3), min(diagonal)) if diagonal[0] < 0 else np.diag(diagonal)
+    with pytest.raises(ValueError, match="cov is not positive semidefinite"):
+        kl_projection(np.zeros(3), cov)
+
+
+@pytest.mark.parametrize(("dtype", "exponent"), [("float32", 6), ("float64", 14)])
+def test_a_huge_common_variance_is_not_taken_for_a_negative_one(dtype, exponent):
+    """Rounding errors of it are left after centring."""
+    roots = np.random.default_rng(0).normal(size=(40, 5, 2))
+    cov = (roots @ roots.swapaxes(1, 2) + 10.0**exponent).astype(dtype)
+    assert np.isfinite(kl_projection(np.zeros((40, 5), dtype), cov)).all()
+    proba = mc(*map(torch.from_numpy, (np.zeros((40, 5), dtype), cov)), normal(20, 5))
+    assert proba.isfinite().all()

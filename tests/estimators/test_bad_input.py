@@ -31,11 +31,16 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from skorch import NeuralNetClassifier
-from skorch.dataset import Dataset
+from skorch.dataset import Dataset, ValidSplit
 from skorch.helper import predefined_split
 from torch import nn
 
-from sklaplace import LaplaceClassifier, LaplaceRegressor
+from sklaplace import (
+    LaplaceClassifier,
+    LaplaceClassifierCV,
+    LaplaceRegressor,
+    LaplaceRegressorCV,
+)
 
 X, Y = blobs()
 X_REG, Y_REG = waves()
@@ -184,9 +189,9 @@ FOR_NUMBERS = [
     *each("sigma_noise", ["marglick"], *TUNERS),
     *each(
         "sigma_noise",
-        ["validation"],
-        "prior_precision='marglik'",
-        prior_precision="marglik",
+        ["marglik"],
+        "prior_precision='validation'",
+        prior_precision="validation",
     ),
     settings("sigma_noise has shape", sigma_noise=np.ones(2)),
     settings("sigma_noise has shape", sigma_noise=np.ones((60, 1))),
@@ -305,6 +310,84 @@ class TestConventions:
     def test_of_regressors(self, net, words, frozen):
         net = FrozenEstimator(initialised(net)) if frozen else net
         refused_fit(for_numbers(net), *words)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    ("weight", "words"),
+    [
+        ([1.0, 2.0], ["shape (2,)", "3 classes"]),
+        ([1.0, 2.0, 3.0, 4.0], ["shape (4,)", "3 classes"]),
+        (1.0, ["shape ()", "3 classes"]),
+        ([1, 2, 3], ["torch.int64", "weight.float()"]),
+    ],
+    ids=["few", "many", "scalar", "integers"],
+)
+def test_weights_of_classes_of_the_criterion(weight, words, frozen):
+    net = of_classes(criterion__weight=torch.tensor(weight))
+    net = FrozenEstimator(initialised(net)) if frozen else net
+    refused_fit(for_classes(net), "criterion__weight", *words)
+
+
+@pytest.mark.parametrize(
+    ("value", "words", "error"),
+    [
+        ("balance", ["is not known", "Did you mean 'balanced'?"], ValueError),
+        ("Balanced", ["is not known", "Did you mean 'balanced'?"], ValueError),
+        ({0: 1.0, 5: 2.0}, ["no number for each label", "[1, 2]"], ValueError),
+        ({0: "a", 1: 1, 2: 1}, ["no number for each label"], ValueError),
+        ([1, 2, 3], ["of type list", "dict"], TypeError),
+        (3, ["of type int", "dict"], TypeError),
+    ],
+    ids=str,
+)
+def test_weights_of_classes(value, words, error):
+    model = for_classes(class_weight=value)
+    refused_fit(model, f"class_weight={value!r}", *words, error=error)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "meant"),
+    [
+        ("hessian_structure", "KRON", "kron"),
+        ("subset_of_weights", "ALL", "all"),
+        ("prior_precision", "MargLik", "marglik"),
+    ],
+)
+def test_a_name_in_capitals(name, value, meant):
+    refused_fit(for_classes(**{name: value}), f"Did you mean {meant!r}?")
+
+
+def test_one_class_alone():
+    words = "y has 1 class", "two classes or more", "classes=..."
+    refused_fit(for_classes(), *words, data=(X, np.zeros(60, int)))
+
+
+@pytest.mark.parametrize("stratified", [False, True])
+def test_train_split_of_few_rows(stratified):
+    net = of_classes(train_split=ValidSplit(5, stratified=stratified))
+    words = "train_split", "cannot split 4 samples", "ValidSplit(2)"
+    refused_fit(for_classes(net), *words, data=(X[:4], Y[:4]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "net", "scoring", "words"),
+    [
+        (LaplaceClassifierCV, of_classes, "roc_auc", ["multi_class"]),
+        (LaplaceRegressorCV, of_numbers, "accuracy", ["continuous"]),
+        (LaplaceRegressorCV, of_numbers, "neg_log_loss", ["LaplaceRegressorCV has"]),
+    ],
+)
+def test_scores_that_do_not_suit_the_targets(kind, net, scoring, words):
+    data = (X, Y) if kind is LaplaceClassifierCV else (X_REG, Y_REG)
+    words = f"scoring={scoring!r} cannot score", *words, "scoring=None"
+    refused_fit(kind(net(), scoring=scoring), *words, data=data)
+
+
+@pytest.mark.parametrize("n", [4, 10])
+def test_folds_of_few_rows(n):
+    words = "cv=None", f"cannot split {n} samples", "fewer folds"
+    refused_fit(LaplaceClassifierCV(of_classes()), *words, data=(X[:n], Y[:n]))
 
 
 def test_frozen_net_with_fewer_classes():
@@ -594,7 +677,7 @@ class TestPredict:
         [
             (ValueError, ["alpha"], lambda m: m.predict_quantiles(X, "a")),
             (
-                RuntimeError,
+                ValueError,
                 ["return_std", "return_cov"],
                 lambda m: m.predict(X, return_std=True, return_cov=True),
             ),

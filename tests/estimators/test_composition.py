@@ -4,6 +4,7 @@ import copy
 import pickle
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import joblib
@@ -376,3 +377,15 @@ class TestDisplay:
         assert capsys.readouterr().out == ""
         LaplaceClassifier(random_state=0, verbose=1).fit(*rows)
         assert "prior" in capsys.readouterr().out
+
+
+def test_a_search_warns_once_of_noise_from_training_samples():
+    X, y = waves(40)
+    grid = {"temperature": [0.5, 1.0, 2.0]}
+    net = FrozenEstimator(seeded(regressor(), X, y[:, None]))
+    search = GridSearchCV(LaplaceRegressor(net, random_state=0), grid, cv=2)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        search.fit(X, y)
+    shown = [w for w in shown if "sigma_noise comes from" in str(w.message)]
+    assert [w.filename for w in shown] == [__file__]

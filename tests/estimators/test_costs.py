@@ -40,8 +40,9 @@ from sklaplace.posterior.tuning import evidence
 from sklaplace.posterior.tuning.validation import PATH
 
 MIB = 2**20
-# Inspection looks at so many rows, by some passes that no number of rows changes.
-FEW, INSPECTIONS = 3, 20
+# At most so many rows are looked at by inspection, in some passes that no number of
+# rows changes, and again of each batch.
+FEW, INSPECTIONS = 16, 20
 LAST, ALL = "last_layer", "all"
 N, C, BATCH = 350, 6, 100
 CUTS = [100, 100, 100, 50]  # batches of N rows
@@ -244,7 +245,7 @@ def test_all_weights_cost_one_pass_and_a_column_per_output(structure):
     assert costs.columns(FEW) == sum(passes(structure)) * (C - 1)
     with counted(Deep) as costs:
         model.predict_proba(rows()[0])
-    assert costs.forward == CUTS
+    assert costs.forward_rows(FEW) == CUTS
     assert costs.columns() == N * C
 
 

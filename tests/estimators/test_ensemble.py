@@ -1,7 +1,10 @@
 """Deep ensembles: networks from starts of their own, and the average of them."""
 
 import copy
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import joblib
 import numpy as np
@@ -31,6 +34,30 @@ from sklaplace.likelihoods import HeteroscedasticNLLLoss
 
 X, Y = blobs()
 X_REG, Y_REG = waves(80)
+SCRIPT = """
+import sys
+sys.path.insert(0, "")
+from sklearn.datasets import load_iris
+from skorch import NeuralNetClassifier
+from torch import nn
+from sklaplace import DeepEnsembleClassifier
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, X):
+        return self.head(X)
+
+if __name__ == "__main__":
+    X, y = load_iris(return_X_y=True)
+    net = NeuralNetClassifier(Net, criterion=nn.CrossEntropyLoss, max_epochs=2)
+    options = {"n_estimators": 2, "random_state": 0}
+    alone = DeepEnsembleClassifier(net, **options).fit(X, y)
+    both = DeepEnsembleClassifier(net, n_jobs=2, **options).fit(X, y)
+    assert abs(both.predict_proba(X) - alone.predict_proba(X)).max() < 1e-5
+"""
 # skorch answers in float32
 SINGLE = {"rtol": 0, "atol": 1e-6}
 
@@ -127,6 +154,29 @@ class TestTraining:
         found = getattr(together, ask)(data[0])
         np.testing.assert_array_equal(found, getattr(alone, ask)(data[0]))
         assert len(together.estimators_) == 2
+
+    @pytest.mark.parametrize("weights", [None, np.linspace(0.1, 2, 60)])
+    def test_processes_return_nets_of_classes_that_no_module_has(self, weights):
+        """As those of a notebook or of a script, which pickle does not find."""
+
+        class Local(MLP):
+            pass
+
+        net = classifier(Local, max_epochs=2)
+        model = of_classes(net, 2, n_jobs=2).fit(X, Y, weights)
+        alone = of_classes(net, 2).fit(X, Y, weights)
+        assert {type(net.module_) for net in model.estimators_} == {Local}
+        found, expected = model.predict_proba(X), alone.predict_proba(X)
+        np.testing.assert_array_equal(found, expected)
+        for member in model.estimators_:  # as complete as one trained here
+            assert len(member.partial_fit(X, Y).history) == 4
+
+    @pytest.mark.slow  # other processes
+    def test_script_with_a_module_class_of_its_own(self, tmp_path):
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT)
+        command = [sys.executable, str(script)]
+        subprocess.run(command, check=True, timeout=120, cwd=Path.cwd())
 
     def test_threads_of_joblib_do_not_wait_for_each_other(self):
         model = of_classes(classifier(max_epochs=2), 2, n_jobs=2)

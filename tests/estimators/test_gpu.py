@@ -56,6 +56,10 @@ SETTINGS = [
     FIXED | ALL | {"hessian_structure": "full"},
     FIXED | ALL | {"hessian_structure": "diag", "prior_structure": "diag"},
     EVIDENCE | {"prior_structure": "layerwise"},
+    *(
+        FIXED | ALL | {"hessian_structure": structure}
+        for structure in ("gp", "nystrom", "variational", "lowrank")
+    ),
 ]
 
 

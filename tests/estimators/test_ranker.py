@@ -304,3 +304,8 @@ def test_single_items_and_pairs():
     torch.testing.assert_close(module(pairs), single[1] - single[0])
     with pytest.raises(ValueError, match="neither pairs"):
         module(torch.ones(4, 3, P, dtype=torch.float64))
+
+
+def test_a_scorer_that_is_no_module_is_refused():
+    with pytest.raises(TypeError, match="scorer is a str"):
+        BradleyTerry("a")

@@ -138,6 +138,7 @@ class TestLinearModel:
         ratio = np.sqrt(spread[:, 0] / expected)
         np.testing.assert_allclose(ratio, 1, atol=5 / 200**0.5 + 0.12)
 
+    @pytest.mark.slow
     def test_learned_noise_maximises_the_objective(self, line):
         model, sigma = fit_line(line), 1.0
         for _ in range(50):
@@ -147,6 +148,7 @@ class TestLinearModel:
         # squares of a draw spread by 6 %, and the last twenty are averaged
         assert model.sigma_noise_ == pytest.approx(sigma, rel=5 * 0.03 / 20**0.5)
 
+    @pytest.mark.slow
     def test_weight_of_the_divergence_is_a_temperature(self, line):
         model = fit_line(line, kl_weight=0.25, sigma_noise=SIGMA)
         # 1/4 of the divergence is the objective of four times as many rows

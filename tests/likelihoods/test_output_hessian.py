@@ -39,6 +39,8 @@ def test_parts_are_those_of_the_dense_hessian(name, form, mapped):
     assert_equal(found.grams(m), dense, 1e-12)
     rows = found.rows(m)
     assert_equal(rows.mT @ rows, dense, 1e-12)
+    for u in (normal(N, dense.shape[1], 3), normal(1, dense.shape[1], 3)):
+        assert_equal(found.products(m, u), dense @ u, 1e-12)
     if m is None:
         assert found.n_outputs == dense.shape[1]
         assert_equal(found.total(), dense.sum(0), 1e-12)
@@ -71,3 +73,9 @@ def test_curvature_of_a_certain_network_is_not_rounding():
     assert (found.total().diagonal() > 0).all()
     expected = exact.diagonals(None)
     assert ((found.diagonals(None) - expected).abs() <= 1e-6 * expected).all()
+    u = normal(2, 3, 4)
+    products = exact.products(None, u)
+    # as sums p_i p_j (u_i - u_j), none of which is a small difference
+    p = f.double().softmax(1)
+    pairs = torch.einsum("bi,bj,bijq->biq", p, p, u.unsqueeze(2) - u.unsqueeze(1))
+    assert ((products - pairs).abs() <= 1e-12 * pairs.abs()).all()

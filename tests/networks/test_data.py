@@ -3,17 +3,24 @@
 import numpy as np
 import pytest
 import torch
-from nets import blobs, classifier, seeded
+from nets import blobs, classifier, seeded, twin
 from sklearn.frozen import FrozenEstimator
 from skorch.dataset import Dataset
 from torch.utils.data import DataLoader, Subset
 
 from sklaplace import LaplaceClassifier
 from sklaplace.networks.data import Batches, RowDataset, first_rows, take_rows
-from sklaplace.networks.training import private_rng
 
 FIXED = {"prior_precision": 1.0, "random_state": 0}
 WEIGHTS = np.linspace(0.5, 2, 60)
+ODD = list(range(1, 60, 2))
+CHOICES = [
+    {"shuffle": True},
+    {"drop_last": True},
+    {"sampler": ODD},
+    {"batch_sampler": [ODD]},
+    {"drop_last": True, "num_workers": 0, "timeout": 0},
+]
 X, Y = blobs()
 DATA = Dataset(X, Y)
 
@@ -102,10 +109,31 @@ class TestBatches:
         np.testing.assert_array_equal(first_rows(classifier(), DATA), X[:3])
         assert len(first_rows(classifier(), Dataset(X[:2], Y[:2]))) == 2
 
-    def test_draw_nothing(self, rng_untouched):
-        net = classifier(iterator_valid=Doubled)
-        with private_rng(None):
-            list(Batches(net, DATA, 7))
+    @pytest.mark.parametrize("loader", [DataLoader, Doubled])
+    def test_draw_nothing(self, loader, rng_untouched):
+        net = classifier(iterator_valid=loader, iterator_valid__timeout=0)
+        list(Batches(net, DATA, 7))
+
+    @pytest.mark.parametrize("loader", [DataLoader, Doubled])
+    @pytest.mark.parametrize("option", CHOICES, ids=list)
+    def test_hold_every_row_whatever_the_loader_would_choose(self, option, loader):
+        settings = {f"iterator_valid__{name}": v for name, v in option.items()}
+        net = classifier(iterator_valid=loader, **settings)
+        found = self.all_rows(net, DATA, 7)
+        np.testing.assert_array_equal(found[0], X * (2 if loader is Doubled else 1))
+        np.testing.assert_array_equal(found[1], Y)
+
+    @pytest.mark.parametrize(
+        ("rows", "words"),
+        [(range(50), "50 of 60"), ([*range(60), 0], "more than 60")],
+    )
+    def test_refuse_loaders_that_choose_rows(self, rows, words):
+        class Choosing(DataLoader):
+            def __init__(self, dataset, **options):
+                super().__init__(Subset(dataset, rows), **options)
+
+        with pytest.raises(ValueError, match=f"iterator_valid=Choosing yields {words}"):
+            list(Batches(classifier(iterator_valid=Choosing), DATA, 7))
 
 
 @pytest.mark.parametrize("parameter", ["iterator_valid", "dataset"])
@@ -119,6 +147,19 @@ def test_estimator_sees_data_through_the_nets_own_classes(parameter):
     expected = LaplaceClassifier(FrozenEstimator(plain), **FIXED).fit(moved(X), Y)
     np.testing.assert_allclose(
         model.predict_proba(X), expected.predict_proba(moved(X)), atol=1e-6
+    )
+
+
+@pytest.mark.filterwarnings("ignore:You set iterator_valid__shuffle")
+@pytest.mark.parametrize("option", CHOICES, ids=list)
+def test_estimator_uses_every_row(option):
+    settings = {f"iterator_valid__{name}": v for name, v in option.items()}
+    trained = seeded(classifier(), X, Y)
+    net = twin(classifier(**settings), trained)
+    model = LaplaceClassifier(FrozenEstimator(net), **FIXED, batch_size=7).fit(X, Y)
+    expected = LaplaceClassifier(FrozenEstimator(trained), **FIXED, batch_size=7)
+    np.testing.assert_array_equal(
+        model.predict_proba(X), expected.fit(X, Y).predict_proba(X)
     )
 
 

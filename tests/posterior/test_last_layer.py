@@ -7,15 +7,18 @@ import torch
 import tuning_problems
 from cases import CASES, DOUBLE, Case, Net, normal, positive, rows
 from contracts import ROUNDING, STRUCTURES_AND_PRIORS, assert_equal
+from costs import counted
 from sklearn.linear_model import LogisticRegression, Ridge
 from torch import nn
 from tuning_problems import N_ROWS, fit
 
 from sklaplace.curvature.ggn import GGN, accumulate
-from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.curvature.structures import STRUCTURES, kron
+from sklaplace.curvature.structures.kron import KronAccumulator
 from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.likelihoods import Gaussian
-from sklaplace.posterior.last_layer import LastLayerRecorder
+from sklaplace.posterior import last_layer
+from sklaplace.posterior.last_layer import LastLayerRecorder, refit_bytes
 
 every_likelihood = pytest.mark.parametrize("likelihood", references.CONVEX)
 every_structure = pytest.mark.parametrize("structure", STRUCTURES)
@@ -171,6 +174,115 @@ def test_rows_in_several_batches_make_the_same_posterior(
     monkeypatch.setattr("sklaplace.posterior.last_layer.batch_rows", lambda _bytes: 7)
     found = model.posterior(fitted.posterior, model.weights)
     assert_equal(found.structure.dense(), whole.structure.dense(), 1e-12)
+
+
+# ------------------------------------------------- more inputs than training samples
+WIDE = 90
+
+
+def fit_wide(monkeypatch, likelihood="Categorical", *args, n_inputs=WIDE, **options):
+    """Of a last layer with more inputs than there are samples."""
+
+    def run(net, x):
+        return net.head(net.first(x).tanh())
+
+    def make(c):
+        return Net(run, first=nn.Linear(2, n_inputs), head=nn.Linear(n_inputs, c))
+
+    monkeypatch.setitem(CASES, "wide", Case(make, rows(2)))
+    return fit(likelihood, *args, case="wide", **options)
+
+
+def bytes_of_blocks(n):
+    """Of matrices of size n, one for each of three outputs at most."""
+    return 3 * 8 * 3 * n**2
+
+
+@every_likelihood
+@pytest.mark.parametrize("prior", ["scalar", "layerwise", "diag"])
+@pytest.mark.parametrize(
+    ("budget", "widest"),
+    [
+        pytest.param(bytes_of_blocks(N_ROWS), 8192, id="block of an output"),
+        pytest.param(0, 8192, id="kronecker"),
+        pytest.param(0, N_ROWS - 1, id="diagonal"),
+    ],
+)
+def test_refit_by_products_of_samples_is_that_by_products_of_inputs(
+    budget, widest, prior, likelihood, monkeypatch
+):
+    weights = positive(N_ROWS)
+    fitted = fit_wide(monkeypatch, likelihood, "diag", prior, weights=weights)
+    shape = fitted.posterior.prior_precision.shape
+    template = fitted.posterior.replace(prior_precision=positive(*shape, seed=6))
+    expected = fitted.linear_model.refit(template)
+    monkeypatch.setattr(last_layer, "BUDGET", budget)
+    for module in (last_layer, kron):
+        monkeypatch.setattr(module, "MAX_FACTOR", widest)
+    found = fitted.linear_model.refit(template)
+    # a gradient of 1e-7 and a precision of at least 0.3
+    assert_equal(found.mean, expected.mean, 1e-6)
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1.0, 1e4])
+def test_newton_steps_by_products_of_samples_are_exact_for_squared_errors(
+    delta, monkeypatch
+):
+    fitted = fit_wide(monkeypatch, "Gaussian", "diag")
+    model, f = fitted.linear_model, fitted.linear_model.outputs
+    rho = delta * positive(fitted.layout.n_parameters)
+    v = normal(len(rho), seed=2)
+    monkeypatch.setattr(last_layer, "BUDGET", bytes_of_blocks(N_ROWS))
+    found = model.preconditioner_at(f, rho, torch.float64)(v)
+    # differences of v/ρ and what samples explain of it round to eps·H/ρ, H below 1e4
+    assert_equal(model.curvature_at(f, rho, DOUBLE)(found), v, 1e-7)
+
+
+@pytest.mark.parametrize("structure", ["diag", "kron"])
+def test_refit_makes_no_matrix_over_pairs_of_inputs(structure, monkeypatch):
+    """A kron factor wider than the bound keeps its diagonal, as it does in ``fit``."""
+    monkeypatch.setattr(kron, "MAX_FACTOR", 1000)
+    n_inputs = 2000
+    fitted = fit_wide(monkeypatch, "Categorical", structure, n_inputs=n_inputs)
+    with counted() as costs:
+        found = fitted.linear_model.refit(fitted.posterior)
+        found.log_marginal_likelihood()
+    assert costs.largest <= N_ROWS * n_inputs
+    assert max(costs.eigh + costs.cholesky) <= N_ROWS
+
+
+def test_factors_of_fewer_samples_than_inputs_are_diagonalised_as_roots(monkeypatch):
+    fitted = fit_wide(monkeypatch, "Categorical", "kron", n_inputs=400)
+    with counted() as costs:
+        fitted.posterior.log_marginal_likelihood()
+        fitted.linear_model.refit(fitted.posterior).log_marginal_likelihood()
+    assert N_ROWS in costs.eigh
+    assert max(costs.eigh) <= N_ROWS
+
+
+@pytest.mark.parametrize("structure", ["diag", "kron"])
+@pytest.mark.parametrize("n_inputs", [20, 400])
+@pytest.mark.parametrize("budget", [0, 2**20])
+def test_refit_takes_no_more_memory_than_is_checked_before(
+    budget, n_inputs, structure, monkeypatch
+):
+    fitted = fit_wide(monkeypatch, "Categorical", structure, n_inputs=n_inputs)
+    monkeypatch.setattr(last_layer, "BUDGET", budget)
+    with counted() as costs:
+        fitted.linear_model.refit(fitted.posterior)
+    expected = refit_bytes(fitted.layout, N_ROWS, 3)
+    if structure == "kron":
+        expected += KronAccumulator.n_bytes(fitted.layout)
+    vectors = 20 * 8 * fitted.layout.n_parameters  # of conjugate gradients
+    assert costs.peak <= expected + budget + vectors
+
+
+def test_posterior_with_factors_beyond_the_bound_is_that_of_the_network(monkeypatch):
+    monkeypatch.setattr(kron, "MAX_FACTOR", 2)
+    fitted = fit()
+    found = fitted.linear_model.posterior(fitted.posterior, fitted.posterior.weights)
+    expected = fitted.posterior.structure.dense()
+    assert_equal(found.structure.dense(), expected, 1e-12)
 
 
 # ------------------------------------------------------------------ scikit-learn

@@ -11,15 +11,17 @@ every prior precision and scale.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from functools import cached_property, wraps
+from dataclasses import dataclass
+from functools import wraps
 from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from sklaplace.core.checks import Check
+from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import all_finite
+from sklaplace.core.persistence import FieldsOnly
 from sklaplace.curvature import priors
 from sklaplace.curvature.blocks import Block, total, variances
 from sklaplace.curvature.jacobian import Jacobian
@@ -46,14 +48,6 @@ def cache_last_call(method: Method) -> Method:
         return last[1]
 
     return cast(Method, cached)
-
-
-class FieldsOnly:
-    """A dataclass that is pickled without what it has cached."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Fields alone, from which the rest is computed again."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
 
 class Accumulator(ABC):
@@ -151,6 +145,21 @@ class Structure(FieldsOnly, ABC):
     @abstractmethod
     def product(self, vector: Tensor) -> Tensor:
         """``H v``, (P,), without forming ``H``."""
+
+    def trace(self) -> Tensor:
+        """``tr H``, ()."""
+        return self.eigenvalues.sum()
+
+    @abstractmethod
+    def hessian_diagonal(self) -> Tensor:
+        """Diagonal of ``H``, (P,)."""
+
+    def rounding(self, eps: float) -> float:
+        """Rounding of ``H`` relative to its diagonal, for an ``eps`` of the Jacobian.
+
+        That of sums in float64, and ``eps²`` where columns of ``J`` cancel.
+        """
+        return max(eps**2, torch.finfo(torch.float64).eps)
 
     @abstractmethod
     def precision(self, prior_precision: Tensor, scale: Tensor) -> "Precision":
@@ -318,6 +327,10 @@ class Diagonalised(Structure):
     def squared_basis(self, values: Tensor) -> Tensor:
         """``Σⱼ Q²ᵢⱼ valuesⱼ``, the diagonal of ``Q diag(values) Qᵀ``, (P,)."""
         return self.apply(values, lambda q: (q**2).T)
+
+    def hessian_diagonal(self) -> Tensor:
+        """Diagonal of ``Q diag(e) Qᵀ``, (P,)."""
+        return self.squared_basis(self.eigenvalues)
 
     def product(self, vector: Tensor) -> Tensor:
         """``Q diag(e) Qᵀ v``, (P,)."""

@@ -32,6 +32,10 @@ class Diag(Diagonalised):
         """The diagonal, (P,)."""
         return self.diagonal
 
+    def rounding(self, eps: float) -> float:
+        """Zero: sums of squares keep their digits."""
+        return 0.0
+
     def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
         """The blocks of ``J``."""
         return iter(jacobian.blocks)

@@ -6,17 +6,26 @@ Cholesky factor ``L Lᵀ = I + BᵀB``, (n, n).
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import symmetric_eigh
 from sklaplace.curvature.blocks import CHUNK_ELEMENTS, Block
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.structures import base
 from sklaplace.curvature.structures.root import DenseRoot, Root, identity, lower_inverse
+from sklaplace.curvature.structures.rounding import UNRESOLVED
+from sklaplace.curvature.structures.svd import SVDPrecision
+
+# Trace of scale·R D⁻¹ Rᵀ from which rounding would change variances by more than 2e-4
+# of themselves: R is then decomposed in place of R Rᵀ, if it has no more entries.
+MAX_TRACE = 1e12
+MAX_ENTRIES = 2**27
+# and takes no more operations, some ten seconds on one core
+MAX_OPERATIONS = 2**34
 
 
 class DualForm(base.Structure):
@@ -57,8 +66,34 @@ class DualForm(base.Structure):
         """``Rᵀ R v``, (P,)."""
         return self.root.rmatmul(self.root.matmul(vector.unsqueeze(0))).squeeze(0)
 
-    def precision(self, prior_precision: Tensor, scale: Tensor) -> "DualPrecision":
+    @cached_property
+    def _trace(self) -> Tensor:
+        return self.root.trace()
+
+    def trace(self) -> Tensor:
+        """``tr RᵀR``, ()."""
+        return self._trace
+
+    @property
+    def _is_decomposable(self) -> bool:
+        """Whether ``R`` may be decomposed as a dense matrix."""
+        n, p = self.root.n_rows, self.layout.n_parameters
+        return n * p <= MAX_ENTRIES and n * p * min(n, p) <= MAX_OPERATIONS
+
+    def hessian_diagonal(self) -> Tensor:
+        """Diagonal of ``RᵀR``, (P,)."""
+        return _squares(self.root, identity(self.gram))
+
+    def rounding(self, eps: float) -> float:
+        """Less where ``R`` can be decomposed in place of ``R Rᵀ``."""
+        own = torch.finfo(torch.float64).eps
+        return max(eps**2, own**2 if self._is_decomposable else own)
+
+    def precision(self, prior_precision: Tensor, scale: Tensor) -> base.Precision:
         """``P = scale·RᵀR + diag δ``."""
+        trace = self.trace() * scale.detach() / prior_precision.detach().min()
+        if float(trace) > MAX_TRACE and self._is_decomposable:
+            return SVDPrecision(self, prior_precision, scale, self.root.dense())
         return DualPrecision(self, prior_precision, scale)
 
     def project(self, jacobian: Jacobian) -> base.Projection:
@@ -81,7 +116,10 @@ class DualPrecision(base.Precision):
             gram = self.structure.gram * (self.scale / self.prior_precision)
         else:
             gram = self.structure.root.gram(self.prior_precision) * self.scale
-        return torch.linalg.cholesky((gram + gram.T) / 2 + identity(gram))
+        lower, failed = torch.linalg.cholesky_ex((gram + gram.T) / 2 + identity(gram))
+        if failed:
+            raise ValueError(UNRESOLVED)
+        return lower
 
     @cached_property
     def _inverse(self) -> Tensor:
@@ -116,10 +154,7 @@ class DualPrecision(base.Precision):
 
     def variance(self) -> Tensor:
         """``1/δ - diag(WᵀW)/δ²``, (P,)."""
-        delta, explained = self.delta, torch.zeros_like(self.delta)
-        # L⁻¹ R some rows at a time
-        for some in self._inverse.split(max(1, CHUNK_ELEMENTS // len(delta))):
-            explained = explained + (self.structure.root.rmatmul(some) ** 2).sum(0)
+        delta, explained = self.delta, _squares(self.structure.root, self._inverse)
         return (1 - explained * self.scale / delta) / delta
 
     def effective_dimension(self) -> Tensor:
@@ -222,6 +257,15 @@ class Dual(DualForm):
         pieces = self.layout.split(self.root.rows)
         blocks = [Block(piece[:, None, None, :]) for piece in pieces]
         accumulator.update(Jacobian(blocks))
+
+
+def _squares(root: Root, factor: Tensor) -> Tensor:
+    """Diagonal of ``(F R)ᵀ F R`` for a factor (m, n), (P,), some rows at a time."""
+    p = root.layout.n_parameters
+    found = factor.new_zeros(p)
+    for some in factor.split(max(1, CHUNK_ELEMENTS // p)):
+        found = found + (root.rmatmul(some) ** 2).sum(0)
+    return found
 
 
 def _difference(prior: Tensor, explained: Tensor) -> Tensor:

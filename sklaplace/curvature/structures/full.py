@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import all_finite, symmetric_eigh
 from sklaplace.curvature.blocks import Block
 from sklaplace.curvature.jacobian import Jacobian
@@ -77,6 +77,14 @@ class Full(base.Diagonalised):
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """``w F`` of each row of (..., P) for a function ``F`` of ``Q``."""
         return weights @ function(self.eigh[1])
+
+    def trace(self) -> Tensor:
+        """``tr H``, ()."""
+        return self.hessian.trace()
+
+    def hessian_diagonal(self) -> Tensor:
+        """Diagonal of ``H``, (P,)."""
+        return self.hessian.diagonal()
 
     def dense(self) -> Tensor:
         """``H``, (P, P)."""

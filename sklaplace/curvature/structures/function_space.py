@@ -31,7 +31,6 @@ greedily so that this trace becomes small.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import groupby
 from typing import Any, ClassVar
 
@@ -39,12 +38,14 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.checks import check_count
+from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import symmetric_eigh
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.structures.base import Accumulator, Structure
 from sklaplace.curvature.structures.dual import DualForm, DualPrecision
 from sklaplace.curvature.structures.root import DenseRoot, PointRoot, Root
+from sklaplace.curvature.structures.rounding import check_finite
 
 # points, where no number is given
 N_POINTS = 100
@@ -76,7 +77,7 @@ class FunctionSpace(DualForm):
     priors = frozenset({"scalar", "layerwise"})
 
     @cached_property
-    def root(self) -> Root:  # type: ignore[override]
+    def root(self) -> Root:
         """``FR``; if it has more rows than parameters, the triangle of its QR."""
         if self.points.n_rows <= self.layout.n_parameters:
             return self.points
@@ -114,6 +115,10 @@ class Nystrom(FunctionSpace):
     is_additive = True
     priors = frozenset({"scalar"})
 
+    def trace(self) -> Tensor:
+        """``tr RᵀR``, from the products of rows, which every precision takes."""
+        return self.gram.trace()
+
     def scaled(self, factor: Tensor) -> "Nystrom":
         """The structure of ``factor·H``."""
         return replace(self, points=self.points.scaled(factor), rest=factor * self.rest)
@@ -130,6 +135,9 @@ class Variational(Nystrom):
     is_spectral = False
     # the bound has a term for what the points do not explain
     evidence_is_biased_up = False
+
+    # its log-determinant is a bound, which is not decomposed
+    _is_decomposable = False
 
     def precision(self, prior_precision: Tensor, scale: Tensor) -> "BoundPrecision":
         """``P = scale·UUᵀHUUᵀ + δ``, with a bound on the log-determinant."""
@@ -263,7 +271,9 @@ class NystromAccumulator(PointsAccumulator):
         if self._basis is not None:
             return False
         points = PointRoot(self.layout, self._chosen())
-        values, vectors = symmetric_eigh(points.gram())
+        gram = points.gram()
+        check_finite(gram.trace())
+        values, vectors = symmetric_eigh(gram)
         kept = values > TOLERANCE * values[-1]
         basis = vectors[:, kept] * values[kept].rsqrt()
         self._basis, self._pieces = replace(points, factor=basis.T), []
@@ -341,6 +351,7 @@ class VariationalAccumulator(NystromAccumulator):
 
     def _chosen(self) -> tuple[Jacobian, ...]:
         pool = PointRoot(self.layout, self._points())
+        check_finite(pool.trace())
         chosen = _least_explained(pool.gram(), _row_keys(pool), self.n_points)
         places = [_places(_keys(rows), chosen) for rows in pool.points]
         pairs = zip(pool.points, places, strict=True)
@@ -394,8 +405,10 @@ def _merged(parts: list[Jacobian]) -> Iterator[Jacobian]:
 def _first_copies(rows: Jacobian) -> tuple[Jacobian, Jacobian | None]:
     """One sample for each hash, times ``√Σ ratio²`` of its multiples; the others."""
     assert rows.keys is not None
-    names, owner = rows.keys.unique(return_inverse=True)
-    if len(names) == len(rows.keys):
+    # hashes may be on the CPU, while the rows are not
+    keys = rows.keys.to(rows.blocks[0].g.device)
+    names, owner = keys.unique(return_inverse=True)
+    if len(names) == len(keys):
         return rows, None
     flat = torch.cat([g.flatten(1) for g in rows.gradients()], 1)  # (n, k·r·o)
     places = torch.arange(len(owner), device=owner.device)

@@ -9,7 +9,7 @@ products of their eigenvalues exactly (Ritter, Botev and Barber 2018).
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -17,11 +17,17 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.checks import check_option
-from sklaplace.core.linalg import symmetric_eigh
+from sklaplace.core.linalg import gram, symmetric_eigh, wide_root_eigh
+from sklaplace.core.persistence import FieldsOnly
 from sklaplace.curvature.blocks import Block
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
-from sklaplace.curvature.patches import Inputs, second_diagonal, second_moment
+from sklaplace.curvature.patches import (
+    Inputs,
+    scaled_rows,
+    second_diagonal,
+    second_moment,
+)
 from sklaplace.curvature.structures import base
 
 # A factor wider than this keeps its diagonal only: the eigenvectors of a dense one take
@@ -38,15 +44,16 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Factor(base.FieldsOnly):
+class Factor(FieldsOnly):
     """A Kronecker factor, factorised when its eigenvectors are first needed.
 
     Attributes
     ----------
-    state : Tensor of shape (n, n) or (n,), or tuple of Tensor
-        The factor itself, float64; a vector is the diagonal of one. Later its
-        eigenvalues (n,) and eigenvectors (n, n), or None for the identity: both
-        together would take twice the memory.
+    state : Tensor of shape (n, n), (r, n) or (n,), or tuple of Tensor
+        The factor itself, float64; a root ``R`` of it, ``Rᵀ R``, where that has fewer
+        rows than columns; a vector is its diagonal. Later its eigenvalues (n,) and
+        eigenvectors (n, n), or None for the identity: both together would take twice
+        the memory.
     """
 
     state: Tensor | tuple[Tensor, Tensor | None]
@@ -55,7 +62,10 @@ class Factor(base.FieldsOnly):
         """Eigenvalues (n,) and eigenvectors (n, n); None: the identity."""
         state = self.state  # read once and replaced at once, for threads
         if isinstance(state, Tensor):
-            state = (state, None) if state.ndim == 1 else symmetric_eigh(state)
+            if state.ndim == 1:
+                state = state, None
+            else:
+                state = (wide_root_eigh if _is_wide(state) else symmetric_eigh)(state)
             self.state = state
         return state
 
@@ -89,15 +99,83 @@ class Factor(base.FieldsOnly):
 
     def total(self) -> Tensor:
         """A copy of the factor, (n, n), or (n,) where only its diagonal is kept."""
-        if isinstance(self.state, Tensor):
-            return self.state.clone()
-        values, vectors = self.state
+        state = self.state
+        if isinstance(state, Tensor):
+            return gram(state) if _is_wide(state) else state.clone()
+        values, vectors = state
         return values.clone() if vectors is None else (vectors * values) @ vectors.T
+
+    def trace(self) -> Tensor:
+        """Trace of the factor, ()."""
+        state = self.state
+        if not isinstance(state, Tensor):
+            return state[0].sum()
+        if _is_wide(state):
+            return (state**2).sum()
+        return state.sum() if state.ndim == 1 else state.trace()
 
     def dense(self) -> Tensor:
         """The factor as a matrix, (n, n), always from its eigenvectors."""
         values, vectors = self.eigh()
         return values.diag() if vectors is None else (vectors * values) @ vectors.T
+
+
+def _is_wide(matrix: Tensor) -> bool:
+    return matrix.ndim == 2 and len(matrix) < matrix.shape[1]
+
+
+@dataclass(eq=False)
+class InputMoment:
+    """``Σ w a aᵀ`` over samples and positions; a root of it where that is smaller.
+
+    Attributes
+    ----------
+    n : Tensor of shape ()
+        ``Σ w`` over samples and positions; the number of batches for a bias.
+    root : list of Tensor of shape (n, i)
+        Inputs times the square roots of their weights, while all together are fewer
+        than i: their eigenvectors cost O(n·i²) instead of O(i³).
+    total : Tensor of shape (i, i) or (i,), or None
+        The sum itself, float64, or its diagonal.
+    """
+
+    n: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    root: list[Tensor] = field(default_factory=list)
+    total: Tensor | None = None
+
+    @classmethod
+    def of(cls, a: Inputs | None, weights: Tensor | None, one: Tensor) -> "InputMoment":
+        """Moment of the inputs of one batch; ``one`` is that of a bias, ()."""
+        if a is None:
+            return cls(one, total=one.new_ones(1, 1))
+        n_samples, n_positions, width = a.shape
+        n = one * (n_samples if weights is None else weights.double().sum())
+        n = n * n_positions
+        if width > MAX_FACTOR:
+            return cls(n, total=second_diagonal(a, weights).double())
+        if n_samples * n_positions < width:
+            return cls(n, [scaled_rows(a, weights)])
+        return cls(n, total=second_moment(a, weights).double())
+
+    def add(self, other: "InputMoment") -> None:
+        """Add another moment in place."""
+        self.n = self.n + other.n
+        self.root = self.root + other.root
+        parts = [] if other.total is None else [other.total]
+        n_rows = sum(map(len, self.root))
+        is_dense = self.total is not None or parts
+        if self.root and (is_dense or n_rows >= self.root[0].shape[1]):
+            parts += [gram(rows).double() for rows in self.root]
+            self.root = []
+        for part in parts:
+            self.total = part.clone() if self.total is None else self.total.add_(part)
+
+    def mean(self) -> Factor:
+        """The moment divided by ``n``."""
+        n = self.n.clamp(min=torch.finfo(self.n.dtype).tiny)
+        if self.total is None:
+            return Factor(torch.cat(self.root).double() / n.sqrt())
+        return Factor(self.total / n)
 
 
 @dataclass(frozen=True)
@@ -122,6 +200,10 @@ class Kron(base.Diagonalised):
         """Products of the factors' eigenvalues, (P,), output-major."""
         products = [torch.outer(b.values, a.values) for b, a in self.factors]
         return torch.cat([product.flatten() for product in products])
+
+    def trace(self) -> Tensor:
+        """``Σ tr B tr A``, ()."""
+        return torch.stack([b.trace() * a.trace() for b, a in self.factors]).sum()
 
     def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
         """``a`` and ``g`` in the eigenbases of their factors."""
@@ -154,9 +236,8 @@ class Kron(base.Diagonalised):
         """Put the factors, as sums, into an empty accumulator."""
         outputs, inputs = zip(*self.factors, strict=True)
         pairs = zip(inputs, self.n_positions, strict=True)
-        moments = [a.total() * n for a, n in pairs]
-        counts = [n.clone() for n in self.n_positions]
-        accumulator._sums = once(Factor.total, outputs), moments, counts
+        accumulator._inputs = [InputMoment(n, total=a.total() * n) for a, n in pairs]
+        accumulator._outputs = once(Factor.total, outputs)
 
     def dense(self) -> Tensor:
         """``H`` as a matrix, (P, P)."""
@@ -186,8 +267,9 @@ class KronAccumulator(base.Accumulator):
     def __init__(self, layout: Layout, weight_sharing: str = "expand") -> None:
         super().__init__(layout)
         self._reduces = weight_sharing == "reduce"
-        # of each block: Σ g gᵀ, Σ a aᵀ and the number of inputs a
-        self._sums: tuple[list[Tensor], ...] = [], [], []
+        # of each block: Σ g gᵀ and Σ a aᵀ
+        self._outputs: list[Tensor] = []
+        self._inputs = [InputMoment() for _ in layout.blocks]
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
@@ -201,28 +283,26 @@ class KronAccumulator(base.Accumulator):
         blocks = jacobian.blocks
         if self._reduces:
             blocks = [block.reduced() for block in blocks]
-        outputs = once(_output_moment, blocks, keys=[b.outputs for b in blocks])
-        more = [outputs]
+        outputs = once(output_moment, blocks, keys=[b.outputs for b in blocks])
+        _add(self._outputs, outputs)
         if not jacobian.first_column:  # else inputs of this batch have been added
             given = jacobian.weights, outputs[0].new_ones(())
-            inputs = [_input_sums(block.a, *given) for block in blocks]
-            more += map(list, zip(*inputs, strict=True))
-        for sums, some in zip(self._sums, more, strict=False):
-            _add(sums, some)
+            for moment, block in zip(self._inputs, blocks, strict=True):
+                moment.add(InputMoment.of(block.a, *given))
 
     def merge(self, other: Any) -> None:
         """Add the sums of another accumulator."""
-        for mine, theirs in zip(self._sums, other._sums, strict=True):
-            _add(mine, once(torch.clone, theirs))  # sums are added to in place
+        # copies: sums are added to in place
+        _add(self._outputs, once(torch.clone, other._outputs))
+        for moment, more in zip(self._inputs, other._inputs, strict=True):
+            moment.add(more)
 
     def decompose(self) -> Kron:
         """The factors, which are not diagonalised yet."""
-        tiny = torch.finfo(torch.float64).tiny
         # copies: sums are added to in place
-        outputs = once(lambda b: Factor(b.clone()), self._sums[0])
-        counts = tuple(n.clone() for n in self._sums[2])
-        pairs = zip(self._sums[1], counts, strict=True)
-        inputs = [Factor(a / n.clamp(min=tiny)) for a, n in pairs]
+        outputs = once(lambda b: Factor(b.clone()), self._outputs)
+        inputs = [moment.mean() for moment in self._inputs]
+        counts = tuple(moment.n for moment in self._inputs)
         return Kron(self.layout, tuple(zip(outputs, inputs, strict=True)), counts)
 
 
@@ -256,21 +336,7 @@ def _add(sums: list[Tensor], more: list[Tensor]) -> None:
     once(torch.Tensor.add_, sums, more)
 
 
-def _output_moment(block: Any) -> Tensor:
+def output_moment(block: Any) -> Tensor:
     """``Σ g gᵀ``, or its diagonal where that would be too wide."""
     is_wide = block.n_outputs > MAX_FACTOR
     return (block.output_squares() if is_wide else block.output_moment()).double()
-
-
-def _input_sums(
-    a: Inputs | None, weights: Tensor | None, one: Tensor
-) -> tuple[Tensor, Tensor]:
-    """``Σ w a aᵀ`` over samples and positions, or its diagonal; and ``Σ w``, ().
-
-    Ones for a bias.
-    """
-    if a is None:
-        return one.new_ones(1, 1), one.clone()
-    of_inputs = second_diagonal if a.shape[-1] > MAX_FACTOR else second_moment
-    n_rows = a.shape[0] if weights is None else weights.double().sum()
-    return of_inputs(a, weights).double(), one * n_rows * a.shape[1]

@@ -6,7 +6,6 @@ never dense, so that batches and shards add up. Nyström's approximation
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -14,11 +13,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from sklaplace.core.checks import check_below_one, check_count
+from sklaplace.core.lazy import cached_property
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures.base import Accumulator
 from sklaplace.curvature.structures.dual import Dual
 from sklaplace.curvature.structures.root import DenseRoot, identity
+from sklaplace.curvature.structures.rounding import check_finite
 
 RANK = 100
 # Fraction of the largest eigenvalue below which an eigenvector is dropped: about what
@@ -49,6 +50,10 @@ class LowRank(Dual):
     def scaled(self, factor: Tensor) -> "LowRank":
         """The structure of ``factor·H``."""
         return LowRank(self.layout, self.root.scaled(factor), factor * self.sketch)
+
+    def rounding(self, eps: float) -> float:
+        """Zero: eigenvalues of the size of rounding are dropped."""
+        return 0.0
 
     def resume(self, accumulator: Any) -> None:
         """Put the sketch into an empty accumulator."""
@@ -130,7 +135,7 @@ class LowRankAccumulator(Accumulator):
         """Add ``(SᵀJ)ᵀ (SᵀJ Ω)`` of one batch."""
         # rounding of float32 would count as further directions
         rows = jacobian.double()
-        self._add(rows.rmatmul(rows.matmul(self._omega(rows.blocks[0].g.device))))
+        self._add(rows.normal_product(self._omega(rows.blocks[0].device)))
 
     def _add(self, sketch: Tensor) -> None:
         self._sketch = sketch if self._sketch is None else self._sketch.add_(sketch)
@@ -155,7 +160,8 @@ def _nystrom(sketch: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:
 
     A shift that is later taken off keeps the inner matrix positive definite.
     """
-    size = float(torch.linalg.matrix_norm(sketch))
+    size = torch.linalg.matrix_norm(sketch)
+    check_finite(size)
     if size == 0:
         return sketch.new_zeros(0), sketch[:, :0]
     shift = len(sketch) ** 0.5 * torch.finfo(sketch.dtype).eps * size

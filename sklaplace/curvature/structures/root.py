@@ -8,19 +8,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sklaplace.core.persistence import FieldsOnly
 from sklaplace.curvature import priors
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
-from sklaplace.curvature.structures.base import FieldsOnly, cache_last_call
+from sklaplace.curvature.structures.base import cache_last_call
 
 
 def identity(like: Tensor) -> Tensor:
-    """``I`` (n, n) for a tensor of n rows."""
-    return torch.eye(len(like), dtype=like.dtype, device=like.device)
+    """``I`` (n, n) for a tensor (..., n)."""
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
 
 
 def lower_inverse(lower: Tensor) -> Tensor:
-    """``L⁻¹`` of a lower triangular ``L`` (n, n)."""
+    """``L⁻¹`` of lower triangular ``L`` (..., n, n)."""
     return torch.linalg.solve_triangular(lower, identity(lower), upper=False)
 
 
@@ -38,6 +39,15 @@ class DenseRoot(FieldsOnly):
 
     layout: Layout
     rows: Tensor
+
+    @property
+    def n_rows(self) -> int:
+        """Rows n."""
+        return len(self.rows)
+
+    def trace(self) -> Tensor:
+        """``tr RᵀR``, ()."""
+        return (self.rows**2).sum()
 
     def dense(self) -> Tensor:
         """``R`` itself, (n, P)."""
@@ -99,6 +109,13 @@ class PointRoot:
     def n_rows(self) -> int:
         """Rows n."""
         return sum(self._sizes) if self.factor is None else len(self.factor)
+
+    def trace(self) -> Tensor:
+        """``tr RᵀR``, ()."""
+        if self.factor is not None:
+            return self.gram().trace()
+        ones = self.points[0].blocks[0].g.new_ones(self.layout.n_parameters)
+        return torch.stack([point.variance(ones).sum() for point in self.points]).sum()
 
     @property
     def _sizes(self) -> list[int]:

@@ -7,9 +7,9 @@ far too weak a prior at weights that do not minimise the regularised loss, and b
 training residuals of an overfitted network underestimate the noise.
 """
 
-import warnings
 from collections.abc import Callable
 
+from sklaplace.core.warn import warn_user
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.evidence import maximise_evidence
 from sklaplace.posterior.tuning.problem import TuningProblem
@@ -18,7 +18,7 @@ from sklaplace.posterior.tuning.validation import tune_on_validation
 
 def auto(problem: TuningProblem) -> GaussianPosterior:
     """Tune on held-out data if there is any, else by the evidence, with a warning."""
-    if problem.validation is not None:
+    if problem.has_held_out:
         return tune_on_validation(problem)
     message = ""
     if problem.linear_model is None or problem.refine is False:
@@ -28,18 +28,33 @@ def auto(problem: TuningProblem) -> GaussianPosterior:
             "than the network's. Pass X_val and y_val to fit."
         )
     elif problem.free_noise:
-        message = (
-            "sigma_noise comes from the training rows, because there are no rows "
-            "that the network did not see; intervals will be too narrow if the "
-            "network is over-trained. Pass X_val and y_val to fit."
-        )
+        message = _NOISE_OF_TRAINING
     if message:
-        warnings.warn(message, UserWarning, stacklevel=2)
+        warn_user(message)
     return maximise_evidence(problem)
+
+
+_NOISE_OF_TRAINING = (
+    "sigma_noise comes from the training rows, because there are no rows that the "
+    "network did not see; intervals will be too narrow if the network is over-trained. "
+    "Pass X_val and y_val to fit."
+)
+
+
+def by_evidence(problem: TuningProblem) -> GaussianPosterior:
+    """Prior precision by the evidence; noise by held-out data if there is any."""
+    posterior = maximise_evidence(problem)
+    if not (problem.free_noise and problem.noise_on_held_out):
+        return posterior
+    if not problem.has_held_out:
+        warn_user(_NOISE_OF_TRAINING)
+        return posterior
+    refine = posterior.is_refitted
+    return tune_on_validation(problem.under(posterior.prior_precision, refine=refine))
 
 
 TUNERS: dict[str, Callable[[TuningProblem], GaussianPosterior]] = {
     "auto": auto,
-    "marglik": maximise_evidence,
+    "marglik": by_evidence,
     "validation": tune_on_validation,
 }

@@ -7,9 +7,7 @@ interpolation", section 4).
 """
 
 import math
-import warnings
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,8 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from torch.autograd import grad
 
+from sklaplace.core.lazy import cached_property
+from sklaplace.core.warn import warn_user
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.tuning.problem import SMALLEST, TuningProblem, clamped
 
@@ -44,12 +44,11 @@ def maximise_evidence(problem: TuningProblem) -> GaussianPosterior:
     """
     structure, refine = problem.posterior.structure, problem.refine
     if structure.evidence_is_biased_up:
-        warnings.warn(
+        warn_user(
             f"hessian_structure={structure.kind!r} leaves out what its points cannot "
             "represent, which biases the evidence upwards: prior_precision will be too "
             "small. Use more points, prior_precision='validation', or "
             "hessian_structure='variational', whose evidence is a lower bound.",
-            stacklevel=2,
         )
     if refine is True or (refine == "auto" and problem.linear_model is not None):
         return marglik_refitted(problem)
@@ -93,11 +92,10 @@ def marglik(
     method = _newton if len(start) <= MAX_NEWTON_SIZE else _lbfgs
     best, converged = method(objective, start.clip(-LOG_BOUND, LOG_BOUND))
     if not converged:
-        warnings.warn(
+        warn_user(
             "The evidence was not maximised to full precision: there may be a better "
             "prior_precision. prior_precision='validation' needs no such maximum.",
             ConvergenceWarning,
-            stacklevel=3,
         )
     return objective.at(best)
 
@@ -277,11 +275,10 @@ def marglik_refitted(problem: TuningProblem) -> GaussianPosterior:
         posterior = model.refit(posterior.replace(**vars(evidence.hyperparameters(v))))
         if len(history) > MAX_FIXED_POINT // 3:  # convergence is not certain
             best = max(best, posterior, key=GaussianPosterior.log_marginal_likelihood)
-    warnings.warn(
+    warn_user(
         "The fixed point of the evidence was not reached; prior_precision has the "
         "highest evidence that was found. prior_precision='validation' needs none.",
         ConvergenceWarning,
-        stacklevel=2,
     )
     return best
 

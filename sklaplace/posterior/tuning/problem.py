@@ -1,8 +1,8 @@
 """TuningProblem: a posterior, the data and the hyperparameters to choose."""
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -52,11 +52,17 @@ class TuningProblem:
     refine : bool or "auto"
         Whether the linear model is refitted under the prior; "auto" leaves this to
         the tuner.
+    noise_on_held_out : bool
+        Whether noise is chosen by held-out data where there are any, also with a prior
+        that maximises the evidence.
     diagonal : bool
         Whether ``log_proba`` takes variances (b, c) in place of covariances.
     log_density : callable or None
         ``(mean (b, c), variance (b, c), targets) -> (b,)`` for regression with a
         likelihood that has no noise level to choose.
+    folds : tuple of TuningProblem
+        Those of networks that hold out a fold of the data each, where there is no
+        other held-out data: hyperparameters are scored on all folds together.
     """
 
     posterior: GaussianPosterior
@@ -66,8 +72,36 @@ class TuningProblem:
     free_prior: bool
     free_noise: bool
     refine: bool | Literal["auto"]
+    noise_on_held_out: bool = False
     diagonal: bool = False
     log_density: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    folds: tuple["TuningProblem", ...] = ()
+
+    @property
+    def parts(self) -> tuple["TuningProblem", ...]:
+        """Networks with the data that they hold out: the folds, or this one."""
+        return self.folds or (self,)
+
+    def batches(self) -> Iterator[tuple["TuningProblem", LinearisedBatch]]:
+        """Held-out data of all parts, each batch with its part."""
+        for part in self.parts:
+            for batch in part.held_out():
+                yield part, batch
+
+    @property
+    def has_held_out(self) -> bool:
+        """Whether there are data that the networks were not trained on."""
+        return all(part.validation is not None for part in self.parts)
+
+    def under(self, prior_precision: Tensor, *, refine: bool) -> "TuningProblem":
+        """The problem of the noise alone, under a prior precision."""
+        return replace(
+            self,
+            posterior=self.posterior.replace(prior_precision=prior_precision),
+            free_prior=False,
+            refine=refine,
+            folds=tuple(f.under(prior_precision, refine=refine) for f in self.folds),
+        )
 
     @property
     def model(self) -> LinearModel:

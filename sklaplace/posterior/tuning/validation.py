@@ -35,6 +35,8 @@ MIDDLE = 8
 # Prior variances of the outputs along the path: from a prior that changes no
 # prediction to one that leaves everything to the data.
 PATH = 10.0 ** np.arange(-4, 6.01, 0.5)
+# Fewer held-out values than this do not lower σ below that of the training data.
+FEW = 10
 # Noise levels along the path under a fixed prior, as multiples of the held-out residual
 # of the network itself, in descending order.
 NOISE_PATH = 2.0 ** np.arange(1, -4.01, -0.125)
@@ -45,11 +47,13 @@ class _Candidate:
     """A posterior with the negative log-likelihood of the held-out data, in nats.
 
     ``score`` is infinite where it is not a number; ``n_targets`` counts values.
+    ``refitted`` are the posteriors of all parts of the problem if they were refitted.
     """
 
     posterior: GaussianPosterior
     score: float
     n_targets: float
+    refitted: tuple[GaussianPosterior, ...] = ()
 
 
 def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
@@ -72,7 +76,8 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
     chosen = search(problem, path)
     # noise and a curvature of order two: δ/scale does not determine a refitted model
     is_ambiguous = problem.posterior.curvature_order > 1 and problem.free_noise
-    has_model = problem.linear_model is not None
+    everything = problem, *problem.folds
+    has_model = all(part.linear_model is not None for part in everything)
     if problem.refine == "auto" and has_model and not is_ambiguous:
         refitted = _best_refitted(problem, path)
         chosen = refitted if refitted.score < chosen.score - MARGIN else chosen
@@ -83,7 +88,7 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
             "or lower the learning rate."
         )
     posterior = chosen.posterior
-    if posterior.is_refitted:  # to full precision
+    if chosen.refitted:  # to full precision
         posterior = problem.model.refit(posterior)
     both_free = problem.free_noise and problem.free_prior
     return _widened(posterior, chosen.n_targets) if both_free else posterior
@@ -95,9 +100,15 @@ def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
     Three quantities are fitted: prior precision, σ and kept or refitted weights. The
     unbiased variance is ``n/(n - 3)`` times the fitted one, and the Student t
     distribution of a new value has ``ν/(ν - 2)`` times that, ν = n - 3: ``n/(n - 5)``
-    in all.
+    in all, which fewer than six values leave undefined. Few values may also agree by
+    chance: then σ is at least that of the training data.
     """
-    sigma = posterior.hyperparameters.sigma_noise * math.sqrt(n / max(n - 5, 1.0))
+    n = max(n, 6.0)
+    sigma = posterior.hyperparameters.sigma_noise
+    if n < FEW:
+        fit = posterior.data_fit
+        sigma = torch.maximum(sigma, (2 * fit.loss / fit.n_targets).sqrt())
+    sigma = sigma * math.sqrt(n / (n - 5))
     wider = posterior.replace(sigma_noise=clamped(sigma))
     ratio = posterior.prior_precision / posterior.scale
     return wider.replace(prior_precision=ratio * wider.scale)
@@ -113,9 +124,9 @@ def _path(problem: TuningProblem) -> list[Tensor]:
     if delta.ndim:
         delta = marglik(posterior, free_noise=problem.free_noise).prior_precision
     shape = delta / delta.log().mean().exp()
-    prior_variances = 1 / priors.expand(shape, posterior.layout)
 
-    def output_variance(batch: LinearisedBatch) -> Tensor:
+    def output_variance(part: TuningProblem, batch: LinearisedBatch) -> Tensor:
+        prior_variances = 1 / priors.expand(shape, part.posterior.layout)
         return batch.jacobian.double().variance(prior_variances)
 
     size = _held_out_mean(problem, output_variance).clamp(min=1e-30)
@@ -128,9 +139,9 @@ def _noise_path(problem: TuningProblem) -> list[Tensor]:
     if not problem.free_noise:
         return [h.prior_precision / posterior.scale]
 
-    def squares(batch: LinearisedBatch) -> Tensor:
-        mean = linearised_mean(posterior, batch.f, batch.jacobian)
-        return (mean - batch.targets) ** 2
+    def squares(part: TuningProblem, batch: LinearisedBatch) -> Tensor:
+        mean = linearised_mean(part.posterior, batch.f, batch.jacobian)
+        return (mean - batch.targets) ** 2 / _relative_variances(problem, mean)
 
     residual = float(clamped(_held_out_mean(problem, squares)).sqrt())
     powers = (residual * NOISE_PATH) ** (2 * posterior.curvature_order)
@@ -138,10 +149,11 @@ def _noise_path(problem: TuningProblem) -> list[Tensor]:
 
 
 def _held_out_mean(
-    problem: TuningProblem, values: Callable[[LinearisedBatch], Tensor]
+    problem: TuningProblem, values: Callable[[TuningProblem, LinearisedBatch], Tensor]
 ) -> Tensor:
     """Weighted mean over held-out data and outputs of ``values`` (b, c), ()."""
-    batches = [(b.weights.double(), values(b).mean(1)) for b in problem.held_out()]
+    pairs = problem.batches()
+    batches = [(b.weights.double(), values(part, b).mean(1)) for part, b in pairs]
     weights, means = map(torch.cat, zip(*batches, strict=True))
     return weights @ means / weights.sum()
 
@@ -154,7 +166,7 @@ def _best_kept(problem: TuningProblem, path: list[Tensor]) -> _Candidate:
     around the best. Data that are linearised anew in every pass are passed once.
     """
     is_cheap = problem.log_proba is None or problem.diagonal
-    is_stream = not isinstance(problem.validation, list)
+    is_stream = not all(isinstance(part.validation, list) for part in problem.parts)
     if is_cheap or is_stream or len(path) < 2 * COARSE:
         return min(_scored(problem, path), key=lambda candidate: candidate.score)
     candidates: dict[int, _Candidate] = {}
@@ -179,30 +191,38 @@ def _best_refitted(problem: TuningProblem, path: list[Tensor]) -> _Candidate:
     """
     candidates: dict[int, _Candidate] = {}
 
-    def visit(index: int, start: GaussianPosterior) -> None:
+    def visit(index: int, starts: Iterable[GaussianPosterior]) -> None:
         if 0 <= index < len(path) and index not in candidates:
-            candidates[index] = _refitted(problem, start, path[index])
+            candidates[index] = _refitted(problem, starts, path[index])
 
-    visit(min(MIDDLE, len(path) - 1), problem.posterior)
+    untouched = [part.posterior for part in problem.parts]
+    visit(min(MIDDLE, len(path) - 1), untouched)
     for stride in (2, -2, 1, -1):
         while True:
             best = _best_index(candidates)
-            visit(best + stride, candidates[best].posterior)
+            visit(best + stride, candidates[best].refitted)
             if abs(stride) == 1 or _best_index(candidates) == best:
                 break
     return candidates[_best_index(candidates)]
 
 
 def _refitted(
-    problem: TuningProblem, start: GaussianPosterior, ratio: Tensor
+    problem: TuningProblem, starts: Iterable[GaussianPosterior], ratio: Tensor
 ) -> _Candidate:
-    """Candidate with the model refitted under one ratio, from another refit's mean."""
-    if problem.free_prior:
-        template = start.replace(prior_precision=ratio * start.scale)
-    else:
-        template = start.replace(sigma_noise=_implied_variance(start, ratio).sqrt())
-    posterior = problem.model.refit(template, tolerance=PATH_TOLERANCE)
-    return _scored(replace(problem, posterior=posterior), [ratio])[0]
+    """Candidate with models refitted under one ratio, from other refits' means."""
+
+    def refit(part: TuningProblem, start: GaussianPosterior) -> TuningProblem:
+        if part.free_prior:
+            template = start.replace(prior_precision=ratio * start.scale)
+        else:
+            template = start.replace(sigma_noise=_implied_variance(start, ratio).sqrt())
+        posterior = part.model.refit(template, tolerance=PATH_TOLERANCE)
+        return replace(part, posterior=posterior)
+
+    parts = tuple(map(refit, problem.parts, starts))
+    problem = replace(problem, folds=parts) if problem.folds else parts[0]
+    (candidate,) = _scored(problem, [ratio])
+    return replace(candidate, refitted=tuple(part.posterior for part in parts))
 
 
 def _best_index(candidates: dict[int, _Candidate]) -> int:
@@ -215,11 +235,11 @@ def _scored(problem: TuningProblem, path: list[Tensor]) -> list[_Candidate]:
     posterior = problem.posterior
     n_blocks = 1 if problem.diagonal else posterior.likelihood.n_blocks
     scores: list[list[tuple[Tensor, ...]]] = [[] for _ in path]
-    for batch in problem.held_out():
-        mean = linearised_mean(posterior, batch.f, batch.jacobian)
-        projection = projected(posterior.structure, batch.jacobian, n_blocks)
+    for part, batch in problem.batches():
+        mean = linearised_mean(part.posterior, batch.f, batch.jacobian)
+        projection = projected(part.posterior.structure, batch.jacobian, n_blocks)
         for ratio, parts in zip(path, scores, strict=True):
-            u = problem.output_covariance(projection, ratio)
+            u = part.output_covariance(projection, ratio)
             parts.append((batch.weights.double(), *_losses(problem, mean, u, batch)))
     return [
         _candidate(problem, ratio, *map(torch.cat, zip(*parts, strict=True)))
@@ -232,6 +252,12 @@ def _implied_variance(posterior: GaussianPosterior, ratio: Tensor) -> Tensor:
     h = posterior.hyperparameters
     inverse_scale = (ratio / h.prior_precision).mean() / h.temperature
     return inverse_scale ** (1 / posterior.curvature_order)
+
+
+def _relative_variances(problem: TuningProblem, values: Tensor) -> Tensor:
+    """``r²`` of noise levels ``σ r``, (c,) or (1,), of which only σ is tuned."""
+    ratios = getattr(problem.posterior.likelihood, "relative", None) or (1.0,)
+    return values.new_tensor(ratios) ** 2
 
 
 def _losses(
@@ -262,7 +288,9 @@ def _candidate(
     posterior, n_rows = problem.posterior, float(weights.sum())
     weights = weights / n_rows
     if posterior.likelihood.has_noise:
-        nll = _GaussianNLL(posterior, weights, *losses)
+        squares, variances = losses
+        relative = _relative_variances(problem, squares)
+        nll = _GaussianNLL(posterior, weights, squares, variances, relative)
         if not problem.free_noise:
             variance = posterior.hyperparameters.sigma_noise**2
         elif not problem.free_prior:
@@ -293,26 +321,26 @@ class _GaussianNLL:
         Squared residuals.
     variances : Tensor of shape (n, c)
         Variances of the outputs in units of ``σ^(2·order)``.
+    relative : Tensor of shape (c,) or (1,)
+        Variances of the columns' noise over their common factor.
     """
 
     posterior: GaussianPosterior
     weights: Tensor
     squares: Tensor
     variances: Tensor
+    relative: Tensor
 
     def __call__(self, variance: Tensor) -> Tensor:
         """Score at σ², ()."""
         order = self.posterior.curvature_order
-        # of several noise levels only the common factor is tuned
-        ratios = getattr(self.posterior.likelihood, "relative", None) or (1.0,)
-        noise = variance * self.squares.new_tensor(ratios) ** 2
-        total = noise + variance**order * self.variances
+        total = variance * self.relative + variance**order * self.variances
         nll = (self.squares / total + (2 * math.pi * total).log()) / 2
         return self.weights @ nll.sum(1)
 
     def best_variance(self) -> Tensor:
         """σ² of the best score under a given ratio ``δ/scale``, ()."""
-        scaled = self.squares / (1 + self.variances)
+        scaled = self.squares / (self.relative + self.variances)
         best = clamped(self.weights @ scaled.mean(1))
         if self.posterior.curvature_order == 1:
             return best
@@ -320,6 +348,7 @@ class _GaussianNLL:
         def score(log_variance: float) -> float:
             return float(self(torch.full_like(best, math.exp(log_variance))))
 
-        upper = float(clamped(self.weights @ self.squares.mean(1)).log())
+        squares = (self.squares / self.relative).mean(1)
+        upper = float(clamped(self.weights @ squares).log())
         found = minimize_scalar(score, bounds=(upper - 30, upper + 1), method="bounded")
         return torch.full_like(best, math.exp(found.x))

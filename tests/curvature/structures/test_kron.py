@@ -3,8 +3,10 @@ from itertools import chain
 import pytest
 import references
 import torch
-from cases import normal, positive
-from contracts import N_ROWS, assert_equal, prior_precision, problem, scale
+from cases import Case, Net, normal, positive, rows
+from contracts import N_ROWS, Problem, assert_equal, prior_precision, problem, scale
+from costs import counted
+from torch import nn
 
 from sklaplace.curvature.blocks import Block
 from sklaplace.curvature.jacobian import Jacobian
@@ -54,6 +56,63 @@ def test_bytes_of_wide_factors(monkeypatch):
     dense = KronAccumulator.n_bytes(layout)
     monkeypatch.setattr(kron, "MAX_FACTOR", 10)
     assert KronAccumulator.n_bytes(layout) < dense / 100
+
+
+# ---------------------------------------------------- more inputs than samples
+WIDTH = 10
+
+
+def few_samples():
+    """Samples of a layer with more inputs."""
+
+    def make(c):
+        first, head = nn.Linear(2, WIDTH), nn.Linear(WIDTH, c)
+        return Net(lambda net, x: net.head(net.first(x).tanh()), first=first, head=head)
+
+    return Problem(Case(make, rows(2)), "Categorical", "all")
+
+
+def n_diagonalised(structure):
+    """Sizes of the matrices whose eigenvectors are computed."""
+    with counted() as costs:
+        structure.eigenvalues  # noqa: B018, computes them
+    return sorted(costs.eigh)
+
+
+@pytest.mark.parametrize("sizes", [(6,), (1, 5), (2, 2, 2)], ids=str)
+def test_factors_of_few_samples_are_those_of_the_reference(sizes):
+    found = few_samples()
+    structure = found.structure("kron", found.batches(*sizes))
+    expected = references.kron(found.parts)
+    assert_equal(structure.trace(), expected.trace())
+    total = structure.factors[2][1].total()
+    assert n_diagonalised(structure) == [1, 1, 2, 3, N_ROWS, WIDTH]
+    assert_equal(structure.factors[2][1].total(), total)
+    assert_equal(structure.dense(), expected)
+
+
+def test_weighted_factors_of_few_samples_are_those_of_repeated_ones():
+    found = few_samples()
+    weights = torch.arange(N_ROWS).double()
+    weighted = found.structure("kron", found.batches(2, 4, weights=weights))
+    repeated = torch.arange(N_ROWS).repeat_interleave(weights.long())
+    expected = found.structure("kron", [found.rows(repeated)])
+    assert n_diagonalised(weighted) != n_diagonalised(expected)
+    assert_equal(weighted.dense(), expected.dense())
+
+
+def test_factors_are_dense_as_soon_as_samples_are_no_longer_few():
+    found = few_samples()
+    accumulator = found.accumulator("kron", found.batches(N_ROWS))
+    once = accumulator.decompose()
+    accumulator.merge(found.accumulator("kron", found.batches(2, 4)))
+    twice = accumulator.decompose()
+    assert n_diagonalised(once).count(WIDTH) < n_diagonalised(twice).count(WIDTH)
+    assert_equal(twice.dense(), 2 * once.dense())
+    once.resume(resumed := KronAccumulator(found.layout))
+    found.accumulate(resumed, found.batches(1))
+    expected = found.structure("kron", found.batches(6) + found.batches(1))
+    assert_equal(resumed.decompose().dense(), expected.dense())
 
 
 def reduced(found, *sizes, weights=None):

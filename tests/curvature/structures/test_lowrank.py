@@ -2,8 +2,13 @@ import pytest
 import torch
 from cases import normal, positive
 from contracts import assert_equal, problem, scale
+from costs import counted
 
+from sklaplace.curvature.blocks import HeadBlock
+from sklaplace.curvature.jacobian import Jacobian
+from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.structures.lowrank import LowRankAccumulator
+from sklaplace.likelihoods import Categorical
 
 pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
 
@@ -49,6 +54,28 @@ def test_tolerance_drops_small_eigenvalues():
     assert len(kept) == int((values > 1e-2 * values[-1]).sum())
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("mapped", [False, True], ids=["identity", "map"])
+def test_many_classes_take_no_matrix_over_pairs_of_them(mapped, bias):
+    """Columns of the sketch are fewer than those of the Hessian's factor."""
+    n, i, classes, outputs = 50, 4, 60, 50 if mapped else 60
+    hessian = Categorical().hessian(normal(n, classes)).weighted(positive(n))
+    m = normal(classes, outputs, seed=2) if mapped else None
+    inputs = [normal(n, 1, i, seed=3), None][: 1 + bias]
+    jacobian = Jacobian([HeadBlock(hessian, m, a) for a in inputs])
+    specs = (
+        BlockSpec("w", (outputs, i), "head"),
+        BlockSpec("b", (outputs,), "head", True),
+    )
+    accumulator = LowRankAccumulator(Layout(specs[: 1 + bias]), rank=5)
+    with counted() as costs:
+        accumulator.update(jacobian)
+    assert costs.largest <= n * classes * 15
+    rows = jacobian.dense().flatten(0, 1)
+    expected = rows.T @ rows @ accumulator._omega(rows.device)
+    assert_equal(accumulator._sketch, expected, 1e-12)
+
+
 def test_no_curvature_at_all():
     found = problem("mlp")
     accumulator = LowRankAccumulator(found.layout)
@@ -63,3 +90,8 @@ def test_no_curvature_at_all():
     assert_equal(precision.logdet(), found.layout.n_parameters * delta.log())
     noise = normal(2, found.layout.n_parameters)
     assert_equal(precision.sample(noise), noise / delta.sqrt())
+    prior = found.jacobian().gram(1 / delta.expand(found.layout.n_parameters))
+    assert_equal(precision.functional_covariance(found.jacobian()), prior, 1e-6)
+    some = found.jacobian()
+    nothing = some.rmatmul(normal(some.n_rows, some.n_columns, 0))
+    assert nothing.shape == (found.layout.n_parameters, 0)

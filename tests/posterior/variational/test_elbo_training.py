@@ -32,6 +32,7 @@ def learned(net, **settings):
 
 
 class TestLearnedNoise:
+    @pytest.mark.slow
     def test_follows_the_squared_residuals_of_the_draws(self):
         Z, y = waves(dtype=np.float64)
         net = regressor(**DOUBLE, max_epochs=1200, lr=0.02)
@@ -60,6 +61,7 @@ class TestLearnedNoise:
         squares = np.average((f - NUMBERS) ** 2, weights=weight)
         assert model.sigma_noise_ == pytest.approx(np.sqrt(squares))
 
+    @pytest.mark.filterwarnings("ignore:y is constant")
     def test_perfect_fit_stays_finite(self):
         net = regressor(**DOUBLE, max_epochs=3)
         model = learned(net).fit(X, np.zeros(20))
@@ -101,6 +103,7 @@ def test_divergence_is_in_the_loss_of_training_steps_of_ones_own(kind):
         agrees(step, double(), entropy(), 0.5 / 20)
 
 
+@pytest.mark.filterwarnings("ignore:y is constant")
 def test_targets_that_are_met_from_the_start_do_not_stop_training():
     Z = np.random.default_rng(0).normal(size=(60, 4))
     model = VariationalRegressor(random_state=0).fit(Z, np.full(60, 3.0))

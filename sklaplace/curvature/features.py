@@ -1,0 +1,127 @@
+"""Features: the inputs of a network's last layers, one vector for each sample.
+
+They are recorded during a forward pass that is made anyway. The last layers need not be
+those whose weights are random, and need not be Linear.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sklaplace.core.trees import leaves
+from sklaplace.curvature.layout import Layout
+from sklaplace.curvature.subsets import ending_layers
+from sklaplace.networks.forward import Forward, at_least_single
+
+_CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+def feature_layers(forward: Forward, x: Any, layout: Layout, subset: Any) -> list[str]:
+    """Return the names of the last layers with parameters; none if they are unknown.
+
+    ``layout`` is that of a ``subset`` of the weights, and ``x`` a few samples.
+    """
+    is_known = all(block.layer for block in layout.blocks)
+    if subset == "last_layer" and is_known:
+        return layout.layers
+    called = layout.layers if subset == "all" and is_known else None
+    try:
+        return ending_layers(forward, x, called)
+    except (RuntimeError, ValueError):  # no graph, or no parameters
+        return []
+
+
+class FeatureRecorder(ExitStack):
+    """Records features during forward passes.
+
+    Parameters
+    ----------
+    forward : Forward
+        The network, inside ``forward.frozen()``.
+    layers : sequence of str
+        Names of its last layers.
+
+    Notes
+    -----
+    Only the first pass since the last `take` is recorded, that of a whole batch: passes
+    of single samples, or under transformations, follow it.
+    """
+
+    def __init__(self, forward: Forward, layers: Sequence[str]) -> None:
+        super().__init__()
+        self._is_complete = False
+        self._inputs: dict[str, list[Tensor | None]] = {name: [] for name in layers}
+        self._seen: list[tuple[str, Tensor]] = []
+        for name in layers:
+            layer = forward.module.get_submodule(name)
+            hook = partial(self._record, name)
+            self.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True))
+        self.enter_context(forward.register_forward_hook(self._complete))
+
+    def _record(self, name: str, layer: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._is_complete:
+            return
+        x = _first_real(args, kwargs)
+        if x is None:
+            self._inputs[name].append(None)
+        elif not any(other != name and _is_same(x, y) for other, y in self._seen):
+            # kept, so that its memory is not that of a later input
+            self._seen.append((name, x))
+            self._inputs[name].append(_mean_over_positions(layer, x))
+
+    def _complete(self, *_: Any) -> None:
+        self._is_complete = True
+
+    def take(self, n_samples: int) -> Tensor | None:
+        """Return features (b, i) of b samples; None if inputs are not one per sample.
+
+        Means over positions and over calls of a layer; those of several layers are side
+        by side, and inputs that layers share count once.
+        """
+        inputs = self._inputs
+        self._inputs, self._is_complete = {name: [] for name in inputs}, False
+        self._seen = []
+        found: list[Tensor] = []
+        for calls in inputs.values():
+            parts = [_by_sample(call, n_samples) for call in calls]
+            same = [part for part in parts if part is not None]
+            if len(same) < len(parts) or len({part.shape for part in same}) > 1:
+                return None
+            if same:
+                found.append(torch.stack(same).mean(0) if len(same) > 1 else same[0])
+        return torch.cat(found, 1) if found else None
+
+
+def _first_real(args: Any, kwargs: Any) -> Tensor | None:
+    """Return the first argument of a layer that has real numbers for samples."""
+    given = (v for v in leaves((args, kwargs)) if isinstance(v, Tensor))
+    return next((v for v in given if v.is_floating_point() and v.ndim > 1), None)
+
+
+def _is_same(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors are views of the same numbers."""
+    same_layout = x.shape == y.shape and x.stride() == y.stride()
+    return same_layout and x.data_ptr() == y.data_ptr()
+
+
+def _mean_over_positions(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return a copy of a layer's inputs as (b, i): the network may write to them."""
+    x = at_least_single(x.detach())
+    if isinstance(layer, _CONVOLUTIONS):
+        return x.flatten(2).mean(2)
+    if x.ndim == 2:
+        return x.clone()
+    return x.reshape(len(x), -1, x.shape[-1]).mean(1)
+
+
+def _by_sample(x: Tensor | None, n_samples: int) -> Tensor | None:
+    """Return means (b, i) over the rows of each sample, which are contiguous."""
+    if x is None or not len(x) or len(x) % n_samples:
+        return None
+    if len(x) == n_samples:
+        return x
+    return x.reshape(n_samples, -1, x.shape[-1]).mean(1)

@@ -1,0 +1,54 @@
+"""Rounding: whether variances keep their digits."""
+
+from torch import Tensor
+
+from sklaplace.curvature.structures.base import Precision
+
+# relative error of variances from which they are refused
+MAX_ERROR = 0.1
+UNRESOLVED = (
+    "prior_precision is so small beside the curvature of the likelihood that variances "
+    "would be rounding errors. Use a larger prior_precision or sigma_noise, a net of "
+    "dtype float64, or hessian_structure='diag', and scale X and y to unit variance. "
+    "Where the network fits all targets, as it fits one sample, pass sigma_noise."
+)
+NOT_FINITE = (
+    "The curvature is not finite: derivatives of the network overflow for some "
+    "samples. Look for values in X far beyond the others, and scale X (StandardScaler "
+    "in a Pipeline)."
+)
+
+
+def check_finite(size: Tensor) -> None:
+    """Raise unless the size of the curvature is finite."""
+    if not size.isfinite():
+        raise ValueError(NOT_FINITE)
+
+
+def variance_error(precision: Precision, eps: float) -> float:
+    """Return a bound on the relative error of variances by rounding.
+
+    Parameters
+    ----------
+    precision : Precision
+        Posterior precision ``P``.
+    eps : float
+        Relative rounding of the Jacobian.
+
+    Notes
+    -----
+    A Cholesky decomposition is as accurate as the condition of ``P`` scaled to a unit
+    diagonal allows (Higham 2002, "Accuracy and stability of numerical algorithms",
+    section 10.1); ``Pᵢᵢ (P⁻¹)ᵢᵢ`` bounds it. O(P) where the trace of ``H`` shows that
+    there is nothing to bound, else the cost of all variances.
+    """
+    structure = precision.structure
+    rounding = structure.rounding(eps)
+    if not rounding:
+        return 0.0
+    # variances are no larger than the prior's
+    largest = precision.scale * structure.trace() / precision.prior_precision.min()
+    if rounding * (1 + largest) <= MAX_ERROR:
+        return rounding * float(1 + largest)
+    diagonal = precision.scale * structure.hessian_diagonal() + precision.delta
+    return rounding * float((diagonal * precision.variance()).max())

@@ -1,0 +1,157 @@
+"""Verification: the form of each parameter's rows, from a few samples.
+
+Rows of a layer's inputs and output gradients, or dense ones by ``torch.func.vmap``, are
+compared with plain automatic differentiation of each sample alone. Both can be wrong: a
+layer may be used otherwise (shared weights, functional calls, samples in another
+order), and an operator may have a wrong batching rule.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sklaplace.core.linalg import agree
+from sklaplace.core.random import row_hash
+from sklaplace.core.trees import tree_rows
+from sklaplace.curvature.derivatives import (
+    DEPENDENT_SAMPLES,
+    mapped_rows,
+    rows_by_loop,
+)
+from sklaplace.curvature.jacobian import backpropagate_batch, joined
+from sklaplace.curvature.layout import BlockSpec, Layout
+from sklaplace.networks.forward import Forward, requiring_grad
+
+# samples whose rows are compared
+N_DIFFERENTIATED = 3
+# outputs are equal if they differ by less, relative to their range
+_DISTINCT = 1e-3
+# rows (b, k, p) of parameters by name; None where there are none
+_Rows = dict[str, Tensor | None]
+
+
+def verified(forward: Forward, x: Any, f: Tensor, specs: list[BlockSpec]) -> Layout:
+    """A layout whose rows agree with plain automatic differentiation.
+
+    Parameters
+    ----------
+    forward : Forward
+        The network, inside ``forward.frozen()``.
+    x : batch
+        Samples from across the data. Three of them, with different outputs where there
+        are such, are differentiated: samples that are zero, equal, or the same to a
+        network whose units are inactive, show no use of weights. They come alone, and
+        among all others, in reverse order.
+    f : Tensor of shape (b, c)
+        Outputs of all samples together.
+    specs : list of BlockSpec
+        Forms to try first.
+
+    Raises
+    ------
+    ValueError
+        If the outputs of a sample depend on the batch or have no derivatives, or if
+        there are no weights.
+    """
+    if not specs:
+        raise ValueError(
+            "subset_of_weights selects no weights: the layers that it means have no "
+            "parameters with entries. Give them inputs and outputs, or select others."
+        )
+    few, back = _distinct(f, row_hash(x).tolist()), torch.arange(len(f)).flip(0)
+    columns, equal = probe(f, 2), partial(agree, precision=forward.rounding)
+    parameters = dict(forward.module.named_parameters())
+    leaves = [parameters[spec.name] for spec in specs]
+    samples = tree_rows(x, few)
+    try:
+        with requiring_grad(leaves):
+            alone, rows = rows_by_loop(forward, samples, leaves, columns[few])
+    except RuntimeError as error:
+        raise ValueError(_NOT_DIFFERENTIABLE.format(str(error).rstrip("."))) from error
+    with torch.no_grad():
+        backwards = forward(tree_rows(x, back))
+    if not (equal(alone, f[few]) and equal(backwards, f[back])):
+        raise ValueError(DEPENDENT_SAMPLES)
+    expected = {spec.name: own for spec, own in zip(specs, rows, strict=True)}
+    layered = [spec for spec in specs if spec.layer is not None]
+    at = len(f) - 1 - few  # where they are in reverse order
+    found = _layer_rows(forward, tree_rows(x, back), layered, columns[back], at)
+    wrong = _wrong(found, expected, equal)
+    specs = [BlockSpec(s.name, s.shape) if s.name in wrong else s for s in specs]
+    dense = [spec for spec in specs if spec.layer is None]
+    wrong = _wrong(_mapped_rows(forward, samples, dense, columns[few]), expected, equal)
+    specs = [replace(s, one_by_one=True) if s.name in wrong else s for s in specs]
+    return Layout(tuple(specs), rounding=forward.rounding)
+
+
+def _distinct(outputs: Tensor, keys: list[int]) -> Tensor:
+    """Indices of a few samples: those with new outputs first, then with new inputs."""
+    f = outputs.double()
+    gap = _DISTINCT * float(f.max() - f.min())
+    chosen: list[int] = []
+    for index in range(len(f)):
+        if len(chosen) < N_DIFFERENTIATED and all(
+            float((f[index] - f[other]).abs().max()) > gap for other in chosen
+        ):
+            chosen.append(index)
+    for index in range(len(f)):
+        if all(keys[index] != keys[other] for other in chosen):
+            chosen.append(index)
+    chosen += [index for index in range(len(f)) if index not in chosen]
+    return torch.tensor(sorted(chosen[:N_DIFFERENTIATED]))
+
+
+def _wrong(
+    found: _Rows, expected: dict[str, Tensor], equal: Callable[..., bool]
+) -> set[str]:
+    """Names of parameters without rows, or with other ones."""
+    return {
+        name
+        for name, rows in found.items()
+        if rows is None or not equal(rows, expected[name])
+    }
+
+
+_NOT_DIFFERENTIABLE = (
+    "The network's outputs cannot be differentiated in the selected weights: {}. Use "
+    "subset_of_weights='last_layer', or a list with the names of other layers."
+)
+
+
+def probe(f: Tensor, k: int = 1) -> Tensor:
+    """Combinations of the outputs for each sample, (b, c, k), no two alike."""
+    shape = *f.shape, k
+    signs = torch.arange(f.numel() * k, dtype=f.dtype, device=f.device).reshape(shape)
+    return torch.cos(1 + 2 * signs)
+
+
+def _layer_rows(
+    forward: Forward, x: Any, specs: list[BlockSpec], columns: Tensor, at: Tensor
+) -> _Rows:
+    """Rows of the samples ``at`` some indices in layer form; None where it has none."""
+    if not specs:
+        return {}
+    try:
+        layout = Layout(tuple(specs), rounding=forward.rounding)
+        parts = list(backpropagate_batch(forward, x, layout, lambda _f: columns))
+    except RuntimeError:  # some layer has no layer form: find out which
+        if len(specs) == 1:
+            return {specs[0].name: None}
+        alone = [_layer_rows(forward, x, [spec], columns, at) for spec in specs]
+        return {name: rows for found in alone for name, rows in found.items()}
+    blocks = joined(parts)[1].blocks
+    return {s.name: b.take(at).dense() for s, b in zip(specs, blocks, strict=True)}
+
+
+def _mapped_rows(
+    forward: Forward, x: Any, specs: list[BlockSpec], columns: Tensor
+) -> _Rows:
+    """Dense rows (b, k, p) of every block; None where an operator has no such rule."""
+    try:
+        return {**mapped_rows(forward, x, specs, columns)}
+    except RuntimeError:
+        return dict.fromkeys(spec.name for spec in specs)

@@ -1,0 +1,69 @@
+"""History: what the training of a skorch net has recorded of its own split."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from sklaplace.core.random import private_rng
+
+# relative difference of losses that order of sums and instructions explain
+_TOLERANCE = 1e-4
+
+
+def recorded_split(net: Any, X: Any, y: np.ndarray) -> tuple[Any, Any] | None:
+    """Training and validation data of a trained net, where its history proves them.
+
+    The ``train_split`` of the net is applied anew. It gives the samples that the net
+    held out if their loss at its weights is one that the history has recorded: that of
+    the last epoch, or of the best one.
+
+    Parameters
+    ----------
+    net : skorch.NeuralNet
+        Trained; a copy, whose mode may change.
+    X, y : data
+        What it may have been trained on, without weights.
+
+    Returns
+    -------
+    train, valid : Dataset, or None
+
+    Notes
+    -----
+    One forward pass over the validation data. A split that draws at random anew each
+    time is not recognised.
+    """
+    losses = list(_recorded_losses(net))
+    if not (losses and callable(net.train_split)):
+        return None
+    dataset = net.get_dataset(X, y)
+    with private_rng(None):
+        try:
+            train, valid = net.train_split(dataset, y)
+            loss = _validation_loss(net, valid)
+        except (IndexError, RuntimeError, TypeError, ValueError):
+            return (
+                None  # of other samples, or other targets, than those of its training
+            )
+    is_close = np.isclose(losses, loss, rtol=_TOLERANCE, atol=0)
+    return (train, valid) if is_close.any() else None
+
+
+def _recorded_losses(net: Any) -> Iterator[float]:
+    """Validation loss of each epoch, as skorch averages it over batches."""
+    names = "valid_loss", "valid_batch_size"
+    for epoch in getattr(net, "history_", None) or []:
+        batches = [[b[n] for n in names] for b in epoch["batches"] if names[0] in b]
+        if batches:
+            losses, sizes = np.transpose(batches)
+            yield float(np.average(losses, weights=sizes))
+
+
+def _validation_loss(net: Any, valid: Any) -> float:
+    """The same at the weights of the net."""
+    losses, sizes = [], []
+    for batch in net.get_iterator(valid, training=False):
+        losses.append(float(net.validation_step(batch)["loss"]))
+        sizes.append(len(batch[1]))
+    return float(np.average(losses, weights=sizes))

@@ -1,0 +1,48 @@
+"""Lazy modules, whose parameters have no sizes before the first batch."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from sklaplace.core.checks import listed
+
+
+def initialise_lazy_modules(net: Any, x: Any) -> None:
+    """Run an initialised skorch net on a few samples if it has lazy modules.
+
+    As its first training step would do. Other state, such as running means, stays.
+    """
+    if not _lazy_names(net.module_):
+        return
+    modes = {module: module.training for module in net.module_.modules()}
+    try:
+        net.module_.eval()
+        with torch.no_grad():
+            net.infer(x)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def check_no_lazy_modules(net: Any) -> None:
+    """Refuse a network with parameters that have no sizes.
+
+    Raises
+    ------
+    ValueError
+        If there are some.
+    """
+    if names := _lazy_names(net.module_):
+        raise ValueError(
+            f"The parameters {listed(names)} belong to lazy modules that have not seen "
+            "a batch, so that they have no sizes. Fit the net, or call net.infer on a "
+            "few samples and load its weights, before FrozenEstimator(net)."
+        )
+
+
+def _lazy_names(module: nn.Module) -> list[str]:
+    """Names of parameters and buffers without sizes."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return [name for name, tensor in named if is_lazy(tensor)]

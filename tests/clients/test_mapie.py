@@ -1,0 +1,107 @@
+"""MAPIE: conformal intervals and sets, also around our quantiles and deviations."""
+
+import numpy as np
+import pytest
+from nets import regressor as skorch_regressor
+from sklearn.base import BaseEstimator, RegressorMixin
+
+from sklaplace import LaplaceRegressor
+
+regression = pytest.importorskip("mapie.regression")
+classification = pytest.importorskip("mapie.classification")
+scores = pytest.importorskip("mapie.conformity_scores")
+
+# three standard deviations of a coverage of .9 from 450 and on 600 samples
+TOLERANCE = 3 * np.sqrt(0.9 * 0.1 * (1 / 450 + 1 / 600))
+
+
+class Quantile(RegressorMixin, BaseEstimator):
+    """One quantile of a fitted `LaplaceRegressor`, as a regressor."""
+
+    def __init__(self, model, alpha):
+        self.model, self.alpha = model, alpha
+
+    @property
+    def n_features_in_(self):
+        """By which MAPIE finds that the model is fitted."""
+        return self.model.n_features_in_
+
+    def fit(self, X, y):
+        raise NotImplementedError  # the model is fitted
+
+    def predict(self, X):
+        return self.model.predict_quantiles(X, self.alpha)
+
+
+class Deviation(Quantile):
+    """Standard deviation that a fitted `LaplaceRegressor` predicts."""
+
+    def predict(self, X):
+        return self.model.predict(X, return_std=True)[1]
+
+
+def covered(bounds, y):
+    return (bounds[:, 0, 0] <= y) & (y <= bounds[:, 1, 0])
+
+
+def coverage_where_noisy(conformal, numbers):
+    """Coverage of all test samples, and of the third with most noise."""
+    conformal.conformalize(*numbers.cal)
+    X, y = numbers.test
+    inside = covered(conformal.predict_interval(X)[1], y)
+    return inside.mean(), inside[np.abs(X[:, 0]) > 2].mean()
+
+
+def test_intervals_by_residuals_and_by_our_deviations(numbers, figure):
+    settings = {"confidence_level": 0.9, "prefit": True}
+    plain = regression.SplitConformalRegressor(numbers.model, **settings)
+    residual = Deviation(numbers.model, None)
+    score = scores.ResidualNormalisedScore(residual, prefit=True)
+    ours = regression.SplitConformalRegressor(
+        numbers.model, conformity_score=score, **settings
+    )
+    everywhere, noisy = coverage_where_noisy(plain, numbers)
+    assert everywhere == pytest.approx(0.9, abs=TOLERANCE)
+    assert noisy < 0.85  # as wide as elsewhere
+    found, where_noisy = coverage_where_noisy(ours, numbers)
+    assert found == pytest.approx(0.9, abs=TOLERANCE)
+    assert where_noisy == pytest.approx(0.9, abs=0.06)
+    figure(coverage=found, where_noisy=where_noisy, by_residuals=noisy)
+
+
+def test_conformalised_quantiles(numbers, figure):
+    members = [Quantile(numbers.model, alpha) for alpha in (0.05, 0.95, 0.5)]
+    conformal = regression.ConformalizedQuantileRegressor(
+        members, confidence_level=0.9, prefit=True
+    )
+    found, where_noisy = coverage_where_noisy(conformal, numbers)
+    assert found == pytest.approx(0.9, abs=TOLERANCE)
+    assert where_noisy == pytest.approx(0.9, abs=0.06)
+    figure(coverage=found, where_noisy=where_noisy)
+
+
+@pytest.mark.parametrize("score", ["lac", "aps"])
+def test_sets_of_classes(score, classes, figure):
+    conformal = classification.SplitConformalClassifier(
+        classes.model,
+        confidence_level=0.9,
+        prefit=True,
+        conformity_score=score,
+        random_state=0,
+    )
+    conformal.conformalize(*classes.cal)
+    X, y = classes.test
+    _, sets = conformal.predict_set(X)
+    found = sets[np.arange(len(y)), y, 0].mean()
+    assert found > 0.9 - TOLERANCE  # aps may cover more
+    assert sets.sum(1).mean() < 3
+    figure(coverage=found, size=sets[..., 0].sum(1).mean())
+
+
+def test_cross_conformal_intervals_clone_and_fit(numbers):
+    net = skorch_regressor(module__n_in=1, max_epochs=10)
+    model = LaplaceRegressor(net, sigma_noise=0.5, random_state=0)
+    conformal = regression.CrossConformalRegressor(model, cv=3, random_state=0)
+    conformal.fit_conformalize(*numbers.train)
+    X, y = numbers.test
+    assert covered(conformal.predict_interval(X)[1], y).mean() > 0.9 - TOLERANCE

@@ -1,0 +1,23 @@
+"""mlflow: models saved and loaded by its scikit-learn flavour."""
+
+import numpy as np
+import pytest
+
+mlflow = pytest.importorskip("mlflow")
+flavour = pytest.importorskip("mlflow.sklearn")
+pytest.importorskip("mlflow.pyfunc")  # warns of its own type hints
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_saved_model_predicts_alike(kind, tmp_path, request, figure):
+    found = request.getfixturevalue(kind)
+    path = str(tmp_path / "model")
+    options = {"serialization_format": "cloudpickle", "pip_requirements": []}
+    flavour.save_model(found.model, path, **options)
+    loaded, X = flavour.load_model(path), found.test[0]
+    given = (X, True) if kind == "numbers" else (X,)
+    name = "predict" if kind == "numbers" else "predict_proba"
+    same = getattr(loaded, name)(*given), getattr(found.model, name)(*given)
+    difference = np.abs(np.asarray(same[0]) - np.asarray(same[1])).max()
+    assert difference == 0
+    figure(largest_difference=difference)

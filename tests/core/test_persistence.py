@@ -1,0 +1,346 @@
+"""States without pickle give back what was put in, and run nothing on the way."""
+
+import collections
+import copy
+import functools
+import json
+import pickle
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from nets import MLP, classifier, regressor
+from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
+from skorch import NeuralNetClassifier
+from skorch.callbacks import Checkpoint, EpochScoring, LRScheduler
+from skorch.dataset import Dataset
+from skorch.helper import predefined_split
+from torch import nn
+
+import sklaplace
+from sklaplace import (
+    DeepEnsembleRegressor,
+    LaplaceClassifier,
+    LaplaceRegressor,
+    MCDropoutClassifier,
+    VariationalRegressor,
+)
+from sklaplace.core.persistence import from_portable, to_portable
+from sklaplace.core.trusted import by_trusted_name, trusted_name
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(60, 2)).astype("f4")
+Y = np.arange(60) % 3
+T = X[:, 0]
+
+
+def round_trip(value):
+    state = to_portable({"value": value})
+    assert set(map(type, state["arrays"])) <= {np.ndarray}
+    return from_portable(json_safe(state))["value"]
+
+
+def json_safe(state):
+    """The state with its arrays copied, as a file gives them back."""
+    assert isinstance(state["sklaplace_graph"], str)
+    return {**state, "arrays": [array.copy() for array in state["arrays"]]}
+
+
+TENSORS = {
+    "float": torch.arange(6.0).reshape(2, 3),
+    "strides": torch.arange(6.0).reshape(2, 3).T,
+    "expanded": torch.ones(1).expand(3),
+    "empty": torch.zeros(0, 2),
+    "scalar": torch.tensor(2.0, dtype=torch.float64),
+    "bfloat16": torch.ones(2).bfloat16(),
+    "scalar bfloat16": torch.tensor(1.5).bfloat16(),
+    "half": torch.ones(2).half(),
+    "bool": torch.tensor([True, False]),
+    "complex": torch.complex(torch.ones(2), torch.ones(2)).conj(),
+    "gradient": torch.ones(2, requires_grad=True),
+    "parameter": nn.Parameter(torch.ones(2)),
+    "frozen": nn.Parameter(torch.ones(2), requires_grad=False),
+}
+
+
+@pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
+def test_tensors(tensor):
+    back = round_trip(tensor)
+    assert type(back) is type(tensor)
+    assert (back.dtype, back.device) == (tensor.dtype, tensor.device)
+    assert back.requires_grad == tensor.requires_grad
+    assert torch.equal(back, tensor)
+    if 0 not in tensor.stride():  # products depend on strides in the last bits
+        assert back.stride() == tensor.stride()
+    back.detach().zero_()  # writable
+
+
+@dataclass
+class Settings:
+    width: int = 3
+    scale: float = float("inf")
+
+
+class Slotted:
+    __slots__ = ("a",)
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+VALUES = [
+    *(None, True, 3, 10**30, 0.1, float("inf"), "é", [1, [2]], (1, (2,)), {1, 2}),
+    *(frozenset({1}), {"a": 1, 2: [3], (1, 2): None}, Pair(1, [2]), torch.Size([1, 2])),
+    *(collections.OrderedDict(b=1, a=2), collections.defaultdict(list, a=[1])),
+    *(torch.float32, torch.device("cpu"), np.dtype("f4"), Settings(), nn.Linear, dict),
+    *(torch.tanh, nn.functional.relu, nn.functional.gelu, print, MLP, classifier),
+]
+
+
+@pytest.mark.parametrize(
+    "value", VALUES, ids=lambda value: getattr(value, "__name__", type(value).__name__)
+)
+def test_values(value):
+    back = round_trip(value)
+    assert back == value
+    assert type(back) is type(value)
+
+
+def test_sharing_and_cycles_are_kept():
+    one, weight = [1], nn.Parameter(torch.ones(2))
+    one.append(one)
+    back = round_trip({"a": one, "b": one, "w": weight, "v": [weight]})
+    assert back["a"] is back["b"] is back["a"][1]
+    assert back["w"] is back["v"][0]
+    slotted = Slotted()
+    slotted.a = slotted
+    assert round_trip(slotted).a.a.a.__class__ is Slotted
+
+
+def test_partial_functions():
+    back = round_trip(functools.partial(classifier, MLP, lr=0.5))
+    assert (back.func, back.args, back.keywords) == (classifier, (MLP,), {"lr": 0.5})
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout(), nn.GELU()),
+        nn.LSTM(2, 3, num_layers=2),
+        nn.TransformerEncoderLayer(4, 2, 8, activation=nn.functional.gelu),
+        nn.Conv2d(1, 2, 3).to(memory_format=torch.channels_last),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_modules(module):
+    module[0].weight.requires_grad_(False) if isinstance(module, nn.Sequential) else 0
+    back = round_trip(module.train())
+    wanted, found = module.state_dict(), back.state_dict()
+    assert list(found) == list(wanted)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    pairs = zip(module.parameters(), back.parameters(), strict=True)
+    assert all(a.requires_grad == b.requires_grad for a, b in pairs)
+    assert back.training
+    assert repr(back) == repr(module)
+
+
+def test_nets_go_on_training():
+    settings = {"optimizer": torch.optim.Adam, "max_epochs": 2}
+    scheduler = LRScheduler("StepLR", step_size=1)
+    callbacks = [scheduler, EpochScoring("accuracy", name="own")]
+    split = predefined_split(Dataset(X[:9], Y[:9].astype("i8")))
+    net = classifier(callbacks=callbacks, train_split=split, **settings).fit(X, Y)
+    back = round_trip(net)
+    assert back.history == net.history
+    assert back.optimizer_.param_groups[0]["params"][0] is next(
+        back.module_.parameters()
+    )
+    for own in (net, back):
+        torch.manual_seed(0)
+        own.partial_fit(X, Y)
+    np.testing.assert_array_equal(back.predict_proba(X), net.predict_proba(X))
+    back.set_params(lr=0.5)
+    assert clone(back).fit(X, Y).module_ is not back.module_
+
+
+ESTIMATORS = {
+    "default": (LaplaceClassifier(random_state=0), Y),
+    "kron": (LaplaceClassifier(classifier(), random_state=0), Y),
+    "frozen": (LaplaceClassifier(FrozenEstimator(classifier().fit(X, Y))), Y),
+    "full": (
+        LaplaceRegressor(
+            regressor(), subset_of_weights="all", hessian_structure="full"
+        ),
+        T,
+    ),
+    "lowrank": (LaplaceRegressor(regressor(), hessian_structure="lowrank"), T),
+    "variational": (VariationalRegressor(random_state=0), T),
+    "ensemble": (DeepEnsembleRegressor(regressor(), random_state=0), T),
+    "dropout": (MCDropoutClassifier(random_state=0), Y),
+}
+
+
+class Labelled(LaplaceRegressor):
+    """A subclass of a user's with a state of its own."""
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "label": "stored"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_states_of_subclasses_are_kept():
+    model = Labelled(regressor(), random_state=0).fit(X, T)
+    for back in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert back.label == "stored"
+        np.testing.assert_array_equal(back.predict(X), model.predict(X))
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.filterwarnings("ignore")
+def test_estimators(name):
+    model, y = ESTIMATORS[name]
+    model = clone(model).fit(X, y)
+
+    def predicted(own):
+        if hasattr(own, "predict_proba"):
+            return own.predict_proba(X)
+        return np.stack(own.predict(X, return_std=True))
+
+    wanted = predicted(model)
+    state = model.__getstate__()
+    back = object.__new__(type(model))
+    back.__setstate__(json_safe(state))
+    assert list(state) == ["sklaplace_graph", "arrays", "types", "others"]
+    np.testing.assert_array_equal(predicted(back), wanted)
+    assert set(vars(back)) == set(vars(model))
+    for copied in (pickle.loads(pickle.dumps(back)), copy.deepcopy(back)):
+        np.testing.assert_array_equal(predicted(copied), wanted)
+    if isinstance(model, LaplaceClassifier):
+        for own in (back, model):
+            own.partial_fit(X, y)
+        np.testing.assert_array_equal(predicted(back), predicted(model))
+
+
+def test_pickles_are_as_before():
+    model = LaplaceClassifier(classifier(), random_state=0).fit(X, Y)
+    _, _, state = model.__reduce_ex__(4)
+    assert state["estimator_"] is model.estimator_
+    assert set(state) == set(vars(model))
+
+
+@pytest.mark.parametrize("subset", ["last_layer", "all"])
+def test_caches_are_not_pickled(subset):
+    model = LaplaceClassifier(classifier(), subset_of_weights=subset, random_state=0)
+    model.fit(X, Y)
+    before = len(pickle.dumps(model.network_spec_))
+    model.predict_proba(X)
+    head = model.network_spec_.layout.head
+    assert head is None or head._shared
+    assert len(pickle.dumps(model.network_spec_)) == before
+
+
+# ------------------------------------------------------------------- refusals
+def local():
+    class Local(nn.Linear):
+        pass
+
+    return Local(2, 2)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(lambda x: x, local(), threading.Lock(), torch.eye(2).to_sparse()),
+        *(MLP().forward, torch.empty(1, device="meta")),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_be_stored_is_refused_with_its_place(value):
+    with pytest.raises(TypeError, match=r"a\.b\[1\] is .* without pickle: ") as caught:
+        to_portable({"a": {"b": [0, value]}})
+    assert "joblib.dump" in str(caught.value)
+
+
+FORBIDDEN = [
+    *("builtins.eval", "builtins.exec", "builtins.getattr", "builtins.__import__"),
+    *("os.system", "pickle.loads", "torch.load", "torch.hub.load", "torch.from_file"),
+    *("torch.import_ir_module", "torch.jit.load", "torch.serialization.load"),
+    *("torch.package.PackageImporter", "torch.jit._script.RecursiveScriptModule"),
+    *("skorch.utils.open_file_like", "skorch.net.pickle", "torch.nn.modules.os"),
+    *("sklaplace.core.cache.pickle", "sklaplace.core.cache.cached", "numpy.load"),
+    *("sklaplace.core.cache._Unpickler", "joblib.load", "", ".", "torch", "nope.a"),
+    # it unpickles what it is given
+    "torch.utils.data.datapipes.datapipe._IterDataPipeSerializationWrapper",
+    "torch.nn.parallel.distributed.DistributedDataParallel",
+    "skorch.net.Dataset",  # by its own name alone
+]
+
+
+@pytest.mark.parametrize("path", FORBIDDEN)
+def test_a_file_cannot_name_what_may_do_harm(path):
+    with pytest.raises(ValueError, match="that a file may name"):
+        by_trusted_name(path)
+    node = [["dict", [["a", [1]]]], ["name", path]]
+    state = {"sklaplace_graph": json.dumps(node), "arrays": [], "types": []}
+    with pytest.raises(ValueError, match="cannot be restored: it is damaged"):
+        from_portable({**state, "others": []})
+
+
+def test_a_net_is_not_unpickled():
+    class Harm:
+        def __reduce__(self):
+            return pytest.fail, ("unpickled",)
+
+    net = classifier()
+    vars(net)["__cuda_dependent_attributes__"] = pickle.dumps(Harm())
+    back = round_trip(net)
+    assert "__cuda_dependent_attributes__" in vars(back)
+    # by skops itself only where its class is trusted
+    assert trusted_name(NeuralNetClassifier)
+    assert not any("skorch" in name for name in sklaplace.TRUSTED_TYPES)
+
+
+def test_nothing_is_written_on_loading(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    round_trip(classifier(callbacks=[Checkpoint(dirname="made")]))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: {**s, "sklaplace_graph": s["sklaplace_graph"][:-9]},
+        lambda s: {**s, "sklaplace_graph": "[]"},
+        lambda s: {**s, "sklaplace_graph": '[["unknown", 1]]'},
+        lambda s: {**s, "sklaplace_graph": '[["tuple", [[0]]]]'},
+        lambda s: {**s, "arrays": s["arrays"][:1]},
+        lambda s: {**s, "arrays": [a[:1] for a in s["arrays"] if a.ndim]},
+        lambda s: {"sklaplace_graph": s["sklaplace_graph"]},
+    ],
+)
+def test_damaged_states_are_refused(change):
+    state = LaplaceClassifier(random_state=0).fit(X, Y).__getstate__()
+    with pytest.raises(ValueError, match="cannot be restored: it is damaged"):
+        object.__new__(LaplaceClassifier).__setstate__(change(state))
+
+
+def test_a_device_that_is_missing(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    state = to_portable({"value": torch.ones(2)})
+    graph = state["sklaplace_graph"].replace('"cpu"', '"cuda:0"')
+    back = from_portable({**state, "sklaplace_graph": graph})["value"]
+    assert back.device.type == "cpu"
+
+
+def test_trusted_types_are_the_estimators():
+    for name in sklaplace.TRUSTED_TYPES:
+        home, _, kind = name.rpartition(".")
+        assert getattr(sklaplace, kind).__module__ == home
+    public = {
+        name
+        for name, value in vars(sklaplace).items()
+        if isinstance(value, type) and hasattr(value, "fit")
+    }
+    assert {name.rpartition(".")[2] for name in sklaplace.TRUSTED_TYPES} == public

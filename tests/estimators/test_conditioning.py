@@ -1,0 +1,184 @@
+"""Priors, noise and data of sizes at which double precision ends."""
+
+import numpy as np
+import pytest
+import torch
+from nets import blobs, classifier, initialised, regressor, waves
+from sklearn.frozen import FrozenEstimator
+from torch import nn
+
+from sklaplace import LaplaceClassifier, LaplaceClassifierCV, LaplaceRegressor
+
+pytestmark = pytest.mark.numerical
+
+# nearly no noise, and a wide prior
+EXTREME = {"prior_precision": 1e-4, "sigma_noise": 1e-6, "subset_of_weights": "all"}
+
+
+def smooth_net(dtype):
+    """61 weights, of whose Jacobians a line of inputs spans few directions."""
+    torch_dtype = getattr(torch, np.dtype(dtype).name)
+    module = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
+    return initialised(regressor(module.to(torch_dtype)))
+
+
+def line(n, dtype):
+    X = np.random.default_rng(0).normal(size=(n, 1)).astype(dtype)
+    return X, np.sin(X)
+
+
+def variances_by_qr(net, X, new, delta, sigma):
+    """Of outputs, from the triangle of ``[J/σ; √δ]``, which forms no product."""
+    module = net.module_
+
+    def jacobian(inputs):
+        found = []
+        for x in torch.as_tensor(inputs):
+            gradients = torch.autograd.grad(module(x), list(module.parameters()))
+            found.append(torch.cat([g.flatten() for g in gradients]))
+        return torch.stack(found)
+
+    rows = jacobian(X)
+    prior = torch.eye(rows.shape[1], dtype=rows.dtype) * delta**0.5
+    triangle = torch.linalg.qr(torch.cat([rows / sigma, prior])).R
+    root = torch.linalg.solve_triangular(triangle.T, jacobian(new).T, upper=False)
+    return (root**2).sum(0).numpy()
+
+
+@pytest.mark.parametrize("structure", ["full", "gp"])
+def test_fewer_samples_than_weights_are_right(structure):
+    """JJᵀ in float64 has lost the directions that the prior leaves uncertain."""
+    net = smooth_net(np.float64)
+    X, y = line(12, np.float64)
+    new = np.linspace(-2, 2, 7)[:, None]
+    model = LaplaceRegressor(
+        FrozenEstimator(net), hessian_structure=structure, **EXTREME
+    ).fit(X, y)
+    found = model.latent_mean_and_variance(new)[1][:, 0]
+    expected = variances_by_qr(net, X, new, 1e-4, 1e-6)
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    assert np.isfinite(model.sample_y(new, 3)).all()
+
+
+@pytest.mark.parametrize(
+    ("structure", "n", "dtype"),
+    [("full", 120, np.float64), ("kron", 12, np.float64), ("full", 12, np.float32)],
+)
+def test_what_rounding_would_decide_is_refused(structure, n, dtype):
+    """Products of rows have lost it, or Jacobians of float32 have."""
+    net = smooth_net(dtype)
+    model = LaplaceRegressor(
+        FrozenEstimator(net), hessian_structure=structure, **EXTREME
+    )
+    with pytest.raises(ValueError, match="prior_precision is so small"):
+        model.fit(*line(n, dtype))
+    assert not hasattr(model, "posterior_")
+
+
+@pytest.mark.parametrize("structure", ["full", "kron", "gp", "lowrank", "diag"])
+@pytest.mark.parametrize("prior_precision", [1e-2, 1e4])
+def test_a_small_noise_is_not_refused(structure, prior_precision):
+    model = LaplaceRegressor(
+        FrozenEstimator(smooth_net(np.float32)),
+        hessian_structure=structure,
+        prior_precision=prior_precision,
+        sigma_noise=1e-2,
+        subset_of_weights="all",
+    )
+    assert (model.fit(*line(40, np.float32)).predict([[0.3]], return_std=True)[1]) > 0
+
+
+@pytest.mark.parametrize("size", [1e-160, 1e-20, 1e30, 1e100, 1e160, 1e300])
+@pytest.mark.parametrize("given", ["y", "y_val"])
+def test_targets_of_sizes_that_lose_their_squares_are_refused(size, given):
+    X, y = waves(60, dtype=np.float64)
+    targets = {"y": y, "y_val": y, given: y * size}
+    net = regressor(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)).double())
+    model = LaplaceRegressor(net)
+    with pytest.raises(ValueError, match=f"{given} has values up to"):
+        model.fit(X, targets["y"], X_val=X, y_val=targets["y_val"])
+    assert not net.initialized_
+
+
+def test_later_targets_may_be_close_to_zero():
+    X, y = waves(dtype=np.float64)
+    net = regressor(nn.Linear(2, 1).double(), max_epochs=1)
+    model = LaplaceRegressor(net, random_state=0).fit(X, y)
+    model.partial_fit(X[:1], [np.sin(np.pi)])
+    model.recalibrate(X[:30], 1e-16 * y[:30])
+    with pytest.raises(ValueError, match=r"y has values up to 4e\+59"):
+        model.partial_fit(X, 1e60 * y)
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e12])
+def test_predictions_have_the_unit_of_the_targets(size):
+    X, y = waves(dtype=np.float64)
+    means, deviations = [], []
+    for factor in (1.0, size):
+        net = initialised(regressor(nn.Linear(2, 1).double()))
+        with torch.no_grad():
+            for parameter in net.module_.parameters():
+                parameter *= factor
+        model = LaplaceRegressor(FrozenEstimator(net))
+        model.fit(X[:40], factor * y[:40], X_val=X[40:], y_val=factor * y[40:])
+        mean, std = model.predict(X, return_std=True)
+        means.append(mean / factor)
+        deviations.append(std / factor)
+    np.testing.assert_allclose(means[1], means[0], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(deviations[1], deviations[0], rtol=1e-3)
+
+
+STRUCTURES = ["full", "kron", "diag", "gp", "nystrom", "variational"]
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_derivatives_that_overflow_are_refused(structure):
+    X, y = line(60, np.float64)
+    far = X.copy()
+    far[3] = 1e200
+    net = FrozenEstimator(initialised(regressor(nn.Linear(1, 1).double())))
+    model = LaplaceRegressor(
+        net, hessian_structure=structure, prior_precision=1.0, sigma_noise=1.0
+    )
+    with pytest.raises(ValueError, match=r"not finite.* X"):
+        model.fit(far, y)
+    posterior = model.fit(X, y).posterior_
+    with pytest.raises(ValueError, match=r"not finite.* X"):
+        model.partial_fit(far, y)
+    assert model.posterior_ is posterior
+
+
+@pytest.mark.parametrize("method", ["partial_fit", "recalibrate"])
+@pytest.mark.parametrize("given", ["y", "sample_weight"])
+def test_later_targets_and_weights_are_checked_as_in_fit(method, given):
+    X, y = line(20, np.float64)
+    model = LaplaceRegressor(
+        FrozenEstimator(initialised(regressor(nn.Linear(1, 1).double()))),
+        prior_precision=1.0,
+        sigma_noise=1.0,
+    ).fit(X, y)
+    before = dict(vars(model))
+    arguments = {"y": y, "sample_weight": np.ones(20)}
+    arguments[given] = {"y": y * 1e200, "sample_weight": np.ones(20) + 1j}[given]
+    with pytest.raises(ValueError, match=given):
+        getattr(model, method)(X, **arguments)
+    assert vars(model) == before
+
+
+@pytest.mark.parametrize("kind", [np.asarray, list, torch.as_tensor])
+@pytest.mark.parametrize("estimator", [LaplaceClassifier, LaplaceClassifierCV])
+def test_complex_weights_are_refused(kind, estimator):
+    X, y = blobs(30)
+    weights = kind(np.ones(30) + 1j)
+    with pytest.raises((ValueError, TypeError), match=r"sample_weight.*[Cc]omplex"):
+        estimator(classifier()).fit(X, y, sample_weight=weights)
+
+
+def test_constant_targets_are_warned_of():
+    """The noise that they suggest is zero."""
+    X, _ = line(20, np.float64)
+    net = FrozenEstimator(initialised(regressor(nn.Linear(1, 1).double())))
+    arguments = {"y": np.full(20, 3.0), "X_val": X, "y_val": np.full(20, 3.0)}
+    with pytest.warns(UserWarning, match="y is constant"):
+        LaplaceRegressor(net).fit(X, **arguments)
+    LaplaceRegressor(net, sigma_noise=1.0).fit(X, **arguments)

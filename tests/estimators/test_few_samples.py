@@ -1,0 +1,278 @@
+"""Prior precision and noise where nothing is held out, or little, or by the net."""
+
+import numpy as np
+import pytest
+import torch
+from nets import MLP, blobs, classifier, initialised, regressor, seeded, waves
+from sklearn.frozen import FrozenEstimator
+from skorch.callbacks import EarlyStopping, TrainEndCheckpoint
+from skorch.dataset import Dataset, ValidSplit
+from torch import nn
+
+from sklaplace import LaplaceClassifier, LaplaceRegressor
+from sklaplace.estimators.laplace_trainer import N_FOLDS
+from sklaplace.estimators.noise import with_column_noises
+from sklaplace.likelihoods import Gaussian
+from sklaplace.networks.outputs import infer_output_spec
+from sklaplace.networks.split import MIN_ROWS, are_few, hash_folds
+from sklaplace.networks.trained import TrainedNetwork
+
+
+def noise(n, seed=0):
+    """Targets that do not depend on the inputs, with as many to test."""
+    rng = np.random.default_rng(seed)
+    X, y = rng.standard_normal((n + 500, 8)), rng.standard_normal(n + 500)
+    return X[:n].astype("f4"), y[:n].astype("f4"), X[n:].astype("f4"), y[n:]
+
+
+def overfitting_net(**settings):
+    """It learns thirty samples by heart."""
+    layers = nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)
+    settings = {"max_epochs": 100, "lr": 0.01, **settings}
+    return regressor(nn.Sequential(*layers), optimizer=torch.optim.Adam, **settings)
+
+
+def coverage(model, X, y):
+    interval = model.predict_interval(X, coverage=0.9)
+    return np.mean((interval[:, 0] <= y) & (y <= interval[:, 1]))
+
+
+# ----------------------------------------------------------------------------- folds
+@pytest.mark.parametrize("stratify", [True, False])
+def test_folds_are_a_partition_that_keeps_copies_together(stratify):
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((40, 2)), np.repeat([0, 1], [30, 10])
+    X, y = np.concatenate([X, X[:5]]), np.concatenate([y, y[:5]])
+    folds = hash_folds(X, y, 5, 0, stratify=stratify)
+    assert sorted(np.concatenate([held for _, held in folds])) == list(range(45))
+    for rows, held in folds:
+        assert sorted([*rows, *held]) == list(range(45))
+        assert {*held} & set(range(5)) == {row - 40 for row in held if row >= 40}
+        if stratify:
+            assert len(np.unique(X[held][y[held] == 1], axis=0)) == 2
+    order = rng.permutation(45)
+    again = hash_folds(X[order], y[order], 5, 0, stratify=stratify)
+    for (_, held), (_, same) in zip(folds, again, strict=True):
+        assert sorted(order[same]) == sorted(held)
+
+
+@pytest.mark.parametrize("copies", [1, 7])
+@pytest.mark.parametrize("n", [MIN_ROWS - 1, MIN_ROWS])
+def test_copies_of_few_samples_are_few(n, copies):
+    X = np.tile(np.arange(float(n))[:, None], (copies, 1))
+    assert are_few(X, len(X)) == are_few({"x": X}, n) == (n < MIN_ROWS)
+    later = np.concatenate([np.zeros((2000, 1)), X])
+    assert are_few(later, len(later)) == (n < MIN_ROWS)
+
+
+def test_of_fewer_samples_than_folds():
+    X = np.arange(3.0)[:, None]
+    assert len(hash_folds(X, X[:, 0], 5, 0, stratify=False)) == 3
+
+
+# ---------------------------------------------------------------------- few samples
+@pytest.mark.slow
+@pytest.mark.parametrize("train_split", [None, ValidSplit(5)], ids=["all", "split"])
+@pytest.mark.parametrize("prior", ["auto", "marglik"])
+def test_intervals_of_few_samples_cover(prior, train_split):
+    """The residuals of the training samples are a fifth of those of others."""
+    found = []
+    for seed in range(3):
+        X, y, X_test, y_test = noise(30, seed)
+        net = overfitting_net(train_split=train_split)
+        model = LaplaceRegressor(net, prior_precision=prior, random_state=seed)
+        found.append(coverage(model.fit(X, y), X_test, y_test))
+    assert 0.8 <= np.mean(found) <= 0.97
+
+
+def n_trainings(model, *data, **options):
+    """Of networks, for one fit."""
+    with pytest.MonkeyPatch.context() as patch:
+        counted, train = [], type(model.estimator).fit
+
+        def fit(net, *args, **kwargs):
+            counted.append(net)
+            return train(net, *args, **kwargs)
+
+        patch.setattr(type(model.estimator), "fit", fit)
+        model.fit(*data, **options)
+    return len(counted)
+
+
+FEW, FEW_REG = blobs(MIN_ROWS - 1), waves(MIN_ROWS - 1)
+
+
+def test_only_few_samples_without_others_are_tuned_by_folds():
+    model = LaplaceRegressor(regressor(), random_state=0)
+    assert n_trainings(model, *FEW_REG) == N_FOLDS + 1
+    X, y = waves(MIN_ROWS)
+    assert n_trainings(model, X, y) == 1
+    assert n_trainings(model, *FEW_REG, X_val=X, y_val=y) == 1
+    for fixed in (
+        {"prior_precision": 1.0, "sigma_noise": 0.1},
+        {"prior_precision": "marglik", "sigma_noise": "marglik"},
+    ):
+        model = LaplaceRegressor(regressor(), random_state=0, **fixed)
+        assert n_trainings(model, *FEW_REG) == 1
+    model = LaplaceClassifier(classifier(), random_state=0)
+    assert n_trainings(model, *FEW) == N_FOLDS + 1
+
+
+@pytest.mark.usefixtures("rng_untouched")
+def test_the_network_is_that_of_all_samples():
+    """What folds draw, and what their callbacks write, leaves no trace."""
+    found = LaplaceClassifier(classifier(), random_state=0).fit(*FEW)
+    fixed = LaplaceClassifier(classifier(), prior_precision=1.0, random_state=0)
+    states = (m.estimator_.module_.state_dict() for m in (found, fixed.fit(*FEW)))
+    for one, other in zip(*(state.values() for state in states), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_files_of_callbacks_are_those_of_the_network(tmp_path):
+    file = TrainEndCheckpoint(dirname=tmp_path)
+    settings = {"train_split": ValidSplit(5), "callbacks": [EarlyStopping(), file]}
+    model = LaplaceRegressor(regressor(**settings), random_state=0).fit(*FEW_REG)
+    stored = torch.load(tmp_path / "train_end_params.pt", weights_only=True)
+    for name, value in model.estimator_.module_.state_dict().items():
+        assert torch.equal(stored[name], value)
+
+
+class NeedsAll(nn.Module):
+    """A network that cannot be trained on fewer samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, X):
+        if self.training and len(X) < len(FEW_REG[0]):
+            raise RuntimeError("too few samples")
+        return self.layer(X)
+
+
+def test_without_folds_where_fewer_samples_cannot_be_trained_on():
+    model = LaplaceRegressor(regressor(NeedsAll()), random_state=0)
+    with pytest.warns(UserWarning, match="sigma_noise comes from the training rows"):
+        model.fit(*FEW_REG)
+    assert model.sigma_noise_ > 0
+
+
+@pytest.mark.usefixtures("rng_untouched")
+@pytest.mark.parametrize("kind", [LaplaceClassifier, LaplaceRegressor])
+def test_folds_are_stored_in_memory(kind, tmp_path):
+    data = FEW if kind is LaplaceClassifier else FEW_REG
+    net = classifier() if kind is LaplaceClassifier else regressor()
+    plain = kind(net, random_state=0).fit(*data)
+    for _ in range(2):
+        model = kind(net, random_state=0, memory=str(tmp_path / "cache")).fit(*data)
+        assert model.prior_precision_ == plain.prior_precision_
+        np.testing.assert_array_equal(model.predict(data[0]), plain.predict(data[0]))
+
+
+@pytest.mark.parametrize("n", [MIN_ROWS - 1, 2 * MIN_ROWS])
+def test_tuners_that_hold_out_other_samples_do_not_share_memory(n, tmp_path):
+    """Nor does it matter which of them was first."""
+    X, y = waves(n)
+    names = "validation", "auto", "marglik"
+    net = regressor(train_split=ValidSplit(5) if n < MIN_ROWS else None)
+    for folder, order in (("a", names), ("b", names[::-1])):
+        for name in order:
+            settings = {"prior_precision": name, "random_state": 0}
+            if name == "marglik" and n >= MIN_ROWS:
+                settings["sigma_noise"] = "marglik"
+            plain = LaplaceRegressor(net, **settings).fit(X, y)
+            cached = LaplaceRegressor(net, memory=str(tmp_path / folder), **settings)
+            assert cached.fit(X, y).sigma_noise_ == plain.sigma_noise_
+
+
+@pytest.mark.parametrize("subset", ["all", "subnetwork"])
+def test_folds_of_other_weights_than_the_last_layer(subset):
+    options = {"n_weights": 5} if subset == "subnetwork" else None
+    settings = {"subset_of_weights": subset, "subset_params": options}
+    model = LaplaceRegressor(regressor(), random_state=0, **settings).fit(*FEW_REG)
+    assert 0 < model.sigma_noise_ < 10
+
+
+# -------------------------------------------------------------- little is held out
+@pytest.mark.parametrize("n", range(1, 8))
+def test_few_held_out_samples_do_not_agree_by_chance(n):
+    """Their noise is at least that of the training samples, and is widened."""
+    X, y = waves()
+    net = FrozenEstimator(seeded(regressor(), X[:40], y[:40, None]))
+    residual = np.std(y[:40] - net.predict(X[:40])[:, 0])
+    levels = []
+    for seed in range(3):
+        rows = 40 + np.random.default_rng(seed).permutation(20)[:n]
+        model = LaplaceRegressor(net, random_state=0)
+        model.fit(X[:40], y[:40], X_val=X[rows], y_val=y[rows])
+        levels.append(model.sigma_noise_)
+    assert min(levels) >= 0.9 * residual
+
+
+# ------------------------------------------------------------------ the evidence
+def test_noise_of_held_out_samples_under_a_prior_of_the_evidence():
+    X, y, X_test, y_test = noise(200)
+    net = overfitting_net(train_split=ValidSplit(5))
+    model = LaplaceRegressor(net, prior_precision="marglik", random_state=0).fit(X, y)
+    assert 0.85 <= coverage(model, X_test, y_test) <= 0.95
+    settings = {"prior_precision": "marglik", "sigma_noise": "validation"}
+    same = LaplaceRegressor(net, random_state=0, **settings).fit(X, y)
+    assert same.sigma_noise_ == model.sigma_noise_
+    settings["sigma_noise"] = "marglik"
+    evidence = LaplaceRegressor(net, random_state=0, **settings).fit(X, y)
+    assert evidence.prior_precision_ == pytest.approx(model.prior_precision_)
+    assert evidence.sigma_noise_ < 0.7 * model.sigma_noise_
+
+
+def test_noise_of_training_samples_under_a_prior_of_the_evidence_is_warned_of():
+    X, y, *_ = noise(60)
+    model = LaplaceRegressor(
+        overfitting_net(), prior_precision="marglik", random_state=0
+    )
+    with pytest.warns(UserWarning, match="sigma_noise comes from the training rows"):
+        model.fit(X, y)
+
+
+def test_noise_by_validation_needs_held_out_samples():
+    X, y = waves()
+    net = FrozenEstimator(seeded(regressor(), X, y[:, None]))
+    settings = {"prior_precision": "marglik", "sigma_noise": "validation"}
+    with pytest.raises(ValueError, match="'validation' needs rows"):
+        LaplaceRegressor(net, **settings).fit(X, y)
+
+
+# ------------------------------------------------------------------- several columns
+@pytest.mark.parametrize("prior", ["auto", "marglik"])
+@pytest.mark.parametrize("n", [40, 200])
+def test_columns_have_noise_levels_of_their_own(n, prior):
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((n + 500, 2)).astype("float32")
+    y = np.column_stack([X[:, 0], X[:, 1]]) + rng.normal(0, [0.2, 1.6], (n + 500, 2))
+    y = y.astype("float32")
+    net = regressor(MLP, module__n_out=2, train_split=ValidSplit(5))
+    net.set_params(max_epochs=100, optimizer=torch.optim.Adam, lr=0.02)
+    model = LaplaceRegressor(net, prior_precision=prior, random_state=0)
+    model.fit(X[:n], y[:n])
+    assert model.sigma_noise_.shape == (2,)
+    assert 4 < model.sigma_noise_[1] / model.sigma_noise_[0] < 16
+    interval = model.predict_interval(X[n:], coverage=0.9)
+    covered = (interval[..., 0] <= y[n:]) & (y[n:] <= interval[..., 1])
+    assert (covered.mean(0) >= 0.75).all()
+    assert (covered.mean(0) <= 0.97).all()
+
+
+def test_columns_share_a_noise_that_is_given():
+    X, y = waves()
+    model = LaplaceRegressor(regressor(MLP, module__n_out=2), sigma_noise=0.5)
+    assert model.fit(X, np.column_stack([y, y])).sigma_noise_ == 0.5
+
+
+def test_columns_without_residuals_share_a_noise():
+    X, _ = waves()
+    net = initialised(regressor(module__n_out=2))
+    for parameter in net.module_.parameters():
+        parameter.data.zero_()
+    spec = infer_output_spec(net, torch.as_tensor(X), (Gaussian,), 2, is_trained=True)
+    samples = Dataset(X, np.zeros((len(X), 2), "float32"))
+    (found,) = with_column_noises([TrainedNetwork(net, spec, samples)])
+    assert found.spec.likelihood.relative == pytest.approx((1, 1))

@@ -1,0 +1,169 @@
+"""Kinds and shapes of inputs: the same in fit and in every prediction."""
+
+import numpy as np
+import pytest
+import torch
+from nets import RecordTraining, TinyCNN, blobs, classifier, regressor, seeded, waves
+from refusals import refused, refused_fit
+from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
+from skorch.dataset import Dataset, ValidSplit
+from skorch.helper import SliceDataset
+from torch.utils.data import TensorDataset
+
+from sklaplace import (
+    DeepEnsembleClassifier,
+    LaplaceClassifier,
+    LaplaceClassifierCV,
+    LaplaceRanker,
+    LaplaceRegressor,
+    MCDropoutRegressor,
+    VariationalClassifier,
+)
+
+X, Y = blobs()
+X_REG, Y_REG = waves()
+IMAGES = np.random.default_rng(0).normal(size=(60, 1, 5, 5)).astype(np.float32)
+FIXED = {"prior_precision": 1.0, "random_state": 0}
+FROZEN = LaplaceClassifier(FrozenEstimator(seeded(classifier(), X, Y)), **FIXED)
+QUICK = {"max_epochs": 2}
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return clone(FROZEN).fit(X, Y)
+
+
+class TestSliceDatasets:
+    ROWS, TARGETS = (SliceDataset(Dataset(X, Y), idx=i) for i in (0, 1))
+
+    @pytest.mark.parametrize(
+        "model",
+        [
+            FROZEN,
+            LaplaceClassifier(classifier(**QUICK), **FIXED),
+            LaplaceClassifierCV(
+                classifier(**QUICK), prior_precisions=[1.0], cv=2, random_state=0
+            ),
+            VariationalClassifier(classifier(**QUICK), random_state=0),
+        ],
+        ids=["frozen", "trained", "cv", "variational"],
+    )
+    def test_are_arrays(self, model):
+        found = clone(model).fit(self.ROWS, self.TARGETS)
+        expected = clone(model).fit(X, Y)
+        proba = found.predict_proba(self.ROWS)
+        np.testing.assert_array_equal(proba, expected.predict_proba(X))
+        assert found.score(self.ROWS, self.TARGETS) == expected.score(X, Y)
+
+    def test_after_fit_on_arrays(self, fitted):
+        proba = fitted.predict_proba(self.ROWS)
+        np.testing.assert_array_equal(proba, fitted.predict_proba(X))
+
+
+class TestTensorsThatRequireGradients:
+    def test_as_arrays(self, fitted):
+        rows = torch.tensor(X, requires_grad=True)
+        weights = torch.ones(60, requires_grad=True)
+        found = clone(FROZEN).fit(rows, Y, sample_weight=weights)
+        np.testing.assert_array_equal(
+            found.predict_proba(rows), fitted.predict_proba(X)
+        )
+        assert rows.requires_grad
+        assert rows.grad is None
+
+    def test_as_targets(self):
+        model = LaplaceRegressor(regressor(**QUICK), **FIXED, sigma_noise=0.1)
+        targets = torch.tensor(Y_REG, requires_grad=True)
+        found = clone(model).fit(X_REG, targets)
+        expected = clone(model).fit(X_REG, Y_REG)
+        assert found.score(X_REG, targets) == expected.score(X_REG, Y_REG)
+
+    def test_in_a_dict(self):
+        rows = {"X": torch.tensor(X, requires_grad=True)}
+        model = LaplaceClassifier(classifier(max_epochs=5), **FIXED)
+        proba = clone(model).fit(rows, Y).predict_proba(rows)
+        plain = {"X": torch.tensor(X)}
+        expected = clone(model).fit(plain, Y).predict_proba(plain)
+        np.testing.assert_array_equal(proba, expected)
+        assert rows["X"].grad is None
+
+
+class TestAxes:
+    @pytest.mark.parametrize("shape", [(3, 2, 1), (3, 2, 2)])
+    @pytest.mark.parametrize(
+        "method", ["predict", "predict_dirichlet", "latent_mean_and_variance"]
+    )
+    def test_more_than_in_fit(self, shape, method, fitted):
+        words = str(shape), "3 axes", "X in fit had 2"
+        rows = np.ones(shape)
+        refused(ValueError, words, lambda: getattr(fitted, method)(rows), fitted)
+        refused(ValueError, words, lambda: fitted.partial_fit(rows, Y[:3]), fitted)
+
+    def test_of_images(self):
+        net = FrozenEstimator(seeded(classifier(TinyCNN), IMAGES, Y))
+        model = LaplaceClassifier(net, **FIXED).fit(IMAGES, Y)
+        rows = np.ones((3, 1, 5, 5, 1))
+        refused(ValueError, ["5 axes", "4"], lambda: model.predict(rows), model)
+
+    def test_of_a_second_fit_are_its_own(self):
+        model = clone(FROZEN).fit({"X": X}, Y)
+        model.set_params(estimator=classifier(TinyCNN, **QUICK)).fit(IMAGES, Y)
+        assert model.predict(IMAGES).shape == (60,)
+
+
+class TestDefaultNetwork:
+    MODELS = (
+        LaplaceClassifier(),
+        LaplaceRegressor(),
+        LaplaceClassifierCV(),
+        DeepEnsembleClassifier(),
+        MCDropoutRegressor(),
+        VariationalClassifier(),
+    )
+
+    @pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
+    @pytest.mark.parametrize("rows", [IMAGES, IMAGES[:, 0]], ids=["4d", "3d"])
+    def test_takes_tables(self, model, rows):
+        words = "estimator=None", "5, 5)", "reshape"
+        refused_fit(model, *words, data=(rows, Y))
+
+    @pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
+    @pytest.mark.parametrize("rows", [{"X": X}, Dataset(X, Y)], ids=["dict", "dataset"])
+    def test_takes_arrays(self, model, rows):
+        refused_fit(model, "X is of type", "estimator=None", data=(rows, Y))
+
+    def test_of_pairs(self):
+        pairs = {"X": X.reshape(30, 2, 2)}
+        refused_fit(LaplaceRanker(), "estimator=None", data=(pairs, Y[:30] > 0))
+        assert RecordTraining.steps == []
+
+
+# ----------------------------------------------- inputs that only the network checks
+UNFIT = {
+    "other names": {"a": X},
+    "more names": {"X": X, "b": X},
+    "unequal lengths": {"X": X, "b": X[:3]},
+    "a tuple": (X,),
+    "a dataset without targets": TensorDataset(torch.from_numpy(X)),
+}
+
+
+@pytest.mark.parametrize("data", UNFIT.values(), ids=UNFIT)
+def test_inputs_that_the_network_does_not_take(data):
+    net = classifier(callbacks=[RecordTraining()])
+    message = refused_fit(
+        LaplaceClassifier(net), "X_val", data=(X, Y), X_val=data, y_val=Y
+    )
+    assert not message.startswith("X:")
+    model = LaplaceClassifier(classifier(max_epochs=1)).fit(X, Y)
+    refused(ValueError, ["X"], lambda: model.predict_proba(data), model)
+    refused(ValueError, ["X"], lambda: model.partial_fit(data, Y), model)
+
+
+def test_held_out_samples_that_the_loader_drops():
+    """skorch concatenates the predictions of no batch after the first epoch."""
+    options = {"iterator_valid__drop_last": True, "batch_size": 64}
+    net = classifier(callbacks=[RecordTraining()], train_split=ValidSplit(4), **options)
+    refused_fit(LaplaceClassifier(net), "drop_last", "15 held-out", data=(X, Y))
+    LaplaceClassifier(net.set_params(iterator_valid__batch_size=15)).fit(X, Y)

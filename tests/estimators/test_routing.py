@@ -1,0 +1,100 @@
+"""Metadata routing: weights and held-out samples through scikit-learn's tools."""
+
+import numpy as np
+import pytest
+from nets import blobs, classifier, regressor, waves
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn import config_context
+from sklearn.base import clone
+from sklearn.ensemble import StackingClassifier, StackingRegressor
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import GridSearchCV, KFold, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from sklaplace import LaplaceClassifier, LaplaceRegressor
+
+X, Y = blobs()
+X_VAL, Y_VAL = X[:30] + np.float32(0.1), Y[:30]
+WEIGHTS = np.linspace(0.1, 2, 60)
+HELD_OUT = {"X_val": X_VAL, "y_val": Y_VAL}
+REQUESTED = {"sample_weight": True, "X_val": True, "y_val": True}
+
+
+@pytest.fixture(autouse=True)
+def routing():
+    with config_context(enable_metadata_routing=True):
+        yield
+
+
+@pytest.fixture
+def model():
+    net = classifier(max_epochs=5)
+    model = LaplaceClassifier(net, prior_precision="validation", random_state=0)
+    return model.set_fit_request(**REQUESTED).set_score_request(sample_weight=True)
+
+
+def assert_same_fit(found, expected, rows=X):
+    assert found.prior_precision_ == expected.prior_precision_
+    assert_array_equal(found.predict_proba(rows), expected.predict_proba(rows))
+
+
+def test_pipeline_transforms_held_out_samples(model):
+    """Those that `transform_input` names; others arrive as they were passed."""
+    data, scaler = (100 * X, Y), StandardScaler().set_fit_request(sample_weight=False)
+    held_out = {"X_val": 100 * X_VAL, "y_val": Y_VAL}
+    pipeline = make_pipeline(scaler, model, transform_input=["X_val"])
+    found = pipeline.fit(*data, sample_weight=WEIGHTS, **held_out)[-1]
+    held_out["X_val"] = scaler.transform(held_out["X_val"])
+    rows = scaler.transform(data[0])
+    expected = clone(model).fit(rows, Y, sample_weight=WEIGHTS, **held_out)
+    assert_same_fit(found, expected, rows)
+
+
+def test_grid_search_splits_weights_and_keeps_held_out_samples_whole(model):
+    grid, folds = {"temperature": [0.5, 2.0]}, KFold(2)
+    search = GridSearchCV(model, grid, cv=folds, error_score="raise")
+    search.fit(X, Y, sample_weight=WEIGHTS, **HELD_OUT)
+    expected = clone(search.best_estimator_)
+    expected.fit(X, Y, sample_weight=WEIGHTS, **HELD_OUT)
+    assert_same_fit(search.best_estimator_, expected)
+    for number, (train, test) in enumerate(folds.split(X)):
+        own = clone(model).set_params(temperature=0.5)
+        own.fit(X[train], Y[train], sample_weight=WEIGHTS[train], **HELD_OUT)
+        score = own.score(X[test], Y[test], sample_weight=WEIGHTS[test])
+        assert search.cv_results_[f"split{number}_test_score"][0] == score
+
+
+def test_stacking_weighs_members_and_final_estimator():
+    member = LaplaceClassifier(classifier(max_epochs=5), random_state=0)
+    member.set_fit_request(sample_weight=True)
+    final = LogisticRegression().set_fit_request(sample_weight=True)
+    stack = StackingClassifier([("net", member)], final, cv=KFold(2))
+    found = stack.fit(X, Y, sample_weight=WEIGHTS)
+    given = {"sample_weight": WEIGHTS}
+    expected = clone(member).fit(X, Y, **given)
+    assert_same_fit(found.estimators_[0], expected)
+    asked = {"cv": KFold(2), "method": "predict_proba", "params": given}
+    features = cross_val_predict(member, X, Y, **asked)
+    expected = clone(final).fit(features, Y, sample_weight=WEIGHTS)
+    assert_allclose(found.final_estimator_.coef_, expected.coef_)
+
+
+def test_stacking_of_regressors():
+    rows, y = waves()
+    member = LaplaceRegressor(regressor(max_epochs=5), sigma_noise=0.1, random_state=0)
+    member.set_fit_request(sample_weight=True)
+    final = Ridge().set_fit_request(sample_weight=True)
+    stack = StackingRegressor([("net", member)], final, cv=KFold(2))
+    found = stack.fit(rows, y, sample_weight=WEIGHTS).estimators_[0]
+    expected = clone(member).fit(rows, y, sample_weight=WEIGHTS)
+    assert_array_equal(found.predict(rows), expected.predict(rows))
+
+
+def test_stacking_of_members_tuned_on_held_out_samples(model):
+    """Fitted before: stacking passes all metadata to its final estimator, unrouted."""
+    member = clone(model).fit(X, Y, **HELD_OUT)
+    stack = StackingClassifier([("net", member)], cv="prefit").fit(X_VAL, Y_VAL)
+    assert stack.estimators_[0] is member
+    expected = LogisticRegression().fit(member.predict_proba(X_VAL), Y_VAL)
+    assert_allclose(stack.final_estimator_.coef_, expected.coef_)

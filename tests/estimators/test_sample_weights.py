@@ -1,0 +1,105 @@
+"""Sample weights are counts; others are warned of."""
+
+import warnings
+
+import numpy as np
+import pytest
+from nets import blobs, classifier, regressor, seeded, waves
+from sklearn.ensemble import AdaBoostClassifier, BaggingClassifier
+from sklearn.frozen import FrozenEstimator
+
+from sklaplace import (
+    DeepEnsembleClassifier,
+    LaplaceClassifier,
+    LaplaceClassifierCV,
+    LaplaceRegressor,
+    VariationalClassifier,
+)
+
+X, Y = blobs()
+X_REG, Y_REG = waves()
+QUICK = {"max_epochs": 2}
+MODEL = LaplaceClassifier(
+    FrozenEstimator(seeded(classifier(), X, Y)), prior_precision=1.0, random_state=0
+)
+RELATIVE = np.random.default_rng(0).uniform(0.5, 1.5, 60)
+MESSAGE = "The mean of sample_weight is"
+
+
+@pytest.fixture(autouse=True)
+def none_shown(monkeypatch):
+    monkeypatch.setattr("sklaplace.core.warn._SHOWN", set())
+
+
+def shown(call):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [str(w.message) for w in caught if MESSAGE in str(w.message)]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        MODEL,
+        LaplaceClassifierCV(
+            classifier(**QUICK), cv=2, prior_precisions=[1.0], random_state=0
+        ),
+        VariationalClassifier(classifier(**QUICK), random_state=0),
+        DeepEnsembleClassifier(n_estimators=1, random_state=0),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_weights_that_sum_to_one_are_warned_of_once(model):
+    found = shown(lambda: model.fit(X, Y, sample_weight=RELATIVE / RELATIVE.sum()))
+    assert len(found) == 1
+    assert found[0].startswith(f"{MESSAGE} 0.017")
+    assert "60 samples count as 1." in found[0]
+
+
+@pytest.mark.parametrize("scale", [0.02, 20.0])
+def test_of_a_regressor_and_of_partial_fit(scale):
+    net = FrozenEstimator(seeded(regressor(), X_REG, Y_REG[:, None]))
+    model = LaplaceRegressor(net, prior_precision=1.0, sigma_noise=0.1)
+    weights = scale * RELATIVE
+    assert len(shown(lambda: model.fit(X_REG, Y_REG, weights))) == 1
+    assert shown(lambda: model.partial_fit(X_REG, Y_REG, weights)) == []
+    assert len(shown(lambda: model.partial_fit(X_REG, Y_REG, 2 * weights))) == 1
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        RELATIVE,
+        RELATIVE.tolist(),
+        0.2 * RELATIVE,
+        5 * RELATIVE,
+        np.arange(60) // 59,  # counts
+        np.full(60, 1000.0),
+        np.where(np.arange(60) < 2, 1.0, 0.0),
+        None,
+    ],
+    ids=["one", "list", "few", "many", "mask", "counts", "real-mask", "none"],
+)
+def test_others_are_not(weights):
+    assert shown(lambda: MODEL.fit(X, Y, sample_weight=weights)) == []
+
+
+def test_an_ensemble_of_ones_own_nets_has_no_prior():
+    model = DeepEnsembleClassifier(classifier(**QUICK), n_estimators=1)
+    assert shown(lambda: model.fit(X, Y, RELATIVE / 60)) == []
+
+
+def test_meta_estimators_show_one_message_at_most():
+    boosted = AdaBoostClassifier(MODEL, n_estimators=4, random_state=0)
+    assert len(shown(lambda: boosted.fit(X, Y))) == 1
+    bagged = BaggingClassifier(MODEL, n_estimators=2, random_state=0)
+    assert shown(lambda: bagged.fit(X, Y)) == []
+
+
+def test_partial_fit_changes_no_network():
+    model = MODEL.fit(X[:30], Y[:30])
+    before = model.estimator_.module_.state_dict()
+    after = model.partial_fit(X[30:], Y[30:]).estimator_.module_.state_dict()
+    for name, value in before.items():
+        np.testing.assert_array_equal(value, after[name])

@@ -1,0 +1,406 @@
+"""score_samples: what is unlike the training samples has lower scores."""
+
+import pickle
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from conftest import global_rng_states
+from costs import counted
+from nets import (
+    MLP,
+    ReLUNet,
+    TinyCNN,
+    TwoInputs,
+    blobs,
+    classifier,
+    regressor,
+    seeded,
+    waves,
+)
+from sklearn.datasets import load_digits
+from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
+from torch import nn
+
+import sklaplace
+from sklaplace import (
+    DeepEnsembleClassifier,
+    DeepEnsembleRegressor,
+    LaplaceClassifier,
+    LaplaceClassifierCV,
+    LaplaceRanker,
+    LaplaceRegressor,
+    LaplaceRegressorCV,
+    MCDropoutClassifier,
+    MCDropoutRegressor,
+    VariationalClassifier,
+    VariationalRegressor,
+)
+from sklaplace.likelihoods import HeteroscedasticNLLLoss
+from sklaplace.posterior.novelty import MAX_KEPT
+
+X, Y = blobs()
+X_REG, Y_REG = waves()
+# tanh units are bounded: far samples have features like others
+of_classes, of_numbers = partial(classifier, ReLUNet), partial(regressor, ReLUNet)
+LAPLACE = {
+    LaplaceClassifier: of_classes,
+    LaplaceClassifierCV: of_classes,
+    LaplaceRegressor: of_numbers,
+    LaplaceRegressorCV: of_numbers,
+}
+SAMPLING = {
+    VariationalClassifier: of_classes,
+    VariationalRegressor: of_numbers,
+    MCDropoutClassifier: lambda: None,
+    MCDropoutRegressor: lambda: None,
+    DeepEnsembleClassifier: of_classes,
+    DeepEnsembleRegressor: of_numbers,
+}
+KINDS = LAPLACE | SAMPLING
+
+
+def data(kind):
+    return (X_REG, Y_REG) if issubclass(kind, sklaplace_regressors()) else (X, Y)
+
+
+def sklaplace_regressors():
+    return (
+        LaplaceRegressor,
+        VariationalRegressor,
+        MCDropoutRegressor,
+        DeepEnsembleRegressor,
+    )
+
+
+def options(kind):
+    return {"cv": 2, "prior_precisions": [1.0]} if kind.__name__[-2:] == "CV" else {}
+
+
+def fitted(kind, **more):
+    model = kind(KINDS[kind](), random_state=0, **{**options(kind), **more})
+    return model.fit(*data(kind))
+
+
+def frozen(net, X, y):
+    return FrozenEstimator(seeded(net, X, y))
+
+
+def same(found, expected, rtol=1e-9):
+    np.testing.assert_allclose(found, expected, rtol=rtol, atol=1e-12)
+
+
+# ------------------------------------------------------------------------ all kinds
+@pytest.mark.parametrize("kind", KINDS)
+def test_far_samples_have_lower_scores(kind):
+    X, _ = data(kind)
+    model = fitted(kind)
+    normal, far = model.score_samples(X), model.score_samples(10 * X + 10)
+    assert normal.shape == far.shape == (len(X),)
+    assert normal.dtype == np.float64
+    assert np.isfinite(normal).all()
+    assert np.isfinite(far).all()
+    assert (normal <= 0).all()
+    if kind in LAPLACE or kind in (VariationalRegressor, DeepEnsembleRegressor):
+        assert np.median(far) < np.quantile(normal, 0.05)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_before_fit_there_are_no_scores(kind):
+    with pytest.raises(NotFittedError):
+        kind(KINDS[kind]()).score_samples(X)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_wrong_input_is_named(kind):
+    model = fitted(kind)
+    with pytest.raises(ValueError, match=r"\bX\b"):
+        model.score_samples(X[:, :1])
+    with pytest.raises(ValueError, match=r"\bX\b"):
+        model.score_samples(np.full_like(X, np.nan))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_depend_on_neither_batches_nor_order(kind):
+    model = fitted(kind)
+    X, _ = data(kind)
+    expected = model.score_samples(X)
+    same(model.score_samples(X[::-1])[::-1], expected, rtol=1e-5)
+    same(model.set_params(batch_size=7).score_samples(X), expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_pickles_have_the_same_scores(kind):
+    model = fitted(kind)
+    back = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(back.score_samples(X), model.score_samples(X))
+
+
+@pytest.mark.parametrize("kind", LAPLACE)
+def test_skops_has_the_same_scores(kind, tmp_path):
+    sio = pytest.importorskip("skops.io")
+    model = fitted(kind)
+    sio.dump(model, tmp_path / "model.skops")
+    trusted = [*sklaplace.TRUSTED_TYPES, "nets.ReLUNet"]
+    back = sio.load(tmp_path / "model.skops", trusted=trusted)
+    np.testing.assert_array_equal(back.score_samples(X), model.score_samples(X))
+
+
+def test_scores_leave_predictions_and_generators_alone():
+    model = fitted(LaplaceClassifier)
+    proba, before = model.predict_proba(X), global_rng_states()
+    model.score_samples(X)
+    assert str(global_rng_states()) == str(before)
+    np.testing.assert_array_equal(model.predict_proba(X), proba)
+
+
+def test_pairs_of_items_have_scores():
+    rng = np.random.default_rng(0)
+    pairs = rng.normal(size=(100, 2, 3))
+    model = LaplaceRanker(random_state=0)
+    model.fit(pairs, pairs[:, 1].sum(1) > pairs[:, 0].sum(1))
+    assert np.median(model.score_samples(9 * pairs)) < model.score_samples(pairs).min()
+
+
+# ---------------------------------------------------------------- sampling estimators
+def test_classes_are_scored_by_mutual_information():
+    model = fitted(DeepEnsembleClassifier)
+    expected = -model.predict_uncertainty(X, "mc")[:, 2]
+    np.testing.assert_array_equal(model.score_samples(X), expected)
+
+
+def test_numbers_are_scored_by_variance_in_units_of_the_noise():
+    X, y = waves(n_targets=2)
+    y = y * [1, 100]
+    noise = np.array([0.1, 10])
+    net = regressor(module__n_out=2)
+    model = DeepEnsembleRegressor(net, sigma_noise=noise, random_state=0).fit(X, y)
+    _, variance = model.latent_mean_and_variance(X)
+    same(model.score_samples(X), -(variance / noise**2).mean(1))
+
+
+def test_outputs_for_the_noise_do_not_count():
+    net = regressor(module__n_out=2, criterion=HeteroscedasticNLLLoss)
+    model = DeepEnsembleRegressor(net, random_state=0).fit(X_REG, Y_REG)
+    _, variance = model.latent_mean_and_variance(X_REG)
+    same(model.score_samples(X_REG), -variance[:, 0])
+
+
+# -------------------------------------------------------------------------- samples
+def images():
+    X, y = load_digits(n_class=4, return_X_y=True)
+    return (X / 16).astype("float32"), y
+
+
+def wide(n_in, n_out):
+    return nn.Sequential(nn.Linear(n_in, 50), nn.ReLU(), nn.Linear(50, n_out))
+
+
+def test_inverted_images_have_lower_scores():
+    X, y = images()
+    net = classifier(wide, optimizer=torch.optim.Adam, batch_size=32, max_epochs=20)
+    net.set_params(lr=1e-3, module__n_in=64, module__n_out=4)
+    model = LaplaceClassifier(net, random_state=0).fit(X[:500], y[:500])
+    lowest = np.quantile(model.score_samples(X[500:]), 0.02)
+    assert (model.score_samples(1 - X) < lowest).mean() > 0.95
+
+
+def big(n=3 * MAX_KEPT):
+    X, y = blobs(n)
+    return X, y, frozen(classifier(), X, y)
+
+
+def refit(net, X, y, **options):
+    options = {"prior_precision": 1.0, **options}
+    return LaplaceClassifier(net, random_state=0, **options).fit(X, y)
+
+
+@pytest.mark.parametrize("n", [MAX_KEPT - 56, 3 * MAX_KEPT])
+def test_fits_depend_on_neither_batches_nor_order(n):
+    X, y, net = big(n)
+    expected = refit(net, X, y).score_samples(X)
+    same(refit(net, X[::-1], y[::-1]).score_samples(X), expected, rtol=1e-5)
+    same(refit(net, X, y, batch_size=13).score_samples(X), expected, rtol=1e-5)
+
+
+def test_weights_are_counts():
+    X, y, net = big()
+    counts = np.arange(len(X)) % 3
+    weighted = LaplaceClassifier(net, prior_precision=1.0, random_state=0)
+    weighted.fit(X, y, sample_weight=counts.astype(float))
+    repeated = refit(net, np.repeat(X, counts, 0), np.repeat(y, counts))
+    same(weighted.score_samples(X), repeated.score_samples(X), rtol=1e-5)
+
+
+@pytest.mark.parametrize("refine", [False, True])
+def test_partial_fit_is_one_fit_on_all_samples(refine):
+    X, y, net = big()
+    model = refit(net, X[:300], y[:300], refine=refine)
+    model.partial_fit(X[300:], y[300:])
+    same(model.score_samples(X), refit(net, X, y).score_samples(X), rtol=1e-5)
+
+
+def test_memory_keeps_scores(tmp_path):
+    make = partial(fitted, LaplaceClassifier, memory=tmp_path)
+    expected = fitted(LaplaceClassifier).score_samples(X)
+    for model in (make(), make(), make(temperature=0.5)):
+        np.testing.assert_array_equal(model.score_samples(X), expected)
+
+
+@pytest.mark.parametrize("subset", ["last_layer", "all", "subnetwork", ["layers.0"]])
+@pytest.mark.parametrize("structure", ["kron", "full", "diag", "lowrank", "gp"])
+def test_weights_and_structure_do_not_matter(subset, structure):
+    X, y = blobs()
+    net = frozen(classifier(Layers), X, y)
+    given = {"subset_of_weights": subset, "hessian_structure": structure}
+    if subset == "subnetwork":
+        given |= {"subset_params": {"n_weights": 5}, "hessian_structure": "full"}
+    expected = refit(net, X, y).score_samples(X)
+    same(refit(net, X, y, **given).score_samples(X), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("curvature", ["ef", "ggn_mc", "hessian"])
+def test_curvature_does_not_matter(curvature):
+    X, y = blobs()
+    net = frozen(classifier(Layers), X, y)
+    given = {"subset_of_weights": "all", "hessian_structure": "full"}
+    model = refit(net, X, y, curvature=curvature, prior_precision=100.0, **given)
+    expected = refit(net, X, y).score_samples(X)
+    same(model.score_samples(X), expected, rtol=1e-5)
+
+
+# ------------------------------------------------------------------------- networks
+class Layers(nn.Module):
+    def __init__(self, n_in=2, n_out=3):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(n_in, 6), nn.ReLU(), nn.Linear(6, n_out))
+
+    def forward(self, X):
+        return self.layers(X)
+
+
+class Heads(nn.Module):
+    """Means and log-variances from two layers side by side."""
+
+    def __init__(self, n_out=1):
+        super().__init__()
+        self.first = nn.Linear(2, 5)
+        self.mean, self.log_variance = nn.Linear(5, 1), nn.Linear(5, 1)
+
+    def forward(self, X):
+        hidden = torch.relu(self.first(X))
+        return torch.cat([self.mean(hidden), self.log_variance(hidden)], 1)
+
+
+class ConvolutionalHead(nn.Module):
+    """A convolution gives the logits at each position, which are averaged."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 3, 1)
+
+    def forward(self, X):
+        return self.head(torch.relu(self.first(X))).mean((2, 3))
+
+
+class EmbeddedHead(nn.Module):
+    """The only layer looks up integers."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 3)
+
+    def forward(self, X):
+        return self.table(X).mean(1)
+
+
+def novel(model, normal, far):
+    lowest = np.quantile(model.score_samples(normal), 0.05)
+    return np.median(model.score_samples(far)) < lowest
+
+
+def test_heads_side_by_side_share_their_features():
+    net = regressor(Heads, criterion=HeteroscedasticNLLLoss)
+    model = LaplaceRegressor(net, random_state=0).fit(X_REG, Y_REG)
+    assert model._novelty.samples.features.shape[1] == 5
+    assert novel(model, X_REG, X_REG * 10 + 10)
+
+
+@pytest.mark.parametrize("module", [TinyCNN, ConvolutionalHead])
+def test_convolutions(module):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 1, 6, 6)).astype("float32")
+    y = np.arange(60) % 3
+    model = LaplaceClassifier(
+        classifier(module), subset_of_weights="all", random_state=0
+    ).fit(X, y)
+    assert novel(model, X, X * 30)
+
+
+def test_dicts():
+    X = np.random.default_rng(0).normal(size=(60, 5)).astype("float32")
+    given = {"left": X[:, :2], "right": X[:, 2:]}
+    model = LaplaceClassifier(classifier(TwoInputs), random_state=0)
+    model.fit(given, np.arange(60) % 2)
+    far = {name: part * 10 + 10 for name, part in given.items()}
+    assert novel(model, given, far)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_dtypes(dtype):
+    class Typed(Layers):
+        def __init__(self):
+            super().__init__()
+            self.to(dtype)
+
+        def forward(self, X):
+            return super().forward(X.to(dtype))
+
+    net = classifier(Typed)
+    model = LaplaceClassifier(net, random_state=0, prior_precision=1.0).fit(X, Y)
+    assert novel(model, X, X * 10 + 10)
+
+
+class SortedHead(Layers):
+    """Sorts the samples before the last layer, and back after it."""
+
+    def forward(self, X):
+        hidden = self.layers[1](self.layers[0](X))
+        order = hidden.sum(1).argsort()
+        return self.layers[2](hidden[order])[order.argsort()]
+
+
+def test_networks_that_reorder_samples_are_refused_in_words():
+    model = LaplaceClassifier(classifier(SortedHead), prior_precision=1.0).fit(X, Y)
+    with pytest.raises(ValueError, match="samples in order"):
+        model.score_samples(X)
+
+
+def test_networks_without_features_are_refused_in_words():
+    X = np.arange(120).reshape(60, 2) % 10
+    model = LaplaceClassifier(
+        classifier(EmbeddedHead), subset_of_weights="all", prior_precision=1.0
+    ).fit(X, np.arange(60) % 3)
+    with pytest.raises(ValueError, match=r"score_samples needs features.*Linear"):
+        model.score_samples(X)
+
+
+# ---------------------------------------------------------------------------- costs
+@pytest.mark.parametrize("subset", ["last_layer", "all"])
+def test_scores_take_one_pass_and_no_derivative(subset):
+    model = refit(frozen(classifier(), X, Y), X, Y, subset_of_weights=subset)
+    model.score_samples(X)
+    with counted(MLP) as costs:
+        model.score_samples(X)
+    assert costs.forward == [len(X)]
+    assert costs.backward == costs.eigh == costs.cholesky == []
+
+
+def test_fit_passes_the_samples_once():
+    net = frozen(classifier(), X, Y)
+    with counted(MLP) as costs:
+        refit(net, X, Y)
+    assert costs.forward_rows(30) == [len(X)]

@@ -1,0 +1,290 @@
+"""Predictions in several threads, forked processes, and contexts of the caller."""
+
+import multiprocessing
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from nets import MLP, BatchNormMLP, blobs, classifier, regressor, seeded, waves
+from sklearn.frozen import FrozenEstimator
+from torch import nn
+
+from sklaplace import (
+    DeepEnsembleClassifier,
+    LaplaceClassifier,
+    LaplaceRanker,
+    LaplaceRegressor,
+    MCDropoutRegressor,
+    VariationalClassifier,
+)
+
+# The longest test takes this many seconds; set it to 60 before a release.
+SECONDS = float(os.environ.get("SKLAPLACE_TEST_SECONDS", "3"))
+X, Y = blobs(120)
+R_X, R_Y = waves(120)
+
+
+class DropoutMLP(MLP):
+    """Has a layer whose mode and masks matter."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, X):
+        return self.head(self.dropout(torch.tanh(self.hidden(X))))
+
+
+def fitted_classifier(**params):
+    net = seeded(classifier(BatchNormMLP), X, Y)
+    settings = {"prior_precision": 1.0, "random_state": 0} | params
+    return LaplaceClassifier(FrozenEstimator(net), **settings).fit(X, Y)
+
+
+def fitted_regressor(**params):
+    net = regressor(max_epochs=3, train_split=None)
+    settings = {"prior_precision": 1.0, "sigma_noise": 0.3, "random_state": 0} | params
+    return LaplaceRegressor(net, **settings).fit(R_X, R_Y)
+
+
+def dropout_regressor():
+    net = regressor(DropoutMLP, max_epochs=2, train_split=None)
+    model = MCDropoutRegressor(net, n_samples=8, sigma_noise=0.3, random_state=0)
+    return model.fit(R_X, R_Y)
+
+
+def ensemble_classifier():
+    net = classifier(max_epochs=2, train_split=None)
+    model = DeepEnsembleClassifier(net, n_estimators=2, random_state=0)
+    return model.fit(X, Y)
+
+
+def variational_classifier():
+    net = classifier(max_epochs=2, train_split=None)
+    return VariationalClassifier(net, n_samples=8, random_state=0).fit(X, Y)
+
+
+def ranker():
+    pairs = np.stack([R_X[::2], R_X[1::2]], 1)
+    return LaplaceRanker(random_state=0).fit(pairs, (R_Y[::2] > R_Y[1::2]).astype(int))
+
+
+# what is fitted -> (estimator, its calls, each a function of the estimator)
+MODELS = {
+    "last layer": (
+        fitted_classifier,
+        lambda m: m.predict_proba(X),
+        lambda m: m.predict_dirichlet(X),
+        lambda m: m.score(X, Y),
+    ),
+    "all weights": (
+        lambda: fitted_classifier(subset_of_weights="all", hessian_structure="kron"),
+        lambda m: m.predict_proba(X),
+        lambda m: m.latent_mean_and_variance(X)[1],
+    ),
+    "draws": (
+        lambda: fitted_classifier(pred_type="nn", n_samples=8),
+        lambda m: m.predict_proba(X),
+        lambda m: m.sample_proba(X, 3, random_state=0),
+    ),
+    "regression": (
+        fitted_regressor,
+        lambda m: m.predict(R_X, return_std=True)[1],
+        lambda m: m.predict_interval(R_X),
+        lambda m: m.sample_y(R_X, 3, random_state=0),
+    ),
+    "dropout": (dropout_regressor, lambda m: m.predict(R_X, return_std=True)[1]),
+    "ensemble": (ensemble_classifier, lambda m: m.predict_proba(X)),
+    "variational": (variational_classifier, lambda m: m.predict_proba(X)),
+    "ranker": (ranker, lambda m: m.predict_proba(np.stack([R_X, R_X[::-1]], 1))),
+}
+
+
+def gradient(model):
+    """The gradient of all variances in the inputs."""
+    x = torch.from_numpy(X.copy()).requires_grad_()
+    model.predictive(x)[1].sum().backward()
+    return x.grad.numpy()
+
+
+def flags(model):
+    module = model.estimator_.module_
+    modes = [m.training for m in module.modules()]
+    return modes, [p.requires_grad for p in module.parameters()]
+
+
+def global_states():
+    key, position = np.random.get_state()[1:3]  # noqa: NPY002
+    return torch.get_rng_state().tolist(), key.tolist(), position
+
+
+def test_many_threads_predict_score_and_differentiate_as_one():
+    """Probabilities were those of a network that another thread was switching."""
+    model = fitted_classifier()
+    model.estimator_.module_.train()
+    calls = [
+        model.predict_proba,
+        model.latent_mean_and_variance,
+        lambda x: model.score(x, Y),
+        lambda x: gradient(model),
+    ]
+    expected, before = [call(X) for call in calls], flags(model)
+    ends, wrong, counts = time.monotonic() + SECONDS, [], []
+
+    def work(start):
+        step = start
+        while time.monotonic() < ends:
+            step += 1
+            which = step % len(calls)
+            try:
+                np.testing.assert_array_equal(calls[which](X), expected[which])
+            except Exception as error:
+                wrong.append(error)
+                return
+        counts.append(step - start)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(work, range(16)))
+    assert wrong == []
+    assert sum(counts) > 100
+    assert flags(model) == before
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_predictions_leave_global_generators_alone(name):
+    make, *calls = MODELS[name]
+    model = make()
+    before = global_states()
+    for call in calls:
+        call(model)
+        assert global_states() == before
+
+
+def test_streams_of_other_threads_are_not_rewound():
+    """Numbers were drawn twice: predictions restored the state from before them."""
+    model = fitted_classifier(pred_type="nn", n_samples=8)
+    ends = threading.Event()
+
+    def predict():
+        while not ends.is_set():
+            model.predict_proba(X)
+            model.score(X, Y)
+
+    torch.manual_seed(7)
+    expected = torch.rand(20_000)
+    generator = np.random.RandomState(7)
+    expected_numpy = generator.uniform(size=20_000)
+    torch.manual_seed(7)
+    np.random.seed(7)  # noqa: NPY002
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(predict) for _ in range(2)]
+        # one at a time, so that predictions come between
+        drawn = torch.stack([torch.rand(()) for _ in range(20_000)])
+        drawn_numpy = [np.random.uniform() for _ in range(20_000)]  # noqa: NPY002
+        ends.set()
+        for task in running:
+            task.result()
+    assert torch.equal(drawn, expected)
+    np.testing.assert_array_equal(drawn_numpy, expected_numpy)
+
+
+def test_another_network_predicts_while_one_is_trained():
+    """A service must not wait until the next model is trained."""
+    model, started, done = fitted_classifier(), threading.Event(), threading.Event()
+
+    class Waits(MLP):
+        def forward(self, X):
+            if self.training:
+                started.set()
+                assert done.wait(60), "no prediction while this network was trained"
+            return super().forward(X)
+
+    def train():
+        net = classifier(Waits, max_epochs=1, train_split=None)
+        LaplaceClassifier(net, random_state=0).fit(X, Y)
+
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(train)
+        assert started.wait(60)
+        model.predict_proba(X)
+        done.set()
+        training.result()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_processes_forked_while_threads_predict_and_train_do_not_wait():
+    """Children had a lock that was held by a thread of their parent."""
+    model, ends = fitted_classifier(), threading.Event()
+    context = multiprocessing.get_context("fork")
+
+    def repeat(work):
+        while not ends.is_set():
+            work()
+
+    def train():
+        LaplaceClassifier(classifier(max_epochs=1), random_state=0).fit(X, Y)
+
+    expected = model.predict_proba(X)
+    refitted = fitted_regressor().predict(R_X)
+
+    def child():
+        np.testing.assert_array_equal(model.predict_proba(X), expected)
+        assert all(flags(model)[1])
+        np.testing.assert_array_equal(fitted_regressor().predict(R_X), refitted)
+
+    with ThreadPoolExecutor(2) as pool:
+        works = train, lambda: model.predict_proba(X)
+        running = [pool.submit(repeat, work) for work in works]
+        children = [context.Process(target=child, daemon=True) for _ in range(10)]
+        for process in children:
+            process.start()
+            time.sleep(0.02)
+        for process in children:
+            process.join(60)
+        ends.set()
+    assert not any(task.exception() for task in running)
+    codes = [process.exitcode for process in children]
+    assert codes == [0] * 10  # None: it never ended
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "context",
+    [
+        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        torch.inference_mode,
+        torch.no_grad,
+    ],
+    ids=["autocast", "inference_mode", "no_grad"],
+)
+def test_contexts_of_the_caller_change_nothing(name, context):
+    make, *calls = MODELS[name]
+    model = make()
+    for call in calls:
+        expected = call(model)
+        with context():
+            before = torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()
+            np.testing.assert_array_equal(call(model), expected)
+            after = torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()
+        assert after == before
+
+
+def test_the_posterior_is_that_of_the_network_without_autocast():
+    expected = fitted_classifier(subset_of_weights="all")
+    net = FrozenEstimator(expected.estimator_)
+    model = LaplaceClassifier(
+        net, prior_precision=1.0, random_state=0, subset_of_weights="all"
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model.fit(X, Y)
+    for found, wanted in zip(
+        model.latent_mean_and_variance(X),
+        expected.latent_mean_and_variance(X),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(found, wanted)

@@ -1,0 +1,284 @@
+"""Networks in low or several precisions, without sizes yet, with odd parameters."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from nets import MLP, SoftmaxMLP, blobs, classifier
+from refusals import refused_fit
+from sklearn.frozen import FrozenEstimator
+from torch import nn
+
+from sklaplace import LaplaceClassifier
+
+X, Y = blobs()
+
+# what torch says of such modules
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Initializing zero-element tensors"),
+    pytest.mark.filterwarnings("ignore:.*weight_norm"),
+    pytest.mark.filterwarnings("ignore:Lazy modules"),
+]
+
+every_subset = pytest.mark.parametrize("subset", ["last_layer", "all"])
+every_structure = pytest.mark.parametrize("structure", ["kron", "diag", "full", "gp"])
+
+
+class Low(MLP):
+    """Computes in half precision, with outputs in it or in float32."""
+
+    def __init__(self, dtype=torch.bfloat16, casts=True, softmax=False):
+        super().__init__(dtype=dtype)
+        self.dtype, self.casts, self.softmax = dtype, casts, softmax
+
+    def forward(self, X):
+        f = super().forward(X.to(self.dtype))
+        f = f.softmax(-1) if self.softmax else f
+        return f.float() if self.casts else f
+
+
+class Autocast(MLP):
+    """Casts within its own forward."""
+
+    def forward(self, X):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(X)
+
+
+class SmallConvolution(nn.Module):
+    """A convolution, a norm without a layer form, and a head."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.convolution = nn.Conv1d(1, 4, 2, dtype=dtype)
+        self.norm = nn.BatchNorm1d(4, dtype=dtype)
+        self.head = nn.Linear(4, 3, dtype=dtype)
+
+    def forward(self, X):
+        X = X.to(self.head.weight.dtype).unsqueeze(1)
+        return self.head(self.norm(self.convolution(X)).tanh().flatten(1))
+
+
+class Mixed(MLP):
+    """A float64 head on a float32 body."""
+
+    def __init__(self):
+        super().__init__()
+        self.head.double()
+
+    def forward(self, X):
+        return self.head(self.hidden(X).tanh().double())
+
+
+class WithEmptyLayers(MLP):
+    """Layers from and to no features."""
+
+    def __init__(self):
+        super().__init__()
+        self.narrow, self.wide = nn.Linear(2, 0), nn.Linear(0, 6, bias=False)
+
+    def forward(self, X):
+        return self.head((self.hidden(X) + self.wide(self.narrow(X))).tanh())
+
+
+class WithIntegers(MLP):
+    """An order of inputs and quantised weights, both integers."""
+
+    def __init__(self):
+        super().__init__()
+        order, mixing = torch.tensor([0, 1]), 2 * torch.eye(6, dtype=torch.int8)
+        self.order = nn.Parameter(order, requires_grad=False)
+        self.mixing = nn.Parameter(mixing, requires_grad=False)
+        self.register_buffer("count", torch.tensor(3))
+
+    def forward(self, X):
+        hidden = self.hidden(X[:, self.order]) @ (self.mixing.float() / 2)
+        return self.head(hidden.tanh())
+
+
+class WithHooks(MLP):
+    """Weights that a hook computes before each forward pass."""
+
+    def __init__(self, of_head=False):
+        super().__init__()
+        torch.nn.utils.weight_norm(self.head if of_head else self.hidden)
+
+
+class WithParametrisation(MLP):
+    """The same by torch's parametrisations."""
+
+    def __init__(self, of_head=False):
+        super().__init__()
+        layer = self.head if of_head else self.hidden
+        nn.utils.parametrizations.weight_norm(layer)
+
+
+class Lazy(MLP):
+    """Layers that take their sizes from the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.head = nn.LazyLinear(6), nn.LazyLinear(3)
+
+
+def trained(module, **params):
+    torch.manual_seed(0)
+    return classifier(module, train_split=None, **params).fit(X, Y)
+
+
+def with_weights_of(net, module, **params):
+    """Another module with the same weights, in its own precision."""
+    other = classifier(module, **params).initialize()
+    values, names = net.module_.state_dict(), other.module_.state_dict().keys()
+    other.module_.load_state_dict({name: values[name] for name in names})
+    return other
+
+
+def fit(net, subset="last_layer", structure="kron", **params):
+    params = {"prior_precision": 1.0} | params
+    model = LaplaceClassifier(
+        FrozenEstimator(net),
+        subset_of_weights=subset,
+        hessian_structure=structure,
+        random_state=0,
+        **params,
+    )
+    return model.fit(X, Y)
+
+
+def assert_equal_predictions(found, expected, tolerance):
+    """Variances and evidence relative to their size, and probabilities."""
+    variances = [m.latent_mean_and_variance(X)[1] for m in (found, expected)]
+    size = variances[1].max()
+    np.testing.assert_allclose(*variances, rtol=0, atol=tolerance * size)
+    probabilities = [m.predict_proba(X) for m in (found, expected)]
+    np.testing.assert_allclose(*probabilities, rtol=0, atol=tolerance)
+    evidences = [m.log_marginal_likelihood_value_ for m in (found, expected)]
+    np.testing.assert_allclose(*evidences, rtol=tolerance)
+
+
+LOW = {
+    "bfloat16": (Low, MLP, {}, torch.bfloat16),
+    "bfloat16 outputs": (Low, MLP, {"module__casts": False}, torch.bfloat16),
+    "half": (Low, MLP, {"module__dtype": torch.float16}, torch.float16),
+    "autocast": (Autocast, MLP, {}, torch.bfloat16),
+    "convolution": (
+        SmallConvolution,
+        SmallConvolution,
+        {"module__dtype": torch.bfloat16},
+        torch.bfloat16,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOW)
+@every_subset
+@every_structure
+def test_low_precision_differs_by_its_rounding_from_float32(name, subset, structure):
+    module, reference, params, dtype = LOW[name]
+    net = trained(reference)
+    expected = fit(net, subset, structure, refine=False)
+    low = with_weights_of(net, module, **params)
+    found = fit(low, subset, structure, refine=False)
+    layers = [m.posterior_.layout.layers for m in (found, expected)]
+    assert layers[0] == layers[1], "a layer has lost its form"
+    # each output and gradient is a product of a few rounded numbers
+    assert_equal_predictions(found, expected, 8 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("casts", [True, False])
+def test_logits_before_a_softmax_in_low_precision(casts):
+    net = trained(SoftmaxMLP, criterion=nn.NLLLoss)
+    params = {"module__softmax": True, "module__casts": casts}
+    low = with_weights_of(net, Low, criterion=nn.NLLLoss, **params)
+    assert_equal_predictions(fit(low, refine=False), fit(net, refine=False), 0.06)
+
+
+@pytest.mark.parametrize("name", LOW)
+@pytest.mark.parametrize("pred_type", ["glm", "nn"])
+def test_tuned_and_refitted_in_low_precision(name, pred_type):
+    module, _, params, _ = LOW[name]
+    net = classifier(module, **params)
+    model = LaplaceClassifier(net, refine=True, random_state=0, pred_type=pred_type)
+    assert np.isfinite(model.fit(X, Y).predict_proba(X)).all()
+    assert model.posterior_.mean.dtype == torch.float64
+
+
+SAME_FUNCTION = [Mixed, WithEmptyLayers, WithIntegers]
+
+
+@pytest.mark.parametrize("module", SAME_FUNCTION)
+@pytest.mark.parametrize("subset", ["last_layer", "all", "trainable", ["hidden"]])
+@every_structure
+def test_of_networks_of_the_same_function(module, subset, structure):
+    net = trained(module)
+    expected = fit(with_weights_of(net, MLP), subset, structure, refine=False)
+    found = fit(net, subset, structure, refine=False)
+    assert_equal_predictions(found, expected, 1e-5)
+
+
+@pytest.mark.parametrize("of_head", [False, True])
+@every_subset
+def test_weights_computed_by_a_hook(of_head, subset):
+    net = trained(WithHooks, module__of_head=of_head)
+    reference = classifier(WithParametrisation, module__of_head=of_head).initialize()
+    with torch.no_grad():
+        for name in ("hidden", "head"):
+            old, new = (getattr(n.module_, name) for n in (net, reference))
+            new.bias.copy_(old.bias)
+            if hasattr(old, "weight_g"):
+                new.parametrizations.weight.original0.copy_(old.weight_g)
+                new.parametrizations.weight.original1.copy_(old.weight_v)
+            else:
+                new.weight.copy_(old.weight)
+    before = pickle.dumps(net.module_.state_dict())
+    found, expected = (fit(n, subset, "full", refine=False) for n in (net, reference))
+    assert_equal_predictions(found, expected, 1e-4)
+    assert pickle.dumps(net.module_.state_dict()) == before
+    copy = pickle.loads(pickle.dumps(found))
+    np.testing.assert_array_equal(copy.predict_proba(X), found.predict_proba(X))
+
+
+def test_lazy_layers_get_their_sizes_before_the_checks():
+    net = classifier(Lazy, train_split=None)
+    model = LaplaceClassifier(net, prior_precision=1.0, random_state=0).fit(X, Y)
+    assert model.posterior_.layout.n_parameters == 21
+    assert not hasattr(net, "module_")
+    again = fit(model.estimator_)
+    np.testing.assert_allclose(again.predict_proba(X), model.predict_proba(X))
+
+
+def test_lazy_layers_of_a_network_without_weights_are_refused():
+    model = LaplaceClassifier(FrozenEstimator(classifier(Lazy).initialize()))
+    refused_fit(model, "hidden.weight", "lazy", "Fit the net", data=(X, Y))
+
+
+@pytest.mark.parametrize("subset", [["narrow"], ["order"]])
+def test_parameters_that_are_no_weights_are_refused(subset):
+    module = WithEmptyLayers if subset == ["narrow"] else WithIntegers
+    model = LaplaceClassifier(classifier(module), subset_of_weights=subset)
+    words = subset[0], "hidden.weight", "Integers and empty tensors"
+    refused_fit(model, *words, data=(X, Y))
+
+
+def test_a_last_layer_without_weights_is_refused():
+    class Empty(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.head = nn.Linear(2, 0), nn.Linear(0, 3, bias=False)
+
+        def forward(self, X):
+            return self.head(self.first(X))
+
+    refused_fit(LaplaceClassifier(classifier(Empty)), "no weights", data=(X, Y))
+
+
+@pytest.mark.parametrize(("options", "warns"), [({}, True), ({"n_weights": 9}, False)])
+def test_a_subnetwork_of_all_weights_by_default_is_told(options, warns):
+    """Of a network with 39 weights, no more than are selected by default."""
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        fit(trained(MLP), "subnetwork", "full", subset_params=options)
+    assert [("has 39, which" in str(w.message)) for w in shown] == [True] * warns

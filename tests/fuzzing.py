@@ -1,0 +1,635 @@
+"""Random configurations of estimators, data and calls, and what must hold for each.
+
+A `Configuration` consists of names, so that a failing one can be read and repeated;
+the dictionaries below say what the names stand for. `violations` returns what went
+wrong: an error of another type or that names no argument involved, results that are
+not finite, or anything changed that a failed call must leave alone.
+"""
+
+import copy
+import re
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import torch
+from conftest import global_rng_states
+from nets import MLP, EmbeddingNet, TwoInputs, classifier, regressor, seeded
+from scipy import sparse
+from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import KFold
+from skorch.dataset import Dataset
+from skorch.helper import SliceDataset, SliceDict
+from torch import nn
+from torch.utils.data import Subset, TensorDataset
+
+import sklaplace
+
+N, FEATURES = 24, 2
+ERRORS = ValueError, TypeError, NotFittedError
+CLASSIFIERS = [
+    "LaplaceClassifier",
+    "LaplaceClassifierCV",
+    "MCDropoutClassifier",
+    "DeepEnsembleClassifier",
+    "VariationalClassifier",
+]
+REGRESSORS = [name.replace("Classifier", "Regressor") for name in CLASSIFIERS]
+ESTIMATORS = [*CLASSIFIERS, *REGRESSORS, "LaplaceRanker"]
+# Laplace has more parameters than the others together
+WEIGHTED = [*ESTIMATORS, *["LaplaceClassifier", "LaplaceRegressor"] * 4]
+
+
+# -------------------------------------------------------------------------- networks
+class DropoutMLP(MLP):
+    """With a dropout layer."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, X):
+        return self.head(self.dropout(torch.tanh(self.hidden(X))))
+
+
+class NaNWeights(MLP):
+    """With a weight that is not a number."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        with torch.no_grad():
+            self.head.weight[0, 0] = float("nan")
+
+
+def _net(kind, module=MLP, **params):
+    return kind(module, max_epochs=1, **params)
+
+
+def _trained(kind):
+    X, y = good(kind is classifier)
+    return seeded(_net(kind), X, y)
+
+
+# name -> network, given `classifier` or `regressor`
+NETS: dict[str, Callable[[Any], Any]] = {
+    "default": lambda kind: None,
+    "mlp": _net,
+    "dropout": lambda kind: _net(kind, DropoutMLP),
+    "no split": lambda kind: _net(kind, train_split=None),
+    "frozen": lambda kind: FrozenEstimator(_trained(kind)),
+    "float64": lambda kind: _net(kind, module__dtype=torch.float64),
+    "one output": lambda kind: _net(kind, module__n_out=1),
+    "no output": lambda kind: _net(kind, module__n_out=0),
+    "no weights": lambda kind: _net(kind, nn.Identity),
+    "embedding": lambda kind: _net(kind, EmbeddingNet),
+    "two inputs": lambda kind: _net(kind, TwoInputs),
+    "other task": lambda kind: _net(regressor if kind is classifier else classifier),
+    "other criterion": lambda kind: _net(kind, criterion=nn.HuberLoss),
+    "bce": lambda kind: _net(kind, criterion=nn.BCEWithLogitsLoss),
+    "poisson": lambda kind: _net(kind, criterion=nn.PoissonNLLLoss),
+    "nan weights": lambda kind: _net(kind, NaNWeights),
+    "nan step": lambda kind: _net(kind, lr=float("inf")),
+    "no epoch": lambda kind: kind(max_epochs=0),
+    "criterion weight": lambda kind: _net(kind, criterion__weight=torch.ones(7)),
+    "drop last": lambda kind: _net(kind, iterator_valid__drop_last=True),
+    "shuffle": lambda kind: _net(kind, iterator_valid__shuffle=True),
+    "module": lambda kind: MLP(),
+    "class": lambda kind: type(_net(kind)),
+    "other library": lambda kind: LogisticRegression(),
+    "number": lambda kind: 3,
+    "text": lambda kind: "mlp",
+}
+USUAL_NETS = ["default", "mlp", "dropout", "no split", "frozen"]
+
+
+# ------------------------------------------------------------------------ parameters
+def _values(*values: Any) -> dict[str, Any]:
+    return {repr(value): value for value in values}
+
+
+ODD = {
+    **_values(None, True, -1, 0, 1, 2, 1.5, -0.5, 1e300, 1e-300, 2**70, 1j, "typo", ""),
+    **_values([], {}, (1, 2), [0.5], {"a": 1}, b"kron", np.int64(2), np.float32(0.5)),
+    **_values(float("nan"), float("inf"), float("-inf")),
+    "array": np.array([0.5, 1.0]),
+    "negative array": np.array([-0.5, 1.0]),
+    "tensor": torch.tensor(0.5),
+    "object": object(),
+    "function": len,
+    "class": dict,
+}
+# what a parameter usually is, so that unusual ones are met in working surroundings
+USUAL = {
+    "subset_of_weights": _values("all", "last_layer", "subnetwork", ["head"], ["x"]),
+    "subset_params": _values(None, {"n_weights": 3}, {"by": "random"}, {"n": 1}),
+    "hessian_structure": _values(
+        *["diag", "full", "gp", "kron", "lowrank", "nystrom", "variational"]
+    ),
+    "structure_params": _values(None, {"rank": 2}, {"rank": -1}, {"ranks": 2}),
+    "curvature": _values("ef", "ggn", "ggn_mc", "hessian"),
+    "curvature_params": _values(None, {"n_draws": 2}, {"n_draws": 0}, {"n": 2}),
+    "prior_precision": _values("auto", "marglik", "validation", 1.0, 0.01, 1e8),
+    "prior_precisions": _values(None, [0.1, 1.0], [1.0], [], [-1.0], "auto"),
+    "prior_structure": _values("scalar", "layerwise", "diag"),
+    "prior_mean": _values(0.0, 0.3, "map"),
+    "refine": _values(True, False, "auto"),
+    "temperature": _values(1.0, 0.5, 1e-8),
+    "validation_fraction": _values(0.2, 0.5, 0.999, 1e-9),
+    "pred_type": _values("glm", "nn"),
+    "n_samples": _values(1, 2, 8),
+    "batch_size": _values(None, 1, 5, 1000),
+    "random_state": _values(None, 0, 7),
+    "verbose": _values(0),
+    "class_weight": _values(None, "balanced", "balance", {0: 2.0}, {"a": 1.0}),
+    "link_approx": _values("auto", "mc", "probit", "bridge", "laplace"),
+    "dirichlet_approx": _values(
+        *["bridge", "bridge_norm", "bridge_norm_published", "projection"]
+    ),
+    "sigma_noise": _values("auto", "marglik", "validation", 0.3, [0.3], 1e-6),
+    "cv": {**_values(2, 3, 1), "KFold": KFold(2), "pairs": [([0, 1], [2, 99])]},
+    "scoring": _values(None, "accuracy", "r2", "neg_log_loss", ["r2"]),
+    "n_jobs": _values(None, 1),
+    "n_estimators": _values(1, 2),
+    "posterior": _values("gaussian", "density", "kumaraswamy", "quantile"),
+    "prior": _values("gaussian", "scale_mixture", "uniform", None),
+    "prior_scale": _values(1.0, 0.1),
+    "prior_params": _values(None, {"pi": 0.5}),
+    "kl_weight": _values(0.1, 1.0),
+    "kl_schedule": _values("uniform", "blundell"),
+    "bound": _values(3.0, 0.1),
+    "likelihood": _values(None, "categorical", "gaussian", "poisson", "ordinal"),
+    "memory": _values(None),
+}
+# these run processes, write files or take as long as they say
+PLAIN_ONLY = {
+    "n_jobs": _values(0, "two", 1.5),
+    "memory": _values(3, [], 1.5),
+    "n_estimators": _values(0, -1, 1.5, "two", None, True, float("nan")),
+    "verbose": _values(None, "yes", -1),
+}
+
+
+def values(name: str) -> dict[str, Any]:
+    """Return usual and odd values of a constructor parameter."""
+    return USUAL.get(name, {}) | PLAIN_ONLY.get(name, ODD)
+
+
+def parameters(estimator: str) -> list[str]:
+    """Return the constructor parameters that configurations set, in order."""
+    names = list(signature(getattr(sklaplace, estimator)).parameters)
+    return [name for name in names if name != "estimator"]
+
+
+# ------------------------------------------------------------------------------ data
+def good(is_classifier: bool, n: int = N) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs and targets that are in order."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, FEATURES)).astype(np.float32)
+    if is_classifier:
+        return X, np.arange(n) % 3
+    return X, np.sin(X[:, :1]).astype(np.float32)
+
+
+def _with(value: Any, dtype: Any = None) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function that sets the fourth entry of a copy."""
+
+    def change(values: np.ndarray) -> np.ndarray:
+        changed = values.astype(dtype or values.dtype)
+        changed.reshape(-1)[3] = value
+        return changed
+
+    return change
+
+
+def _read_only(values: np.ndarray) -> np.ndarray:
+    values.setflags(write=False)
+    return values
+
+
+def _frame(*columns: Any) -> Callable[[np.ndarray], pd.DataFrame]:
+    return lambda X: pd.DataFrame({"a": X[:, 0], "b": list(columns) * (len(X) // 2)})
+
+
+# name -> function of inputs (n, 2) that are in order
+INPUTS: dict[str, Callable[[np.ndarray], Any]] = {
+    "good": lambda X: X,
+    "float64": lambda X: X.astype(np.float64),
+    "float16": lambda X: X.astype(np.float16),
+    "longdouble": lambda X: X.astype(np.longdouble),
+    "integers": lambda X: (X * 10).astype(int),
+    "unsigned": lambda X: (X * 10).astype(np.uint8),
+    "booleans": lambda X: X > 0,
+    "objects": lambda X: X.astype(object),
+    "complex": lambda X: X + 1j,
+    "text": lambda X: X.astype(str),
+    "words": lambda X: np.full(X.shape, "word"),
+    "bytes": lambda X: X.astype("S8"),
+    "dates": lambda X: np.full(X.shape, np.datetime64("2020-01-01")),
+    "durations": lambda X: np.full(X.shape, np.timedelta64("NaT")),
+    "NaN": _with(np.nan),
+    "infinite": _with(np.inf),
+    "None inside": _with(None, object),
+    "'nan' inside": _with("nan", object),
+    "word inside": _with("word", object),
+    "NaT inside": _with(np.datetime64("NaT"), object),
+    "pd.NA inside": _with(pd.NA, object),
+    "array inside": _with(np.ones(2), object),
+    "masked": lambda X: np.ma.masked_array(X, X > 1),
+    "huge": lambda X: X.astype(np.float64) * 1e300,
+    "large": lambda X: X * np.float32(1e30),
+    "tiny": lambda X: X.astype(np.float64) * 1e-300,
+    "constant": lambda X: np.zeros_like(X),
+    "equal samples": lambda X: np.repeat(X[:1], len(X), 0),
+    "read-only": lambda X: _read_only(X.copy()),
+    "strided": lambda X: np.asfortranarray(X)[::-1],
+    "list": lambda X: X.tolist(),
+    "ragged": lambda X: [[1.0, 2.0], [1.0]] * (len(X) // 2),
+    "1-d": lambda X: X[:, 0],
+    "3-d": lambda X: X[:, :, None],
+    "0-d": lambda X: np.float32(1.0),
+    "one column": lambda X: X[:, :1],
+    "more columns": lambda X: np.hstack([X, X]),
+    "no columns": lambda X: X[:, :0],
+    "no samples": lambda X: X[:0],
+    "one sample": lambda X: X[:1],
+    "two samples": lambda X: X[:2],
+    "DataFrame": lambda X: pd.DataFrame(X, columns=["a", "b"]),
+    "numbered DataFrame": lambda X: pd.DataFrame(X),
+    "DataFrame with NA": _frame(pd.NA, 1.0),
+    "DataFrame with words": _frame("u", "v"),
+    "DataFrame with dates": _frame(pd.Timestamp("2020"), pd.NaT),
+    "nullable DataFrame": lambda X: pd.DataFrame(X).convert_dtypes(),
+    "categorical DataFrame": lambda X: pd.DataFrame(X).astype("category"),
+    "polars": lambda X: pl.DataFrame(X, schema=["a", "b"]),
+    "polars with null": lambda X: pl.DataFrame({"a": X[:, 0], "b": [None] * len(X)}),
+    "Series": lambda X: pd.Series(X[:, 0]),
+    "sparse": lambda X: sparse.csr_array(X),
+    "sparse matrix": lambda X: sparse.dok_matrix(X),
+    "matrix": lambda X: np.matrix(X),
+    "tensor": lambda X: torch.from_numpy(X.copy()),
+    "tensor with grad": lambda X: torch.from_numpy(X.copy()).requires_grad_(),
+    "bfloat16 tensor": lambda X: torch.from_numpy(X).bfloat16(),
+    "sparse tensor": lambda X: torch.from_numpy(X).to_sparse(),
+    "meta tensor": lambda X: torch.empty(X.shape, device="meta"),
+    "dict": lambda X: {"X": X},
+    "wrong dict": lambda X: {"a": X, "b": X},
+    "unequal dict": lambda X: {"X": X, "b": X[:3]},
+    "empty dict": lambda X: {},
+    "tuple": lambda X: (X,),
+    "SliceDict": lambda X: SliceDict(X=X),
+    "Dataset": lambda X: Dataset(X, good(True, len(X))[1]),
+    "TensorDataset": lambda X: TensorDataset(torch.from_numpy(X)),
+    "Subset": lambda X: Subset(Dataset(X, good(True, len(X))[1]), [2, 0, 1] * 8),
+    "SliceDataset": lambda X: SliceDataset(Dataset(X, good(True, len(X))[1])),
+    "generator": lambda X: iter(X),
+    "None": lambda X: None,
+    "number": lambda X: 3,
+    "string": lambda X: "X",
+    "set": lambda X: {1.0, 2.0},
+    "estimator": lambda X: LogisticRegression(),
+}
+
+# name -> function of targets that are in order, (n,) or (n, 1)
+TARGETS: dict[str, Callable[[np.ndarray], Any]] = {
+    "good": lambda y: y,
+    "1-d": lambda y: y.reshape(-1),
+    "column": lambda y: y.reshape(-1, 1),
+    "two columns": lambda y: np.stack([y.reshape(-1)] * 2, 1),
+    "indicators": lambda y: np.eye(3)[np.arange(len(y)) % 3],
+    "3-d": lambda y: y.reshape(-1, 1, 1),
+    "0-d": lambda y: 1,
+    "words": lambda y: np.array(list("abc"))[np.arange(len(y)) % 3],
+    "two classes": lambda y: np.arange(len(y)) % 2,
+    "booleans": lambda y: np.arange(len(y)) % 2 == 0,
+    "one class": lambda y: np.zeros(len(y), int),
+    "class per sample": lambda y: np.arange(len(y)),
+    "negative integers": lambda y: -(np.arange(len(y)) % 3) - 1,
+    "counts": lambda y: (np.arange(len(y)) % 7).reshape(-1, 1).astype(np.float32),
+    "float classes": lambda y: (np.arange(len(y)) % 3).astype(float),
+    "floats": lambda y: np.linspace(0, 1, len(y)),
+    "constant": lambda y: np.ones((len(y), 1), np.float32),
+    "huge": lambda y: y * 1e200,
+    "tiny": lambda y: y * 1e-200,
+    "complex": lambda y: y + 1j,
+    "NaN": _with(np.nan, float),
+    "infinite": _with(np.inf, float),
+    "None inside": _with(None, object),
+    "'nan' inside": _with("nan", object),
+    "pd.NA inside": _with(pd.NA, object),
+    "word inside": _with("word", object),
+    "mixed": lambda y: np.array([1, "a", None, 2.5] * 6, dtype=object),
+    "None among words": lambda y: np.array(["a", "b", None] * 8, dtype=object),
+    "masked": lambda y: np.ma.masked_array(y, np.zeros(y.shape, bool)),
+    "dates": lambda y: np.full(len(y), np.datetime64("2020-01-01")),
+    "bytes": lambda y: np.array([b"a", b"b"] * 12),
+    "list": lambda y: y.tolist(),
+    "Series": lambda y: pd.Series(y.reshape(-1)),
+    "Series with NA": lambda y: pd.Series([1, 2, pd.NA] * 8, dtype="Int64"),
+    "categories": lambda y: pd.Series(list("abc") * 8, dtype="category"),
+    "DataFrame": lambda y: pd.DataFrame(y),
+    "polars": lambda y: pl.Series(y.reshape(-1)),
+    "sparse": lambda y: sparse.csr_array(np.eye(3, dtype=int)[np.arange(len(y)) % 3]),
+    "tensor": lambda y: torch.from_numpy(y.copy()),
+    "tensor with grad": lambda y: torch.from_numpy(y * 1.0).requires_grad_(),
+    "shorter": lambda y: y[:-1],
+    "longer": lambda y: np.concatenate([y, y]),
+    "empty": lambda y: y[:0],
+    "None": lambda y: None,
+    "number": lambda y: 3,
+    "string": lambda y: "y",
+    "dict": lambda y: {"y": y},
+    "ragged": lambda y: [[1], [1, 2]] * (len(y) // 2),
+    "generator": lambda y: iter(y),
+}
+
+# name -> function of the number of samples
+WEIGHTS: dict[str, Callable[[int], Any]] = {
+    "None": lambda n: None,
+    "ones": lambda n: np.ones(n),
+    "list": lambda n: [1.0, 2.0] * (n // 2),
+    "tensor": lambda n: torch.ones(n),
+    "Series": lambda n: pd.Series(np.ones(n)),
+    "random": lambda n: np.random.default_rng(0).uniform(0.5, 1.5, n),
+    "some zero": lambda n: np.arange(n) % 2.0,
+    "one positive": lambda n: np.eye(1, n)[0],
+    "all zero": lambda n: np.zeros(n),
+    "negative": lambda n: -np.ones(n),
+    "NaN": lambda n: np.full(n, np.nan),
+    "infinite": lambda n: np.full(n, np.inf),
+    "complex": lambda n: np.ones(n) * 1j,
+    "objects": lambda n: np.array([None] * n, dtype=object),
+    "text": lambda n: np.array(["1"] * n),
+    "words": lambda n: np.array(["one"] * n),
+    "column": lambda n: np.ones((n, 1)),
+    "matrix": lambda n: np.ones((n, 2)),
+    "shorter": lambda n: np.ones(n - 1),
+    "number": lambda n: 2.0,
+    "string": lambda n: "balanced",
+    "sum to one": lambda n: np.full(n, 1 / n),
+    "tiny": lambda n: np.full(n, 1e-300),
+    "huge": lambda n: np.full(n, 1e300),
+}
+
+
+# ----------------------------------------------------------------------------- calls
+# method -> names of its arguments beside data, with odd and usual values
+ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
+    "predict": {"return_std": _values(True, False), "return_cov": _values(True, False)},
+    "predict_proba": {},
+    "predict_log_proba": {},
+    "predict_interval": {"coverage": _values(0.9, [0.5, 0.9], [], 0.0, 1.0) | ODD},
+    "predict_quantiles": {"alpha": _values(0.1, [0.1, 0.9], [], 0.0, 1.0) | ODD},
+    "predict_dirichlet": {"method": _values("bridge", "projection") | ODD},
+    "predict_uncertainty": {"method": _values("bridge", "mc") | ODD},
+    "predict_set": {"q": _values(0.05) | ODD, "k_max": _values(2, 10) | ODD},
+    "sample_proba": {"n_samples": _values(2) | ODD, "random_state": _values(0) | ODD},
+    "sample_y": {"n_samples": _values(2) | ODD, "random_state": _values(0) | ODD},
+    "latent_mean_and_variance": {"full_cov": _values(True, False)},
+    "log_marginal_likelihood": {},
+    "predictive": {},
+    "predict_score": {},
+    "score": {},
+    "partial_fit": {},
+    "recalibrate": {},
+}
+WITHOUT_DATA = {"log_marginal_likelihood"}
+WITH_TARGETS = {"score", "partial_fit", "recalibrate"}
+# names of arguments for X, where they differ
+INPUT_NAMES = {"predictive": "x", "predict_score": "items"}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a method: names of its data and of its other arguments."""
+
+    method: str
+    X: str = "good"
+    y: str = "good"
+    sample_weight: str = "None"
+    arguments: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """An estimator, what it is fitted to, and what is called after that."""
+
+    estimator: str
+    net: str = "mlp"
+    params: dict[str, str] = field(default_factory=dict)
+    fit: Call = field(default_factory=lambda: Call("fit"))
+    X_val: str | None = None
+    y_val: str | None = None
+    calls: tuple[Call, ...] = ()
+    in_thread: bool = False
+
+    @property
+    def is_classifier(self) -> bool:
+        """Whether targets are classes."""
+        return self.estimator not in REGRESSORS
+
+    def model(self) -> Any:
+        """Return the estimator."""
+        params = {name: values(name)[value] for name, value in self.params.items()}
+        net = NETS[self.net](classifier if self.is_classifier else regressor)
+        cheap = {
+            name: 2
+            for name in ("n_samples", "n_estimators", "cv")
+            if name in parameters(self.estimator)
+        }
+        return getattr(sklaplace, self.estimator)(net, **cheap | params)
+
+    def data(self, X: str, y: str) -> tuple[Any, Any]:
+        """Return inputs and targets of these names; those of a ranker are pairs."""
+        good_X, good_y = good(self.is_classifier)
+        made = INPUTS[X](good_X)
+        if self.estimator == "LaplaceRanker":
+            good_y = good_y % 2
+            if type(made) is np.ndarray and made.ndim == 2:
+                made = np.stack([made, made[::-1]], 1)
+        return made, TARGETS[y](good_y)
+
+
+# ---------------------------------------------------------------------------- checks
+def _contents(value: Any) -> Any:
+    """Return what data consists of, for comparison."""
+    if isinstance(value, dict):
+        return {name: _contents(part) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [_contents(part) for part in value]
+    if isinstance(value, torch.Tensor):
+        return repr((value, value.requires_grad, value.grad))
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value.tobytes()
+    return repr(value)
+
+
+def _net_state(net: Any) -> Any:
+    """Return weights, modes, flags, hooks and attributes of a network."""
+    net = getattr(net, "estimator", net)
+    module = getattr(net, "module_", net)
+    if not isinstance(module, nn.Module):
+        return _attributes(net) if hasattr(net, "get_params") else None
+    parameters = list(module.parameters())
+    return (
+        _attributes(net),
+        [p.detach().numpy().tobytes() for p in parameters],
+        [p.requires_grad for p in parameters],
+        [p.grad is None for p in parameters],
+        [(m.training, len(m._forward_hooks)) for m in module.modules()],
+    )
+
+
+def _attributes(instance: Any) -> dict[str, int]:
+    return {name: id(value) for name, value in vars(instance).items()}
+
+
+def _global_state() -> Any:
+    return (
+        global_rng_states(),
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_num_threads(),
+        np.geterr(),
+    )
+
+
+def _has_numbers(method: str, result: Any) -> bool:
+    """Whether all numbers are finite; probabilities of zero have logarithms, too."""
+    if method == "predict_log_proba":
+        return not np.isnan(result).any()
+    parts = result if isinstance(result, tuple) else (result,)
+    arrays = [np.asarray(p.detach() if torch.is_tensor(p) else p) for p in parts]
+    return all(
+        bool(np.isfinite(array).all()) for array in arrays if array.dtype.kind in "fc"
+    )
+
+
+def _names_one(message: str, names: set[str]) -> bool:
+    return any(re.search(rf"(?<!\w){re.escape(name)}", message) for name in names)
+
+
+NET_WORDS = {"network", "net", "module", "criterion", "estimator", "layer", "skorch"}
+
+
+class Run:
+    """One configuration that is run, and what was found wrong."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self.configuration, self.found = configuration, list[str]()
+        self.model = configuration.model()
+        self.is_fitted = False
+
+    def all(self) -> list[str]:
+        """Fit, call, and return what went wrong."""
+        c = self.configuration
+        for call in c.calls[:1]:
+            self._check(call, before_fit=True)
+        self._check_fit(c)
+        for call in c.calls:
+            self._check(call)
+        return self.found
+
+    def _check_fit(self, c: Configuration) -> None:
+        X, y = c.data(c.fit.X, c.fit.y)
+        options = {}
+        if c.X_val is not None:
+            options["X_val"] = c.data(c.X_val, "good")[0]
+        if c.y_val is not None:
+            options["y_val"] = c.data("good", c.y_val)[1]
+        names = {*c.params, *options, *NET_WORDS, "X", "y"}
+        weight = WEIGHTS[c.fit.sample_weight](N)
+        if weight is not None:
+            options["sample_weight"] = weight
+            names.add("sample_weight")
+        self.is_fitted = self._run("fit", (X, y), options, names) is not None
+
+    def _check(self, call: Call, *, before_fit: bool = False) -> None:
+        method = getattr(self.model, call.method, None)
+        if method is None or (call.method == "partial_fit" and not self.is_fitted):
+            return
+        if not self.is_fitted and not before_fit:
+            return
+        X, y = self.configuration.data(call.X, call.y)
+        data = () if call.method in WITHOUT_DATA else (X,)
+        needed = {"alpha": 0.1} if call.method == "predict_quantiles" else {}
+        options: dict[str, Any] = needed | {
+            name: ARGUMENTS[call.method][name][value]
+            for name, value in call.arguments.items()
+            if name in signature(method).parameters
+        }
+        if call.method in WITH_TARGETS:
+            data = X, y
+            options["sample_weight"] = WEIGHTS[call.sample_weight](N)
+        if call.method == "predictive" and isinstance(X, np.ndarray):
+            is_known = X.dtype.kind in "fiub" and X.dtype != np.longdouble
+            data = (torch.as_tensor(X.copy()) if is_known else X,)
+        names = {"X", "y", INPUT_NAMES.get(call.method, "X"), *options}
+        names |= self.configuration.params.keys()
+        self._run(call.method, data, options, names)
+
+    def _run(
+        self, name: str, data: tuple[Any, ...], options: dict[str, Any], names: set[str]
+    ) -> Any:
+        """Call a method, and compare everything around it with how it was."""
+        where = f"{name}{tuple(options)}"
+        before = self._state(data, options)
+        try:
+            result = getattr(self.model, name)(*data, **options)
+        except ERRORS as error:
+            if not (isinstance(error, NotFittedError) or _names_one(str(error), names)):
+                self._wrong(where, f"no argument named by {error!r}")
+            self._compare(where, before, self._state(data, options))
+            return None
+        except Exception as error:
+            self._wrong(where, f"raised {error!r}")
+            self._compare(where, before, self._state(data, options))
+            return None
+        if name not in ("fit", "partial_fit", "recalibrate") and not _has_numbers(
+            name, result
+        ):
+            self._wrong(where, "returned values that are not finite")
+        kept = before | self._state(data, options) if name == "fit" else before
+        after = self._state(data, options)
+        for part in ("net", "data", "global"):
+            if kept[part] != after[part] or before[part] != after[part]:
+                self._wrong(where, f"changed {part}")
+        return result if result is not None else True
+
+    def _state(self, data: Any, options: Any) -> dict[str, Any]:
+        return {
+            "estimator": _attributes(self.model),
+            "net": _net_state(getattr(self.model, "estimator", None)),
+            "fitted net": _net_state(getattr(self.model, "estimator_", None)),
+            "data": _contents((data, options)),
+            "global": _global_state(),
+        }
+
+    def _compare(self, where: str, before: Any, after: Any) -> None:
+        for part, value in before.items():
+            if after[part] != value:
+                self._wrong(where, f"failed and changed {part}")
+
+    def _wrong(self, where: str, what: str) -> None:
+        self.found.append(f"{where}: {what}")
+
+
+def violations(configuration: Configuration) -> list[str]:
+    """Return what is wrong in a configuration, empty where nothing is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = Run(copy.deepcopy(configuration))
+        if not configuration.in_thread:
+            return run.all()
+        before = _global_state()
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(run.all).result()
+        return found + ["another thread changed"] * (before != _global_state())

@@ -1,0 +1,114 @@
+"""The split of a trained net, recognised by the losses that its history holds."""
+
+import numpy as np
+import pytest
+import torch
+from nets import blobs, classifier, regressor, seeded, waves
+from sklearn.frozen import FrozenEstimator
+from skorch.callbacks import Checkpoint
+from skorch.dataset import Dataset, ValidSplit
+from skorch.helper import predefined_split
+
+from sklaplace import LaplaceClassifier, LaplaceRegressor
+from sklaplace.networks.history import recorded_split
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+X, Y = blobs()
+X_REG, Y_REG = waves()
+TARGETS = Y_REG[:, None]
+SPLITS = {
+    "default": ValidSplit(5),
+    "stratified": ValidSplit(4, stratified=True),
+    "at random": ValidSplit(0.3, random_state=0),
+    "given": predefined_split(Dataset(X[1::3], Y[1::3])),
+}
+
+
+def held_out(net, *data):
+    parts = recorded_split(net, *(data or (X, Y)))
+    return None if parts is None else np.stack([row for row, _ in parts[1]])
+
+
+@pytest.mark.parametrize("name", SPLITS)
+@pytest.mark.parametrize("callbacks", ["disable", None])
+def test_the_split_of_the_training_is_found(name, callbacks):
+    net = seeded(classifier(train_split=SPLITS[name], callbacks=callbacks), X, Y)
+    expected = np.stack([row for row, _ in SPLITS[name](Dataset(X, Y), Y)[1]])
+    np.testing.assert_array_equal(held_out(net), expected)
+
+
+def test_at_the_weights_of_the_best_epoch(tmp_path):
+    best = Checkpoint(dirname=tmp_path, load_best=True, monitor="valid_loss_best")
+    net = classifier(train_split=ValidSplit(3), callbacks=[best], lr=2.0, max_epochs=8)
+    net = seeded(net, X, Y)
+    assert len(net.history) < 8  # that of the last epochs is gone
+    assert held_out(net) is not None
+
+
+# draws anew whenever it is called
+DRAWN = ValidSplit(0.3, random_state=np.random.RandomState(0))
+NOT_PROVEN = {
+    "no split": (classifier(), X, Y),
+    "another order": (classifier(train_split=ValidSplit(5)), X[::-1].copy(), Y[::-1]),
+    "other samples": (classifier(train_split=ValidSplit(5)), X[:50], Y[:50]),
+    "other inputs": (classifier(train_split=ValidSplit(5)), X + 0.01, Y),
+    "other targets": (classifier(train_split=ValidSplit(5)), X, (Y + 1) % 3),
+    "another random split": (classifier(train_split=DRAWN), X, Y),
+    "other features": (classifier(train_split=ValidSplit(5)), X[:, :1], Y),
+    "too few samples": (classifier(train_split=ValidSplit(5)), X[:3], Y[:3]),
+}
+
+
+@pytest.mark.parametrize("case", NOT_PROVEN)
+def test_no_split_is_found_unless_the_losses_agree(case):
+    net, *data = NOT_PROVEN[case]
+    assert held_out(seeded(net, X, Y), *data) is None
+
+
+def test_no_split_is_found_after_further_training():
+    net = seeded(classifier(train_split=ValidSplit(5)), X, Y)
+    net.set_params(train_split=None)
+    with torch.random.fork_rng(devices=[]):
+        net.partial_fit(X, Y)
+    net.train_split = ValidSplit(5)
+    assert held_out(net) is None
+
+
+# ------------------------------------------------------------------------- estimators
+@pytest.mark.parametrize(
+    ("kind", "net", "data"),
+    [
+        (LaplaceClassifier, classifier(train_split=ValidSplit(5)), (X, Y)),
+        (LaplaceRegressor, regressor(train_split=ValidSplit(5)), (X_REG, TARGETS)),
+    ],
+    ids=["classifier", "regressor"],
+)
+def test_frozen_nets_are_tuned_on_what_they_held_out(kind, net, data):
+    """No warning, and the numbers of passing those samples as ``X_val``."""
+    net = seeded(net, *data)
+    found = kind(FrozenEstimator(net), random_state=0).fit(*data)
+    train, valid = ValidSplit(5)(Dataset(*data), data[1])
+    rest, own = (
+        [np.stack(part) for part in zip(*subset, strict=True)]
+        for subset in (train, valid)
+    )
+    model = kind(FrozenEstimator(net), random_state=0)
+    expected = model.fit(*rest, X_val=own[0], y_val=own[1])
+    assert found.prior_precision_ == pytest.approx(expected.prior_precision_, rel=1e-6)
+    np.testing.assert_allclose(found.predict(data[0]), expected.predict(data[0]))
+    same = kind(FrozenEstimator(net), prior_precision="validation", random_state=0)
+    assert same.fit(*data).prior_precision_ == found.prior_precision_
+
+
+def test_samples_with_weights_are_not_recognised():
+    net = seeded(regressor(train_split=ValidSplit(5)), X_REG, TARGETS)
+    model = LaplaceRegressor(FrozenEstimator(net), random_state=0)
+    with pytest.warns(UserWarning, match="no rows that the network did not see"):
+        model.fit(X_REG, TARGETS, np.ones(len(X_REG)))
+
+
+def test_too_few_samples_are_not_tuned_on():
+    net = seeded(regressor(train_split=ValidSplit(7)), X_REG, TARGETS)
+    model = LaplaceRegressor(FrozenEstimator(net), random_state=0)
+    with pytest.warns(UserWarning, match="no rows that the network did not see"):
+        model.fit(X_REG, TARGETS)

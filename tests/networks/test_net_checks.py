@@ -1,0 +1,113 @@
+"""What a skorch net does besides its module."""
+
+from functools import partial
+
+import pytest
+import torch
+from nets import MLP, binary_classifier, blobs, classifier, regressor, waves
+from refusals import refused_fit
+from skorch import NeuralNetClassifier
+from torch import nn
+
+from sklaplace import LaplaceClassifier, LaplaceRegressor
+from sklaplace.likelihoods import Categorical
+from sklaplace.networks.net_checks import check_nonlinearity
+
+X, Y = blobs()
+
+
+class WithEncoder(NeuralNetClassifier):
+    """Two modules, of which outputs may be those of both."""
+
+    uses_both = True
+
+    def initialize_module(self):
+        super().initialize_module()
+        self.enc_ = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+        return self
+
+    def infer(self, x, **fit_params):
+        return super().infer(self.enc_(x) if self.uses_both else x, **fit_params)
+
+
+class WithUnusedEncoder(WithEncoder):
+    uses_both = False
+
+
+def two_modules(kind):
+    return kind(MLP, criterion=nn.CrossEntropyLoss, max_epochs=1, verbose=0)
+
+
+def test_a_second_module_is_refused_before_training():
+    model = LaplaceClassifier(two_modules(WithEncoder))
+    refused_fit(model, "enc_ besides module_", "one torch.nn.Module", data=(X, Y))
+
+
+def test_a_second_module_that_outputs_do_not_depend_on():
+    model = LaplaceClassifier(two_modules(WithUnusedEncoder), prior_precision=1.0)
+    assert model.fit(X, Y).predict_proba(X).shape == (60, 3)
+
+
+SOFTMAX = partial(torch.softmax, dim=-1)
+
+
+@pytest.mark.parametrize(
+    ("net", "nonlinearity"),
+    [
+        (classifier, "auto"),
+        (classifier, None),
+        (classifier, SOFTMAX),
+        (binary_classifier, torch.sigmoid),
+    ],
+)
+def test_nonlinearities_of_the_criterion(net, nonlinearity):
+    rows = blobs(n_classes=2) if net is binary_classifier else (X, Y)
+    made = net(predict_nonlinearity=nonlinearity)
+    plain, same = (
+        LaplaceClassifier(n, prior_precision=1.0, random_state=0).fit(*rows)
+        for n in (net(), made)
+    )
+    assert (plain.predict_proba(rows[0]) == same.predict_proba(rows[0])).all()
+
+
+def sharper(f):
+    return (3 * f).softmax(-1)
+
+
+def test_other_nonlinearities_are_refused_before_training():
+    words = "predict_nonlinearity", "'auto'"
+    net = classifier(predict_nonlinearity=sharper)
+    refused_fit(LaplaceClassifier(net), *words, "CrossEntropyLoss", data=(X, Y))
+    net = regressor(predict_nonlinearity=torch.exp)
+    refused_fit(LaplaceRegressor(net), *words, "MSELoss", data=waves())
+
+
+def own_softmax(f):
+    return f.exp() / f.exp().sum(-1, keepdim=True)
+
+
+def failing(f):
+    raise TypeError("expected a string")
+
+
+def test_nonlinearities_that_cannot_be_applied_are_refused_in_words():
+    net = classifier(predict_nonlinearity=failing)
+    words = "predict_nonlinearity", "expected a string", "'auto'"
+    refused_fit(LaplaceClassifier(net), *words, data=(X, Y))
+
+
+def test_nonlinearities_are_compared_within_the_rounding_of_the_network():
+    raw = 3 * torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        net = classifier(predict_nonlinearity=own_softmax).initialize()
+        check_nonlinearity(net, raw.to(dtype), Categorical())
+    net = classifier(predict_nonlinearity=sharper).initialize()
+    with pytest.raises(ValueError, match="other predictions"):
+        check_nonlinearity(net, raw.to(torch.bfloat16), Categorical())
+
+
+def test_counts_whose_rate_is_the_exponential_of_the_output():
+    net = regressor(criterion=nn.PoissonNLLLoss, predict_nonlinearity=torch.exp)
+    X, y = waves()
+    model = LaplaceRegressor(net, prior_precision=1.0).fit(X, (abs(y) * 3).round())
+    assert (model.predict(X) > 0).all()

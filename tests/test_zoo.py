@@ -1,0 +1,188 @@
+"""Every network with every structure and subset, against dense automatic derivatives.
+
+From the estimator's `fit` to its predictive variances; the samples of training and
+prediction are such as hide where a layer's inputs come from, and the predictions come
+in several batches and orders.
+"""
+
+import numpy as np
+import pytest
+import references
+import torch
+from nets import QUIET, RecordTraining
+from refusals import refused_fit
+from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
+from skorch import NeuralNetRegressor
+from torch import nn
+from zoo import REFUSED, REFUSED_AFTER_TRAINING, TRAPS, ZOO
+
+from sklaplace import LaplaceRegressor
+from sklaplace.core.trees import mapped, tree_rows
+from sklaplace.curvature.subsets import SUBSETS
+from sklaplace.likelihoods import Gaussian
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+N_TRAIN, N_TEST, N_OUTPUTS = 26, 11, 2
+# what the samples of training are, the first of them or all
+SAMPLES = {
+    "any": lambda x: x,
+    "equal": lambda x: torch.cat([x[:1].expand(9, *x.shape[1:]), x[9:]]),
+    "zero": lambda x: torch.cat([0 * x[:9], x[9:]]),
+    "sorted": lambda x: x[x.flatten(1)[:, 0].argsort()],
+    # all on one side of a threshold, on which those of prediction are not
+    "small": lambda x: x / 100,
+    "large": lambda x: x.abs() + 0.8,
+}
+OPTIONS = {
+    "all": {"subset_of_weights": "all"},
+    "last_layer": {"subset_of_weights": "last_layer"},
+    "subnetwork": {
+        "subset_of_weights": "subnetwork",
+        "subset_params": {"n_weights": 5},
+    },
+}
+STRUCTURES = ["diag", "full", "kron", "lowrank"]
+# samples that are predicted together, from the first to the last and back
+BATCHES = [range(N_TEST), range(N_TEST)[::-1], [3], [7, 2], [9, 4, 0, 8, 1]]
+
+
+def data(case, samples="any"):
+    """Inputs of the samples of training and of prediction, apart."""
+    x = case.rows(N_TRAIN + N_TEST)
+    train, test = tree_rows(x, slice(N_TRAIN)), tree_rows(x, slice(N_TRAIN, None))
+    return mapped(SAMPLES[samples], train), test
+
+
+def arrays(x):
+    return mapped(lambda leaf: leaf.numpy().copy(), x)
+
+
+def frozen_net(case):
+    """A net in float64 that keeps its weights, and the reference's network."""
+    forward = case.forward(N_OUTPUTS)
+    net = NeuralNetRegressor(forward.module, **QUIET).initialize()
+    return net, forward
+
+
+def fitted(case, samples, **options):
+    net, forward = frozen_net(case)
+    x, x_new = data(case, samples)
+    settings = {"prior_precision": 0.6, "sigma_noise": 0.8, "refine": False}
+    model = LaplaceRegressor(FrozenEstimator(net), **settings, **options)
+    y = np.linspace(-1, 1, N_TRAIN * N_OUTPUTS).reshape(N_TRAIN, -1)
+    return model.fit(arrays(x), y), forward, x, x_new
+
+
+def expected_variance(model, forward, x, x_new, structure):
+    """Diagonal of ``J (H/σ² + δ)⁻¹ Jᵀ + σ²``, (b, c)."""
+    layout = model.posterior_.layout
+    y = torch.zeros(N_TRAIN, N_OUTPUTS, dtype=torch.float64)
+    parts = references.curvature(forward, x, layout, Gaussian(), y)
+    H = references.STRUCTURES[structure](parts)
+    P = H / 0.8**2 + 0.6 * torch.eye(len(H), dtype=torch.float64)
+    J = references.jacobian(forward, x_new, layout)
+    cov = torch.einsum("ncp,pq,ncq->nc", J, torch.linalg.inv(P), J)
+    return (cov + 0.8**2).numpy()
+
+
+def variances(model, x_new):
+    """Of all samples of each batch, (b, c)."""
+    for some in BATCHES:
+        batch = arrays(tree_rows(x_new, torch.tensor(list(some))))
+        yield some, model.predict(batch, return_std=True)[1] ** 2
+
+
+def assert_right(case, samples, subset, structure):
+    options = {"hessian_structure": structure, **OPTIONS[subset]}
+    model, forward, x, x_new = fitted(case, samples, **options)
+    expected = expected_variance(model, forward, x, x_new, structure)
+    for some, found in variances(model, x_new):
+        # float64 throughout; kron has eigenvalues of factors near zero
+        np.testing.assert_allclose(found, expected[list(some)], rtol=1e-7)
+
+
+@pytest.mark.parametrize("subset", OPTIONS)
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("case", ZOO)
+def test_variances(case, structure, subset):
+    assert_right(ZOO[case], "any", subset, structure)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("samples", [name for name in SAMPLES if name != "any"])
+@pytest.mark.parametrize("case", TRAPS)
+def test_samples_that_hide_the_order(case, samples, structure):
+    assert_right(TRAPS[case], samples, "all", structure)
+
+
+# ---------------------------------------------------------------------------- refused
+class Fresh(nn.Module):
+    """A network of `REFUSED` by its name, which skorch makes for each fit."""
+
+    def __init__(self, name):
+        super().__init__()
+        case = (REFUSED | REFUSED_AFTER_TRAINING)[name]
+        self.network = case.forward(N_OUTPUTS).module.requires_grad_()
+
+    def forward(self, X):
+        return self.network(X)
+
+
+@pytest.mark.parametrize("subset", OPTIONS)
+@pytest.mark.parametrize("samples", SAMPLES)
+@pytest.mark.parametrize("case", REFUSED)
+def test_outputs_that_depend_on_the_batch(case, samples, subset):
+    """Before training, whatever the first samples are."""
+    x, _ = data(REFUSED[case], samples)
+    settings = {"callbacks": [RecordTraining()], "verbose": 0, "max_epochs": 1}
+    net = NeuralNetRegressor(Fresh, module__name=case, train_split=None, **settings)
+    model = LaplaceRegressor(net, **OPTIONS[subset])
+    y = np.linspace(-1, 1, N_TRAIN * N_OUTPUTS).reshape(N_TRAIN, -1)
+    refused_fit(model, "other samples of its batch", data=(arrays(x), y))
+
+
+@pytest.mark.parametrize("subset", OPTIONS)
+@pytest.mark.parametrize("case", REFUSED_AFTER_TRAINING)
+def test_outputs_that_depend_on_whole_batches(case, subset):
+    """By the first batch, in which the samples are not few."""
+    x, _ = data(REFUSED_AFTER_TRAINING[case], "any")
+    settings = {"train_split": None, "verbose": 0, "max_epochs": 1}
+    net = NeuralNetRegressor(Fresh, module__name=case, **settings)
+    y = np.linspace(-1, 1, N_TRAIN * N_OUTPUTS).reshape(N_TRAIN, -1).astype("float32")
+    with torch.random.fork_rng():
+        fitted = FrozenEstimator(clone(net).fit(arrays(x), y))
+    for estimator in (net, fitted):
+        model = LaplaceRegressor(estimator, random_state=0, **OPTIONS[subset])
+        with pytest.raises(ValueError, match="other samples of its batch"):
+            model.fit(arrays(x), y)
+        assert not hasattr(model, "posterior_")
+
+
+# ------------------------------------------------------------------------------ heads
+HEADS = {
+    "two_heads": ["mean", "spread"],
+    "head_list": ["heads.0", "heads.1"],
+    "towers": ["one", "two"],
+    "wide_and_deep": ["head", "wide"],
+    "mixture": ["gate", "one", "two"],
+    "residual_output": ["head"],
+    "shared_head": ["head"],
+    "feedback": ["head"],
+    "highway": ["head"],
+    "pooling_attention": ["head"],
+}
+
+
+@pytest.mark.parametrize("case", HEADS)
+def test_all_last_layers_are_selected(case):
+    forward = ZOO[case].forward(N_OUTPUTS)
+    layout = SUBSETS["last_layer"](forward, data(ZOO[case])[1])
+    names = {block.name.rpartition(".")[0] for block in layout.blocks}
+    assert sorted(names) == HEADS[case]
+
+
+def test_head_whose_weight_is_reparametrised():
+    forward = ZOO["normed_head"].forward(N_OUTPUTS)
+    layout = SUBSETS["last_layer"](forward, data(ZOO["normed_head"])[1])
+    assert all(block.name.startswith("2.param") for block in layout.blocks)
