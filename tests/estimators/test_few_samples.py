@@ -72,6 +72,9 @@ def test_of_fewer_samples_than_folds():
 
 # ---------------------------------------------------------------------- few samples
 @pytest.mark.slow
+# networks that interpolate have several maxima of the evidence; which of them is found,
+# and in how many steps, depends on rounding
+@pytest.mark.filterwarnings("ignore:The fixed point of the evidence")
 @pytest.mark.parametrize("train_split", [None, ValidSplit(5)], ids=["all", "split"])
 @pytest.mark.parametrize("prior", ["auto", "marglik"])
 def test_intervals_of_few_samples_cover(prior, train_split):
