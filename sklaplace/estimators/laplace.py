@@ -165,9 +165,8 @@ class BaseLaplace:
         def work() -> LaplaceFit:
             device = getattr(inner_net(self.estimator), "device", "cpu")
             with private_rng(self._seed, device), torch.inference_mode(False):
-                network = trainer.train(data, validation, params)
-                folds = trainer.train_on_folds(data, validation, params)
-                return self._solver(options).accumulate(network, folds)
+                networks = trainer.train_with_folds(data, validation, params)
+                return self._solver(options).accumulate(*networks)
 
         if self.memory is None:
             return work()

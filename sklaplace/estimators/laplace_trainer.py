@@ -4,6 +4,7 @@ Samples are held out where a tuner uses them, the specification of the network i
 its Jacobian, and single weights are selected once it has been trained.
 """
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,12 +48,21 @@ from sklaplace.estimators.options import (
 from sklaplace.estimators.trainer import Trainer
 from sklaplace.networks import split
 from sklaplace.networks.data import TrainingData, spread_rows
-from sklaplace.networks.history import recorded_split
+from sklaplace.networks.history import recorded_split, untrained
 from sklaplace.networks.trained import TrainedNetwork, device_of
 from sklaplace.posterior.last_layer import refit_bytes
 
 # Folds of the samples, where they are too few to hold some out.
 N_FOLDS = 5
+# Held-out samples from which more would tell hardly more: further folds are not used.
+ENOUGH = 200
+# Samples times epochs times weights, beyond which a frozen net is not trained anew.
+MAX_COST = 1e10
+_TRAINED_ANEW = (
+    "The frozen network has seen all rows, so that {n} networks were trained anew, as "
+    "its history records, to tune on rows that they did not see. Pass X_val and y_val "
+    "to fit, or freeze a network with a train_split, to save their time."
+)
 # callbacks that only watch or steer the training
 SILENT = {
     *(BatchScoring, EarlyStopping, EpochScoring, EpochTimer, Freezer, Initializer),
@@ -100,35 +110,61 @@ class LaplaceTrainer(Trainer):
         parts = recorded_split(net, data.X, data.y)
         return None if parts is None or len(parts[1]) < MIN_HELD_OUT else parts
 
-    def train_on_folds(
+    def train_with_folds(
         self,
         data: TrainingData,
         validation: TrainingData | None,
         fit_params: dict[str, Any],
+    ) -> tuple[TrainedNetwork, list[TrainedNetwork]]:
+        """Return the trained network, and those of folds where they are of use."""
+        trained = self.train(data, validation, fit_params)
+        if validation is not None or not self.options.uses_folds:
+            return trained, []
+        return trained, self._train_on_folds(trained, data, fit_params)
+
+    def _train_on_folds(
+        self, trained: TrainedNetwork, data: TrainingData, fit_params: dict[str, Any]
     ) -> list[TrainedNetwork]:
         """Return networks trained without a fold of the samples each, which they hold.
 
-        None where there are samples to tune on, or enough to hold some out; or where
-        networks cannot be trained on so few, or callbacks may write files.
+        None where ``trained`` has samples to tune on, or enough to hold some out; or
+        where networks cannot be trained on so few, or callbacks may write files. Of
+        many samples, some folds are enough.
         """
-        is_used = self.options.uses_folds and validation is None
-        if self.is_frozen or not is_used or not _is_silent(self.estimator):
-            return []
-        if not split.are_few(data.X, len(data.y)):
+        trainer = self._trainer_on_folds(trained, data)
+        if trainer is None:
             return []
         networks, stratify = [], self.targets.stratify
         folds = split.hash_folds(data.X, data.y, N_FOLDS, self.seed, stratify=stratify)
         if len(folds) < N_FOLDS:
             return []
-        for n, (rows, others) in enumerate(folds):
+        n_networks = math.ceil(N_FOLDS * ENOUGH / len(data.y))
+        for n, (rows, others) in enumerate(folds[:n_networks]):
             parts = data.take(rows), data.take(others)
-            device = getattr(self.estimator, "device", "cpu")
+            device = getattr(trainer.estimator, "device", "cpu")
             try:
                 with private_rng((self.seed + n) % 2**32, device), _no_warnings():
-                    networks.append(self._quiet(parts[1]).train(*parts, fit_params))
+                    networks.append(trainer._quiet(parts[1]).train(*parts, fit_params))
             except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
                 return []
+        if self.is_frozen:
+            warn_user(_TRAINED_ANEW.format(n=len(networks)))
         return networks
+
+    def _trainer_on_folds(
+        self, trained: TrainedNetwork, data: TrainingData
+    ) -> "LaplaceTrainer | None":
+        """Return a trainer of networks on folds, None if there should be none."""
+        n, net = len(data.y), self.estimator
+        if self.is_frozen:
+            is_seen = trained.held_out is None and data.sample_weight is None
+            net = untrained(trained.net, n) if is_seen else None
+            n_weights = sum(map(torch.numel, trained.net.module_.parameters()))
+            if net is None or net.max_epochs * n * n_weights > MAX_COST:
+                return None
+        elif not split.are_few(data.X, n):
+            return None
+        return replace(self, estimator=net) if _is_silent(net) else None
 
     def _quiet(self, held_out: TrainingData) -> "LaplaceTrainer":
         """Return a trainer of the same net, which prints nothing.

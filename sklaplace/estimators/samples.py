@@ -90,7 +90,28 @@ def encode_samples(
         return data, None
     with naming(X="X_val", y="y_val"):
         X, y = model._check_samples(samples.X_val, samples.y_val, reset=False)
-        return data, weighted_data(model, X, y, None, name="y_val")
+        validation = weighted_data(model, X, y, None, name="y_val")
+    _warn_of_other_ranges(data.X, validation.X)
+    return data, validation
+
+
+def _warn_of_other_ranges(X: Any, X_val: Any) -> None:
+    """Warn of a table of held-out samples in other units than that of training samples.
+
+    The median of a column is then beyond the range of the other by more than its width.
+    """
+    if not (isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind == "f"):
+        return
+    low, high, middle = X.min(axis=0), X.max(axis=0), np.median(X_val, axis=0)
+    width = high - low
+    is_off = (width > 0) & ((middle < low - width) | (middle > high + width))
+    if is_off.any():
+        warn_user(
+            f"The median of {is_off.sum()} of {len(width)} columns of X_val is far "
+            "outside of the range of X, so that prior precision and noise are chosen on "
+            "samples unlike those of training. A Pipeline does not transform X_val "
+            "unless it is named: Pipeline(steps, transform_input=['X_val'])."
+        )
 
 
 def weighted_data(

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
+from sklearn.base import clone
 
 from sklaplace.core.random import private_rng
 
@@ -43,11 +45,41 @@ def recorded_split(net: Any, X: Any, y: np.ndarray) -> tuple[Any, Any] | None:
             train, valid = net.train_split(dataset, y)
             loss = _validation_loss(net, valid)
         except (IndexError, RuntimeError, TypeError, ValueError):
-            return (
-                None  # of other samples, or other targets, than those of its training
-            )
+            return None  # other samples or targets than those of its training
     is_close = np.isclose(losses, loss, rtol=_TOLERANCE, atol=0)
     return (train, valid) if is_close.any() else None
+
+
+def untrained(net: Any, n_samples: int) -> Any | None:
+    """Return a net that can be trained as a net was, if its history tells how.
+
+    Its module is constructed anew, and it has as many epochs as were recorded.
+
+    Parameters
+    ----------
+    net : skorch.NeuralNet
+        Trained.
+    n_samples : int
+        Samples that it should have been trained on.
+
+    Returns
+    -------
+    net : skorch.NeuralNet or None
+        A clone with new parameters. None where an epoch has recorded another number of
+        samples, or where the module was an instance, whose weights are no longer those
+        before training.
+    """
+    epochs = getattr(net, "history_", None) or []
+    sizes = {_n_recorded(epoch) for epoch in epochs}
+    if sizes != {n_samples} or isinstance(net.module, torch.nn.Module):
+        return None
+    return clone(net).set_params(max_epochs=len(epochs))
+
+
+def _n_recorded(epoch: dict[str, Any]) -> int:
+    """Training and validation samples of an epoch."""
+    names = "train_batch_size", "valid_batch_size"
+    return sum(batch.get(name, 0) for batch in epoch["batches"] for name in names)
 
 
 def _recorded_losses(net: Any) -> Iterator[float]:

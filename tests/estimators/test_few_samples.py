@@ -1,5 +1,8 @@
 """Prior precision and noise where nothing is held out, or little, or by the net."""
 
+import copy
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +13,10 @@ from skorch.dataset import Dataset, ValidSplit
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
-from sklaplace.estimators.laplace_trainer import N_FOLDS
+from sklaplace.estimators import laplace_trainer
+from sklaplace.estimators.laplace_trainer import ENOUGH, N_FOLDS
 from sklaplace.estimators.noise import with_column_noises
+from sklaplace.estimators.trainer import inner_net
 from sklaplace.likelihoods import Gaussian
 from sklaplace.networks.outputs import infer_output_spec
 from sklaplace.networks.split import MIN_ROWS, are_few, hash_folds
@@ -91,13 +96,14 @@ def test_intervals_of_few_samples_cover(prior, train_split):
 def n_trainings(model, *data, **options):
     """Of networks, for one fit."""
     with pytest.MonkeyPatch.context() as patch:
-        counted, train = [], type(model.estimator).fit
+        kind = type(inner_net(model.estimator))
+        counted, train = [], kind.fit
 
         def fit(net, *args, **kwargs):
             counted.append(net)
             return train(net, *args, **kwargs)
 
-        patch.setattr(type(model.estimator), "fit", fit)
+        patch.setattr(kind, "fit", fit)
         model.fit(*data, **options)
     return len(counted)
 
@@ -194,6 +200,94 @@ def test_folds_of_other_weights_than_the_last_layer(subset):
     settings = {"subset_of_weights": subset, "subset_params": options}
     model = LaplaceRegressor(regressor(), random_state=0, **settings).fit(*FEW_REG)
     assert 0 < model.sigma_noise_ < 10
+
+
+# --------------------------------------------------- frozen nets with nothing held out
+SEEN = {"prior_precision": "marglik", "sigma_noise": "marglik"}
+ANEW = "networks? w[a-z]+ trained anew"
+
+
+def frozen(n, module=MLP, **settings):
+    """A net that has seen all samples, and these."""
+    X, y = waves(n)
+    net = regressor(module, **{"max_epochs": 2, **settings})
+    return FrozenEstimator(seeded(net, X, y[:, None])), X, y
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"), [(40, 5), (ENOUGH, 5), (2 * ENOUGH, 3), (5 * ENOUGH, 1)]
+)
+@pytest.mark.usefixtures("rng_untouched")
+def test_frozen_nets_are_tuned_on_networks_that_are_trained_anew(n, expected):
+    net, X, y = frozen(n)
+    state = copy.deepcopy(net.estimator.module_.state_dict())
+    with pytest.warns(UserWarning, match=ANEW):
+        assert n_trainings(LaplaceRegressor(net, random_state=0), X, y) == expected
+    assert all(map(torch.equal, state.values(), net.module_.state_dict().values()))
+
+
+def test_frozen_nets_are_not_trained_anew_where_that_is_not_of_use():
+    net, X, y = frozen(60)
+    model = LaplaceRegressor(net, random_state=0)
+    assert n_trainings(model, X, y, X_val=X, y_val=y) == 0
+    model = LaplaceRegressor(net, prior_precision=1.0, sigma_noise=0.1)
+    assert n_trainings(model, X, y) == 0
+    assert n_trainings(LaplaceRegressor(net, **SEEN), X, y) == 0
+    with pytest.raises(ValueError, match="'validation' needs rows"):
+        LaplaceRegressor(net, prior_precision="validation").fit(X, y)
+
+
+class NeedsAllMLP(MLP):
+    """A network that cannot be trained on fewer samples."""
+
+    def forward(self, X):
+        if self.training and len(X) < 60:
+            raise RuntimeError("too few samples")
+        return super().forward(X)
+
+
+@pytest.mark.parametrize("reason", ["weights", "callbacks", "time", "training"])
+def test_frozen_nets_that_cannot_be_trained_anew_warn(reason, monkeypatch, tmp_path):
+    file = TrainEndCheckpoint(dirname=tmp_path)
+    callbacks = [file] if reason == "callbacks" else "disable"
+    kind = NeedsAllMLP if reason == "training" else MLP
+    net, X, y = frozen(60, module=kind, callbacks=callbacks)
+    if reason == "time":
+        monkeypatch.setattr(laplace_trainer, "MAX_COST", 60)
+    weights = np.ones(60) if reason == "weights" else None
+    model = LaplaceRegressor(net, random_state=0)
+    with pytest.warns(UserWarning, match="no rows that the network did not see"):
+        model.fit(X, y, weights)
+
+
+@pytest.mark.usefixtures("rng_untouched")
+@pytest.mark.filterwarnings(f"ignore:.*{ANEW}")
+def test_classes_of_frozen_nets_are_tuned_in_the_same_way(tmp_path):
+    """From the cache as well."""
+    X, y = blobs(90)
+    net = FrozenEstimator(seeded(classifier(MLP), X, y))
+    found = LaplaceClassifier(net, random_state=0).fit(X, y)
+    for _ in range(2):
+        model = LaplaceClassifier(net, memory=str(tmp_path / "cache"), random_state=0)
+        assert model.fit(X, y).prior_precision_ == found.prior_precision_
+    evidence = LaplaceClassifier(net, prior_precision="marglik").fit(X, y)
+    assert evidence.prior_precision_ != found.prior_precision_
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(f"ignore:.*{ANEW}")
+@pytest.mark.parametrize("prior", ["auto", "marglik"])
+@pytest.mark.parametrize("n", [30, 200])
+def test_intervals_around_frozen_nets_cover(n, prior):
+    """Residuals of the training samples are far smaller than those of others."""
+    X, y, X_test, y_test = noise(n)
+    kind = partial(MLP, n_in=8, n_out=1, width=64)
+    settings = {"max_epochs": 200, "lr": 0.02, "optimizer": torch.optim.Adam}
+    net = FrozenEstimator(seeded(regressor(kind, **settings), X, y[:, None]))
+    model = LaplaceRegressor(net, prior_precision=prior, random_state=0).fit(X, y)
+    assert 0.8 <= coverage(model, X_test, y_test) <= 0.97
+    noise_of_training = LaplaceRegressor(net, **SEEN).fit(X, y)
+    assert coverage(noise_of_training, X_test, y_test) < 0.8
 
 
 # -------------------------------------------------------------- little is held out

@@ -20,17 +20,16 @@ def auto(problem: TuningProblem) -> GaussianPosterior:
     """Tune on held-out data if there is any, else by the evidence, with a warning."""
     if problem.has_held_out:
         return tune_on_validation(problem)
-    message = ""
-    if problem.linear_model is None or problem.refine is False:
-        message = (
+    if problem.free_noise and not (
+        problem.linear_model is None or problem.refine is False
+    ):
+        warn_user(_NOISE_OF_TRAINING)
+    else:
+        warn_user(
             "There are no rows that the network did not see, so 'auto' maximises the "
-            "evidence at the network's own weights, which can make predictions worse "
-            "than the network's. Pass X_val and y_val to fit."
+            "evidence, which can make predictions worse than the network's. Pass X_val "
+            "and y_val to fit."
         )
-    elif problem.free_noise:
-        message = _NOISE_OF_TRAINING
-    if message:
-        warn_user(message)
     return maximise_evidence(problem)
 
 

@@ -14,6 +14,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from sklaplace.core.warn import warn_user
 from sklaplace.curvature import priors
 from sklaplace.curvature.structures import projected
 from sklaplace.likelihoods import ClassificationLikelihood
@@ -35,6 +36,9 @@ MIDDLE = 8
 # Prior variances of the outputs along the path: from a prior that changes no
 # prediction to one that leaves everything to the data.
 PATH = 10.0 ** np.arange(-4, 6.01, 0.5)
+# Predictions whose loss is at least this fraction of that of equal probabilities tell
+# nothing.
+UNIFORM = 0.99
 # Fewer held-out values than this do not lower σ below that of the training data.
 FEW = 10
 # Noise levels along the path under a fixed prior, as multiples of the held-out residual
@@ -46,12 +50,14 @@ NOISE_PATH = 2.0 ** np.arange(1, -4.01, -0.125)
 class _Candidate:
     """A posterior with the negative log-likelihood of the held-out data, in nats.
 
-    ``score`` is infinite where it is not a number; ``n_targets`` counts values.
+    ``score`` is infinite where it is not a number, ``n_rows`` the sum of weights and
+    ``n_targets`` the number of values.
     ``refitted`` are the posteriors of all parts of the problem if they were refitted.
     """
 
     posterior: GaussianPosterior
     score: float
+    n_rows: float
     n_targets: float
     refitted: tuple[GaussianPosterior, ...] = ()
 
@@ -79,14 +85,14 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
     everything = problem, *problem.folds
     has_model = all(part.linear_model is not None for part in everything)
     if problem.refine == "auto" and has_model and not is_ambiguous:
-        refitted = _best_refitted(problem, path)
-        chosen = refitted if refitted.score < chosen.score - MARGIN else chosen
+        chosen = _best_refitted(problem, path, chosen)
     if not math.isfinite(chosen.score):
         raise ValueError(
             "No prior precision gives a finite score on the held-out rows: the "
             "network's outputs there are too large or not numbers. Scale the inputs "
             "or lower the learning rate."
         )
+    _warn_of_equal_probabilities(problem, chosen)
     posterior = chosen.posterior
     if chosen.refitted:  # to full precision
         posterior = problem.model.refit(posterior)
@@ -112,6 +118,28 @@ def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
     wider = posterior.replace(sigma_noise=clamped(sigma))
     ratio = posterior.prior_precision / posterior.scale
     return wider.replace(prior_precision=ratio * wider.scale)
+
+
+def _warn_of_equal_probabilities(problem: TuningProblem, chosen: _Candidate) -> None:
+    """Warn where classes of held-out data are predicted as badly as with none."""
+    if problem.log_proba is None:
+        return
+    _, batch = next(problem.batches())
+    mean = torch.zeros_like(batch.f, dtype=torch.float64)
+    variance = mean if problem.diagonal else torch.diag_embed(mean)
+    likelihood = cast(ClassificationLikelihood, problem.posterior.likelihood)
+    losses = likelihood.log_loss(problem.log_proba(mean, variance), batch.targets)
+    weights = batch.weights.double()
+    if chosen.score >= UNIFORM * chosen.n_rows * float(
+        weights @ losses / weights.sum()
+    ):
+        warn_user(
+            "Under no prior precision are the held-out rows predicted better than by "
+            "equal probabilities of all classes, which predictions are close to now. "
+            "Either the network has learned nothing that holds for them, or they were "
+            "prepared otherwise than X and y. A Pipeline does not transform X_val "
+            "unless it is named: Pipeline(steps, transform_input=['X_val'])."
+        )
 
 
 # ---------------------------------------------------------------------- the path
@@ -183,11 +211,18 @@ def _best_kept(problem: TuningProblem, path: list[Tensor]) -> _Candidate:
     return candidates[_best_index(candidates)]
 
 
-def _best_refitted(problem: TuningProblem, path: list[Tensor]) -> _Candidate:
+def _best_refitted(
+    problem: TuningProblem, path: list[Tensor], kept: _Candidate | None = None
+) -> _Candidate:
     """Best candidate with the refitted model, each started at the best one so far.
 
     Steps of two points from the middle of the path, where prior and data have equal
     weight, as long as the score improves; then the neighbours of the best.
+
+    ``kept`` is returned unless the best is clearly better. In regression the strongest
+    prior is taken under which the score is not clearly worse than the best: held-out
+    data do not show how far outputs reach where there are no data, and under a weak
+    prior they reach far.
     """
     candidates: dict[int, _Candidate] = {}
 
@@ -203,7 +238,13 @@ def _best_refitted(problem: TuningProblem, path: list[Tensor]) -> _Candidate:
             visit(best + stride, candidates[best].refitted)
             if abs(stride) == 1 or _best_index(candidates) == best:
                 break
-    return candidates[_best_index(candidates)]
+    chosen = candidates[_best_index(candidates)]
+    if kept is not None and chosen.score >= kept.score - MARGIN:
+        return kept
+    if problem.log_proba is not None or not problem.free_prior:
+        return chosen
+    highest = chosen.score + MARGIN
+    return candidates[min(i for i, c in candidates.items() if c.score <= highest)]
 
 
 def _refitted(
@@ -304,7 +345,8 @@ def _candidate(
     if problem.free_prior or not posterior.likelihood.has_noise:
         posterior = posterior.replace(prior_precision=ratio * posterior.scale)
     n_targets = n_rows * posterior.likelihood.n_targets(losses[0].shape[-1])
-    return _Candidate(posterior, score if math.isfinite(score) else math.inf, n_targets)
+    score = score if math.isfinite(score) else math.inf
+    return _Candidate(posterior, score, n_rows, n_targets)
 
 
 @dataclass(frozen=True)
