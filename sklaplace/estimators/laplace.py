@@ -1,6 +1,6 @@
 """BaseLaplace: parameters, fit and posterior that the Laplace estimators share."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -134,7 +134,8 @@ class BaseLaplace:
             options = self._check_options()
             warn_of_weight_scale(samples.sample_weight)
             fit = self._train_and_accumulate(options, samples)
-            posterior = self._solver(options).posterior(fit, self._score(fit))
+            score = replace(self._score(fit), is_given=samples.X_val is not None)
+            posterior = self._solver(options).posterior(fit, score)
             self._set_fitted(options, fit.network, posterior)
             self._novelty = fit.novelty
         if self.verbose:

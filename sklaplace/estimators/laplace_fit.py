@@ -102,11 +102,14 @@ class HeldOutScore:
         Log-density of targets whose likelihood has no noise to tune.
     diagonal : bool
         Whether variances of the outputs suffice.
+    is_given : bool
+        Whether the samples were given, rather than split off.
     """
 
     log_proba: Callable[[Tensor, Tensor], Tensor] | None = None
     log_density: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     diagonal: bool = True
+    is_given: bool = False
 
 
 @dataclass(frozen=True)
@@ -298,6 +301,7 @@ class LaplaceSolver:
             free_noise=self.options.free_noise and posterior.likelihood.has_noise,
             refine=self.options.refine,
             noise_on_held_out=self.options.noise_on_held_out,
+            is_given=score.is_given,
             diagonal=score.diagonal,
             log_density=score.log_density,
             folds=tuple(self._problem(fold, score) for fold in fit.folds),

@@ -98,16 +98,16 @@ def encode_samples(
 def _warn_of_other_ranges(X: Any, X_val: Any) -> None:
     """Warn of a table of held-out samples in other units than that of training samples.
 
-    The median of a column is then beyond the range of the other by more than its width.
+    The median of a column is then beyond the range of the other by half of its width.
     """
     if not (isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind == "f"):
         return
     low, high, middle = X.min(axis=0), X.max(axis=0), np.median(X_val, axis=0)
-    width = high - low
-    is_off = (width > 0) & ((middle < low - width) | (middle > high + width))
+    margin = (high - low) / 2
+    is_off = (margin > 0) & ((middle < low - margin) | (middle > high + margin))
     if is_off.any():
         warn_user(
-            f"The median of {is_off.sum()} of {len(width)} columns of X_val is far "
+            f"The median of {is_off.sum()} of {len(margin)} columns of X_val is far "
             "outside of the range of X, so that prior precision and noise are chosen on "
             "samples unlike those of training. A Pipeline does not transform X_val "
             "unless it is named: Pipeline(steps, transform_input=['X_val'])."

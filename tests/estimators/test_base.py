@@ -37,7 +37,7 @@ from sklaplace import LaplaceClassifier, LaplaceRegressor
 ESTIMATORS = [LaplaceClassifier, LaplaceRegressor]
 
 MAY_USE_TRAINING_ROWS = pytest.mark.filterwarnings(
-    "ignore:sigma_noise comes from the training"
+    "ignore:The frozen network has seen all rows"
 )
 ALL = {"subset_of_weights": "all"}
 FULL = {"hessian_structure": "full"}

@@ -239,7 +239,7 @@ class TestNoise:
     def test_from_training_rows_warns(self, net, rows):
         words = "sigma_noise comes from the training rows"
         with pytest.warns(UserWarning, match=words):
-            around(net).fit(*rows)
+            around(net).fit(*rows, np.ones(len(rows[0])))
 
     def test_evidence_is_a_maximum_in_it(self, net, rows):
         settings = {"prior_precision": "marglik", "sigma_noise": "marglik"}

@@ -20,15 +20,17 @@ def auto(problem: TuningProblem) -> GaussianPosterior:
     """Tune on held-out data if there is any, else by the evidence, with a warning."""
     if problem.has_held_out:
         return tune_on_validation(problem)
-    if problem.free_noise and not (
-        problem.linear_model is None or problem.refine is False
-    ):
+    is_kept = problem.linear_model is None or problem.refine is False
+    if problem.free_noise and not is_kept:
         warn_user(_NOISE_OF_TRAINING)
     else:
+        where = (
+            "at the network's own weights" if is_kept else "of a refitted last layer"
+        )
         warn_user(
             "There are no rows that the network did not see, so 'auto' maximises the "
-            "evidence, which can make predictions worse than the network's. Pass X_val "
-            "and y_val to fit."
+            f"evidence {where}, which can make predictions worse than the network's. "
+            "Pass X_val and y_val to fit."
         )
     return maximise_evidence(problem)
 

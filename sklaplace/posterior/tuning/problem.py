@@ -55,6 +55,8 @@ class TuningProblem:
     noise_on_held_out : bool
         Whether noise is chosen by held-out data where there are any, also with a prior
         that maximises the evidence.
+    is_given : bool
+        Whether the held-out data were given, rather than split off.
     diagonal : bool
         Whether ``log_proba`` takes variances (b, c) in place of covariances.
     log_density : callable or None
@@ -73,6 +75,7 @@ class TuningProblem:
     free_noise: bool
     refine: bool | Literal["auto"]
     noise_on_held_out: bool = False
+    is_given: bool = False
     diagonal: bool = False
     log_density: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     folds: tuple["TuningProblem", ...] = ()

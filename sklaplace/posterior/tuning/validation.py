@@ -122,7 +122,7 @@ def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
 
 def _warn_of_equal_probabilities(problem: TuningProblem, chosen: _Candidate) -> None:
     """Warn where classes of held-out data are predicted as badly as with none."""
-    if problem.log_proba is None:
+    if problem.log_proba is None or not problem.is_given:
         return
     _, batch = next(problem.batches())
     mean = torch.zeros_like(batch.f, dtype=torch.float64)
@@ -219,7 +219,7 @@ def _best_refitted(
     Steps of two points from the middle of the path, where prior and data have equal
     weight, as long as the score improves; then the neighbours of the best.
 
-    ``kept`` is returned unless the best is clearly better. In regression the strongest
+    Returns ``kept`` unless the best is clearly better. In regression the strongest
     prior is taken under which the score is not clearly worse than the best: held-out
     data do not show how far outputs reach where there are no data, and under a weak
     prior they reach far.
@@ -238,13 +238,17 @@ def _best_refitted(
             visit(best + stride, candidates[best].refitted)
             if abs(stride) == 1 or _best_index(candidates) == best:
                 break
-    chosen = candidates[_best_index(candidates)]
-    if kept is not None and chosen.score >= kept.score - MARGIN:
+    best = _best_index(candidates)
+    if kept is not None and candidates[best].score >= kept.score - MARGIN:
         return kept
-    if problem.log_proba is not None or not problem.free_prior:
-        return chosen
-    highest = chosen.score + MARGIN
-    return candidates[min(i for i, c in candidates.items() if c.score <= highest)]
+    if problem.free_prior and problem.log_proba is None:
+        highest = candidates[best].score + MARGIN
+        while best:
+            visit(best - 1, candidates[best].refitted)
+            if candidates[best - 1].score > highest:
+                break
+            best -= 1
+    return candidates[best]
 
 
 def _refitted(

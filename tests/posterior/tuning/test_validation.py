@@ -2,6 +2,7 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import references
 import torch
@@ -56,14 +57,25 @@ def same_choice(found, expected):
 
 
 def naive_choice(fitted, problem, score):
-    """The best of the path; a refitted model only where it is clearly better."""
+    """The best of the path; a refitted model only where it is clearly better.
+
+    In regression its prior is the strongest one that is not clearly worse.
+    """
     candidates = kept_candidates(fitted, problem)
     kept = min(candidates, key=score)
     if problem.refine is False:
         return kept
-    refitted = min(map(fitted.linear_model.refit, candidates), key=score)
-    gain = score(kept) - score(refitted)
-    return refitted if problem.refine is True or gain > validation.MARGIN else kept
+    models = list(map(fitted.linear_model.refit, candidates))
+    scores = list(map(score, models))
+    best = int(np.argmin(scores))
+    gain = score(kept) - scores[best]
+    if problem.refine == "auto" and gain <= validation.MARGIN:
+        return kept
+    if problem.log_proba is None and problem.free_prior:
+        highest = scores[best] + validation.MARGIN
+        while best and scores[best - 1] <= highest:
+            best -= 1
+    return models[best]
 
 
 @every_prior
