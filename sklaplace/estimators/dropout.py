@@ -256,3 +256,4 @@ class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
 
     sigma_noise: Any = "auto"
     validation_fraction: float = 0.2
+    normalize_y: bool = False

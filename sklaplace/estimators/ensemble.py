@@ -342,3 +342,4 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
 
     sigma_noise: Any = "auto"
     validation_fraction: float = 0.2
+    normalize_y: bool = False

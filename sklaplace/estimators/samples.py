@@ -84,7 +84,7 @@ def encode_samples(
     model._input_type = input_type(inner_net(model.estimator))
     X, y = model._check_samples(samples.X, samples.y, reset=True)
     with naming(y="y"):
-        model._targets = model._infer_targets(y, samples.classes)
+        model._targets = model._infer_targets(y, samples)
     data = weighted_data(model, X, y, samples.sample_weight)
     if samples.X_val is None:
         return data, None
