@@ -22,7 +22,7 @@ from sklaplace.likelihoods import (
     Poisson,
     RegressionLikelihood,
 )
-from sklaplace.networks.data import InputType, TrainingData, positive_rows
+from sklaplace.networks.data import InputType, TrainingData
 from sklaplace.networks.default import default_regressor
 
 # Largest absolute values of targets between which results do not depend on their unit:
@@ -106,7 +106,7 @@ class NumberTargets(Targets):
             )
         n_outputs = columns.shape[1]
         if sample_weight is not None:
-            kept = positive_rows(sample_weight)
+            kept = sample_weight > 0
             columns, sample_weight = columns[kept], sample_weight[kept]
         distribution = TargetScaling.of(columns, sample_weight)
         given = input_type, likelihood, sigma_noise, classifier
@@ -126,6 +126,11 @@ class NumberTargets(Targets):
         """
         return geometric_mean(self.scaling.scale)
 
+    @property
+    def noise_proportions(self) -> Any:
+        """Noise of each column over their geometric mean, if equal in the network."""
+        return self.scaling.scale / self.noise_unit
+
     def restored_outputs(
         self, likelihood: Any, mean: Tensor, cov: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -135,7 +140,7 @@ class NumberTargets(Targets):
         """
         if not self.normalizes:
             return mean, cov
-        found = likelihood.affine_outputs(*self._columns(self.scaling))
+        found = likelihood.rescaled_outputs(*self._columns(self.scaling))
         shift, factor = (torch.as_tensor(v).to(mean) for v in found)
         n_joint = mean.shape[1] // len(shift)
         shift, factor = shift.repeat(n_joint), factor.repeat(n_joint)
@@ -253,7 +258,7 @@ def check_normalize_y(value: Any, is_frozen: bool) -> None:
 
 def _check_normalizable(likelihood: RegressionLikelihood, n_outputs: int) -> None:
     """Raise for targets that are no multiples of a unit, such as counts."""
-    if likelihood.affine_outputs(np.zeros(n_outputs), np.ones(n_outputs)) is None:
+    if likelihood.rescaled_outputs(np.zeros(n_outputs), np.ones(n_outputs)) is None:
         raise ValueError(
             f"normalize_y=True cannot be used with {type(likelihood).__name__}, whose "
             "targets have no unit to change. Use normalize_y=False, or a net with "

@@ -16,7 +16,6 @@ from sklaplace.estimators.output_model import BatchedOutputs
 from sklaplace.estimators.samples import (
     Samples,
     applicable,
-    as_weights,
     weighted_data,
 )
 from sklaplace.estimators.trainer import is_frozen
@@ -42,12 +41,15 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     # ----------------------------------------------------------------- targets
     def _infer_targets(self, y: Any, samples: Samples) -> NumberTargets:
         """Return shape, mean and standard deviation of the targets in fit."""
-        weights = samples.sample_weight
-        if weights is not None:
-            weights = as_weights(weights, y.shape[0], ensure_non_negative=True)
-        given = self._input_type, self.likelihood, self.sigma_noise
-        options = {"sample_weight": weights, "normalizes": bool(self.normalize_y)}
-        return NumberTargets.infer(y, *given, sibling(self), **options)
+        return NumberTargets.infer(
+            y,
+            self._input_type,
+            self.likelihood,
+            self.sigma_noise,
+            sibling(self),
+            sample_weight=samples.sample_weight,
+            normalizes=bool(self.normalize_y),
+        )
 
     def _check_loss(self, loss: float) -> None:
         """Warn of a network that has not learned targets of another size than one."""
@@ -70,9 +72,9 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         """Set ``sigma_noise_`` by the noise as the likelihood takes it."""
         likelihood = self._likelihood
         relative = getattr(likelihood, "relative", None)
+        self.sigma_noise_ = 1.0
         if likelihood.has_noise:
-            sigma = self._targets.noise_of_columns(sigma, relative)
-        self.sigma_noise_ = sigma
+            self.sigma_noise_ = self._targets.noise_of_columns(sigma, relative)
         self.sigma_scaling_ = np.ones(self._targets.n_outputs)
 
     def _latent(self, X: Any) -> list[np.ndarray]:

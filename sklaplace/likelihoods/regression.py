@@ -47,7 +47,7 @@ class RegressionLikelihood(Likelihood):
         """One observed value per output."""
         return n_outputs
 
-    def affine_outputs(self, center: Array, scale: Array) -> Pair | None:
+    def rescaled_outputs(self, center: Array, scale: Array) -> Pair | None:
         """Map of the outputs under which targets become ``center + scale · y``.
 
         Parameters
@@ -134,7 +134,7 @@ class Gaussian(SeparableLikelihood, RegressionLikelihood):
         extra = np.log(self.relative).mean() if self.relative else 0.0
         return sigma_noise.log() + _LOG_2PI / 2 + float(extra)
 
-    def affine_outputs(self, center: Array, scale: Array) -> Pair:
+    def rescaled_outputs(self, center: Array, scale: Array) -> Pair:
         """Outputs are means."""
         return center, scale
 
@@ -273,7 +273,7 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
         mean, log_variance = f.chunk(2, -1)
         return mean + (log_variance / 2).exp() * torch.special.ndtri(u).to(f)
 
-    def affine_outputs(self, center: Array, scale: Array) -> Pair:
+    def rescaled_outputs(self, center: Array, scale: Array) -> Pair:
         """Variances are multiplied by the squares of ``scale``."""
         shift = np.concatenate([center, 2 * np.log(scale)])
         return shift, np.concatenate([scale, np.ones_like(scale)])

@@ -182,14 +182,6 @@ def take_rows(X: Any, indices: np.ndarray) -> Any:
     return multi_indexing(X, indices)
 
 
-def positive_rows(sample_weight: np.ndarray) -> np.ndarray:
-    """Positions of positive weights; raises if there are none."""
-    kept = np.flatnonzero(sample_weight)
-    if len(kept) == 0:
-        raise ValueError("All entries of sample_weight are zero. Pass a positive one.")
-    return kept
-
-
 @dataclass(frozen=True)
 class TrainingData:
     """Samples, targets encoded for the criterion, and sample weights or None."""
@@ -205,7 +197,11 @@ class TrainingData:
 
     def weighted(self, sample_weight: np.ndarray) -> "TrainingData":
         """Data with sample weights, without the samples of weight zero."""
-        kept = positive_rows(sample_weight)
+        kept = np.flatnonzero(sample_weight)
+        if len(kept) == 0:
+            raise ValueError(
+                "All entries of sample_weight are zero. Pass a positive one."
+            )
         data = TrainingData(self.X, self.y, sample_weight)
         return data if len(kept) == len(sample_weight) else data.take(kept)
 
