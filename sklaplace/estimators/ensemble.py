@@ -299,6 +299,8 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for the noise, if the net holds out none
         itself and there are at least 50 distinct samples.
+    normalize_y : bool, default=False
+        As for `LaplaceRegressor`.
     estimator, n_estimators, n_jobs
         As for `DeepEnsembleClassifier`.
     likelihood, batch_size, random_state, verbose

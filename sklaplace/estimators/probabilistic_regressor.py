@@ -344,8 +344,9 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         mean : ndarray of shape (n, n_outputs)
         variance : ndarray of shape (n, n_outputs) or (n, n_outputs, n_outputs)
         """
+        X = self._check_inputs(X)
         restored = partial(self._targets.restored_outputs, self._likelihood)
-        mean, variance = self._outputs.latent(self._check_inputs(X), full_cov, restored)
+        mean, variance = self._outputs.latent(X, full_cov, restored)
         return mean, variance
 
     def __sklearn_tags__(self) -> Any:

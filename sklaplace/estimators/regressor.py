@@ -126,6 +126,15 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         must be the same, but for ``"validation"`` under
         ``prior_precision="marglik"``. With that prior, ``"auto"`` uses held-out
         samples where there are any.
+    normalize_y : bool, default=False
+        Whether the network is trained on targets from which their mean is subtracted,
+        and that are divided by their standard deviation, column by column. All results,
+        and a ``sigma_noise`` that is given, stay in the units of ``y``; what the net
+        itself returns, its history, and ``posterior_`` are those of the normalised
+        targets. Mean and standard deviation are those of all samples given to ``fit``
+        (held-out ones of ``train_split`` and ``validation_fraction`` included, those of
+        ``X_val`` not), with their weights. Not for frozen nets, counts and ``prior``.
+        The default network does so by itself.
 
     Attributes
     ----------
@@ -146,7 +155,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     prior_precision_ : float or ndarray
         Prior precision in use.
     log_marginal_likelihood_value_ : float
-        Laplace approximation of the log marginal likelihood, in nats.
+        Laplace approximation of the log marginal likelihood, in nats, of ``y`` in its
+        units.
 
     See Also
     --------

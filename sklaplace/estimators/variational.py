@@ -308,6 +308,9 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for the noise, if the net is not frozen,
         holds out none itself, and there are at least 50 distinct samples.
+    normalize_y : bool, default=False
+        As for `LaplaceRegressor`; in the history, ``elbo`` is that of the normalised
+        targets.
     estimator, posterior, prior, prior_scale, prior_params, kl_weight, kl_schedule, \
             bound, n_samples
         As for `VariationalClassifier`; ``n_samples`` is two or more.

@@ -240,6 +240,20 @@ def test_means_and_variances_as_outputs():
 
 
 @pytest.mark.parametrize("n_targets", [None, 2])
+def test_the_default_network_normalises_by_itself():
+    X, y = problem()
+    model = LaplaceRegressor(random_state=0, **FIXED)
+    own, other = (
+        clone(model).set_params(normalize_y=n).fit(X, y) for n in (False, True)
+    )
+    for a, b in zip(
+        own.predict(X, return_std=True), other.predict(X, return_std=True), strict=True
+    ):
+        assert_allclose(a, b, rtol=1e-6)
+    evidence = own.log_marginal_likelihood_value_
+    assert_allclose(other.log_marginal_likelihood_value_, evidence)
+
+
 def test_cross_validation_chooses_noise_in_units_of_y(n_targets):
     X, y = problem(n_targets)
     options = {"prior_precisions": [0.1, 1.0, 10.0], "cv": 3, "random_state": 0}
