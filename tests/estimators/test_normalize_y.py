@@ -239,7 +239,6 @@ def test_means_and_variances_as_outputs():
     assert found.sigma_noise_ == 1.0
 
 
-@pytest.mark.parametrize("n_targets", [None, 2])
 def test_the_default_network_normalises_by_itself():
     X, y = problem()
     model = LaplaceRegressor(random_state=0, **FIXED)
@@ -254,6 +253,7 @@ def test_the_default_network_normalises_by_itself():
     assert_allclose(other.log_marginal_likelihood_value_, evidence)
 
 
+@pytest.mark.parametrize("n_targets", [None, 2])
 def test_cross_validation_chooses_noise_in_units_of_y(n_targets):
     X, y = problem(n_targets)
     options = {"prior_precisions": [0.1, 1.0, 10.0], "cv": 3, "random_state": 0}
@@ -266,6 +266,7 @@ def test_cross_validation_chooses_noise_in_units_of_y(n_targets):
     assert np.shape(found.sigma_noise_) == ((n_targets,) if n_targets else ())
 
 
+@pytest.mark.slow
 def test_a_known_noise_is_in_units_of_y():
     X, y = problem()
     search = GridSearchCV(
