@@ -13,11 +13,7 @@ from sklaplace.core.checks import as_levels, as_seed, naming
 from sklaplace.estimators.number_targets import NumberTargets, geometric_mean
 from sklaplace.estimators.options import sibling
 from sklaplace.estimators.output_model import BatchedOutputs
-from sklaplace.estimators.samples import (
-    Samples,
-    applicable,
-    weighted_data,
-)
+from sklaplace.estimators.samples import Samples, applicable, weighted_data
 from sklaplace.estimators.trainer import is_frozen
 from sklaplace.likelihoods import RegressionLikelihood
 

@@ -35,7 +35,6 @@ from sklaplace.networks.data import (
 
 # A mean of the positive weights below it, or above its inverse, is warned of.
 SMALLEST_MEAN_WEIGHT = 0.1
-_OF_SAMPLES = {"ensure_non_negative": True}
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,9 @@ def encode_samples(
     model._input_type = input_type(inner_net(model.estimator))
     X, y = model._check_samples(samples.X, samples.y, reset=True)
     if samples.sample_weight is not None:
-        weights = as_weights(samples.sample_weight, y.shape[0], **_OF_SAMPLES)
+        weights = as_weights(
+            samples.sample_weight, y.shape[0], ensure_non_negative=True
+        )
         samples = replace(samples, sample_weight=weights)
     with naming(y="y"):
         model._targets = model._infer_targets(y, samples)
@@ -105,7 +106,7 @@ def weighted_data(
     own = model._targets.sample_weight(data.y)
     if sample_weight is None:
         return data if own is None else data.weighted(own)
-    weights = as_weights(sample_weight, len(data.y), **_OF_SAMPLES)
+    weights = as_weights(sample_weight, len(data.y), ensure_non_negative=True)
     return data.weighted(weights if own is None else weights * own)
 
 
