@@ -153,6 +153,7 @@ USUAL = {
     "dirichlet_approx": _values(
         *["bridge", "bridge_norm", "bridge_norm_published", "projection"]
     ),
+    "normalize_y": _values(True, False),
     "sigma_noise": _values("auto", "marglik", "validation", 0.3, [0.3], 1e-6),
     "cv": {**_values(2, 3, 1), "KFold": KFold(2), "pairs": [([0, 1], [2, 99])]},
     "scoring": _values(None, "accuracy", "r2", "neg_log_loss", ["r2"]),

@@ -228,6 +228,20 @@ MUTATIONS = [
         "return True",
         "core/test_persistence.py::test_a_file_cannot_name_what_may_do_harm",
     ),
+    Mutation(
+        "evidence of normalised targets as that of y",
+        "sklaplace/estimators/laplace.py",
+        "return float(posterior.log_marginal_likelihood() - log_unit)",
+        "return float(posterior.log_marginal_likelihood())",
+        "estimators/test_normalize_y.py::test_evidence_is_that_of_the_density_of_y",
+    ),
+    Mutation(
+        "given noise in the units of the network",
+        "sklaplace/estimators/regressor.py",
+        "noise = noise / self._targets.noise_unit",
+        "noise = noise / 1.0",
+        "estimators/test_normalize_y.py::test_evidence_is_that_of_the_density_of_y",
+    ),
 ]
 
 

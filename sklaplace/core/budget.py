@@ -1,6 +1,7 @@
 """Memory budget: batch sizes, checks of free memory, and moves between devices."""
 
 import copy
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -60,6 +61,14 @@ def move(value: Any, device: torch.device | str) -> Any:
     What several of them share is moved once, and is shared afterwards.
     """
     return _moved(value, torch.device(device), {})
+
+
+def moved_entries(
+    state: dict[str, Any], names: Iterable[str], device: torch.device | str
+) -> dict[str, Any]:
+    """Return a dict with some entries, where there are any, on a device."""
+    moved = {name: move(state[name], device) for name in names if name in state}
+    return {**state, **moved}
 
 
 def _moved(value: Any, device: torch.device, known: dict[int, Any]) -> Any:

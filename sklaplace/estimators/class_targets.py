@@ -17,7 +17,7 @@ from skorch import NeuralNetBinaryClassifier
 from sklaplace.core.arrays import as_labels
 from sklaplace.core.checks import check_option
 from sklaplace.estimators.target_types import TargetType, infer_target_type
-from sklaplace.estimators.targets import Targets
+from sklaplace.estimators.targets import Targets, brings_targets
 from sklaplace.likelihoods import CRITERIA, Bernoulli, Categorical, Likelihood
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import unwrapped
@@ -261,10 +261,8 @@ class ClassTargets(Targets):
 
     def check_held_out(self, dataset: Any, held_out: Any) -> None:
         """Raise for a split with targets of its own that are not coded alike."""
-        while isinstance(held_out, torch.utils.data.Subset):
-            held_out = held_out.dataset
         are_codes = np.array_equal(self.classes, np.arange(len(self.classes)))
-        if held_out is not None and held_out is not dataset and not are_codes:
+        if brings_targets(dataset, held_out) and not are_codes:
             raise ValueError(
                 "train_split brings rows with targets of their own, which cannot be "
                 f"matched with the labels {self.classes[:5].tolist()}. Number the "

@@ -214,6 +214,8 @@ class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for the noise, if the net is trained in
         ``fit``, holds out none itself, and there are at least 50 distinct samples.
+    normalize_y : bool, default=False
+        As for `LaplaceRegressor`.
     n_samples : int, default=100
         Number of masks, two or more; the same ones in each call.
     likelihood, batch_size, random_state, verbose
@@ -256,3 +258,4 @@ class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
 
     sigma_noise: Any = "auto"
     validation_fraction: float = 0.2
+    normalize_y: bool = False

@@ -299,6 +299,8 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for the noise, if the net holds out none
         itself and there are at least 50 distinct samples.
+    normalize_y : bool, default=False
+        As for `LaplaceRegressor`.
     estimator, n_estimators, n_jobs
         As for `DeepEnsembleClassifier`.
     likelihood, batch_size, random_state, verbose
@@ -342,3 +344,4 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
 
     sigma_noise: Any = "auto"
     validation_fraction: float = 0.2
+    normalize_y: bool = False

@@ -70,8 +70,9 @@ class Fold:
     def under(self, params: Params) -> Any:
         """Return the model under other hyperparameters, as if it was fitted so."""
         model, h = self.model, self.template.hyperparameters
+        units = {"sigma_noise": model._targets.noise_unit}
         tensors = {
-            name: torch.full_like(getattr(h, name), value)
+            name: torch.full_like(getattr(h, name), value / units.get(name, 1.0))
             for name, value in params.items()
         }
         posterior = self.template.replace(**tensors)

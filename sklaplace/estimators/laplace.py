@@ -9,7 +9,7 @@ from scipy.sparse import issparse
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from sklaplace.core.budget import move
+from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import cached, check_memory
 from sklaplace.core.checks import check_option, check_positive, listed
 from sklaplace.core.fingerprint import fingerprint
@@ -47,6 +47,9 @@ from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import in_graph
 
+# attributes of a fitted estimator
+_WITH_TENSORS = "posterior_", "network_spec_", "_novelty"
+
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseLaplace:
@@ -74,8 +77,7 @@ class BaseLaplace:
     random_state: Any = None
     verbose: int = 0
 
-    # A LinearisationCache in a search over priors, which predicts the same samples
-    # many times.
+    # LinearisationCache of a search over priors, which predicts the same samples often
     _cache: ClassVar[Any] = None
 
     # --------------------------------------------------------------------- fit
@@ -137,6 +139,7 @@ class BaseLaplace:
             score = replace(self._score(fit), is_given=samples.X_val is not None)
             posterior = self._solver(options).posterior(fit, score)
             self._set_fitted(options, fit.network, posterior)
+            self._check_loss(float(fit.data_fit.loss / fit.data_fit.n_targets))
             self._novelty = fit.novelty
         if self.verbose:
             print(f"[{type(self).__name__}] {self._summary()}")  # noqa: T201
@@ -149,9 +152,7 @@ class BaseLaplace:
         check_memory(self.memory)
         data, validation = encode_samples(self, samples)
         self._seed = draw_seed(self.random_state)
-        fit = self._cached_fit(options, data, validation, samples.fit_params)
-        self._check_loss(float(fit.data_fit.loss / fit.data_fit.n_targets))
-        return fit
+        return self._cached_fit(options, data, validation, samples.fit_params)
 
     def _cached_fit(
         self,
@@ -346,7 +347,12 @@ class BaseLaplace:
     def log_marginal_likelihood_value_(self) -> float:
         """Log marginal likelihood (Laplace evidence) of the training data, in nats."""
         check_is_fitted(self)
-        return float(self.posterior_.log_marginal_likelihood())
+        return self._evidence(self.posterior_)
+
+    def _evidence(self, posterior: GaussianPosterior) -> float:
+        """Return the log evidence of targets in the units of ``y``."""
+        log_unit = np.log(self._targets.noise_unit) * posterior.data_fit.n_targets
+        return float(posterior.log_marginal_likelihood() - log_unit)
 
     def log_marginal_likelihood(
         self, prior_precision: Any = None, sigma_noise: Any = None
@@ -381,7 +387,9 @@ class BaseLaplace:
                 "Leave it out."
             )
         if not given:
-            return float(posterior.log_marginal_likelihood())
+            return self._evidence(posterior)
+        if "sigma_noise" in given:
+            given["sigma_noise"] = sigma_noise / self._targets.noise_unit
         h = posterior.hyperparameters
         tensors = {
             name: torch.as_tensor(
@@ -389,7 +397,7 @@ class BaseLaplace:
             ).expand(getattr(h, name).shape)
             for name, value in given.items()
         }
-        return float(posterior.replace(**tensors).log_marginal_likelihood())
+        return self._evidence(posterior.replace(**tensors))
 
     def predictive(self, x: Tensor, joint: bool = False) -> tuple[Tensor, Tensor]:
         """Mean and covariance of the outputs as functions of ``x``, in its graph.
@@ -453,7 +461,8 @@ class BaseLaplace:
             rows, n_joint = without_groups(rows)
         with forward.frozen(), torch.enable_grad():
             raw_outputs(self.estimator_, rows)  # raises for inputs that do not fit
-            return require_finite(*in_graph(self.posterior_, forward, rows, n_joint))
+            found = require_finite(*in_graph(self.posterior_, forward, rows, n_joint))
+            return self._targets.restored_outputs(self._likelihood, *found)
 
     def _cast_tensors(self, x: Any) -> Any:
         """Return tensors in the dtype of the network, in their graph."""
@@ -478,7 +487,7 @@ class BaseLaplace:
     # ------------------------------------------------------------- persistence
     def __reduce_ex__(self, protocol: Any) -> Any:
         """For pickle: tensors on the CPU; skorch pickles the network."""
-        return pickled(self, state_on(vars(self), "cpu"))
+        return pickled(self, moved_entries(vars(self), _WITH_TENSORS, "cpu"))
 
     def __getstate__(self) -> dict[str, Any]:
         """For skops: the state without tensors, see `to_portable`."""
@@ -487,14 +496,5 @@ class BaseLaplace:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(from_portable(state))
         if "estimator_" in vars(self):
-            vars(self).update(state_on(vars(self), device_of(self.estimator_)))
-
-
-def state_on(state: dict[str, Any], device: Any) -> dict[str, Any]:
-    """Return attributes of a fitted estimator with tensors moved to a device."""
-    moved: dict[str, Any] = {
-        name: move(state[name], device)
-        for name in ("posterior_", "network_spec_", "_novelty")
-        if name in state
-    }
-    return {**state, **moved}
+            device = device_of(self.estimator_)
+            vars(self).update(moved_entries(vars(self), _WITH_TENSORS, device))

@@ -176,7 +176,7 @@ class LaplaceTrainer(Trainer):
         net = clone(self.estimator).set_params(verbose=0)
         if net.train_split:
             net.set_params(train_split=predefined_split(held_out.dataset(net)))
-        return replace(self, estimator=net)
+        return replace(self, estimator=net, brings_encoded=True)
 
     def require_no_held_out(self) -> None:
         """Raise, before training, if the tuner requires held-out samples."""

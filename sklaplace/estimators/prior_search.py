@@ -55,6 +55,8 @@ class PriorSearch:
 
     def __init__(self, estimator: Any, plain: type[BaseLaplace]) -> None:
         self.estimator, self.plain = estimator, plain
+        # of the target columns, of which the geometric mean is searched
+        self._noise_proportions: Any = 1.0
 
     # -------------------------------------------------------------------- models
     def model(self, **params: Any) -> Any:
@@ -92,7 +94,8 @@ class PriorSearch:
         if hasattr(self.estimator, "sigma_noise"):
             noise = self.estimator.sigma_noise
             check_positive("sigma_noise", noise, ["auto"])
-            params["sigma_noise"] = 1.0 if isinstance(noise, str) else noise
+            chosen = isinstance(noise, str)
+            params["sigma_noise"] = self._noise_proportions if chosen else noise
         return params
 
     # -------------------------------------------------------------------- checks
@@ -105,6 +108,8 @@ class PriorSearch:
         check_n_jobs(estimator.n_jobs)
         scorer = self._scorer(model)
         encode_samples(model, samples)
+        if self.chooses_noise:
+            self._noise_proportions = model._targets.noise_proportions
         if is_classifier(model) and not model._targets.target_type.is_single:
             _check_scores_columns(scorer)
         rows = _scored_rows(model, _indexable(model, samples))
@@ -168,6 +173,9 @@ class PriorSearch:
             results, weights, n_splits = self.run(samples)
             best = int(results["rank_test_score"].argmin())
             params = results["params"][best]
+            if "sigma_noise" in params:
+                levels = params["sigma_noise"] * self._noise_proportions
+                params = {**params, "sigma_noise": levels}
             model = self.model(**params, random_state=estimator.random_state)
             model._fit(replace(samples, sample_weight=weights))
             for name in ("n_features_in_", "feature_names_in_"):

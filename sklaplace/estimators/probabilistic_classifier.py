@@ -20,6 +20,7 @@ from sklaplace.dirichlet.distribution import check_set
 from sklaplace.dirichlet.links import mc_uncertainty, uncertainty_of_draws
 from sklaplace.estimators.class_targets import ClassTargets, likelihood_of
 from sklaplace.estimators.output_model import BatchedOutputs
+from sklaplace.estimators.samples import Samples
 from sklaplace.estimators.trainer import inner_net, is_frozen
 from sklaplace.likelihoods import ClassificationLikelihood
 from sklaplace.networks.data import count_rows
@@ -40,7 +41,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         """The distribution of outputs of the fitted network."""
 
     # ----------------------------------------------------------------- targets
-    def _infer_targets(self, y: Any, classes: np.ndarray | None = None) -> ClassTargets:
+    def _infer_targets(self, y: Any, samples: Samples) -> ClassTargets:
         """Return the classes of the targets in fit; sets ``classes_``."""
         targets = self._targets_kind.infer(
             y,
@@ -48,7 +49,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             self.likelihood,
             getattr(self, "class_weight", None),
             is_frozen=is_frozen(self.estimator),
-            classes=classes,
+            classes=samples.classes,
         )
         self.classes_ = targets.classes
         return targets

@@ -1,6 +1,7 @@
 """ProbabilisticRegressor: means, standard deviations, quantiles and samples."""
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +13,8 @@ from sklaplace.core.checks import as_levels, as_seed, naming
 from sklaplace.estimators.number_targets import NumberTargets, geometric_mean
 from sklaplace.estimators.options import sibling
 from sklaplace.estimators.output_model import BatchedOutputs
-from sklaplace.estimators.samples import applicable, weighted_data
+from sklaplace.estimators.samples import Samples, applicable, weighted_data
+from sklaplace.estimators.trainer import is_frozen
 from sklaplace.likelihoods import RegressionLikelihood
 
 
@@ -22,6 +24,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     Subclasses fit, and provide `_outputs`, the distribution of outputs.
     """
 
+    normalize_y: bool
     sigma_noise_: Any
     sigma_scaling_: np.ndarray
     _targets: NumberTargets
@@ -32,13 +35,23 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         """The distribution of outputs of the fitted network."""
 
     # ----------------------------------------------------------------- targets
-    def _infer_targets(self, y: Any, classes: None = None) -> NumberTargets:
-        """Return the shape of the targets in fit."""
-        given = self._input_type, self.likelihood, self.sigma_noise
-        return NumberTargets.infer(y, *given, classifier=sibling(self))
+    def _infer_targets(self, y: Any, samples: Samples) -> NumberTargets:
+        """Return shape, mean and standard deviation of the targets in fit."""
+        return NumberTargets.infer(
+            y,
+            self._input_type,
+            self.likelihood,
+            self.sigma_noise,
+            sibling(self),
+            sample_weight=samples.sample_weight,
+            normalizes=bool(self.normalize_y),
+        )
 
     def _check_loss(self, loss: float) -> None:
-        """Accept any training loss: its units are unknown."""
+        """Warn of a network that has not learned targets of another size than one."""
+        net = self.estimator
+        if net is not None and not is_frozen(net):
+            self._targets.check_loss(self._likelihood, loss)
 
     # ------------------------------------------------------------ distributions
     @property
@@ -49,31 +62,38 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     @property
     def _noise(self) -> float:
         """Standard deviation of the noise, as the likelihood takes it."""
-        return geometric_mean(self.sigma_noise_)
+        return geometric_mean(self.sigma_noise_) / self._targets.noise_unit
 
     def _set_noise(self, sigma: Any) -> None:
-        """Set ``sigma_noise_``, one level or one per output in given proportions."""
-        relative = getattr(self.network_spec_.likelihood, "relative", None)
-        self.sigma_noise_ = sigma if relative is None else sigma * np.array(relative)
+        """Set ``sigma_noise_`` by the noise as the likelihood takes it."""
+        likelihood = self._likelihood
+        relative = getattr(likelihood, "relative", None)
+        self.sigma_noise_ = 1.0
+        if likelihood.has_noise:
+            self.sigma_noise_ = self._targets.noise_of_columns(sigma, relative)
         self.sigma_scaling_ = np.ones(self._targets.n_outputs)
 
     def _latent(self, X: Any) -> list[np.ndarray]:
-        """Return mean and variance of the outputs, (n, c) each."""
+        """Return mean and variance (n, c) of the outputs, as the network has them."""
         return self._outputs.latent(self._check_inputs(X))
 
     def _mean_and_variance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance (n, n_outputs) of new targets, noise included."""
         mean, variance = self._latent(X)
         mean, variance = self._likelihood.moments(mean, variance, self._noise)
-        return mean, variance * self.sigma_scaling_**2
+        scaling = self._targets.scaling
+        variance = scaling.restored_variance(variance * self.sigma_scaling_**2)
+        return scaling.restored(mean), variance
 
     def _log_proba_of(self, X: Any, y: Any) -> np.ndarray:
         """Return the log-density of the targets of each sample, (n,)."""
         mean, variance = self._latent(X)
         targets = y.reshape(len(mean), -1).astype(np.float64)
+        targets = self._targets.scaling.normalized(targets)
         m, v, t = map(torch.as_tensor, (mean, variance, targets))
         densities = self._likelihood.log_density(m, v, t, self._noise)
-        return np.asarray(densities.numpy())
+        log_unit = targets.shape[1] * np.log(self._targets.noise_unit)
+        return np.asarray(densities.numpy() - log_unit)
 
     # ------------------------------------------------------------- public methods
     def recalibrate(
@@ -200,10 +220,10 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         if return_cov:
             mean, cov = self._outputs.joint(self._check_inputs(X))
             mean, cov = self._likelihood.joint_moments(mean, cov, self._noise)
-            cov = cov * self.sigma_scaling_**2
-            return self._targets.drop_axis(mean), cov[
-                ..., 0
-            ] if self._targets.ndim == 1 else cov
+            scaling = self._targets.scaling
+            mean = self._targets.drop_axis(scaling.restored(mean))
+            cov = scaling.restored_variance(cov * self.sigma_scaling_**2)
+            return mean, cov[..., 0] if self._targets.ndim == 1 else cov
         mean, variance = self._mean_and_variance(X)
         if return_std:
             return self._targets.drop_axis(mean), np.sqrt(
@@ -227,8 +247,9 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             Outputs that are parameters of the noise do not count.
         """
         _, variance = self._latent(X)
-        n_outputs = self._targets.n_outputs
-        scaled = variance[:, :n_outputs] / np.square(self.sigma_noise_)
+        variance = variance[:, : self._targets.n_outputs]
+        variance = self._targets.scaling.restored_variance(variance)
+        scaled = variance / np.square(self.sigma_noise_)
         return np.asarray(-scaled.mean(1))
 
     def predict_quantiles(self, X: Any, alpha: Any) -> np.ndarray:
@@ -252,7 +273,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         if (self.sigma_scaling_ != 1).any():
             scaling = self.sigma_scaling_[:, None]
             values = mean[..., None] + (values - mean[..., None]) * scaling
-        values = self._targets.drop_axis(values)
+        values = self._targets.drop_axis(self._targets.scaling.restored(values))
         return values if np.ndim(alpha) else values[..., 0]
 
     def predict_interval(self, X: Any, coverage: Any = 0.9) -> np.ndarray:
@@ -296,6 +317,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         draws = outputs.sample(self._check_inputs(X), n_samples, seed)
         generator = np.random.default_rng(as_seed("random_state", random_state))
         draws = self._likelihood.sample(draws, self._noise, generator)
+        draws = self._targets.scaling.restored(draws)
         if (self.sigma_scaling_ != 1).any():
             mean = self._mean_and_variance(X)[0][..., None]
             draws = mean + (draws - mean) * self.sigma_scaling_[:, None]
@@ -318,7 +340,9 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         mean : ndarray of shape (n, n_outputs)
         variance : ndarray of shape (n, n_outputs) or (n, n_outputs, n_outputs)
         """
-        mean, variance = self._outputs.latent(self._check_inputs(X), full_cov)
+        X = self._check_inputs(X)
+        restored = partial(self._targets.restored_outputs, self._likelihood)
+        mean, variance = self._outputs.latent(X, full_cov, restored)
         return mean, variance
 
     def __sklearn_tags__(self) -> Any:

@@ -9,11 +9,16 @@ import numpy as np
 from sklaplace.core.linalg import plain
 from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.estimators.laplace import BaseLaplace
-from sklaplace.estimators.laplace_fit import HeldOutScore, LaplaceFit
-from sklaplace.estimators.number_targets import check_noise, geometric_mean, has_noise
+from sklaplace.estimators.laplace_fit import HeldOutScore, LaplaceFit, LaplaceSolver
+from sklaplace.estimators.number_targets import (
+    check_noise,
+    check_normalize_y,
+    geometric_mean,
+    has_noise,
+)
 from sklaplace.estimators.options import LaplaceOptions
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
-from sklaplace.estimators.trainer import inner_net
+from sklaplace.estimators.trainer import inner_net, is_frozen
 from sklaplace.likelihoods import Gaussian, RegressionLikelihood
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior
@@ -121,6 +126,15 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         must be the same, but for ``"validation"`` under
         ``prior_precision="marglik"``. With that prior, ``"auto"`` uses held-out
         samples where there are any.
+    normalize_y : bool, default=False
+        Whether the network is trained on targets from which their mean is subtracted,
+        and that are divided by their standard deviation, column by column. All results,
+        and a ``sigma_noise`` that is given, stay in the units of ``y``; what the net
+        itself returns, its history, and ``posterior_`` are those of the normalised
+        targets. Mean and standard deviation are those of all samples given to ``fit``
+        (held-out ones of ``train_split`` and ``validation_fraction`` included, those of
+        ``X_val`` not), with their weights. Not for frozen nets, counts and ``prior``.
+        The default network does so by itself.
 
     Attributes
     ----------
@@ -141,7 +155,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     prior_precision_ : float or ndarray
         Prior precision in use.
     log_marginal_likelihood_value_ : float
-        Laplace approximation of the log marginal likelihood, in nats.
+        Laplace approximation of the log marginal likelihood, in nats, of ``y`` in its
+        units.
 
     See Also
     --------
@@ -169,11 +184,19 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     """
 
     sigma_noise: Any = "auto"
+    normalize_y: bool = False
 
     # --------------------------------------------------------------------- fit
     def _check_options(self) -> LaplaceOptions:
         options = super()._check_options()
         check_noise(self.sigma_noise, TUNERS)
+        check_normalize_y(self.normalize_y, is_frozen(self.estimator))
+        if self.prior is not None and self.normalize_y:
+            raise ValueError(
+                "normalize_y=True cannot be used with prior: each task has units of "
+                "its own, in which the weights mean something else. Use "
+                "normalize_y=False."
+            )
         options = replace(options, sigma_noise=self._resolved_noise())
         if self.prior is not None and isinstance(options.sigma_noise, str):
             raise ValueError(
@@ -208,6 +231,12 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         # without noise nothing is tuned, and no samples are held out
         is_noisy = has_noise(self.likelihood, inner_net(self.estimator))
         return self.sigma_noise if is_noisy else 1.0
+
+    def _solver(self, options: LaplaceOptions) -> LaplaceSolver:
+        noise = options.sigma_noise
+        if not isinstance(noise, str):
+            noise = noise / self._targets.noise_unit
+        return super()._solver(replace(options, sigma_noise=noise))
 
     def _likelihood_settings(self) -> Any:
         adapted = self._targets.adapt(Gaussian())

@@ -7,7 +7,7 @@ are passed to skorch unchanged.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -83,8 +83,13 @@ def encode_samples(
         )
     model._input_type = input_type(inner_net(model.estimator))
     X, y = model._check_samples(samples.X, samples.y, reset=True)
+    if samples.sample_weight is not None:
+        weights = as_weights(
+            samples.sample_weight, y.shape[0], ensure_non_negative=True
+        )
+        samples = replace(samples, sample_weight=weights)
     with naming(y="y"):
-        model._targets = model._infer_targets(y, samples.classes)
+        model._targets = model._infer_targets(y, samples)
     data = weighted_data(model, X, y, samples.sample_weight)
     if samples.X_val is None:
         return data, None

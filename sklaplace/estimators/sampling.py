@@ -13,10 +13,15 @@ from sklaplace.core.persistence import from_portable, pickled, to_portable
 from sklaplace.core.random import private_rng
 from sklaplace.estimators import samples
 from sklaplace.estimators.noise import most_probable_noise
-from sklaplace.estimators.number_targets import check_noise, geometric_mean, has_noise
+from sklaplace.estimators.number_targets import (
+    check_noise,
+    check_normalize_y,
+    geometric_mean,
+    has_noise,
+)
 from sklaplace.estimators.options import check_common, sibling
 from sklaplace.estimators.output_model import BatchedOutputs, OutputModel
-from sklaplace.estimators.trainer import Trainer, inner_net
+from sklaplace.estimators.trainer import Trainer, inner_net, is_frozen
 from sklaplace.networks.trained import TrainedNetwork, n_epochs
 
 
@@ -104,6 +109,7 @@ class BaseSampling(ABC):
         self._check_draws()
         if is_regressor(self):
             check_noise(self.sigma_noise, self._noise_names)
+            check_normalize_y(self.normalize_y, is_frozen(self.estimator))
             hint = "Choose a share of the rows, such as 0.2."
             check_fraction("validation_fraction", self.validation_fraction, hint)
         else:
@@ -137,11 +143,11 @@ class BaseSampling(ABC):
             self._set_noise(self._chosen_noise(network))
 
     def _chosen_noise(self, network: TrainedNetwork) -> float:
-        """Return the noise: one, as given, or the most probable one."""
+        """Return the noise in the network's units: as given, or the most probable."""
         if not network.spec.likelihood.has_noise:
             return 1.0
         if not isinstance(self.sigma_noise, str):
-            return geometric_mean(self.sigma_noise)
+            return geometric_mean(self.sigma_noise) / self._targets.noise_unit
         dataset = network.train if network.held_out is None else network.held_out
         return most_probable_noise(self._outputs_of(network), dataset)
 

@@ -199,6 +199,10 @@ class LaplaceRegressorCV(LaplaceRegressor):
         Standard deviation of the observation noise, one for all outputs. ``"auto"``
         chooses one with each prior precision: that under which the held-out samples
         of all folds together are most probable, whatever ``scoring`` is.
+    normalize_y : bool, default=False
+        As for `LaplaceRegressor`, by mean and standard deviation of the samples that a
+        fold trains on. The noise that is chosen is then the geometric mean of levels
+        in proportion to the standard deviations of the columns of ``y``.
     memory : None, str, path or joblib.Memory, default=None
         Where networks and their curvature are kept, those of the folds among them,
         so that further fits, also by ``GridSearchCV``, train none of them again.
@@ -217,7 +221,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
     ----------
     prior_precision_ : float or ndarray
         The best prior precision.
-    sigma_noise_ : float
+    sigma_noise_ : float or ndarray of shape (n_outputs,)
         Standard deviation of the observation noise: as given, or chosen with the
         best prior precision.
     best_score_ : float

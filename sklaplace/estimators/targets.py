@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
+from torch import Tensor
+from torch.utils.data import Subset
 
 from sklaplace.likelihoods import Likelihood
 from sklaplace.networks.data import TrainingData
@@ -35,6 +37,17 @@ class Targets(ABC):
         """Return weights (n,) that encoded targets have by themselves, or None."""
         return None
 
+    @property
+    def noise_unit(self) -> float:
+        """Noise in the units of ``y`` over that which the likelihood takes."""
+        return 1.0
+
+    def restored_outputs(
+        self, likelihood: Any, mean: Tensor, cov: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean (b, q·c) and covariance of outputs in the units of ``y``."""
+        return mean, cov
+
     def check_net(self, net: Any) -> None:  # noqa: B027
         """Raise for a net that cannot be trained on such targets."""
 
@@ -43,3 +56,10 @@ class Targets(ABC):
 
     def check_held_out(self, dataset: Any, held_out: Any) -> None:  # noqa: B027
         """Raise for a ``train_split`` whose targets are not encoded alike."""
+
+
+def brings_targets(dataset: Any, held_out: Any) -> bool:
+    """Whether a ``train_split`` holds out samples that are not of the dataset."""
+    while isinstance(held_out, Subset):
+        held_out = held_out.dataset
+    return held_out is not None and held_out is not dataset

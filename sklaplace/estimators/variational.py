@@ -75,7 +75,9 @@ class BaseVariational(BaseSampling):
     def _given_noise(self) -> float | None:
         """Noise in the objective if it is a number; None where it is estimated."""
         noise = getattr(self, "sigma_noise", "learned")
-        return None if isinstance(noise, str) else geometric_mean(noise)
+        if isinstance(noise, str):
+            return None
+        return geometric_mean(noise) / self._targets.noise_unit
 
     # ------------------------------------------------------------- collaborators
     def _trainer(self, **options: Any) -> Trainer:
@@ -105,12 +107,15 @@ class BaseVariational(BaseSampling):
         outputs = BatchedOutputs(network, model, self.batch_size)
         # noise of the objective: ``sigma_noise_`` can be close to zero beside draws
         sigma = torch.tensor(network.noise, dtype=torch.float64)
-        likelihood, total, n_targets = network.spec.likelihood, 0.0, 0.0
+        likelihood, total = network.spec.likelihood, 0.0
+        loss, n_targets = 0.0, 0.0
         for losses, w, n in _losses(outputs, network.train):
             total += float(w @ nats(likelihood, losses, sigma, n).mean(-1))
+            loss += float(w @ losses.mean(-1))
             n_targets += float(w.sum()) * n
-        self.elbo_ = -total - self.kl_
-        self._check_loss(total / n_targets)
+        log_unit = math.log(self._targets.noise_unit)
+        self.elbo_ = -total - self.kl_ - log_unit * n_targets
+        self._check_loss(loss / n_targets)
         if is_frozen(self.estimator) and network.held_out is not None:
             self._compare(network, outputs)
 
@@ -303,6 +308,9 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for the noise, if the net is not frozen,
         holds out none itself, and there are at least 50 distinct samples.
+    normalize_y : bool, default=False
+        As for `LaplaceRegressor`; in the history, ``elbo`` is that of the normalised
+        targets.
     estimator, posterior, prior, prior_scale, prior_params, kl_weight, kl_schedule, \
             bound, n_samples
         As for `VariationalClassifier`; ``n_samples`` is two or more.
@@ -350,6 +358,7 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
 
     sigma_noise: Any = "auto"
     validation_fraction: float = 0.2
+    normalize_y: bool = False
 
     _noise_names = ("auto", "learned")
 

@@ -47,6 +47,23 @@ class RegressionLikelihood(Likelihood):
         """One observed value per output."""
         return n_outputs
 
+    def rescaled_outputs(self, center: Array, scale: Array) -> Pair | None:
+        """Map of the outputs under which targets become ``center + scale · y``.
+
+        Parameters
+        ----------
+        center, scale : ndarray of shape (t,)
+            Map of the targets.
+
+        Returns
+        -------
+        shift, factor : ndarray of shape (c,), or None
+            Outputs become ``shift + factor · f``, and the noise of a likelihood that
+            has one is multiplied by ``scale``. None, as by default, if there are no
+            such outputs: targets then cannot be normalised.
+        """
+        return None
+
     @abstractmethod
     def moments(self, mean: Array, var: Array, noise: float) -> Pair:
         """Mean and variance of new targets, (n, t), from (n, c)."""
@@ -116,6 +133,10 @@ class Gaussian(SeparableLikelihood, RegressionLikelihood):
         """``log(σ √(2π))`` plus the mean of ``log r``."""
         extra = np.log(self.relative).mean() if self.relative else 0.0
         return sigma_noise.log() + _LOG_2PI / 2 + float(extra)
+
+    def rescaled_outputs(self, center: Array, scale: Array) -> Pair:
+        """Outputs are means."""
+        return center, scale
 
     def moments(self, mean: Array, var: Array, noise: float) -> Pair:
         """``m`` and ``v + σ² r²``."""
@@ -251,6 +272,11 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
         """Normal values, (b, t)."""
         mean, log_variance = f.chunk(2, -1)
         return mean + (log_variance / 2).exp() * torch.special.ndtri(u).to(f)
+
+    def rescaled_outputs(self, center: Array, scale: Array) -> Pair:
+        """Variances are multiplied by the squares of ``scale``."""
+        shift = np.concatenate([center, 2 * np.log(scale)])
+        return shift, np.concatenate([scale, np.ones_like(scale)])
 
     def moments(self, mean: Array, var: Array, noise: float) -> Pair:
         """``m_μ`` and ``v_μ + E exp(s)``, ``E exp(s) = exp(m_s + v_s / 2)``."""

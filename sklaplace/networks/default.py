@@ -218,7 +218,7 @@ def default_regressor(
     As `default_classifier`, with `torch.nn.MSELoss`; targets may have any units.
     """
     Y, weight, noise, settings = _prepared(X, Y, sample_weight)
-    target_center, target_scale = _center_and_scale(Y, weight)
+    target_center, target_scale = center_and_scale(Y, weight)
     return PenalisedRegressor(
         TabularNetwork,
         criterion=nn.MSELoss,
@@ -280,14 +280,14 @@ def _prepared(
         )
     weight = np.ones(len(X)) if weight is None else weight.astype(np.float64)
     X, Y, weight = X[weight > 0], Y[weight > 0], weight[weight > 0]
-    center, scale = _center_and_scale(X, weight)
+    center, scale = center_and_scale(X, weight)
     noise = _noise_fraction(X, Y, weight, center, scale)
     module = {"center": center, "scale": scale, "n_outputs": Y.shape[1]}
     settings = {f"module__{name}": value for name, value in module.items()}
     return Y, weight, noise, settings | _LBFGS
 
 
-def _center_and_scale(values: Array, weight: Array) -> tuple[Array, Array]:
+def center_and_scale(values: Array, weight: Array) -> tuple[Array, Array]:
     """Weighted mean and standard deviation per column; scale 1 where constant."""
     # Divided by the largest value nothing overflows, and without the first row
     # constant columns are exactly zero.
@@ -308,7 +308,7 @@ def _noise_fraction(
     X: Array, Y: Array, weight: Array, center: Array, scale: Array
 ) -> float:
     """Noise variance over target variance, of a linear model on untrained features."""
-    target_center, target_scale = _center_and_scale(Y, weight)
+    target_center, target_scale = center_and_scale(Y, weight)
     Y = (Y - target_center) / target_scale
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         # a fixed seed: the features depend on nothing but the inputs

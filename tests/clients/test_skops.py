@@ -45,6 +45,9 @@ MODELS = {
     ),
     "points": lambda: LaplaceRegressor(regressor(), hessian_structure="nystrom"),
     "dropout": lambda: MCDropoutClassifier(random_state=0),
+    "normalised": lambda: LaplaceRegressor(
+        regressor(), normalize_y=True, random_state=0
+    ),
     "ensemble": lambda: DeepEnsembleRegressor(regressor(), random_state=0),
     "variational": lambda: VariationalClassifier(classifier(), random_state=0),
     "variational regressor": lambda: VariationalRegressor(random_state=0),

@@ -614,10 +614,10 @@ class TestEvidence:
 
 
 # ---------------------------------------------------------------------- the rest
-def test_both_estimators_have_the_same_parameters_but_four():
+def test_both_estimators_have_the_same_parameters_but_five():
     names = [set(python_inspect.signature(kind).parameters) for kind in ESTIMATORS]
     assert names[0] - names[1] == {"class_weight", "dirichlet_approx", "link_approx"}
-    assert names[1] - names[0] == {"sigma_noise"}
+    assert names[1] - names[0] == {"sigma_noise", "normalize_y"}
 
 
 def test_attributes_after_fit(kind, fitted):

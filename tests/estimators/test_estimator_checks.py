@@ -40,6 +40,12 @@ SAMPLING = [
 
 
 @pytest.mark.slow
+@parametrize_with_checks([LaplaceRegressor(normalize_y=True)])
+def test_normalised_targets(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
 @parametrize_with_checks(SAMPLING)
 def test_defaults_that_predict_from_draws(estimator, check):
     check(estimator)

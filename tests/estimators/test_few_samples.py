@@ -127,6 +127,16 @@ def test_only_few_samples_without_others_are_tuned_by_folds():
     assert n_trainings(model, *FEW) == N_FOLDS + 1
 
 
+def test_folds_of_encoded_targets_that_a_net_splits_itself():
+    X, y = FEW
+    names = np.array(["a", "b", "c"])[y]
+    split = {"train_split": ValidSplit(5)}
+    model = LaplaceClassifier(classifier(**split), random_state=0)
+    assert n_trainings(model, X, names) == N_FOLDS + 1
+    model = LaplaceRegressor(regressor(**split), normalize_y=True, random_state=0)
+    assert n_trainings(model, *FEW_REG) == N_FOLDS + 1
+
+
 @pytest.mark.usefixtures("rng_untouched")
 def test_the_network_is_that_of_all_samples():
     """What folds draw, and what their callbacks write, leaves no trace."""

@@ -1,0 +1,420 @@
+"""normalize_y: networks that are trained on targets in units of their own.
+
+The truth is the same estimator, fitted to targets that are normalised by hand, with
+predictions mapped back.
+"""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from nets import MLP, initialised, regressor, seeded, waves
+from numpy.testing import assert_allclose
+from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import GridSearchCV
+from skorch.dataset import Dataset
+from skorch.helper import predefined_split
+from torch import nn
+
+from sklaplace import (
+    DeepEnsembleRegressor,
+    LaplaceRegressor,
+    LaplaceRegressorCV,
+    MCDropoutRegressor,
+    VariationalRegressor,
+)
+from sklaplace.estimators.target_scaling import TargetScaling
+from sklaplace.likelihoods import HeteroscedasticNLLLoss
+
+DOUBLE = {"module__dtype": torch.float64}
+CENTER, SCALE = np.array([-300.0, 2e4]), np.array([70.0, 0.01])
+WEIGHTS = np.random.default_rng(2).uniform(0.2, 2.0, 60)
+WEIGHTS[:5] = 0.0
+FIXED = {"prior_precision": 2.0, "sigma_noise": 30.0}
+
+
+class DropoutMLP(MLP):
+    """With a dropout layer."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, X):
+        return self.head(self.dropout(torch.tanh(self.hidden(X))))
+
+
+def problem(n_targets=None, n=60):
+    """Inputs, and targets of sizes that no network starts with."""
+    X, y = waves(n, n_targets=n_targets, dtype=np.float64)
+    columns = slice(n_targets) if n_targets else 0
+    return X, CENTER[columns] + SCALE[columns] * y
+
+
+def net(n_targets=None, module=MLP, **params):
+    settings = {"module__n_out": n_targets or 1, "lr": 0.1, "max_epochs": 5}
+    return regressor(module, **DOUBLE, **settings | params)
+
+
+def by_hand(y, weights=None):
+    """Weighted mean and standard deviation of each column."""
+    mean = np.average(y, axis=0, weights=weights)
+    return mean, np.sqrt(np.average((y - mean) ** 2, axis=0, weights=weights))
+
+
+def fitted_pair(model, X, y, sample_weight=None, **held_out):
+    """The model with normalize_y, the model fitted to normalised y, and their map."""
+    mean, std = by_hand(y, sample_weight)
+    own = {k: (v - mean) / std if k == "y_val" else v for k, v in held_out.items()}
+    found = clone(model).set_params(normalize_y=True, random_state=0)
+    truth = clone(model).set_params(random_state=0)
+    noise = model.sigma_noise
+    if not isinstance(noise, str):
+        truth.set_params(sigma_noise=noise / std)
+    found.fit(X, y, sample_weight, **held_out)
+    return found, truth.fit(X, (y - mean) / std, sample_weight, **own), mean, std
+
+
+def assert_same_predictions(found, truth, mean, std, X, y):
+    """Compare all that is in the units of y."""
+    close = {"rtol": 1e-7, "atol": 1e-9 * np.min(std) ** 2}
+    m, s = truth.predict(X, return_std=True)
+    for a, b in zip(
+        found.predict(X, return_std=True), (mean + std * m, std * s), strict=True
+    ):
+        assert_allclose(a, b, **close)
+    m, cov = truth.predict(X, return_cov=True)
+    found_cov = found.predict(X, return_cov=True)[1]
+    assert_allclose(found_cov / std**2, cov, rtol=1e-7, atol=1e-9)
+    for method in ("predict_quantiles", "predict_interval"):
+        levels = [0.1, 0.6]
+        values = getattr(truth, method)(X, levels)
+        axes = (slice(None), *[None] * (values.ndim - 1 - np.ndim(std)))
+        if np.ndim(std):
+            expected = mean[axes] + std[axes] * values
+        else:
+            expected = mean + std * values
+        assert_allclose(getattr(found, method)(X, levels), expected, **close)
+    draws = truth.sample_y(X, 3, random_state=1)
+    own = (np.array(v)[..., None] if np.ndim(std) else v for v in (mean, std))
+    center, scale = own
+    expected = center + scale * draws
+    assert_allclose(found.sample_y(X, 3, random_state=1), expected, **close)
+    # the density of y is that of its normalised value over the standard deviation
+    density = truth._log_proba_of(X, (y - mean) / std) - np.sum(np.log(std))
+    assert_allclose(found._log_proba_of(X, y), density, rtol=1e-7)
+    assert_allclose(found.sigma_noise_, std * truth.sigma_noise_, rtol=1e-7)
+    assert_allclose(found.score_samples(X), truth.score_samples(X), rtol=1e-6)
+    assert_allclose(found.score(X, y), truth.score(X, (y - mean) / std), rtol=1e-7)
+
+
+def assert_same_latents(found, truth, mean, std, X):
+    m, v = truth.latent_mean_and_variance(X)
+    found_mean, found_variance = found.latent_mean_and_variance(X)
+    assert_allclose(found_mean, mean + std * m, rtol=1e-9)
+    assert_allclose(found_variance, std**2 * v, rtol=1e-7)
+    cov = truth.latent_mean_and_variance(X, full_cov=True)[1]
+    outer = np.multiply.outer(np.atleast_1d(std), np.atleast_1d(std))
+    found_cov = found.latent_mean_and_variance(X, full_cov=True)[1]
+    assert_allclose(found_cov, outer * cov, rtol=1e-7, atol=1e-12 * np.max(outer))
+
+
+@pytest.mark.filterwarnings("ignore:sigma_noise comes from the training rows")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        FIXED,
+        {"prior_precision": "marglik"},
+        {"pred_type": "nn", "subset_of_weights": "all", "prior_precision": 20.0},
+    ],
+    ids=["auto", "fixed", "marglik", "nn"],
+)
+@pytest.mark.parametrize("n_targets", [None, 1, 2])
+def test_laplace_predicts_in_the_units_of_y(options, n_targets):
+    X, y = problem(n_targets)
+    model = LaplaceRegressor(net(n_targets), **options)
+    pair = fitted_pair(model, X, y)
+    assert_same_predictions(*pair, X[:4], y[:4])
+    assert_same_latents(*pair, X[:4])
+
+
+@pytest.mark.parametrize("options", [{}, {"sigma_noise": np.array([3.0, 0.2])}])
+def test_weights_and_held_out_samples(options):
+    X, y = problem(2, n=90)
+    held_out = {"X_val": X[60:], "y_val": y[60:]}
+    model = LaplaceRegressor(net(2), **options)
+    pair = fitted_pair(model, X[:60], y[:60], WEIGHTS, **held_out)
+    assert_same_predictions(*pair, X[:4], y[:4])
+
+
+@pytest.mark.parametrize("n_targets", [None, 2])
+def test_evidence_is_that_of_the_density_of_y(n_targets):
+    X, y = problem(n_targets)
+    model = LaplaceRegressor(net(n_targets, train_split=None), **FIXED)
+    found, truth, _, std = fitted_pair(model, X, y, WEIGHTS)
+    change = -WEIGHTS.sum() * np.sum(np.log(std))
+    expected = truth.log_marginal_likelihood_value_ + change
+    assert_allclose(found.log_marginal_likelihood_value_, expected)
+    # 30 for each column; levels of several keep their proportions
+    unit = np.exp(np.mean(np.log(std)))
+    asked = {"prior_precision": 5.0, "sigma_noise": 40.0}
+    own = {**asked, "sigma_noise": 40.0 / unit}
+    expected = truth.log_marginal_likelihood(**own) + change
+    assert_allclose(found.log_marginal_likelihood(**asked), expected)
+    default = found.log_marginal_likelihood(sigma_noise=30.0)
+    assert_allclose(default, found.log_marginal_likelihood_value_)
+    assert_allclose(found.sigma_noise_, 30.0)
+
+
+def test_more_samples_and_recalibration():
+    X, y = problem(2, n=90)
+    mean, std = by_hand(y[:60])
+    found, truth, *units = fitted_pair(LaplaceRegressor(net(2)), X[:60], y[:60])
+    for model, targets in ((found, y), (truth, (y - mean) / std)):
+        model.partial_fit(X[60:80], targets[60:80])
+        model.recalibrate(X[80:], targets[80:])
+    assert_allclose(found.sigma_scaling_, truth.sigma_scaling_)
+    assert_same_predictions(found, truth, *units, X[:4], y[:4])
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_gaussian_in_the_graph_of_the_inputs(joint):
+    X, y = problem(2)
+    found, truth, mean, std = fitted_pair(LaplaceRegressor(net(2), **FIXED), X, y)
+    x = torch.tensor(X[:6].reshape(2, 3, -1) if joint else X[:6])
+    m, cov = (t.detach().numpy() for t in truth.predictive(x, joint=joint))
+    center, scale = (np.tile(v, 3 if joint else 1) for v in (mean, std))
+    found_mean, found_cov = found.predictive(x.requires_grad_(), joint=joint)
+    assert_allclose(found_mean.detach(), center + scale * m)
+    expected = cov * np.multiply.outer(scale, scale)
+    assert_allclose(found_cov.detach(), expected, rtol=1e-7, atol=1e-12)
+    found_mean.sum().backward()
+    assert x.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        VariationalRegressor(net(2), n_samples=10),
+        VariationalRegressor(net(2), n_samples=10, sigma_noise=np.array([20.0, 3.0])),
+        MCDropoutRegressor(net(2, DropoutMLP), n_samples=10),
+        DeepEnsembleRegressor(net(2), n_estimators=2),
+    ],
+    ids=["variational", "known noise", "dropout", "ensemble"],
+)
+def test_estimators_of_draws(model):
+    X, y = problem(2)
+    found, truth, mean, std = fitted_pair(model, X, y)
+    assert_same_predictions(found, truth, mean, std, X[:4], y[:4])
+    if isinstance(model, VariationalRegressor):
+        is_held_out = isinstance(model.sigma_noise, str)
+        n = 48 if is_held_out else 60
+        expected = truth.elbo_ - n * np.log(std).sum()
+        assert_allclose(found.elbo_, expected)
+
+
+def test_means_and_variances_as_outputs():
+    X, y = problem()
+    heteroscedastic = net(2, criterion=HeteroscedasticNLLLoss)
+    model = LaplaceRegressor(heteroscedastic, prior_precision=2.0)
+    found, truth, mean, std = fitted_pair(model, X, y)
+    for a, b in zip(
+        found.predict(X, return_std=True),
+        truth.predict(X, return_std=True) * np.array([std, std])[:, None]
+        + np.array([mean, 0.0])[:, None],
+        strict=True,
+    ):
+        assert_allclose(a, b, rtol=1e-9)
+    interval = mean + std * truth.predict_interval(X)
+    assert_allclose(found.predict_interval(X), interval, rtol=1e-6)
+    m, v = truth.latent_mean_and_variance(X)
+    found_mean, found_variance = found.latent_mean_and_variance(X)
+    shift = np.array([mean, 2 * np.log(std)])
+    factor = np.array([std, 1.0])
+    assert_allclose(found_mean, shift + factor * m, rtol=1e-9)
+    assert_allclose(found_variance, factor**2 * v, rtol=1e-7)
+    assert found.sigma_noise_ == 1.0
+
+
+def test_the_default_network_normalises_by_itself():
+    X, y = problem()
+    model = LaplaceRegressor(random_state=0, **FIXED)
+    own, other = (
+        clone(model).set_params(normalize_y=n).fit(X, y) for n in (False, True)
+    )
+    for a, b in zip(
+        own.predict(X, return_std=True), other.predict(X, return_std=True), strict=True
+    ):
+        assert_allclose(a, b, rtol=1e-6)
+    evidence = own.log_marginal_likelihood_value_
+    assert_allclose(other.log_marginal_likelihood_value_, evidence)
+
+
+@pytest.mark.parametrize("n_targets", [None, 2])
+def test_cross_validation_chooses_noise_in_units_of_y(n_targets):
+    X, y = problem(n_targets)
+    options = {"prior_precisions": [0.1, 1.0, 10.0], "cv": 3, "random_state": 0}
+    found = LaplaceRegressorCV(net(n_targets), normalize_y=True, **options).fit(X, y)
+    mean, std = by_hand(y)
+    truth = LaplaceRegressorCV(net(n_targets), **options).fit(X, (y - mean) / std)
+    # each fold has units of its own
+    assert_allclose(found.predict(X), mean + std * truth.predict(X), rtol=1e-6)
+    assert_allclose(found.sigma_noise_, std * truth.sigma_noise_, rtol=0.05)
+    assert np.shape(found.sigma_noise_) == ((n_targets,) if n_targets else ())
+
+
+@pytest.mark.slow
+def test_a_known_noise_is_in_units_of_y():
+    X, y = problem()
+    search = GridSearchCV(
+        LaplaceRegressor(net(), normalize_y=True, random_state=0),
+        {"sigma_noise": [7.0, 70.0]},
+        cv=2,
+    ).fit(X, y)
+    assert search.best_estimator_.sigma_noise_ == pytest.approx(
+        search.best_params_["sigma_noise"]
+    )
+
+
+def test_constant_column_and_rare_digits():
+    X, _ = problem()
+    # rounded to float32 all targets would be equal
+    y = np.stack([1e9 + waves(dtype=np.float64)[1], np.full(60, -5.0)], 1)
+    model = LaplaceRegressor(
+        regressor(module__n_out=2), normalize_y=True, random_state=0, **FIXED
+    ).fit(X, y)
+    mean, std = model.predict(X, return_std=True)
+    assert np.isfinite(mean).all()
+    assert np.isfinite(std).all()
+    center, scale = model._targets.scaling.center, model._targets.scaling.scale
+    assert_allclose(center, [y[:, 0].mean(), -5.0])
+    assert_allclose(scale, [y[:, 0].std(), 1.0])
+    codes = model._targets.encode(y)
+    assert len(np.unique(codes[:, 0])) == 60
+
+
+def test_order_of_samples_does_not_matter():
+    X, y = problem()
+    model = LaplaceRegressor(net(train_split=None), normalize_y=True, **FIXED)
+    model.set_params(random_state=0)
+    order = np.random.default_rng(0).permutation(60)
+    a, b = (clone(model).fit(X[i], y[i]).predict(X) for i in (slice(None), order))
+    assert_allclose(a, b, rtol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:The network predicts the targets")
+def test_cache_and_pickle(tmp_path):
+    X, y = problem()
+    model = LaplaceRegressor(net(), normalize_y=True, memory=tmp_path, random_state=0)
+    first = clone(model).fit(X, y).predict(X, return_std=True)
+    again = clone(model).fit(X, y)
+    np.testing.assert_array_equal(first, again.predict(X, return_std=True))
+    other = clone(model).set_params(normalize_y=False).fit(X, y)
+    plain = clone(other).set_params(memory=None).fit(X, y)
+    np.testing.assert_array_equal(other.predict(X), plain.predict(X))
+    # twice the unit: from the same entry, and in the right units
+    twice = clone(model).fit(X, 2 * y).predict(X, return_std=True)
+    assert_allclose(twice, 2 * np.array(first), rtol=1e-9)
+    loaded = pickle.loads(pickle.dumps(again))
+    np.testing.assert_array_equal(first, loaded.predict(X, return_std=True))
+
+
+def test_scaling_of_weighted_columns():
+    y = np.random.default_rng(0).normal(3.0, 50.0, (40, 2))
+    weights = np.random.default_rng(1).integers(1, 4, 40)
+    scaling = TargetScaling.of(y, weights.astype(float))
+    mean, std = by_hand(y, weights)
+    assert_allclose(scaling.center, mean)
+    assert_allclose(scaling.scale, std)
+    assert_allclose(scaling.restored(scaling.normalized(y)), y)
+    assert TargetScaling().is_identity
+
+
+# ------------------------------------------------------------------------- refusals
+class TestRefusals:
+    @pytest.mark.parametrize("value", [None, 1, "yes", "standardize", np.ones(2)])
+    @pytest.mark.parametrize("kind", [LaplaceRegressor, DeepEnsembleRegressor])
+    def test_other_values(self, kind, value):
+        with pytest.raises(ValueError, match=r"normalize_y=.* True or False"):
+            kind(net(), normalize_y=value).fit(*problem())
+
+    @pytest.mark.parametrize(
+        "kind", [LaplaceRegressor, LaplaceRegressorCV, VariationalRegressor]
+    )
+    def test_frozen_networks(self, kind):
+        X, y = problem()
+        trained = FrozenEstimator(seeded(net(), X, y[:, None]))
+        with pytest.raises(
+            ValueError, match="normalize_y=True cannot be used with a f"
+        ):
+            kind(trained, normalize_y=True).fit(X, y)
+
+    def test_counts(self):
+        X, _ = problem()
+        counts = np.arange(60) % 4
+        model = LaplaceRegressor(net(criterion=nn.PoissonNLLLoss), normalize_y=True)
+        with pytest.raises(ValueError, match="with Poisson"):
+            model.fit(X, counts)
+
+    def test_earlier_tasks(self):
+        X, y = problem()
+        first = LaplaceRegressor(initialised(net()), **FIXED).fit(X, y / 70)
+        later = LaplaceRegressor(
+            net(), prior=first.posterior_, sigma_noise=1.0, normalize_y=True
+        )
+        with pytest.raises(
+            ValueError, match="normalize_y=True cannot be used with pri"
+        ):
+            later.fit(X, y)
+
+    def test_split_with_targets_of_its_own(self):
+        X, y = problem(1)
+        own = net(train_split=predefined_split(Dataset(X[:9], y[:9])))
+        with pytest.raises(ValueError, match="targets of their own, which normalize_y"):
+            LaplaceRegressor(own, normalize_y=True).fit(X, y)
+
+    def test_weights_that_are_all_zero(self):
+        X, y = problem()
+        with pytest.raises(ValueError, match="sample_weight: Sample weights must"):
+            LaplaceRegressor(net(), normalize_y=True).fit(X, y, np.zeros(60))
+
+
+# ------------------------------------------------------------------------- warning
+class TestWarning:
+    """pytest.ini makes warnings errors, so that a fit without one asserts that."""
+
+    message = "no better than their mean would"
+
+    def settings(self, **params):
+        return {"optimizer": torch.optim.Adam, "lr": 1e-3, **params}
+
+    @pytest.mark.parametrize("unit", [300.0, 1e-4])
+    def test_units_that_are_not_learned(self, unit):
+        X, y = waves(60, dtype=np.float64)
+        model = LaplaceRegressor(net(**self.settings()), random_state=0)
+        with pytest.warns(UserWarning, match=self.message):
+            model.fit(X, unit * (y + 1))
+        clone(model).set_params(normalize_y=True).fit(X, unit * (y + 1))
+
+    def test_variational(self):
+        X, y = waves(60, dtype=np.float64)
+        with pytest.warns(UserWarning, match=self.message):
+            VariationalRegressor(net(), n_samples=10, random_state=0).fit(X, 1e4 * y)
+
+    def test_noise_of_unit_size(self):
+        X, _ = problem()
+        y = np.random.default_rng(0).normal(2.0, 1.0, 60)
+        LaplaceRegressor(net(max_epochs=1), random_state=0).fit(X, y)
+
+    def test_units_that_are_learned(self):
+        X, y = waves(60, dtype=np.float64)
+        own = net(max_epochs=200, **self.settings(lr=0.5))
+        LaplaceRegressor(own, random_state=0).fit(X, 50 * y)
+
+    def test_default_network(self):
+        X, _ = problem()
+        y = np.random.default_rng(0).normal(2e4, 1e3, 60)
+        LaplaceRegressor(random_state=0).fit(X, y)
