@@ -113,9 +113,9 @@ def _warn_of_other_ranges(X: Any, X_val: Any) -> None:
     if is_off.any():
         warn_user(
             f"The median of {is_off.sum()} of {len(margin)} columns of X_val is far "
-            "outside of the range of X, so that prior precision and noise are chosen on "
-            "samples unlike those of training. A Pipeline does not transform X_val "
-            "unless it is named: Pipeline(steps, transform_input=['X_val'])."
+            "outside of the range of X, so that prior and noise are chosen by samples "
+            "unlike those of training. A Pipeline does not transform X_val unless it is "
+            "named: Pipeline(steps, transform_input=['X_val'])."
         )
 
 

@@ -6,8 +6,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from nets import MLP, blobs, classifier, initialised, regressor, seeded, waves
+from nets import MLP, QUICK, blobs, classifier, initialised, regressor, seeded, waves
 from sklearn.frozen import FrozenEstimator
+from skorch import NeuralNetRegressor
 from skorch.callbacks import EarlyStopping, TrainEndCheckpoint
 from skorch.dataset import Dataset, ValidSplit
 from torch import nn
@@ -314,6 +315,32 @@ def test_few_held_out_samples_do_not_agree_by_chance(n):
         model.fit(X[:40], y[:40], X_val=X[rows], y_val=y[rows])
         levels.append(model.sigma_noise_)
     assert min(levels) >= 0.9 * residual
+
+
+# --------------------------------------------------------------- where there are none
+class Deep(nn.Sequential):
+    """A network whose weights are drawn in fit."""
+
+    def __init__(self):
+        layers = nn.Linear(1, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()
+        super().__init__(*layers, nn.Linear(64, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 2, 3])
+def test_refitted_networks_do_not_reach_far_between_samples(seed):
+    """The best score has a prior under which means are off by five and more there."""
+    rng = np.random.default_rng(seed)
+    x = 4 * rng.uniform(-1, 1, 450)
+    x = x[np.abs(x) > 1.3][:150, None].astype("float32")
+    y = np.sin(1.5 * x[:, 0]) + 0.2 * rng.standard_normal(150)
+    settings = {"lr": 1e-3, "batch_size": 64, "max_epochs": 100}
+    net = NeuralNetRegressor(Deep, **QUICK | settings | {"train_split": ValidSplit(5)})
+    model = LaplaceRegressor(net, random_state=seed).fit(x, y.astype("float32"))
+    between = np.linspace(-1.3, 1.3, 50, dtype="float32")[:, None]
+    error = model.predict(between) - np.sin(1.5 * between[:, 0])
+    assert model.posterior_.is_refitted
+    assert np.sqrt(np.mean(error**2)) < 1.5
 
 
 # ------------------------------------------------------------------ the evidence

@@ -1,5 +1,7 @@
 """Metadata routing: weights and held-out samples through scikit-learn's tools."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from nets import blobs, classifier, regressor, waves
@@ -98,3 +100,38 @@ def test_stacking_of_members_tuned_on_held_out_samples(model):
     assert stack.estimators_[0] is member
     expected = LogisticRegression().fit(member.predict_proba(X_VAL), Y_VAL)
     assert_allclose(stack.final_estimator_.coef_, expected.coef_)
+
+
+# ------------------------------------------------- held-out samples in other units
+UNSCALED = "columns of X_val is far outside of the range of X"
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_untransformed_held_out_samples_are_warned_of(model, named):
+    held_out = {"X_val": 100 * X_VAL, "y_val": Y_VAL}
+    settings = {"transform_input": ["X_val"]} if named else {}
+    scaler = StandardScaler().set_fit_request(sample_weight=False)
+    pipeline = make_pipeline(scaler, model, **settings)
+    with pytest.warns(UserWarning, match=UNSCALED) if not named else nullcontext():
+        pipeline.fit(100 * X, Y, **held_out)
+
+
+@pytest.mark.parametrize(("shift", "warns"), [(0.9, False), (1.6, True)])
+def test_ranges_of_held_out_samples_may_differ(shift, warns):
+    """The median of a column may lie outside by half of the range, but not by more."""
+    X, y = waves()
+    other = np.full_like(X[:9], 0.0)
+    other[:, 0] = X[:, 0].min() + shift * np.ptp(X[:, 0])
+    model = LaplaceRegressor(regressor(), random_state=0)
+    with pytest.warns(UserWarning, match="1 of 2 columns") if warns else nullcontext():
+        model.fit(X, y, X_val=other, y_val=y[:9])
+
+
+def test_held_out_labels_that_cannot_be_predicted_are_warned_of(model):
+    """Whatever the link; they are predicted with equal probabilities."""
+    y_val = np.random.default_rng(0).permutation(Y_VAL)
+    for link in ("bridge", "mc"):
+        clone_ = clone(model).set_params(link_approx=link)
+        with pytest.warns(UserWarning, match="equal probabilities of all classes"):
+            clone_.fit(X, Y, X_val=X_VAL, y_val=y_val)
+        assert np.abs(clone_.predict_proba(X) - 1 / 3).max() < 0.1
