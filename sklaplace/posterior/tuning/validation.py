@@ -69,7 +69,8 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
     at the network's weights and, unless ``refine`` is False, at the weights of the
     linear model refitted at each point of the path. With ``refine="auto"`` the refitted
     model is chosen if it makes the held-out data ``exp(MARGIN)`` times as probable:
-    smaller gains are within the noise of a hundred samples.
+    smaller gains are within the noise of a hundred samples. In regression a refitted
+    model has the strongest prior that is not worse by as much.
 
     A layerwise or diagonal prior keeps the proportions that maximise the
     evidence; the path is over their common factor.
@@ -85,7 +86,10 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
     everything = problem, *problem.folds
     has_model = all(part.linear_model is not None for part in everything)
     if problem.refine == "auto" and has_model and not is_ambiguous:
-        chosen = _best_refitted(problem, path, chosen)
+        refitted = _best_refitted(problem, path)
+        chosen = refitted if refitted.score < chosen.score - MARGIN else chosen
+    if chosen.refitted and problem.log_proba is None and problem.free_prior:
+        chosen = _with_strongest_prior(problem, path, chosen)
     if not math.isfinite(chosen.score):
         raise ValueError(
             "No prior precision gives a finite score on the held-out rows: the "
@@ -130,9 +134,8 @@ def _warn_of_equal_probabilities(problem: TuningProblem, chosen: _Candidate) -> 
     likelihood = cast(ClassificationLikelihood, problem.posterior.likelihood)
     losses = likelihood.log_loss(problem.log_proba(mean, variance), batch.targets)
     weights = batch.weights.double()
-    if chosen.score >= UNIFORM * chosen.n_rows * float(
-        weights @ losses / weights.sum()
-    ):
+    mean_loss = float(weights @ losses / weights.sum())
+    if chosen.score >= UNIFORM * mean_loss * chosen.n_rows:
         warn_user(
             "Under no prior precision are the held-out rows predicted better than by "
             "equal probabilities of all classes, which predictions are close to now. "
@@ -211,18 +214,11 @@ def _best_kept(problem: TuningProblem, path: list[Tensor]) -> _Candidate:
     return candidates[_best_index(candidates)]
 
 
-def _best_refitted(
-    problem: TuningProblem, path: list[Tensor], kept: _Candidate | None = None
-) -> _Candidate:
+def _best_refitted(problem: TuningProblem, path: list[Tensor]) -> _Candidate:
     """Best candidate with the refitted model, each started at the best one so far.
 
     Steps of two points from the middle of the path, where prior and data have equal
     weight, as long as the score improves; then the neighbours of the best.
-
-    Returns ``kept`` unless the best is clearly better. In regression the strongest
-    prior is taken under which the score is not clearly worse than the best: held-out
-    data do not show how far outputs reach where there are no data, and under a weak
-    prior they reach far.
     """
     candidates: dict[int, _Candidate] = {}
 
@@ -238,17 +234,27 @@ def _best_refitted(
             visit(best + stride, candidates[best].refitted)
             if abs(stride) == 1 or _best_index(candidates) == best:
                 break
-    best = _best_index(candidates)
-    if kept is not None and candidates[best].score >= kept.score - MARGIN:
-        return kept
-    if problem.free_prior and problem.log_proba is None:
-        highest = candidates[best].score + MARGIN
-        while best:
-            visit(best - 1, candidates[best].refitted)
-            if candidates[best - 1].score > highest:
-                break
-            best -= 1
-    return candidates[best]
+    return candidates[_best_index(candidates)]
+
+
+def _with_strongest_prior(
+    problem: TuningProblem, path: list[Tensor], best: _Candidate
+) -> _Candidate:
+    """Refitted model with the strongest prior that is not clearly worse than the best.
+
+    Held-out data do not show how far outputs reach where there are no data; under a
+    weak prior that is far.
+    """
+    highest = best.score + MARGIN
+    ratio = best.posterior.prior_precision / best.posterior.scale
+    index = int(np.argmin([(r / ratio).log().abs().max() for r in path]))
+    while index:
+        index -= 1
+        stronger = _refitted(problem, best.refitted, path[index])
+        if stronger.score > highest:
+            break
+        best = stronger
+    return best
 
 
 def _refitted(
