@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from sklaplace.likelihoods.base import Likelihood, SeparableLikelihood, output_weights
 from sklaplace.likelihoods.output_hessian import BlockDiagonal, OutputHessian, Softmax
 
-
 # Up to this many classes a softmax over the columns of the transpose is faster: torch
 # computes that of short contiguous rows without vector instructions.
 FEW_CLASSES = 20
