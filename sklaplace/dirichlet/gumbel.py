@@ -64,7 +64,10 @@ def independent_variances(centred: Tensor) -> Tensor:
 
 
 def argmax_proba(
-    mean: Tensor, variances: Tensor, n_nodes: int = _FIRST_NODES
+    mean: Tensor,
+    variances: Tensor,
+    n_nodes: int = _FIRST_NODES,
+    dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """Probability that each of independent logits is the largest, with Gumbel noise.
 
@@ -76,6 +79,9 @@ def argmax_proba(
         Variances of the logits, float64, not negative.
     n_nodes : int
         Initial number of nodes.
+    dtype : torch.dtype
+        Of the distribution functions: float32 takes half the time and leaves errors of
+        about 1e-7, which depend on the other samples.
 
     Returns
     -------
@@ -96,49 +102,52 @@ def argmax_proba(
     inputs is a few chunks of `logits.chunks`.
     """
     parts = chunks(mean, variances, n_nodes)
-    return torch.cat([_argmax_proba_of_chunk(*part, n_nodes) for part in parts])
+    return torch.cat([_argmax_proba_of_chunk(*part, n_nodes, dtype) for part in parts])
 
 
-def _argmax_proba_of_chunk(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
+def _argmax_proba_of_chunk(
+    mean: Tensor, variances: Tensor, n_nodes: int, dtype: torch.dtype
+) -> Tensor:
     """`argmax_proba` of one chunk."""
     # relative to the largest mean, where digits are needed
     mean = mean - mean.detach().amax(-1, keepdim=True)
     # samples last: operations on long rows are faster
     of_classes = mean.T.contiguous(), variances.T.contiguous()
     nodes, steps, ratio = _nodes(*of_classes, n_nodes)
-    proba = _integrals(*of_classes, nodes, steps).T
+    proba = _integrals(*of_classes, nodes, steps, dtype).T
     is_coarse = ((proba.sum(-1) - 1).abs() > _TOLERANCE) | (ratio > _MAX_RATIO)
     coarse = is_coarse.nonzero().squeeze(-1)
     if len(coarse) and n_nodes < _MAX_NODES:
-        finer = argmax_proba(mean[coarse], variances[coarse], 2 * n_nodes)
+        finer = argmax_proba(mean[coarse], variances[coarse], 2 * n_nodes, dtype)
         proba = proba.index_put((coarse,), finer)
     proba = proba.maximum(_lower_bound(mean, variances))
     return proba / proba.sum(-1, keepdim=True)
 
 
-def _integrals(mean: Tensor, variances: Tensor, nodes: Tensor, steps: Tensor) -> Tensor:
-    """``∫ F_k'(t) Π_{j≠k} F_j(t) dt`` for classes (K, b) and nodes (t, b), (K, b).
-
-    In single precision, whose rounding errors are far below the tolerance, unless
-    derivatives are needed.
-    """
-    needs_grad = torch.is_grad_enabled() and (mean + variances).requires_grad
-    dtype = torch.float64 if needs_grad else torch.float32
+def _integrals(
+    mean: Tensor, variances: Tensor, nodes: Tensor, steps: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """``∫ F_k'(t) Π_{j≠k} F_j(t) dt`` for classes (K, b) and nodes (t, b), (K, b)."""
     unit = (variances + 1).rsqrt()
     # differences in single precision would lose digits of distant nodes
     distance = ((nodes.unsqueeze(1) - mean) * unit).to(dtype)  # (t, K, b)
-    below = density = torch.zeros_like(distance[:1])
+    is_double = dtype == torch.float64
+    density = torch.zeros_like(distance[:1])
+    below = density + 0.5 if is_double else density
     for weight, location, variance in _GUMBEL:
         scale = (2 * (variances + variance)).rsqrt()
         shift, scale = (location * scale).to(dtype), (scale / unit).to(dtype)
         z = torch.addcmul(shift, distance, scale, value=-1)
-        # 1 + erf(-z) would lose the digits of the lower tail
-        below = torch.add(below, z.erfc(), alpha=weight / 2)
+        # erfc takes longer, but in float32 1 - erf would lose the lower tail
+        part, sign = (z.erf(), -1) if is_double else (z.erfc(), 1)
+        below = torch.add(below, part, alpha=sign * weight / 2)
         bell = (-z.square()).exp()
         density = torch.addcmul(density, bell, scale, value=weight / math.sqrt(math.pi))
     below = below.clamp(min=_TINY[dtype])
-    of_all = below.log().sum(1).double().exp() * steps  # (t, b)
-    return (density / below * of_all.to(dtype).unsqueeze(1)).sum(0).double() * unit
+    largest = steps.amax(0)  # whose inverse is about the size of the density
+    of_all = below.log().sum(1).double().exp() * (steps / largest)  # (t, b)
+    proba = (density / below * of_all.to(dtype).unsqueeze(1)).sum(0)
+    return proba.double() * (unit * largest)
 
 
 @torch.no_grad()

@@ -102,11 +102,14 @@ class HeldOutScore:
         Log-density of targets whose likelihood has no noise to tune.
     diagonal : bool
         Whether variances of the outputs suffice.
+    is_cheap : bool
+        Whether ``log_proba`` takes no longer than the variances.
     """
 
     log_proba: Callable[[Tensor, Tensor], Tensor] | None = None
     log_density: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     diagonal: bool = True
+    is_cheap: bool = False
 
 
 @dataclass(frozen=True)
@@ -299,6 +302,7 @@ class LaplaceSolver:
             refine=self.options.refine,
             noise_on_held_out=self.options.noise_on_held_out,
             diagonal=score.diagonal,
+            is_cheap=score.is_cheap,
             log_density=score.log_density,
             folds=tuple(self._problem(fold, score) for fold in fit.folds),
         )

@@ -57,6 +57,8 @@ class TuningProblem:
         that maximises the evidence.
     diagonal : bool
         Whether ``log_proba`` takes variances (b, c) in place of covariances.
+    is_cheap : bool
+        Whether ``log_proba`` takes no longer than the variances.
     log_density : callable or None
         ``(mean (b, c), variance (b, c), targets) -> (b,)`` for regression with a
         likelihood that has no noise level to choose.
@@ -74,6 +76,7 @@ class TuningProblem:
     refine: bool | Literal["auto"]
     noise_on_held_out: bool = False
     diagonal: bool = False
+    is_cheap: bool = False
     log_density: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     folds: tuple["TuningProblem", ...] = ()
 

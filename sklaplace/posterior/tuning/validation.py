@@ -31,6 +31,8 @@ MARGIN = 3.0
 COARSE_TOLERANCE, FINE_TOLERANCE = 1e-1, 1e-2
 # How far a score of the first precision may be from that of the second: relative to it.
 UNSURE = 0.02
+# largest number of models that are refitted to the second precision
+MAX_PRECISE = 3
 # nats by which a score has to be worse to be out of the question
 CLOSE = 0.5
 # stride of a first search along the path, and the index at which refitting starts: a
@@ -167,10 +169,10 @@ def _held_out_mean(
 def _best_kept(problem: TuningProblem, path: list[Tensor]) -> _Candidate:
     """Best candidate with the network's weights.
 
-    Where covariances make a point expensive, every fourth point is scored, then those
+    Where probabilities make a point expensive, every fourth point is scored, then those
     around the best. Data that are linearised anew in every pass are passed once.
     """
-    is_cheap = problem.log_proba is None or problem.diagonal
+    is_cheap = problem.log_proba is None or problem.is_cheap
     is_stream = not all(isinstance(part.validation, list) for part in problem.parts)
     if is_cheap or is_stream or len(path) < 2 * COARSE:
         return min(_scored(problem, path), key=lambda candidate: candidate.score)
@@ -201,7 +203,7 @@ def _best_refitted(
     change = 0.0  # of scores by precision
     while True:
         best = candidates[_best_index(candidates)]
-        if best.score - _unsure(best) > below:
+        if len(is_precise) == MAX_PRECISE or best.score - _unsure(best) > below:
             return best
         limit = best.score + CLOSE + change / 2
         close = {i: c for i, c in candidates.items() if c.score <= limit}
