@@ -101,7 +101,12 @@ def argmax_proba(
     Six error functions and six exponentials for each class and node; memory beyond the
     inputs is a few chunks of `logits.chunks`.
     """
-    parts = chunks(mean, variances, n_nodes)
+    # halved, as more arrays are in use at once than elsewhere
+    parts = (
+        half
+        for m, v in chunks(mean, variances, n_nodes)
+        for half in zip(m.chunk(2), v.chunk(2), strict=True)
+    )
     return torch.cat([_argmax_proba_of_chunk(*part, n_nodes, dtype) for part in parts])
 
 
@@ -130,19 +135,21 @@ def _integrals(
     """``∫ F_k'(t) Π_{j≠k} F_j(t) dt`` for classes (K, b) and nodes (t, b), (K, b)."""
     unit = (variances + 1).rsqrt()
     # differences in single precision would lose digits of distant nodes
-    distance = ((nodes.unsqueeze(1) - mean) * unit).to(dtype)  # (t, K, b)
+    distance = ((nodes.unsqueeze(1) - mean).mul_(unit)).to(dtype)  # (t, K, b)
     is_double = dtype == torch.float64
-    density = torch.zeros_like(distance[:1])
-    below = density + 0.5 if is_double else density
+    below, density = (
+        torch.full_like(distance, is_double / 2),
+        torch.zeros_like(distance),
+    )
     for weight, location, variance in _GUMBEL:
         scale = (2 * (variances + variance)).rsqrt()
         shift, scale = (location * scale).to(dtype), (scale / unit).to(dtype)
         z = torch.addcmul(shift, distance, scale, value=-1)
         # erfc takes longer, but in float32 1 - erf would lose the lower tail
         part, sign = (z.erf(), -1) if is_double else (z.erfc(), 1)
-        below = torch.add(below, part, alpha=sign * weight / 2)
-        bell = (-z.square()).exp()
-        density = torch.addcmul(density, bell, scale, value=weight / math.sqrt(math.pi))
+        below.add_(part, alpha=sign * weight / 2)
+        bell = z.square().neg_().exp_()
+        density.addcmul_(bell, scale, value=weight / math.sqrt(math.pi))
     below = below.clamp(min=_TINY[dtype])
     largest = steps.amax(0)  # whose inverse is about the size of the density
     of_all = below.log().sum(1).double().exp() * (steps / largest)  # (t, b)

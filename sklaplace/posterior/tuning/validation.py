@@ -27,12 +27,13 @@ from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem, c
 # best of which is too optimistic ("strong" evidence: Kass and Raftery 1995).
 MARGIN = 3.0
 # Relative precision of the loss of models that are refitted along the path: of all that
-# are tried, and of those that may be the best.
-COARSE_TOLERANCE, FINE_TOLERANCE = 1e-1, 1e-2
+# are tried, and of those that may be the best. With noise, which is chosen for one of
+# these models, the loss is quadratic, and both are precise after a step.
+COARSE_TOLERANCE, FINE_TOLERANCE, TOLERANCE_WITH_NOISE = 1e-1, 1e-2, 1e-5
 # How far a score of the first precision may be from that of the second: relative to it.
 UNSURE = 0.02
 # largest number of models that are refitted to the second precision
-MAX_PRECISE = 3
+MAX_PRECISE = 2
 # nats by which a score has to be worse to be out of the question
 CLOSE = 0.5
 # stride of a first search along the path, and the index at which refitting starts: a
@@ -199,11 +200,12 @@ def _best_refitted(
     are tried to a low one, then the best.
     """
     candidates = _explored(problem, path, below)
-    is_precise: set[int] = set()
+    # with noise, all are
+    is_precise = set(candidates) if problem.posterior.likelihood.has_noise else set()
     change = 0.0  # of scores by precision
     while True:
         best = candidates[_best_index(candidates)]
-        if len(is_precise) == MAX_PRECISE or best.score - _unsure(best) > below:
+        if len(is_precise) >= MAX_PRECISE or best.score - _unsure(best) > below:
             return best
         limit = best.score + CLOSE + change / 2
         close = {i: c for i, c in candidates.items() if c.score <= limit}
@@ -288,7 +290,9 @@ def _refitted(
             template = start.replace(prior_precision=ratio * start.scale)
         else:
             template = start.replace(sigma_noise=_implied_variance(start, ratio).sqrt())
-        posterior = part.model.refit(template, tolerance=tolerance)
+        has_noise = start.likelihood.has_noise
+        precision = min(tolerance, TOLERANCE_WITH_NOISE) if has_noise else tolerance
+        posterior = part.model.refit(template, tolerance=precision)
         return replace(part, posterior=posterior)
 
     parts = tuple(map(refit, problem.parts, starts))
