@@ -200,6 +200,8 @@ def _best_refitted(
     are tried to a low one, then the best.
     """
     candidates = _explored(problem, path, below)
+    if (clear := _clear_winner(candidates, below)) is not None:
+        return clear
     # with noise, all are
     is_precise = set(candidates) if problem.posterior.likelihood.has_noise else set()
     change = 0.0  # of scores by precision
@@ -216,6 +218,14 @@ def _best_refitted(
         change = max(change, abs(found.score - rivals[index].score))
         candidates[index] = found
         is_precise.add(index)
+
+
+def _clear_winner(candidates: dict[int, _Candidate], below: float) -> _Candidate | None:
+    """The best candidate if no higher precision can change the choice of it."""
+    best, *others = sorted(candidates.values(), key=lambda candidate: candidate.score)
+    limit = best.score + _unsure(best)
+    is_first = all(candidate.score > limit for candidate in others)
+    return best if is_first and limit < below else None
 
 
 def _unsure(candidate: _Candidate) -> float:
