@@ -35,6 +35,8 @@ MAX_CG = 500
 MAX_CG_IF_DENSE = 200
 # iterations that cost more than a new preconditioner
 STALE = 30
+# iterations with a quick preconditioner after which the better one is worth its cost
+MANY = 100
 # smallest unit of losses and gradients
 SMALLEST = torch.finfo(torch.float64).tiny
 
@@ -58,6 +60,11 @@ class Regularised(Protocol):
     def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """``v -> M⁻¹ v`` for ``M ≈ H + diag ρ``."""
 
+    def quick_preconditioner_at(
+        self, f: Tensor, rho: Tensor, dtype: torch.dtype
+    ) -> Operator | None:
+        """Return one that is made in less time than a product, if there is any."""
+
 
 def minimum(
     model: Regularised, rho: Tensor, mean: Tensor, start: Tensor, tolerance: float
@@ -76,6 +83,7 @@ def minimum(
         Initial weights.
     tolerance : float
         Relative decrease of the loss, by its quadratic model, before the last step.
+        Each step is as imprecise as that allows.
 
     Warns
     -----
@@ -89,7 +97,7 @@ def minimum(
     theta, (value, gradient, f) = start, objective(start)
     # relative to the loss where that is small by the unit of the targets
     unit = min(1.0, max(float(value), SMALLEST))
-    steps = _Steps(model, rho)
+    steps = _Steps(model, rho, tolerance)
     for _ in range(MAX_STEPS):
         step, has_converged = steps.at(f, gradient)
         # twice the decrease of the quadratic model
@@ -116,16 +124,17 @@ def minimum(
 class _Steps:
     """Newton steps, with a preconditioner that is kept while iterations are few."""
 
-    def __init__(self, model: Regularised, rho: Tensor) -> None:
+    def __init__(self, model: Regularised, rho: Tensor, tolerance: float) -> None:
         self._model, self._rho = model, rho
         self._dtype = model.dtype
-        self._precision = FORCING[0]
+        self._loosest = self._precision = max(FORCING[0], tolerance**0.5)
         self._precondition: Operator | None = None
+        self._is_quick = True
         self._is_dense = False
 
     def refine(self, decrease: float) -> None:
         """Set the precision of steps by the relative decrease of the loss."""
-        self._precision = min(FORCING[0], max(FORCING[1], decrease**0.5))
+        self._precision = min(self._loosest, max(FORCING[1], decrease**0.5))
 
     def at(self, f: Tensor, gradient: Tensor) -> tuple[Tensor, bool]:
         """Return ``-(H + diag ρ)⁻¹ gradient``, (P,), and whether it has converged."""
@@ -144,20 +153,33 @@ class _Steps:
     def _iterated(self, f: Tensor, gradient: Tensor) -> tuple[Tensor, bool]:
         """Return a step by conjugate gradients, and whether it has converged."""
         model, rho, dtype = self._model, self._rho, self._dtype
-        if self._precondition is None:
-            self._precondition = model.preconditioner_at(f, rho, dtype)
+        precondition = self._preconditioner_at(f)
         # the unit of the gradient may be beyond the range of float32
         size = gradient.abs().max().clamp(min=SMALLEST)
         step, n_iterations = conjugate_gradients(
             model.curvature_at(f, rho, dtype),
-            self._precondition,
+            precondition,
             (-gradient / size).to(dtype),
             MAX_CG_IF_DENSE if len(rho) <= MAX_DENSE else MAX_CG,
             self._precision,
         )
         if n_iterations is None or n_iterations > STALE:
             self._precondition = None
+        if n_iterations is None or n_iterations > MANY:
+            self._is_quick = False
         return step.double() * size, n_iterations is not None
+
+    def _preconditioner_at(self, f: Tensor) -> Operator:
+        """Return the quick preconditioner while it will do, else the better one."""
+        if self._is_quick:
+            quick = self._model.quick_preconditioner_at(f, self._rho, self._dtype)
+            if quick is not None:
+                return quick
+            self._is_quick = False
+        if self._precondition is None:
+            found = self._model.preconditioner_at(f, self._rho, self._dtype)
+            self._precondition = found
+        return self._precondition
 
 
 def _descend(

@@ -39,7 +39,7 @@ _LOG_BELOW, _BISECTIONS, _ABOVE = -16.0, 7, 1e-4
 # Variance of the noise that nodes must resolve for logits without variance.
 _NOISE = 1.3
 # Keeps logarithms and quotients finite where distribution functions underflow.
-_TINY = 1e-300
+_TINY = {torch.float32: 1e-30, torch.float64: 1e-300}
 
 
 def independent_variances(centred: Tensor) -> Tensor:
@@ -64,7 +64,10 @@ def independent_variances(centred: Tensor) -> Tensor:
 
 
 def argmax_proba(
-    mean: Tensor, variances: Tensor, n_nodes: int = _FIRST_NODES
+    mean: Tensor,
+    variances: Tensor,
+    n_nodes: int = _FIRST_NODES,
+    dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """Probability that each of independent logits is the largest, with Gumbel noise.
 
@@ -76,6 +79,9 @@ def argmax_proba(
         Variances of the logits, float64, not negative.
     n_nodes : int
         Initial number of nodes.
+    dtype : torch.dtype
+        Of the distribution functions: float32 takes half the time and leaves errors of
+        about 1e-7, which depend on the other samples.
 
     Returns
     -------
@@ -95,67 +101,94 @@ def argmax_proba(
     Six error functions and six exponentials for each class and node; memory beyond the
     inputs is a few chunks of `logits.chunks`.
     """
-    parts = chunks(mean, variances, n_nodes)
-    return torch.cat([_argmax_proba_of_chunk(*part, n_nodes) for part in parts])
+    # halved, as more arrays are in use at once than elsewhere
+    parts = (
+        half
+        for m, v in chunks(mean, variances, n_nodes)
+        for half in zip(m.chunk(2), v.chunk(2), strict=True)
+    )
+    return torch.cat([_argmax_proba_of_chunk(*part, n_nodes, dtype) for part in parts])
 
 
-def _argmax_proba_of_chunk(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
+def _argmax_proba_of_chunk(
+    mean: Tensor, variances: Tensor, n_nodes: int, dtype: torch.dtype
+) -> Tensor:
     """`argmax_proba` of one chunk."""
     # relative to the largest mean, where digits are needed
     mean = mean - mean.detach().amax(-1, keepdim=True)
-    nodes, steps, ratio = _nodes(mean, variances, n_nodes)
-    t = nodes.unsqueeze(-2)  # (b, 1, t)
-    erf = density = torch.zeros_like(mean).unsqueeze(-1)
-    for weight, location, variance in _GUMBEL:
-        scale = (2 * (variances + variance)).rsqrt()
-        shift = -(mean + location) * scale
-        scale = scale.unsqueeze(-1)
-        z = torch.addcmul(shift.unsqueeze(-1), t, scale)  # (b, K, t)
-        erf = torch.add(erf, z.erf(), alpha=weight)
-        bell = (-z.square()).exp()
-        density = torch.addcmul(density, bell, scale, value=weight / math.sqrt(math.pi))
-    below = ((1 + erf) / 2).clamp(min=_TINY)
-    of_all = below.log().sum(-2).exp() * steps  # (b, t)
-    proba = (density / below @ of_all.unsqueeze(-1)).squeeze(-1)
+    # samples last: operations on long rows are faster
+    of_classes = mean.T.contiguous(), variances.T.contiguous()
+    nodes, steps, ratio = _nodes(*of_classes, n_nodes)
+    proba = _integrals(*of_classes, nodes, steps, dtype).T
     is_coarse = ((proba.sum(-1) - 1).abs() > _TOLERANCE) | (ratio > _MAX_RATIO)
     coarse = is_coarse.nonzero().squeeze(-1)
     if len(coarse) and n_nodes < _MAX_NODES:
-        finer = argmax_proba(mean[coarse], variances[coarse], 2 * n_nodes)
+        finer = argmax_proba(mean[coarse], variances[coarse], 2 * n_nodes, dtype)
         proba = proba.index_put((coarse,), finer)
     proba = proba.maximum(_lower_bound(mean, variances))
     return proba / proba.sum(-1, keepdim=True)
+
+
+def _integrals(
+    mean: Tensor, variances: Tensor, nodes: Tensor, steps: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """``∫ F_k'(t) Π_{j≠k} F_j(t) dt`` for classes (K, b) and nodes (t, b), (K, b)."""
+    unit = (variances + 1).rsqrt()
+    # differences in single precision would lose digits of distant nodes
+    distance = ((nodes.unsqueeze(1) - mean).mul_(unit)).to(dtype)  # (t, K, b)
+    is_double = dtype == torch.float64
+    below, density = (
+        torch.full_like(distance, is_double / 2),
+        torch.zeros_like(distance),
+    )
+    for weight, location, variance in _GUMBEL:
+        scale = (2 * (variances + variance)).rsqrt()
+        shift, scale = (location * scale).to(dtype), (scale / unit).to(dtype)
+        z = torch.addcmul(shift, distance, scale, value=-1)
+        # erfc takes longer, but in float32 1 - erf would lose the lower tail
+        part, sign = (z.erf(), -1) if is_double else (z.erfc(), 1)
+        below.add_(part, alpha=sign * weight / 2)
+        bell = z.square().neg_().exp_()
+        density.addcmul_(bell, scale, value=weight / math.sqrt(math.pi))
+    below = below.clamp(min=_TINY[dtype])
+    largest = steps.amax(0)  # whose inverse is about the size of the density
+    of_all = below.log().sum(1).double().exp() * (steps / largest)  # (t, b)
+    proba = (density / below * of_all.to(dtype).unsqueeze(1)).sum(0)
+    return proba.double() * (unit * largest)
 
 
 @torch.no_grad()
 def _nodes(
     mean: Tensor, variances: Tensor, n_nodes: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes of the quadrature and their weights, (b, t) each, and ratios (b,).
+    """Nodes of the quadrature and their weights, (t, b) each, and ratios (b,).
 
-    The ratios are those of spacing to distance from the lower end, for distant nodes.
+    For classes (K, b). The ratios are those of spacing to distance from the lower end,
+    for distant nodes.
     """
     last = _GUMBEL[-1]
-    tail = -NormalDist().inv_cdf(_ABOVE / mean.shape[-1])
+    tail = -NormalDist().inv_cdf(_ABOVE / len(mean))
     high = mean + last[1] + tail * (variances + last[2]).sqrt()
     deviations = (variances + _VARIANCE).sqrt()
     middle = mean + _MEAN
     # a product of probabilities does not exceed its smallest factor
     lowest = middle + NormalDist().inv_cdf(math.exp(_LOG_BELOW)) * deviations
-    low, high = lowest.amax(-1, keepdim=True), high.amax(-1, keepdim=True)
-    scale = (variances.amin(-1, keepdim=True) + _NOISE).sqrt()
+    low, high = lowest.amax(0), high.amax(0)
+    scale = (variances.amin(0) + _NOISE).sqrt()
     lower, upper = torch.zeros_like(low), ((high - low) / scale).asinh()
+    tiny = _TINY[mean.dtype]
     for _ in range(_BISECTIONS):
         place = (lower + upper) / 2
         z = (low + scale * place.sinh() - middle) / deviations
-        log_below = torch.special.ndtr(z).clamp(min=_TINY).log().sum(-1, keepdim=True)
+        log_below = torch.special.ndtr(z).clamp(min=tiny).log().sum(0)
         is_low = log_below < _LOG_BELOW
         lower, upper = place.where(is_low, lower), upper.where(is_low, place)
     low = low + scale * lower.sinh()
     end = ((high - low) / scale).asinh()
     even = torch.linspace(0, 1, n_nodes, dtype=mean.dtype, device=mean.device)
-    places, ratio = end * even, end / (n_nodes - 1)
+    places, ratio = end * even.unsqueeze(1), end / (n_nodes - 1)
     steps = scale * places.cosh() * ratio
-    return low + scale * places.sinh(), steps, ratio.squeeze(-1)
+    return low + scale * places.sinh(), steps, ratio
 
 
 def _lower_bound(mean: Tensor, variances: Tensor) -> Tensor:

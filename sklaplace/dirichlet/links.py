@@ -6,6 +6,7 @@ centred Gaussian ``N(m, S)``; see `sklaplace.dirichlet.logits`.
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -136,7 +137,9 @@ def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     return _expanded(softmax, cov.diagonal(dim1=-2, dim2=-1), products)
 
 
-def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
+def gumbel(
+    mean: Tensor, cov: Tensor, draws: Tensor, dtype: torch.dtype = torch.float64
+) -> Tensor:
     """Probabilities of logits assumed independent, by one-dimensional quadrature.
 
     The softmax is the probability that a logit is the largest after independent Gumbel
@@ -154,6 +157,8 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
         Covariances of the logits, or variances alone of centred ones.
     draws : Tensor of shape (s, K)
         Ignored.
+    dtype : torch.dtype
+        Of the quadrature, see `sklaplace.dirichlet.gumbel.argmax_proba`.
 
     Returns
     -------
@@ -190,7 +195,8 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     softmax = mean.softmax(-1)
     proba = _expanded(softmax, variances, variances * softmax)
     wide = (variances.amax(-1) > _SMALL_VARIANCE).nonzero().squeeze(-1)
-    return proba.index_put((wide,), argmax_proba(mean[wide], variances[wide]))
+    found = argmax_proba(mean[wide], variances[wide], dtype=dtype)
+    return proba.index_put((wide,), found)
 
 
 def mc(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
@@ -335,10 +341,14 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 SAMPLED = frozenset({"mc"})
 # links that need only the variances of the centred logits
 DIAGONAL = frozenset({"bridge", "bridge_norm", "gumbel", "probit"})
+# links that take no longer than the variances
+CHEAP = DIAGONAL - {"gumbel"}
 
 _ALL = bridge, bridge_norm, gumbel, mc, mean_field, probit, sodpp
 LINKS: dict[str, Link] = {link.__name__: link for link in _ALL}
 """Links by their name in ``link_approx``."""
+SINGLE_PRECISION: dict[str, Link] = {"gumbel": partial(gumbel, dtype=torch.float32)}
+"""Faster forms, for scores over many samples."""
 
 
 # Largest numbers of classes for `mean_field` and `mc`, and fewest draws for the latter

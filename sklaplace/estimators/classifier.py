@@ -1,5 +1,6 @@
 """LaplaceClassifier: class probabilities under a posterior over the weights."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -202,9 +203,11 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
 
         def log_proba(mean: Tensor, cov: Tensor) -> Tensor:
             logits = likelihood.class_logits(mean, cov)
-            return self._link(name, *logits).clamp(min=tiny).log()
+            proba = self._link(name, *logits, {**LINKS, **links.SINGLE_PRECISION})
+            return proba.clamp(min=tiny).log()
 
-        return HeldOutScore(log_proba, diagonal=self._is_diagonal(name))
+        diagonal = self._is_diagonal(name)
+        return HeldOutScore(log_proba, None, diagonal, name in links.CHEAP)
 
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
@@ -293,10 +296,16 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         """Whether a link uses variances of the logits alone."""
         return self._needs_variances_only(link in links.DIAGONAL)
 
-    def _link(self, name: str, mean: Tensor, cov: Tensor) -> Tensor:
+    def _link(
+        self,
+        name: str,
+        mean: Tensor,
+        cov: Tensor,
+        of_names: Mapping[str, links.Link] = LINKS,
+    ) -> Tensor:
         """Return probabilities (b, K) of Gaussian logits."""
         # scrambling takes time: no points for links that use none
         points = mean.new_empty(0, mean.shape[1])
         if name in links.SAMPLED:
             points = self._sobol_normals(mean)
-        return LINKS[name](mean, cov, points)
+        return of_names[name](mean, cov, points)

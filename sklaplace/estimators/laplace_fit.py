@@ -104,12 +104,15 @@ class HeldOutScore:
         Whether variances of the outputs suffice.
     is_given : bool
         Whether the samples were given, rather than split off.
+    is_cheap : bool
+        Whether ``log_proba`` takes no longer than the variances.
     """
 
     log_proba: Callable[[Tensor, Tensor], Tensor] | None = None
     log_density: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     diagonal: bool = True
     is_given: bool = False
+    is_cheap: bool = False
 
 
 @dataclass(frozen=True)
@@ -303,6 +306,7 @@ class LaplaceSolver:
             noise_on_held_out=self.options.noise_on_held_out,
             is_given=score.is_given,
             diagonal=score.diagonal,
+            is_cheap=score.is_cheap,
             log_density=score.log_density,
             folds=tuple(self._problem(fold, score) for fold in fit.folds),
         )

@@ -107,6 +107,12 @@ class LinearModel(ABC):
     def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """``v -> M⁻¹ v`` with ``M ≈ H + diag ρ`` at outputs ``f``."""
 
+    def quick_preconditioner_at(
+        self, f: Tensor, rho: Tensor, dtype: torch.dtype
+    ) -> Operator | None:
+        """Return the same of less precision and cost; None where there is none."""
+        return None
+
     def at(self, weights: Tensor) -> Tensor:
         """Outputs (N, c) at other weights."""
         return self.outputs + self.products(torch.float64)[0](weights - self.weights)

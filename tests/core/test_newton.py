@@ -79,6 +79,33 @@ def test_rows_left_out_of_the_blocks_leave_their_size(likelihood, monkeypatch):
 
 
 @every_likelihood
+@every_case
+def test_quick_preconditioner_inverts_a_diagonal(case, likelihood, monkeypatch):
+    """That of ``H + ρ`` in the eigenbasis of the inputs, for each output."""
+    monkeypatch.setattr(last_layer, "SAMPLES_PER_INPUT", N_ROWS)
+    head, f, _ = problem(likelihood, case)
+    rho = torch.full_like(head.weights, 0.3)
+    o, n_weights = head.layout.blocks[0].factor_shape[0], len(rho)
+    ones = torch.ones(N_ROWS, len(head.layout.blocks) - 1, dtype=DOUBLE)
+    inputs = torch.cat([head.features, ones], 1)
+    basis = torch.linalg.eigh(inputs.T @ inputs)[1]
+    apply = head.quick_preconditioner_at(f, rho, DOUBLE)
+    dense = head.dense_curvature_at(f, rho)
+    # weights of all outputs, then biases, from one row for each output
+    order = head._from_outputs(torch.arange(n_weights).reshape(o, -1))
+    rotation = torch.block_diag(*[basis] * o)[order]
+    diagonal = (rotation.T @ dense @ rotation).diagonal()
+    v = normal(n_weights, seed=6)
+    expected = rotation @ ((rotation.T @ v) / diagonal)
+    assert_equal(apply(v), expected, 1e-8)
+
+
+def test_several_precisions_have_no_quick_preconditioner():
+    head, f, rho = problem("Categorical")
+    assert head.quick_preconditioner_at(f, rho, DOUBLE) is None
+
+
+@every_likelihood
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 @pytest.mark.parametrize("budget", [0, 2**30])
 def test_minimum_is_the_same_with_any_preconditioner_and_dtype(

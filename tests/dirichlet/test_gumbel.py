@@ -46,6 +46,19 @@ def test_agrees_with_a_fine_quadrature(monkeypatch, kind, mean_scale, n_classes)
 
 
 @pytest.mark.parametrize("kind", VARIANCES)
+@pytest.mark.parametrize("mean_scale", [2, 20])
+def test_single_precision_suffices_for_scores(kind, mean_scale):
+    mean = mean_scale * normal(5, 30)
+    variances = VARIANCES[kind](normal(5, 30, seed=1))
+    expected = argmax_proba(mean, variances)
+    found = argmax_proba(mean, variances, dtype=torch.float32)
+    assert (found - expected).abs().max() < 1e-6
+    chosen = expected > 1e-6
+    logs = found[chosen].log() - expected[chosen].log()
+    assert logs.abs().max() < 1e-2
+
+
+@pytest.mark.parametrize("kind", VARIANCES)
 @pytest.mark.parametrize("mean_scale", [2, 10, 20])
 @pytest.mark.parametrize("n_classes", [2, 10, 100])
 def test_agrees_with_plain_sampling(kind, mean_scale, n_classes):

@@ -59,6 +59,8 @@ class TuningProblem:
         Whether the held-out data were given, rather than split off.
     diagonal : bool
         Whether ``log_proba`` takes variances (b, c) in place of covariances.
+    is_cheap : bool
+        Whether ``log_proba`` takes no longer than the variances.
     log_density : callable or None
         ``(mean (b, c), variance (b, c), targets) -> (b,)`` for regression with a
         likelihood that has no noise level to choose.
@@ -77,6 +79,7 @@ class TuningProblem:
     noise_on_held_out: bool = False
     is_given: bool = False
     diagonal: bool = False
+    is_cheap: bool = False
     log_density: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     folds: tuple["TuningProblem", ...] = ()
 

@@ -27,8 +27,16 @@ from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem, c
 # data by this many nats in total: about the logarithm of the number of candidates, the
 # best of which is too optimistic ("strong" evidence: Kass and Raftery 1995).
 MARGIN = 3.0
-# relative precision of the loss of models that are refitted along the path
-PATH_TOLERANCE = 1e-5
+# Relative precision of the loss of models that are refitted along the path: of all that
+# are tried, and of those that may be the best. With noise, which is chosen for one of
+# these models, the loss is quadratic, and both are precise after a step.
+COARSE_TOLERANCE, FINE_TOLERANCE, TOLERANCE_WITH_NOISE = 1e-1, 1e-2, 1e-5
+# How far a score of the first precision may be from that of the second: relative to it.
+UNSURE = 0.02
+# largest number of models that are refitted to the second precision
+MAX_PRECISE = 2
+# nats by which a score has to be worse to be out of the question
+CLOSE = 0.5
 # stride of a first search along the path, and the index at which refitting starts: a
 # prior under which outputs have unit variance, or noise as large as the residuals
 COARSE = 4
@@ -86,8 +94,8 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
     everything = problem, *problem.folds
     has_model = all(part.linear_model is not None for part in everything)
     if problem.refine == "auto" and has_model and not is_ambiguous:
-        refitted = _best_refitted(problem, path)
-        chosen = refitted if refitted.score < chosen.score - MARGIN else chosen
+        refitted = _best_refitted(problem, path, below := chosen.score - MARGIN)
+        chosen = refitted if refitted.score < below else chosen
     if chosen.refitted and problem.log_proba is None and problem.free_prior:
         chosen = _with_strongest_prior(problem, path, chosen)
     if not math.isfinite(chosen.score):
@@ -193,10 +201,10 @@ def _held_out_mean(
 def _best_kept(problem: TuningProblem, path: list[Tensor]) -> _Candidate:
     """Best candidate with the network's weights.
 
-    Where covariances make a point expensive, every fourth point is scored, then those
+    Where probabilities make a point expensive, every fourth point is scored, then those
     around the best. Data that are linearised anew in every pass are passed once.
     """
-    is_cheap = problem.log_proba is None or problem.diagonal
+    is_cheap = problem.log_proba is None or problem.is_cheap
     is_stream = not all(isinstance(part.validation, list) for part in problem.parts)
     if is_cheap or is_stream or len(path) < 2 * COARSE:
         return min(_scored(problem, path), key=lambda candidate: candidate.score)
@@ -214,27 +222,100 @@ def _best_kept(problem: TuningProblem, path: list[Tensor]) -> _Candidate:
     return candidates[_best_index(candidates)]
 
 
-def _best_refitted(problem: TuningProblem, path: list[Tensor]) -> _Candidate:
-    """Best candidate with the refitted model, each started at the best one so far.
+def _best_refitted(
+    problem: TuningProblem, path: list[Tensor], below: float = math.inf
+) -> _Candidate:
+    """Best candidate with the refitted model, or some if none has a score ``below``.
+
+    Models are refitted to the precision that it takes to compare them: first all that
+    are tried to a low one, then the best.
+    """
+    candidates = _explored(problem, path, below)
+    if (clear := _clear_winner(candidates, below)) is not None:
+        return clear
+    # with noise, all are
+    is_precise = set(candidates) if problem.posterior.likelihood.has_noise else set()
+    change = 0.0  # of scores by precision
+    while True:
+        best = candidates[_best_index(candidates)]
+        if len(is_precise) >= MAX_PRECISE or best.score - _unsure(best) > below:
+            return best
+        limit = best.score + CLOSE + change / 2
+        close = {i: c for i, c in candidates.items() if c.score <= limit}
+        if not (rivals := {i: close[i] for i in close.keys() - is_precise}):
+            return best
+        index = _best_index(rivals)
+        found = _refitted(problem, rivals[index].refitted, path[index], FINE_TOLERANCE)
+        change = max(change, abs(found.score - rivals[index].score))
+        candidates[index] = found
+        is_precise.add(index)
+
+
+def _clear_winner(candidates: dict[int, _Candidate], below: float) -> _Candidate | None:
+    """The best candidate if no higher precision can change the choice of it."""
+    best, *others = sorted(candidates.values(), key=lambda candidate: candidate.score)
+    limit = best.score + _unsure(best)
+    is_first = all(candidate.score > limit for candidate in others)
+    return best if is_first and limit < below else None
+
+
+def _unsure(candidate: _Candidate) -> float:
+    """How much a score may fall at a higher precision, in nats."""
+    return 1 + UNSURE * abs(candidate.score)
+
+
+def _explored(
+    problem: TuningProblem, path: list[Tensor], below: float
+) -> dict[int, _Candidate]:
+    """Candidates at the best index of the path and around it, of low precision.
 
     Steps of two points from the middle of the path, where prior and data have equal
-    weight, as long as the score improves; then the neighbours of the best.
+    weight, as long as the score improves; each model starts at the best one so far.
+    Then the neighbours of the best, where a parabola through it and the two points
+    around it does not rise steeply, and may reach ``below``. They start halfway.
     """
     candidates: dict[int, _Candidate] = {}
 
-    def visit(index: int, starts: Iterable[GaussianPosterior]) -> None:
+    def visit(index: int, *starts: Iterable[GaussianPosterior]) -> None:
         if 0 <= index < len(path) and index not in candidates:
-            candidates[index] = _refitted(problem, starts, path[index])
+            start = map(_between, zip(*starts, strict=True))
+            ratio = path[index]
+            candidates[index] = _refitted(problem, start, ratio, COARSE_TOLERANCE)
 
-    untouched = [part.posterior for part in problem.parts]
-    visit(min(MIDDLE, len(path) - 1), untouched)
-    for stride in (2, -2, 1, -1):
+    visit(min(MIDDLE, len(path) - 1), [part.posterior for part in problem.parts])
+    for stride in (2, -2):
         while True:
             best = _best_index(candidates)
             visit(best + stride, candidates[best].refitted)
-            if abs(stride) == 1 or _best_index(candidates) == best:
+            if _best_index(candidates) == best:
                 break
-    return candidates[_best_index(candidates)]
+    best = _best_index(candidates)
+    for stride in _promising(candidates, best, below):
+        ends = [candidates[i] for i in (best, best + 2 * stride) if i in candidates]
+        visit(best + stride, *(end.refitted for end in ends))
+    return candidates
+
+
+def _promising(
+    candidates: dict[int, _Candidate], best: int, below: float
+) -> tuple[int, ...]:
+    """Which neighbours of the best index may have a better score: 1, -1, or both."""
+    scores = [candidates[i].score for i in (best - 2, best + 2) if i in candidates]
+    if len(scores) < 2 or not all(map(math.isfinite, scores)):
+        return 1, -1
+    now = candidates[best]
+    # the parabola at the neighbours is now.score + bend ± slope
+    slope, bend = (scores[1] - scores[0]) / 4, (sum(scores) - 2 * now.score) / 8
+    if now.score - abs(slope) - _unsure(now) > below:
+        return ()
+    rise = max(bend / 2, CLOSE - bend)
+    return tuple(stride for stride in (1, -1) if stride * slope <= rise)
+
+
+def _between(posteriors: tuple[GaussianPosterior, ...]) -> GaussianPosterior:
+    """The first posterior, at the average of the means of all."""
+    mean = torch.stack([posterior.mean for posterior in posteriors]).mean(0)
+    return replace(posteriors[0], mean=mean)
 
 
 def _with_strongest_prior(
@@ -250,7 +331,7 @@ def _with_strongest_prior(
     index = int(np.argmin([(r / ratio).log().abs().max() for r in path]))
     while index:
         index -= 1
-        stronger = _refitted(problem, best.refitted, path[index])
+        stronger = _refitted(problem, best.refitted, path[index], FINE_TOLERANCE)
         if stronger.score > highest:
             break
         best = stronger
@@ -258,7 +339,10 @@ def _with_strongest_prior(
 
 
 def _refitted(
-    problem: TuningProblem, starts: Iterable[GaussianPosterior], ratio: Tensor
+    problem: TuningProblem,
+    starts: Iterable[GaussianPosterior],
+    ratio: Tensor,
+    tolerance: float,
 ) -> _Candidate:
     """Candidate with models refitted under one ratio, from other refits' means."""
 
@@ -267,7 +351,9 @@ def _refitted(
             template = start.replace(prior_precision=ratio * start.scale)
         else:
             template = start.replace(sigma_noise=_implied_variance(start, ratio).sqrt())
-        posterior = part.model.refit(template, tolerance=PATH_TOLERANCE)
+        has_noise = start.likelihood.has_noise
+        precision = min(tolerance, TOLERANCE_WITH_NOISE) if has_noise else tolerance
+        posterior = part.model.refit(template, tolerance=precision)
         return replace(part, posterior=posterior)
 
     parts = tuple(map(refit, problem.parts, starts))

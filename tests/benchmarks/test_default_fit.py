@@ -1,0 +1,90 @@
+"""Cost of the defaults: ``fit`` beside ``net.fit``, ``predict_proba`` beside the net's.
+
+Run by ``pytest tests/benchmarks/test_default_fit.py -m benchmark -n 0 -s``. Ratios of
+CPU times on one thread, measured in turns; medians.
+"""
+
+import sys
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.workloads import digits_data, digits_net, mlp
+from sklearn.base import clone
+from sklearn.datasets import make_classification
+from skorch import NeuralNetClassifier
+from torch import nn
+
+from sklaplace import LaplaceClassifier
+
+REPEATS = 7
+
+
+def generated(n_samples, n_features, n_informative, n_classes):
+    X, y = make_classification(
+        n_samples,
+        n_features,
+        n_informative=n_informative,
+        n_redundant=0,
+        n_classes=n_classes,
+        n_clusters_per_class=1,
+        random_state=0,
+    )
+    net = NeuralNetClassifier(
+        partial(mlp, n_features, 100, 100, n_classes),
+        criterion=nn.CrossEntropyLoss,
+        optimizer=torch.optim.Adam,
+        lr=1e-3,
+        max_epochs=20,
+        verbose=0,
+    )
+    return X.astype(np.float32), y, net
+
+
+# data and network, and the largest ratios of fit and of predict_proba
+CASES = {
+    "digits": (lambda: (*digits_data(), digits_net()), 1.6, 1.3),
+    "5,000 x 100, 20 classes": (lambda: generated(5000, 100, 30, 20), 1.8, 4.0),
+    "10,000 x 20, 2 classes": (lambda: generated(10_000, 20, 10, 2), 1.15, 0.5),
+}
+
+
+def cpu_time(function):
+    before = time.process_time()
+    function()
+    return time.process_time() - before
+
+
+def ratio(mine, other):
+    """Median over turns of the quotient of CPU times, after a warm-up."""
+    mine(), other()
+    return np.median([cpu_time(mine) / cpu_time(other) for _ in range(REPEATS)])
+
+
+@pytest.mark.benchmark
+@pytest.mark.parametrize("name", CASES)
+def test_cost_beside_the_network(name):
+    make, fit_limit, predict_limit = CASES[name]
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        X, y, net = make()
+        model = LaplaceClassifier(net, random_state=0)
+
+        def train():
+            torch.manual_seed(0)
+            clone(net).fit(X, y)
+
+        of_fit = ratio(lambda: model.fit(X, y), train)
+        alone = model.estimator_
+        of_predict = ratio(
+            lambda: model.predict_proba(X), lambda: alone.predict_proba(X)
+        )
+    finally:
+        torch.set_num_threads(n_threads)
+    found = f"fit {of_fit:.2f}, predict_proba {of_predict:.2f}"
+    sys.stdout.write(f"\n{name}: {found}\n")
+    assert of_fit <= fit_limit
+    assert of_predict <= predict_limit
