@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from examples import functions_of
 from nets import regressor as skorch_regressor
 from sklearn.base import BaseEstimator, RegressorMixin
 
+from examples import functions_of
 from sklaplace import LaplaceRegressor
 
 regression = pytest.importorskip("mapie.regression")
