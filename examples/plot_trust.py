@@ -2,17 +2,24 @@
 Reliability of the defaults
 ===========================
 
-What a user can expect of ``LaplaceClassifier`` and ``LaplaceRegressor`` around an
-ordinary network, next to other methods, on small data sets that the defaults were not
-made on. For classification: accuracy, negative log-likelihood (NLL), Brier score and
-expected calibration error (ECE). For regression: coverage and width of 90 % intervals,
-their interval score, and the continuous ranked probability score (CRPS). All are means
-over test samples and seeds, each seed with samples and initial weights of its own. At
-the end stands what should hold, with the data sets where it does not.
+The defaults can be relied on where samples are held out, and hardly for regression
+around a frozen network where none are: ``fit`` then warns. This script compares them
+with other methods around an ordinary network, on small data sets. For classification:
+accuracy, negative log-likelihood (NLL), Brier score and expected calibration error
+(ECE). For regression: coverage and width of 90 % intervals, their interval score, and
+the continuous ranked probability score (CRPS). All are means over test samples and
+seeds, each seed with samples and initial weights of its own. At the end stands what
+should hold, with the data sets where it does not.
+
+In the full run, the 90 % intervals of the default cover between 85 and 95 % for all 15
+targets with at least 50 samples, and their interval score is 0.94 of that of split
+conformal intervals. Its NLL is lower than that of the network by 0.10 on average, and
+higher by more than 0.01 on one of 11 sets: moons with 60 samples, of which 12 are held
+out.
 
 .. code-block:: bash
 
-   python examples/plot_trust.py               # all sets, five seeds, minutes
+   python examples/plot_trust.py               # five seeds, ten minutes on two cores
    python examples/plot_trust.py --epochs 300  # networks that are trained for too long
    python examples/plot_trust.py --quick       # some sets, one seed: what is shown here
 """
@@ -523,6 +530,7 @@ for ax, (shown, present, value) in zip(axes, panels, strict=True):
     ax.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.4, 1))
 axes[0].axvline(0, color="black", linewidth=0.8)
 axes[0].set_xscale("symlog", linthresh=0.02)
+axes[0].set_xticks([-1, -0.1, 0, 0.1], ["-1", "-0.1", "0", "0.1"])
 axes[0].set(xlabel="NLL minus that of the network (nats)")
 axes[1].axvspan(0.85, 0.95, color="#dddddd", zorder=0)
 axes[1].set(xlabel="coverage of 90 % intervals", xlim=(None, 1.01))
