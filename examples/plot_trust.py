@@ -2,196 +2,342 @@
 Reliability of the defaults
 ===========================
 
-Mostly good: with held-out samples, the defaults kept or lowered the test loss of the
-network alone, give or take 0.01, in 14 of 15 settings, and the 90 % intervals of
-regression covered between 85 % and 95 % of the test samples in all nine. Iris and the
-smallest regression problem broke a bound after 300 epochs. With nothing held out, a
-good network can lose up to 0.05. These are results of the full run over four seeds.
+The defaults can be relied on where samples are held out, and hardly for regression
+around a frozen network where none are: ``fit`` then warns. This script compares them
+with other methods around an ordinary network, on small data sets. For classification:
+accuracy, negative log-likelihood (NLL), Brier score and expected calibration error
+(ECE). For regression: coverage and width of 90 % intervals, their interval score, and
+the continuous ranked probability score (CRPS). All are means over test samples and
+seeds, each seed with samples and initial weights of its own. At the end stands what
+should hold, with the data sets where it does not.
 
-This script measures it on small data sets, with default settings, around an ordinary
-network: two hidden layers of 64 ReLU units, Adam, no weight decay, trained for 30
-epochs, and for 300, which is far too long for most of them.
-
-All scores are on test samples, as means over seeds. Each seed has its own split and its
-own initial weights. Lower is better for the negative log-likelihood (NLL).
+In the full run, the 90 % intervals of the default cover between 85 and 95 % for all 15
+targets with at least 50 samples, and their interval score is 0.94 of that of split
+conformal intervals. Its NLL is lower than that of the network by 0.10 on average, and
+higher by more than 0.01 on one of 11 sets: moons with 60 samples, of which 12 are held
+out.
 
 .. code-block:: bash
 
-   python examples/plot_trust.py            # four seeds, several minutes
-   python examples/plot_trust.py --quick    # one seed, 30 epochs: what is shown here
+   python examples/plot_trust.py               # five seeds, ten minutes on two cores
+   python examples/plot_trust.py --epochs 300  # networks that are trained for too long
+   python examples/plot_trust.py --quick       # some sets, one seed: what is shown here
 """
 
 # %%
 # The data
 # --------
 #
-# Inputs are standardised in a pipeline, and targets of regression by hand.
+# scikit-learn's loaders, of which a quarter is for testing, and its generators, with
+# the number of training samples in parentheses and 1,000 test samples. Inputs are
+# standardised, and so are targets of regression.
 
 import argparse
+import re
 import sys
+import time
 import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from joblib import Parallel, delayed
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
 from sklearn import datasets
+from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
+from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from sklearn.linear_model import BayesianRidge
-from sklearn.metrics import log_loss
+from sklearn.metrics import accuracy_score, log_loss
 from sklearn.model_selection import train_test_split
-from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from skorch import NeuralNetClassifier, NeuralNetRegressor
+from threadpoolctl import threadpool_limits
 from torch import nn
 
-from sklaplace import LaplaceClassifier, LaplaceRegressor
-from sklaplace.metrics import gaussian_nll, interval_coverage
+from sklaplace import (
+    DeepEnsembleClassifier,
+    DeepEnsembleRegressor,
+    LaplaceClassifier,
+    LaplaceRegressor,
+)
+from sklaplace.metrics import brier_score, expected_calibration_error, gaussian_crps
+
+QUICK = ("wine", "iris", "moons (60)", "blobs (300)")
+QUICK += ("friedman1 (20)", "only noise (200)", "diabetes", "unequal noise (500)")
+LOADED = {"return_X_y": True}
+ONLY_NOISE = {"n_features": 10, "n_informative": 0, "noise": 1.0}
+
+
+def last_column(name):
+    """Inputs and target: the other columns of a data set, and its last one."""
+    data = getattr(datasets, f"load_{name}")().data
+    return data[:, :-1], data[:, -1]
+
+
+def friedman1(n_samples, random_state, noise="normal"):
+    """Friedman's function, of standard deviation 5, with noise of some kind."""
+    X, y = datasets.make_friedman1(n_samples, random_state=random_state)
+    rng = np.random.default_rng(random_state)
+    draws = {
+        "normal": rng.normal,
+        "heavy-tailed": lambda size: rng.standard_t(2.5, size),
+        "skewed": lambda size: rng.exponential(2, size),
+        "unequal": lambda size: 6 * X[:, 3] ** 2 * rng.normal(size=size),
+    }
+    return X, y + draws[noise](size=n_samples)
+
+
+def two_targets(n_samples, random_state, n_features):
+    """Linear targets of standard deviation 4, with little noise and with much."""
+    X, y = datasets.make_regression(
+        n_samples, n_features, n_targets=2, random_state=random_state
+    )
+    noise = np.random.default_rng(random_state).normal(size=y.shape)
+    return X, 4 * y / y.std(0) + [0.5, 4] * noise
+
 
 CLASSIFICATION = {
-    "digits": lambda: datasets.load_digits(return_X_y=True),
-    "wine": lambda: datasets.load_wine(return_X_y=True),
-    "breast cancer": lambda: datasets.load_breast_cancer(return_X_y=True),
-    "iris": lambda: datasets.load_iris(return_X_y=True),
-    "moons": lambda: datasets.make_moons(400, noise=0.25, random_state=0),
+    "digits": (datasets.load_digits, LOADED),
+    "wine": (datasets.load_wine, LOADED),
+    "breast cancer": (datasets.load_breast_cancer, LOADED),
+    "iris": (datasets.load_iris, LOADED),
+    "moons (60)": (datasets.make_moons, {"noise": 0.3}),
+    "moons (200)": (datasets.make_moons, {"noise": 0.3}),
+    "circles (200)": (datasets.make_circles, {"noise": 0.2, "factor": 0.5}),
+    "blobs (300)": (datasets.make_blobs, {"n_features": 5, "cluster_std": 5.0}),
+    "quantiles (500)": (datasets.make_gaussian_quantiles, {"n_features": 4}),
+    "wrong labels (500)": (datasets.make_classification, {"flip_y": 0.3}),
+    "hastie (1000)": (datasets.make_hastie_10_2, {}),
 }
 REGRESSION = {
-    "diabetes": lambda: datasets.load_diabetes(return_X_y=True),
-    "friedman1 (400)": lambda: datasets.make_friedman1(400, noise=1.0, random_state=0),
-    "friedman1 (150)": lambda: datasets.make_friedman1(150, noise=2.0, random_state=0),
+    "friedman1 (20)": (friedman1, {}),
+    "two targets (30)": (two_targets, {"n_features": 5}),
+    "friedman1 (40)": (friedman1, {}),
+    "sparse (60)": (datasets.make_sparse_uncorrelated, {}),
+    "friedman1 (100)": (friedman1, {}),
+    "petal width": (last_column, {"name": "iris"}),
+    "proline": (last_column, {"name": "wine"}),
+    "only noise (200)": (datasets.make_regression, ONLY_NOISE),
+    "friedman3 (300)": (datasets.make_friedman3, {"noise": 0.1}),
+    "diabetes": (datasets.load_diabetes, LOADED),
+    "two targets (400)": (two_targets, {"n_features": 20}),
+    "friedman2 (400)": (datasets.make_friedman2, {"noise": 100.0}),
+    "heavy tails (500)": (friedman1, {"noise": "heavy-tailed"}),
+    "unequal noise (500)": (friedman1, {"noise": "unequal"}),
+    "swiss roll (1000)": (datasets.make_swiss_roll, {"noise": 1.0}),
+    "skewed noise (2000)": (friedman1, {"noise": "skewed"}),
+    "friedman1 (5000)": (friedman1, {}),
 }
 
 
-def split(X, y, seed, **options):
-    """A quarter of the samples for testing."""
-    return train_test_split(
-        X.astype("float32"), y, test_size=0.25, random_state=seed, **options
-    )
+def n_training(name):
+    """Number of training samples of a generated data set, in its name."""
+    return int(re.search(r"\((\d+)\)", name)[1]) if "(" in name else None
+
+
+def samples(name, seed, make, options):
+    """Inputs, standardised, and targets, each for training and for testing."""
+    n = n_training(name)
+    if n is not None:
+        options = {"n_samples": n + 1000, "random_state": seed, **options}
+    X, y = make(**options)
+    sizes = {"test_size": 0.25} if n is None else {"train_size": n}
+    if name in CLASSIFICATION:
+        y = sizes["stratify"] = np.unique(y, return_inverse=True)[1]
+    X, X_test, *y = train_test_split(X, y, random_state=seed, **sizes)
+    scaler = StandardScaler().fit(X)
+    return *(scaler.transform(part).astype("float32") for part in (X, X_test)), *y
 
 
 # %%
 # The network
 # -----------
 #
-# skorch holds out a fifth of the samples by default. ``LaplaceClassifier`` tunes on
-# these.
+# Two hidden layers of 64 units, trained by Adam. skorch holds out a fifth of the
+# samples by default. Laplace is tuned on these; temperature scaling, the noise of the
+# network alone and its split conformal intervals use the same.
 
 
 def mlp(n_inputs, n_outputs):
-    return nn.Sequential(
-        nn.Linear(n_inputs, 64),
-        nn.ReLU(),
-        nn.Linear(64, 64),
-        nn.ReLU(),
-        nn.Linear(64, n_outputs),
-    )
+    hidden = nn.Linear(n_inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()
+    return nn.Sequential(*hidden, nn.Linear(64, n_outputs))
 
 
 def network(kind, n_inputs, n_outputs, epochs, **options):
-    return kind(
-        mlp,
-        module__n_inputs=n_inputs,
-        module__n_outputs=n_outputs,
-        optimizer=torch.optim.Adam,
-        lr=1e-3,
-        batch_size=64,
-        max_epochs=epochs,
-        verbose=0,
-        **options,
-    )
+    options |= {"module__n_inputs": n_inputs, "module__n_outputs": n_outputs}
+    options |= {"optimizer": torch.optim.Adam, "lr": 1e-3, "batch_size": 64}
+    return kind(mlp, max_epochs=epochs, verbose=0, **options)
+
+
+def timed(fit, *arguments):
+    """What a function returns, seconds, and whether it warned."""
+    start = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = fit(*arguments)
+    return result, time.perf_counter() - start, bool(caught)
+
+
+# %%
+# Laplace in six ways: by default; around a frozen network, which has held out the same
+# samples; with the prior of the largest evidence; and without a network of the
+# user's. Then with all samples for training: the estimator may hold out some itself,
+# but nothing is left around a frozen network.
+
+OURS = ["default", "frozen", "marglik", "no net", "no split", "frozen all"]
+
+
+def laplaces(kind, net, X, y, seed):
+    """Model, seconds and whether it warned by name; two are of the network alone."""
+    net_all = clone(net).set_params(train_split=None)
+    torch.manual_seed(seed)
+    fits = {"net all": timed(clone(net_all).fit, X, y)}
+    fits["default"] = timed(kind(net, random_state=seed).fit, X, y)
+    alone = fits["default"][0].estimator_
+    fits["net"] = alone, np.sum(alone.history[:, "dur"]), False
+    for name, model in {
+        "marglik": kind(net, prior_precision="marglik", random_state=seed),
+        "no net": kind(random_state=seed),
+        "no split": kind(net_all, random_state=seed),
+    }.items():
+        fits[name] = timed(model.fit, X, y)
+    for name, base in {"frozen": "net", "frozen all": "net all"}.items():
+        trained, seconds, _ = fits[base]
+        frozen = kind(FrozenEstimator(trained), random_state=seed)
+        model, more, warned = timed(frozen.fit, X, y)
+        fits[name] = model, seconds + more, warned
+    return fits
+
+
+def some(X, seed):
+    """At most 500 samples, for Gaussian processes, whose cost is cubic."""
+    return np.random.default_rng(seed).permutation(len(X))[:500]
 
 
 # %%
 # Classification
 # --------------
-#
-# Three questions per data set. How does Laplace compare with the network alone, if
-# samples are held out? How does it, around a frozen network that has seen all training
-# samples, if nothing is left to tune on? And what does ``LaplaceClassifier()`` do,
-# without any network given?
-
-
-def nll(model, X, y):
-    return log_loss(y, model.predict_proba(X), labels=np.unique(y))
 
 
 def classify(name, epochs, seed):
-    """NLL with samples held out (own, Laplace) and with none (own, Laplace)."""
-    torch.set_num_threads(1)
-    X, y = CLASSIFICATION[name]()
-    X_train, X_test, y_train, y_test = split(X, y, seed, stratify=y)
-    shape = X.shape[1], len(np.unique(y))
+    """Accuracy, NLL, Brier score, ECE, seconds and warning by set and method."""
+    X, X_test, y, y_test = samples(name, seed, *CLASSIFICATION[name])
     loss = {"criterion": nn.CrossEntropyLoss}
+    net = network(NeuralNetClassifier, X.shape[1], y.max() + 1, epochs, **loss)
+    fits = laplaces(LaplaceClassifier, net, X, y, seed)
+    ensemble = DeepEnsembleClassifier(net, random_state=seed)
+    fits["five nets"] = timed(ensemble.fit, X, y)
+    rows, kernel = some(X, seed), 1.0 * RBF(X.shape[1] ** 0.5)
+    process = GaussianProcessClassifier(kernel)
+    fits["process"] = timed(process.fit, X[rows], y[rows])
+    found = {m: (fit[0].predict_proba(X_test), *fit[1:]) for m, fit in fits.items()}
+    alone, *rest = fits["net"]
+    held_out = net.get_split_datasets(X, y)[1].indices
+    scale = inverse_temperature(alone.forward(X[held_out]).numpy(), y[held_out])
+    found["scaled"] = softmax(scale * alone.forward(X_test).numpy(), axis=1), *rest
+    return {
+        (name, method): [*class_scores(y_test, proba.astype("float64")), *rest]
+        for method, (proba, *rest) in found.items()
+    }
 
-    net = network(NeuralNetClassifier, *shape, epochs, **loss)
-    laplace = make_pipeline(StandardScaler(), LaplaceClassifier(net, random_state=seed))
-    laplace.fit(X_train, y_train)
-    scaler, alone = laplace[0], laplace[-1].estimator_
-    scores = [nll(alone, scaler.transform(X_test), y_test)]
-    scores += [nll(laplace, X_test, y_test)]
 
-    torch.manual_seed(seed)
-    net = network(NeuralNetClassifier, *shape, epochs, train_split=None, **loss)
-    net.fit(scaler.transform(X_train), y_train)
-    laplace = make_pipeline(
-        StandardScaler(), LaplaceClassifier(FrozenEstimator(net), random_state=seed)
-    )
-    laplace.fit(X_train, y_train)
-    scores += [nll(net, scaler.transform(X_test), y_test)]
-    return [*scores, nll(laplace, X_test, y_test)]
+def class_scores(y, proba):
+    # a Gaussian process of scikit-learn can return -1e-13
+    proba = proba.clip(0) / proba.clip(0).sum(1, keepdims=True)
+    labels = np.arange(proba.shape[1])
+    scores = log_loss, brier_score, expected_calibration_error
+    accuracy = accuracy_score(y, proba.argmax(1))
+    return [accuracy, *(score(y, proba, labels=labels) for score in scores)]
 
 
-def classify_by_default(name, seed):
-    """NLL of the default network (own, Laplace)."""
-    torch.set_num_threads(1)
-    X, y = CLASSIFICATION[name]()
-    X_train, X_test, y_train, y_test = split(X, y, seed, stratify=y)
-    laplace = make_pipeline(StandardScaler(), LaplaceClassifier(random_state=seed))
-    laplace.fit(X_train, y_train)
-    scaler, alone = laplace[0], laplace[-1].estimator_
-    own = nll(alone, scaler.transform(X_test).astype("float64"), y_test)
-    return [own, nll(laplace, X_test, y_test)]
+def inverse_temperature(logits, y):
+    """Factor of the logits with the smallest NLL (Guo et al. 2017)."""
+
+    def nll(log_scale):
+        scaled = np.exp(log_scale) * logits.astype("float64")
+        return -log_softmax(scaled, axis=1)[np.arange(len(y)), y].mean()
+
+    return np.exp(minimize_scalar(nll, bounds=(-5, 5)).x)
 
 
 # %%
 # Regression
 # ----------
 #
-# Two questions: do the 90 % intervals cover 90 % of the test samples, and is the
-# density no worse than that of a Bayesian linear model?
-
-
-def gaussian_scores(model, X, y):
-    """Coverage of the central 90 % interval and NLL of one Gaussian per row."""
-    mean, std = model.predict(X, return_std=True)
-    interval = mean[:, None] + std[:, None] * np.array([-1.6449, 1.6449])
-    return [interval_coverage(y, interval), gaussian_nll(y, mean, std)]
-
-
-def split_targets(name, seed):
-    X, y = REGRESSION[name]()
-    X_train, X_test, y_train, y_test = split(X, y.astype("float32"), seed)
-    mean, std = y_train.mean(), y_train.std()
-    return X_train, X_test, (y_train - mean) / std, (y_test - mean) / std
+# Each target of several is a row of the tables.
 
 
 def regress(name, epochs, seed):
-    torch.set_num_threads(1)
-    X_train, X_test, y_train, y_test = split_targets(name, seed)
-    net = network(NeuralNetRegressor, X_train.shape[1], 1, epochs)
-    laplace = make_pipeline(StandardScaler(), LaplaceRegressor(net, random_state=seed))
-    return gaussian_scores(laplace.fit(X_train, y_train), X_test, y_test)
+    """Coverage, width, score, CRPS, seconds and warning by target and method."""
+    X, X_test, y, y_test = samples(name, seed, *REGRESSION[name])
+    y, y_test = ((part - y.mean(0)) / y.std(0) for part in (y, y_test))
+    y, y_test = (part.astype("float32").reshape(len(part), -1) for part in (y, y_test))
+    net = network(NeuralNetRegressor, X.shape[1], y.shape[1], epochs)
+    fits = laplaces(LaplaceRegressor, net, X, y, seed)
+    ensemble = DeepEnsembleRegressor(net, random_state=seed)
+    fits["five nets"] = timed(ensemble.fit, X, y)
+    alone, *rest = fits.pop("net")
+    del fits["net all"]
+    found = {}
+    for method, (model, *more) in fits.items():
+        gaussian = np.stack(model.predict(X_test, return_std=True))
+        found[method] = model.predict_interval(X_test), gaussian, more
+    rows, kernel = some(X, seed), 1.0 * RBF(X.shape[1] ** 0.5) + WhiteKernel()
+    process = GaussianProcessRegressor(kernel)
+    found["process"] = per_target(process, X[rows], y[rows], X_test)
+    found["ridge"] = per_target(BayesianRidge(), X, y, X_test)
+    held_out = net.get_split_datasets(X, y)[1].indices
+    residuals, mean = y[held_out] - alone.predict(X[held_out]), alone.predict(X_test)
+    gaussian = np.stack([mean, 0 * mean + np.sqrt(np.mean(residuals**2, axis=0))])
+    found["net"] = interval_around(mean, 1.645 * gaussian[1]), gaussian, rest
+    found["conformal"] = (
+        interval_around(mean, conformal_half_width(residuals)),
+        None,
+        rest,
+    )
+    labels = [f"{name}, {j}" for j in range(y.shape[1])] if y.shape[1] > 1 else [name]
+    return {
+        (label, method): [
+            *interval_scores(y_test[:, j], interval[:, j]),
+            np.nan if g is None else gaussian_crps(y_test[:, j], *g[:, :, j]),
+            *more,
+        ]
+        for method, (interval, g, more) in found.items()
+        for j, label in enumerate(labels)
+    }
 
 
-def regress_by_default(name, seed):
-    torch.set_num_threads(1)
-    X_train, X_test, y_train, y_test = split_targets(name, seed)
-    laplace = make_pipeline(StandardScaler(), LaplaceRegressor(random_state=seed))
-    ridge = make_pipeline(StandardScaler(), BayesianRidge())
-    return [
-        *gaussian_scores(laplace.fit(X_train, y_train), X_test, y_test),
-        *gaussian_scores(ridge.fit(X_train, y_train), X_test, y_test),
-    ]
+def interval_around(mean, half):
+    return np.stack([mean - half, mean + half], axis=2)
+
+
+def per_target(model, X, y, X_test):
+    """Interval, Gaussian, and seconds without a warning, of a model for each target."""
+    fits = [timed(clone(model).fit, X, target) for target in y.T]
+    mean, std = np.stack([m.predict(X_test, return_std=True) for m, *_ in fits], axis=2)
+    seconds = sum(seconds for _, seconds, _ in fits)
+    return interval_around(mean, 1.645 * std), np.stack([mean, std]), [seconds, False]
+
+
+def conformal_half_width(residuals, coverage=0.9):
+    """Split conformal intervals (Papadopoulos et al. 2002), by column of residuals.
+
+    Infinite where there are too few residuals for the coverage.
+    """
+    rank = int(np.ceil((len(residuals) + 1) * coverage))
+    none = np.full((1, residuals.shape[1]), np.inf)
+    ascending = np.concatenate([np.sort(np.abs(residuals), axis=0), none])
+    return ascending[min(rank, len(ascending)) - 1]
+
+
+def interval_scores(y, interval):
+    """Coverage, mean width, and mean interval score (Gneiting, Raftery 2007)."""
+    (low, high), width = interval.T, np.mean(interval[:, 1] - interval[:, 0])
+    outside = np.maximum(low - y, 0) + np.maximum(y - high, 0)
+    return [np.mean(outside == 0), width, width + 20 * outside.mean()]
 
 
 # %%
@@ -199,113 +345,193 @@ def regress_by_default(name, seed):
 # --------------
 
 parser = argparse.ArgumentParser(description="Measure the default settings.")
-parser.add_argument(
-    "--quick",
-    action="store_true",
-    default="sphinx_gallery" in sys.modules,
-    help="one seed, 30 epochs",
-)
-parser.add_argument("--n-jobs", type=int, default=2, help="processes of the full run")
-options = parser.parse_args()
-
-seeds = range(1 if options.quick else 4)
-all_epochs = [30] if options.quick else [300, 30]  # the long ones first
-jobs = [
-    (function, name, *epochs, seed)
-    for function, names, choices in [
-        (classify, CLASSIFICATION, [(n,) for n in all_epochs]),
-        (regress, REGRESSION, [(n,) for n in all_epochs]),
-        (classify_by_default, CLASSIFICATION, [()]),
-        (regress_by_default, REGRESSION, [()]),
-    ]
-    for epochs in choices
-    for name in names
-    for seed in seeds
-]
+parser.add_argument("--quick", action="store_true")
+parser.add_argument("--epochs", type=int, default=100)
+parser.add_argument("--seeds", type=int, default=5)
+parser.add_argument("--n-jobs", type=int, default=2)
+options = parser.parse_args(["--quick"] if "sphinx_gallery" in sys.modules else None)
+n_seeds = 1 if options.quick else options.seeds
 
 
 def run(function, *arguments):
-    with warnings.catch_warnings():
-        # warnings about small splits: the scores show their effect
-        warnings.simplefilter("ignore", UserWarning)
+    torch.set_num_threads(1)
+    with threadpool_limits(1):
         return function(*arguments)
 
 
-n_jobs = 1 if options.quick else options.n_jobs
-results = Parallel(n_jobs=n_jobs)(delayed(run)(*job) for job in jobs)
-scores = {}
-for (function, *key, _), result in zip(jobs, results, strict=True):
-    scores.setdefault((function, *key), []).append(result)
-scores = {key: np.mean(values, axis=0) for key, values in scores.items()}
+def run_all(function, sets):
+    """Scores (n_seeds, 6) by set and method."""
+    names = [name for name in sets if name in QUICK or not options.quick]
+    jobs = [
+        delayed(run)(function, name, options.epochs, seed)
+        for name in reversed(names)  # the largest first
+        for seed in range(n_seeds)
+    ]
+    runs = {}
+    found = Parallel(n_jobs=1 if options.quick else options.n_jobs)(jobs)
+    for scores in reversed(found):
+        for key, values in scores.items():
+            runs.setdefault(key, []).append(values)
+    return {key: np.array(values, dtype=float) for key, values in runs.items()}
+
+
+class_runs, number_runs = (
+    run_all(classify, CLASSIFICATION),
+    run_all(regress, REGRESSION),
+)
 
 # %%
 # The results
 # -----------
 #
-# The bounds are: with samples held out, no more than 0.01 above the network alone;
-# around a frozen network with nothing held out, no more than 0.06 above it; intervals
-# that cover between 85 % and 95 %, and an NLL of no more than 0.1 above
-# ``BayesianRidge``. The rows "default" have no network given.
+# ``net`` is the network alone, and ``scaled`` the same with its temperature scaled. In
+# regression, its intervals come from the standard deviation of held-out residuals, and
+# those of ``conformal`` from their quantile, which needs nine of them. ``process`` is a
+# Gaussian process of at most 500 samples, ``ridge`` is ``BayesianRidge``. Seconds are
+# those of training and fit on one thread.
 
 
-def verdict(holds):
-    return "holds" if holds else "FAILS"
+def table(title, rows, heads, value):
+    """Print value(row, head) for all rows and heads."""
+    print(f"\n{title}\n{'':20}" + "".join(f"{head:>11}" for head in heads))
+    for row in rows:
+        values = "".join(f"{value(row, head):11.3f}" for head in heads)
+        print(f"{row:20}{values}".replace("nan", "  -"))
 
 
-WIDTHS = "{:16}{:>7}  {:>8}{:>8}  {:5}  {:>8}{:>8}  {:5}".format
+def summary(title, runs, names, heads):
+    """Print means over sets and seeds."""
+    methods = list(dict.fromkeys(method for _, method in runs))
+    means = {m: np.mean([runs[n, m] for n in names], axis=(0, 1)) for m in methods}
+    heads = [*heads, "seconds", "warned"]
+    table(title, methods, heads, lambda m, head: means[m][heads.index(head)])
+    return methods
 
-print(f"Classification: test NLL, mean over seeds: {len(seeds)}")
-print(f"{'':25}{'samples held out':^23}  {'nothing held out':^23}")
-print(WIDTHS("data", "epochs", *["network", "Laplace", "bound"] * 2))
-points = []
-for name in CLASSIFICATION:
-    for epochs in sorted(all_epochs):
-        own, held_out, own_all, frozen = scores[classify, name, epochs]
-        points.append((name, epochs, own, held_out, own_all, frozen))
-        first = f"{own:.3f}", f"{held_out:.3f}", verdict(held_out <= own + 0.01)
-        second = f"{own_all:.3f}", f"{frozen:.3f}", verdict(frozen <= own_all + 0.06)
-        print(WIDTHS(name, epochs, *first, *second))
-    own, held_out = scores[classify_by_default, name]
-    first = f"{own:.3f}", f"{held_out:.3f}", verdict(held_out <= own + 0.01)
-    print(WIDTHS(name, "default", *first, "", "", "").rstrip())
 
-print(f"\nRegression, mean over seeds: {len(seeds)}")
-print(f"{'':25}{'90 % intervals':^23}  {'test NLL':^23}")
-heads = "", "cover", "bound", "ridge", "Laplace", "bound"
-print(WIDTHS("data", "epochs", *heads))
-for name in REGRESSION:
-    *default, _, ridge = scores[regress_by_default, name]
-    results = [
-        (epochs, *scores[regress, name, epochs]) for epochs in sorted(all_epochs)
-    ]
-    for epochs, coverage, loss in [*results, ("default", *default)]:
-        first = "", f"{coverage:.3f}", verdict(0.85 <= coverage <= 0.95)
-        second = f"{ridge:.3f}", f"{loss:.3f}", verdict(loss <= ridge + 0.1)
-        print(WIDTHS(name, epochs, *first, *second))
+def above(score):
+    """Function that returns a mean score minus that of the network on the same data."""
+
+    def change(name, method):
+        base = "net all" if method in ("no split", "frozen all") else "net"
+        runs, base_runs = class_runs[name, method], class_runs[name, base]
+        # a loss that a warning was raised for
+        is_silent = 1 - runs[:, -1] if score == "silent NLL" else 1
+        column = {"accuracy": 0, "ECE": 3}.get(score, 1)
+        return np.mean(is_silent * (runs - base_runs)[:, column])
+
+    return change
+
+
+def coverage(name, method):
+    inside, width, *_ = number_runs[name, method].mean(0)
+    return inside if np.isfinite(width) else np.nan
+
+
+def score_ratio(name, method):
+    """Interval score over that of split conformal intervals."""
+    score, other = (number_runs[name, m][:, 2].mean() for m in (method, "conformal"))
+    return score / other if np.isfinite(other) else np.nan
+
+
+print(f"{options.epochs} epochs, means over test samples and seeds: {n_seeds}")
+classes = list(dict.fromkeys(name for name, _ in class_runs))
+title = f"Classification, means over {len(classes)} sets"
+heads = ["accuracy", "NLL", "Brier", "ECE"]
+class_methods = summary(title, class_runs, classes, heads)
+title = "NLL minus that of the network (no split, frozen all: of the network on all)"
+changed = [method for method in class_methods if not method.startswith("net")]
+table(title, classes, changed, above("NLL"))
+compared = [
+    "net",
+    "default",
+    "scaled",
+    "five nets",
+    "net all",
+    "no split",
+    "frozen all",
+]
+table("ECE", classes, compared, lambda n, m: class_runs[n, m][:, 3].mean())
+
+names = list(dict.fromkeys(name for name, _ in number_runs))
+few = [name for name in names if (n_training(name) or 50) < 50]
+many = [name for name in names if name not in few]
+title = f"Regression, means over {len(many)} targets with at least 50 samples"
+methods = summary(title, number_runs, many, ["coverage", "width", "score", "CRPS"])
+table("Coverage of 90 % intervals", names, methods, coverage)
+title = "Interval score over that of split conformal intervals (lower is better)"
+table(title, names, methods, score_ratio)
 
 # %%
-# What is shown here is one seed, and one seed can break a bound that the mean over four
-# holds: where the row "default" of wine fails, Laplace is about 0.02 above the network
-# alone, and 0.006 above it on average. The full run over four seeds, which the first
-# paragraph sums up, fails for iris and friedman1 (150), both after 300 epochs, which
-# are left out here.
-#
-# In one picture: Laplace (filled) next to the network alone (hollow). The further left,
-# the better.
+# What should hold: at first probabilities, for which a frozen network may lose more
+# where a fit has warned; then the coverage of intervals, in wider bounds for fewer than
+# 50 samples, and their score. The last is what is published: with laplace-torch, around
+# a trained network whose samples are all in use, the ECE of a WideResNet on CIFAR-10
+# fell from 2.0 to 0.8 per cent, its accuracy stayed at 94.8, and its NLL fell from
+# 0.172 to 0.157 (`documentation of laplace-torch
+# <https://aleximmer.github.io/Laplace/calibration_example/>`_; Daxberger et al. 2021).
 
-BLUE, GREY = "#0072B2", "#6e6e6e"
-figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
-rows = np.arange(len(points))[::-1]
-labels = [f"{name}, {epochs} epochs" for name, epochs, *_ in points]
-for ax, title, first in zip(
-    axes, ["Samples held out", "Nothing held out"], [2, 4], strict=True
-):
-    own, with_laplace = np.array([point[first : first + 2] for point in points]).T
-    ax.hlines(rows, own, with_laplace, color=GREY, linewidth=1)
-    ax.plot(own, rows, "o", color=GREY, markerfacecolor="white", label="network alone")
-    ax.plot(with_laplace, rows, "o", color=BLUE, label="Laplace")
-    ax.set(title=title, xlabel="test NLL (nats)", yticks=rows, yticklabels=labels)
-    ax.set_xlim(left=0)
+
+def verdict(method, what, names, value, low=-np.inf, high=np.inf):
+    """Print a claim about a method, and where it does not hold."""
+    values = {name: value(name, method) for name in names}
+    broken = {name: v for name, v in values.items() if not low <= v <= high}
+    bounds = f"at most {high}" if low == -np.inf else f"in [{low}, {high}]"
+    count = f"{len(values) - len(broken)} of {len(values)}"
+    print(
+        f"{'DOES NOT HOLD' if broken else 'holds':15}{method}: {what} {bounds}: {count}"
+    )
+    for name, v in broken.items():
+        print(f"{'':17}{name}: {v:.4f}")
+
+
+print("\nWhat should hold")
+what = "NLL minus the network's"
+verdict("default", what, classes, above("NLL"), high=0.01)
+for method in "frozen", "frozen all":
+    verdict(method, f"{what}, no warning,", classes, above("silent NLL"), high=0.03)
+for method in OURS:
+    verdict(method, "coverage", many, coverage, 0.85, 0.95)
+    verdict(method, "coverage, n < 50,", few, coverage, 0.8, 0.97)
+for method in OURS:
+    mean = np.mean([score_ratio(name, method) for name in many])
+    what = f"score / conformal, mean {mean:.3f},"
+    verdict(method, what, ["mean"], lambda *_, m=mean: m, high=1.05)
+    verdict(method, "score / conformal", many, score_ratio, high=1.05)
+for method in "default", "frozen all":
+    verdict(method, "ECE minus the network's", classes, above("ECE"), high=0)
+    accuracy = above("accuracy")
+    verdict(method, "accuracy minus the network's", classes, accuracy, -0.005, 1)
+
+# %%
+# In one picture: left of zero is better than the network; coverage should lie in the
+# band.
+
+COLORS = {
+    "scaled": "#9a9a9a",
+    "conformal": "#9a9a9a",
+    "five nets": "#E69F00",
+    "default": "#0072B2",
+    "no split": "#56B4E9",
+    "frozen all": "#D55E00",
+}
+figure, axes = plt.subplots(1, 2, figsize=(9, 5.5), layout="constrained")
+panels = [(classes, class_methods, above("NLL")), (names, methods, coverage)]
+for ax, (shown, present, value) in zip(axes, panels, strict=True):
+    rows = np.arange(len(shown))[::-1]
+    chosen = [method for method in COLORS if method in present]
+    for shift, method in zip(np.linspace(0.25, -0.25, 5), chosen, strict=True):
+        x = [value(name, method) for name in shown]
+        style = {"color": COLORS[method], "markersize": 4.5, "label": method}
+        ax.plot(x, rows + shift, "o", **style)
+    ax.set(yticks=rows, yticklabels=shown)
+    for row in rows:
+        ax.axhline(row - 0.5, color="#e8e8e8", linewidth=0.8, zorder=0)
     ax.spines[["top", "right"]].set_visible(False)
-axes[0].legend(frameon=False)
+    ax.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.4, 1))
+axes[0].axvline(0, color="black", linewidth=0.8)
+axes[0].set_xscale("symlog", linthresh=0.02)
+axes[0].set_xticks([-1, -0.1, 0, 0.1], ["-1", "-0.1", "0", "0.1"])
+axes[0].set(xlabel="NLL minus that of the network (nats)")
+axes[1].axvspan(0.85, 0.95, color="#dddddd", zorder=0)
+axes[1].set(xlabel="coverage of 90 % intervals", xlim=(None, 1.01))
 plt.show()

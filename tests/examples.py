@@ -1,4 +1,4 @@
-"""Examples, run as they stand or on a smaller scale."""
+"""Examples, run as they stand, on a smaller scale, or in part."""
 
 import ast
 import io
@@ -26,6 +26,22 @@ class _Smaller(ast.NodeTransformer):
             value = ast.parse(repr(self.constants[name]), mode="eval").body
             statement.value = ast.copy_location(value, statement.value)
             self.seen.add(name)
+
+
+def functions_of(path):
+    """Return functions by name that an example defines, without running the rest.
+
+    Parameters
+    ----------
+    path : str
+        Below ``examples``.
+    """
+    tree = ast.parse((FOLDER / path).read_text(encoding="utf-8"), path)
+    kept = ast.Import, ast.ImportFrom, ast.FunctionDef
+    tree.body = [statement for statement in tree.body if isinstance(statement, kept)]
+    names = {"__name__": Path(path).stem}
+    exec(compile(tree, path, "exec"), names)
+    return names
 
 
 def run_example(path, **constants):

@@ -5,6 +5,7 @@ import pytest
 from nets import regressor as skorch_regressor
 from sklearn.base import BaseEstimator, RegressorMixin
 
+from examples import functions_of
 from sklaplace import LaplaceRegressor
 
 regression = pytest.importorskip("mapie.regression")
@@ -50,6 +51,26 @@ def coverage_where_noisy(conformal, numbers):
     X, y = numbers.test
     inside = covered(conformal.predict_interval(X)[1], y)
     return inside.mean(), inside[np.abs(X[:, 0]) > 2].mean()
+
+
+@pytest.mark.parametrize("n_samples", [10, 19, 20, 137])
+def test_split_conformal_intervals_of_the_table_of_methods(numbers, n_samples):
+    X, y = (part[:n_samples] for part in numbers.cal)
+    conformal = regression.SplitConformalRegressor(
+        numbers.model, confidence_level=0.9, prefit=True
+    ).conformalize(X, y)
+    mean, bounds = conformal.predict_interval(numbers.test[0])
+    ours = functions_of("plot_trust.py")["conformal_half_width"]
+    (half,) = ours((y - numbers.model.predict(X)).reshape(-1, 1))
+    expected = np.stack([mean - half, mean + half], axis=1)
+    np.testing.assert_allclose(bounds[:, :, 0], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_too_few_residuals_for_the_coverage_have_infinite_intervals():
+    ours = functions_of("plot_trust.py")["conformal_half_width"]
+    residuals = np.arange(16.0).reshape(8, 2)
+    assert np.isinf(ours(residuals)).all()
+    assert ours(residuals, coverage=0.5).tolist() == [8, 9]
 
 
 def test_intervals_by_residuals_and_by_our_deviations(numbers, figure):
