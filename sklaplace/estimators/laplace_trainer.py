@@ -162,9 +162,15 @@ class LaplaceTrainer(Trainer):
             n_weights = sum(map(torch.numel, trained.net.module_.parameters()))
             if net is None or net.max_epochs * n * n_weights > MAX_COST:
                 return None
-        elif not split.are_few(data.X, n):
+        elif not split.are_few(data.X, n, self._many):
             return None
         return replace(self, estimator=net) if _is_silent(net) else None
+
+    @property
+    def _many(self) -> int:
+        """Distinct samples from which on those that are held out are enough."""
+        has_split = getattr(self.estimator, "train_split", None)
+        return ENOUGH // 2 if has_split else split.MIN_ROWS
 
     def _quiet(self, held_out: TrainingData) -> "LaplaceTrainer":
         """Return a trainer of the same net, which prints nothing.

@@ -105,7 +105,7 @@ def _warn_of_other_ranges(X: Any, X_val: Any) -> None:
 
     The median of a column is then beyond the range of the other by half of its width.
     """
-    if not (isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind == "f"):
+    if not all(isinstance(x, np.ndarray) and x.ndim == 2 for x in (X, X_val)):
         return
     low, high, middle = X.min(axis=0), X.max(axis=0), np.median(X_val, axis=0)
     margin = (high - low) / 2
@@ -114,8 +114,8 @@ def _warn_of_other_ranges(X: Any, X_val: Any) -> None:
         warn_user(
             f"The median of {is_off.sum()} of {len(margin)} columns of X_val is far "
             "outside of the range of X, so that prior and noise are chosen by samples "
-            "unlike those of training. A Pipeline does not transform X_val unless it is "
-            "named: Pipeline(steps, transform_input=['X_val'])."
+            "unlike those of training. A Pipeline does not transform X_val unless it "
+            "is named: Pipeline(steps, transform_input=['X_val'])."
         )
 
 

@@ -14,16 +14,16 @@ import numpy as np
 MIN_ROWS = 50
 
 
-def are_few(X: Any, n_rows: int) -> bool:
-    """Whether fewer than ``MIN_ROWS`` of the samples are distinct.
+def are_few(X: Any, n_rows: int, limit: int = MIN_ROWS) -> bool:
+    """Whether fewer than ``limit`` of the samples are distinct.
 
     More samples are hashed only as long as that is not known.
     """
     n = 0
     while n < n_rows:
-        n = min(max(4 * n, 2 * MIN_ROWS), n_rows)
+        n = min(max(4 * n, 2 * limit), n_rows)
         some = X[:n] if isinstance(X, np.ndarray) else X
-        if len(np.unique(_split_hash(some, n, 0))) >= MIN_ROWS:
+        if len(np.unique(_split_hash(some, n, 0))) >= limit:
             return False
     return True
 

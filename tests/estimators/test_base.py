@@ -39,6 +39,7 @@ ESTIMATORS = [LaplaceClassifier, LaplaceRegressor]
 MAY_USE_TRAINING_ROWS = pytest.mark.filterwarnings(
     "ignore:The frozen network has seen all rows"
 )
+LABELS_AT_RANDOM = pytest.mark.filterwarnings("ignore:Under no prior precision are")
 ALL = {"subset_of_weights": "all"}
 FULL = {"hessian_structure": "full"}
 
@@ -565,6 +566,7 @@ class TestRows:
             torch.testing.assert_close(a, b, rtol=0, atol=0)
         assert other.prior_precision_ != model.prior_precision_
 
+    @LABELS_AT_RANDOM
     def test_given_rows_are_tuned_on_and_nothing_else(self, problem, fresh):
         model, trained = recorded(problem, fresh[0])
         assert trained == set(map(tuple, problem.X.tolist()))

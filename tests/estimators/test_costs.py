@@ -39,6 +39,9 @@ from sklaplace.posterior.last_layer import LastLayerModel
 from sklaplace.posterior.tuning import evidence
 from sklaplace.posterior.tuning.validation import PATH
 
+# held-out labels are drawn at random
+pytestmark = pytest.mark.filterwarnings("ignore:Under no prior precision are")
+
 MIB = 2**20
 # At most so many rows are looked at by inspection, in some passes that no number of
 # rows changes, and again of each batch.

@@ -58,14 +58,12 @@ NOISE_PATH = 2.0 ** np.arange(1, -4.01, -0.125)
 class _Candidate:
     """A posterior with the negative log-likelihood of the held-out data, in nats.
 
-    ``score`` is infinite where it is not a number, ``n_rows`` the sum of weights and
-    ``n_targets`` the number of values.
+    ``score`` is infinite where it is not a number; ``n_targets`` counts values.
     ``refitted`` are the posteriors of all parts of the problem if they were refitted.
     """
 
     posterior: GaussianPosterior
     score: float
-    n_rows: float
     n_targets: float
     refitted: tuple[GaussianPosterior, ...] = ()
 
@@ -133,17 +131,20 @@ def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
 
 
 def _warn_of_equal_probabilities(problem: TuningProblem, chosen: _Candidate) -> None:
-    """Warn where classes of held-out data are predicted as badly as with none."""
-    if problem.log_proba is None or not problem.is_given:
+    """Warn where classes of held-out data are predicted as badly as with none.
+
+    Not for data that would be linearised once more.
+    """
+    is_class = problem.log_proba is not None
+    if not (is_class and problem.is_given and isinstance(problem.validation, list)):
         return
-    _, batch = next(problem.batches())
-    mean = torch.zeros_like(batch.f, dtype=torch.float64)
-    variance = mean if problem.diagonal else torch.diag_embed(mean)
-    likelihood = cast(ClassificationLikelihood, problem.posterior.likelihood)
-    losses = likelihood.log_loss(problem.log_proba(mean, variance), batch.targets)
-    weights = batch.weights.double()
-    mean_loss = float(weights @ losses / weights.sum())
-    if chosen.score >= UNIFORM * mean_loss * chosen.n_rows:
+    loss = problem.posterior.likelihood.loss
+    pairs = [
+        (b.weights, loss(torch.zeros_like(b.f), b.targets)) for b in problem.validation
+    ]
+    if chosen.score >= UNIFORM * sum(
+        float(weights @ losses) for weights, losses in pairs
+    ):
         warn_user(
             "Under no prior precision are the held-out rows predicted better than by "
             "equal probabilities of all classes, which predictions are close to now. "
@@ -441,8 +442,7 @@ def _candidate(
     if problem.free_prior or not posterior.likelihood.has_noise:
         posterior = posterior.replace(prior_precision=ratio * posterior.scale)
     n_targets = n_rows * posterior.likelihood.n_targets(losses[0].shape[-1])
-    score = score if math.isfinite(score) else math.inf
-    return _Candidate(posterior, score, n_rows, n_targets)
+    return _Candidate(posterior, score if math.isfinite(score) else math.inf, n_targets)
 
 
 @dataclass(frozen=True)
