@@ -207,7 +207,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             return proba.clamp(min=tiny).log()
 
         diagonal = self._is_diagonal(name)
-        return HeldOutScore(log_proba, None, diagonal, name in links.CHEAP)
+        is_cheap = name in links.CHEAP
+        return HeldOutScore(log_proba, diagonal=diagonal, is_cheap=is_cheap)
 
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
