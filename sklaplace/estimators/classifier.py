@@ -72,8 +72,9 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         likelihood of the training data, ``"validation"`` the score of samples that the
         network did not see; ``"auto"`` is the second where there are such samples, else
         the first. They are taken from ``X_val``, else from what the net's
-        ``train_split`` holds out, else from ``validation_fraction``; with fewer than 50
-        samples, from networks that are trained without a fold of them each.
+        ``train_split`` holds out, else from ``validation_fraction``. With few samples,
+        and for a frozen net that has seen them all, networks are trained without a fold
+        of them each, for ``"auto"``.
     prior_structure : {"scalar", "layerwise", "diag"}, default="scalar"
         One precision for all weights, one per parameter tensor, or one per weight
         (not for ``kron``).

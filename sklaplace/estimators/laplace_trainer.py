@@ -54,6 +54,8 @@ from sklaplace.posterior.last_layer import refit_bytes
 
 # Folds of the samples, where they are too few to hold some out.
 N_FOLDS = 5
+# Distinct samples from which on a net's own train_split holds out enough of them.
+MANY = 100
 # Held-out samples from which more would tell hardly more: further folds are not used.
 ENOUGH = 200
 # Samples times epochs times weights, beyond which a frozen net is not trained anew.
@@ -162,15 +164,11 @@ class LaplaceTrainer(Trainer):
             n_weights = sum(map(torch.numel, trained.net.module_.parameters()))
             if net is None or net.max_epochs * n * n_weights > MAX_COST:
                 return None
-        elif not split.are_few(data.X, n, self._many):
-            return None
+        else:
+            has_split = getattr(net, "train_split", None)
+            if not split.are_few(data.X, n, MANY if has_split else split.MIN_ROWS):
+                return None
         return replace(self, estimator=net) if _is_silent(net) else None
-
-    @property
-    def _many(self) -> int:
-        """Distinct samples from which on those that are held out are enough."""
-        has_split = getattr(self.estimator, "train_split", None)
-        return ENOUGH // 2 if has_split else split.MIN_ROWS
 
     def _quiet(self, held_out: TrainingData) -> "LaplaceTrainer":
         """Return a trainer of the same net, which prints nothing.

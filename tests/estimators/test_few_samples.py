@@ -15,7 +15,7 @@ from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
 from sklaplace.estimators import laplace_trainer
-from sklaplace.estimators.laplace_trainer import ENOUGH, N_FOLDS
+from sklaplace.estimators.laplace_trainer import ENOUGH, MANY, N_FOLDS
 from sklaplace.estimators.noise import with_column_noises
 from sklaplace.estimators.trainer import inner_net
 from sklaplace.likelihoods import Gaussian
@@ -126,6 +126,9 @@ def test_only_few_samples_without_others_are_tuned_by_folds():
         assert n_trainings(model, *FEW_REG) == 1
     model = LaplaceClassifier(classifier(), random_state=0)
     assert n_trainings(model, *FEW) == N_FOLDS + 1
+    for n, expected in ((MANY - 1, N_FOLDS + 1), (MANY, 1)):
+        model = LaplaceRegressor(regressor(train_split=ValidSplit(5)), random_state=0)
+        assert n_trainings(model, *waves(n)) == expected
 
 
 def test_folds_of_encoded_targets_that_a_net_splits_itself():
