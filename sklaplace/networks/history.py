@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import clone
+from skorch.dataset import unpack_data
 
 from sklaplace.core.random import private_rng
 
@@ -94,8 +95,13 @@ def _recorded_losses(net: Any) -> Iterator[float]:
 
 def _validation_loss(net: Any, valid: Any) -> float:
     """The same at the weights of the net."""
-    losses, sizes = [], []
+    losses, sizes, is_flat = [], [], None
     for batch in net.get_iterator(valid, training=False):
-        losses.append(float(net.validation_step(batch)["loss"]))
-        sizes.append(len(batch[1]))
+        X, y = unpack_data(batch)
+        if is_flat is None:  # or criteria would broadcast (b,) against (b, 1)
+            outputs = net.evaluation_step(batch, training=False)
+            is_flat = getattr(outputs, "ndim", 2) == 1 and y.shape[1:] == (1,)
+        step = net.validation_step((X, y[:, 0] if is_flat else y))
+        losses.append(float(step["loss"]))
+        sizes.append(len(y))
     return float(np.average(losses, weights=sizes))

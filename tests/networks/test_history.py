@@ -1,5 +1,7 @@
 """The split of a trained net, recognised by the losses that its history holds."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -36,6 +38,20 @@ def test_the_split_of_the_training_is_found(name, callbacks):
     net = seeded(classifier(train_split=SPLITS[name], callbacks=callbacks), X, Y)
     expected = np.stack([row for row, _ in SPLITS[name](Dataset(X, Y), Y)[1]])
     np.testing.assert_array_equal(held_out(net), expected)
+
+
+class FlatMLP(MLP):
+    """A network with outputs (b,)."""
+
+    def forward(self, X):
+        return super().forward(X)[:, 0]
+
+
+@pytest.mark.filterwarnings("error:Using a target size")
+def test_the_split_of_a_net_without_an_axis_of_outputs_is_found():
+    module = partial(FlatMLP, n_out=1)
+    net = seeded(regressor(module, train_split=ValidSplit(5)), X_REG, Y_REG)
+    assert held_out(net, X_REG, TARGETS) is not None
 
 
 def test_at_the_weights_of_the_best_epoch(tmp_path):
