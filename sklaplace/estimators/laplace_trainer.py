@@ -48,7 +48,7 @@ from sklaplace.estimators.options import (
 from sklaplace.estimators.trainer import Trainer
 from sklaplace.networks import split
 from sklaplace.networks.data import TrainingData, spread_rows
-from sklaplace.networks.history import recorded_split, untrained
+from sklaplace.networks.history import is_retraced, recorded_split, untrained
 from sklaplace.networks.trained import TrainedNetwork, device_of
 from sklaplace.posterior.last_layer import refit_bytes
 
@@ -148,6 +148,9 @@ class LaplaceTrainer(Trainer):
             except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
                 return []
         if self.is_frozen:
+            others = [(network.net, network.held_out) for network in networks]
+            if not is_retraced(trained.net, trained.train, others):
+                return []
             warn_user(_TRAINED_ANEW.format(n=len(networks)))
         return networks
 

@@ -271,6 +271,22 @@ def test_frozen_nets_that_cannot_be_trained_anew_warn(reason, monkeypatch, tmp_p
         model.fit(X, y, weights)
 
 
+@pytest.mark.parametrize("reason", ["loaded weights", "other samples"])
+def test_frozen_nets_that_the_history_does_not_explain_warn(reason):
+    """Networks that are trained as it tells do not know what the net has learned."""
+    net, X, y = frozen(60, max_epochs=200, lr=0.1)
+    inner = net.estimator
+    if reason == "loaded weights":
+        weights = inner.module_.state_dict()
+        inner.set_params(max_epochs=1).initialize().module_.load_state_dict(weights)
+        inner.partial_fit(X, y[:, None])
+    else:
+        y = -10 * y
+    model = LaplaceRegressor(net, random_state=0)
+    with pytest.warns(UserWarning, match="no rows that the network did not see"):
+        model.fit(X, y)
+
+
 @pytest.mark.usefixtures("rng_untouched")
 @pytest.mark.filterwarnings(f"ignore:.*{ANEW}")
 def test_classes_of_frozen_nets_are_tuned_in_the_same_way(tmp_path):
