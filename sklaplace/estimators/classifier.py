@@ -73,7 +73,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         network did not see; ``"auto"`` is the second where there are such samples, else
         the first. They are taken from ``X_val``, else from what the net's
         ``train_split`` holds out, else from ``validation_fraction``; with fewer than 50
-        samples, from networks that are trained without a fold of them each.
+        samples, or 100 with a ``train_split``, from networks that are trained without a
+        fold of them each.
     prior_structure : {"scalar", "layerwise", "diag"}, default="scalar"
         One precision for all weights, one per parameter tensor, or one per weight
         (not for ``kron``).

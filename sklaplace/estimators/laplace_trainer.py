@@ -45,6 +45,7 @@ from sklaplace.estimators.options import (
     check_shapes,
     check_structure_bytes,
 )
+from sklaplace.estimators.targets import brings_targets
 from sklaplace.estimators.trainer import Trainer
 from sklaplace.networks import split
 from sklaplace.networks.data import TrainingData, spread_rows
@@ -69,7 +70,7 @@ SILENT = {
     *(GradientNormClipping, LRScheduler, ParamMapper, PassthroughScoring, PrintLog),
     *(ProgressBar, Unfreezer, WarmRestartLR),
 }
-# Fewer samples that a frozen net held out would choose by chance.
+# Fewer samples that a frozen net held out, or a net brings, would choose by chance.
 MIN_HELD_OUT = 10
 
 
@@ -165,7 +166,7 @@ class LaplaceTrainer(Trainer):
             n_weights = sum(map(torch.numel, trained.net.module_.parameters()))
             if net is None or net.max_epochs * n * n_weights > MAX_COST:
                 return None
-        elif not split.are_few(data.X, n, self._many):
+        elif _has_others(net, trained) or not split.are_few(data.X, n, self._many):
             return None
         return replace(self, estimator=net) if _is_silent(net) else None
 
@@ -299,6 +300,14 @@ def _check_refit_bytes(spec: NetworkSpec, n_rows: int, device: torch.device) -> 
         f"refitting the last layer on {n_rows:,} rows",
         "use refine=False, or fewer rows",
     )
+
+
+def _has_others(net: Any, trained: TrainedNetwork) -> bool:
+    """Whether a ``train_split`` has brought enough samples that are not of the data."""
+    if not getattr(net, "train_split", None):
+        return False
+    others = trained.held_out
+    return brings_targets(trained.train, others) and len(others) >= MIN_HELD_OUT
 
 
 def _is_silent(net: Any) -> bool:

@@ -11,11 +11,12 @@ from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetRegressor
 from skorch.callbacks import EarlyStopping, TrainEndCheckpoint
 from skorch.dataset import Dataset, ValidSplit
+from skorch.helper import predefined_split
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
 from sklaplace.estimators import laplace_trainer
-from sklaplace.estimators.laplace_trainer import ENOUGH, N_FOLDS
+from sklaplace.estimators.laplace_trainer import ENOUGH, MIN_HELD_OUT, N_FOLDS
 from sklaplace.estimators.noise import with_column_noises
 from sklaplace.estimators.trainer import inner_net
 from sklaplace.likelihoods import Gaussian
@@ -126,6 +127,20 @@ def test_only_few_samples_without_others_are_tuned_by_folds():
         assert n_trainings(model, *FEW_REG) == 1
     model = LaplaceClassifier(classifier(), random_state=0)
     assert n_trainings(model, *FEW) == N_FOLDS + 1
+
+
+@pytest.mark.parametrize("n", [5, 60])
+def test_samples_that_the_net_brings_are_tuned_on_if_they_are_enough(n):
+    X, y = waves(n, seed=1)
+    split = predefined_split(Dataset(X, y[:, None]))
+    net = regressor(train_split=split)
+    model = LaplaceRegressor(net, random_state=0)
+    expected = 1 if n > MIN_HELD_OUT else N_FOLDS + 1
+    assert n_trainings(model, *FEW_REG) == expected
+    if n > MIN_HELD_OUT:
+        net.set_params(train_split=None)
+        given = LaplaceRegressor(net, random_state=0).fit(*FEW_REG, X_val=X, y_val=y)
+        assert model.sigma_noise_ == pytest.approx(given.sigma_noise_)
 
 
 def test_folds_of_encoded_targets_that_a_net_splits_itself():
