@@ -45,17 +45,18 @@ from sklaplace.estimators.options import (
     check_shapes,
     check_structure_bytes,
 )
+from sklaplace.estimators.targets import brings_targets
 from sklaplace.estimators.trainer import Trainer
 from sklaplace.networks import split
 from sklaplace.networks.data import TrainingData, spread_rows
-from sklaplace.networks.history import recorded_split, untrained
+from sklaplace.networks.history import is_retraced, recorded_split, untrained
 from sklaplace.networks.trained import TrainedNetwork, device_of
 from sklaplace.posterior.last_layer import refit_bytes
 
 # Folds of the samples, where they are too few to hold some out.
 N_FOLDS = 5
-# Distinct samples from which on a net's own train_split holds out enough of them.
-MANY = 100
+# Fewer distinct samples are held out in turn, by networks of folds, under "auto".
+FEW = 100
 # Held-out samples from which more would tell hardly more: further folds are not used.
 ENOUGH = 200
 # Samples times epochs times weights, beyond which a frozen net is not trained anew.
@@ -71,7 +72,7 @@ SILENT = {
     *(GradientNormClipping, LRScheduler, ParamMapper, PassthroughScoring, PrintLog),
     *(ProgressBar, Unfreezer, WarmRestartLR),
 }
-# Fewer samples that a frozen net held out would choose by chance.
+# Fewer samples that a frozen net held out, or a net brings, would choose by chance.
 MIN_HELD_OUT = 10
 
 
@@ -103,6 +104,16 @@ class LaplaceTrainer(Trainer):
             trained.net, trained.train, is_trained=True, options=options
         )
         return replace(trained, spec=spec)
+
+    def hold_out(self, data: TrainingData) -> tuple[TrainingData, TrainingData | None]:
+        """Split samples for tuning off, if there are enough and the net is trained.
+
+        Few are left to networks of folds, if these can be trained.
+        """
+        on_folds = self.options.uses_folds and _is_silent(self.estimator)
+        if on_folds and split.are_few(data.X, len(data.y), FEW):
+            return data, None
+        return super().hold_out(data)
 
     def own_split(self, net: Any, data: TrainingData) -> tuple[Any, Any] | None:
         """Return the samples that a frozen net has and has not seen, if it shows."""
@@ -150,6 +161,9 @@ class LaplaceTrainer(Trainer):
             except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
                 return []
         if self.is_frozen:
+            pairs = [(network.net, network.held_out) for network in networks]
+            if not is_retraced(trained.net, trained.train, pairs):
+                return []
             warn_user(_TRAINED_ANEW.format(n=len(networks)))
         return networks
 
@@ -158,17 +172,16 @@ class LaplaceTrainer(Trainer):
     ) -> "LaplaceTrainer | None":
         """Return a trainer of networks on folds, None if there should be none."""
         n, net = len(data.y), self.estimator
+        is_used = split.are_few(data.X, n, FEW)
         if self.is_frozen:
-            is_seen = trained.held_out is None and data.sample_weight is None
-            net = untrained(trained.net, n) if is_seen else None
+            is_used = is_used or trained.held_out is None
+            net = untrained(trained.net, n) if data.sample_weight is None else None
             n_weights = sum(map(torch.numel, trained.net.module_.parameters()))
             if net is None or net.max_epochs * n * n_weights > MAX_COST:
                 return None
-        else:
-            has_split = getattr(net, "train_split", None)
-            if not split.are_few(data.X, n, MANY if has_split else split.MIN_ROWS):
-                return None
-        return replace(self, estimator=net) if _is_silent(net) else None
+        elif _has_others(net, trained):
+            return None
+        return replace(self, estimator=net) if is_used and _is_silent(net) else None
 
     def _quiet(self, held_out: TrainingData) -> "LaplaceTrainer":
         """Return a trainer of the same net, which prints nothing.
@@ -294,6 +307,14 @@ def _check_refit_bytes(spec: NetworkSpec, n_rows: int, device: torch.device) -> 
         f"refitting the last layer on {n_rows:,} rows",
         "use refine=False, or fewer rows",
     )
+
+
+def _has_others(net: Any, trained: TrainedNetwork) -> bool:
+    """Whether a ``train_split`` has brought enough samples that are not of the data."""
+    if not getattr(net, "train_split", None):
+        return False
+    others = trained.held_out
+    return brings_targets(trained.train, others) and len(others) >= MIN_HELD_OUT
 
 
 def _is_silent(net: Any) -> bool:

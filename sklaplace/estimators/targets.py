@@ -60,6 +60,12 @@ class Targets(ABC):
 
 def brings_targets(dataset: Any, held_out: Any) -> bool:
     """Whether a ``train_split`` holds out samples that are not of the dataset."""
-    while isinstance(held_out, Subset):
-        held_out = held_out.dataset
+    dataset, held_out = _whole(dataset), _whole(held_out)
     return held_out is not None and held_out is not dataset
+
+
+def _whole(dataset: Any) -> Any:
+    """Return the dataset of a subset."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset

@@ -11,11 +11,13 @@ from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetRegressor
 from skorch.callbacks import EarlyStopping, TrainEndCheckpoint
 from skorch.dataset import Dataset, ValidSplit
+from skorch.helper import predefined_split
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
 from sklaplace.estimators import laplace_trainer
-from sklaplace.estimators.laplace_trainer import ENOUGH, MANY, N_FOLDS
+from sklaplace.estimators.laplace_trainer import ENOUGH, MIN_HELD_OUT, N_FOLDS
+from sklaplace.estimators.laplace_trainer import FEW as FOLDED
 from sklaplace.estimators.noise import with_column_noises
 from sklaplace.estimators.trainer import inner_net
 from sklaplace.likelihoods import Gaussian
@@ -126,9 +128,23 @@ def test_only_few_samples_without_others_are_tuned_by_folds():
         assert n_trainings(model, *FEW_REG) == 1
     model = LaplaceClassifier(classifier(), random_state=0)
     assert n_trainings(model, *FEW) == N_FOLDS + 1
-    for n, expected in ((MANY - 1, N_FOLDS + 1), (MANY, 1)):
+    for n, expected in ((FOLDED - 1, N_FOLDS + 1), (FOLDED, 1)):
         model = LaplaceRegressor(regressor(train_split=ValidSplit(5)), random_state=0)
         assert n_trainings(model, *waves(n)) == expected
+
+
+@pytest.mark.parametrize("n", [5, 60])
+def test_samples_that_the_net_brings_are_tuned_on_if_they_are_enough(n):
+    X, y = waves(n, seed=1)
+    split = predefined_split(Dataset(X, y[:, None]))
+    net = regressor(train_split=split)
+    model = LaplaceRegressor(net, random_state=0)
+    expected = 1 if n > MIN_HELD_OUT else N_FOLDS + 1
+    assert n_trainings(model, *FEW_REG) == expected
+    if n > MIN_HELD_OUT:
+        net.set_params(train_split=None)
+        given = LaplaceRegressor(net, random_state=0).fit(*FEW_REG, X_val=X, y_val=y)
+        assert model.sigma_noise_ == pytest.approx(given.sigma_noise_)
 
 
 def test_folds_of_encoded_targets_that_a_net_splits_itself():
@@ -272,6 +288,22 @@ def test_frozen_nets_that_cannot_be_trained_anew_warn(reason, monkeypatch, tmp_p
     model = LaplaceRegressor(net, random_state=0)
     with pytest.warns(UserWarning, match="no rows that the network did not see"):
         model.fit(X, y, weights)
+
+
+@pytest.mark.parametrize("reason", ["loaded weights", "other samples"])
+def test_frozen_nets_that_the_history_does_not_explain_warn(reason):
+    """Networks that are trained as it tells do not know what the net has learned."""
+    net, X, y = frozen(60, max_epochs=200, lr=0.1)
+    inner = net.estimator
+    if reason == "loaded weights":
+        weights = inner.module_.state_dict()
+        inner.set_params(max_epochs=1).initialize().module_.load_state_dict(weights)
+        inner.partial_fit(X, y[:, None])
+    else:
+        y = -10 * y
+    model = LaplaceRegressor(net, random_state=0)
+    with pytest.warns(UserWarning, match="no rows that the network did not see"):
+        model.fit(X, y)
 
 
 @pytest.mark.usefixtures("rng_untouched")

@@ -196,6 +196,8 @@ def test_logits_before_a_softmax_in_low_precision(casts):
     assert_equal_predictions(fit(low, refine=False), fit(net, refine=False), 0.06)
 
 
+# in half precision the training on a fold diverges
+@pytest.mark.filterwarnings("ignore:There are no rows that the network did not see")
 @pytest.mark.parametrize("name", LOW)
 @pytest.mark.parametrize("pred_type", ["glm", "nn"])
 def test_tuned_and_refitted_in_low_precision(name, pred_type):

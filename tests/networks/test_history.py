@@ -1,5 +1,7 @@
 """The split of a trained net, recognised by the losses that its history holds."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from skorch.helper import predefined_split
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
+from sklaplace.estimators.laplace_trainer import FEW
 from sklaplace.networks.history import recorded_split, untrained
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
@@ -36,6 +39,20 @@ def test_the_split_of_the_training_is_found(name, callbacks):
     net = seeded(classifier(train_split=SPLITS[name], callbacks=callbacks), X, Y)
     expected = np.stack([row for row, _ in SPLITS[name](Dataset(X, Y), Y)[1]])
     np.testing.assert_array_equal(held_out(net), expected)
+
+
+class FlatMLP(MLP):
+    """A network with outputs (b,)."""
+
+    def forward(self, X):
+        return super().forward(X)[:, 0]
+
+
+@pytest.mark.filterwarnings("error:Using a target size")
+def test_the_split_of_a_net_without_an_axis_of_outputs_is_found():
+    module = partial(FlatMLP, n_out=1)
+    net = seeded(regressor(module, train_split=ValidSplit(5)), X_REG, Y_REG)
+    assert held_out(net, X_REG, TARGETS) is not None
 
 
 def test_at_the_weights_of_the_best_epoch(tmp_path):
@@ -109,16 +126,13 @@ def test_a_net_without_a_history_is_not_trained_anew():
 
 
 # ------------------------------------------------------------------------- estimators
-@pytest.mark.parametrize(
-    ("kind", "net", "data"),
-    [
-        (LaplaceClassifier, classifier(train_split=ValidSplit(5)), (X, Y)),
-        (LaplaceRegressor, regressor(train_split=ValidSplit(5)), (X_REG, TARGETS)),
-    ],
-    ids=["classifier", "regressor"],
-)
-def test_frozen_nets_are_tuned_on_what_they_held_out(kind, net, data):
+@pytest.mark.parametrize("kind", [LaplaceClassifier, LaplaceRegressor])
+def test_frozen_nets_are_tuned_on_what_they_held_out(kind):
     """No warning, and the numbers of passing those samples as ``X_val``."""
+    net, data = classifier(train_split=ValidSplit(5)), blobs(FEW)
+    if kind is LaplaceRegressor:
+        x, y = waves(FEW)
+        net, data = regressor(train_split=ValidSplit(5)), (x, y[:, None])
     net = seeded(net, *data)
     found = kind(FrozenEstimator(net), random_state=0).fit(*data)
     train, valid = ValidSplit(5)(Dataset(*data), data[1])
@@ -132,6 +146,14 @@ def test_frozen_nets_are_tuned_on_what_they_held_out(kind, net, data):
     np.testing.assert_allclose(found.predict(data[0]), expected.predict(data[0]))
     same = kind(FrozenEstimator(net), prior_precision="validation", random_state=0)
     assert same.fit(*data).prior_precision_ == found.prior_precision_
+
+
+def test_few_samples_are_held_out_in_turn_by_networks_that_are_trained_anew():
+    X, y = waves(FEW - 1)
+    net = seeded(regressor(train_split=ValidSplit(5)), X, y[:, None])
+    model = LaplaceRegressor(FrozenEstimator(net), random_state=0)
+    with pytest.warns(UserWarning, match="5 networks were trained anew"):
+        model.fit(X, y)
 
 
 def test_samples_with_weights_are_not_recognised():

@@ -139,12 +139,11 @@ def _warn_of_equal_probabilities(problem: TuningProblem, chosen: _Candidate) -> 
     if not (is_class and problem.is_given and isinstance(problem.validation, list)):
         return
     loss = problem.posterior.likelihood.loss
-    pairs = [
-        (b.weights, loss(torch.zeros_like(b.f), b.targets)) for b in problem.validation
-    ]
-    if chosen.score >= UNIFORM * sum(
-        float(weights @ losses) for weights, losses in pairs
-    ):
+    total = 0.0
+    for batch in problem.validation:
+        losses = loss(torch.zeros_like(batch.f), batch.targets).double()
+        total += float(batch.weights.double() @ losses)
+    if chosen.score >= UNIFORM * total:
         warn_user(
             "Under no prior precision are the held-out rows predicted better than by "
             "equal probabilities of all classes, which predictions are close to now. "
