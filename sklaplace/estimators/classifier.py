@@ -96,7 +96,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         Divides the log-likelihood in the posterior; values below one sharpen it.
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for tuning, from a net that is trained here
-        and holds out none itself, if there are at least 50 distinct samples.
+        and holds out none itself, if there are at least 50 distinct samples; 100 with
+        ``prior_precision="auto"``, which has networks of folds for fewer.
     pred_type : {"glm", "nn"}, default="glm"
         Predictive distribution: that of the linearised network, or of the network under
         ``n_samples`` draws of the weights. Tuning uses the first.
