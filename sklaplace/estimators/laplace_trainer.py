@@ -51,6 +51,7 @@ from sklaplace.networks import split
 from sklaplace.networks.data import TrainingData, spread_rows
 from sklaplace.networks.history import is_retraced, recorded_split, untrained
 from sklaplace.networks.trained import TrainedNetwork, device_of
+from sklaplace.networks.training import Interrupted, Interruptible
 from sklaplace.posterior.last_layer import refit_bytes
 
 # Folds of the samples, where they are too few to hold some out.
@@ -82,9 +83,12 @@ class LaplaceTrainer(Trainer):
     ----------
     options : LaplaceOptions
         Options of the approximation.
+    is_fold : bool
+        Whether some of the samples are left out, to be tuned on.
     """
 
     options: LaplaceOptions
+    is_fold: bool = False
 
     def train(
         self,
@@ -102,6 +106,10 @@ class LaplaceTrainer(Trainer):
             trained.net, trained.train, is_trained=True, options=options
         )
         return replace(trained, spec=spec)
+
+    def training_mixins(self) -> tuple[type, ...]:
+        """Return mixins of the net's class during training."""
+        return (Interruptible,) if self.is_fold else ()
 
     def own_split(self, net: Any, data: TrainingData) -> tuple[Any, Any] | None:
         """Return the samples that a frozen net has and has not seen, if it shows."""
@@ -146,11 +154,13 @@ class LaplaceTrainer(Trainer):
             try:
                 with private_rng((self.seed + n) % 2**32, device), _no_warnings():
                     networks.append(trainer._quiet(parts[1]).train(*parts, fit_params))
+            except Interrupted:
+                raise KeyboardInterrupt from None
             except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
                 return []
         if self.is_frozen:
-            others = [(network.net, network.held_out) for network in networks]
-            if not is_retraced(trained.net, trained.train, others):
+            anew = [(network.net, network.held_out) for network in networks]
+            if not is_retraced(trained.net, trained.train, anew):
                 return []
             warn_user(_TRAINED_ANEW.format(n=len(networks)))
         return networks
@@ -182,11 +192,11 @@ class LaplaceTrainer(Trainer):
         It stops early by the samples that are held out, if it does.
         """
         if self.estimator is None:
-            return self
+            return replace(self, is_fold=True)
         net = clone(self.estimator).set_params(verbose=0)
         if net.train_split:
             net.set_params(train_split=predefined_split(held_out.dataset(net)))
-        return replace(self, estimator=net, brings_encoded=True)
+        return replace(self, estimator=net, brings_encoded=True, is_fold=True)
 
     def require_no_held_out(self) -> None:
         """Raise, before training, if the tuner requires held-out samples."""

@@ -109,7 +109,7 @@ def is_retraced(net: Any, dataset: Any, others: list[tuple[Any, Any]]) -> bool:
         losses = [_validation_loss(*other) for other in others]
     held_out = np.average(losses, weights=[len(rest) for _, rest in others])
     recorded = _recorded_loss(net.history_[0], "train")
-    return not (_is_larger(first, recorded) or _is_larger(seen, held_out))
+    return not (_is_larger(float(first), recorded) or _is_larger(seen, held_out))
 
 
 def _is_larger(loss: float, other: float) -> bool:

@@ -286,6 +286,28 @@ def test_frozen_nets_that_cannot_be_trained_anew_warn(reason, monkeypatch, tmp_p
         model.fit(X, y, weights)
 
 
+class StoppedMLP(MLP):
+    """A network whose training with fewer samples the user interrupts."""
+
+    def forward(self, X):
+        if self.training and len(X) < 40:
+            raise KeyboardInterrupt
+        return super().forward(X)
+
+
+@pytest.mark.usefixtures("rng_untouched")
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_an_interrupt_of_networks_that_are_trained_anew_ends_fit(is_frozen):
+    net, X, y = frozen(40, module=StoppedMLP)
+    state = copy.deepcopy(net.estimator.module_.state_dict())
+    model = LaplaceRegressor(net if is_frozen else net.estimator, random_state=0)
+    before = set(vars(model))
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, y)
+    assert set(vars(model)) == before
+    assert all(map(torch.equal, state.values(), net.module_.state_dict().values()))
+
+
 @pytest.mark.parametrize("reason", ["loaded weights", "other samples"])
 def test_frozen_nets_that_the_history_does_not_explain_warn(reason):
     """Networks that are trained as it tells do not know what the net has learned."""
