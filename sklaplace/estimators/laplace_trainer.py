@@ -194,6 +194,9 @@ class LaplaceTrainer(Trainer):
         if self.estimator is None:
             return replace(self, is_fold=True)
         net = clone(self.estimator).set_params(verbose=0)
+        if callbacks := _callbacks(net):  # bars are shown whatever verbose is
+            kept = [c for c in callbacks if _kind(c) is not ProgressBar]
+            net.set_params(callbacks=kept)
         if net.train_split:
             net.set_params(train_split=predefined_split(held_out.dataset(net)))
         return replace(self, estimator=net, brings_encoded=True, is_fold=True)
@@ -322,10 +325,19 @@ def _has_others(net: Any, trained: TrainedNetwork) -> bool:
 
 def _is_silent(net: Any) -> bool:
     """Whether all callbacks of a net, if any, are known to write nothing."""
+    return all(_kind(callback) in SILENT for callback in _callbacks(net))
+
+
+def _callbacks(net: Any) -> list[Any]:
+    """Return the callbacks that a net was given, which may be named."""
     given = getattr(net, "callbacks", None)
-    callbacks = given if isinstance(given, (list, tuple)) else []
-    kinds = (c[1] if isinstance(c, tuple) else c for c in callbacks)
-    return all((k if isinstance(k, type) else type(k)) in SILENT for k in kinds)
+    return list(given) if isinstance(given, (list, tuple)) else []
+
+
+def _kind(callback: Any) -> type:
+    """Return the class of a callback, which may be named."""
+    found = callback[1] if isinstance(callback, tuple) else callback
+    return found if isinstance(found, type) else type(found)
 
 
 @contextmanager

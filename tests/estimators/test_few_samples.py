@@ -9,7 +9,7 @@ import torch
 from nets import MLP, QUICK, blobs, classifier, initialised, regressor, seeded, waves
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetRegressor
-from skorch.callbacks import EarlyStopping, TrainEndCheckpoint
+from skorch.callbacks import EarlyStopping, ProgressBar, TrainEndCheckpoint
 from skorch.dataset import Dataset, ValidSplit
 from skorch.helper import predefined_split
 from torch import nn
@@ -284,6 +284,16 @@ def test_frozen_nets_that_cannot_be_trained_anew_warn(reason, monkeypatch, tmp_p
     model = LaplaceRegressor(net, random_state=0)
     with pytest.warns(UserWarning, match="no rows that the network did not see"):
         model.fit(X, y, weights)
+
+
+@pytest.mark.filterwarnings(f"ignore:.*{ANEW}")
+@pytest.mark.parametrize("callback", [ProgressBar, ("bar", ProgressBar())])
+def test_networks_that_are_trained_anew_show_nothing(callback, capsys):
+    net, X, y = frozen(40, callbacks=[callback], verbose=0)
+    capsys.readouterr()
+    net.estimator.set_params(verbose=1)
+    LaplaceRegressor(net, random_state=0).fit(X, y)
+    assert capsys.readouterr() == ("", "")
 
 
 class StoppedMLP(MLP):
