@@ -51,6 +51,7 @@ from sklaplace.networks import split
 from sklaplace.networks.data import TrainingData, spread_rows
 from sklaplace.networks.history import is_retraced, recorded_split, untrained
 from sklaplace.networks.trained import TrainedNetwork, device_of
+from sklaplace.networks.training import Interrupted, Interruptible
 from sklaplace.posterior.last_layer import refit_bytes
 
 # Folds of the samples, where they are too few to hold some out.
@@ -62,9 +63,9 @@ ENOUGH = 200
 # Samples times epochs times weights, beyond which a frozen net is not trained anew.
 MAX_COST = 1e10
 _TRAINED_ANEW = (
-    "The frozen network has seen all rows, so that {n} networks were trained anew, as "
-    "its history records, to tune on rows that they did not see. Pass X_val and y_val "
-    "to fit, or freeze a network with a train_split, to save their time."
+    "Too few rows are known that the frozen network did not see, so that {n} networks "
+    "were trained anew, as its history records, to tune on rows that they did not see. "
+    "Pass X_val and y_val to fit to save their time."
 )
 # callbacks that only watch or steer the training
 SILENT = {
@@ -72,6 +73,11 @@ SILENT = {
     *(GradientNormClipping, LRScheduler, ParamMapper, PassthroughScoring, PrintLog),
     *(ProgressBar, Unfreezer, WarmRestartLR),
 }
+# what modules raise that cannot be trained on so few samples
+UNTRAINABLE = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError),
+    *(TypeError, ValueError),
+)
 # Fewer samples that a frozen net held out, or a net brings, would choose by chance.
 MIN_HELD_OUT = 10
 
@@ -84,9 +90,12 @@ class LaplaceTrainer(Trainer):
     ----------
     options : LaplaceOptions
         Options of the approximation.
+    is_fold : bool
+        Whether some of the samples are left out, to be tuned on.
     """
 
     options: LaplaceOptions
+    is_fold: bool = False
 
     def train(
         self,
@@ -114,6 +123,10 @@ class LaplaceTrainer(Trainer):
         if on_folds and split.are_few(data.X, len(data.y), FEW):
             return data, None
         return super().hold_out(data)
+
+    def training_mixins(self) -> tuple[type, ...]:
+        """Return mixins of the net's class during training."""
+        return (Interruptible,) if self.is_fold else ()
 
     def own_split(self, net: Any, data: TrainingData) -> tuple[Any, Any] | None:
         """Return the samples that a frozen net has and has not seen, if it shows."""
@@ -158,11 +171,13 @@ class LaplaceTrainer(Trainer):
             try:
                 with private_rng((self.seed + n) % 2**32, device), _no_warnings():
                     networks.append(trainer._quiet(parts[1]).train(*parts, fit_params))
-            except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
+            except Interrupted:
+                raise KeyboardInterrupt from None
+            except UNTRAINABLE:
                 return []
         if self.is_frozen:
-            pairs = [(network.net, network.held_out) for network in networks]
-            if not is_retraced(trained.net, trained.train, pairs):
+            anew = [(network.net, network.held_out) for network in networks]
+            if not is_retraced(trained.net, trained.train, anew):
                 return []
             warn_user(_TRAINED_ANEW.format(n=len(networks)))
         return networks
@@ -189,11 +204,14 @@ class LaplaceTrainer(Trainer):
         It stops early by the samples that are held out, if it does.
         """
         if self.estimator is None:
-            return self
+            return replace(self, is_fold=True)
         net = clone(self.estimator).set_params(verbose=0)
+        if callbacks := _callbacks(net):  # bars are shown whatever verbose is
+            kept = [c for c in callbacks if _kind(c) is not ProgressBar]
+            net.set_params(callbacks=kept)
         if net.train_split:
             net.set_params(train_split=predefined_split(held_out.dataset(net)))
-        return replace(self, estimator=net, brings_encoded=True)
+        return replace(self, estimator=net, brings_encoded=True, is_fold=True)
 
     def require_no_held_out(self) -> None:
         """Raise, before training, if the tuner requires held-out samples."""
@@ -319,10 +337,19 @@ def _has_others(net: Any, trained: TrainedNetwork) -> bool:
 
 def _is_silent(net: Any) -> bool:
     """Whether all callbacks of a net, if any, are known to write nothing."""
+    return all(_kind(callback) in SILENT for callback in _callbacks(net))
+
+
+def _callbacks(net: Any) -> list[Any]:
+    """Return the callbacks that a net was given, which may be named."""
     given = getattr(net, "callbacks", None)
-    callbacks = given if isinstance(given, (list, tuple)) else []
-    kinds = (c[1] if isinstance(c, tuple) else c for c in callbacks)
-    return all((k if isinstance(k, type) else type(k)) in SILENT for k in kinds)
+    return list(given) if isinstance(given, (list, tuple)) else []
+
+
+def _kind(callback: Any) -> type:
+    """Return the class of a callback, which may be named."""
+    found = callback[1] if isinstance(callback, tuple) else callback
+    return found if isinstance(found, type) else type(found)
 
 
 @contextmanager

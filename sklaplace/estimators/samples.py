@@ -109,7 +109,7 @@ def _warn_of_other_ranges(X: Any, X_val: Any) -> None:
         return
     low, high, middle = X.min(axis=0), X.max(axis=0), np.median(X_val, axis=0)
     margin = (high - low) / 2
-    is_off = (margin > 0) & ((middle < low - margin) | (middle > high + margin))
+    is_off = (middle < low - margin) | (middle > high + margin)
     if is_off.any():
         warn_user(
             f"The median of {is_off.sum()} of {len(margin)} columns of X_val is far "

@@ -71,14 +71,17 @@ def hash_folds(
     """Indices of training and of validation samples of each fold.
 
     Parameters as for `hash_split`; copies of a sample are in one fold. There are as
-    many folds as distinct samples, if these are fewer.
+    many folds as distinct samples, if these are fewer. Their order does not depend on
+    that of the samples.
     """
     strata, inverse = _distinct(X, y, seed, stratify)
     fold = np.empty(len(strata), dtype=int)
     fold[np.argsort(strata, kind="stable")] = np.arange(len(strata)) % n_folds
-    fold = fold[inverse]
+    # in the order of their hash, in which networks are then trained on them
+    order = np.argsort(inverse, kind="stable")
+    fold = fold[inverse[order]]
     kinds = range(min(n_folds, len(strata)))
-    return [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in kinds]
+    return [(order[fold != k], order[fold == k]) for k in kinds]
 
 
 def _distinct(

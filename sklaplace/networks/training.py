@@ -152,6 +152,25 @@ class _TrainingState:
     mean_weight: float = 1.0
 
 
+class Interruptible:
+    """Mixin of nets whose training an interrupt ends with the exception.
+
+    skorch ends it without, as if the epochs had been enough. Callbacks that stop early
+    raise the same exception, but between epochs.
+    """
+
+    def run_single_epoch(self, *args: Any, **kwargs: Any) -> Any:
+        """Train for an epoch, and raise `Interrupted` at an interrupt."""
+        try:
+            return super().run_single_epoch(*args, **kwargs)  # type: ignore[misc]
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
+
+
+class Interrupted(BaseException):
+    """An interrupt, which skorch lets through."""
+
+
 def batch_weights(net: Any) -> Tensor | None:
     """Sample weights (b,) of the batch that a net is being trained on, if any."""
     return getattr(net, "_training_state", _TrainingState()).weights

@@ -331,7 +331,7 @@ class TestMeta:
         CalibratedClassifierCV(FrozenEstimator(model), method="sigmoid").fit(X, y)
         assert_same_answers(model, X, expected, rtol=0)
 
-    @pytest.mark.filterwarnings("ignore:The frozen network has seen all rows")
+    @pytest.mark.filterwarnings("ignore:Too few rows are known that the frozen")
     def test_voting(self, rows, net):
         X, y = rows
         members = [

@@ -9,7 +9,7 @@ import torch
 from nets import MLP, QUICK, blobs, classifier, initialised, regressor, seeded, waves
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetRegressor
-from skorch.callbacks import EarlyStopping, TrainEndCheckpoint
+from skorch.callbacks import EarlyStopping, ProgressBar, TrainEndCheckpoint
 from skorch.dataset import Dataset, ValidSplit
 from skorch.helper import predefined_split
 from torch import nn
@@ -58,6 +58,8 @@ def test_folds_are_a_partition_that_keeps_copies_together(stratify):
         assert {*held} & set(range(5)) == {row - 40 for row in held if row >= 40}
         if stratify:
             assert len(np.unique(X[held][y[held] == 1], axis=0)) == 2
+    for _, held in folds:  # in an order that does not depend on that of the samples
+        assert not np.array_equal(held, np.sort(held))
     order = rng.permutation(45)
     again = hash_folds(X[order], y[order], 5, 0, stratify=stratify)
     for (_, held), (_, same) in zip(folds, again, strict=True):
@@ -117,7 +119,7 @@ FEW, FEW_REG = blobs(MIN_ROWS - 1), waves(MIN_ROWS - 1)
 def test_only_few_samples_without_others_are_tuned_by_folds():
     model = LaplaceRegressor(regressor(), random_state=0)
     assert n_trainings(model, *FEW_REG) == N_FOLDS + 1
-    X, y = waves(MIN_ROWS)
+    X, y = waves(FOLDED)
     assert n_trainings(model, X, y) == 1
     assert n_trainings(model, *FEW_REG, X_val=X, y_val=y) == 1
     for fixed in (
@@ -256,6 +258,18 @@ def test_frozen_nets_are_tuned_on_networks_that_are_trained_anew(n, expected):
     assert all(map(torch.equal, state.values(), net.module_.state_dict().values()))
 
 
+@pytest.mark.filterwarnings(f"ignore:.*{ANEW}")
+def test_the_order_of_samples_does_not_matter_to_frozen_nets():
+    net, X, y = frozen(60, batch_size=16)
+    order = np.random.default_rng(0).permutation(60)
+    found, expected = (
+        LaplaceRegressor(net, random_state=0).fit(X[rows], y[rows])
+        for rows in (order, np.arange(60))
+    )
+    assert found.sigma_noise_ == pytest.approx(expected.sigma_noise_, rel=1e-4)
+    assert found.prior_precision_ == pytest.approx(expected.prior_precision_, rel=1e-4)
+
+
 def test_frozen_nets_are_not_trained_anew_where_that_is_not_of_use():
     net, X, y = frozen(60)
     model = LaplaceRegressor(net, random_state=0)
@@ -288,6 +302,38 @@ def test_frozen_nets_that_cannot_be_trained_anew_warn(reason, monkeypatch, tmp_p
     model = LaplaceRegressor(net, random_state=0)
     with pytest.warns(UserWarning, match="no rows that the network did not see"):
         model.fit(X, y, weights)
+
+
+@pytest.mark.filterwarnings(f"ignore:.*{ANEW}")
+@pytest.mark.parametrize("callback", [ProgressBar, ("bar", ProgressBar())])
+def test_networks_that_are_trained_anew_show_nothing(callback, capsys):
+    net, X, y = frozen(40, callbacks=[callback], verbose=0)
+    capsys.readouterr()
+    net.estimator.set_params(verbose=1)
+    LaplaceRegressor(net, random_state=0).fit(X, y)
+    assert capsys.readouterr() == ("", "")
+
+
+class StoppedMLP(MLP):
+    """A network whose training with fewer samples the user interrupts."""
+
+    def forward(self, X):
+        if self.training and len(X) < 40:
+            raise KeyboardInterrupt
+        return super().forward(X)
+
+
+@pytest.mark.usefixtures("rng_untouched")
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_an_interrupt_of_networks_that_are_trained_anew_ends_fit(is_frozen):
+    net, X, y = frozen(40, module=StoppedMLP)
+    state = copy.deepcopy(net.estimator.module_.state_dict())
+    model = LaplaceRegressor(net if is_frozen else net.estimator, random_state=0)
+    before = set(vars(model))
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, y)
+    assert set(vars(model)) == before
+    assert all(map(torch.equal, state.values(), net.module_.state_dict().values()))
 
 
 @pytest.mark.parametrize("reason", ["loaded weights", "other samples"])
@@ -394,7 +440,7 @@ def test_noise_of_held_out_samples_under_a_prior_of_the_evidence():
 
 
 def test_noise_of_training_samples_under_a_prior_of_the_evidence_is_warned_of():
-    X, y, *_ = noise(60)
+    X, y, *_ = noise(FOLDED)
     model = LaplaceRegressor(
         overfitting_net(), prior_precision="marglik", random_state=0
     )
