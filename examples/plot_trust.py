@@ -2,18 +2,18 @@
 Reliability of the defaults
 ===========================
 
-The defaults can be relied on, whether a network holds samples out or has seen them all.
-This script compares them with other methods around an ordinary network, on small data sets. For classification:
-accuracy, negative log-likelihood (NLL), Brier score and expected calibration error
-(ECE). For regression: coverage and width of 90 % intervals, their interval score, and
-the continuous ranked probability score (CRPS). All are means over test samples and
-seeds, each seed with samples and initial weights of its own. At the end stands what
-should hold, with the data sets where it does not.
+The defaults can be relied on, whether a network holds samples out or has seen all. This
+script compares them with other methods around an ordinary network, on small data sets.
+For classification: accuracy, negative log-likelihood (NLL), Brier score and expected
+calibration error (ECE). For regression: coverage and width of 90 % intervals, their
+interval score, and the continuous ranked probability score (CRPS). All are means over
+test samples and seeds, each seed with samples and initial weights of its own. At the end
+stands what should hold, with the data sets where it does not.
 
 In the full run, the 90 % intervals of the default cover between 85 and 95 % for all 15
 targets with at least 50 samples, and their interval score is 0.94 of that of split
-conformal intervals. Its NLL is lower than that of the network by 0.10 on average, and on
-no set higher by more than 0.01.
+conformal intervals. Its NLL is lower than that of the network by 0.10 on average, and
+on no set higher by more than 0.01.
 
 .. code-block:: bash
 
@@ -182,8 +182,8 @@ def timed(fit, *arguments):
 # %%
 # Laplace in six ways: by default; around a frozen network, which has held out the same
 # samples; with the prior of the largest evidence; and without a network of the
-# user's. Then with all samples for training: the estimator may hold out some itself, and
-# around a frozen network it trains others anew, with a warning.
+# user's. Then with all samples for training: the estimator may hold out some itself,
+# and around a frozen network it trains others anew, with a warning.
 
 OURS = ["default", "frozen", "marglik", "no net", "no split", "frozen all"]
 
