@@ -2,13 +2,13 @@
 Reliability of the defaults
 ===========================
 
-The defaults can be relied on, whether a network holds samples out or has seen all. This
-script compares them with other methods around an ordinary network, on small data sets.
+The defaults can be relied on, whether a network holds samples out or has seen all.
+This script compares them with other methods around an ordinary network, on small data sets.
 For classification: accuracy, negative log-likelihood (NLL), Brier score and expected
 calibration error (ECE). For regression: coverage and width of 90 % intervals, their
 interval score, and the continuous ranked probability score (CRPS). All are means over
-test samples and seeds, each seed with samples and initial weights of its own. At the end
-stands what should hold, with the data sets where it does not.
+test samples and seeds, each seed with samples and initial weights of its own. At the
+end stands what should hold, with the data sets where it does not.
 
 In the full run, the 90 % intervals of the default cover between 85 and 95 % for all 15
 targets with at least 50 samples, and their interval score is 0.94 of that of split
