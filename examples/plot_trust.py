@@ -3,7 +3,7 @@ Reliability of the defaults
 ===========================
 
 The defaults can be relied on, whether a network holds samples out or has seen all.
-This script compares them with other methods around an ordinary network, on small data sets.
+It compares them with other methods around an ordinary network, on small data sets.
 For classification: accuracy, negative log-likelihood (NLL), Brier score and expected
 calibration error (ECE). For regression: coverage and width of 90 % intervals, their
 interval score, and the continuous ranked probability score (CRPS). All are means over
