@@ -63,8 +63,8 @@ ENOUGH = 200
 # Samples times epochs times weights, beyond which a frozen net is not trained anew.
 MAX_COST = 1e10
 _TRAINED_ANEW = (
-    "Too few rows are known that the frozen network did not see, so that {n} networks "
-    "were trained anew, as its history records, to tune on rows that they did not see. "
+    "Too few rows are known that the frozen network did not see, so that {} "
+    "trained anew, as its history records, to tune on rows that were left out. "
     "Pass X_val and y_val to fit to save their time."
 )
 # callbacks that only watch or steer the training
@@ -179,7 +179,9 @@ class LaplaceTrainer(Trainer):
             anew = [(network.net, network.held_out) for network in networks]
             if not is_retraced(trained.net, trained.train, anew):
                 return []
-            warn_user(_TRAINED_ANEW.format(n=len(networks)))
+            n = len(networks)
+            found = "another network was" if n == 1 else f"{n} networks were"
+            warn_user(_TRAINED_ANEW.format(found))
         return networks
 
     def _trainer_on_folds(
