@@ -68,7 +68,7 @@ def top_accuracies(net, X, y):
     return [(ranked[:, :k] == y[:, None]).any(1).mean() for k in (1, 2)]
 
 
-def laplace(net, train, precision="auto"):
+def laplace(net, train, precision="marglik"):
     frozen = FrozenEstimator(net)
     model = LaplaceClassifier(frozen, prior_precision=precision, random_state=0)
     return model.fit(*train)

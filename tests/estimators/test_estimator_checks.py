@@ -25,6 +25,9 @@ from sklaplace import (
 pytestmark = [
     pytest.mark.filterwarnings("ignore:sigma_noise comes from the training"),
     pytest.mark.filterwarnings("ignore:There are no rows that the network did not see"),
+    pytest.mark.filterwarnings(
+        "ignore:The network predicts the targets"
+    ),  # of hundreds
 ]
 
 

@@ -28,9 +28,8 @@ from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem, c
 # best of which is too optimistic ("strong" evidence: Kass and Raftery 1995).
 MARGIN = 3.0
 # Relative precision of the loss of models that are refitted along the path: of all that
-# are tried, and of those that may be the best. With noise, which is chosen for one of
-# these models, the loss is quadratic, and both are precise after a step.
-COARSE_TOLERANCE, FINE_TOLERANCE, TOLERANCE_WITH_NOISE = 1e-1, 1e-2, 1e-5
+# are tried, of those that may be the best, and where all are precise, see `_is_exact`.
+COARSE_TOLERANCE, FINE_TOLERANCE, EXACT_TOLERANCE = 1e-1, 1e-2, 1e-9
 # How far a score of the first precision may be from that of the second: relative to it.
 UNSURE = 0.02
 # largest number of models that are refitted to the second precision
@@ -234,7 +233,7 @@ def _best_refitted(
     if (clear := _clear_winner(candidates, below)) is not None:
         return clear
     # with noise, all are
-    is_precise = set(candidates) if problem.posterior.likelihood.has_noise else set()
+    is_precise = set(candidates) if _is_exact(problem) else set()
     change = 0.0  # of scores by precision
     while True:
         best = candidates[_best_index(candidates)]
@@ -257,6 +256,16 @@ def _clear_winner(candidates: dict[int, _Candidate], below: float) -> _Candidate
     limit = best.score + _unsure(best)
     is_first = all(candidate.score > limit for candidate in others)
     return best if is_first and limit < below else None
+
+
+def _is_exact(problem: TuningProblem) -> bool:
+    """Whether all models are refitted to a high precision.
+
+    With noise, whose level is then that of one of them; and with several precisions,
+    for which models differ more.
+    """
+    has_noise = problem.posterior.likelihood.has_noise
+    return has_noise or problem.posterior.prior_precision.ndim > 0
 
 
 def _unsure(candidate: _Candidate) -> float:
@@ -351,8 +360,7 @@ def _refitted(
             template = start.replace(prior_precision=ratio * start.scale)
         else:
             template = start.replace(sigma_noise=_implied_variance(start, ratio).sqrt())
-        has_noise = start.likelihood.has_noise
-        precision = min(tolerance, TOLERANCE_WITH_NOISE) if has_noise else tolerance
+        precision = EXACT_TOLERANCE if _is_exact(problem) else tolerance
         posterior = part.model.refit(template, tolerance=precision)
         return replace(part, posterior=posterior)
 
