@@ -28,6 +28,8 @@ pytestmark = [
     pytest.mark.filterwarnings(
         "ignore:The network predicts the targets"
     ),  # of hundreds
+    # whether it is found for networks that interpolate depends on their seed
+    pytest.mark.filterwarnings("ignore:The fixed point of the evidence"),
 ]
 
 
