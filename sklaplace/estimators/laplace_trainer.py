@@ -189,16 +189,17 @@ class LaplaceTrainer(Trainer):
     ) -> "LaplaceTrainer | None":
         """Return a trainer of networks on folds, None if there should be none."""
         n, net = len(data.y), self.estimator
-        is_used = split.are_few(data.X, n, FEW)
+        is_unsplit = self.is_frozen and trained.held_out is None
+        if not (is_unsplit or split.are_few(data.X, n, FEW)):
+            return None
         if self.is_frozen:
-            is_used = is_used or trained.held_out is None
             net = untrained(trained.net, n) if data.sample_weight is None else None
             n_weights = sum(map(torch.numel, trained.net.module_.parameters()))
             if net is None or net.max_epochs * n * n_weights > MAX_COST:
                 return None
         elif _has_others(net, trained):
             return None
-        return replace(self, estimator=net) if is_used and _is_silent(net) else None
+        return replace(self, estimator=net) if _is_silent(net) else None
 
     def _quiet(self, held_out: TrainingData) -> "LaplaceTrainer":
         """Return a trainer of the same net, which prints nothing.

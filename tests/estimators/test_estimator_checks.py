@@ -25,9 +25,8 @@ from sklaplace import (
 pytestmark = [
     pytest.mark.filterwarnings("ignore:sigma_noise comes from the training"),
     pytest.mark.filterwarnings("ignore:There are no rows that the network did not see"),
-    pytest.mark.filterwarnings(
-        "ignore:The network predicts the targets"
-    ),  # of hundreds
+    # of hundreds, around networks in the units of a check
+    pytest.mark.filterwarnings("ignore:The network predicts the targets"),
     # whether it is found for networks that interpolate depends on their seed
     pytest.mark.filterwarnings("ignore:The fixed point of the evidence"),
 ]

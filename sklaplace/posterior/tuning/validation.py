@@ -232,7 +232,6 @@ def _best_refitted(
     candidates = _explored(problem, path, below)
     if (clear := _clear_winner(candidates, below)) is not None:
         return clear
-    # with noise, all are
     is_precise = set(candidates) if _is_exact(problem) else set()
     change = 0.0  # of scores by precision
     while True:
@@ -276,7 +275,7 @@ def _unsure(candidate: _Candidate) -> float:
 def _explored(
     problem: TuningProblem, path: list[Tensor], below: float
 ) -> dict[int, _Candidate]:
-    """Candidates at the best index of the path and around it, of low precision.
+    """Candidates at the best index of the path and around it, of the first precision.
 
     Steps of two points from the middle of the path, where prior and data have equal
     weight, as long as the score improves; each model starts at the best one so far.
@@ -313,11 +312,12 @@ def _promising(
     if len(scores) < 2 or not all(map(math.isfinite, scores)):
         return 1, -1
     now = candidates[best]
-    # the parabola at the neighbours is now.score + bend ± slope
-    slope, bend = (scores[1] - scores[0]) / 4, (sum(scores) - 2 * now.score) / 8
+    # the parabola at the neighbours is now.score + convexity ± slope
+    slope = (scores[1] - scores[0]) / 4
+    convexity = (sum(scores) - 2 * now.score) / 8
     if now.score - abs(slope) - _unsure(now) > below:
         return ()
-    rise = max(bend / 2, CLOSE - bend)
+    rise = max(convexity / 2, CLOSE - convexity)
     return tuple(stride for stride in (1, -1) if stride * slope <= rise)
 
 
