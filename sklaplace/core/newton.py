@@ -28,6 +28,8 @@ MAX_STEPS = 200
 # step reduces the distance of the loss from its minimum by the square of it, so that
 # more precision would be wasted work.
 FORCING = 0.1, 1e-5
+# what the last step may leave, relative to the tolerance
+LAST = 1e-6
 # Parameters up to which the dense curvature replaces conjugate gradients that need
 # many iterations.
 MAX_DENSE = 1500
@@ -35,8 +37,9 @@ MAX_CG = 500
 MAX_CG_IF_DENSE = 200
 # iterations that cost more than a new preconditioner
 STALE = 30
-# iterations with a quick preconditioner after which the better one is worth its cost
-MANY = 100
+# largest tolerance for which the loss is computed in float64 and the better
+# preconditioner is worth its cost, and iterations with the quick one after which it is
+PRECISE, MANY = 1e-3, 100
 # smallest unit of losses and gradients
 SMALLEST = torch.finfo(torch.float64).tiny
 
@@ -48,8 +51,10 @@ class Regularised(Protocol):
     def dtype(self) -> torch.dtype:
         """Dtype of products with the curvature."""
 
-    def objective(self, theta: Tensor, rho: Tensor, prior_mean: Tensor) -> Loss:
-        """Regularised loss, its gradient (P,), and the outputs (N, c)."""
+    def objective(
+        self, theta: Tensor, rho: Tensor, prior_mean: Tensor, dtype: torch.dtype
+    ) -> Loss:
+        """Regularised loss, gradient (P,), and outputs (N, c), computed in a dtype."""
 
     def curvature_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """``v -> (H + diag ρ) v``."""
@@ -64,6 +69,11 @@ class Regularised(Protocol):
         self, f: Tensor, rho: Tensor, dtype: torch.dtype
     ) -> Operator | None:
         """Return one that is made in less time than a product, if there is any."""
+
+    def with_null_space(
+        self, precondition: Operator, rho: Tensor, dtype: torch.dtype
+    ) -> Operator:
+        """Return a preconditioner that is exact where the loss has no curvature."""
 
 
 def minimum(
@@ -90,9 +100,10 @@ def minimum(
     ConvergenceWarning
         If rounding stops the descent before the gradient vanishes.
     """
+    dtype = model.dtype if tolerance > PRECISE else torch.float64
 
     def objective(weights: Tensor) -> Loss:
-        return model.objective(weights, rho, mean)
+        return model.objective(weights, rho, mean, dtype)
 
     theta, (value, gradient, f) = start, objective(start)
     # relative to the loss where that is small by the unit of the targets
@@ -126,15 +137,22 @@ class _Steps:
 
     def __init__(self, model: Regularised, rho: Tensor, tolerance: float) -> None:
         self._model, self._rho = model, rho
-        self._dtype = model.dtype
+        self._dtype, self._tolerance = model.dtype, tolerance
         self._loosest = self._precision = max(FORCING[0], tolerance**0.5)
         self._precondition: Operator | None = None
-        self._is_quick = True
+        self._is_quick = tolerance > PRECISE
         self._is_dense = False
 
     def refine(self, decrease: float) -> None:
-        """Set the precision of steps by the relative decrease of the loss."""
-        self._precision = min(self._loosest, max(FORCING[1], decrease**0.5))
+        """Set the precision of the next step by the relative decrease of the last.
+
+        A step leaves the square of its precision. Close to the minimum that is what the
+        next one decreases the loss by, and which may be far below the tolerance.
+        """
+        left = max(decrease * self._precision**2, SMALLEST)
+        enough = (LAST * self._tolerance / left) ** 0.5
+        precision = max(FORCING[1], decrease**0.5, enough)
+        self._precision = min(self._loosest, precision)
 
     def at(self, f: Tensor, gradient: Tensor) -> tuple[Tensor, bool]:
         """Return ``-(H + diag ρ)⁻¹ gradient``, (P,), and whether it has converged."""
@@ -171,15 +189,14 @@ class _Steps:
 
     def _preconditioner_at(self, f: Tensor) -> Operator:
         """Return the quick preconditioner while it will do, else the better one."""
-        if self._is_quick:
-            quick = self._model.quick_preconditioner_at(f, self._rho, self._dtype)
-            if quick is not None:
-                return quick
-            self._is_quick = False
-        if self._precondition is None:
-            found = self._model.preconditioner_at(f, self._rho, self._dtype)
-            self._precondition = found
-        return self._precondition
+        model, at = self._model, (f, self._rho, self._dtype)
+        found = model.quick_preconditioner_at(*at) if self._is_quick else None
+        self._is_quick = found is not None
+        if found is None:
+            if self._precondition is None:
+                self._precondition = model.preconditioner_at(*at)
+            found = self._precondition
+        return model.with_null_space(found, *at[1:])
 
 
 def _descend(

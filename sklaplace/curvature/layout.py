@@ -104,7 +104,7 @@ class Head(FieldsOnly):
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(FieldsOnly):
     """The selected parameters, in order.
 
     Attributes
@@ -121,7 +121,7 @@ class Layout:
     head: Head | None = None
     rounding: float = field(default=0.0, compare=False)
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """Number of parameters of each block."""
         return [block.size for block in self.blocks]

@@ -19,7 +19,7 @@ from sklaplace.dirichlet.logits import centre, centred_factor, centred_moments, 
 Link = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # Up to this largest variance the second-order expansion is more accurate than the
-# mixture of normals.
+# quadrature.
 _SMALL_VARIANCE = 0.09
 
 
@@ -137,9 +137,7 @@ def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     return _expanded(softmax, cov.diagonal(dim1=-2, dim2=-1), products)
 
 
-def gumbel(
-    mean: Tensor, cov: Tensor, draws: Tensor, dtype: torch.dtype = torch.float64
-) -> Tensor:
+def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     """Probabilities of logits assumed independent, by one-dimensional quadrature.
 
     The softmax is the probability that a logit is the largest after independent Gumbel
@@ -157,8 +155,6 @@ def gumbel(
         Covariances of the logits, or variances alone of centred ones.
     draws : Tensor of shape (s, K)
         Ignored.
-    dtype : torch.dtype
-        Of the quadrature, see `sklaplace.dirichlet.gumbel.argmax_proba`.
 
     Returns
     -------
@@ -168,38 +164,37 @@ def gumbel(
     Notes
     -----
     ``p_k = ∫ F_k'(t) Π_{j≠k} F_j(t) dt`` with the distribution ``F_j`` of a normal plus
-    a Gumbel variable, where the latter is approximated by a mixture of six normals. The
+    a Gumbel variable, where ``-log(-log F_j)`` is approximated by a polynomial. The
     variances ``d`` are chosen so that ``C diag(d) C`` has the diagonal of ``S``, which
     is exact for two classes (and for three, unless one would be negative). For
-    independent logits, the error of the mixture is about 0.002 per class, and that of
-    the quadrature less than 0.001 over all of them. Small probabilities are bounded
-    from below by Jensen's inequality,
-    ``p_k ≥ e^{a_k} / (Σ_{j≠k} e^{a_j} + e^{a_k + d_k})``, ``a = m + d/2``. Samples with
-    all variances below 0.09 use the expansion of `sodpp` for independent logits. O(K)
-    per sample: 150 error functions and as many exponentials per class, two to four
-    times as many where variances differ by orders of magnitude.
+    independent logits, the error of the polynomial is about 0.001 per class, and that
+    of the quadrature less than 0.001 over all of them. Samples with all variances below
+    0.09 use the expansion of `sodpp` for independent logits. O(K) per sample: about 20
+    exponentials and polynomials of degree seven per class, two to four times as many
+    where variances differ by orders of magnitude.
 
     References
     ----------
     Yellott (1977), "The relationship between Luce's choice axiom, Thurstone's theory of
     comparative judgment, and the double exponential distribution", Journal of
     Mathematical Psychology 15 (the Gumbel-max identity).
-    Frühwirth-Schnatter and Frühwirth (2007), "Auxiliary mixture sampling with
-    applications to logistic models", Computational Statistics & Data Analysis 51
-    (Gumbel noise as a mixture of normals).
     """
     mean, centred = centred_moments(mean, cov)
     if mean.shape[-1] == 1:
         return torch.ones_like(mean)
     variances = independent_variances(centred)
+    wide = (variances.amax(-1) > _SMALL_VARIANCE).nonzero().squeeze(-1)
+    if len(wide) == len(mean):
+        return argmax_proba(mean, variances)
     softmax = mean.softmax(-1)
     proba = _expanded(softmax, variances, variances * softmax)
-    wide = (variances.amax(-1) > _SMALL_VARIANCE).nonzero().squeeze(-1)
-    found = argmax_proba(mean[wide], variances[wide], dtype=dtype)
+    found = argmax_proba(mean[wide], variances[wide])
     return proba.index_put((wide,), found)
 
 
-def mc(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
+def mc(
+    mean: Tensor, cov: Tensor, draws: Tensor, dtype: torch.dtype = torch.float64
+) -> Tensor:
     """Average softmax over draws of the logits.
 
     The only link whose error vanishes with the number of draws. For standard deviations
@@ -216,6 +211,9 @@ def mc(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     draws : Tensor of shape (s, K)
         Standard-normal points, such as those of `sklaplace.core.random.sobol_normals`,
         the same for all samples: the probabilities of one do not depend on the others.
+    dtype : torch.dtype
+        Of the draws. In float32 they take half the time, and probabilities have errors
+        of 1e-7, which depend on the other samples.
 
     Returns
     -------
@@ -228,7 +226,8 @@ def mc(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     inputs is about 2 MiB, or that of the draws of one sample if it is larger.
     """
     parts = chunks(mean, cov, len(draws))
-    return torch.cat([_sampled_proba(*part, draws).mean(-1) for part in parts])
+    drawn = (_sampled_proba(*part, draws, dtype) for part in parts)
+    return torch.cat([proba.mean(-1).double() for proba in drawn])
 
 
 def mc_uncertainty(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
@@ -347,8 +346,8 @@ CHEAP = DIAGONAL - {"gumbel"}
 _ALL = bridge, bridge_norm, gumbel, mc, mean_field, probit, sodpp
 LINKS: dict[str, Link] = {link.__name__: link for link in _ALL}
 """Links by their name in ``link_approx``."""
-SINGLE_PRECISION: dict[str, Link] = {"gumbel": partial(gumbel, dtype=torch.float32)}
-"""Faster forms, for scores over many samples."""
+FOR_SCORES: dict[str, Link] = {**LINKS, "mc": partial(mc, dtype=torch.float32)}
+"""The same for sums over many samples, where single precision suffices."""
 
 
 # Largest numbers of classes for `mean_field` and `mc`, and fewest draws for the latter
@@ -401,11 +400,13 @@ def _expanded(softmax: Tensor, variances: Tensor, products: Tensor) -> Tensor:
     return proba / proba.sum(-1, keepdim=True)
 
 
-def _sampled_proba(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
+def _sampled_proba(
+    mean: Tensor, cov: Tensor, draws: Tensor, dtype: torch.dtype = torch.float64
+) -> Tensor:
     """Softmax of drawn logits: (b, K), (b, K, K), (s, K) -> (b, K, s)."""
     mean, centred = centre(mean, cov)
-    factor = centred_factor(centred, cov)  # (b, K, K - 1)
-    points = draws[:, : factor.shape[-1]].to(mean)
+    factor = centred_factor(centred, cov).to(dtype)  # (b, K, K - 1)
+    mean, points = mean.to(dtype), draws[:, : factor.shape[-1]].to(factor)
     # draws on the last axis: a softmax over short contiguous rows is slow
     return (factor @ points.T + mean.unsqueeze(-1)).softmax(-2)
 

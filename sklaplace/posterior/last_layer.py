@@ -37,6 +37,19 @@ SAMPLES_PER_INPUT = 8
 
 
 @dataclass(frozen=True)
+class _OfOutputs:
+    """An operator on weights, given as one on the weights of each output in a row."""
+
+    model: "LastLayerModel"
+    rows: Operator
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """Apply it to weights (P,)."""
+        model = self.model
+        return model._from_outputs(self.rows(model._by_output(v)))
+
+
+@dataclass(frozen=True)
 class LastLayerModel(LinearModel):
     """Linear model of the last layer, on the features of the training data.
 
@@ -171,16 +184,42 @@ class LastLayerModel(LinearModel):
         if n < i or low != high or not is_small:
             return None
         basis, squares = self._input_eigenbasis
-        stride = self._stride
-        curvatures = self._layer_curvatures(f)[::stride].to(squares)
+        curvatures = self._layer_curvatures(f, self._stride).to(squares)
         size = n / len(squares)
         diagonal = ((curvatures.T @ squares).double() * size + low).to(dtype)
         basis = basis.to(dtype)
+        return _OfOutputs(self, lambda rows: (rows @ basis / diagonal) @ basis.T)
 
-        def apply(v: Tensor) -> Tensor:
-            return self._from_outputs((self._by_output(v) @ basis / diagonal) @ basis.T)
+    def with_null_space(
+        self, precondition: Operator, rho: Tensor, dtype: torch.dtype
+    ) -> Operator:
+        """Combine it with the prior on weights common to all classes.
 
-        return apply
+        Softmax ignores what is added to all logits: there ``H`` is zero, and what is
+        made of one output at a time would take an iteration for each such direction.
+        Where all classes have the same precisions, no other weights are affected.
+        """
+        if self._map is not None or not self.likelihood.is_shift_invariant:
+            return precondition
+        groups = self.likelihood.n_blocks, -1
+        precisions = self._by_output(rho).unflatten(0, groups)
+        common = precisions[:, :1].to(dtype)
+        if not (precisions == precisions[:, :1]).all():
+            return precondition
+        of_rows = (
+            precondition.rows
+            if isinstance(precondition, _OfOutputs)
+            else lambda rows: self._by_output(precondition(self._from_outputs(rows)))
+        )
+
+        def separated(rows: Tensor) -> Tensor:
+            grouped = rows.unflatten(0, groups)
+            means = grouped.mean(1, keepdim=True)
+            found = of_rows((grouped - means).flatten(0, 1)).unflatten(0, groups)
+            means = means / common - found.mean(1, keepdim=True)
+            return (found + means).flatten(0, 1)
+
+        return _OfOutputs(self, separated)
 
     @property
     def _stride(self) -> int:
@@ -204,10 +243,10 @@ class LastLayerModel(LinearModel):
         basis = symmetric_eigh(some.T @ some)[1].to(some)
         return basis, (some @ basis) ** 2
 
-    def _layer_curvatures(self, f: Tensor) -> Tensor:
-        """Curvature of the loss in each output of the layer, (N, o)."""
-        hessian = ggn_hessian(self.likelihood, f, self.targets)
-        return hessian.weighted(self.sample_weight).diagonals(self._map)
+    def _layer_curvatures(self, f: Tensor, stride: int = 1) -> Tensor:
+        """Curvature of the loss in the layer's outputs, (n, o), of spaced samples."""
+        hessian = ggn_hessian(self.likelihood, f[::stride], self.targets[::stride])
+        return hessian.weighted(self.sample_weight[::stride]).diagonals(self._map)
 
     def _blockwise(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator | None:
         """Inverse of the blocks of ``H + diag ρ`` of each output, on a subsample.
@@ -215,13 +254,13 @@ class LastLayerModel(LinearModel):
         None if the blocks are too large or, by rounding, singular. O(o·i³) time and
         o·i² numbers.
         """
-        curvatures = self._layer_curvatures(f)
+        curvatures = self._layer_curvatures(f, self._stride)
         (n, i), o = self.features.shape, curvatures.shape[1]
         i += self._has_bias
         if not _fit_budget(o, i):
             return None
         some = self._some_inputs(dtype)
-        scales = curvatures[:: self._stride].to(some) * (n / len(some))
+        scales = curvatures.to(some) * (n / len(some))
         grams = [some.T @ (some * column) for column in scales.T.unsqueeze(2)]
         blocks = torch.stack(grams).double()
         blocks.diagonal(dim1=1, dim2=2).add_(self._by_output(rho))
@@ -229,13 +268,8 @@ class LastLayerModel(LinearModel):
         if failed.any():
             return None
         inverses = torch.cholesky_inverse(lower).to(dtype)
-
-        def apply(v: Tensor) -> Tensor:
-            # a row times a symmetric matrix is faster than the matrix times a column
-            rows = self._by_output(v).unsqueeze(1)
-            return self._from_outputs((rows @ inverses).squeeze(1))
-
-        return apply
+        # a row times a symmetric matrix is faster than the matrix times a column
+        return _OfOutputs(self, lambda rows: (rows.unsqueeze(1) @ inverses).squeeze(1))
 
     def _dual_blockwise(self, f: Tensor, rho: Tensor) -> Operator | None:
         """Inverse of the same blocks, of all samples, by Woodbury's identity.

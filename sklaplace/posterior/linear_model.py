@@ -113,6 +113,15 @@ class LinearModel(ABC):
         """Return the same of less precision and cost; None where there is none."""
         return None
 
+    def with_null_space(
+        self, precondition: Operator, rho: Tensor, dtype: torch.dtype
+    ) -> Operator:
+        """Return a preconditioner that is exact where the loss has no curvature.
+
+        Unchanged where such weights are not known.
+        """
+        return precondition
+
     def at(self, weights: Tensor) -> Tensor:
         """Outputs (N, c) at other weights."""
         return self.outputs + self.products(torch.float64)[0](weights - self.weights)
@@ -182,15 +191,22 @@ class LinearModel(ABC):
 
     # -------------------------------------------- the objective of Newton's method
     def objective(
-        self, theta: Tensor, rho: Tensor, prior_mean: Tensor
+        self,
+        theta: Tensor,
+        rho: Tensor,
+        prior_mean: Tensor,
+        dtype: torch.dtype = torch.float64,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Regularised loss, its gradient (P,), and the outputs (N, c)."""
-        f = self.at(theta)
+        """Regularised loss, its gradient (P,), and the outputs (N, c), as float64.
+
+        ``dtype`` is that of the computation.
+        """
+        forward, backward = self.products(dtype)
+        f = self.outputs.to(dtype) + forward((theta - self.weights).to(dtype))
         offset = theta - prior_mean
-        value = self.loss(f) + (rho * offset**2).sum() / 2
-        gradient = self._weighted(self.likelihood.gradient(f, self.targets))
-        _, backward = self.products(torch.float64)
-        return value, backward(gradient) + rho * offset, f
+        value = self.loss(f).double() + (rho * offset**2).sum() / 2
+        gradient = self._weighted(self.likelihood.gradient(f, self.targets)).to(dtype)
+        return value, backward(gradient).double() + rho * offset, f.double()
 
     def dense_curvature_at(self, f: Tensor, rho: Tensor) -> Tensor:
         """``H + diag ρ`` at outputs ``f``, a dense (P, P), float64."""

@@ -106,6 +106,68 @@ def test_several_precisions_have_no_quick_preconditioner():
 
 
 @every_likelihood
+@every_case
+@pytest.mark.parametrize("budget", [0, 2**30])
+def test_weights_common_to_all_classes_are_left_to_the_prior(
+    budget, case, likelihood, monkeypatch
+):
+    monkeypatch.setattr(last_layer, "BUDGET", budget)
+    head, f, _ = problem(likelihood, case)
+    rho = torch.full_like(head.weights, 0.3)
+    given = head.preconditioner_at(f, rho, DOUBLE)
+    apply = head.with_null_space(given, rho, DOUBLE)
+    if case == "affine_head" or not head.likelihood.is_shift_invariant:
+        assert apply is given
+        return
+    n_rows, n_inputs = head._by_output(rho).shape
+    n_groups = head.likelihood.n_blocks
+    rows = normal(n_groups, 1, n_inputs, seed=5)
+    rows = rows.expand(-1, n_rows // n_groups, -1).flatten(0, 1)
+    common = head._from_outputs(rows)
+    assert_equal(head.dense_curvature_at(f, rho) @ common, 0.3 * common, 1e-12)
+    assert_equal(apply(common), common / 0.3, 1e-12)
+    # a preconditioner is symmetric and positive definite
+    u, v = normal(2, len(rho), seed=6)
+    assert float(u @ apply(v)) == pytest.approx(float(v @ apply(u)), rel=1e-10)
+    assert u @ apply(u) > 0
+
+
+def test_the_null_space_saves_iterations(monkeypatch):
+    head, _, _ = problem("Categorical")
+    rho = torch.full_like(head.weights, 1e-3)
+
+    def n_products():
+        with calls(LastLayerModel, "_backward") as products:
+            assert_flat(head, minimum(head, rho), rho)
+        return len(products)
+
+    found = n_products()
+    monkeypatch.setattr(LastLayerModel, "with_null_space", lambda self, m, *_: m)
+    assert found < 0.8 * n_products()
+
+
+def test_precisions_that_differ_between_classes_mix_with_the_null_space():
+    head, f, rho = problem("Categorical")
+    given = head.preconditioner_at(f, rho, DOUBLE)
+    assert head.with_null_space(given, rho, DOUBLE) is given
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "dtype"), [(1e-1, torch.float32), (1e-4, DOUBLE)]
+)
+def test_loose_tolerances_need_the_networks_precision_only(tolerance, dtype):
+    head, _, rho = problem("Categorical", dtype=torch.float32)
+    zero = torch.zeros_like(rho)
+    with calls(LastLayerModel, "objective") as objectives:
+        found = newton.minimum(head, rho, zero, head.weights, tolerance)
+    assert {call[-1] for call in objectives} == {dtype}
+    loss, least = (
+        float(head.objective(w, rho, zero)[0]) for w in (found, minimum(head, rho))
+    )
+    assert least <= loss <= (1 + tolerance) * least
+
+
+@every_likelihood
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 @pytest.mark.parametrize("budget", [0, 2**30])
 def test_minimum_is_the_same_with_any_preconditioner_and_dtype(
@@ -200,8 +262,8 @@ def test_warns_where_rounding_stops_the_descent(monkeypatch):
     head, _, rho = problem("Categorical")
     objective = LastLayerModel.objective
 
-    def wrong(self, theta, rho, mean):
-        value, gradient, f = objective(self, theta, rho, mean)
+    def wrong(self, theta, rho, mean, dtype):
+        value, gradient, f = objective(self, theta, rho, mean, dtype)
         return value, -gradient, f
 
     monkeypatch.setattr(LastLayerModel, "objective", wrong)

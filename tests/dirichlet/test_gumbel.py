@@ -46,19 +46,6 @@ def test_agrees_with_a_fine_quadrature(monkeypatch, kind, mean_scale, n_classes)
 
 
 @pytest.mark.parametrize("kind", VARIANCES)
-@pytest.mark.parametrize("mean_scale", [2, 20])
-def test_single_precision_suffices_for_scores(kind, mean_scale):
-    mean = mean_scale * normal(5, 30)
-    variances = VARIANCES[kind](normal(5, 30, seed=1))
-    expected = argmax_proba(mean, variances)
-    found = argmax_proba(mean, variances, dtype=torch.float32)
-    assert (found - expected).abs().max() < 1e-6
-    chosen = expected > 1e-6
-    logs = found[chosen].log() - expected[chosen].log()
-    assert logs.abs().max() < 1e-2
-
-
-@pytest.mark.parametrize("kind", VARIANCES)
 @pytest.mark.parametrize("mean_scale", [2, 10, 20])
 @pytest.mark.parametrize("n_classes", [2, 10, 100])
 def test_agrees_with_plain_sampling(kind, mean_scale, n_classes):
@@ -139,18 +126,6 @@ def test_finite_beyond_all_bounds(widest):
     proba = argmax_proba(mean, variances)
     assert proba.isfinite().all()
     assert abs(proba.sum() - 1) < 1e-12
-
-
-def test_noise_is_a_mixture_of_normals_as_good_as_it_says():
-    x = torch.linspace(-3, 6.9, 400, dtype=torch.float64)
-    above = sum(
-        weight * torch.special.ndtr((location - x) / variance**0.5)
-        for weight, location, variance in gumbel._GUMBEL
-    )
-    exact = -torch.expm1(-(-x).exp())
-    assert (above - exact).abs().max() < 0.0025
-    assert (above / exact - 1)[x > 0].abs().max() < 0.0025
-    assert abs(sum(weight for weight, *_ in gumbel._GUMBEL) - 1) < 1e-6
 
 
 @pytest.mark.parametrize("kind", VARIANCES)

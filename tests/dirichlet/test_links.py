@@ -46,6 +46,17 @@ def error(proba, reference):
 # Contracts: over the registry
 
 
+@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize("sd", [0.1, 3.0])
+@pytest.mark.parametrize("n_classes", [2, 10])
+def test_links_for_scores_are_the_same_in_single_precision(name, sd, n_classes):
+    mean, cov = gaussian(50, n_classes, sd=sd)
+    expected = asked(LINKS[name], mean, cov)
+    found = asked(links.FOR_SCORES[name], mean, cov)
+    assert found.dtype == DOUBLE
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
 @every_link
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n_classes", [1, 2, 3, 20])

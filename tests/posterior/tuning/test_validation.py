@@ -14,6 +14,7 @@ from tuning_problems import fit, held_out, tuning_problem
 
 from sklaplace.curvature.jacobian import backpropagate
 from sklaplace.posterior.tuning import validation
+from sklaplace.posterior.tuning.candidate import scored
 from sklaplace.posterior.tuning.problem import LinearisedBatch
 
 every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)
@@ -214,7 +215,7 @@ def test_weights_of_held_out_rows_are_repetitions(likelihood):
     found = []
     for rows in (held.rows, copies):
         problem = tuning_problem(fitted, validation=rows)
-        found.append(validation._scored(problem, [positive()])[0].score)
+        found.append(scored(problem, [positive()])[0].score)
     assert math.isclose(*found, rel_tol=1e-10)
 
 

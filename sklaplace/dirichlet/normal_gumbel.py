@@ -1,0 +1,103 @@
+"""NormalGumbel: distribution of a normal plus an independent standard Gumbel variable.
+
+It has no closed form. Here ``-log(-log F)``, which is linear for a Gumbel variable
+alone and smooth for all variances, is a polynomial.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+# Mean and variance of a standard Gumbel variable.
+_MEAN, _VARIANCE = 0.5772156649015329, math.pi**2 / 6
+# Within these bounds ``-log(-log F)`` is a polynomial; beyond them it is linear.
+LOWEST, HIGHEST = -2.7, 9.0
+# fmt: off
+# Coefficients of powers of ``u``, which is -1 at the lower and 1 at the upper bound.
+# Each is a polynomial of ``q``, 2 times the Gumbel variable's part in the standard
+# deviation minus 1. Fitted by least squares to numerical integrals, with weights that
+# make the largest errors equal: 0.0021 from -1 to 7, and up to 0.009 beyond.
+_COEFFICIENTS = (
+    (0.141855, 1.37084, 1.39068, 0.6189, 0.185447,
+     -0.642496, -0.78581, 0.375241, 0.489419),
+    (4.8675, 2.88325, 2.95726, -1.06302, -5.23019,
+     -2.28223, 3.04306, 1.4081, -0.715072),
+    (3.48254, 2.43068, -1.07198, -12.7501, -9.66423,
+     13.4793, 13.9242, -4.49902, -5.30112),
+    (2.23067, -2.56529, -13.9028, -9.17534, 28.7277,
+     25.4219, -19.7186, -14.8078, 3.64508),
+    (-0.19955, -8.22382, -6.54536, 30.6058, 38.4179,
+     -37.9149, -52.7721, 14.7699, 21.7336),
+    (-2.05902, -0.0617985, 20.0221, 14.7396, -48.874,
+     -36.2063, 41.1964, 21.9797, -10.3669),
+    (-0.284491, 4.6111, 6.4546, -19.4446, -30.3462,
+     26.6143, 41.9091, -11.3703, -18.0113),
+    (0.819236, -0.412782, -9.25138, -3.63735, 26.4848,
+     11.6313, -26.3255, -7.8786, 8.30102),
+)
+# Middle and half of the distance of the bounds, in standard deviations from the mean.
+_MIDDLE = (-0.218798, 1.21591, 0.871825, -0.0923967, 0.0869022,
+           0.0512535, -0.375712, 0.150401, 0.312763)
+_HALF = (4.46126, 0.483155, 0.283401, -0.524331, -0.413502,
+         0.521482, 0.392926, -0.355158, -0.284562)
+# Slope at the upper bound over the Gumbel variable's part in the standard deviation,
+# within 1 %. What exceeds one in the end counts as one, the slope far above it.
+_SLOPE = (2.01067, -1.81965, 1.05883, 1.17782, -2.91149,
+          -0.185338, 2.90576, -0.195612, -1.02795)
+# fmt: on
+_TABLE = torch.tensor((*_COEFFICIENTS, _MIDDLE, _HALF, _SLOPE), dtype=torch.float64)
+
+
+class NormalGumbel:
+    """Distributions of normal variables plus independent standard Gumbel variables.
+
+    Parameters
+    ----------
+    mean, variances : Tensor of shape (...)
+        Of the normal variables, float64; variances are not negative.
+
+    Attributes
+    ----------
+    lower, upper : Tensor of shape (...)
+        Where ``-log F`` is ``exp(-LOWEST)`` and ``exp(-HIGHEST)``.
+
+    Notes
+    -----
+    The relative error of ``-log F`` is at most 0.0025 where it is between 0.001 and 2,
+    and 0.01 up to the upper bound. From there on the tail is exponential, as it is in
+    the end, which for variances above 5 is too early: the tail is too heavy then.
+    """
+
+    def __init__(self, mean: Tensor, variances: Tensor) -> None:
+        std = (variances + _VARIANCE).sqrt()
+        part = _VARIANCE**0.5 / std
+        q = 2 * part - 1
+        powers = [torch.ones_like(q), q]
+        while len(powers) < _TABLE.shape[1]:
+            powers.append(q * powers[-1])
+        values = (_TABLE.to(q) @ torch.stack(powers).flatten(1)).unflatten(1, q.shape)
+        *coefficients, middle, half, slope = values
+        half = half * std
+        centre = torch.addcmul(mean + _MEAN, middle, std)
+        self.lower, self.upper = centre - half, centre + half
+        # u = offset + factor * t
+        self._factor = 1 / half
+        self._offset = -centre * self._factor
+        self._slope = (slope * part).clamp(max=1)
+        # of log(-log F) as a function of u
+        self._coefficients = [-coefficient for coefficient in coefficients]
+        self._end_slope = -self._slope * half
+
+    def minus_log(self, t: Tensor) -> Tensor:
+        """``-log F(t)`` at points that broadcast against the means."""
+        u = torch.addcmul(self._offset, t, self._factor)
+        inner = u.clamp(-1, 1)
+        *lower, log = self._coefficients
+        for coefficient in reversed(lower):
+            log = torch.addcmul(coefficient, log, inner)
+        return torch.addcmul(log, u - inner, self._end_slope).exp()
+
+    def upper_end(self, n: int) -> Tensor:
+        """Where ``-log F`` is an n-th of that at the upper bound, (...)."""
+        return self.upper + math.log(n) / self._slope

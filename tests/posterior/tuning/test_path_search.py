@@ -1,0 +1,65 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sklaplace.posterior.tuning import path_search
+from sklaplace.posterior.tuning.candidate import Candidate
+from sklaplace.posterior.tuning.path_search import COARSE, MIDDLE, best_kept
+
+N_POINTS = 21
+
+
+@pytest.fixture
+def visited(monkeypatch):
+    """Indices that were scored, of a path that consists of its indices."""
+    found = []
+
+    def scored(problem, path):
+        indices = [int(ratio) for ratio in path]
+        found.extend(indices)
+        return [Candidate(None, problem.score(index), 1.0) for index in indices]
+
+    monkeypatch.setattr(path_search, "scored", scored)
+    return found
+
+
+def search(score, n_points=N_POINTS, **changes):
+    problem = {
+        "score": score,
+        "log_proba": object(),
+        "is_cheap": False,
+        "parts": [SimpleNamespace(validation=[])],
+        **changes,
+    }
+    path = list(torch.arange(n_points))
+    return best_kept(SimpleNamespace(**problem), path).score
+
+
+@pytest.mark.parametrize("best", range(N_POINTS))
+@pytest.mark.parametrize("rise", [1.0, 30.0])
+def test_the_lowest_of_scores_with_one_minimum_is_found(best, rise, visited):
+    def score(index):
+        return abs(index - best) * (rise if index > best else 1.0)
+
+    assert search(score) == 0
+    assert len(visited) == len(set(visited)) <= 10
+
+
+def test_no_score_that_is_no_number_is_taken(visited):
+    """Under weak priors outputs may overflow."""
+    assert search(lambda i: float("inf") if i > MIDDLE else 10.0 - i) == 10 - MIDDLE
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"log_proba": None},
+        {"is_cheap": True},
+        {"parts": [SimpleNamespace(validation=iter([]))]},
+        {"n_points": 2 * COARSE - 1},
+    ],
+)
+def test_all_are_scored_where_that_is_cheap(changes, visited):
+    assert search(lambda index: -index % 5, **changes) == 0
+    assert visited == list(range(changes.get("n_points", N_POINTS)))
