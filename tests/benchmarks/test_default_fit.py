@@ -45,8 +45,8 @@ def generated(n_samples, n_features, n_informative, n_classes):
 
 # data and network, and the largest ratios of fit and of predict_proba
 CASES = {
-    "digits": (lambda: (*digits_data(), digits_net()), 1.6, 1.3),
-    "5,000 x 100, 20 classes": (lambda: generated(5000, 100, 30, 20), 1.8, 4.0),
+    "digits": (lambda: (*digits_data(), digits_net()), 1.35, 1.5),
+    "5,000 x 100, 20 classes": (lambda: generated(5000, 100, 30, 20), 1.35, 1.3),
     "10,000 x 20, 2 classes": (lambda: generated(10_000, 20, 10, 2), 1.15, 0.5),
 }
 
