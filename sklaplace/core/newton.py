@@ -7,6 +7,7 @@ Steihaug 1982, "Inexact Newton methods").
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -28,7 +29,8 @@ MAX_STEPS = 200
 # step reduces the distance of the loss from its minimum by the square of it, so that
 # more precision would be wasted work.
 FORCING = 0.1, 1e-5
-# what the last step may leave, relative to the tolerance
+# What the last step may leave, relative to the tolerance: of that of rounding, weights
+# whose errors are 1e-8 of their posterior deviations.
 LAST = 1e-6
 # Parameters up to which the dense curvature replaces conjugate gradients that need
 # many iterations.
@@ -37,9 +39,11 @@ MAX_CG = 500
 MAX_CG_IF_DENSE = 200
 # iterations that cost more than a new preconditioner
 STALE = 30
-# largest tolerance for which the loss is computed in float64 and the better
-# preconditioner is worth its cost, and iterations with the quick one after which it is
-PRECISE, MANY = 1e-3, 100
+# largest tolerance for which the loss is computed in float64, and the better
+# preconditioner is worth its cost
+PRECISE = 1e-3
+# iterations with the quick preconditioner after which the better one is worth its cost
+MANY = 100
 # smallest unit of losses and gradients
 SMALLEST = torch.finfo(torch.float64).tiny
 
@@ -100,12 +104,15 @@ def minimum(
     ConvergenceWarning
         If rounding stops the descent before the gradient vanishes.
     """
-    dtype = model.dtype if tolerance > PRECISE else torch.float64
 
-    def objective(weights: Tensor) -> Loss:
+    def objective(weights: Tensor, dtype: torch.dtype) -> Loss:
         return model.objective(weights, rho, mean, dtype)
 
-    theta, (value, gradient, f) = start, objective(start)
+    dtype = model.dtype if tolerance > PRECISE else torch.float64
+    theta, (value, gradient, f) = start, objective(start, dtype)
+    if not (value.isfinite() and gradient.isfinite().all()):  # beyond its range
+        dtype = torch.float64
+        value, gradient, f = objective(start, dtype)
     # relative to the loss where that is small by the unit of the targets
     unit = min(1.0, max(float(value), SMALLEST))
     steps = _Steps(model, rho, tolerance)
@@ -118,7 +125,8 @@ def minimum(
                 return theta + step
             break
         steps.refine(decrease)
-        trial = _descend(objective, theta, step, (value, gradient, f))
+        in_dtype = partial(objective, dtype=dtype)
+        trial = _descend(in_dtype, theta, step, (value, gradient, f))
         if trial is None:
             break
         theta, (value, gradient, f) = trial

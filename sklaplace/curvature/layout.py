@@ -122,9 +122,9 @@ class Layout(FieldsOnly):
     rounding: float = field(default=0.0, compare=False)
 
     @cached_property
-    def sizes(self) -> list[int]:
+    def sizes(self) -> tuple[int, ...]:
         """Number of parameters of each block."""
-        return [block.size for block in self.blocks]
+        return tuple(block.size for block in self.blocks)
 
     @property
     def n_parameters(self) -> int:

@@ -5,8 +5,6 @@ With independent Gumbel noise ``g``, ``E[softmax(f)]_k`` is the probability that
 any number of classes.
 """
 
-from functools import cache
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,7 +14,7 @@ from sklaplace.dirichlet.normal_gumbel import LOWEST, NormalGumbel
 
 # First and largest number of nodes of the quadrature, and tolerance of the sum of
 # probabilities.
-_FIRST_NODES, _MAX_NODES, _TOLERANCE = 16, 3072, 3e-4
+_FIRST_NODES, _MAX_NODES, _TOLERANCE = 16, 2048, 3e-4
 # Largest ratio of spacing to distance of the nodes: for larger ones the errors of two
 # classes may cancel in the sum.
 _MAX_RATIO = 0.35
@@ -24,8 +22,19 @@ _MAX_RATIO = 0.35
 _END = -LOWEST
 # Variance of the noise that nodes must resolve for logits without variance.
 _NOISE = 1.3
-# Points of a finite difference.
+# Keeps quotients finite without variances.
+_TINY = 1e-300
+# Derivatives of the polynomial through so many points of unit distance, at each.
 _STENCIL = 7
+_DERIVATIVES = np.array(
+    [
+        np.linalg.solve(
+            np.vander(np.arange(_STENCIL) - point, increasing=True).T,
+            np.eye(_STENCIL)[1],
+        )
+        for point in range(_STENCIL)
+    ]
+)
 
 
 def independent_variances(centred: Tensor) -> Tensor:
@@ -61,7 +70,7 @@ def argmax_proba(
     variances : Tensor of shape (b, K)
         Variances of the logits, float64, not negative.
     n_nodes : int
-        Initial number of nodes.
+        Initial number of nodes, at least seven.
 
     Returns
     -------
@@ -79,6 +88,8 @@ def argmax_proba(
     others with a mean far above the lower end would have raised it. The number of nodes
     is doubled for samples whose probabilities do not sum to one, or whose nodes are too
     coarse. Nodes are constants to autograd, as an integral does not depend on them.
+    Small probabilities are bounded from above, since the tails of `NormalGumbel` are
+    too heavy.
 
     An exponential and a polynomial of degree seven for each class and node; memory
     beyond the inputs is a few chunks of `logits.chunks`.
@@ -92,6 +103,7 @@ def argmax_proba(
     if len(coarse) and n_nodes < _MAX_NODES:
         finer = argmax_proba(mean[coarse], variances[coarse], 2 * n_nodes)
         proba = proba.index_put((coarse,), finer)
+    proba = proba.minimum(_upper_bound(mean, variances))
     return proba / proba.sum(-1, keepdim=True)
 
 
@@ -102,8 +114,7 @@ def _integrals(mean: Tensor, variances: Tensor, n_nodes: int) -> tuple[Tensor, T
     nodes, ratio = _nodes(classes, variances, n_nodes)
     minus_logs = classes.minus_log(nodes.unsqueeze(1))  # (t, K, b)
     total = minus_logs.sum(1)
-    slopes = _differences(n_nodes, mean.device) @ total.log()
-    weights = -(-total).exp() * total * slopes
+    weights = -(-total).exp() * total * _differences(total.log())
     weights = torch.cat([weights[:1] / 2, weights[1:-1], weights[-1:] / 2])
     return (minus_logs * weights.unsqueeze(1)).sum(0).T, ratio
 
@@ -137,13 +148,23 @@ def _spaced(low: Tensor, high: Tensor, scale: Tensor, n: int) -> tuple[Tensor, T
     return low + scale * (end * even.unsqueeze(1)).sinh(), end / (n - 1)
 
 
-@cache
-def _differences(n: int, device: torch.device) -> Tensor:
-    """Matrix (n, n) of finite differences at points of unit distance."""
-    matrix = np.zeros((n, n))
-    for row in range(n):
-        first = min(max(row - _STENCIL // 2, 0), n - _STENCIL)
-        columns = np.arange(first, first + _STENCIL)
-        powers = np.vander(columns - row, increasing=True).T
-        matrix[row, columns] = np.linalg.solve(powers, np.eye(_STENCIL)[1])
-    return torch.as_tensor(matrix, device=device)
+def _differences(values: Tensor) -> Tensor:
+    """Derivatives (t, b) of values at points of unit distance."""
+    derivatives = torch.as_tensor(_DERIVATIVES).to(values)
+    middle = _STENCIL // 2
+    inner = values.unfold(0, _STENCIL, 1) @ derivatives[middle]
+    first, last = values[:_STENCIL], values[-_STENCIL:]
+    ends = derivatives[:middle] @ first, derivatives[middle + 1 :] @ last
+    return torch.cat([ends[0], inner, ends[1]])
+
+
+def _upper_bound(mean: Tensor, variances: Tensor) -> Tensor:
+    """Chernoff's bound of the probabilities of independent logits, (b, K).
+
+    With the largest mean ``m_j``, ``p_k ≤ E[exp(s (f_k - f_j))]`` for s from 0 to 1.
+    """
+    largest = mean.argmax(-1, keepdim=True)
+    gaps = mean.gather(-1, largest) - mean
+    total = (variances + variances.gather(-1, largest)).clamp(min=_TINY)
+    s = (gaps / total).clamp(max=1)
+    return (s * (s * total / 2 - gaps)).exp()

@@ -21,6 +21,8 @@ Link = Callable[[Tensor, Tensor, Tensor], Tensor]
 # Up to this largest variance the second-order expansion is more accurate than the
 # quadrature.
 _SMALL_VARIANCE = 0.09
+# Logits of draws in single precision, whose sums over classes are finite.
+_LARGE = 1e30
 
 
 def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
@@ -346,7 +348,7 @@ CHEAP = DIAGONAL - {"gumbel"}
 _ALL = bridge, bridge_norm, gumbel, mc, mean_field, probit, sodpp
 LINKS: dict[str, Link] = {link.__name__: link for link in _ALL}
 """Links by their name in ``link_approx``."""
-FOR_SCORES: dict[str, Link] = {**LINKS, "mc": partial(mc, dtype=torch.float32)}
+SCORE_LINKS: dict[str, Link] = {**LINKS, "mc": partial(mc, dtype=torch.float32)}
 """The same for sums over many samples, where single precision suffices."""
 
 
@@ -405,8 +407,12 @@ def _sampled_proba(
 ) -> Tensor:
     """Softmax of drawn logits: (b, K), (b, K, K), (s, K) -> (b, K, s)."""
     mean, centred = centre(mean, cov)
-    factor = centred_factor(centred, cov).to(dtype)  # (b, K, K - 1)
-    mean, points = mean.to(dtype), draws[:, : factor.shape[-1]].to(factor)
+    factor = centred_factor(centred, cov)  # (b, K, K - 1)
+    if dtype != mean.dtype:
+        # within the range and, of the largest, the digits of the other dtype
+        mean = (mean - mean.amax(-1, keepdim=True)).clamp(min=-_LARGE).to(dtype)
+        factor = factor.clamp(-_LARGE, _LARGE).to(dtype)
+    points = draws[:, : factor.shape[-1]].to(factor)
     # draws on the last axis: a softmax over short contiguous rows is slow
     return (factor @ points.T + mean.unsqueeze(-1)).softmax(-2)
 

@@ -16,8 +16,9 @@ LOWEST, HIGHEST = -2.7, 9.0
 # fmt: off
 # Coefficients of powers of ``u``, which is -1 at the lower and 1 at the upper bound.
 # Each is a polynomial of ``q``, 2 times the Gumbel variable's part in the standard
-# deviation minus 1. Fitted by least squares to numerical integrals, with weights that
-# make the largest errors equal: 0.0021 from -1 to 7, and up to 0.009 beyond.
+# deviation minus 1. Fitted by least squares to numerical integrals, at 61 Chebyshev
+# points of ``q``, from no variance to an infinite one, and 121 of ``u``, with weights
+# that make the largest errors equal: 0.0021 from -1 to 7, and up to 0.009 beyond.
 _COEFFICIENTS = (
     (0.141855, 1.37084, 1.39068, 0.6189, 0.185447,
      -0.642496, -0.78581, 0.375241, 0.489419),

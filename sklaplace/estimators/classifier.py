@@ -205,7 +205,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
 
         def log_proba(mean: Tensor, cov: Tensor) -> Tensor:
             logits = likelihood.class_logits(mean, cov)
-            proba = self._link(name, *logits, links.FOR_SCORES)
+            proba = self._link(name, *logits, links.SCORE_LINKS)
             return proba.clamp(min=tiny).log()
 
         diagonal = self._is_diagonal(name)

@@ -37,7 +37,7 @@ SAMPLES_PER_INPUT = 8
 
 
 @dataclass(frozen=True)
-class _OfOutputs:
+class _RowOperator:
     """An operator on weights, given as one on the weights of each output in a row."""
 
     model: "LastLayerModel"
@@ -188,7 +188,7 @@ class LastLayerModel(LinearModel):
         size = n / len(squares)
         diagonal = ((curvatures.T @ squares).double() * size + low).to(dtype)
         basis = basis.to(dtype)
-        return _OfOutputs(self, lambda rows: (rows @ basis / diagonal) @ basis.T)
+        return _RowOperator(self, lambda rows: (rows @ basis / diagonal) @ basis.T)
 
     def with_null_space(
         self, precondition: Operator, rho: Tensor, dtype: torch.dtype
@@ -204,11 +204,13 @@ class LastLayerModel(LinearModel):
         groups = self.likelihood.n_blocks, -1
         precisions = self._by_output(rho).unflatten(0, groups)
         common = precisions[:, :1].to(dtype)
-        if not (precisions == precisions[:, :1]).all():
+        # a prior that is lost in rounding errors of the gradient determines nothing
+        is_lost = common.min() < torch.finfo(dtype).eps * self._largest_curvature
+        if is_lost or not (precisions == precisions[:, :1]).all():
             return precondition
         of_rows = (
             precondition.rows
-            if isinstance(precondition, _OfOutputs)
+            if isinstance(precondition, _RowOperator)
             else lambda rows: self._by_output(precondition(self._from_outputs(rows)))
         )
 
@@ -219,7 +221,12 @@ class LastLayerModel(LinearModel):
             means = means / common - found.mean(1, keepdim=True)
             return (found + means).flatten(0, 1)
 
-        return _OfOutputs(self, separated)
+        return _RowOperator(self, separated)
+
+    @cached_property
+    def _largest_curvature(self) -> float:
+        """About that of the cross-entropy of two classes in a weight, at most 1/4."""
+        return float(self.sample_weight @ self.features.square().mean(1)) / 4
 
     @property
     def _stride(self) -> int:
@@ -269,7 +276,9 @@ class LastLayerModel(LinearModel):
             return None
         inverses = torch.cholesky_inverse(lower).to(dtype)
         # a row times a symmetric matrix is faster than the matrix times a column
-        return _OfOutputs(self, lambda rows: (rows.unsqueeze(1) @ inverses).squeeze(1))
+        return _RowOperator(
+            self, lambda rows: (rows.unsqueeze(1) @ inverses).squeeze(1)
+        )
 
     def _dual_blockwise(self, f: Tensor, rho: Tensor) -> Operator | None:
         """Inverse of the same blocks, of all samples, by Woodbury's identity.

@@ -53,8 +53,9 @@ class LinearModel(ABC):
     keys : Tensor of shape (N,)
         Keys of the samples for random draws, see `row_hash`.
     dtype : torch.dtype
-        Dtype of the network. Losses and gradients are float64; only products within a
-        Newton step, whose errors the next gradient corrects, are made in this dtype.
+        Dtype of the network. Products within a Newton step, whose errors the next
+        gradient corrects, are made in this dtype, and so are losses and gradients of
+        refits to a low precision; all others are float64.
     """
 
     layout: Layout

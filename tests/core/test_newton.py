@@ -152,11 +152,14 @@ def test_precisions_that_differ_between_classes_mix_with_the_null_space():
     assert head.with_null_space(given, rho, DOUBLE) is given
 
 
+@every_likelihood
 @pytest.mark.parametrize(
     ("tolerance", "dtype"), [(1e-1, torch.float32), (1e-4, DOUBLE)]
 )
-def test_loose_tolerances_need_the_networks_precision_only(tolerance, dtype):
-    head, _, rho = problem("Categorical", dtype=torch.float32)
+def test_loose_tolerances_need_the_networks_precision_only(
+    tolerance, dtype, likelihood
+):
+    head, _, rho = problem(likelihood, dtype=torch.float32)
     zero = torch.zeros_like(rho)
     with calls(LastLayerModel, "objective") as objectives:
         found = newton.minimum(head, rho, zero, head.weights, tolerance)
@@ -164,7 +167,40 @@ def test_loose_tolerances_need_the_networks_precision_only(tolerance, dtype):
     loss, least = (
         float(head.objective(w, rho, zero)[0]) for w in (found, minimum(head, rho))
     )
-    assert least <= loss <= (1 + tolerance) * least
+    assert -1e-9 <= (loss - least) / (1 + abs(least)) <= tolerance
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rho", [1e-7, 1e-12, 1e-16])
+@pytest.mark.parametrize("tolerance", [0.2, newton.ROUNDING])
+def test_a_prior_below_rounding_errors_takes_no_more_iterations(
+    tolerance, rho, monkeypatch
+):
+    """Which the null space has too little of to be told from them."""
+    head, _, _ = problem("Categorical", "without_bias", dtype=torch.float32)
+    rho = torch.full_like(head.weights, rho)
+
+    def n_products():
+        zero = torch.zeros_like(rho)
+        with calls(LastLayerModel, "_backward") as products:
+            newton.minimum(head, rho, zero, head.weights, tolerance)
+        return len(products)
+
+    found = n_products()
+    monkeypatch.setattr(LastLayerModel, "with_null_space", lambda self, m, *_: m)
+    assert found <= n_products() + 10
+
+
+def test_losses_beyond_the_range_of_single_precision():
+    head, _, rho = problem("Poisson", dtype=torch.float32)
+    head = replace(head, outputs=head.outputs + 95)
+    zero = torch.zeros_like(rho)
+    start = head.weights
+    assert not head.objective(start, rho, zero, torch.float32)[0].isfinite()
+    found = newton.minimum(head, rho, zero, start, 0.2)
+    assert (
+        head.objective(found, rho, zero)[0] < 1e-6 * head.objective(start, rho, zero)[0]
+    )
 
 
 @every_likelihood

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from cases import normal
+from cases import DOUBLE, normal
 from gaussians import assert_slope
 
 from sklaplace.dirichlet import gumbel, logits
@@ -117,6 +117,56 @@ def test_nothing_is_missing_at_the_finest(monkeypatch):
                 argmax_proba(mean, filled(mean, *first[: n_classes - 1], rest=0.0))
     # a level is left only if nothing, or too much, is missing: well before the last
     assert max(finest) <= gumbel._MAX_NODES / 4
+
+
+@pytest.mark.parametrize(
+    ("gap", "variance"), [(50, 9), (100, 25), (200, 25), (500, 100), (40, 0)]
+)
+@pytest.mark.parametrize("n_others", [0, 5])
+def test_small_probabilities_are_those_of_the_integral(gap, variance, n_others):
+    """Where the tail of a single logit is no longer exponential."""
+    exact = torch.tensor(-float(gap), dtype=DOUBLE)
+    if variance:
+        # the difference of the two logits
+        f = torch.linspace(-gap, gap, 40_001, dtype=DOUBLE)
+        log_density = -((f + gap) ** 2) / (4 * variance)
+        log_density -= math.log(4 * math.pi * variance) / 2 - (f[1] - f[0]).log()
+        exact = (log_density + torch.nn.functional.logsigmoid(f)).logsumexp(0)
+    # classes that are as improbable change nothing
+    mean = torch.tensor([[0.0, -gap] + [-3.0 * gap] * n_others], dtype=DOUBLE)
+    proba = argmax_proba(mean, torch.full_like(mean, variance))
+    assert abs(proba[0, 1].log() - exact) < 0.1
+
+
+@pytest.mark.parametrize("n_classes", [1, 2, 30])
+def test_no_samples(n_classes):
+    mean = torch.zeros(0, n_classes, dtype=DOUBLE)
+    assert argmax_proba(mean, mean).shape == (0, n_classes)
+
+
+def test_a_sample_depends_on_no_other():
+    mean = 10 * normal(40, 30)
+    variances = VARIANCES["log-normal"](normal(40, 30, seed=1))
+    expected = torch.cat(
+        [argmax_proba(m[None], v[None]) for m, v in zip(mean, variances, strict=True)]
+    )
+    torch.testing.assert_close(
+        argmax_proba(mean, variances), expected, rtol=1e-12, atol=0
+    )
+    mean[7] = math.nan
+    found = argmax_proba(mean, variances)
+    assert found[7].isnan().all()
+    rest = torch.arange(40) != 7
+    torch.testing.assert_close(found[rest], expected[rest], rtol=1e-12, atol=0)
+
+
+def test_gradients_after_inference_mode():
+    mean, variances = 2 * normal(3, 5), normal(3, 5, seed=1).exp()
+    with torch.inference_mode():
+        argmax_proba(mean.clone(), variances.clone())
+    mean.requires_grad_()
+    argmax_proba(mean, variances)[:, 0].sum().backward()
+    assert mean.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("widest", [1e20, 1e100, 1e299])

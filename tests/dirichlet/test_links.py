@@ -46,13 +46,22 @@ def error(proba, reference):
 # Contracts: over the registry
 
 
+@pytest.mark.parametrize(("offset", "variance"), [(1e6, 1), (1e39, 1), (1e6, 1e80)])
+def test_scores_beyond_the_range_of_single_precision(variance, offset):
+    mean = torch.tensor([[offset, offset - 3, 0.0]], dtype=DOUBLE)
+    cov = variance * torch.eye(3, dtype=DOUBLE)[None]
+    expected = asked(links.mc, mean, cov)
+    found = asked(links.SCORE_LINKS["mc"], mean, cov)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", LINKS)
 @pytest.mark.parametrize("sd", [0.1, 3.0])
 @pytest.mark.parametrize("n_classes", [2, 10])
 def test_links_for_scores_are_the_same_in_single_precision(name, sd, n_classes):
     mean, cov = gaussian(50, n_classes, sd=sd)
     expected = asked(LINKS[name], mean, cov)
-    found = asked(links.FOR_SCORES[name], mean, cov)
+    found = asked(links.SCORE_LINKS[name], mean, cov)
     assert found.dtype == DOUBLE
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 

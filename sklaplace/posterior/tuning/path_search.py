@@ -36,7 +36,8 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
 
     Where probabilities make a point expensive, scores are taken to have one minimum:
     steps of four points from the middle as long as they improve, then the points around
-    the best. Data that are linearised anew in every pass are passed once.
+    the best; all of every fourth point where these are equal or infinite. Data that are
+    linearised anew in every pass are passed once.
     """
     is_cheap = problem.log_proba is None or problem.is_cheap
     is_stream = not all(isinstance(part.validation, list) for part in problem.parts)
@@ -44,20 +45,23 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
         return min(scored(problem, path), key=lambda candidate: candidate.score)
     candidates: dict[int, Candidate] = {}
 
-    def visit(index: int) -> None:
-        if 0 <= index < len(path) and index not in candidates:
-            (candidates[index],) = scored(problem, [path[index]])
+    def visit(*indices: int) -> None:
+        new = [i for i in indices if 0 <= i < len(path) and i not in candidates]
+        found = scored(problem, [path[i] for i in new]) if new else []
+        candidates.update(zip(new, found, strict=True))
 
-    visit(min(MIDDLE, len(path) - 1))
-    _descend(candidates, visit, COARSE)
+    visit(MIDDLE - COARSE, MIDDLE, MIDDLE + COARSE)
+    _visit_while_better(candidates, visit, COARSE)
+    if len({candidate.score for candidate in candidates.values()}) == 1:
+        # all equal or infinite
+        visit(*range(0, len(path), COARSE))
     for stride in (COARSE // 2, COARSE // 4):
         best = _best_index(candidates)
-        visit(best - stride)
-        visit(best + stride)
+        visit(best - stride, best + stride)
     return candidates[_best_index(candidates)]
 
 
-def _descend(
+def _visit_while_better(
     candidates: dict[int, Candidate], visit: Callable[[int], None], stride: int
 ) -> None:
     """Visit points on both sides of the best, as long as the score improves."""
@@ -142,7 +146,7 @@ def _explored(
         visit(index, candidates[_best_index(candidates)].refitted)
 
     visit(min(MIDDLE, len(path) - 1), [part.posterior for part in problem.parts])
-    _descend(candidates, visit_from_best, 2)
+    _visit_while_better(candidates, visit_from_best, 2)
     best = _best_index(candidates)
     for stride in _promising(candidates, best, below):
         ends = [candidates[i] for i in (best, best + 2 * stride) if i in candidates]

@@ -52,6 +52,18 @@ def test_no_score_that_is_no_number_is_taken(visited):
 
 
 @pytest.mark.parametrize(
+    "score",
+    [
+        lambda i: 10.0 - i if i < 4 else float("inf"),
+        lambda i: float(i) if i > 12 else float("inf"),
+        lambda i: float(min(i, 3)),
+    ],
+)
+def test_scores_that_are_equal_or_infinite_around_the_middle(score, visited):
+    assert search(score) == min(map(score, range(N_POINTS)))
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"log_proba": None},
