@@ -14,7 +14,7 @@ BLOCKS = (
 
 def test_sizes():
     layout = Layout(BLOCKS)
-    assert layout.sizes == [72, 4, 5, 1]
+    assert layout.sizes == (72, 4, 5, 1)
     assert layout.n_parameters == 82
     assert layout.layers == ["conv"]
     assert [block.factor_shape for block in BLOCKS] == [(4, 18), (4, 1), (5, 1), (1, 1)]
