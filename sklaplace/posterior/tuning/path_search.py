@@ -35,9 +35,8 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
     """Best candidate with the network's weights.
 
     Where probabilities make a point expensive, scores are taken to have one minimum:
-    steps of four points from the middle as long as they improve, then the points around
-    the best; all of every fourth point where these are equal or infinite. Data that are
-    linearised anew in every pass are passed once.
+    every fourth point but the ends is scored, then those around the best, in three
+    passes over the data. Data that are linearised anew in every pass are passed once.
     """
     is_cheap = problem.log_proba is None or problem.is_cheap
     is_stream = not all(isinstance(part.validation, list) for part in problem.parts)
@@ -50,14 +49,16 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
         found = scored(problem, [path[i] for i in new]) if new else []
         candidates.update(zip(new, found, strict=True))
 
-    visit(MIDDLE - COARSE, MIDDLE, MIDDLE + COARSE)
-    _visit_while_better(candidates, visit, COARSE)
+    last = len(path) - 1
+    visit(*range(COARSE, last, COARSE))
     if len({candidate.score for candidate in candidates.values()}) == 1:
-        # all equal or infinite
-        visit(*range(0, len(path), COARSE))
-    for stride in (COARSE // 2, COARSE // 4):
-        best = _best_index(candidates)
-        visit(best - stride, best + stride)
+        visit(0, last)  # all equal or infinite
+    best = _best_index(candidates)
+    ends = {min(candidates): best - COARSE, max(candidates): best + COARSE}
+    half = COARSE // 2
+    visit(best - half, best + half, ends.get(best, best))
+    best = _best_index(candidates)
+    visit(best - 1, best + 1)
     return candidates[_best_index(candidates)]
 
 
