@@ -7,7 +7,6 @@ Steihaug 1982, "Inexact Newton methods").
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -105,14 +104,15 @@ def minimum(
         If rounding stops the descent before the gradient vanishes.
     """
 
-    def objective(weights: Tensor, dtype: torch.dtype) -> Loss:
+    dtype = model.dtype if tolerance > PRECISE else torch.float64
+
+    def objective(weights: Tensor) -> Loss:
         return model.objective(weights, rho, mean, dtype)
 
-    dtype = model.dtype if tolerance > PRECISE else torch.float64
-    theta, (value, gradient, f) = start, objective(start, dtype)
+    theta, (value, gradient, f) = start, objective(start)
     if not (value.isfinite() and gradient.isfinite().all()):  # beyond its range
         dtype = torch.float64
-        value, gradient, f = objective(start, dtype)
+        value, gradient, f = objective(start)
     # relative to the loss where that is small by the unit of the targets
     unit = min(1.0, max(float(value), SMALLEST))
     steps = _Steps(model, rho, tolerance)
@@ -125,8 +125,7 @@ def minimum(
                 return theta + step
             break
         steps.refine(decrease)
-        in_dtype = partial(objective, dtype=dtype)
-        trial = _descend(in_dtype, theta, step, (value, gradient, f))
+        trial = _descend(objective, theta, step, (value, gradient, f))
         if trial is None:
             break
         theta, (value, gradient, f) = trial
