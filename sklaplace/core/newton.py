@@ -103,7 +103,6 @@ def minimum(
     ConvergenceWarning
         If rounding stops the descent before the gradient vanishes.
     """
-
     dtype = model.dtype if tolerance > PRECISE else torch.float64
 
     def objective(weights: Tensor) -> Loss:

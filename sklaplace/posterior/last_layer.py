@@ -225,7 +225,7 @@ class LastLayerModel(LinearModel):
 
     @cached_property
     def _largest_curvature(self) -> float:
-        """About that of the cross-entropy of two classes in a weight, at most 1/4."""
+        """Curvature of the loss in a weight, for two classes of equal probability."""
         return float(self.sample_weight @ self.features.square().mean(1)) / 4
 
     @property

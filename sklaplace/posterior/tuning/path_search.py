@@ -1,7 +1,7 @@
 """Search along a path of prior precisions for the best score on held-out data."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -60,18 +60,6 @@ def best_kept(problem: TuningProblem, path: list[Tensor]) -> Candidate:
     best = _best_index(candidates)
     visit(best - 1, best + 1)
     return candidates[_best_index(candidates)]
-
-
-def _visit_while_better(
-    candidates: dict[int, Candidate], visit: Callable[[int], None], stride: int
-) -> None:
-    """Visit points on both sides of the best, as long as the score improves."""
-    for step in (stride, -stride):
-        while True:
-            best = _best_index(candidates)
-            visit(best + step)
-            if _best_index(candidates) == best:
-                break
 
 
 def best_refitted(
@@ -143,11 +131,13 @@ def _explored(
             ratio = path[index]
             candidates[index] = _refitted(problem, start, ratio, COARSE_TOLERANCE)
 
-    def visit_from_best(index: int) -> None:
-        visit(index, candidates[_best_index(candidates)].refitted)
-
     visit(min(MIDDLE, len(path) - 1), [part.posterior for part in problem.parts])
-    _visit_while_better(candidates, visit_from_best, 2)
+    for stride in (2, -2):
+        while True:
+            best = _best_index(candidates)
+            visit(best + stride, candidates[best].refitted)
+            if _best_index(candidates) == best:
+                break
     best = _best_index(candidates)
     for stride in _promising(candidates, best, below):
         ends = [candidates[i] for i in (best, best + 2 * stride) if i in candidates]
