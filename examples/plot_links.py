@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from sklaplace.core.random import sobol_normals
-from sklaplace.dirichlet.links import DIAGONAL, LINKS, choose_link
+from sklaplace.dirichlet.links import DIAGONAL, LINKS, UNCENTRED, choose_link
 from sklaplace.dirichlet.logits import centre
 
 torch.set_num_threads(1)
@@ -67,7 +67,8 @@ def softmax_of_mean(mean, cov, draws):
     return mean.softmax(-1)
 
 
-links = {"softmax": softmax_of_mean, **LINKS}
+centring = {name: link for name, link in LINKS.items() if name not in UNCENTRED}
+links = {"softmax": softmax_of_mean, **centring}
 kinds = {
     "random matrices": random_matrix,
     "a last layer": last_layer,
@@ -105,6 +106,38 @@ for kind in kinds:
             print(line.rstrip())
 
 # %%
+# Without centring
+# ----------------
+#
+# ``probit_uncentred`` is the published form of ``probit``: it takes the variance of
+# each logit as it is, while all other links centre the logits. The errors of both, for
+# independent logits of equal variance, and with a shift added that all logits of a
+# sample have in common, of the same and of ten times the variance. The softmax does not
+# depend on such a shift. Posteriors with Kronecker factors have one, for instance.
+
+COMMON = (0, 1, 10)
+of_common_shift = {}
+print(f"{'':4}{'common variance / variance':>30}")
+print(f"{'K':>4}" + "".join(f"{c:>10} probit{'uncentred':>11}" for c in COMMON))
+for n_classes in (2, 3, 4, 10, 30):
+    generator = torch.Generator().manual_seed(n_classes)
+    mean = 2 * torch.randn(ROWS, n_classes, generator=generator).double()
+    reference = sobol_normals(POINTS, n_classes, seed=1)
+    line = f"{n_classes:4}"
+    for common in COMMON:
+        cov = (torch.eye(n_classes).double() + common).expand(ROWS, -1, -1)
+        truth = LINKS["mc"](mean, cov, reference)
+        for name, width in (("probit", 17), ("probit_uncentred", 11)):
+            distance = (LINKS[name](mean, cov, draws) - truth).abs().sum(-1).mean()
+            of_common_shift[n_classes, common, name] = distance.item()
+            line += f"{distance:{width}.3f}"
+    print(line)
+
+# %%
+# Independent logits of few classes are served better without centring, which takes a
+# part of their variance away. With any shift in common it is the other way round, from
+# ten classes on under the same variance, everywhere under ten times that.
+#
 # How long
 # --------
 #
@@ -117,7 +150,7 @@ for n_classes in CLASSES:
     mean, cov = mean.repeat(10, 1), cov.repeat(10, 1, 1)
     variances = cov.diagonal(dim1=-2, dim2=-1).contiguous()
     draws = sobol_normals(100, n_classes, seed=0)
-    for name, link in LINKS.items():
+    for name, link in centring.items():
         spread = variances if name in DIAGONAL else cov
         seconds = []
         for _ in range(3):
@@ -126,10 +159,10 @@ for n_classes in CLASSES:
             seconds.append(perf_counter() - start)
         costs[n_classes, name] = 1e6 * min(seconds) / len(mean)
 
-print(f"{'K':>4}", *(f"{name:>12}" for name in LINKS), sep="")
+print(f"{'K':>4}", *(f"{name:>12}" for name in centring), sep="")
 for n_classes in CLASSES:
     line = f"{n_classes:4}"
-    for name in LINKS:
+    for name in centring:
         star = "*" if name == choose_link(n_classes) else " "
         line += f"{costs[n_classes, name]:11.1f}{star}"
     print(line.rstrip())

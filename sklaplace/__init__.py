@@ -28,6 +28,7 @@ from sklaplace.estimators.ensemble import DeepEnsembleClassifier, DeepEnsembleRe
 from sklaplace.estimators.ranker import BradleyTerry, LaplaceRanker
 from sklaplace.estimators.regressor import LaplaceRegressor
 from sklaplace.estimators.search import LaplaceClassifierCV, LaplaceRegressorCV
+from sklaplace.estimators.swag import SWAGClassifier, SWAGRegressor
 from sklaplace.estimators.variational import VariationalClassifier, VariationalRegressor
 
 __version__ = "0.1.0"
@@ -46,6 +47,8 @@ __all__ = [
     "MCDropoutRegressor",
     "MarglikTraining",
     "PriorTraining",
+    "SWAGClassifier",
+    "SWAGRegressor",
     "VariationalClassifier",
     "VariationalRegressor",
     "__version__",

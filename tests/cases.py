@@ -246,12 +246,21 @@ def residual(c: int) -> nn.Module:
     return Net(run, first=first, second=second, head=head)
 
 
-# ------------------------------------------------- layers without a layer form
 def grouped(c: int) -> nn.Module:
     layer = nn.Conv2d(2, 4, 2, groups=2)
     return nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(16, c))
 
 
+def depthwise(c: int) -> nn.Module:
+    layers = (
+        nn.Conv1d(3, 3, 2, groups=3, padding=1, padding_mode="circular"),
+        nn.Tanh(),
+        nn.Conv1d(3, 6, 2, groups=3, stride=2, bias=False),
+    )
+    return nn.Sequential(*layers, nn.Tanh(), nn.Flatten(), nn.Linear(12, c))
+
+
+# ------------------------------------------------- layers without a layer form
 def conv_transposed(c: int) -> nn.Module:
     layer = nn.ConvTranspose1d(2, 1, 2)
     return nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(5, c))
@@ -364,7 +373,8 @@ CASES: dict[str, Case] = {
     "reshaped": Case(reshaped, rows(3, 2), layers("inner")),
     "transposed": Case(transposed, rows(3, 2), layers("inner")),
     "residual": Case(residual, rows(3)),
-    "grouped": Case(grouped, rows(2, 3, 3), layers("0")),
+    "grouped": Case(grouped, rows(2, 3, 3)),
+    "depthwise": Case(depthwise, rows(3, 4)),
     "conv_transposed": Case(conv_transposed, rows(2, 4), layers("0")),
     "norms": Case(norms, rows(2), layers("1", "3")),
     "embedding": Case(embedding, indices(3, 5), names("0.weight")),

@@ -4,18 +4,68 @@ The integrals use ``log_prob`` alone, never a draw.
 """
 
 import math
+from typing import ClassVar
 
 import torch
+from torch import nn
+from torch.nn.functional import logsigmoid
 
-from sklaplace.posterior.variational import POSTERIORS
+from sklaplace.core.checks import check_positive
+from sklaplace.posterior.variational import POSTERIORS, WeightPosterior
 
 N_WEIGHTS = 4
 LOCATION = torch.tensor([0.0, 0.4, -1.5, 2.0], dtype=torch.float64)
 SCALE = torch.tensor([0.05, 0.3, 0.7, 0.1], dtype=torch.float64)
 BOUND = 3.0
-# a fresh start, and parameters drawn at random
+
+
+class Logistic(WeightPosterior):
+    """A family of one's own, with an option: ``w = location + scale · stretch · z``."""
+
+    checks: ClassVar = {"stretch": check_positive}
+
+    def __init__(self, location, scale, bound=3.0, stretch=1.0):
+        super().__init__(location, scale, bound)
+        self.stretch = stretch
+        self.location = nn.Parameter(location.detach().clone())
+        start = (scale * 3**0.5 / math.pi / stretch).log()
+        self.log_scale = nn.Parameter(start.detach().to(location))
+
+    @property
+    def scale(self):
+        return self.log_scale.exp() * self.stretch
+
+    def noise(self, n, generator=None):
+        x = super().noise(n, generator)
+        return torch.special.log_ndtr(x) - torch.special.log_ndtr(-x)
+
+    def transform(self, noise):
+        log_q = logsigmoid(noise) + logsigmoid(-noise) - self.scale.log()
+        return self.location + self.scale * noise, log_q
+
+    def log_prob(self, w):
+        return self.transform((w - self.location) / self.scale)[1]
+
+    def median(self):
+        return self.location
+
+    def mean(self):
+        return self.location
+
+    def variance(self):
+        return (math.pi * self.scale) ** 2 / 3
+
+
+# names of the families that contracts run over, and sizes of deeper networks
+KINDS = POSTERIORS | {Logistic.name: Logistic}
+DEEP = {
+    "density": {"n_units": 3, "n_layers": 3, "n_nodes": 12},
+    "quantile": {"n_units": 2, "n_layers": 3},
+}
+# a fresh start, parameters drawn at random, and these of deeper networks
 SETTINGS = [None, 0, 1]
-CASES = [(name, setting) for name in POSTERIORS for setting in SETTINGS]
+CASES = [(name, setting) for name in KINDS for setting in SETTINGS]
+CASES += [(name, "deep") for name in DEEP]
 
 
 def generator(seed=0):
@@ -24,10 +74,12 @@ def generator(seed=0):
 
 def posterior(name, setting=None, dtype=torch.float64):
     """A posterior as it starts, or perturbed so that all parameters matter."""
-    found = POSTERIORS[name](LOCATION.to(dtype), SCALE.to(dtype), BOUND)
+    is_deep = setting == "deep"
+    start = LOCATION.to(dtype), SCALE.to(dtype), BOUND
+    found = KINDS[name](*start, **DEEP[name] if is_deep else {})
     if setting is None:
         return found
-    source = generator(setting)
+    source = generator(0 if is_deep else setting)
     with torch.no_grad():
         if name == "kumaraswamy":
             u = torch.rand(2, N_WEIGHTS, generator=source, dtype=torch.float64)
@@ -95,6 +147,7 @@ def even_noise(monkeypatch, found, n=20_000):
         "quantile": torch.special.ndtri(u),
         "kumaraswamy": -torch.log1p(-u),
         "density": u,
+        "Logistic": u.logit(),
     }[found.name]
     monkeypatch.setattr(found, "noise", lambda *_: values.clone())
 

@@ -41,9 +41,12 @@ CLASSIFIERS = [
     "MCDropoutClassifier",
     "DeepEnsembleClassifier",
     "VariationalClassifier",
+    "SWAGClassifier",
 ]
 REGRESSORS = [name.replace("Classifier", "Regressor") for name in CLASSIFIERS]
 ESTIMATORS = [*CLASSIFIERS, *REGRESSORS, "LaplaceRanker"]
+# counts that are set to two, to save time
+CHEAP = "n_samples", "n_estimators", "cv", "n_snapshots", "steps_per_snapshot"
 # Laplace has more parameters than the others together
 WEIGHTED = [*ESTIMATORS, *["LaplaceClassifier", "LaplaceRegressor"] * 4]
 
@@ -129,12 +132,15 @@ ODD = {
 # what a parameter usually is, so that unusual ones are met in working surroundings
 USUAL = {
     "subset_of_weights": _values("all", "last_layer", "subnetwork", ["head"], ["x"]),
-    "subset_params": _values(None, {"n_weights": 3}, {"by": "random"}, {"n": 1}),
+    "subset_params": _values(
+        *[None, {"n_weights": 3}, {"by": "random"}, {"n": 1}, {"lr": 0.1}],
+        {"by": "swag", "n_weights": 3, "n_snapshots": 2, "lr": 0.1},
+    ),
     "hessian_structure": _values(
         *["diag", "full", "gp", "kron", "lowrank", "nystrom", "variational"]
     ),
     "structure_params": _values(None, {"rank": 2}, {"rank": -1}, {"ranks": 2}),
-    "curvature": _values("ef", "ggn", "ggn_mc", "hessian"),
+    "curvature": _values("ef", "ggn", "ggn_mc", "hessian", "identity"),
     "curvature_params": _values(None, {"n_draws": 2}, {"n_draws": 0}, {"n": 2}),
     "prior_precision": _values("auto", "marglik", "validation", 1.0, 0.01, 1e8),
     "prior_precisions": _values(None, [0.1, 1.0], [1.0], [], [-1.0], "auto"),
@@ -159,7 +165,12 @@ USUAL = {
     "scoring": _values(None, "accuracy", "r2", "neg_log_loss", ["r2"]),
     "n_jobs": _values(None, 1),
     "n_estimators": _values(1, 2),
+    "n_snapshots": _values(2, 3),
+    "steps_per_snapshot": _values(1, 2),
+    "lr": _values(0.01, 0.1, 1e3),
+    "max_rank": _values(2, 20),
     "posterior": _values("gaussian", "density", "kumaraswamy", "quantile"),
+    "posterior_params": _values(None, {"n_units": 2}, {"n": 1}),
     "prior": _values("gaussian", "scale_mixture", "uniform", None),
     "prior_scale": _values(1.0, 0.1),
     "prior_params": _values(None, {"pi": 0.5}),
@@ -173,6 +184,8 @@ USUAL = {
 PLAIN_ONLY = {
     "n_jobs": _values(0, "two", 1.5),
     "memory": _values(3, [], 1.5),
+    "n_snapshots": _values(0, 1, -1, 1.5, "two", None, True, float("nan")),
+    "steps_per_snapshot": _values(0, -1, 1.5, "two", None, True, float("nan")),
     "n_estimators": _values(0, -1, 1.5, "two", None, True, float("nan")),
     "verbose": _values(None, "yes", -1),
 }
@@ -393,7 +406,12 @@ ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
     "predict_set": {"q": _values(0.05) | ODD, "k_max": _values(2, 10) | ODD},
     "sample_proba": {"n_samples": _values(2) | ODD, "random_state": _values(0) | ODD},
     "sample_y": {"n_samples": _values(2) | ODD, "random_state": _values(0) | ODD},
-    "latent_mean_and_variance": {"full_cov": _values(True, False)},
+    "sample_latent": {"n_samples": _values(2) | ODD, "random_state": _values(0) | ODD},
+    "latent_mean_and_variance": {
+        "full_cov": _values(True, False),
+        "joint": _values(True, False),
+    },
+    "tune": {"parameters": _values(None, "prior_precision", []) | ODD},
     "log_marginal_likelihood": {},
     "predictive": {},
     "predict_score": {},
@@ -402,7 +420,7 @@ ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
     "recalibrate": {},
 }
 WITHOUT_DATA = {"log_marginal_likelihood"}
-WITH_TARGETS = {"score", "partial_fit", "recalibrate"}
+WITH_TARGETS = {"score", "partial_fit", "recalibrate", "tune"}
 # names of arguments for X, where they differ
 INPUT_NAMES = {"predictive": "x", "predict_score": "items"}
 
@@ -440,11 +458,7 @@ class Configuration:
         """Return the estimator."""
         params = {name: values(name)[value] for name, value in self.params.items()}
         net = NETS[self.net](classifier if self.is_classifier else regressor)
-        cheap = {
-            name: 2
-            for name in ("n_samples", "n_estimators", "cv")
-            if name in parameters(self.estimator)
-        }
+        cheap = {name: 2 for name in CHEAP if name in parameters(self.estimator)}
         return getattr(sklaplace, self.estimator)(net, **cheap | params)
 
     def data(self, X: str, y: str) -> tuple[Any, Any]:

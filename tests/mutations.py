@@ -39,6 +39,49 @@ class Mutation:
 
 MUTATIONS = [
     Mutation(
+        "points of the projection made in inference mode",
+        "sklaplace/dirichlet/logits.py",
+        "@torch.inference_mode(False)  # else no gradients can be taken later\n",
+        "",
+        "dirichlet/test_projection.py::test_gradients_after_inference_mode",
+    ),
+    Mutation(
+        "variational posteriors pickled on their GPU",
+        "sklaplace/estimators/sampling.py",
+        'moved_entries(vars(self), _WITH_TENSORS, "cpu")',
+        "dict(vars(self))",
+        "test_devices.py::test_what_was_fitted_on_a_gpu_loads_without_one",
+    ),
+    Mutation(
+        "a device without float64 accepted",
+        "sklaplace/estimators/options.py",
+        "    check_device(net)\n",
+        "",
+        "networks/test_net_checks.py"
+        "::test_a_device_without_float64_is_refused_before_training",
+    ),
+    Mutation(
+        "half of the diagonal of SWAG forgotten",
+        "sklaplace/posterior/swag.py",
+        "(self.diagonal / 2).sqrt()",
+        "self.diagonal.sqrt()",
+        "posterior/test_swag.py::test_draws_have_the_moments_of_the_gaussian",
+    ),
+    Mutation(
+        "weight decay left out of the descent",
+        "sklaplace/curvature/descent.py",
+        "(g + decay * leaf)",
+        "g",
+        "curvature/test_descent.py::test_weight_decay_of_the_optimizer",
+    ),
+    Mutation(
+        "descent in training mode",
+        "sklaplace/curvature/descent.py",
+        "module.eval().requires_grad_(False)",
+        "module.train().requires_grad_(False)",
+        "curvature/test_descent.py::test_iterates_are_those_of_plain_descent",
+    ),
+    Mutation(
         "empirical Fisher doubled",
         "sklaplace/curvature/ggn.py",
         "return likelihood.gradient(f, y).unsqueeze(-1)",
@@ -51,6 +94,20 @@ MUTATIONS = [
         " * float(n_draws**-0.5)",
         "",
         "curvature/test_ggn.py::test_sampled_fisher_tends_to_the_ggn",
+    ),
+    Mutation(
+        "identity curvature without weights of single outputs",
+        "sklaplace/curvature/ggn.py",
+        "return ones.scaled(output_weights(likelihood, y, f.shape[1]))",
+        "return ones",
+        "curvature/test_ggn.py::test_identity_leaves_out_ignored_positions",
+    ),
+    Mutation(
+        "inputs at several positions taken for features of a sample",
+        "sklaplace/curvature/jacobian.py",
+        "isinstance(first.a, Tensor)\n            and first.has_one_position\n",
+        "first.a is not None\n",
+        "curvature/structures/test_kron.py::test_one_sample_of_a_convolution_alone",
     ),
     Mutation(
         "exact Hessian halved",
@@ -69,15 +126,15 @@ MUTATIONS = [
     Mutation(
         "Kronecker factor divided by batches, not samples",
         "sklaplace/curvature/structures/kron.py",
-        "n_rows = a.shape[0] if weights is None else weights.double().sum()",
-        "n_rows = 1",
+        "n = one * (n_samples if weights is None else weights.double().sum())",
+        "n = one",
         "curvature/structures/test_kron.py::test_inputs_are_weighted_as_rows",
     ),
     Mutation(
         "Kronecker factor divided without sample weights",
         "sklaplace/curvature/structures/kron.py",
-        "n_rows = a.shape[0] if weights is None else weights.double().sum()",
-        "n_rows = a.shape[0]",
+        "n = one * (n_samples if weights is None else weights.double().sum())",
+        "n = one * n_samples",
         "curvature/structures/test_kron.py::test_inputs_are_weighted_as_rows",
     ),
     Mutation(
@@ -132,8 +189,8 @@ MUTATIONS = [
     Mutation(
         "refit without the prior's gradient",
         "sklaplace/posterior/linear_model.py",
-        "backward(gradient) + rho * offset",
-        "backward(gradient)",
+        "backward(gradient).double() + rho * offset",
+        "backward(gradient).double()",
         "posterior/test_linearised.py::test_the_minimum_of_the_linearised_objective",
     ),
     Mutation(
@@ -187,8 +244,8 @@ MUTATIONS = [
     ),
     Mutation(
         "key of the cache without refine",
-        "sklaplace/estimators/laplace.py",
-        "                    options.refine is True,\n",
+        "sklaplace/estimators/fit_cache.py",
+        "                options.refine is True,\n",
         "",
         "estimators/test_memory.py::test_a_grid_over_refine",
     ),
@@ -231,8 +288,8 @@ MUTATIONS = [
     Mutation(
         "evidence of normalised targets as that of y",
         "sklaplace/estimators/laplace.py",
-        "return float(posterior.log_marginal_likelihood() - log_unit)",
-        "return float(posterior.log_marginal_likelihood())",
+        "return posterior.log_marginal_likelihood() - log_unit",
+        "return posterior.log_marginal_likelihood()",
         "estimators/test_normalize_y.py::test_evidence_is_that_of_the_density_of_y",
     ),
     Mutation(

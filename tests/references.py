@@ -228,15 +228,20 @@ def kron(parts: Curvature, reduces: bool = False) -> Tensor:
 
 def _kfac(parts: Curvature, name: str, reduces: bool = False) -> Tensor:
     """``B = Σ Gᵀ L G`` over positions, ``A`` the weighted mean of ``a aᵀ``."""
-    B, A, n_positions = 0.0, 0.0, 0.0
+    layer = parts.forward.module.get_submodule(name)
+    n_groups = getattr(layer, "groups", 1)
+    sums = [(0.0, 0.0)] * n_groups
+    n_positions = 0.0
     for n, (L, w) in enumerate(zip(parts.L, parts.weights, strict=True)):
         a, G = _layer(parts.forward, row(parts.x, n), name)  # (r, i), (c, r, o)
         if reduces:  # positions become one
             a, G = a.mean(0, keepdim=True), G.sum(1, keepdim=True)
-        B = B + torch.einsum("cro,cd,drj->oj", G, L, G)
-        A = A + w * a.T @ a
+        for k, (B, A) in enumerate(sums):
+            g, b = G.chunk(n_groups, -1)[k], a.chunk(n_groups, -1)[k]
+            B = B + torch.einsum("cro,cd,drj->oj", g, L, g)
+            sums[k] = B, A + w * b.T @ b
         n_positions = n_positions + w * len(a)
-    return torch.kron(B, A / n_positions)
+    return torch.block_diag(*(torch.kron(B, A / n_positions) for B, A in sums))
 
 
 def _layer(forward: Forward, x: Any, name: str) -> tuple[Tensor, Tensor]:
@@ -274,7 +279,9 @@ def _patches(layer: Any, x: Tensor) -> Tensor:
         return x.reshape(-1, x.shape[-1])
     size = layer.weight[0].numel()
     identity = torch.eye(size, dtype=x.dtype).reshape(size, *layer.weight.shape[1:])
-    return layer._conv_forward(x, identity, None)[0].flatten(1).T
+    # every group has patches of its own
+    weight = identity.repeat(layer.groups, *[1] * (identity.ndim - 1))
+    return layer._conv_forward(x, weight, None)[0].flatten(1).T
 
 
 # structure -> H as it keeps it, (P, P)

@@ -63,6 +63,47 @@ def test_the_table_of_families_holds_what_was_measured(posteriors):
         assert shown == pytest.approx(np.mean(names["runs"][family], 0), abs=0.06)
 
 
+def test_shapes_are_those_of_the_textbook(posteriors):
+    names = posteriors[0]
+    u = (names["w"] + 3) / 6
+    # b of the median 2/3, which is the weight 1
+    of_median = {
+        (a, np.log(0.5) / np.log1p(-((2 / 3) ** a))): density
+        for a, density in names["narrowing"].items()
+    }
+    for (a, b), density in (names["densities"] | of_median).items():
+        expected = a * b * u ** (a - 1) * (1 - u**a) ** (b - 1) / 6
+        np.testing.assert_allclose(density, expected, rtol=1e-9)
+
+
+# -------------------------------------------------------------- width and depth
+@pytest.fixture(scope="module")
+def sizes():
+    return run_example("bayes_by_backprop/plot_width_depth.py", SEEDS=(0,))
+
+
+def test_wide_networks_lose_the_gap(sizes):
+    names = sizes[0]
+    for weight in names["KL_WEIGHTS"]:
+        at_data, in_gap, elbo = np.transpose(
+            [np.mean(names["runs"][weight, size], 0)[2:5] for size in names["SIZES"]]
+        )
+        ratio = in_gap / at_data
+        assert ratio[0] > ratio[1] > ratio[2]  # widths
+        assert elbo[0] > elbo[1] > elbo[2]
+        assert elbo[3] > elbo[1] > elbo[4]  # depths
+
+
+def test_the_table_of_sizes_holds_what_was_measured(sizes):
+    names, printed = sizes
+    first = names["KL_WEIGHTS"][0]
+    for width, depth in names["SIZES"]:
+        shown = printed_numbers(printed, f"{width} wide, {depth} deep")
+        expected = np.mean(names["runs"][first, (width, depth)], 0)
+        assert shown == pytest.approx(expected, abs=0.6)
+        assert shown[:4] == pytest.approx(expected[:4], abs=0.0006)
+
+
 # ------------------------------------------------------------------- comparison
 @pytest.fixture(scope="module")
 def comparison():
@@ -91,6 +132,15 @@ def test_dropout_is_as_unsure_at_the_data_as_in_the_gap(comparison):
     assert run["MC dropout"]["std, gap/data"] < 2
     assert run["variational, from scratch"]["std, gap/data"] > 3
     assert run["MC dropout"]["RMSE"] > run["network alone"]["RMSE"] + 0.02
+
+
+def test_swag_stays_close_to_the_network(comparison):
+    (digits,), (curve,) = comparison[0]["digits_runs"], comparison[0]["curve_runs"]
+    for score in ("accuracy", "NLL", "ECE"):
+        alone = digits["network alone"][score]
+        assert digits["SWAG"][score] == pytest.approx(alone, abs=0.03)
+    assert curve["SWAG"]["std, gap/data"] < 2
+    assert curve["SWAG"]["RMSE"] < curve["network alone"]["RMSE"] + 0.03
 
 
 def test_laplace_is_cheap_to_fit_and_draws_are_slow(comparison):

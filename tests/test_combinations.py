@@ -27,6 +27,8 @@ def factor(found, curvature):
     if curvature == "ggn_mc":
         kind = CURVATURES[curvature]
         return kind(found.likelihood, f, found.y, row_hash(found.x))
+    if curvature == "identity":
+        return torch.eye(f.shape[1], dtype=f.dtype).expand(len(f), -1, -1)
     leaf = f.clone().requires_grad_()
     one = torch.ones((), dtype=f.dtype)
     total = references.log_likelihood(found.likelihood, leaf, found.y, one).sum()

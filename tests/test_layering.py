@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FunctionType
 
 import pytest
+from mutations import MUTATIONS
 from sklearn.base import BaseEstimator
 
 import sklaplace
@@ -248,6 +249,11 @@ def bodies():
                 first = node.body[has_doc] if len(node.body) > has_doc else None
                 start = first.lineno if first else node.end_lineno
                 yield f"{name}.{node.name}", node.end_lineno - start + 1
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.mistake)
+def test_texts_of_mutations_are_there_once(mutation):
+    assert mutation.count(ROOT.parent) == 1
 
 
 def test_files_and_functions_are_short():

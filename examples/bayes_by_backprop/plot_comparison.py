@@ -2,12 +2,13 @@
 Laplace and other methods: scores and costs
 ===========================================
 
-Six ways to the uncertainty of a network: Laplace of the last layer and of all
-weights, Bayes by Backprop, Monte-Carlo dropout, a deep ensemble, and the network alone.
+Seven ways to the uncertainty of a network: Laplace of the last layer and of all
+weights, Bayes by Backprop, SWAG, Monte-Carlo dropout, a deep ensemble, and the network
+alone.
 All have the same architecture and the same samples. Which is accurate, which is
 calibrated, which detects out-of-distribution inputs, and what does each cost?
 
-On two cores with nothing else to do, this runs for about 40 seconds; on slower ones, or
+On two cores with nothing else to do, this runs for about a minute; on slower ones, or
 next to other programs, for several minutes.
 """
 
@@ -43,6 +44,8 @@ from sklaplace import (
     LaplaceRegressor,
     MCDropoutClassifier,
     MCDropoutRegressor,
+    SWAGClassifier,
+    SWAGRegressor,
     VariationalClassifier,
     VariationalRegressor,
 )
@@ -125,8 +128,9 @@ def digits_net(val, epochs, rate=0.0):
 #
 # Laplace goes around the network alone, once that is trained. Bayes by Backprop is
 # trained from scratch, for four times as many epochs, which it needs; or it is started
-# at the network alone, for as many epochs as that had. The ensemble has five networks,
-# and where weights or units are drawn, it is a hundred times.
+# at the network alone, for as many epochs as that had. SWAG goes on from a trained
+# network by a thousand steps of gradient descent. The ensemble has five networks, and
+# where weights or units are drawn, it is a hundred times.
 #
 # The held-out samples choose the prior precision of Laplace; a third version takes all
 # weights and chooses it by the marginal likelihood ("marglik"). The weight of the
@@ -143,7 +147,7 @@ def seconds(function, *args):
 
 def fit_all(kinds, new_net, epochs, rate, structures, train, val, seed):
     """Fitted models, and seconds to fit them, by method."""
-    laplace, variational, dropout, ensemble = kinds
+    laplace, variational, swag, dropout, ensemble = kinds
     few, many = epochs
     fixed = {"random_state": seed}
     weighted = fixed | {"kl_weight": KL_WEIGHT}
@@ -174,6 +178,7 @@ def fit_all(kinds, new_net, epochs, rate, structures, train, val, seed):
         "variational, from scratch": seconds(
             variational(new_net(val, many), **weighted).fit, *train
         ),
+        "SWAG": seconds(swag(new_net(val, few), **fixed).fit, *train),
         "MC dropout": seconds(dropout(new_net(val, few, rate), **fixed).fit, *train),
         "deep ensemble": seconds(several.fit, *train),
     }
@@ -243,6 +248,7 @@ def digits_scores(model, test):
 CLASSIFIERS = (
     LaplaceClassifier,
     VariationalClassifier,
+    SWAGClassifier,
     MCDropoutClassifier,
     DeepEnsembleClassifier,
 )
@@ -279,7 +285,7 @@ show("digits", digits_runs)
 # likelihood detects as much, on 8 and 9 a little more than all others, and adds next to
 # nothing to the training; but it is far too underconfident on known digits, with the
 # highest NLL and ECE by far. Started at the trained network, Bayes by Backprop stays
-# close to it.
+# close to it, and so does SWAG with its default learning rate.
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#6e6e6e"
 COLORS = {
@@ -289,6 +295,7 @@ COLORS = {
     "Laplace, marglik": BLUE,
     "variational, from the trained network": ORANGE,
     "variational, from scratch": ORANGE,
+    "SWAG": "#D55E00",
     "MC dropout": GREEN,
     "deep ensemble": "#CC79A7",
 }
@@ -386,6 +393,7 @@ def curve_scores(model, test):
 REGRESSORS = (
     LaplaceRegressor,
     VariationalRegressor,
+    SWAGRegressor,
     MCDropoutRegressor,
     DeepEnsembleRegressor,
 )
@@ -409,16 +417,17 @@ for seed in SEEDS:
 show("curve", curve_runs)
 
 # %%
-# Near the data, the network alone, all three kinds of Laplace and the ensemble are as
-# good as each other, within what differs from seed to seed. Bayes by Backprop from
-# scratch comes next; the start from the trained network, and dropout, cost more
+# Near the data, the network alone, all three kinds of Laplace, SWAG and the ensemble
+# are as good as each other, within what differs from seed to seed. Bayes by Backprop
+# from scratch comes next; the start from the trained network, and dropout, cost more
 # accuracy.
 #
 # In the gap, Laplace on held-out samples often misses the curve: these samples are at
 # the data, and do not determine how wide bands should be elsewhere. Under the marginal
 # likelihood its bands cover the curve, but are wider than they need to be. Those of the
 # ensemble and of Bayes by Backprop open about as far as the error. Dropout covers the
-# curve with bands that are as wide at the data: they do not show where the gap is.
+# curve with bands that are as wide at the data, and those of SWAG are narrow in both
+# places: neither shows where the gap is.
 #
 # Which to take? Where training is cheap, an ensemble: only on inverted images was it
 # clearly beaten. Around a network that is trained already, Laplace; and with the
@@ -427,7 +436,7 @@ show("curve", curve_runs)
 
 models, train = curve_models[0]
 figure, axes = plt.subplots(
-    2, 4, figsize=(10, 4.6), sharex=True, sharey=True, layout="constrained"
+    3, 3, figsize=(10, 6.6), sharex=True, sharey=True, layout="constrained"
 )
 x = np.linspace(-4, 4, 200)
 for ax, (name, model) in zip(axes.flat, models.items(), strict=True):
@@ -438,7 +447,7 @@ for ax, (name, model) in zip(axes.flat, models.items(), strict=True):
 figure.legend(
     *ax.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False
 )
-for ax in axes[1]:
+for ax in axes[-1]:
     ax.set_xlabel("x")
 for ax in axes[:, 0]:
     ax.set_ylabel("y")

@@ -28,6 +28,7 @@ from torch import nn
 from sklaplace import VariationalRegressor
 from sklaplace.metrics import gaussian_nll
 from sklaplace.plotting import PredictiveBandDisplay
+from sklaplace.posterior.variational import Kumaraswamy
 
 torch.set_num_threads(1)  # small networks gain nothing from more
 
@@ -145,6 +146,52 @@ for ax, family in zip(axes, FAMILIES, strict=True):
     ax.set(title=family, xlim=(-4, 4), ylim=(-3, 3), xlabel="x")
     ax.spines[["top", "right"]].set_visible(False)
 axes[0].set_ylabel("y")
+plt.show()
+
+# %%
+# Shapes of the Kumaraswamy family
+# --------------------------------
+#
+# With shape parameters ``a`` and ``b``, a weight ``w`` between the bounds -3 and 3 has
+# ``P(w <= 6 u - 3) = 1 - (1 - u**a)**b``. On the left are densities of a few: one mode
+# inside, at a bound, or at both. What is trained, for the sake of convergence, are the
+# median and ``log a``; on the right, ``a`` grows while the median is 1. The narrower
+# the density, the closer its shape comes to that of the logarithm of an exponential
+# variable, which is skewed: never to a Gaussian.
+
+BOUND = 3.0
+SHAPES = (0.5, 0.5), (1.0, 3.0), (2.0, 2.0), (5.0, 1.0), (2.0, 5.0)
+GROWING = 0.5, 1.0, 2.0, 4.0, 12.0
+
+
+def density_of(median, a):
+    """Density at the grid ``w`` of a median, as a fraction of the interval, and a."""
+    family = Kumaraswamy(torch.zeros(1), torch.ones(1), bound=BOUND).double()
+    with torch.no_grad():
+        family.logit_median.fill_(np.log(median) - np.log1p(-median))
+        family.log_a.fill_(np.log(a))
+        return family.log_prob(torch.tensor(w)[:, None])[:, 0].exp().numpy()
+
+
+w = np.linspace(-BOUND, BOUND, 602)[1:-1]
+densities = {(a, b): density_of((1 - 2 ** (-1 / b)) ** (1 / a), a) for a, b in SHAPES}
+narrowing = {a: density_of(4 / 6, a) for a in GROWING}
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
+styles = "-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1))
+for ((a, b), density), color, style in zip(
+    densities.items(), (*COLORS.values(), "black"), styles, strict=True
+):
+    left.plot(w, density, color=color, ls=style, label=f"a = {a:g}, b = {b:g}")
+for (a, density), color, style in zip(
+    narrowing.items(), (*COLORS.values(), "black"), styles, strict=True
+):
+    right.plot(w, density, color=color, ls=style, label=f"a = {a:g}")
+right.axvline(1, color="0.6", lw=0.8, zorder=0)
+left.set(title="shape parameters", xlabel="weight", ylabel="density", ylim=(0, 0.8))
+right.set(title="median 1", xlabel="weight", ylim=(0, 1.2))
+for ax in (left, right):
+    ax.legend(frameon=False, fontsize="small")
+    ax.spines[["top", "right"]].set_visible(False)
 plt.show()
 
 # %%

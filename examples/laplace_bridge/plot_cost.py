@@ -22,10 +22,13 @@ import time
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from sklearn.datasets import load_digits
+from sklearn.frozen import FrozenEstimator
+from skorch import NeuralNetClassifier
 from torch import nn
 from torch.distributions import MultivariateNormal
 
-from sklaplace import dirichlet
+from sklaplace import LaplaceClassifier, dirichlet
 from sklaplace.core.random import sobol_normals
 from sklaplace.dirichlet import links
 
@@ -35,6 +38,7 @@ ROWS = 10_000
 CLASSES = 10
 DRAWS = (10, 100, 1000)
 ROUNDS = 5
+EPOCHS = 30
 
 generator = torch.Generator().manual_seed(0)
 mean = 2 * torch.randn(ROWS, CLASSES, generator=generator)
@@ -150,6 +154,9 @@ for name, value in best.items():
 # few times as long as the bridge with ten. It gives probabilities only, though; the
 # Dirichlet distributions say how uncertain these are, too.
 #
+# Published, the bridge takes 0.013 seconds where a thousand samples take 4.71, about
+# 400 times as long ("/ bridge" is that ratio here).
+#
 # Speed is not accuracy. What these candidates are worth is the subject of the other
 # examples; mean and uncertainty of the bridge may be far off.
 
@@ -173,3 +180,44 @@ ax.set(
 ax.spines[["top", "right"]].set_visible(False)
 ax.legend(frameon=False, loc="lower right")
 plt.show()
+
+# %%
+# What is paid once
+# -----------------
+#
+# Before any of this, the network is trained and the Laplace approximation fitted. The
+# published network, a ResNet-18 on CIFAR-10, was trained in 71 minutes; its Gaussians,
+# over the last layer with Kronecker factors, took 29 seconds. Here it is a small
+# network on the digits, with the same structure.
+
+
+def digits_net():
+    convolution = nn.Conv2d(1, 16, 3, padding=1)
+    layers = convolution, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+X, y = load_digits(return_X_y=True)
+X = (X / 16).astype("float32").reshape(-1, 1, 8, 8)
+torch.manual_seed(0)
+net = NeuralNetClassifier(
+    digits_net,
+    criterion=nn.CrossEntropyLoss,
+    optimizer=torch.optim.Adam,
+    lr=1e-3,
+    max_epochs=EPOCHS,
+    train_split=None,
+    verbose=0,
+)
+model = LaplaceClassifier(FrozenEstimator(net), prior_precision=1.0)
+once = {"training": seconds(lambda: net.fit(X, y))}
+once["Laplace approximation"] = min(seconds(lambda: model.fit(X, y)) for _ in range(3))
+PUBLISHED_ONCE = {"training": 4288.2, "Laplace approximation": 29.1}
+print(f"{'':22}{'measured here':>16}{'published':>12}  (seconds)")
+for name, value in once.items():
+    print(f"{name:22}{value:16.3f}{PUBLISHED_ONCE[name]:12.1f}")
+here, published = (
+    table["Laplace approximation"] / table["training"]
+    for table in (once, PUBLISHED_ONCE)
+)
+print(f"{'ratio':22}{here:16.2%}{published:12.2%}")

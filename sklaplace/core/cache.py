@@ -271,8 +271,9 @@ class _Pickler(pickle.Pickler):
         As arrays they load several times as fast as in torch's own form.
         """
         is_plain = type(value) is torch.Tensor and value.is_contiguous()
+        is_plain = is_plain and value.device.type == "cpu"
         if is_plain and not (value.requires_grad or vars(value)):
-            with suppress(TypeError, RuntimeError):  # on a GPU, or of torch's dtypes
+            with suppress(TypeError, RuntimeError):  # of torch's dtypes
                 return torch.from_numpy, (value.numpy(),)
         if isinstance(value, NeuralNet):
             return object.__new__, (type(value),), vars(value), None, None, _set_state

@@ -89,6 +89,28 @@ def wide_root_eigh(root: Tensor) -> tuple[Tensor, Tensor]:
     return values, torch.cat([basis[:, n:], own], 1)
 
 
+def group_products(values: Tensor, matrices: Tensor) -> Tensor:
+    """Return products of values (..., G·n), group by group, with matrices (G, n, n)."""
+    rows = values.unflatten(-1, (len(matrices), -1))
+    # `@` would copy the matrices for each row
+    return torch.einsum("...gn,gnm->...gm", rows, matrices).flatten(-2)
+
+
+def group_rows(g: Tensor, a: Tensor, basis: Tensor | None) -> Tensor:
+    """Return ``Σᵣ g ⊗ (a Q)`` in each group, (b, k, G, o, i).
+
+    Of ``g`` (b, k, r, G, o), ``a`` (b, r, G, i) and ``Q`` (G, i, i) or None, the
+    identity.
+    """
+    inputs_first = a.shape[1] < g.shape[1] * g.shape[-1]  # r < k·o: fewer products
+    if basis is not None and inputs_first:
+        a = torch.einsum("brgi,gij->brgj", a, basis)
+    rows = torch.einsum("bkrgo,brgi->bkgoi", g, a)
+    if basis is None or inputs_first:
+        return rows
+    return torch.einsum("bkgoi,gij->bkgoj", rows, basis)
+
+
 def all_finite(values: Tensor) -> bool:
     """Return whether no entry is infinite or NaN; one sum where that is so."""
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())

@@ -129,8 +129,9 @@ def sobol_normals(n_samples: int, dim: int, seed: int) -> Tensor:
     return torch.cat([points, -points])[:n_samples]
 
 
-# equal points in every call; must not be written to
-cached_sobol_normals = lru_cache(maxsize=8)(sobol_normals)
+# equal points in every call; must not be written to. Those made in inference mode could
+# not be used later where gradients are needed.
+cached_sobol_normals = lru_cache(maxsize=8)(torch.inference_mode(False)(sobol_normals))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sklaplace.core.lazy import cached_property
-from sklaplace.core.linalg import gram
+from sklaplace.core.linalg import gram, group_products, group_rows
 from sklaplace.curvature.patches import Inputs, contracted, mean_input, unfolded
 from sklaplace.likelihoods.output_hessian import OutputHessian
 
@@ -42,6 +42,10 @@ class BaseBlock:
     g: Tensor
     a: Inputs | None
 
+    def like(self, g: Tensor, a: Inputs | None) -> "Block":
+        """Rows of the same parameters from other factors."""
+        return Block(g, a)
+
     def __len__(self) -> int:
         """Number of samples; one where all have the same rows."""
         return len(self.g) if self.a is None else self.a.shape[0]
@@ -60,6 +64,11 @@ class BaseBlock:
     def n_parameters(self) -> int:
         """Length p of a row."""
         return self.n_outputs * (1 if self.a is None else self.a.shape[-1])
+
+    @property
+    def n_groups(self) -> int:
+        """Number of groups of outputs and inputs with factors of their own."""
+        return 1
 
     @property
     def device(self) -> torch.device:
@@ -100,18 +109,18 @@ class BaseBlock:
         """Dense rows of some samples at a time."""
         n, g = self._chunk_length, self.g.expand(len(self), -1, -1, -1)
         for some in (slice(start, start + n) for start in range(0, len(self), n)):
-            yield Block(g[some], None if self.a is None else self.a[some]).dense()
+            yield self.like(g[some], None if self.a is None else self.a[some]).dense()
 
     def reduced(self) -> "BaseBlock":
         """One position for all: the sum of ``g``, and the mean of ``a``."""
         if self.a is None or self.has_one_position:
             return self
-        return Block(self.g.sum(2, keepdim=True), mean_input(self.a))
+        return self.like(self.g.sum(2, keepdim=True), mean_input(self.a))
 
     def take(self, indices: Tensor) -> "BaseBlock":
         """Rows of the samples at some indices (n,)."""
         g = self.g.expand(len(self), -1, -1, -1)[indices.to(self.g.device)]
-        return Block(g, None if self.a is None else self.a[indices])
+        return self.like(g, None if self.a is None else self.a[indices])
 
     def padded(self, n_positions: int) -> "BaseBlock":
         """The same rows with as many positions, of which further ones are zero."""
@@ -119,7 +128,7 @@ class BaseBlock:
         if self.a is None or not missing:
             return self
         g, a = (nn.functional.pad(t, (0, 0, 0, missing)) for t in (self.g, self.inputs))
-        return Block(g, a)
+        return self.like(g, a)
 
     def shortest(self) -> "BaseBlock":
         """Dense rows if they take less memory than the factors: for many positions."""
@@ -241,6 +250,63 @@ class Block(BaseBlock):
         if isinstance(self.a, Tensor):
             return Block(g, self.a @ inputs)
         return Block(g, replace(self.a, basis=inputs))
+
+
+@dataclass(frozen=True)
+class GroupedBlock(Block):
+    """Rows of a convolution whose G groups have outputs and inputs of their own.
+
+    Rows are written out, without the zeros between groups: p = G·o·i.
+
+    Attributes
+    ----------
+    g : Tensor of shape (b, k, r, G·o)
+        Gradients, group by group.
+    a : Tensor or Patches of shape (b, r, G·i)
+        Inputs, group by group.
+    groups : int
+        G.
+    basis : Tensor of shape (G, i, i) or None
+        Matrices that the inputs of the groups are multiplied by; None: the identity.
+    """
+
+    groups: int = 1
+    basis: Tensor | None = None
+    has_one_position = False  # whose products take all outputs with all inputs
+
+    def like(self, g: Tensor, a: Inputs | None) -> Block:
+        """Rows of the same parameters from other factors."""
+        return replace(self, g=g, a=a)
+
+    @property
+    def n_groups(self) -> int:
+        """G."""
+        return self.groups
+
+    @property
+    def n_parameters(self) -> int:
+        """Length p of a row."""
+        return super().n_parameters // self.groups
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        """Gradients of the groups, (b, k, r, G, o), which no bias shares."""
+        return self.g.unflatten(-1, (self.groups, -1))
+
+    def dense(self) -> Tensor:
+        """Rows written out, (b, k, p)."""
+        inputs = self.inputs.unflatten(-1, (self.groups, -1))
+        return group_rows(self.outputs, inputs, self.basis).flatten(2)
+
+    def output_moment(self) -> Tensor:
+        """``Σ g gᵀ`` of each group, (G, o, o)."""
+        rows = self.outputs.flatten(0, 2).transpose(0, 1)
+        return rows.mT @ rows
+
+    def rotate(self, outputs: Tensor | None, inputs: Tensor | None) -> Block:
+        """Rows in the bases (G, o, o) and (G, i, i) of the groups."""
+        g = self.g if outputs is None else group_products(self.g, outputs)
+        return replace(self, g=g, basis=inputs)
 
 
 @dataclass(frozen=True)

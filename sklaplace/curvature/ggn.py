@@ -21,7 +21,7 @@ from sklaplace.curvature.jacobian import backpropagate_in_parts
 from sklaplace.curvature.recorder import compare_alone
 from sklaplace.curvature.structures import Accumulator
 from sklaplace.likelihoods import DataFit, Likelihood, output_weights, weighted
-from sklaplace.likelihoods.output_hessian import Factored, OutputHessian
+from sklaplace.likelihoods.output_hessian import Diagonal, Factored, OutputHessian
 from sklaplace.networks.forward import Forward
 
 # targets drawn for each sample
@@ -69,6 +69,19 @@ def ggn_mc(
     return _weight_outputs(root, likelihood, y)
 
 
+def identity(likelihood: Likelihood, f: Tensor, y: Tensor, keys: Tensor) -> Tensor:
+    """Identity in place of the Hessian of the loss in the outputs, ``Σ w JᵀJ``.
+
+    Weights of samples and of single outputs count, the loss does not: neither how
+    confident the network is nor the targets. In units of the noise as `ggn`, which it
+    equals for a Gaussian. It is at least `ggn` for probabilities of classes, where no
+    eigenvalue of ``Λ`` exceeds one. After Zhdanov, Dereka and Kolesnikov (2023),
+    "Identity curvature Laplace approximation for improved out-of-distribution
+    detection".
+    """
+    return identity_hessian(likelihood, f, y).factor()
+
+
 def _weight_outputs(root: Tensor, likelihood: Likelihood, y: Tensor) -> Tensor:
     """``S`` times the square roots of the weights of single outputs, if any."""
     weights = output_weights(likelihood, y, root.shape[1])
@@ -78,6 +91,12 @@ def _weight_outputs(root: Tensor, likelihood: Likelihood, y: Tensor) -> Tensor:
 def ggn_hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> OutputHessian:
     """``S Sᵀ`` of `ggn`, in closed form."""
     return likelihood.hessian(f).scaled(output_weights(likelihood, y, f.shape[1]))
+
+
+def identity_hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> OutputHessian:
+    """``S Sᵀ`` of `identity`, in closed form."""
+    ones = Diagonal(torch.ones_like(f))
+    return ones.scaled(output_weights(likelihood, y, f.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -129,6 +148,7 @@ CURVATURES: dict[str, Curvature] = {
     "ggn_mc": Curvature(ggn_mc, is_random=True, checks={"n_draws": check_count}),
     # outputs are linear in the weights of a head: there it is the GGN
     "hessian": Curvature(ggn, ggn_hessian, is_exact=True),
+    "identity": Curvature(identity, identity_hessian),
 }
 GGN = CURVATURES["ggn"]
 

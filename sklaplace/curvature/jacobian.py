@@ -18,7 +18,15 @@ from torch import Tensor, nn
 
 from sklaplace.core.linalg import agree
 from sklaplace.core.trees import tree_rows
-from sklaplace.curvature.blocks import Block, HeadBlock, grams, kernel, total, variances
+from sklaplace.curvature.blocks import (
+    Block,
+    GroupedBlock,
+    HeadBlock,
+    grams,
+    kernel,
+    total,
+    variances,
+)
 from sklaplace.curvature.derivatives import DEPENDENT_SAMPLES, dense_rows
 from sklaplace.curvature.layout import BlockSpec, Head, Layout
 from sklaplace.curvature.patches import LAYER_INPUTS, Inputs, joined_inputs, unfolded
@@ -73,8 +81,13 @@ class Jacobian:
     def is_shared(self) -> bool:
         """Whether all samples and blocks share the same output gradients."""
         first = self.blocks[0]
-        return first.a is not None and all(
-            block.g is first.g and block.g.shape[0] == 1 for block in self.blocks
+        # of patches, and at several positions, rows are sums
+        return (
+            isinstance(first.a, Tensor)
+            and first.has_one_position
+            and all(
+                block.g is first.g and block.g.shape[0] == 1 for block in self.blocks
+            )
         )
 
     def features(self) -> Tensor:
@@ -139,14 +152,16 @@ class Jacobian:
             if shared not in known:
                 known[shared] = of_gradients(block.g)
             a = None if block.a is None else of_inputs(block.a)
-            blocks.append(Block(known[shared], a))
+            blocks.append(block.like(known[shared], a))
         return replace(self, blocks=blocks)
 
     @staticmethod
     def stacked(parts: "list[Jacobian]") -> "Jacobian":
         """Rows of the samples of several batches; all or none have keys."""
         blocks = [
-            Block(g, None if same[0].a is None else joined_inputs([b.a for b in same]))
+            same[0].like(
+                g, None if same[0].a is None else joined_inputs([b.a for b in same])
+            )
             for g, same in _concatenated(parts, 0)
         ]
         keys = [part.keys for part in parts if part.keys is not None]
@@ -207,7 +222,7 @@ def joined(parts: list[tuple[Tensor, Jacobian]]) -> tuple[Tensor, Jacobian]:
     if len(parts) == 1:
         return parts[0]
     outputs, jacobians = zip(*parts, strict=True)
-    blocks = [Block(g, same[0].a) for g, same in _concatenated(jacobians, 1)]
+    blocks = [same[0].like(g, same[0].a) for g, same in _concatenated(jacobians, 1)]
     return outputs[0], Jacobian(blocks, jacobians[0].weights)
 
 
@@ -376,6 +391,7 @@ def _layer_factors(
         ]
         if not pairs:
             o, i = layer.weight.flatten(1).shape
+            i *= getattr(layer, "groups", 1)
             factors[name] = columns.new_zeros(b, 1, i), columns.new_zeros(b, k, 1, o)
             continue
         inputs, outputs = zip(*pairs, strict=True)
@@ -420,7 +436,8 @@ def _block(
         block = Block(g if g.shape[2] == 1 else g.sum(2, keepdim=True))
     else:
         a, g = factors[spec.layer]
-        block = Block(g, a)
+        grouped = spec.n_groups > 1
+        block = GroupedBlock(g, a, spec.n_groups) if grouped else Block(g, a)
     return block if spec.indices is None else block.select(spec.indices)
 
 

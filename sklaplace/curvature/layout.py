@@ -35,6 +35,8 @@ class BlockSpec:
     one_by_one : bool
         Whether dense rows are computed for one sample after the other, since those of
         ``torch.func.vmap`` are missing or wrong.
+    n_groups : int
+        Number G of groups of a convolution, each of which has factors of its own.
     indices : Tensor of shape (p,) or None
         Which entries of the flattened parameter are selected; None: all.
     """
@@ -44,6 +46,7 @@ class BlockSpec:
     layer: str | None = None
     is_bias: bool = False
     one_by_one: bool = False
+    n_groups: int = 1
     indices: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -53,10 +56,13 @@ class BlockSpec:
 
     @property
     def factor_shape(self) -> tuple[int, int]:
-        """``(o, i)``: the block as a matrix; i = 1 where it has no input factor."""
+        """``(o, i)``: the block as a matrix; i = 1 where it has no input factor.
+
+        That of one group where there are several.
+        """
         if self.layer is None or self.is_bias or self.indices is not None:
             return self.size, 1
-        return self.shape[0], self.size // self.shape[0]
+        return self.shape[0] // self.n_groups, self.size // self.shape[0]
 
 
 @dataclass(frozen=True)

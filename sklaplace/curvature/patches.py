@@ -232,6 +232,15 @@ def second_moment(a: Inputs, weights: Tensor | None) -> Tensor:
     return a.moment() if isinstance(a, Patches) else gram(a.flatten(0, 1))
 
 
+def grouped_moment(a: Inputs, weights: Tensor | None, n_groups: int) -> Tensor:
+    """`second_moment` of each of G groups of inputs, side by side, (G, i, i)."""
+    total = torch.zeros((), dtype=torch.float64)
+    for chunk in _chunks(_scaled(a, weights)):
+        rows = chunk.flatten(0, 1).unflatten(1, (n_groups, -1)).transpose(0, 1)
+        total = total.to(rows.device) + (rows.mT @ rows).double()
+    return total
+
+
 def scaled_rows(a: Inputs, weights: Tensor | None) -> Tensor:
     """``√w a`` of all samples and positions, (b·r, i)."""
     return unfolded(_scaled(a, weights)).flatten(0, 1)
@@ -268,6 +277,9 @@ LAYER_INPUTS: dict[type[nn.Module], Callable[[Any, Tensor], Inputs]] = {
 
 
 def has_layer_form(module: nn.Module) -> bool:
-    """Whether rows of this layer's parameters have the form ``Σᵣ g ⊗ a``."""
-    is_known = type(module) in LAYER_INPUTS and getattr(module, "groups", 1) == 1
-    return is_known and "forward" not in vars(module)  # not replaced by another
+    """Whether rows of this layer's parameters have the form ``Σᵣ g ⊗ a``.
+
+    Those of a grouped convolution have it in each group.
+    """
+    is_replaced = "forward" in vars(module)
+    return type(module) in LAYER_INPUTS and not is_replaced

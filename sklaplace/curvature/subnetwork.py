@@ -5,25 +5,20 @@ via subnetwork inference"): the weights with the highest scores are selected, an
 equal ones the first.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sklaplace.core.random import counter_uniforms, row_hash
-from sklaplace.core.trees import tree_rows
-from sklaplace.curvature.derivatives import call_with
+from sklaplace.core.checks import Check
+from sklaplace.curvature.descent import SCHEDULE_CHECKS, Descent, Schedule
 from sklaplace.curvature.ggn import GGN, accumulate
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures.diag import DiagAccumulator
-from sklaplace.likelihoods import Likelihood, weighted
+from sklaplace.likelihoods import Likelihood
 from sklaplace.networks.forward import Forward
-
-# Steps of stochastic gradient descent, the learning rate, and the mean fraction of the
-# training samples in a batch.
-STEPS, LEARNING_RATE, FRACTION = 100, 0.01, 0.1
 
 
 @dataclass(frozen=True)
@@ -40,6 +35,8 @@ class SelectionProblem:
         Of the targets given the outputs.
     batches : callable
         Returns an iterable over the training samples, in batches ``(x, y, weights)``.
+    descent : Descent
+        Gradient descent from the trained weights.
     seed : int
         Of random numbers.
     """
@@ -48,6 +45,7 @@ class SelectionProblem:
     layout: Layout
     likelihood: Likelihood
     batches: Callable[[], Iterable[tuple[Any, Any, Tensor | None]]]
+    descent: Descent
     seed: int
 
 
@@ -77,57 +75,48 @@ def variance(problem: SelectionProblem) -> Tensor:
     return torch.where(curvature > 0, -curvature, -curvature.max() - 1)
 
 
-def swag(problem: SelectionProblem) -> Tensor:
+def swag(problem: SelectionProblem, **schedule: Any) -> Tensor:
     """Variances of the weights along stochastic gradient descent, (P,).
 
-    From the trained weights, on samples drawn by hashes of their inputs, so that
-    neither batches nor order matter (Maddox et al. 2019, "A simple baseline for
-    Bayesian uncertainty in deep learning").
+    From the trained weights (Maddox et al. 2019, "A simple baseline for Bayesian
+    uncertainty in deep learning"); ``schedule`` are fields of a `Schedule`.
     """
-    weights = problem.layout.read(problem.forward.module)
-    # moments of the differences from the trained weights, against cancellation
-    first = second = moved = torch.zeros_like(weights)
-    for step in range(STEPS):
-        moved = moved - LEARNING_RATE * _gradient(problem, weights + moved, step)
-        first, second = first + moved, second + moved**2
-    return second / STEPS - (first / STEPS) ** 2
+    return problem.descent.moments(problem.layout, Schedule(**schedule)).variance
 
 
-def _gradient(problem: SelectionProblem, weights: Tensor, step: int) -> Tensor:
-    """Gradient (P,) of the mean loss of the samples that one step draws."""
-    layout, likelihood = problem.layout, problem.likelihood
-    total, count = torch.zeros_like(weights), 0.0
-    own = dict(problem.forward.module.named_parameters())
-    values = layout.unflatten(weights)
-    leaves = {k: value.to(own[k]).requires_grad_() for k, value in values.items()}
-    for x, y, w in problem.batches():
-        uniforms = counter_uniforms(row_hash(x), 1, problem.seed + step)[:, 0]
-        drawn = (uniforms < FRACTION).nonzero()[:, 0]
-        if not len(drawn):
-            continue
-        with torch.enable_grad():
-            f = call_with(problem.forward, leaves, tree_rows(x, drawn))
-            targets = likelihood.targets(y[drawn], f)
-            losses = likelihood.loss(f, targets)
-            given = weighted(likelihood, targets, None if w is None else w[drawn])
-            given = torch.ones_like(losses) if given is None else given.to(losses)
-            loss, own_leaves = given @ losses, list(leaves.values())
-            found = torch.autograd.grad(loss, own_leaves, materialize_grads=True)
-        total += layout.flatten(found).double()
-        count += float(given.sum())
-    return total / count if count else total
+@dataclass(frozen=True)
+class Criterion:
+    """A way to score weights: ``score(problem, **options) -> Tensor`` (P,).
+
+    ``checks`` has a check of the value of each option.
+    """
+
+    score: Callable[..., Tensor]
+    checks: Mapping[str, Check] = field(default_factory=dict)
+
+    def __call__(self, problem: SelectionProblem, **options: Any) -> Tensor:
+        """Scores of all weights, (P,)."""
+        return self.score(problem, **options)
 
 
-SCORES = {"magnitude": magnitude, "random": random, "swag": swag, "variance": variance}
+SCORES: dict[str, Criterion] = {
+    "magnitude": Criterion(magnitude),
+    "random": Criterion(random),
+    "swag": Criterion(swag, SCHEDULE_CHECKS),
+    "variance": Criterion(variance),
+}
 
 
-def choose(problem: SelectionProblem, by: str, n_weights: int) -> Tensor:
+def choose(
+    problem: SelectionProblem, by: str, n_weights: int, **options: Any
+) -> Tensor:
     """Indices of the weights with the highest scores, (n_weights,), ascending."""
-    scores = SCORES[by](problem)
+    scores = SCORES[by](problem, **options)
     if not scores.isfinite().all():
         raise ValueError(
             f"subset_params['by']={by!r} gives no numbers here: gradient descent has "
-            "diverged. Scale inputs and targets, or use 'magnitude' or 'random'."
+            "diverged. Set a smaller subset_params['lr'], scale inputs and targets, or "
+            "use 'magnitude' or 'random'."
         )
     order = torch.sort(scores, descending=True, stable=True).indices
     return order[:n_weights].sort().values.cpu()

@@ -125,12 +125,13 @@ def subnetwork(
     n_weights: int | None = None,
     by: str = CRITERION,
     indices: Any = None,
+    **options: Any,
 ) -> Layout:
     """Single weights, by their indices in the vector of all weights.
 
     ``n_weights`` is 100 by default, or all if there are fewer. The criterion ``by``
-    is applied once the network has been trained, see `curvature.subnetwork`: until
-    then ``indices`` are the first ``n_weights``.
+    with its ``options`` is applied once the network has been trained, see
+    `curvature.subnetwork`: until then ``indices`` are the first ``n_weights``.
 
     Raises
     ------
@@ -427,7 +428,11 @@ def _specs(module: nn.Module, calls: _Calls) -> list[BlockSpec]:
             and has_layer_form(module.get_submodule(layer))
         )
         shape, is_bias = tuple(parameter.shape), has_form and key == "bias"
-        specs.append(BlockSpec(name, shape, layer if has_form else None, is_bias))
+        spec = BlockSpec(name, shape, layer if has_form else None, is_bias)
+        if has_form and not is_bias:
+            n_groups = getattr(module.get_submodule(layer), "groups", 1)
+            spec = replace(spec, n_groups=n_groups)
+        specs.append(spec)
     return specs
 
 

@@ -37,12 +37,16 @@ from sklaplace.dirichlet.projection import kl_projection
 
 Approximation = Callable[[Tensor, Tensor], Tensor]
 
+# those of the logits as they are; all others centre them first
+UNCENTRED = frozenset({"bridge_conditioned", "bridge_norm_conditioned"})
 # those that need only the variances of the centred logits
 DIAGONAL = frozenset({"bridge", "bridge_norm", "bridge_norm_published"})
 
 APPROXIMATIONS: dict[str, Approximation] = {
     "bridge": centred_bridge,
+    "bridge_conditioned": laplace_bridge,
     "bridge_norm": partial(centred_bridge, norm="guarded"),
+    "bridge_norm_conditioned": partial(laplace_bridge, norm="published"),
     "bridge_norm_published": partial(centred_bridge, norm="published"),
     "projection": kl_projection,
 }

@@ -256,6 +256,7 @@ def _variance(proba: Tensor, columns: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=32)
+@torch.inference_mode(False)  # else no gradients can be taken later
 def _rule(dim: int) -> tuple[Tensor, Tensor]:
     """Points (s, d) of the rule, up to sign, and their weights (s,)."""
     generator = torch.Generator().manual_seed(0)

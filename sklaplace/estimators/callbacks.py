@@ -60,7 +60,7 @@ class MarglikTraining(PriorCallback):
             "variational"}, default="kron"
         Structure of the Hessian approximation; ``nystrom`` and ``variational`` with
         ``prior_structure="scalar"`` only.
-    curvature : {"ggn", "ggn_mc", "ef"}, default="ggn"
+    curvature : {"ggn", "ggn_mc", "ef", "identity"}, default="ggn"
         Approximation of the Hessian.
     prior_precision : float or array, default=1.0
         Initial prior precision.

@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from scipy.sparse import issparse
+from sklearn.metrics import accuracy_score
 from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.validation import check_consistent_length
 from skorch import NeuralNetBinaryClassifier
 
 from sklaplace.core.arrays import as_labels
@@ -159,6 +161,25 @@ class ClassTargets(Targets):
     def is_ignored(self, labels: np.ndarray) -> np.ndarray:
         """Return a mask of labels that the criterion ignores, in their shape."""
         return is_ignored(labels, self.net)
+
+    def accuracy(self, y: Any, predicted: np.ndarray, sample_weight: Any) -> float:
+        """Return the weighted fraction of correct labels that are not ignored."""
+        labels = self.check(y)
+        check_consistent_length(predicted, labels, sample_weight)
+        known = ~self.is_ignored(labels)
+        if not self.target_type.has_class_names:  # all labels of a sample
+            labels, known = labels.astype(predicted.dtype), known[:, 0]
+        if not known.any():
+            raise ValueError(
+                "All labels are those that the criterion ignores, so that there is "
+                "nothing to score. Pass some rows with classes."
+            )
+        weights = None
+        if sample_weight is not None:
+            rows = np.asarray(sample_weight).reshape(-1, *[1] * (known.ndim - 1))
+            weights = np.broadcast_to(rows, known.shape)[known]
+        found = accuracy_score(labels[known], predicted[known], sample_weight=weights)
+        return float(found)
 
     def encode(self, y: Any, name: str = "y") -> np.ndarray:
         """Return codes 0 … K-1 in the dtype of the criterion; negative if ignored."""

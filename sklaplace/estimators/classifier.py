@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from sklaplace.dirichlet import links
 from sklaplace.dirichlet.links import LINKS
 from sklaplace.estimators.class_targets import is_ignored
 from sklaplace.estimators.laplace import BaseLaplace
-from sklaplace.estimators.laplace_fit import HeldOutScore, LaplaceFit
+from sklaplace.estimators.laplace_fit import HeldOutScore
 from sklaplace.estimators.options import LaplaceOptions
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.samples import Samples
@@ -49,7 +49,9 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     subset_params : dict, default=None
         Options of the subset. ``subnetwork`` takes ``n_weights`` (100), and ``by``
         (``"magnitude"``, ``"swag"``, ``"variance"``, ``"random"``), the score that
-        selects them after training; or ``indices``, their indices in the flattened
+        selects them after training; ``by="swag"`` takes ``n_snapshots`` (100),
+        ``steps_per_snapshot`` (1) and ``lr`` (0.01), the iterates of gradient descent
+        whose variances are the scores. Or ``indices``, their indices in the flattened
         network.
     hessian_structure : {"kron", "diag", "full", "lowrank", "gp", "nystrom", \
             "variational"}, default="kron"
@@ -61,10 +63,11 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         ``tolerance`` (1e-12), the fraction of the largest eigenvalue below which they
         are dropped; ``gp``, ``nystrom`` and ``variational`` take ``n_points`` (100),
         the number of inducing points.
-    curvature : {"ggn", "ggn_mc", "ef", "hessian"}, default="ggn"
+    curvature : {"ggn", "ggn_mc", "ef", "hessian", "identity"}, default="ggn"
         Approximation of the Hessian: the generalised Gauss-Newton matrix, its
         Monte-Carlo estimate from targets that the network draws, the empirical Fisher
-        matrix, or the Hessian itself (``full``, and small networks, only).
+        matrix, the Hessian itself (``full``, and small networks, only), or products of
+        the Jacobian alone, whatever the loss.
     curvature_params : dict, default=None
         Options of the curvature. ``ggn_mc`` takes ``n_draws`` (10).
     prior_precision : float, array or {"auto", "validation", "marglik"}, default="auto"
@@ -123,15 +126,17 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         Weights of the classes, by label, which multiply ``sample_weight``;
         ``"balanced"`` gives all classes the same total weight. They also apply to
         held-out samples.
-    link_approx : {"auto", "mean_field", "mc", "gumbel", "probit", "sodpp", \
-            "bridge", "bridge_norm"}, default="auto"
+    link_approx : {"auto", "mean_field", "mc", "gumbel", "probit", \
+            "probit_uncentred", "sodpp", "bridge", "bridge_norm"}, default="auto"
         Approximation of the class probabilities under Gaussian logits; see
         `sklaplace.dirichlet.links.choose_link` for the rule of ``"auto"``.
     dirichlet_approx : {"projection", "bridge", "bridge_norm", \
-            "bridge_norm_published"}, default="projection"
+            "bridge_norm_published", "bridge_conditioned", \
+            "bridge_norm_conditioned"}, default="projection"
         Dirichlet approximation of the distribution over class probabilities: the
         closest one in Kullback-Leibler divergence, or the Laplace bridge, without or
-        with a correction for large variances.
+        with a correction for large variances, of logits that are centred or, as
+        published, conditioned on a sum of zero.
 
     Attributes
     ----------
@@ -149,6 +154,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         Epochs the network was trained for.
     prior_precision_ : float or ndarray
         Prior precision in use.
+    temperature_ : float
+        Temperature in use: ``temperature`` unless `tune` chose another.
     log_marginal_likelihood_value_ : float
         Laplace approximation of the log marginal likelihood, in nats.
 
@@ -198,8 +205,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
         return options
 
-    def _score(self, fit: LaplaceFit) -> HeldOutScore:
-        likelihood = cast(ClassificationLikelihood, fit.network.spec.likelihood)
+    def _score(self, likelihood: ClassificationLikelihood) -> HeldOutScore:
         tiny = torch.finfo(torch.float64).tiny
         name = self._link_name()
 
@@ -209,8 +215,11 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             return proba.clamp(min=tiny).log()
 
         diagonal = self._is_diagonal(name)
+        is_centred = name not in links.UNCENTRED
         is_cheap = name in links.CHEAP
-        return HeldOutScore(log_proba, diagonal=diagonal, is_cheap=is_cheap)
+        return HeldOutScore(
+            log_proba, diagonal=diagonal, is_centred=is_centred, is_cheap=is_cheap
+        )
 
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
@@ -283,7 +292,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             self._check_inputs(X),
             self._of_logits(partial(self._link, name)),
             diagonal=self._is_diagonal(name),
-            centred=self._likelihood.is_shift_invariant,
+            centred=self._is_centred(name, links.UNCENTRED),
         )
         return self._normalised(proba)
 

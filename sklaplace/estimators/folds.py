@@ -127,7 +127,7 @@ class Fold:
         if not self.in_pieces:
             yield self.X, self.y, weights
             return
-        with_covariance = not model._score(self.fit).diagonal
+        with_covariance = not model._score(self.fit.network.spec.likelihood).diagonal
         fitting = self.fit.network.spec.batch_size(with_covariance=with_covariance)
         for rows in gen_batches(len(self.y), model.batch_size or fitting):
             model._cache = LinearisationCache()

@@ -12,15 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sklaplace.core.budget import require_bytes
 from sklaplace.curvature.jacobian import Centring, backpropagate
 from sklaplace.estimators.output_model import (
     BatchedOutputs,
     OutputModel,
     WeightDraws,
     require_finite,
+    require_joint,
 )
-from sklaplace.networks.data import count_rows
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import (
@@ -51,16 +50,12 @@ class GLMOutputs(WeightDraws):
         """Return mean (b, c) and covariance (b, c, c), or variances (b, c)."""
         return glm(self.posterior, forward, x, diagonal=diagonal, centred=centred)
 
-    def joint(self, outputs: BatchedOutputs, X: Any) -> tuple[Tensor, Tensor]:
-        """Return mean (n, c) and covariance (n, n, c) of each output over samples."""
+    def joint(
+        self, outputs: BatchedOutputs, X: Any, across_outputs: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean (n, c) and covariances, see `BatchedOutputs.joint`."""
         posterior = self.posterior
-        n, p = count_rows(X), posterior.layout.n_parameters
-        require_bytes(
-            8 * n * outputs.network.spec.n_outputs * (2 * n + 2 * p),
-            "cpu",
-            f"the joint covariance of {n:,} rows over {p:,} weights",
-            "use return_std=True, or fewer rows at a time",
-        )
+        require_joint(outputs, X, across_outputs, 2 * posterior.layout.n_parameters)
         means, roots = [], []
         dataset = outputs.network.net.get_dataset(X)
         with outputs.evaluation(dataset) as (forward, batches):
@@ -68,8 +63,11 @@ class GLMOutputs(WeightDraws):
                 f, jacobian = backpropagate(forward, x, posterior.layout)
                 means.append(linearised_mean(posterior, f, jacobian))
                 roots.append(posterior.precision.whiten(jacobian))
-        root = torch.cat(roots)
-        return torch.cat(means), torch.einsum("ncp,mcp->nmc", root, root)
+        mean, root = torch.cat(means), torch.cat(roots)
+        if across_outputs:
+            rows = root.flatten(0, 1)
+            return mean, rows @ rows.mT
+        return mean, torch.einsum("ncp,mcp->nmc", root, root)
 
 
 # pred_type -> distribution of outputs

@@ -5,20 +5,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from scipy.sparse import issparse
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sklaplace.core.budget import moved_entries
-from sklaplace.core.cache import cached, check_memory
-from sklaplace.core.checks import check_option, check_positive, listed
+from sklaplace.core.cache import check_memory
+from sklaplace.core.checks import check_option, listed
 from sklaplace.core.fingerprint import fingerprint
 from sklaplace.core.linalg import plain
 from sklaplace.core.persistence import from_portable, pickled, to_portable
-from sklaplace.core.random import private_rng
-from sklaplace.core.trees import leaves, mapped, without_groups
-from sklaplace.core.warn import warn_user
+from sklaplace.core.trees import without_groups
+from sklaplace.estimators.fit_cache import cached_fit
 from sklaplace.estimators.glm_outputs import OUTPUT_MODELS, CachedOutputs
+from sklaplace.estimators.hyperparameters import retuned, under_hyperparameters
 from sklaplace.estimators.laplace_fit import (
     HeldOutScore,
     LaplaceFit,
@@ -27,11 +26,12 @@ from sklaplace.estimators.laplace_fit import (
 )
 from sklaplace.estimators.laplace_trainer import LaplaceTrainer
 from sklaplace.estimators.novelty_recorder import novelty_scores
-from sklaplace.estimators.options import LaplaceOptions, check_prior_shape, sibling
+from sklaplace.estimators.options import LaplaceOptions, sibling
 from sklaplace.estimators.output_model import BatchedOutputs, require_finite
 from sklaplace.estimators.samples import (
     Samples,
     applicable,
+    cast_tensors,
     check_inputs,
     check_samples,
     draw_seed,
@@ -40,8 +40,6 @@ from sklaplace.estimators.samples import (
     warn_of_weight_scale,
     weighted_data,
 )
-from sklaplace.estimators.trainer import inner_net
-from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
@@ -136,7 +134,8 @@ class BaseLaplace:
             options = self._check_options()
             warn_of_weight_scale(samples.sample_weight)
             fit = self._train_and_accumulate(options, samples)
-            score = replace(self._score(fit), is_given=samples.X_val is not None)
+            score = self._score(fit.network.spec.likelihood)
+            score = replace(score, is_given=samples.X_val is not None)
             posterior = self._solver(options).posterior(fit, score)
             self._set_fitted(options, fit.network, posterior)
             self._check_loss(float(fit.data_fit.loss / fit.data_fit.n_targets))
@@ -152,69 +151,8 @@ class BaseLaplace:
         check_memory(self.memory)
         data, validation = encode_samples(self, samples)
         self._seed = draw_seed(self.random_state)
-        return self._cached_fit(options, data, validation, samples.fit_params)
-
-    def _cached_fit(
-        self,
-        options: LaplaceOptions,
-        data: TrainingData,
-        validation: TrainingData | None,
-        params: dict[str, Any],
-    ) -> LaplaceFit:
-        """Return a fit from ``memory``, or a new one."""
-        memory, trainer = check_memory(self.memory), self._trainer(options)
-
-        def work() -> LaplaceFit:
-            device = getattr(inner_net(self.estimator), "device", "cpu")
-            with private_rng(self._seed, device), torch.inference_mode(False):
-                networks = trainer.train_with_folds(data, validation, params)
-                return self._solver(options).accumulate(*networks)
-
-        if self.memory is None:
-            return work()
-        if self.random_state is None:
-            warn_user(
-                "memory has no effect with random_state=None, which makes every fit "
-                "differ. Set random_state to a number.",
-            )
-            return work()
-
-        def key() -> str:
-            return self._key(options, data, validation, params)
-
-        fit = cached(memory, key(), lambda: work().stored(), key)
-        trainer.check_trained(fit.network)
-        return fit
-
-    def _key(
-        self,
-        options: LaplaceOptions,
-        data: TrainingData,
-        validation: TrainingData | None,
-        fit_params: dict[str, Any],
-    ) -> str:
-        """Return a hash of everything that a `LaplaceFit` depends on."""
-        settings = {**options.curvature_settings(), "batch_size": self.batch_size}
-        if options.tunes_on_held_out:
-            settings["validation_fraction"] = self.validation_fraction
-        return fingerprint(
-            {
-                "kind": self._targets.likelihoods,
-                "estimator": self.estimator,
-                "data": (data, self._targets.n_outputs),
-                "validation": validation,
-                "fit_params": fit_params,
-                "seed": self._seed,
-                "settings": settings,
-                # a refit of all weights needs the training samples again
-                "rows": (
-                    (options.tunes_on_held_out, options.holds_out, options.uses_folds),
-                    options.may_refit,
-                    options.refine is True,
-                ),
-                "likelihood": self._likelihood_settings(),
-            }
-        )
+        arguments = options, data, validation, samples.fit_params
+        return cached_fit(self, *arguments)
 
     def _set_fitted(
         self,
@@ -227,6 +165,7 @@ class BaseLaplace:
         self.posterior_ = posterior
         self.n_iter_ = n_epochs(network.net)
         self.prior_precision_ = plain(posterior.prior_precision)
+        self.temperature_ = plain(posterior.hyperparameters.temperature)
 
     def _summary(self) -> str:
         """Return one line on what was fitted."""
@@ -263,7 +202,7 @@ class BaseLaplace:
         """Return the settings of the likelihood that the curvature depends on."""
         return self.likelihood
 
-    def _score(self, fit: LaplaceFit) -> HeldOutScore:
+    def _score(self, likelihood: Any) -> HeldOutScore:
         """Return what held-out samples are scored by."""
         return HeldOutScore()
 
@@ -347,57 +286,116 @@ class BaseLaplace:
     def log_marginal_likelihood_value_(self) -> float:
         """Log marginal likelihood (Laplace evidence) of the training data, in nats."""
         check_is_fitted(self)
-        return self._evidence(self.posterior_)
+        return float(self._evidence(self.posterior_))
 
-    def _evidence(self, posterior: GaussianPosterior) -> float:
-        """Return the log evidence of targets in the units of ``y``."""
+    def _evidence(self, posterior: GaussianPosterior) -> Tensor:
+        """Return the log evidence of targets in the units of ``y``, ()."""
         log_unit = np.log(self._targets.noise_unit) * posterior.data_fit.n_targets
-        return float(posterior.log_marginal_likelihood() - log_unit)
+        return posterior.log_marginal_likelihood() - log_unit
 
     def log_marginal_likelihood(
         self, prior_precision: Any = None, sigma_noise: Any = None
-    ) -> float:
+    ) -> Any:
         """Laplace approximation of ``log p(D)`` of the training data, in nats.
 
         Parameters
         ----------
-        prior_precision : float or array, optional
+        prior_precision : float, array or Tensor, optional
             Value in place of the fitted one.
-        sigma_noise : float, optional
+        sigma_noise : float or Tensor, optional
             Likewise; regression only.
 
         Returns
         -------
-        float
+        float or Tensor of shape ()
+            Given a tensor, a float64 tensor in its graph, so that it has gradients.
             The posterior itself does not change. For a refitted last layer the
             weights are those of the fitted prior precision.
+
+        Raises
+        ------
+        ValueError
+            If a value is not positive, or its shape is not that of the prior's
+            structure.
         """
         check_is_fitted(self)
-        posterior = self.posterior_
-        values = {"prior_precision": prior_precision, "sigma_noise": sigma_noise}
-        given = {name: value for name, value in values.items() if value is not None}
-        for name, value in given.items():
-            check_positive(name, value, scalar=name == "sigma_noise")
-        if "prior_precision" in given:
-            structure = self._options.prior_structure
-            check_prior_shape(prior_precision, structure, posterior.layout)
-        if "sigma_noise" in given and not posterior.likelihood.has_noise:
-            raise ValueError(
-                "sigma_noise was given, but this likelihood has no observation noise. "
-                "Leave it out."
-            )
-        if not given:
-            return self._evidence(posterior)
-        if "sigma_noise" in given:
-            given["sigma_noise"] = sigma_noise / self._targets.noise_unit
-        h = posterior.hyperparameters
-        tensors = {
-            name: torch.as_tensor(
-                value, dtype=torch.float64, device=h.prior_precision.device
-            ).expand(getattr(h, name).shape)
-            for name, value in given.items()
-        }
-        return self._evidence(posterior.replace(**tensors))
+        given = {"prior_precision": prior_precision, "sigma_noise": sigma_noise}
+        posterior = under_hyperparameters(self, given)
+        evidence = self._evidence(posterior)
+        has_tensor = any(isinstance(value, Tensor) for value in given.values())
+        return evidence if has_tensor else float(evidence)
+
+    def tune(
+        self,
+        X: Any = None,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        parameters: Any = None,
+    ) -> Any:
+        """Choose prior precision, noise or temperature anew, without training samples.
+
+        Network, curvature and the posterior's mean stay as they are. Works for loaded
+        estimators, too.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...), dict of arrays, or torch Dataset, optional
+            Samples that the network was not trained on: the choice is that under which
+            their targets are most probable. None maximises the evidence of the
+            training data.
+        y : array-like of shape (n,) or (n, n_outputs), optional
+            Their targets.
+        sample_weight : array-like of shape (n,), optional
+            Their non-negative weights.
+        parameters : str or sequence of str, optional
+            What to choose, of ``"prior_precision"``, ``"sigma_noise"`` and
+            ``"temperature"``. None is the first, and the second where the likelihood
+            has noise. Others keep their values. ``"temperature"`` needs samples: the
+            evidence does not compare temperatures, since a tempered likelihood is not
+            normalised. It stays one unless another makes the targets of all samples
+            together more probable by a factor of e.
+
+        Returns
+        -------
+        self : object
+            The estimator, with ``posterior_``, ``prior_precision_``, ``temperature_``
+            and, for a regressor, ``sigma_noise_``; a recalibration is undone.
+
+        Raises
+        ------
+        ValueError
+            If there is no such parameter, samples are incomplete, or the prior is the
+            posterior of an earlier task. The estimator is then unchanged.
+
+        Notes
+        -----
+        Without samples O(P) and no pass over any data. With samples about twenty
+        evaluations of the predictive; ten times as many for the temperature. That is
+        one pass over the samples for the last layer, whose features are kept. For
+        other weights it is two or three passes, and some dozens with the temperature.
+        Without a refit, the result is that of `fit` with ``refine=False`` and
+        ``prior_precision`` ``"marglik"`` or ``"validation"``.
+        What a search by cross-validation found (``best_score_``, ``best_index_``,
+        ``cv_results_``) stays as it is, whatever ``prior_precision_`` is now.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(prior_precision=1.0, random_state=0)
+        >>> model.fit(X[::2], y[::2]).prior_precision_
+        1.0
+        >>> model.tune(X[1::2], y[1::2]).prior_precision_ != 1.0
+        True
+        """
+        check_is_fitted(self)
+        with unchanged_on_error(self):
+            posterior = retuned(self, X, y, sample_weight, parameters)
+            network = TrainedNetwork(self.estimator_, self.network_spec_)
+            self._set_fitted(self._options, network, posterior)
+        return self
 
     def predictive(self, x: Tensor, joint: bool = False) -> tuple[Tensor, Tensor]:
         """Mean and covariance of the outputs as functions of ``x``, in its graph.
@@ -456,33 +454,13 @@ class BaseLaplace:
                 "pred_type='glm'."
             )
         forward = outputs.network.forward()
-        rows, n_joint = self._cast_tensors(x), 1
+        rows, n_joint = cast_tensors(self, x), 1
         if joint:
             rows, n_joint = without_groups(rows)
         with forward.frozen(), torch.enable_grad():
             raw_outputs(self.estimator_, rows)  # raises for inputs that do not fit
             found = require_finite(*in_graph(self.posterior_, forward, rows, n_joint))
             return self._targets.restored_outputs(self._likelihood, *found)
-
-    def _cast_tensors(self, x: Any) -> Any:
-        """Return tensors in the dtype of the network, in their graph."""
-        parts = [] if issparse(x) else list(leaves(x))
-        if not parts or not all(isinstance(part, Tensor) for part in parts):
-            raise TypeError(
-                f"x is of type {type(x).__name__}; predictive needs tensors. Use "
-                "torch.as_tensor(x), or latent_mean_and_variance for arrays."
-            )
-        if any(part.ndim == 0 or len(part) == 0 for part in parts):
-            raise ValueError("x has no rows. Pass a tensor of shape (b, ...), b > 0.")
-        parameters = self.estimator_.module_.parameters()
-        dtype = next(p.dtype for p in parameters if p.is_floating_point())
-        keeps_integers = self._input_type.keeps_integers
-
-        def cast(leaf: Tensor) -> Tensor:
-            is_index = keeps_integers and not leaf.is_floating_point()
-            return leaf if is_index else leaf.to(dtype)
-
-        return mapped(cast, x)
 
     # ------------------------------------------------------------- persistence
     def __reduce_ex__(self, protocol: Any) -> Any:

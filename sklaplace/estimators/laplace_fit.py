@@ -7,7 +7,7 @@ posterior under the hyperparameters that are given or tuned:
     N(mean, (scale · H + diag(prior_precision))⁻¹).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,10 +36,8 @@ from sklaplace.posterior.linear_model import LinearModel
 from sklaplace.posterior.linearised import LinearisedNetwork
 from sklaplace.posterior.novelty import Novelty
 from sklaplace.posterior.tuning import TUNERS
-from sklaplace.posterior.tuning.problem import (
-    LinearisedBatch,
-    TuningProblem,
-)
+from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem
+from sklaplace.posterior.tuning.temperature import tune_temperature
 
 
 @dataclass(frozen=True)
@@ -106,6 +104,8 @@ class HeldOutScore:
         Whether the samples were given, rather than split off.
     is_cheap : bool
         Whether ``log_proba`` takes no longer than the variances.
+    is_centred : bool
+        Whether outputs whose mean does not matter are centred.
     """
 
     log_proba: Callable[[Tensor, Tensor], Tensor] | None = None
@@ -113,6 +113,11 @@ class HeldOutScore:
     diagonal: bool = True
     is_given: bool = False
     is_cheap: bool = False
+    is_centred: bool = True
+
+    def of_problem(self) -> dict[str, Any]:
+        """Return what a `TuningProblem` needs beside the samples."""
+        return {name: x for name, x in vars(self).items() if name != "is_centred"}
 
 
 @dataclass(frozen=True)
@@ -227,12 +232,14 @@ class LaplaceSolver:
             earlier = move(self.options.prior.as_prior(), posterior.mean.device)
             posterior = posterior.under(earlier, self.options.accumulator)
         if curvature.is_exact:
-            self._check_definite(posterior)
+            _check_definite(posterior, is_tuned=self.options.tuner is not None)
         head = fit.head_rows.build(posterior, curvature, self.options.accumulator)
         if head is None and self.options.refine is True:
             network = fit.network
             batches = self._batches(network, network.train)
-            rows = LinearisedSamples(network, batches, in_training=True)
+            rows = LinearisedSamples(
+                network, batches, in_training=True, is_centred=False
+            )
             return posterior, LinearisedNetwork.of(
                 posterior, rows, curvature, self.options.accumulator
             )
@@ -249,13 +256,12 @@ class LaplaceSolver:
 
         prior, noise = options.prior_precision, options.sigma_noise
         shape = PRIOR_STRUCTURES[options.prior_structure](layout)
-        residual = 2 * fit.data_fit.loss / fit.data_fit.n_targets
         hyperparameters = Hyperparameters(
             prior_precision=number(1.0 if isinstance(prior, str) else prior)
             .expand(shape)
             .clone(),
             prior_mean=number(options.prior_mean),
-            sigma_noise=residual.clamp(min=1e-16).sqrt()
+            sigma_noise=_residual(fit.data_fit)
             if isinstance(noise, str)
             else number(noise),
             temperature=number(options.temperature),
@@ -270,18 +276,6 @@ class LaplaceSolver:
             hyperparameters=hyperparameters,
             curvature_order=options.configured_curvature(self.seed).order,
         )
-
-    def _check_definite(self, posterior: GaussianPosterior) -> None:
-        """Raise for a Hessian whose precision matrix is not positive definite."""
-        lowest = float(posterior.structure.eigenvalues[0])
-        if self.options.tuner and lowest < 0:
-            raise ValueError(
-                "curvature='hessian' cannot be tuned here: the weights are no minimum "
-                f"of the loss, whose Hessian has the eigenvalue {lowest:.3g}. Use "
-                "curvature='ggn', or a fixed prior_precision (and sigma_noise) that "
-                "makes up for it, such as the weight decay in training."
-            )
-        posterior.log_marginal_likelihood()  # raises where the prior does not suffice
 
     def _tuned(self, fit: LaplaceFit, score: HeldOutScore) -> GaussianPosterior:
         """Return the posterior with hyperparameters chosen by the tuner."""
@@ -298,28 +292,69 @@ class LaplaceSolver:
         return TuningProblem(
             posterior=posterior,
             linear_model=head,
-            validation=self._held_out(fit.network, score.diagonal),
-            log_proba=score.log_proba,
+            validation=self._held_out(fit.network, score)
+            if self.options.tunes_on_held_out
+            else None,
             free_prior=self.options.free_prior,
             free_noise=self.options.free_noise and posterior.likelihood.has_noise,
             refine=self.options.refine,
             noise_on_held_out=self.options.noise_on_held_out,
-            is_given=score.is_given,
-            diagonal=score.diagonal,
-            is_cheap=score.is_cheap,
-            log_density=score.log_density,
+            **score.of_problem(),
             folds=tuple(self._problem(fold, score) for fold in fit.folds),
         )
 
+    def retuned(
+        self,
+        posterior: GaussianPosterior,
+        network: TrainedNetwork,
+        score: HeldOutScore,
+        free: Collection[str],
+    ) -> GaussianPosterior:
+        """Return a posterior under hyperparameters chosen anew; its mean is kept.
+
+        Parameters
+        ----------
+        posterior : GaussianPosterior
+            Fitted.
+        network : TrainedNetwork
+            Its network, with the samples to score on, if any: else by the evidence.
+        score : HeldOutScore
+            What samples are scored by.
+        free : collection of str
+            Names of the hyperparameters to choose.
+        """
+        if self.options.configured_curvature(self.seed).is_exact:
+            _check_definite(posterior, is_tuned=True)
+        if "sigma_noise" in free:
+            posterior = posterior.replace(sigma_noise=_residual(posterior.data_fit))
+        with network.forward().frozen():
+            problem = TuningProblem(
+                posterior=posterior,
+                linear_model=None,
+                validation=self._held_out(network, score),
+                free_prior="prior_precision" in free,
+                free_noise="sigma_noise" in free,
+                refine=False,
+                **score.of_problem(),
+            )
+            tuner = TUNERS["validation" if problem.has_held_out else "marglik"]
+            if "temperature" in free:
+                tuner = tune_temperature
+            posterior = tuner(problem)
+        _check_resolved(posterior, network)
+        return posterior
+
     # --------------------------------------------------------------------- batches
     def _held_out(
-        self, network: TrainedNetwork, diagonal: bool
+        self, network: TrainedNetwork, score: HeldOutScore
     ) -> Iterable[LinearisedBatch] | None:
         """Return held-out samples, linearised; kept in memory for the last layer."""
-        if network.held_out is None or not self.options.tunes_on_held_out:
+        if network.held_out is None:
             return None
-        batches = self._batches(network, network.held_out, with_covariance=not diagonal)
-        rows = LinearisedSamples(network, batches)
+        batches = self._batches(
+            network, network.held_out, with_covariance=not score.diagonal
+        )
+        rows = LinearisedSamples(network, batches, is_centred=score.is_centred)
         return list(rows) if network.spec.layout.head is not None else rows
 
     def _batches(self, network: TrainedNetwork, dataset: Any, **sizes: Any) -> Batches:
@@ -339,17 +374,20 @@ class LinearisedSamples:
     batches : Batches
         Samples.
     in_training : bool
-        Whether outputs are left uncentred and samples have hashes, as a refit needs.
+        Whether samples have hashes, as a refit needs.
+    is_centred : bool
+        Whether outputs whose mean does not matter are centred.
     """
 
     network: TrainedNetwork
     batches: Batches
     in_training: bool = False
+    is_centred: bool = True
 
     def __iter__(self) -> Iterator[LinearisedBatch]:
         forward, spec = self.network.forward(), self.network.spec
         likelihood, columns = spec.likelihood, None
-        if likelihood.is_shift_invariant and not self.in_training:
+        if likelihood.is_shift_invariant and self.is_centred:
             columns = Centring(likelihood.n_blocks)
         for x, y, weights in self.batches:
             f, jacobian = backpropagate(forward, x, spec.layout, columns)
@@ -359,6 +397,24 @@ class LinearisedSamples:
                 weights = torch.ones_like(f[:, 0])
             keys = row_hash(x) if self.in_training else None
             yield LinearisedBatch(f, jacobian, targets, weights, keys)
+
+
+def _residual(data_fit: DataFit) -> Tensor:
+    """Return the root mean square residual of the training data, ()."""
+    return (2 * data_fit.loss / data_fit.n_targets).clamp(min=1e-16).sqrt()
+
+
+def _check_definite(posterior: GaussianPosterior, *, is_tuned: bool) -> None:
+    """Raise for a Hessian whose precision matrix is not positive definite."""
+    lowest = float(posterior.structure.eigenvalues[0])
+    if is_tuned and lowest < 0:
+        raise ValueError(
+            "curvature='hessian' cannot be tuned here: the weights are no minimum "
+            f"of the loss, whose Hessian has the eigenvalue {lowest:.3g}. Use "
+            "curvature='ggn', or a fixed prior_precision (and sigma_noise) that "
+            "makes up for it, such as the weight decay in training."
+        )
+    posterior.log_marginal_likelihood()  # raises where the prior does not suffice
 
 
 def _check_resolved(posterior: GaussianPosterior, network: TrainedNetwork) -> None:

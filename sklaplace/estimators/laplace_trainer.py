@@ -37,7 +37,7 @@ from sklaplace.core.budget import require_bytes
 from sklaplace.core.random import private_rng
 from sklaplace.core.warn import warn_user
 from sklaplace.curvature.network import NetworkSpec, infer_network_spec
-from sklaplace.curvature.subnetwork import SelectionProblem, choose
+from sklaplace.curvature.subnetwork import SCORES, SelectionProblem, choose
 from sklaplace.curvature.subsets import CRITERION, N_WEIGHTS, select
 from sklaplace.estimators.options import (
     LaplaceOptions,
@@ -256,10 +256,19 @@ class LaplaceTrainer(Trainer):
             batches = partial(
                 trained.batches, trained.train, batch_size, row_elements=elements
             )
-            likelihood = trained.spec.likelihood
-            problem = SelectionProblem(forward, layout, likelihood, batches, self.seed)
-            by = self.options.subset_params.get("by", CRITERION)
-            return choose(problem, by, trained.spec.layout.n_parameters)
+            problem = SelectionProblem(
+                forward,
+                layout,
+                trained.spec.likelihood,
+                batches,
+                self.descent(trained),
+                self.seed,
+            )
+            given = self.options.subset_params
+            by = given.get("by", CRITERION)
+            options = {k: v for k, v in given.items() if k in SCORES[by].checks}
+            n_weights = trained.spec.layout.n_parameters
+            return choose(problem, by, n_weights, **options)
 
     # --------------------------------------------------------------- specification
     def infer_spec(

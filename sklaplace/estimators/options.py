@@ -32,7 +32,7 @@ from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import STRUCTURES, Accumulator
 from sklaplace.curvature.subnetwork import SCORES
-from sklaplace.curvature.subsets import SUBSETS
+from sklaplace.curvature.subsets import CRITERION, SUBSETS
 from sklaplace.estimators.glm_outputs import OUTPUT_MODELS
 from sklaplace.estimators.trainer import inner_net, is_frozen
 from sklaplace.likelihoods import (
@@ -40,6 +40,7 @@ from sklaplace.likelihoods import (
     Gaussian,
     RegressionLikelihood,
 )
+from sklaplace.networks.net_checks import check_device
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning import TUNERS
 
@@ -221,6 +222,7 @@ def _check_estimator(estimator: Any) -> None:
             "its outputs cannot be read. Pass the network as it was before "
             "trim_for_prediction()."
         )
+    check_device(net)
     if is_frozen(estimator) and not getattr(net, "initialized_", False):
         raise ValueError(
             "The frozen network has no weights yet. Fit it, or call "
@@ -273,11 +275,13 @@ def check_subset(subset: Any, params: Any, known: Mapping[str, Any] = SUBSETS) -
         check_params("subset_params", params, {}, "a list of names")
         return
     check_option("subset_of_weights", subset, known)
-    of = f"subset_of_weights={subset!r}"
-    check_params("subset_params", params, known[subset].checks, of)
-    given = params or {}
-    if "by" in given:
-        check_option("subset_params['by']", given["by"], SCORES)
+    of, checks = f"subset_of_weights={subset!r}", known[subset].checks
+    given = params if isinstance(params, Mapping) else {}
+    if "by" in checks:
+        by = given.get("by", CRITERION)
+        check_option("subset_params['by']", by, SCORES)
+        of, checks = f"{of} with by={by!r}", {**checks, **SCORES[by].checks}
+    check_params("subset_params", params, checks, of)
     if "indices" in given and len(given) > 1:
         raise ValueError(
             "subset_params has 'indices' and others, which they make void. Leave out "

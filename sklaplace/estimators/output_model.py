@@ -20,6 +20,7 @@ from sklaplace.core.checks import check_count
 from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import all_finite
 from sklaplace.curvature.features import FeatureRecorder
+from sklaplace.likelihoods import weighted
 from sklaplace.networks.data import Batches, count_rows
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork
@@ -85,19 +86,17 @@ class OutputModel(ABC):
                 "draws. Use 2 or more, such as 100."
             )
 
-    def joint(self, outputs: "BatchedOutputs", X: Any) -> tuple[Tensor, Tensor]:
-        """Return mean (n, c) and covariance (n, n, c) of each output over samples."""
+    def joint(
+        self, outputs: "BatchedOutputs", X: Any, across_outputs: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean (n, c) and covariances, see `BatchedOutputs.joint`."""
         self.check_variance()
-        n, c = count_rows(X), outputs.network.spec.n_outputs
-        require_bytes(
-            8 * n * c * (2 * n + 3 * self.n_samples),
-            "cpu",
-            f"the joint covariance of {n:,} rows",
-            "use return_std=True, or fewer rows at a time",
-        )
-        by_output = outputs.map_draws(X).movedim(1, 0)  # (c, n, s)
-        mean, cov = moments(by_output, diagonal=False, centred=False)
-        return mean.T, cov.movedim(0, -1)
+        require_joint(outputs, X, across_outputs, 3 * self.n_samples)
+        draws = outputs.map_draws(X)
+        # covariances are those within groups of values
+        by_group = draws.flatten(0, 1)[None] if across_outputs else draws.movedim(1, 0)
+        _, cov = moments(by_group, diagonal=False, centred=False)
+        return draws.mean(-1), cov[0] if across_outputs else cov.movedim(0, -1)
 
 
 @dataclass(frozen=True)
@@ -123,6 +122,16 @@ class WeightDraws(OutputModel):
     def draws(self, forward: Forward, x: Any) -> Tensor:
         """Return outputs (b, c, s) of the network under the drawn weights."""
         return network_draws(self.posterior, forward, x, self.weights)
+
+
+@dataclass(frozen=True)
+class PointOutputs(OutputModel):
+    """Outputs of the network at its own weights, as a single draw."""
+
+    def draws(self, forward: Forward, x: Any) -> Tensor:
+        """Return outputs (b, c, 1)."""
+        with torch.no_grad():
+            return forward(x).double().unsqueeze(-1)
 
 
 @dataclass(frozen=True)
@@ -226,9 +235,14 @@ class BatchedOutputs:
                 parts.append(function(recorder.take(len(f)), f).cpu())
         return torch.cat(parts).numpy()
 
-    def joint(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean (n, c) and covariance (n, n, c) of each output over samples."""
-        mean, cov = self.model.joint(self, X)
+    def joint(
+        self, X: Any, across_outputs: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean (n, c) and covariance (n, n, c) of each output over samples.
+
+        Or ``across_outputs`` as well, (n·c, n·c); outputs of a sample are adjacent.
+        """
+        mean, cov = self.model.joint(self, X, across_outputs)
         return mean.cpu().numpy(), cov.cpu().numpy()
 
     def _check_covariances(self) -> None:
@@ -277,6 +291,20 @@ class BatchedOutputs:
         for x, y, weights in self._batches(dataset, n_draws=self.model.n_samples):
             yield self.model.draws(forward, x), y, weights
 
+    def losses_of(self, dataset: Any) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """Yield losses (b, s) under draws, weights (b,), targets per sample of batches.
+
+        The caller has frozen the network.
+        """
+        likelihood = self.network.spec.likelihood
+        for draws, y, w in self.draws_of(dataset):
+            targets = likelihood.targets(y, draws[..., 0])
+            of_draws = [likelihood.loss(f, targets) for f in draws.unbind(-1)]
+            losses = torch.stack(of_draws, 1)
+            w = weighted(likelihood, targets, w)
+            weights = torch.ones_like(losses[:, 0]) if w is None else w.to(losses)
+            yield losses, weights, likelihood.n_targets(draws.shape[1])
+
     # --------------------------------------------------------------------- batches
     @contextmanager
     def evaluation(
@@ -305,6 +333,21 @@ def require_draws(n_samples: int, n_weights: int) -> None:
         f"n_samples={n_samples:,} draws of {n_weights:,} weights",
         "set a smaller n_samples; of samples, draw fewer at a time, each with a "
         "random_state of its own",
+    )
+
+
+def require_joint(
+    outputs: BatchedOutputs, X: Any, across_outputs: bool, n_factors: int
+) -> None:
+    """Raise if a joint covariance, of ``n_factors`` factors, does not fit memory."""
+    n, c = count_rows(X), outputs.network.spec.n_outputs
+    n_rows = n * c if across_outputs else n
+    require_bytes(
+        8 * n * c * (2 * n_rows + n_factors),
+        "cpu",
+        f"the joint covariance of {n:,} samples of {c:,} outputs",
+        "use return_std=True, or latent_mean_and_variance(X) without joint=True, for "
+        "variances of single samples; or ask for fewer samples at a time",
     )
 
 

@@ -22,6 +22,7 @@ from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.network import NetworkSpec, infer_network_spec
 from sklaplace.likelihoods import CRITERIA, weighted
 from sklaplace.networks.data import Batches, spread_rows
+from sklaplace.networks.net_checks import check_device
 from sklaplace.networks.outputs import raw_outputs, unwrapped
 from sklaplace.networks.trained import device_of
 from sklaplace.networks.training import batch_weights
@@ -56,6 +57,7 @@ class PriorCallback(Callback, ABC):
         for name in [name for name in vars(self) if name.endswith("_")]:
             delattr(self, name)
         self._check_settings()
+        check_device(net)
 
     def on_epoch_begin(
         self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kw: Any

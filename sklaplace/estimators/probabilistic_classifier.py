@@ -8,8 +8,6 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.metrics import accuracy_score
-from sklearn.utils.validation import check_consistent_length
 from torch import Tensor
 
 from sklaplace import dirichlet
@@ -18,6 +16,7 @@ from sklaplace.core.random import cached_sobol_normals
 from sklaplace.core.warn import warn_user
 from sklaplace.dirichlet.distribution import check_set
 from sklaplace.dirichlet.links import mc_uncertainty, uncertainty_of_draws
+from sklaplace.estimators import latent
 from sklaplace.estimators.class_targets import ClassTargets, likelihood_of
 from sklaplace.estimators.output_model import BatchedOutputs
 from sklaplace.estimators.samples import Samples
@@ -54,14 +53,14 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         self.classes_ = targets.classes
         return targets
 
-    def _check_loss(self, loss: float) -> None:
+    def _check_loss(self, loss: float, rate: str = "the learning rate") -> None:
         """Warn of a training loss, in nats per label, far above that of guessing."""
         guessing = np.log(self._targets.n_classes)
         if guessing > 0 and loss > 2 * guessing:
             warn_user(
                 f"The network's training loss, {loss:.3g} nats per label, is larger "
                 f"than that of guessing, {guessing:.3g}: its training has diverged or "
-                "not begun. Lower the learning rate, scale the inputs or train longer.",
+                f"not begun. Lower {rate}, scale the inputs or train longer.",
             )
 
     # ------------------------------------------------------------ distributions
@@ -83,6 +82,9 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         """Return a function of Gaussian logits as one of Gaussian outputs."""
         class_logits = self._likelihood.class_logits
         return lambda mean, cov: (function(*class_logits(mean, cov)),)
+
+    def _is_centred(self, method: str, uncentred: frozenset[str]) -> bool:
+        return self._likelihood.is_shift_invariant and method not in uncentred
 
     def _needs_variances_only(self, method_needs_variances_only: bool) -> bool:
         """Whether covariances between logits are not used."""
@@ -111,16 +113,14 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     def _concentrations(self, X: Any, method: Any) -> np.ndarray:
         """Return Dirichlet concentrations (n·r, K) of r labels per sample."""
-        outputs = self._outputs
         self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
-        if method is None:
-            method = self.dirichlet_approx
+        method = self.dirichlet_approx if method is None else method
         self._check_dirichlet("method", method)
-        (alpha,) = outputs.map_gaussian(
+        (alpha,) = self._outputs.map_gaussian(
             self._check_inputs(X),
             self._of_logits(dirichlet.APPROXIMATIONS[method]),
             diagonal=self._needs_variances_only(method in dirichlet.DIAGONAL),
-            centred=self._likelihood.is_shift_invariant,
+            centred=self._is_centred(method, dirichlet.UNCENTRED),
         )
         return alpha[:, : self._targets.n_classes]
 
@@ -185,8 +185,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             In nats; ``-inf`` where a probability is zero.
         """
         with np.errstate(divide="ignore"):
-            logarithms: np.ndarray = np.log(self.predict_proba(X))
-        return logarithms
+            return np.asarray(np.log(self.predict_proba(X)))
 
     def predict(self, X: Any) -> np.ndarray:
         """Most probable class under `predict_proba`.
@@ -231,22 +230,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         ValueError
             If it ignores all of them, or y has labels of another type than in fit.
         """
-        predicted, labels = self.predict(X), self._targets.check(y)
-        check_consistent_length(predicted, labels, sample_weight)
-        known = ~self._targets.is_ignored(labels)
-        if not self._targets.target_type.has_class_names:  # all labels of a sample
-            labels, known = labels.astype(predicted.dtype), known[:, 0]
-        if not known.any():
-            raise ValueError(
-                "All labels are those that the criterion ignores, so that there is "
-                "nothing to score. Pass some rows with classes."
-            )
-        weights = None
-        if sample_weight is not None:
-            rows = np.asarray(sample_weight).reshape(-1, *[1] * (known.ndim - 1))
-            weights = np.broadcast_to(rows, known.shape)[known]
-        found = accuracy_score(labels[known], predicted[known], sample_weight=weights)
-        return float(found)
+        predicted = self.predict(X)
+        return self._targets.accuracy(y, predicted, sample_weight)
 
     def sample_proba(
         self, X: Any, n_samples: int = 1, random_state: Any = 0
@@ -282,7 +267,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return np.moveaxis(by_draw, 1, -1)
 
     def latent_mean_and_variance(
-        self, X: Any, full_cov: bool = False
+        self, X: Any, full_cov: bool = False, joint: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of the class logits.
 
@@ -292,18 +277,54 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             Samples to predict.
         full_cov : bool, default=False
             Return covariances between classes, not variances alone.
+        joint : bool, default=False
+            Return covariances between samples as well.
 
         Returns
         -------
         mean : ndarray of shape (n, K)
-        variance : ndarray of shape (n, K) or (n, K, K)
+        variance : ndarray of shape (n, K), (n, K, K) or, if joint, (n·K, n·K)
             For a matrix of labels: of one logit per label. For maps positions are the
-            last axes.
+            last axes. Joint covariances are in the order of ``mean.ravel()``.
         """
+        latent.check_one_covariance(full_cov=full_cov, joint=joint)
         outputs, target_type = self._outputs, self._targets.target_type
+        if joint:
+            return latent.joint_moments(
+                outputs, self._check_inputs(X), self._class_logits
+            )
         moments = partial(target_type.latent_moments, self._likelihood)
         mean, variance = outputs.latent(self._check_inputs(X), full_cov, moments)
         return mean, variance
+
+    def sample_latent(
+        self, X: Any, n_samples: int = 1, random_state: Any = 0
+    ) -> np.ndarray:
+        """Draws of the class logits from the posterior, joint over samples.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
+            Samples to predict.
+        n_samples : int, default=1
+            Number of draws; each is one function, evaluated for all samples.
+        random_state : int, RandomState or None, default=0
+            Seeds the draws: those of `sample_proba` with the same seed.
+
+        Returns
+        -------
+        ndarray of shape (n, K, n_samples)
+            Shaped like the mean of `latent_mean_and_variance`, and an axis of draws.
+        """
+        outputs, X = self._outputs, self._check_inputs(X)
+        return latent.joint_draws(
+            outputs, X, n_samples, random_state, self._class_logits
+        )
+
+    def _class_logits(self, outputs: Tensor) -> Tensor:
+        """Return class logits (m, K) of outputs (m, c)."""
+        moments = self._targets.target_type.latent_moments
+        return moments(self._likelihood, outputs, torch.zeros_like(outputs))[0]
 
     def predict_dirichlet(self, X: Any, method: str | None = None) -> np.ndarray:
         """Dirichlet distribution over class probabilities.
@@ -314,9 +335,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Samples to predict.
-        method : {"projection", "bridge", "bridge_norm", "bridge_norm_published"}, \
-                optional
-            In place of ``dirichlet_approx``.
+        method : str, optional
+            In place of ``dirichlet_approx``, of which it may have any value.
 
         Returns
         -------
@@ -358,11 +378,11 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Samples to predict.
-        method : {"projection", "bridge", "bridge_norm", "bridge_norm_published", \
-                "mc"}, optional
-            Distribution over probabilities that is split: a Dirichlet, the parts of
-            which are known in closed form, or ``"mc"``: ``n_samples`` draws. None takes
-            ``dirichlet_approx``, and draws with ``pred_type="nn"``.
+        method : str, optional
+            Distribution over probabilities that is split: a Dirichlet, by any value of
+            ``dirichlet_approx``, the parts of which are known in closed form, or
+            ``"mc"``: ``n_samples`` draws. None takes ``dirichlet_approx``, and draws
+            with ``pred_type="nn"``.
 
         Returns
         -------
@@ -443,9 +463,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         reference : {"top", "previous"}, default="top"
             Whether a class is compared with the top class, or with the one before it in
             descending order ("next class"), which gives larger sets.
-        method : {"projection", "bridge", "bridge_norm", "bridge_norm_published"}, \
-                optional
-            In place of ``dirichlet_approx``.
+        method : str, optional
+            In place of ``dirichlet_approx``, of which it may have any value.
 
         Returns
         -------

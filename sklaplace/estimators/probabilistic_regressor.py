@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
 
 from sklaplace.core.checks import as_levels, as_seed, naming
+from sklaplace.estimators import latent
 from sklaplace.estimators.number_targets import NumberTargets, geometric_mean
 from sklaplace.estimators.options import sibling
 from sklaplace.estimators.output_model import BatchedOutputs
@@ -47,7 +49,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             normalizes=bool(self.normalize_y),
         )
 
-    def _check_loss(self, loss: float) -> None:
+    def _check_loss(self, loss: float, rate: str = "") -> None:
         """Warn of a network that has not learned targets of another size than one."""
         net = self.estimator
         if net is not None and not is_frozen(net):
@@ -324,7 +326,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         return self._targets.drop_axis(draws)
 
     def latent_mean_and_variance(
-        self, X: Any, full_cov: bool = False
+        self, X: Any, full_cov: bool = False, joint: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of the noise-free function.
 
@@ -334,16 +336,52 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             Samples to predict.
         full_cov : bool, default=False
             Return the covariance between outputs, not their variances alone.
+        joint : bool, default=False
+            Return covariances between samples as well.
 
         Returns
         -------
         mean : ndarray of shape (n, n_outputs)
-        variance : ndarray of shape (n, n_outputs) or (n, n_outputs, n_outputs)
+        variance : ndarray of shape (n, n_outputs), (n, n_outputs, n_outputs) or, if \
+                joint, (n·n_outputs, n·n_outputs)
+            Joint covariances are in the order of ``mean.ravel()``.
         """
+        latent.check_one_covariance(full_cov=full_cov, joint=joint)
         X = self._check_inputs(X)
+        if joint:
+            return latent.joint_moments(self._outputs, X, self._in_units)
         restored = partial(self._targets.restored_outputs, self._likelihood)
         mean, variance = self._outputs.latent(X, full_cov, restored)
         return mean, variance
+
+    def sample_latent(
+        self, X: Any, n_samples: int = 1, random_state: Any = 0
+    ) -> np.ndarray:
+        """Draws of the noise-free function, joint over samples.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...)
+            Samples to predict.
+        n_samples : int, default=1
+            Number of draws; each is one function, evaluated for all samples.
+        random_state : int, RandomState or None, default=0
+            Seeds the draws.
+
+        Returns
+        -------
+        ndarray of shape (n, n_outputs, n_samples)
+            `sample_y` adds noise, and drops the axis of outputs where ``y`` has none.
+        """
+        X = self._check_inputs(X)
+        return latent.joint_draws(
+            self._outputs, X, n_samples, random_state, self._in_units
+        )
+
+    def _in_units(self, outputs: Tensor) -> Tensor:
+        """Return outputs (m, c) in the units of ``y``."""
+        nothing = torch.zeros_like(outputs)
+        return self._targets.restored_outputs(self._likelihood, outputs, nothing)[0]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

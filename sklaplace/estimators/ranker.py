@@ -6,7 +6,9 @@ classifier of pairs, and the scores of the linearised network have a Gaussian
 distribution under the same posterior.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +17,7 @@ from sklearn.utils.validation import check_array, check_is_fitted
 from torch import Tensor, nn
 
 from sklaplace.core.checks import check_array_library, naming
+from sklaplace.core.trees import leaves, mapped
 from sklaplace.curvature.network import NetworkSpec
 from sklaplace.estimators.class_targets import ClassTargets
 from sklaplace.estimators.classifier import LaplaceClassifier
@@ -22,9 +25,9 @@ from sklaplace.estimators.laplace_trainer import LaplaceTrainer
 from sklaplace.estimators.options import LaplaceOptions
 from sklaplace.estimators.target_types import SingleLabel
 from sklaplace.likelihoods import Bernoulli
-from sklaplace.networks.data import TrainingData, first_rows, is_opaque
+from sklaplace.networks.data import TrainingData, as_given, first_rows, is_opaque
 from sklaplace.networks.default import penalised_classifier, require_array
-from sklaplace.networks.forward import Forward
+from sklaplace.networks.forward import Forward, first_tensor
 from sklaplace.networks.outputs import as_forward, raw_outputs
 from sklaplace.networks.tabular import TabularNetwork
 
@@ -39,8 +42,9 @@ class BradleyTerry(nn.Module):
     Parameters
     ----------
     scorer : nn.Module
-        Returns one score per item: (b, ...) to (b,) or (b, 1). Leave out the bias of
-        its last layer, which cancels in every difference and cannot be learned.
+        Returns one score per item: (b, ...) to (b,) or (b, 1), as a tensor or as the
+        ``logits`` of its output, such as a reward model of transformers. Leave out the
+        bias of its last layer, which cancels in every difference and cannot be learned.
 
     Raises
     ------
@@ -70,13 +74,16 @@ class BradleyTerry(nn.Module):
             )
         self.scorer = scorer
 
-    def forward(self, X: Tensor) -> Tensor:
+    def forward(self, X: Any = None, **named: Any) -> Tensor:
         """Return the second item's score minus the first's, or that of a single item.
 
         Parameters
         ----------
         X : Tensor of shape (b, 2, ...) or (b, 1, ...)
             Pairs of items, or single ones.
+        **named : Tensor of shape (b, 2, ...) or (b, 1, ...)
+            In place of X or with it, where the scorer takes inputs by name, as skorch
+            passes a dict.
 
         Returns
         -------
@@ -88,23 +95,39 @@ class BradleyTerry(nn.Module):
         ValueError
             If X has neither shape, or the scorer returns not one number per item.
         """
-        if X.ndim < 2 or X.shape[1] not in (1, 2):
+        if named and X is not None:
+            named["X"] = X
+        samples = named or X
+        sizes = _n_items(samples)
+        if sizes not in ({1}, {2}):
+            shapes = [str(tuple(leaf.shape[1:])) for leaf in leaves(samples)]
             raise ValueError(
-                f"samples of shape {tuple(X.shape[1:])} are neither pairs (2, ...) nor "
+                f"samples of shape {', '.join(shapes)} are neither pairs (2, ...) nor "
                 "single items (1, ...)"
             )
         # one call for each item, so that layers keep one position per item
-        scores = [self._score(item) for item in X.unbind(1)]
+        scores = [self._score(_item(samples, k)) for k in range(max(sizes))]
         return scores[-1] - scores[0] if len(scores) == 2 else scores[0]
 
-    def _score(self, item: Tensor) -> Tensor:
-        score: Tensor = self.scorer(item)
-        if score.numel() != len(item):
+    def _score(self, item: Any) -> Tensor:
+        is_named = isinstance(item, dict)
+        score = first_tensor(self.scorer(**item) if is_named else self.scorer(item))
+        if score.numel() != len(next(leaves(item))):
             raise ValueError(
                 f"the scorer gives outputs of shape {tuple(score.shape[1:])} per item, "
                 "and has to give one number"
             )
         return score.reshape(-1, 1)
+
+
+def _n_items(samples: Any) -> set[int]:
+    """Sizes of the second axes of arrays; zero stands for none."""
+    return {leaf.shape[1] if np.ndim(leaf) > 1 else 0 for leaf in leaves(samples)}
+
+
+def _item(samples: Any, k: int) -> Any:
+    """The first or the second item of each pair."""
+    return mapped(lambda leaf: leaf[:, k], samples)
 
 
 class PairNetwork(BradleyTerry):
@@ -207,7 +230,8 @@ class LaplaceRanker(LaplaceClassifier):
     ----------
     classes_ : ndarray of shape (2,)
         Labels: the first one means that the first item was preferred.
-    estimator_, posterior_, n_iter_, prior_precision_, log_marginal_likelihood_value_
+    estimator_, posterior_, n_iter_, prior_precision_, temperature_, \
+            log_marginal_likelihood_value_
         As for `LaplaceClassifier`.
 
     See Also
@@ -269,7 +293,9 @@ class LaplaceRanker(LaplaceClassifier):
         if reset:  # items may be others than in an earlier fit
             vars(self).pop("_item_shape", None)
         if is_opaque(X):
-            return super()._check_samples(X, y, reset=reset)
+            X, y = super()._check_samples(X, y, reset=reset)
+            _check_pairs(X)
+            return X, y
         shape = np.asarray(X).shape
         if len(shape) < 2 or shape[1] != 2:
             raise ValueError(
@@ -284,6 +310,7 @@ class LaplaceRanker(LaplaceClassifier):
 
     def _check_inputs(self, X: Any) -> Any:
         X = super()._check_inputs(X)
+        _check_pairs(X)
         if not is_opaque(X):
             self._check_items("X", X.shape[2:])
         return X
@@ -305,7 +332,7 @@ class LaplaceRanker(LaplaceClassifier):
 
         Parameters
         ----------
-        items : array-like of shape (n, ...)
+        items : array-like of shape (n, ...) or dict of arrays
             Items, in the shape of each of the two in a pair.
         return_std : bool, default=False
             Whether to return standard deviations as well.
@@ -343,11 +370,7 @@ class LaplaceRanker(LaplaceClassifier):
                 "return_std and return_cov are both True. Ask for one: the diagonal of "
                 "the covariance has the variances."
             )
-        check_array_library(items=items)
-        options: dict[str, Any] = {"ensure_2d": False, "ensure_all_finite": False}
-        array = check_array(items, dtype=None, allow_nd=True, **options)
-        self._check_items("items", array.shape[1:])
-        single_items = self._input_type.inputs(array[:, None], "items")
+        single_items = self._single_items(items)
         if return_cov:
             mean, cov = self._outputs.joint(single_items)
             return mean[:, 0], cov[..., 0]
@@ -356,6 +379,17 @@ class LaplaceRanker(LaplaceClassifier):
             return mean[:, 0], np.sqrt(np.maximum(variance[:, 0], 0))
         return mean[:, 0]
 
+    def _single_items(self, items: Any) -> Any:
+        """Return items (n, ...) as the network takes them, (n, 1, ...), checked."""
+        check_array_library(items=items)
+        if isinstance(items, Mapping):
+            items = as_given(items, self._input_type.dtype)
+            return super()._check_inputs(mapped(lambda leaf: leaf[:, None], items))
+        options: dict[str, Any] = {"ensure_2d": False, "ensure_all_finite": False}
+        array = check_array(items, dtype=None, allow_nd=True, **options)
+        self._check_items("items", array.shape[1:])
+        return self._input_type.inputs(array[:, None], "items")
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_label = False
@@ -363,15 +397,25 @@ class LaplaceRanker(LaplaceClassifier):
         return tags
 
 
+def _check_pairs(X: Any) -> None:
+    """Raise for a dict of arrays that are no pairs."""
+    if isinstance(X, Mapping) and _n_items(X) != {2}:
+        shapes = {key: np.shape(value) for key, value in X.items()}
+        raise ValueError(
+            f"X has arrays of shapes {shapes}, and pairs of items have (n, 2, ...). "
+            "Stack the first and the second items along axis 1 of each."
+        )
+
+
 def _check_difference(net: Any, forward: Forward, x: Any) -> None:
     """Raise for a network whose logit of a pair is no difference of two scores."""
-    if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[1] != 2:
+    if not all(isinstance(leaf, Tensor) for leaf in leaves(x)) or _n_items(x) != {2}:
         return
     wrong = (
         "The network {}, so that it has no scores of single items. Wrap the scorer in "
         "BradleyTerry, which takes the difference of two scores."
     )
-    singles = [x[:, k : k + 1] for k in (0, 1)]
+    singles = [mapped(itemgetter((slice(None), [k])), x) for k in (0, 1)]
     try:
         for item in singles:
             raw_outputs(net, item)

@@ -9,7 +9,7 @@ import numpy as np
 from sklaplace.core.linalg import plain
 from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.estimators.laplace import BaseLaplace
-from sklaplace.estimators.laplace_fit import HeldOutScore, LaplaceFit, LaplaceSolver
+from sklaplace.estimators.laplace_fit import HeldOutScore, LaplaceSolver
 from sklaplace.estimators.number_targets import (
     check_noise,
     check_normalize_y,
@@ -50,7 +50,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     subset_params : dict, default=None
         Options of the subset. ``subnetwork`` takes ``n_weights`` (100), and ``by``
         (``"magnitude"``, ``"swag"``, ``"variance"``, ``"random"``), the score that
-        selects them after training; or ``indices``, their indices in the flattened
+        selects them after training; ``by="swag"`` takes ``n_snapshots`` (100),
+        ``steps_per_snapshot`` (1) and ``lr`` (0.01), the iterates of gradient descent
+        whose variances are the scores. Or ``indices``, their indices in the flattened
         network.
     hessian_structure : {"kron", "diag", "full", "lowrank", "gp", "nystrom", \
             "variational"}, default="kron"
@@ -62,10 +64,11 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         ``tolerance`` (1e-12), the fraction of the largest eigenvalue below which they
         are dropped; ``gp``, ``nystrom`` and ``variational`` take ``n_points`` (100),
         the number of inducing points.
-    curvature : {"ggn", "ggn_mc", "ef", "hessian"}, default="ggn"
+    curvature : {"ggn", "ggn_mc", "ef", "hessian", "identity"}, default="ggn"
         Approximation of the Hessian: the generalised Gauss-Newton matrix, its
         Monte-Carlo estimate from targets that the network draws, the empirical Fisher
-        matrix, or the Hessian itself (``full``, and small networks, only).
+        matrix, the Hessian itself (``full``, and small networks, only), or products of
+        the Jacobian alone, whatever the loss.
     curvature_params : dict, default=None
         Options of the curvature. ``ggn_mc`` takes ``n_draws`` (10).
     prior_precision : float, array or {"auto", "validation", "marglik"}, default="auto"
@@ -156,6 +159,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         Epochs the network was trained for.
     prior_precision_ : float or ndarray
         Prior precision in use.
+    temperature_ : float
+        Temperature in use: ``temperature`` unless `tune` chose another.
     log_marginal_likelihood_value_ : float
         Laplace approximation of the log marginal likelihood, in nats, of ``y`` in its
         units.
@@ -246,8 +251,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         is_tuned = self._targets.n_outputs > 1 and isinstance(self.sigma_noise, str)
         return self.likelihood, cast(Gaussian, adapted).relative, is_tuned
 
-    def _score(self, fit: LaplaceFit) -> HeldOutScore:
-        likelihood = cast(RegressionLikelihood, fit.network.spec.likelihood)
+    def _score(self, likelihood: RegressionLikelihood) -> HeldOutScore:
         if likelihood.has_noise:  # tuned with the prior
             return HeldOutScore()
         return HeldOutScore(log_density=partial(likelihood.log_density, noise=1.0))

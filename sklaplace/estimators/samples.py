@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
+from scipy.sparse import issparse
 from sklearn.base import is_classifier
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import (
@@ -20,9 +21,11 @@ from sklearn.utils.validation import (
     validate_data,
 )
 from skorch.helper import SliceDataset
+from torch import Tensor
 
 from sklaplace.core.arrays import as_array, check_columns, detached
 from sklaplace.core.checks import check_array_library, naming
+from sklaplace.core.trees import leaves, mapped
 from sklaplace.core.warn import warn_user
 from sklaplace.estimators.trainer import check_applicable, inner_net
 from sklaplace.networks.data import (
@@ -170,7 +173,7 @@ def check_samples(model: Any, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]
     """Return inputs, checked and cast, and targets, checked."""
     check_array_library(X=X, y=y)
     if is_opaque(X):
-        X, y = as_given(X), _as_targets(y, allow_nd=True)
+        X, y = as_given(X, model._input_type.dtype), _as_targets(y, allow_nd=True)
         check_length(X, y)
         if reset:  # set by an earlier fit on arrays
             for name in ("n_features_in_", "feature_names_in_", "_n_axes"):
@@ -187,7 +190,7 @@ def check_inputs(model: Any, X: Any) -> Any:
     """Return inputs to predict, checked and cast."""
     check_array_library(X=X)
     if is_opaque(X):
-        return applicable(model, as_given(X))
+        return applicable(model, as_given(X, model._input_type.dtype))
     return _cast_inputs(model, X, reset=False)
 
 
@@ -213,6 +216,27 @@ def _cast_inputs(model: Any, X: Any, *, reset: bool) -> np.ndarray:
         model._n_axes = X.ndim
     inputs: np.ndarray = model._input_type.inputs(X)
     return inputs
+
+
+def cast_tensors(model: Any, x: Any) -> Any:
+    """Return tensors in the dtype of the fitted network, in their graph."""
+    parts = [] if issparse(x) else list(leaves(x))
+    if not parts or not all(isinstance(part, Tensor) for part in parts):
+        raise TypeError(
+            f"x is of type {type(x).__name__}; predictive needs tensors. Use "
+            "torch.as_tensor(x), or latent_mean_and_variance for arrays."
+        )
+    if any(part.ndim == 0 or len(part) == 0 for part in parts):
+        raise ValueError("x has no rows. Pass a tensor of shape (b, ...), b > 0.")
+    parameters = model.estimator_.module_.parameters()
+    dtype = next(p.dtype for p in parameters if p.is_floating_point())
+    keeps_integers = model._input_type.keeps_integers
+
+    def cast(leaf: Tensor) -> Tensor:
+        is_index = keeps_integers and not leaf.is_floating_point()
+        return leaf if is_index else leaf.to(dtype)
+
+    return mapped(cast, x)
 
 
 def _check_axes(X: Any, expected: int | None) -> None:

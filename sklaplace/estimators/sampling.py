@@ -8,6 +8,7 @@ import torch
 from sklearn.base import is_regressor
 from sklearn.utils.validation import check_is_fitted
 
+from sklaplace.core.budget import moved_entries
 from sklaplace.core.checks import check_count, check_fraction
 from sklaplace.core.persistence import from_portable, pickled, to_portable
 from sklaplace.core.random import private_rng
@@ -22,7 +23,10 @@ from sklaplace.estimators.number_targets import (
 from sklaplace.estimators.options import check_common, sibling
 from sklaplace.estimators.output_model import BatchedOutputs, OutputModel
 from sklaplace.estimators.trainer import Trainer, inner_net, is_frozen
-from sklaplace.networks.trained import TrainedNetwork, n_epochs
+from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
+
+# fitted attributes that a subclass may have
+_WITH_TENSORS = ("posterior_",)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -176,8 +180,8 @@ class BaseSampling(ABC):
 
     # ------------------------------------------------------------- persistence
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """For pickle; skorch pickles the networks."""
-        return pickled(self, dict(vars(self)))
+        """For pickle: tensors on the CPU; skorch pickles the networks."""
+        return pickled(self, moved_entries(vars(self), _WITH_TENSORS, "cpu"))
 
     def __getstate__(self) -> dict[str, Any]:
         """For skops: the state without tensors, see `to_portable`."""
@@ -185,3 +189,6 @@ class BaseSampling(ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(from_portable(state))
+        if "estimator_" in vars(self):
+            device = device_of(self.estimator_)
+            vars(self).update(moved_entries(vars(self), _WITH_TENSORS, device))

@@ -65,7 +65,8 @@ class LaplaceClassifierCV(LaplaceClassifier):
     Attributes
     ----------
     prior_precision_ : float or ndarray
-        The best prior precision.
+        The best prior precision. `tune` changes it, but not ``best_score_``,
+        ``best_index_`` and ``cv_results_``, which describe the search.
     best_score_ : float
         Its score, the mean over folds.
     best_index_ : int
@@ -77,7 +78,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
     n_splits_ : int
         Number of folds.
     estimator_, posterior_, classes_, n_features_in_, feature_names_in_, n_iter_, \
-            log_marginal_likelihood_value_
+            temperature_, log_marginal_likelihood_value_
         As for `LaplaceClassifier`, of the fit on all samples.
 
     See Also
@@ -220,7 +221,8 @@ class LaplaceRegressorCV(LaplaceRegressor):
     Attributes
     ----------
     prior_precision_ : float or ndarray
-        The best prior precision.
+        The best prior precision. `tune` changes it, but not ``best_score_``,
+        ``best_index_`` and ``cv_results_``, which describe the search.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
         Standard deviation of the observation noise: as given, or chosen with the
         best prior precision.
@@ -235,7 +237,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
         ``"param_sigma_noise"`` has it, and so have the ``"params"``.
     n_splits_ : int
         Number of folds.
-    estimator_, posterior_, n_features_in_, feature_names_in_, n_iter_, \
+    estimator_, posterior_, n_features_in_, feature_names_in_, n_iter_, temperature_, \
             log_marginal_likelihood_value_
         As for `LaplaceRegressor`, of the fit on all samples.
 

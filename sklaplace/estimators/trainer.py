@@ -4,6 +4,7 @@ Some samples may be held out, the network is trained unless it is frozen, and th
 meaning of its outputs is inferred from a few samples, before and after training.
 """
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from sklearn.frozen import FrozenEstimator
 
 from sklaplace.core.checks import listed, naming
 from sklaplace.core.warn import warn_user
+from sklaplace.curvature.descent import Descent, weight_decays
 from sklaplace.estimators.targets import Targets
 from sklaplace.networks.data import (
     TrainingData,
@@ -31,7 +33,7 @@ from sklaplace.networks.outputs import (
 )
 from sklaplace.networks.split import hash_split
 from sklaplace.networks.trained import TrainedNetwork
-from sklaplace.networks.training import copied, train
+from sklaplace.networks.training import copied, logits_alone, train
 
 
 def inner_net(estimator: Any) -> Any:
@@ -122,6 +124,13 @@ class Trainer:
         """Return the samples that a frozen net has and has not seen, if it shows."""
         return None
 
+    def descent(self, trained: TrainedNetwork) -> Descent:
+        """Return gradient descent from trained weights, by the loss of the net."""
+        # the optimizer of a frozen net has the parameters of the original
+        source = inner_net(self.estimator) if self.is_frozen else trained.net
+        decays = weight_decays(source)
+        return Descent(trained.net, trained.train, decays, self.seed)
+
     # ------------------------------------------------- what kinds of training change
     def new_net(self, data: TrainingData) -> Any:
         """Return the net to train: a clone, or a copy of a frozen one."""
@@ -189,9 +198,11 @@ class Trainer:
             warn_if_double_softmax(net, spec)
             kept = held_out if validation is None else validation.dataset(net)
             self.before_training(net, spec, kept)
+            context.enter_context(logits_alone(net, first_rows(net, dataset)))
 
-        rows = data.X, data.y, data.sample_weight
-        seen, held_out = train(net, *rows, check, self.training_mixins(), **fit_params)
+        rows, mixins = (data.X, data.y, data.sample_weight), self.training_mixins()
+        with ExitStack() as context:
+            seen, held_out = train(net, *rows, check, mixins, **fit_params)
         _check_history(net)
         return seen, held_out
 

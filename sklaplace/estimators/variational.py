@@ -1,30 +1,30 @@
 """VariationalClassifier and VariationalRegressor: Bayes by Backprop."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sklaplace.core.checks import check_option, check_params, check_positive
 from sklaplace.core.warn import warn_user
 from sklaplace.estimators.number_targets import geometric_mean
-from sklaplace.estimators.output_model import BatchedOutputs, OutputModel, WeightDraws
+from sklaplace.estimators.output_model import (
+    BatchedOutputs,
+    OutputModel,
+    PointOutputs,
+    WeightDraws,
+)
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.sampling import BaseSampling
 from sklaplace.estimators.trainer import Trainer, inner_net, is_frozen
 from sklaplace.estimators.variational_trainer import VariationalTrainer
-from sklaplace.likelihoods import weighted
-from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied
-from sklaplace.posterior.variational import POSTERIORS
-from sklaplace.posterior.variational.divergence import check_support
 from sklaplace.posterior.variational.elbo import KL_SCHEDULES, Elbo, nats
+from sklaplace.posterior.variational.family import PosteriorFamily
 from sklaplace.posterior.variational.priors import PRIORS, WeightPrior
 
 # Draws that the evidence lower bound is averaged over: the average over samples leaves
@@ -38,7 +38,8 @@ NOTABLE_INCREASE = 0.02
 class BaseVariational(BaseSampling):
     """Parameters and fit of `VariationalClassifier` and `VariationalRegressor`."""
 
-    posterior: str = "gaussian"
+    posterior: Any = "gaussian"
+    posterior_params: dict[str, Any] | None = None
     prior: str = "gaussian"
     prior_scale: float = 1.0
     prior_params: dict[str, Any] | None = None
@@ -52,11 +53,13 @@ class BaseVariational(BaseSampling):
     # ------------------------------------------------------------------- options
     def _check_options(self) -> None:
         super()._check_options()
-        check_option("posterior", self.posterior, POSTERIORS)
         check_option("kl_schedule", self.kl_schedule, KL_SCHEDULES)
         check_positive("kl_weight", self.kl_weight)
-        check_positive("bound", self.bound)
-        check_support(POSTERIORS[self.posterior], self._weight_prior())
+        self._family.check(self._weight_prior())
+
+    @property
+    def _family(self) -> PosteriorFamily:
+        return PosteriorFamily(self.posterior, self.bound, self.posterior_params)
 
     def _weight_prior(self) -> WeightPrior:
         """Return the prior with its options; raises for those that are not valid."""
@@ -82,9 +85,8 @@ class BaseVariational(BaseSampling):
     # ------------------------------------------------------------- collaborators
     def _trainer(self, **options: Any) -> Trainer:
         elbo = Elbo(
-            posterior=self.posterior,
+            family=self._family,
             prior=self._weight_prior(),
-            bound=float(self.bound),
             kl_weight=float(self.kl_weight),
             schedule=self.kl_schedule,
             sigma=self._given_noise,
@@ -109,7 +111,7 @@ class BaseVariational(BaseSampling):
         sigma = torch.tensor(network.noise, dtype=torch.float64)
         likelihood, total = network.spec.likelihood, 0.0
         loss, n_targets = 0.0, 0.0
-        for losses, w, n in _losses(outputs, network.train):
+        for losses, w, n in outputs.losses_of(network.train):
             total += float(w @ nats(likelihood, losses, sigma, n).mean(-1))
             loss += float(w @ losses.mean(-1))
             n_targets += float(w.sum()) * n
@@ -121,7 +123,7 @@ class BaseVariational(BaseSampling):
 
     def _summary(self) -> str:
         return (
-            f"{self.posterior} posterior over "
+            f"{self.posterior_.distribution.name} posterior over "
             f"{self.posterior_.layout.n_parameters:,} weights, ELBO {self.elbo_:.1f}, "
             f"KL {self.kl_:.1f} (weight {self.kl_weight:g})"
         )
@@ -147,34 +149,13 @@ class BaseVariational(BaseSampling):
             warn_user(message)
 
 
-@dataclass(frozen=True)
-class PointOutputs(OutputModel):
-    """Outputs of the network at its own weights, as a single draw."""
-
-    def draws(self, forward: Forward, x: Any) -> Tensor:
-        """Return outputs (b, c, 1)."""
-        with torch.no_grad():
-            return forward(x).double().unsqueeze(-1)
-
-
-def _losses(outputs: BatchedOutputs, data: Any) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Yield losses (b, s) under draws, weights (b,), targets per sample of batches."""
-    likelihood = outputs.network.spec.likelihood
-    for draws, y, w in outputs.draws_of(data):
-        targets = likelihood.targets(y, draws[..., 0])
-        losses = torch.stack([likelihood.loss(f, targets) for f in draws.unbind(-1)], 1)
-        w = weighted(likelihood, targets, w)
-        weights = torch.ones_like(losses[:, 0]) if w is None else w.to(losses)
-        yield losses, weights, likelihood.n_targets(draws.shape[1])
-
-
 def _held_out_nll(outputs: BatchedOutputs, dataset: Any, sigma: Any) -> np.ndarray:
     """Return the negative log-likelihood of samples, averaged over draws, (n,).
 
     Without ``sigma`` it is that of the residuals.
     """
     likelihood = outputs.network.spec.likelihood
-    parts, _, (n_targets, *_) = zip(*_losses(outputs, dataset), strict=True)
+    parts, _, (n_targets, *_) = zip(*outputs.losses_of(dataset), strict=True)
     losses = torch.cat(parts)
     if sigma is None:
         tiny = torch.finfo(torch.float32).tiny
@@ -200,8 +181,18 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
         at the initialisation of its module; around a trained net, a
         ``sklearn.frozen.FrozenEstimator`` makes them start at its weights. None makes
         a small network for tabular data.
-    posterior : {"gaussian", "kumaraswamy", "quantile", "density"}, default="gaussian"
+    posterior : {"gaussian", "kumaraswamy", "quantile", "density"}, class or instance, \
+            default="gaussian"
         Family of the distribution of each weight; all but the first are experimental.
+        A family of one's own is a subclass of
+        `sklaplace.posterior.variational.WeightPosterior`. An instance of one is where
+        the training starts, in place of the network's weights, such as
+        ``posterior_.distribution`` of an earlier fit; it is copied.
+    posterior_params : dict, default=None
+        Options of the family: ``quantile`` takes ``n_units`` (4), the units of each
+        hidden layer of its network, and ``n_layers`` (1); ``density`` takes ``n_units``
+        (6), ``n_layers`` (1) and ``n_nodes`` (16), those of its grid; a class those of
+        its ``checks``.
     prior : {"gaussian", "scale_mixture", "uniform"}, default="gaussian"
         Prior distribution of each weight.
     prior_scale : float, default=1.0
@@ -237,8 +228,9 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
         Evidence lower bound of the training samples, in nats, averaged over up to 20
         draws.
     kl_ : float
-        KL divergence from the prior, in nats: exact for ``"gaussian"`` and
-        ``"kumaraswamy"`` under priors other than the mixture, else by the same draws.
+        KL divergence from the prior, in nats: exact where the family has a
+        ``closed_form``, as ``"gaussian"`` and ``"kumaraswamy"`` have, under priors
+        other than the mixture; else by the same draws.
     classes_, n_features_in_, feature_names_in_, n_iter_
         As for `LaplaceClassifier`.
 
@@ -311,8 +303,8 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     normalize_y : bool, default=False
         As for `LaplaceRegressor`; in the history, ``elbo`` is that of the normalised
         targets.
-    estimator, posterior, prior, prior_scale, prior_params, kl_weight, kl_schedule, \
-            bound, n_samples
+    estimator, posterior, posterior_params, prior, prior_scale, prior_params, \
+            kl_weight, kl_schedule, bound, n_samples
         As for `VariationalClassifier`; ``n_samples`` is two or more.
     likelihood, batch_size, random_state, verbose
         As for `LaplaceRegressor`.

@@ -224,22 +224,53 @@ def is_opaque(X: Any) -> bool:
     return is_known and not issparse(X)  # one of scipy's formats is a dict
 
 
-def as_given(X: Any) -> Any:
+def as_given(X: Any, dtype: np.dtype) -> Any:
     """Data that is passed to skorch unchanged, as skorch and torch can take it.
 
     Tensors leave their graph, which a second backward pass would not find. Indices of
-    subsets are integers.
+    subsets are integers. Mappings, such as a tokenizer's, become dicts of arrays, and
+    floats in lists get the dtype, that of the network.
 
     Raises
     ------
     ValueError
-        For a subset by a mask, whose entries are no positions.
+        For a subset by a mask, whose entries are no positions, and for a mapping whose
+        arrays have different numbers of samples, or lists of different lengths.
     """
+    if isinstance(X, Mapping):
+        X = _as_dict(X, dtype)
     count_rows(X)
     if type(X) in (dict, tuple, SliceDict):
         needs_graph = any(leaf is not detached(leaf) for leaf in leaves(X))
         return mapped(detached, X) if needs_graph else X
     return _with_integer_indices(X)
+
+
+def _as_dict(X: Mapping, dtype: np.dtype) -> dict:
+    """A dict of arrays, with those that are given as lists written as arrays."""
+    if not isinstance(X, dict) or any(isinstance(v, list) for v in X.values()):
+        X = {key: _as_array(key, value, dtype) for key, value in X.items()}
+    # skorch counts the samples of `input_ids` alone
+    lengths = {key: get_len(value) for key, value in X.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(
+            f"X has arrays of different numbers of rows: {lengths}. Pass one row per "
+            "sample in each."
+        )
+    return X
+
+
+def _as_array(key: Any, value: Any, dtype: np.dtype) -> Any:
+    if not isinstance(value, list):
+        return value
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(
+            f"X has a list {key!r} whose entries have different lengths. Pad them to "
+            "one length, as padding=True of a tokenizer does."
+        ) from error
+    return array.astype(dtype) if array.dtype.kind == "f" else array
 
 
 def _with_integer_indices(X: Any) -> Any:

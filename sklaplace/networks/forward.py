@@ -5,7 +5,7 @@ returns the parameters of the likelihood, without a change to the module.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from threading import RLock
 from typing import Any
@@ -40,7 +40,7 @@ OUTPUT_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Forward(nn.Module):
-    """Calls a network and returns its outputs as (b, c).
+    """Calls a network and returns its outputs as (b, c), see `first_tensor`.
 
     Parameters
     ----------
@@ -181,8 +181,16 @@ def as_columns(outputs: Tensor) -> Tensor:
 
 
 def first_tensor(outputs: Any) -> Tensor:
-    """The first of several outputs, which skorch takes for the prediction."""
-    return outputs[0] if isinstance(outputs, tuple) else outputs
+    """The output that predictions are made from.
+
+    The first of a tuple, as skorch takes it; else the tensor `logits` of a mapping or
+    an object, such as the outputs of transformers, if there is one.
+    """
+    if isinstance(outputs, tuple):
+        return outputs[0]
+    is_mapping = isinstance(outputs, Mapping)
+    found = outputs.get("logits") if is_mapping else getattr(outputs, "logits", None)
+    return found if isinstance(found, Tensor) else outputs
 
 
 @contextmanager

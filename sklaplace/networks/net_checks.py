@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sklaplace.core.linalg import MANY_ROUNDINGS
 from sklaplace.likelihoods import Likelihood
@@ -32,6 +32,26 @@ def check_one_module(net: Any, x: Any) -> None:
             f"The net infers by {called[0]}_ besides module_, whose weights would be "
             "left out, and which would stay in training mode. Put both into one "
             "torch.nn.Module and pass it as module."
+        )
+
+
+def check_device(net: Any) -> None:
+    """Refuse a net on a device that has no float64.
+
+    Raises
+    ------
+    ValueError
+        If it is to be trained on Apple's GPU, or is there already.
+    """
+    module = getattr(net, "module_", net.module)
+    parameters = module.parameters() if isinstance(module, nn.Module) else ()
+    devices = [net.device, *(parameter.device for parameter in parameters)]
+    if any(str(device).startswith("mps") for device in devices):
+        raise ValueError(
+            "The net is on the device 'mps', which has no float64: curvature, "
+            "posterior and predictions are computed in float64, on the device of the "
+            "net. Allowed are 'cpu' and 'cuda'. Train the net with device='cpu'; move "
+            "a trained one by net.set_params(device='cpu') and net.module_.to('cpu')."
         )
 
 

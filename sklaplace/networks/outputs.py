@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from skorch import NeuralNetBinaryClassifier
 from torch import Tensor, nn
 
 from sklaplace.core.budget import batch_rows
@@ -263,9 +264,13 @@ def raw_outputs(net: Any, x: Any) -> Tensor:
     shown = f"rows given as {type(x).__name__}"
     if isinstance(x, Tensor):
         shown = f"rows of shape {tuple(x.shape[1:])} and type {x.dtype}"
-    with torch.no_grad():
+    forward = as_forward(net)
+    with torch.no_grad(), recorded_outputs(forward.module, [""]) as recorded:
         try:
-            found = first_tensor(as_forward(net).call(x))
+            found = first_tensor(forward.call(x))
+        except AttributeError as error:
+            _check_binary(net, recorded, error)
+            raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise ValueError(
                 f"The network cannot be applied to {shown}: "
@@ -274,10 +279,25 @@ def raw_outputs(net: Any, x: Any) -> Tensor:
             ) from error
     if not isinstance(found, Tensor):
         raise TypeError(
-            f"The network returns a {type(found).__name__}. Return a tensor, or a "
-            "tuple whose first entry is one."
+            f"The network returns a {type(found).__name__}. Return a tensor, a tuple "
+            "whose first entry is one, or a mapping or an object with a tensor named "
+            "logits."
         )
     return found
+
+
+def _check_binary(net: Any, recorded: dict[str, list[Any]], error: Exception) -> None:
+    """Raise for outputs of a module that skorch's binary classifier does not take."""
+    for out in recorded.get("", ()):
+        if isinstance(net, NeuralNetBinaryClassifier) and not isinstance(
+            out[0] if isinstance(out, tuple) else out, Tensor
+        ):
+            raise TypeError(
+                f"The module returns a {type(out).__name__}, and "
+                "NeuralNetBinaryClassifier takes a tensor. Use skorch.NeuralNet with "
+                "criterion=torch.nn.BCEWithLogitsLoss, or return the logits as a "
+                "tensor."
+            ) from error
 
 
 def _recorded(net: Any, x: Any) -> tuple[Tensor, dict[str, list[Any]]]:

@@ -7,7 +7,7 @@ of a batch is ``Σ w · loss / (b · mean(w))``, with the mean over all training
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,8 +20,13 @@ from torch import Tensor, nn
 
 from sklaplace.core.checks import naming
 from sklaplace.core.random import private_rng
+from sklaplace.likelihoods import CRITERIA
 from sklaplace.networks.data import RowDataset, collate_weighted, sample_weights
-from sklaplace.networks.forward import computed_tensors
+from sklaplace.networks.forward import computed_tensors, first_tensor
+from sklaplace.networks.outputs import as_forward, unwrapped
+
+# Methods of a skorch net that get the module's outputs.
+_STEPS = "train_step", "train_step_single", "validation_step"
 
 
 class RecordingSplit:
@@ -106,6 +111,46 @@ def train(
         net.train_split = original
     # the net may override get_split_datasets
     return split.parts or (dataset or net.get_dataset(X, y), None)
+
+
+@contextmanager
+def logits_alone(net: Any, x: Any) -> Iterator[None]:
+    """Let the module of a net return the logits of its outputs, as losses take them.
+
+    For outputs with logits among others, as those of transformers, and for tuples, see
+    `first_tensor`; skorch's nets, its criteria and its scoring callbacks take tensors.
+    A net with a ``get_loss`` of its own gets what the module returns. ``x`` are a few
+    samples.
+    """
+    with ExitStack() as hooks:
+        if not _overrides(net, "get_loss") and _takes_logits(net, x):
+            hook = net.module_.register_forward_hook(_logits)
+            hooks.enter_context(hook)
+        yield
+
+
+def _overrides(net: Any, *names: str) -> bool:
+    """Whether a class of the user's defines one of these methods."""
+    owners = [k.__module__ for k in type(net).__mro__ if vars(k).keys() & set(names)]
+    return not all(owner.startswith(("skorch.", "sklaplace.")) for owner in owners)
+
+
+def _takes_logits(net: Any, x: Any) -> bool:
+    """Whether outputs are no tensor, which the criterion takes.
+
+    skorch hands tuples on, which another criterion, or a step of the user's, may take.
+    """
+    forward = as_forward(net)
+    with forward.frozen(), torch.no_grad():
+        outputs = forward.call(x)
+    if isinstance(outputs, tuple):
+        takes_tensor = type(unwrapped(net.criterion_)) in CRITERIA
+        return takes_tensor and not _overrides(net, *_STEPS)
+    return not isinstance(outputs, Tensor)
+
+
+def _logits(_module: nn.Module, _args: Any, outputs: Any) -> Tensor:
+    return first_tensor(outputs)
 
 
 @contextmanager
@@ -205,20 +250,48 @@ class _WeightedTraining:
         loss_of = super().get_loss  # type: ignore[misc]
         if state.weights is None:
             return loss_of(y_pred, y_true, *args, **kw)
-        # torch.compile wraps criteria, too
-        criterion = getattr(self.criterion_, "_orig_mod", self.criterion_)
-        reduction = criterion.reduction
-        criterion.reduction = "none"
-        try:
-            loss = loss_of(y_pred, y_true, *args, **kw)
-        finally:
-            criterion.reduction = reduction
-        weights = to_tensor(state.weights, device=self.device).to(loss)
-        weighted = weights * loss.reshape(len(weights), -1).mean(1)
-        if reduction == "sum":
-            return weighted.sum() * (loss.numel() / len(weights))
-        class_weights = _class_weights(criterion, y_true, weighted)
-        return weighted.mean() / state.mean_weight / class_weights.mean()
+        weights = to_tensor(state.weights, device=self.device)
+        compute = partial(loss_of, y_pred, y_true, *args, **kw)
+        return weighted_loss(
+            self.criterion_, compute, y_true, weights, state.mean_weight
+        )
+
+
+def weighted_loss(
+    criterion: Any,
+    compute: Callable[[], Tensor],
+    y: Any,
+    weights: Tensor,
+    mean_weight: Any,
+) -> Tensor:
+    """Weighted loss of a batch, (), in the reduction of the criterion.
+
+    Parameters
+    ----------
+    criterion : nn.Module
+        Its reduction is changed, and restored.
+    compute : callable
+        Computes the loss by the criterion.
+    y : Tensor
+        Targets.
+    weights : Tensor of shape (b,)
+        Sample weights.
+    mean_weight : float or Tensor of shape ()
+        Their mean over all training data.
+    """
+    criterion = unwrapped(criterion)  # torch.compile wraps criteria, too
+    reduction = criterion.reduction
+    criterion.reduction = "none"
+    try:
+        loss = compute()
+    finally:
+        criterion.reduction = reduction
+    weights = weights.to(loss)
+    weighted: Tensor = weights * loss.reshape(len(weights), -1).mean(1)
+    if reduction == "sum":
+        return weighted.sum() * (loss.numel() / len(weights))
+    class_weights = _class_weights(criterion, y, weighted)
+    return weighted.mean() / mean_weight / class_weights.mean()
 
 
 def _class_weights(criterion: Any, y: Any, losses: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ _ROUNDING = 1e-12
 
 
 @lru_cache(maxsize=8)
+@torch.inference_mode(False)  # else no gradients can be taken later
 def _hashing(i: int) -> tuple[Tensor, Tensor]:
     """Return the place and the sign of each of ``i`` features; always the same."""
     generator = torch.Generator().manual_seed(i)

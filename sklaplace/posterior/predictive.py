@@ -9,7 +9,7 @@ Carlo predictive of the network itself (``nn``) evaluates it at weight samples.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,15 +25,25 @@ from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures import Projection, projected
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.variational.module import VariationalPosterior
 
 # Assumed number of intermediate values per input value in a forward pass.
 ACTIVATIONS_PER_INPUT = 16
 
 # mean and covariance, or variances
 Moments = tuple[Tensor, Tensor]
-# over the selected weights of a network
-WeightDistribution = GaussianPosterior | VariationalPosterior
+
+
+class WeightDistribution(Protocol):
+    """A distribution of the selected weights of a network."""
+
+    @property
+    def layout(self) -> Layout:
+        """The weights."""
+        ...
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draws of the weights, (n, P), float64."""
+        ...
 
 
 def linearised_mean(

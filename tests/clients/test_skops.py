@@ -20,6 +20,7 @@ from sklaplace import (
     LaplaceClassifierCV,
     LaplaceRegressor,
     MCDropoutClassifier,
+    SWAGClassifier,
     VariationalClassifier,
     VariationalRegressor,
 )
@@ -50,6 +51,7 @@ MODELS = {
     ),
     "ensemble": lambda: DeepEnsembleRegressor(regressor(), random_state=0),
     "variational": lambda: VariationalClassifier(classifier(), random_state=0),
+    "swag": lambda: SWAGClassifier(classifier(), n_snapshots=5, random_state=0),
     "variational regressor": lambda: VariationalRegressor(random_state=0),
     "grid": lambda: GridSearchCV(
         make_pipeline(StandardScaler(), LaplaceClassifier(classifier())),

@@ -26,6 +26,7 @@ from sklaplace import (
     LaplaceClassifier,
     LaplaceRegressor,
     MCDropoutClassifier,
+    SWAGClassifier,
     VariationalRegressor,
 )
 from sklaplace.core.persistence import from_portable, to_portable
@@ -179,6 +180,7 @@ ESTIMATORS = {
     "variational": (VariationalRegressor(random_state=0), T),
     "ensemble": (DeepEnsembleRegressor(regressor(), random_state=0), T),
     "dropout": (MCDropoutClassifier(random_state=0), Y),
+    "swag": (SWAGClassifier(classifier(), n_snapshots=5, random_state=0), Y),
 }
 
 

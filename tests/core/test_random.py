@@ -9,7 +9,13 @@ from cases import generator, normal
 from conftest import global_rng_states
 from scipy import stats
 
-from sklaplace.core.random import counter_uniforms, private_rng, row_hash, sobol_normals
+from sklaplace.core.random import (
+    cached_sobol_normals,
+    counter_uniforms,
+    private_rng,
+    row_hash,
+    sobol_normals,
+)
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
@@ -147,3 +153,12 @@ class TestPrivateRng:
             "assert before == after, (before, after)"
         )
         subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_points_that_are_kept_have_gradients_after_inference_mode():
+    weights = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    with torch.inference_mode():
+        points = cached_sobol_normals(5, 3, 123_456)
+    assert cached_sobol_normals(5, 3, 123_456) is points
+    (points @ weights).sum().backward()
+    torch.testing.assert_close(weights.grad, points.sum(0))

@@ -7,7 +7,7 @@ from contracts import N_ROWS, assert_equal, problem
 
 from sklaplace.curvature.ggn import CURVATURES, GGN, accumulate
 from sklaplace.curvature.structures import STRUCTURES
-from sklaplace.likelihoods import Bernoulli, Categorical
+from sklaplace.likelihoods import Bernoulli, Categorical, CategoricalMap
 from sklaplace.likelihoods.output_hessian import Factored
 
 every_curvature = pytest.mark.parametrize("name", CURVATURES)
@@ -75,6 +75,30 @@ def test_what_a_row_draws_is_its_own(case):
     batches = [found.rows(order[:4]), found.rows(order[4:])]
     assert_equal(sampled(found, batches), expected, 1e-12)
     assert not torch.allclose(sampled(found, found.batches(6), seed=1), expected)
+
+
+@every_likelihood
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
+def test_identity_ignores_the_loss(subset, likelihood):
+    """``Σ w JᵀJ``; for a Gaussian, which has this Hessian, the same numbers."""
+    found, w = problem("cnn", likelihood, subset), positive(N_ROWS)
+    batches, kind = found.batches(4, 2, weights=w), CURVATURES["identity"]
+    dense = found.structure("full", batches, kind).dense()
+    J = found.parts.J
+    assert_equal(dense, torch.einsum("n,ncp,ncq->pq", w, J, J), 1e-12)
+    gap = dense - found.structure("full", batches).dense()
+    if likelihood == "Gaussian":
+        assert not gap.any()
+    elif found.likelihood.is_classification:
+        assert torch.linalg.eigvalsh(gap)[0] > -1e-12 * dense.trace()
+    assert kind.order == GGN.order
+
+
+def test_identity_leaves_out_ignored_positions():
+    likelihood = CategoricalMap((2,))
+    S = CURVATURES["identity"](likelihood, normal(1, 6), torch.tensor([[2, -1]]))
+    kept = torch.tensor([1, 1, 1, 0, 0, 0]).double()
+    assert torch.equal(S @ S.mT, kept.diag().unsqueeze(0))
 
 
 @every_likelihood

@@ -3,16 +3,25 @@ import references
 import torch
 from cases import positive
 from contracts import N_ROWS, problem
+from skorch import NeuralNet
+from skorch.dataset import Dataset
+from torch import nn
 
+from sklaplace.core.trees import tree_rows
+from sklaplace.curvature.descent import Descent
 from sklaplace.curvature.subnetwork import SCORES, SelectionProblem, choose
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
-def selection(found, batches=None, seed=0):
+def selection(found, batches=None, seed=0, order=None, criterion=nn.CrossEntropyLoss):
     batches = found.batches(4, 2) if batches is None else batches
+    order = torch.arange(N_ROWS) if order is None else order
+    net = NeuralNet(found.forward.module, criterion, verbose=0).initialize()
+    dataset = Dataset(tree_rows(found.x, order), found.y[order])
+    descent = Descent(net, dataset, {}, seed)
     return SelectionProblem(
-        found.forward, found.layout, found.likelihood, lambda: batches, seed
+        found.forward, found.layout, found.likelihood, lambda: batches, descent, seed
     )
 
 
@@ -25,7 +34,7 @@ def test_scores_depend_on_rows_and_seed_alone(case, by):
     assert scores.isfinite().all()
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     shuffled = [found.rows(order[:1]), found.rows(order[1:])]
-    again = SCORES[by](selection(found, shuffled))
+    again = SCORES[by](selection(found, shuffled, order=order))
     torch.testing.assert_close(again, scores, rtol=1e-9, atol=1e-12)
     other = SCORES[by](selection(found, seed=1))
     assert torch.equal(other, scores) == (by in ("magnitude", "variance"))
@@ -67,9 +76,9 @@ def test_of_equal_scores_the_first_and_what_no_prediction_feels_last():
 
 def test_weights_that_run_away_are_no_choice():
     found = problem("linear_only", "Gaussian")
-    far = [(1e4 * x, y, w) for x, y, w in found.batches(6)]
-    with pytest.raises(ValueError, match=r"'by'\]='swag' gives no numbers"):
-        choose(selection(found, far), "swag", 2)
+    far = selection(found, criterion=nn.MSELoss)
+    with pytest.raises(ValueError, match=r"'by'\]='swag' gives no numbers.*'lr'"):
+        choose(far, "swag", 2, lr=1e6, n_snapshots=1000)
 
 
 def test_swag_moves_where_the_loss_slopes():

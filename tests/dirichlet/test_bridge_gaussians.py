@@ -136,6 +136,17 @@ def test_it_is_not_for_correlated_logits(samples):
     assert distance["correlated", "projection"] < flat["correlated"] / 2
 
 
+def test_counted_as_published_it_is_worth_as_many_samples_as_published(samples):
+    """250 to 500 for the third Gaussian, within a factor of two; others more."""
+    names = samples[0]
+    counted = names["worth_published"]
+    assert 125 <= counted["correlated", "bridge, published"] <= 1000
+    for gaussian in ("small", "off-centre"):
+        assert counted[gaussian, "bridge, published"] >= 5000
+    for case, value in counted.items():
+        assert value >= names["worth"][case]
+
+
 def test_histograms_come_closer_with_every_tenfold(samples):
     for curve in samples[0]["sampled"].values():
         assert curve[-1] < 0.02
@@ -164,8 +175,10 @@ def test_the_table_of_samples_has_all_rows(samples):
     names, printed = samples
     for (gaussian, method), value in names["distance"].items():
         (line,) = rows(printed, gaussian, *method.split())
-        kl, count, ratio = line[-3:]
+        kl, count, published, ratio = line[-4:]
         assert float(kl) == pytest.approx(value, abs=6e-5)
+        shown = int(published.lstrip(">"))
+        assert shown == names["worth_published"][gaussian, method]
         assert int(count.lstrip(">")) == names["worth"][gaussian, method]
         expected = (
             names["worth"][gaussian, method]
@@ -244,3 +257,52 @@ def test_each_panel_of_the_simplex_says_how_far_it_is(simplex):
         strict=True,
     ):
         assert title == f"{method}, KL {value:.3g}"
+
+
+# ------------------------------------------------------------------------ bases
+@pytest.fixture(scope="module")
+def bases():
+    return run_example("laplace_bridge/plot_bases.py")
+
+
+def test_the_corrected_bridge_has_the_published_means(bases):
+    names, printed = bases
+    for gaussian, (samples, corrected) in names["PUBLISHED"].items():
+        found = names["found"][gaussian]
+        np.testing.assert_allclose(found["corrected, published"], corrected, atol=6e-5)
+        # 10,000 draws: standard errors of at most half a hundredth
+        np.testing.assert_allclose(found["truth"], samples, atol=0.015)
+        (line,) = rows(printed, *gaussian.split(), "corrected,", "published")
+        np.testing.assert_allclose(
+            [float(p) for p in line[-len(corrected) :]], corrected
+        )
+
+
+def test_means_of_five_gaussians_are_as_far_off_as_the_text_says(bases):
+    def error(name, method):
+        return abs(found[name][method] - found[name]["truth"]).sum()
+
+    found = bases[0]["found"]
+    for name in ("known image", "unequal", "large"):
+        assert error(name, "corrected, published") < error(name, "bridge")
+    assert error("simple", "corrected, published") > error("simple", "bridge")
+    np.testing.assert_array_equal(
+        found["simple"]["corrected, guarded"], found["simple"]["bridge"]
+    )
+    closest = [
+        min(bases[0]["METHODS"], key=lambda method, n=name: error(n, method))
+        for name in found
+    ]
+    assert closest.count("projection") == 4
+
+
+@pytest.mark.parametrize("shape", [(0.8, 0.9), (4, 2), (2, 7)])
+def test_densities_over_the_logit_and_their_laplace_approximation(bases, shape):
+    """Equal at the mode in slope and curvature of the logarithm, by differences."""
+    names, step = bases[0], 0.01
+    gaussian = names["laplace_of_logit"](*shape)
+    at = gaussian.mean() + step * np.array([-1, 0, 1])
+    log_density = np.log(names["density_of_logit"](at, *shape))
+    assert log_density[2] == pytest.approx(log_density[0], abs=1e-5)
+    second = (log_density[0] - 2 * log_density[1] + log_density[2]) / step**2
+    assert second == pytest.approx(-1 / gaussian.var(), rel=1e-3)

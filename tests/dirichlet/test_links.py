@@ -19,9 +19,13 @@ from sklaplace.dirichlet.logits import centre
 pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
 
 every_link = pytest.mark.parametrize("link", LINKS.values(), ids=LINKS.keys())
+# What depends on a common shift of the logits has tests of its own.
+centring_links = pytest.mark.parametrize(
+    "link", [LINKS[name] for name in sorted(LINKS.keys() - links.UNCENTRED)]
+)
 # The Laplace bridge does not tend to the softmax.
 exact_links = pytest.mark.parametrize(
-    "name", sorted(LINKS.keys() - {"bridge", "bridge_norm"})
+    "name", sorted(LINKS.keys() - {"bridge", "bridge_norm"} - links.UNCENTRED)
 )
 
 
@@ -87,7 +91,7 @@ def test_no_rows_give_no_rows(link):
     assert asked(link, *gaussian(0, 3)).shape == (0, 3)
 
 
-@every_link
+@centring_links
 @pytest.mark.parametrize("n_classes", [2, 3, 10])
 def test_what_the_softmax_ignores_changes_nothing(link, n_classes):
     mean, cov = gaussian(5, n_classes)
@@ -229,6 +233,42 @@ def test_mean_field_of_two_classes_is_the_binary_formula():
     torch.testing.assert_close(asked(links.mean_field, mean, cov)[:, 0], expected)
 
 
+@pytest.mark.parametrize("n_classes", [2, 3, 10])
+def test_the_published_probit_is_the_formula_of_logits_as_they_are(n_classes):
+    mean, cov = gaussian(5, n_classes)
+    variances = cov.diagonal(dim1=-2, dim2=-1)
+    for common in (0.0, 10.0):
+        scale = (1 + math.pi / 8 * (variances + common)).sqrt()
+        expected = (mean / scale).softmax(-1)
+        for moments in (cov + common, variances + common):
+            proba = asked(links.probit_uncentred, mean, moments)
+            torch.testing.assert_close(proba, expected)
+    proba = asked(links.probit_uncentred, mean, 0 * cov)
+    torch.testing.assert_close(proba, mean.softmax(-1))
+    centred = centre(mean, cov)
+    torch.testing.assert_close(
+        asked(links.probit_uncentred, *centred), asked(links.probit, mean, cov)
+    )
+
+
+def test_where_the_published_probit_is_more_accurate():
+    """For few independent logits; not with a shift in common, or many classes."""
+    errors = {}
+    for n_classes, common in itertools.product((4, 30), (0, 10)):
+        mean, _ = gaussian(24, n_classes)
+        cov = (torch.eye(n_classes).double() + common).expand(24, -1, -1)
+        truth = asked(links.mc, mean, cov, 2048)
+        errors[n_classes, common] = [
+            error(asked(link, mean, cov), truth)
+            for link in (links.probit_uncentred, links.probit)
+        ]
+    published, centred = errors[4, 0]
+    assert published < 0.9 * centred
+    for case in ((4, 10), (30, 10)):
+        published, centred = errors[case]
+        assert published > 3 * centred
+
+
 def test_closed_forms_equal_their_formulas():
     mean, cov = gaussian(1, 3)
     m, s = (tensor[0] for tensor in centre(mean, cov))
@@ -348,12 +388,18 @@ def test_the_gallery_measures_what_the_rule_says():
     names, printed = run_example("plot_links.py", **sizes, ROWS=10, POINTS=2048)
     plt.close("all")
     for kind, k, sd in itertools.product(names["kinds"], *sizes.values()):
-        found = {name: names["errors"][kind, k, sd, name] for name in LINKS}
+        found = {name: names["errors"][kind, k, sd, name] for name in names["centring"]}
         assert found[choose_link(k)] <= found["probit"] + 1e-4
         softmax = names["errors"][kind, k, sd, "softmax"]
         assert f"{k:4}{sd:5}{softmax:11.3f}" in printed
     assert not any(line.endswith(" ") for line in printed.splitlines())
     assert all(f"{cost:11.1f}" in printed for cost in names["costs"].values())
+    shift = names["of_common_shift"]
+    for k in (2, 3, 4, 10, 30):
+        assert shift[k, 0, "probit"] == pytest.approx(shift[k, 10, "probit"], abs=2e-3)
+        assert shift[k, 10, "probit_uncentred"] > shift[k, 10, "probit"]
+        if k <= 4:
+            assert shift[k, 0, "probit_uncentred"] < shift[k, 0, "probit"]
 
 
 @pytest.mark.parametrize("sd", [0.5, 1.0, 4.0, 30.0])

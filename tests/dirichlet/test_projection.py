@@ -341,3 +341,14 @@ def test_a_huge_common_variance_is_not_taken_for_a_negative_one(dtype, exponent)
     assert np.isfinite(kl_projection(np.zeros((40, 5), dtype), cov)).all()
     proba = mc(*map(torch.from_numpy, (np.zeros((40, 5), dtype), cov)), normal(20, 5))
     assert proba.isfinite().all()
+
+
+def test_gradients_after_inference_mode():
+    """In a number of classes whose points no other test has asked for."""
+    mean, root = normal(2, 29), normal(2, 29, 29, seed=1)
+    cov = root @ root.mT
+    with torch.inference_mode():
+        kl_projection(mean.clone(), cov.clone())
+    mean.requires_grad_()
+    kl_projection(mean, cov).log().sum().backward()
+    assert mean.grad.isfinite().all()

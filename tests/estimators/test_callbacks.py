@@ -392,7 +392,7 @@ def test_print_log_shows_the_evidence():
 
 
 # ------------------------------------------------------------------ leaves no trace
-@pytest.mark.parametrize("curvature", ["ggn", "ggn_mc", "ef"])
+@pytest.mark.parametrize("curvature", ["ggn", "ggn_mc", "ef", "identity"])
 def test_the_network_the_generators_and_the_mode_are_left_alone(curvature):
     """What is noted before and after the callback is the same, but for the prior."""
     before, after, without = Note(), Note(), Note()

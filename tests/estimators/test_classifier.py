@@ -441,12 +441,32 @@ class TestProbabilities:
         assert (proba >= 0).all()
         assert_array_equal(model.predict(X), model.classes_[proba.argmax(1)])
 
-    def test_are_the_links_of_the_latent_moments(self, rows, logits_net):
+    @pytest.mark.parametrize("link", ["probit", "probit_uncentred"])
+    def test_are_the_links_of_the_latent_moments(self, rows, logits_net, link):
         X, y = rows
-        model = fitted(logits_net, X, y, link_approx="probit")
+        model = fitted(logits_net, X, y, link_approx=link)
         moments = model.latent_mean_and_variance(X, full_cov=True)
-        expected = LINKS["probit"](*map(torch.tensor, moments), None)
+        expected = LINKS[link](*map(torch.tensor, moments), None)
         assert_allclose(model.predict_proba(X), expected, rtol=1e-12)
+
+    @pytest.mark.parametrize("link", ["probit", "probit_uncentred"])
+    def test_of_the_link_are_what_held_out_samples_are_scored_by(
+        self, rows, logits_net, link
+    ):
+        def loss(precision):
+            model = fitted(
+                logits_net, X, y, link_approx=link, prior_precision=precision
+            )
+            return log_loss(y_val, model.predict_proba(X_val))
+
+        X, y = rows
+        # one label in eight is wrong, so that the best prior is not the narrowest
+        X_val, y_val = 2 * X, np.where(np.arange(60) % 8 == 0, (y + 1) % 3, y)
+        net = FrozenEstimator(logits_net)
+        tuned = LaplaceClassifier(net, refine=False, link_approx=link, random_state=0)
+        precision = tuned.fit(X, y, X_val=X_val, y_val=y_val).prior_precision_
+        others = [loss(factor * precision) for factor in (0.3, 3)]
+        assert loss(precision) < min(others) + 1e-4
 
     def test_log(self, model, rows):
         X, _ = rows

@@ -15,6 +15,7 @@ from sklaplace import (
     LaplaceClassifier,
     LaplaceClassifierCV,
     LaplaceRegressor,
+    SWAGClassifier,
     VariationalClassifier,
 )
 
@@ -56,6 +57,7 @@ MODELS = {
         classifier(**QUICK), n_estimators=2, random_state=0
     ),
     "variational": VariationalClassifier(classifier(**QUICK), random_state=0),
+    "swag": SWAGClassifier(classifier(**QUICK), n_snapshots=5, random_state=0),
 }
 OF_SUBSETS = pytest.mark.parametrize(
     ("data", "rows"), SUBSETS.values(), ids=list(SUBSETS)

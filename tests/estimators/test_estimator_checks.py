@@ -16,6 +16,8 @@ from sklaplace import (
     LaplaceRegressorCV,
     MCDropoutClassifier,
     MCDropoutRegressor,
+    SWAGClassifier,
+    SWAGRegressor,
     VariationalClassifier,
     VariationalRegressor,
 )
@@ -44,6 +46,8 @@ SAMPLING = [
     MCDropoutRegressor(),
     DeepEnsembleClassifier(),
     DeepEnsembleRegressor(),
+    SWAGClassifier(n_snapshots=10, steps_per_snapshot=2),
+    SWAGRegressor(n_snapshots=10, steps_per_snapshot=2),
 ]
 
 

@@ -97,3 +97,8 @@ def test_every_configuration_works_or_is_refused(part):
         assert violations(configuration) == []
 
     check()
+
+
+@pytest.mark.parametrize("estimator", sorted({*WEIGHTED}))
+def test_every_parameter_has_usual_values(estimator):
+    assert {*parameters(estimator)} <= {*USUAL}

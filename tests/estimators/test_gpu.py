@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import global_rng_states
+from device_matrix import CASES
 from nets import (
     MLP,
     TinyCNN,
@@ -31,6 +32,8 @@ from sklaplace import (
     LaplaceRegressor,
     MCDropoutClassifier,
     MCDropoutRegressor,
+    SWAGClassifier,
+    SWAGRegressor,
     VariationalClassifier,
     VariationalRegressor,
 )
@@ -131,6 +134,20 @@ def test_agrees_with_the_cpu(kind, settings):
         np.testing.assert_allclose(found, expected, rtol=10 * TOLERANCE, atol=TOLERANCE)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # advice, which differs by case
+@pytest.mark.parametrize("name", CASES)
+def test_matrix(name):
+    case = CASES[name]
+    found = case.run("cuda")
+    if case.trained_there:
+        assert all(np.isfinite(values).all() for values in found)
+        return
+    for values, expected in zip(found, case.run("cpu"), strict=True):
+        np.testing.assert_allclose(
+            values, expected, rtol=10 * TOLERANCE, atol=TOLERANCE
+        )
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_trains_and_tunes_and_leaves_every_generator_alone(kind, weighted):
@@ -173,7 +190,7 @@ def test_device_of_none_is_that_of_the_module():
 
 
 def test_too_large_for_the_gpu():
-    X, y = blobs()
+    X, y = blobs(60_000)
     net = classifier(module__width=1_000_000, device="cuda")
     model = LaplaceClassifier(net, hessian_structure="full", **ALL)
     with pytest.raises(ValueError, match=r"needs .* [TP]iB"):
@@ -257,6 +274,8 @@ SAMPLING = [
     MCDropoutRegressor(),
     DeepEnsembleClassifier(n_estimators=2),
     DeepEnsembleRegressor(n_estimators=2),
+    SWAGClassifier(n_snapshots=5),
+    SWAGRegressor(n_snapshots=5),
 ]
 
 

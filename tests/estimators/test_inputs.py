@@ -1,5 +1,8 @@
 """Kinds and shapes of inputs: the same in fit and in every prediction."""
 
+from collections import UserDict
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +11,8 @@ from refusals import refused, refused_fit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from skorch.dataset import Dataset, ValidSplit
-from skorch.helper import SliceDataset
+from skorch.helper import SliceDataset, SliceDict
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from sklaplace import (
@@ -18,6 +22,7 @@ from sklaplace import (
     LaplaceRanker,
     LaplaceRegressor,
     MCDropoutRegressor,
+    SWAGClassifier,
     VariationalClassifier,
 )
 
@@ -89,6 +94,75 @@ class TestTensorsThatRequireGradients:
         assert rows["X"].grad is None
 
 
+class Sum(nn.Module):
+    """Two inputs by name; the first has a name that skorch counts the samples by."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 3)
+
+    def forward(self, input_ids, scale):
+        return self.layer(input_ids.float() * scale.float()[:, None])
+
+
+class Weighted(nn.Module):
+    """Floats, and integers that an embedding takes."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.layer = nn.Linear(2, 3, dtype=dtype)
+        self.embedding = nn.Embedding(3, 2, dtype=dtype)
+
+    def forward(self, x, n):
+        return self.layer(x * self.embedding(n))
+
+
+class TestMappings:
+    ROWS: ClassVar[dict] = {"input_ids": X, "scale": np.linspace(1, 2, len(X))}
+    MODEL = LaplaceClassifier(
+        classifier(Sum, callbacks=[RecordTraining()], max_epochs=3), **FIXED
+    )
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            UserDict(ROWS),
+            {name: values.tolist() for name, values in ROWS.items()},
+            UserDict({name: torch.tensor(values) for name, values in ROWS.items()}),
+            SliceDict(**ROWS),
+        ],
+        ids=["mapping", "lists", "tensors", "slices"],
+    )
+    def test_are_dicts_of_arrays(self, given):
+        model = clone(self.MODEL).fit(given, Y)
+        expected = clone(self.MODEL).fit(self.ROWS, Y).predict_proba(self.ROWS)
+        np.testing.assert_allclose(model.predict_proba(given), expected, rtol=1e-6)
+        assert model.score(given, Y) == model.score(self.ROWS, Y)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+    def test_floats_of_lists_have_the_dtype_of_the_network(self, dtype):
+        net = classifier(Weighted, module__dtype=dtype, max_epochs=3)
+        model = LaplaceClassifier(net, **FIXED)
+        arrays = {"x": X.astype(str(dtype)[6:]), "n": np.arange(len(X)) % 3}
+        lists = {name: values.tolist() for name, values in arrays.items()}
+        expected = clone(model).fit(arrays, Y).predict_proba(arrays)
+        found = model.fit(lists, Y).predict_proba(lists)
+        np.testing.assert_array_equal(found, expected)
+
+    @pytest.mark.parametrize("more", [-1, 1])
+    def test_of_different_numbers_of_rows(self, more):
+        rows = self.ROWS | {"scale": np.ones(len(X) + more)}
+        words = "different numbers of rows", f"'scale': {len(X) + more}"
+        refused_fit(clone(self.MODEL), *words, data=(rows, Y))
+        model = clone(self.MODEL).fit(self.ROWS, Y)
+        refused(ValueError, words, lambda: model.predict(rows), model)
+
+    def test_of_lists_that_are_not_padded(self):
+        rows = self.ROWS | {"input_ids": [[1.0], *X[1:].tolist()]}
+        words = "'input_ids'", "different lengths", "padding=True"
+        refused_fit(clone(self.MODEL), *words, data=(rows, Y))
+
+
 class TestAxes:
     @pytest.mark.parametrize("shape", [(3, 2, 1), (3, 2, 2)])
     @pytest.mark.parametrize(
@@ -120,6 +194,7 @@ class TestDefaultNetwork:
         DeepEnsembleClassifier(),
         MCDropoutRegressor(),
         VariationalClassifier(),
+        SWAGClassifier(),
     )
 
     @pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)

@@ -20,6 +20,8 @@ from sklaplace import (
     LaplaceRegressorCV,
     MCDropoutClassifier,
     MCDropoutRegressor,
+    SWAGClassifier,
+    SWAGRegressor,
     VariationalClassifier,
     VariationalRegressor,
 )
@@ -103,6 +105,7 @@ CLASSIFIERS = [
     DeepEnsembleClassifier,
     MCDropoutClassifier,
     VariationalClassifier,
+    SWAGClassifier,
 ]
 REGRESSORS = [
     LaplaceRegressor,
@@ -110,6 +113,7 @@ REGRESSORS = [
     DeepEnsembleRegressor,
     MCDropoutRegressor,
     VariationalRegressor,
+    SWAGRegressor,
 ]
 
 

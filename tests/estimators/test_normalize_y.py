@@ -23,6 +23,7 @@ from sklaplace import (
     LaplaceRegressor,
     LaplaceRegressorCV,
     MCDropoutRegressor,
+    SWAGRegressor,
     VariationalRegressor,
 )
 from sklaplace.estimators.target_scaling import TargetScaling
@@ -202,8 +203,9 @@ def test_gaussian_in_the_graph_of_the_inputs(joint):
         VariationalRegressor(net(2), n_samples=10, sigma_noise=np.array([20.0, 3.0])),
         MCDropoutRegressor(net(2, DropoutMLP), n_samples=10),
         DeepEnsembleRegressor(net(2), n_estimators=2),
+        SWAGRegressor(net(2), n_snapshots=5, n_samples=10),
     ],
-    ids=["variational", "known noise", "dropout", "ensemble"],
+    ids=["variational", "known noise", "dropout", "ensemble", "swag"],
 )
 def test_estimators_of_draws(model):
     X, y = problem(2)

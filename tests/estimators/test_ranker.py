@@ -179,6 +179,44 @@ def test_pairs_of_an_earlier_task(trained):
     np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
+class Named(nn.Module):
+    """A reward model: takes its inputs by name, returns logits among other outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.scorer = linear()
+
+    def forward(self, item, mask):
+        return {"logits": self.scorer(item * mask[:, None]), "other": item}
+
+
+def as_dict(X):
+    return {"item": X, "mask": np.ones(X.shape[:-1])}
+
+
+def test_pairs_in_a_dict():
+    """Scores of a scorer that takes several inputs by name."""
+    trained = seeded(net(), X, Y.astype(np.float64))
+    named = initialised(net(Named))
+    named.module_.scorer.scorer.load_state_dict(trained.module_.scorer.state_dict())
+    expected, fixed = fitted(trained), {"prior_precision": DELTA, "random_state": 0}
+    model = LaplaceRanker(FrozenEstimator(named), **fixed).fit(as_dict(X), Y)
+    for found, known in zip(
+        model.predict_score(as_dict(ITEMS), return_cov=True),
+        expected.predict_score(ITEMS, return_cov=True),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, known, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(
+        model.predict_proba(as_dict(X)), expected.predict_proba(X), rtol=1e-10
+    )
+    one = LaplaceRanker(net(Named, max_epochs=3), random_state=0).fit(as_dict(X), Y)
+    other = LaplaceRanker(net(max_epochs=3), random_state=0).fit(X, Y)
+    np.testing.assert_allclose(
+        one.predict_score(as_dict(ITEMS)), other.predict_score(ITEMS), rtol=1e-6
+    )
+
+
 def recorded(**params):
     return LaplaceRanker(net(callbacks=[RecordTraining()], **params))
 
@@ -202,6 +240,41 @@ class TestBadInput:
     @pytest.mark.parametrize("rows", [X[:, 0], X[:, :1], Y, np.ones((80, 3, P))])
     def test_rows_that_are_no_pairs(self, rows):
         refused_fit(recorded(), str(rows.shape), "(n, 2, ...)", data=(rows, Y))
+
+    @pytest.mark.parametrize(
+        "rows",
+        [
+            as_dict(X[:, 0]),
+            as_dict(X[:, :1]),
+            as_dict(X) | {"mask": np.ones(80)},
+        ],
+    )
+    def test_dicts_that_are_no_pairs(self, rows):
+        model = recorded(scorer=Named)
+        refused_fit(model, str(rows["mask"].shape), "(n, 2, ...)", data=(rows, Y))
+        trained = LaplaceRanker(net(Named, max_epochs=1)).fit(as_dict(X), Y)
+        ask = lambda: trained.predict_proba(rows)  # noqa: E731
+        refused(ValueError, ["pairs"], ask, trained)
+
+    def test_dicts_of_items(self):
+        model = LaplaceRanker(net(Named, max_epochs=1)).fit(as_dict(X), Y)
+        few = as_dict(ITEMS) | {"mask": np.ones(3)}
+        for words, items in (
+            (["items", "different numbers of rows"], few),
+            (["items", "cannot be applied"], {"item": ITEMS}),
+            (["items", "cannot be applied"], as_dict(X)),
+        ):
+            ask = lambda items=items: model.predict_score(items)  # noqa: E731
+            refused(ValueError, words, ask, model)
+
+    def test_dicts_of_a_network_that_is_no_difference(self):
+        class Mean(MeanOfItems):
+            def forward(self, item, mask):
+                return super().forward(item)
+
+        params = QUIET | {"callbacks": [RecordTraining()]}
+        model = LaplaceRanker(NeuralNetBinaryClassifier(Mean, **params))
+        refused_fit(model, "BradleyTerry", data=(as_dict(X), Y))
 
     @pytest.mark.parametrize(
         "y", [np.arange(80) % 3, np.zeros(80, dtype=int), np.stack([Y, Y], 1)]

@@ -34,6 +34,8 @@ from sklaplace import (
     DeepEnsembleRegressor,
     MCDropoutClassifier,
     MCDropoutRegressor,
+    SWAGClassifier,
+    SWAGRegressor,
     VariationalClassifier,
     VariationalRegressor,
     dirichlet,
@@ -41,8 +43,18 @@ from sklaplace import (
 
 X, Y = blobs()
 X_REG, Y_REG = waves(60)
-CLASSIFIERS = [VariationalClassifier, MCDropoutClassifier, DeepEnsembleClassifier]
-REGRESSORS = [VariationalRegressor, MCDropoutRegressor, DeepEnsembleRegressor]
+CLASSIFIERS = [
+    VariationalClassifier,
+    MCDropoutClassifier,
+    DeepEnsembleClassifier,
+    SWAGClassifier,
+]
+REGRESSORS = [
+    VariationalRegressor,
+    MCDropoutRegressor,
+    DeepEnsembleRegressor,
+    SWAGRegressor,
+]
 ALL = CLASSIFIERS + REGRESSORS
 FAMILIES = {"posterior": ["gaussian", "density"]}
 # Sums of a few numbers in float32, taken in another order
@@ -55,6 +67,8 @@ def make(kind, **params):
     around = classifier if kind in CLASSIFIERS else regressor
     net = around(module, **{"max_epochs": 15} | params)
     few = {"n_estimators": 3} if "Ensemble" in kind.__name__ else {"n_samples": 7}
+    if "SWAG" in kind.__name__:
+        few |= {"n_snapshots": 5, "steps_per_snapshot": 2, "lr": 0.03}
     return kind(net, random_state=0, **few)
 
 
@@ -223,6 +237,7 @@ class TestComposition:
             (VariationalRegressor, {"prior": ["gaussian", "scale_mixture"]}),
             (DeepEnsembleClassifier, {"n_estimators": [1, 2]}),
             (MCDropoutRegressor, {"estimator__module__n_in": [2], "n_samples": [2, 5]}),
+            (SWAGClassifier, {"lr": [0.01, 0.1], "max_rank": [2, 3]}),
         ],
     )
     def test_grid_searches(self, kind, grid):
@@ -418,7 +433,9 @@ class TestBadInput:
         self.refused(kind, words, dirichlet_approx="bridged")
         self.refused(kind, ["class_weight"], class_weight="even")
 
-    @pytest.mark.parametrize("kind", [MCDropoutRegressor, DeepEnsembleRegressor])
+    @pytest.mark.parametrize(
+        "kind", [MCDropoutRegressor, DeepEnsembleRegressor, SWAGRegressor]
+    )
     @pytest.mark.parametrize("value", ["learned", 0, -1.0, None, [[0.1]], [0.1, 0.2]])
     def test_noise(self, kind, value):
         self.refused(kind, ["sigma_noise"], sigma_noise=value)
@@ -429,7 +446,9 @@ class TestBadInput:
         words = [f"validation_fraction={value!r}", "such as 0.2"]
         self.refused(kind, words, validation_fraction=value)
 
-    @pytest.mark.parametrize("kind", [VariationalRegressor, MCDropoutRegressor])
+    @pytest.mark.parametrize(
+        "kind", [VariationalRegressor, MCDropoutRegressor, SWAGRegressor]
+    )
     def test_one_draw_of_numbers(self, kind):
         self.refused(kind, ["n_samples=1 is not an integer of at least 2"], n_samples=1)
 
@@ -452,7 +471,9 @@ class TestBadInput:
         with pytest.raises(ValueError, match="n_samples=1 has no variance"):
             single.latent_mean_and_variance(Z)
 
-    @pytest.mark.parametrize("kind", [VariationalClassifier, MCDropoutClassifier])
+    @pytest.mark.parametrize(
+        "kind", [VariationalClassifier, MCDropoutClassifier, SWAGClassifier]
+    )
     def test_arguments_for_the_training_of_frozen_nets(self, kind):
         net = make(kind).estimator
         model = kind(FrozenEstimator(seeded(net, X, Y)), random_state=0)
@@ -463,7 +484,9 @@ class TestBadInput:
         with pytest.raises(TypeError, match=r"'epochs'.*frozen"):
             model.fit(X, Y, epochs=3)
 
-    @pytest.mark.parametrize("kind", [VariationalClassifier, MCDropoutClassifier])
+    @pytest.mark.parametrize(
+        "kind", [VariationalClassifier, MCDropoutClassifier, SWAGClassifier]
+    )
     def test_frozen_nets_that_were_never_trained(self, kind):
         frozen = FrozenEstimator(classifier(BatchNormMLP))
         with pytest.raises(ValueError, match="frozen network has no weights yet"):
@@ -474,6 +497,7 @@ class TestBadInput:
 @pytest.mark.parametrize("kind", ALL)
 def test_default_networks(kind, rng_untouched):
     Z, y = (part[:30] for part in rows_of(kind))
-    model = kind(random_state=0).fit(Z, y)
+    few = {"n_snapshots": 5} if "SWAG" in kind.__name__ else {}
+    model = kind(random_state=0, **few).fit(Z, y)
     # noise is a third of the variance of the numbers
     assert model.score(Z, y) > (0.7 if kind in CLASSIFIERS else 0.4)

@@ -35,6 +35,8 @@ from sklaplace import (
     LaplaceRegressorCV,
     MCDropoutClassifier,
     MCDropoutRegressor,
+    SWAGClassifier,
+    SWAGRegressor,
     VariationalClassifier,
     VariationalRegressor,
 )
@@ -58,6 +60,8 @@ SAMPLING = {
     MCDropoutRegressor: lambda: None,
     DeepEnsembleClassifier: of_classes,
     DeepEnsembleRegressor: of_numbers,
+    SWAGClassifier: of_classes,
+    SWAGRegressor: of_numbers,
 }
 KINDS = LAPLACE | SAMPLING
 
@@ -72,10 +76,13 @@ def sklaplace_regressors():
         VariationalRegressor,
         MCDropoutRegressor,
         DeepEnsembleRegressor,
+        SWAGRegressor,
     )
 
 
 def options(kind):
+    if kind in (SWAGClassifier, SWAGRegressor):
+        return {"n_snapshots": 5}
     return {"cv": 2, "prior_precisions": [1.0]} if kind.__name__[-2:] == "CV" else {}
 
 
@@ -262,7 +269,7 @@ def test_weights_and_structure_do_not_matter(subset, structure):
     same(refit(net, X, y, **given).score_samples(X), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("curvature", ["ef", "ggn_mc", "hessian"])
+@pytest.mark.parametrize("curvature", ["ef", "ggn_mc", "hessian", "identity"])
 def test_curvature_does_not_matter(curvature):
     X, y = blobs()
     net = frozen(classifier(Layers), X, y)

@@ -98,15 +98,18 @@ def test_equal_to_the_function_of_the_gaussian(net, method, subset, structure):
     assert alpha.dtype == np.float64
     expected = dirichlet.APPROXIMATIONS[method](*gaussian_of(model, X))
     np.testing.assert_allclose(alpha, expected, rtol=1e-9)
-    # as users would do it, of the centred Gaussian
+    # as users would do it: of the centred Gaussian, or conditioned on a sum of zero
     mean, cov = (part.numpy() for part in gaussian_of(model, X))
     centring = np.eye(3) - 1 / 3
-    centred = mean @ centring, centring @ cov @ centring
+    gaussian = mean @ centring, centring @ cov @ centring
+    if method in dirichlet.UNCENTRED:
+        gaussian = mean, cov
     if method == "projection":
-        expected = dirichlet.kl_projection(*centred)
+        expected = dirichlet.kl_projection(*gaussian)
     else:
         norms = {"bridge_norm": "guarded", "bridge_norm_published": "published"}
-        expected = dirichlet.laplace_bridge(*centred, norm=norms.get(method))
+        norms["bridge_norm_conditioned"] = "published"
+        expected = dirichlet.laplace_bridge(*gaussian, norm=norms.get(method))
     np.testing.assert_allclose(alpha, expected, rtol=1e-9)
 
 
@@ -127,9 +130,13 @@ def test_constructor_says_which(net, model, method):
     )
 
 
-def test_methods_differ(model):
-    # far enough out for the norm that does nothing where variances are small
-    found = [model.predict_dirichlet(30 * X, method) for method in METHODS]
+def test_methods_differ(net):
+    # logits of all weights: centred and conditioned on a sum of zero, those of a last
+    # layer with Kronecker factors are the same; and both where variances are small and
+    # far out, where they are large
+    model = fitted(net, subset_of_weights="all", hessian_structure="full")
+    rows = np.concatenate([X, 30 * X])
+    found = [model.predict_dirichlet(rows, method) for method in METHODS]
     for one, other in itertools.combinations(found, 2):
         assert not np.allclose(one, other)
 
@@ -416,14 +423,14 @@ def test_one_class_is_certain(name, pred_type):
 
 
 def test_many_classes_need_no_covariances(monkeypatch):
-    """Bridges do with variances, the projection does not."""
+    """Bridges of centred logits do with variances, other methods do not."""
     rows, y = blobs(80, n_classes=40, dtype=np.float64)
     frozen = FrozenEstimator(initialised(classifier(LinearModel, module__n_out=40)))
     model = LaplaceClassifier(frozen, prior_precision=1.0).fit(rows, y)
     with calls(BatchedOutputs, "_check_covariances") as asked:
         for method in METHODS:
             model.predict_dirichlet(rows, method)
-            assert bool(asked) == (method == "projection")
+            assert bool(asked) == (method not in dirichlet.DIAGONAL)
             asked.clear()
 
 
@@ -434,7 +441,7 @@ def test_many_classes_need_no_covariances(monkeypatch):
 def test_unknown_approximations(value):
     net = classifier(callbacks=[RecordTraining()])
     around = LaplaceClassifier(net, dirichlet_approx=value)
-    words = f"dirichlet_approx={value!r} is not known", "'bridge', 'bridge_norm'"
+    words = f"dirichlet_approx={value!r} is not known", "'bridge_norm', 'bridge_norm_"
     refused_fit(around, *words, data=(X.astype("f4"), Y))
 
 

@@ -89,7 +89,7 @@ def test_weights_of_labels_in_every_curvature(trained):
     likelihood = plain.configured(nn.BCEWithLogitsLoss(pos_weight=POS_WEIGHT))
     _, f, h = dense(trained, POS_WEIGHT)
     root = h.sqrt().unsqueeze(-1)
-    for name in ("ggn", "ggn_mc"):
+    for name in ("ggn", "ggn_mc", "identity"):
         found, bare = (
             CURVATURES[name](kind, f, TARGETS) for kind in (likelihood, plain)
         )

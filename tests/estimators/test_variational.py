@@ -1,8 +1,12 @@
 """Bayes by Backprop: what is learned, from which start, and what is refused."""
 
+import pickle
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
+from densities import KINDS, Logistic
 from nets import (
     MLP,
     BatchNormMLP,
@@ -21,6 +25,7 @@ from scipy.stats import multivariate_normal
 from sklearn.base import clone
 from sklearn.datasets import make_moons
 from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import GridSearchCV
 from skorch.callbacks import Freezer
 from skorch.dataset import ValidSplit
 from torch import nn
@@ -244,11 +249,12 @@ def learned(model):
 
 
 class TestFrozenStart:
-    @pytest.mark.parametrize("posterior", POSTERIORS)
+    @pytest.mark.parametrize("posterior", KINDS)
     def test_starts_at_its_weights(self, net, posterior):
         net = seeded(clone(net), X, Y)
         net.set_params(max_epochs=1, lr=1e-12)  # so little that nothing moves
-        model = started(net, posterior=posterior, bound=20.0)
+        given = posterior if posterior in POSTERIORS else KINDS[posterior]
+        model = started(net, posterior=given, bound=20.0)
         own = dict(net.module_.named_parameters())
         for name, value in model.estimator_.module_.named_parameters():
             torch.testing.assert_close(value, own[name], rtol=1e-4, atol=1e-5)
@@ -305,6 +311,71 @@ class TestFrozenStart:
         started(seeded(classifier(), X, Y), kl_weight=3.0)
 
 
+# ------------------------------------------------------------------------ families
+class TestFamilies:
+    """A family of one's own, sizes of the others, and a start of one's own."""
+
+    OWN: ClassVar = {"posterior": Logistic, "posterior_params": {"stretch": 2.0}}
+
+    def test_own_family(self):
+        model = of_moons(150, 0, **self.OWN)
+        assert model.score(*moons(4000, 99)) > 0.85
+        assert isinstance(model.posterior_.distribution, Logistic)
+        assert "Logistic over 522 weights" in repr(model.posterior_)
+        assert np.isfinite(model.elbo_)
+
+    def test_clone_parameters_and_pickle(self):
+        model = VariationalClassifier(classifier(), random_state=0, **self.OWN)
+        twin = clone(model)
+        assert twin.get_params()["posterior"] is Logistic
+        assert twin.get_params()["posterior_params"] == {"stretch": 2.0}
+        proba = model.fit(X, Y).predict_proba(X)
+        np.testing.assert_array_equal(twin.fit(X, Y).predict_proba(X), proba)
+        restored = pickle.loads(pickle.dumps(model))
+        np.testing.assert_array_equal(restored.predict_proba(X), proba)
+        draws = [m.sample_proba(X, 3, random_state=1) for m in (model, restored)]
+        np.testing.assert_array_equal(*draws)
+
+    def test_searches_vary_families_and_sizes(self):
+        first = VariationalClassifier(classifier(), random_state=0).fit(X, Y)
+        start = first.posterior_.distribution
+        grid = [
+            {"posterior": ["gaussian", Logistic, start]},
+            {"posterior": ["quantile"], "posterior_params": [{"n_units": 2}, None]},
+        ]
+        search = GridSearchCV(first, grid, cv=2, scoring="neg_log_loss").fit(X, Y)
+        scores = search.cv_results_["mean_test_score"]
+        assert np.isfinite(scores).all()
+        assert len(set(scores)) == 5
+        assert search.cv_results_["param_posterior"][2] is start
+
+    @pytest.mark.parametrize("kind", [VariationalClassifier, VariationalRegressor])
+    def test_an_instance_goes_on_where_it_is(self, kind):
+        data, net = DATA[kind], NETS[kind]()
+        first = kind(net, random_state=0).fit(*data)
+        start = first.posterior_.distribution
+        before = start.location.clone()
+        still = NETS[kind](max_epochs=1, lr=1e-12)
+        model = kind(still, posterior=start, random_state=0)
+        model = clone(model).fit(*data)
+        found = model.posterior_.distribution
+        torch.testing.assert_close(found.location, before)
+        torch.testing.assert_close(found.scale, start.scale)
+        assert model.kl_ == pytest.approx(first.kl_, rel=1e-5)
+        kind(net, posterior=start, random_state=0).fit(*data)
+        assert torch.equal(start.location, before)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("posterior", ["quantile", "density"])
+    def test_deeper_networks(self, posterior):
+        sizes = {"n_units": 3, "n_layers": 2}
+        model = of_moons(200, 0, posterior=posterior, posterior_params=sizes)
+        assert model.score(*moons(4000, 99)) > 0.9
+        shapes = model.posterior_.distribution.offsets
+        assert [tuple(x.shape) for x in shapes] == [(3,)]
+        assert any(x.abs().max() > 1e-3 for x in shapes)
+
+
 # ------------------------------------------------------------------------- refused
 
 
@@ -324,12 +395,26 @@ class Sparse(MLP):
         self.table = nn.Embedding(3, 2, sparse=True)
 
 
+class Unusable(Logistic):
+    """Draws without gradients."""
+
+    def transform(self, noise):
+        return tuple(x.detach() for x in super().transform(noise))
+
+
+START = Logistic(torch.zeros(3), torch.ones(3))
+
+
 def mixture(**params):
     return {"prior": "scale_mixture", "prior_params": params}
 
 
 OPTIONS = [
     ({"posterior": "gausian"}, ["posterior='gausian'", "mean 'gaussian'"]),
+    ({"posterior": nn.Module}, ["Module'> is not known", "a subclass or an instance"]),
+    ({"posterior_params": {"n_units": 2}}, ["'n_units', which posterior='gaussian'"]),
+    ({"posterior": Unusable}, ["'Unusable' are not differentiable"]),
+    ({"posterior": START}, ["instance for 3 weights, but the network has"]),
     ({"prior": "normal"}, ["prior='normal' is not known", "'scale_mixture'"]),
     ({"kl_schedule": None}, ["kl_schedule=None", "'blundell', 'uniform'"]),
     ({"kl_weight": 0}, ["kl_weight=0 is not positive"]),

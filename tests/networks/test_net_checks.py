@@ -1,15 +1,32 @@
 """What a skorch net does besides its module."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
-from nets import MLP, binary_classifier, blobs, classifier, regressor, waves
-from refusals import refused_fit
+from nets import (
+    MLP,
+    RecordTraining,
+    binary_classifier,
+    blobs,
+    classifier,
+    regressor,
+    waves,
+)
+from refusals import refused, refused_fit
+from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetClassifier
 from torch import nn
 
-from sklaplace import LaplaceClassifier, LaplaceRegressor
+from sklaplace import (
+    DeepEnsembleClassifier,
+    LaplaceClassifier,
+    LaplaceRegressor,
+    MarglikTraining,
+    MCDropoutClassifier,
+    VariationalClassifier,
+)
 from sklaplace.likelihoods import Categorical
 from sklaplace.networks.net_checks import check_nonlinearity
 
@@ -36,6 +53,48 @@ class WithUnusedEncoder(WithEncoder):
 
 def two_modules(kind):
     return kind(MLP, criterion=nn.CrossEntropyLoss, max_epochs=1, verbose=0)
+
+
+class OnMPS(MLP):
+    """A module whose parameters are on Apple's GPU, as far as they say."""
+
+    def parameters(self, recurse=True):
+        yield SimpleNamespace(device=torch.device("mps", 0))
+
+
+DEVICES = [
+    {"device": "mps"},
+    {"device": "mps:0"},
+    {"device": torch.device("mps")},
+    {"module": OnMPS(), "device": None},
+]
+ESTIMATORS = [
+    LaplaceClassifier,
+    DeepEnsembleClassifier,
+    MCDropoutClassifier,
+    VariationalClassifier,
+]
+MPS = "'mps'", "no float64", "'cpu' and 'cuda'", "device='cpu'"
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("params", DEVICES)
+def test_a_device_without_float64_is_refused_before_training(estimator, params):
+    net = classifier(callbacks=[RecordTraining()], **params)
+    refused_fit(estimator(net), *MPS, data=(X, Y))
+
+
+def test_a_frozen_net_on_a_device_without_float64_is_refused():
+    net = classifier(module__n_in=2).initialize()
+    net.module_ = OnMPS()
+    refused_fit(LaplaceClassifier(FrozenEstimator(net)), *MPS, data=(X, Y))
+
+
+def test_a_callback_refuses_a_device_without_float64():
+    callbacks = [MarglikTraining(), RecordTraining()]
+    net = classifier(module__n_in=2, callbacks=callbacks).initialize()
+    net.module_ = OnMPS()
+    refused(ValueError, MPS, lambda: net.partial_fit(X, Y))
 
 
 def test_a_second_module_is_refused_before_training():

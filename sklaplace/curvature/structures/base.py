@@ -318,7 +318,7 @@ class Diagonalised(Structure):
 
     def from_basis(self, weights: Tensor) -> Tensor:
         """``Q w`` of each row of (..., P)."""
-        return self.apply(weights, lambda q: q.T)
+        return self.apply(weights, lambda q: q.mT)
 
     def to_basis(self, weights: Tensor) -> Tensor:
         """``Qᵀ w`` of each row of (..., P)."""
@@ -326,7 +326,7 @@ class Diagonalised(Structure):
 
     def squared_basis(self, values: Tensor) -> Tensor:
         """``Σⱼ Q²ᵢⱼ valuesⱼ``, the diagonal of ``Q diag(values) Qᵀ``, (P,)."""
-        return self.apply(values, lambda q: (q**2).T)
+        return self.apply(values, lambda q: (q**2).mT)
 
     def hessian_diagonal(self) -> Tensor:
         """Diagonal of ``Q diag(e) Qᵀ``, (P,)."""

@@ -3,7 +3,8 @@
 ``B = Σ g gᵀ`` over samples, outputs and positions; ``A`` is the mean of ``a aᵀ`` over
 samples and positions ("expand" form for convolutions; Martens and Grosse 2015; Grosse
 and Martens 2016). A bias, and a parameter that is not of a Linear or convolution layer,
-is a block ``B`` by itself, which is exact within the block. Both factors are
+is a block ``B`` by itself, which is exact within the block. A grouped convolution is as
+many convolutions, each with factors of its own. Both factors are
 diagonalised once, when first needed, so that the prior precision is added to the
 products of their eigenvalues exactly (Ritter, Botev and Barber 2018).
 """
@@ -17,13 +18,14 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.checks import check_option
-from sklaplace.core.linalg import gram, symmetric_eigh, wide_root_eigh
+from sklaplace.core.linalg import gram, group_products, symmetric_eigh, wide_root_eigh
 from sklaplace.core.persistence import FieldsOnly
 from sklaplace.curvature.blocks import Block
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.patches import (
     Inputs,
+    grouped_moment,
     scaled_rows,
     second_diagonal,
     second_moment,
@@ -31,7 +33,8 @@ from sklaplace.curvature.patches import (
 from sklaplace.curvature.structures import base
 
 # A factor wider than this keeps its diagonal only: the eigenvectors of a dense one take
-# 8 n² bytes and about 10 n³ operations.
+# 8 n² bytes and about 10 n³ operations. Factors of groups are dense at any width: few
+# are that wide, since a group has but a part of the channels.
 MAX_FACTOR = 8192
 # Eigenvectors of more dimensions are converted whenever they are used: that is quick
 # beside the products with them, and a copy would be large.
@@ -53,7 +56,8 @@ class Factor(FieldsOnly):
         The factor itself, float64; a root ``R`` of it, ``Rᵀ R``, where that has fewer
         rows than columns; a vector is its diagonal. Later its eigenvalues (n,) and
         eigenvectors (n, n), or None for the identity: both together would take twice
-        the memory.
+        the memory. With (G, n, n) there is one factor for each of G groups, and all
+        of these have a first axis of that length.
     """
 
     state: Tensor | tuple[Tensor, Tensor | None]
@@ -79,7 +83,7 @@ class Factor(FieldsOnly):
         vectors = self.eigh()[1]
         if vectors is None or vectors.dtype == dtype:
             return vectors
-        wide = len(vectors) > MAX_CONVERTED
+        wide = vectors.numel() > MAX_CONVERTED**2
         return vectors.to(dtype) if wide else self._converted(dtype, vectors)
 
     @base.cache_last_call
@@ -91,11 +95,11 @@ class Factor(FieldsOnly):
         vectors = self.vectors(g.dtype)
         if vectors is None:
             return g
-        return g @ vectors if len(g) > 1 else self._rotated(g, vectors)
+        return _times(g, vectors) if len(g) > 1 else self._rotated(g, vectors)
 
     @base.cache_last_call
     def _rotated(self, g: Tensor, vectors: Tensor) -> Tensor:
-        return g @ vectors
+        return _times(g, vectors)
 
     def total(self) -> Tensor:
         """A copy of the factor, (n, n), or (n,) where only its diagonal is kept."""
@@ -103,21 +107,33 @@ class Factor(FieldsOnly):
         if isinstance(state, Tensor):
             return gram(state) if _is_wide(state) else state.clone()
         values, vectors = state
-        return values.clone() if vectors is None else (vectors * values) @ vectors.T
+        return values.clone() if vectors is None else _product(values, vectors)
 
     def trace(self) -> Tensor:
-        """Trace of the factor, ()."""
+        """Trace of the factor, (), or of each group's, (G,)."""
         state = self.state
         if not isinstance(state, Tensor):
-            return state[0].sum()
+            return state[0].sum(-1)
         if _is_wide(state):
             return (state**2).sum()
-        return state.sum() if state.ndim == 1 else state.trace()
+        if state.ndim == 1:
+            return state.sum()
+        return state.diagonal(dim1=-2, dim2=-1).sum(-1)
 
     def dense(self) -> Tensor:
         """The factor as a matrix, (n, n), always from its eigenvectors."""
         values, vectors = self.eigh()
-        return values.diag() if vectors is None else (vectors * values) @ vectors.T
+        return values.diag() if vectors is None else _product(values, vectors)
+
+
+def _product(values: Tensor, vectors: Tensor) -> Tensor:
+    """``Q diag(e) Qᵀ``."""
+    return (vectors * values.unsqueeze(-2)) @ vectors.mT
+
+
+def _times(g: Tensor, vectors: Tensor) -> Tensor:
+    """``g Q``, of each group where there are several."""
+    return g @ vectors if vectors.ndim == 2 else group_products(g, vectors)
 
 
 def _is_wide(matrix: Tensor) -> bool:
@@ -135,8 +151,9 @@ class InputMoment:
     root : list of Tensor of shape (n, i)
         Inputs times the square roots of their weights, while all together are fewer
         than i: their eigenvectors cost O(n·i²) instead of O(i³).
-    total : Tensor of shape (i, i) or (i,), or None
-        The sum itself, float64, or its diagonal.
+    total : Tensor of shape (i, i), (G, i, i) or (i,), or None
+        The sum itself, float64, of each group where there are several, or its
+        diagonal.
     """
 
     n: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
@@ -144,13 +161,17 @@ class InputMoment:
     total: Tensor | None = None
 
     @classmethod
-    def of(cls, a: Inputs | None, weights: Tensor | None, one: Tensor) -> "InputMoment":
+    def of(
+        cls, a: Inputs | None, weights: Tensor | None, one: Tensor, n_groups: int = 1
+    ) -> "InputMoment":
         """Moment of the inputs of one batch; ``one`` is that of a bias, ()."""
         if a is None:
             return cls(one, total=one.new_ones(1, 1))
         n_samples, n_positions, width = a.shape
         n = one * (n_samples if weights is None else weights.double().sum())
         n = n * n_positions
+        if n_groups > 1:
+            return cls(n, total=grouped_moment(a, weights, n_groups))
         if width > MAX_FACTOR:
             return cls(n, total=second_diagonal(a, weights).double())
         if n_samples * n_positions < width:
@@ -198,12 +219,13 @@ class Kron(base.Diagonalised):
     @property
     def eigenvalues(self) -> Tensor:
         """Products of the factors' eigenvalues, (P,), output-major."""
-        products = [torch.outer(b.values, a.values) for b, a in self.factors]
-        return torch.cat([product.flatten() for product in products])
+        pairs = ((b.values.unsqueeze(-1), a.values) for b, a in self.factors)
+        return torch.cat([(b * a.unsqueeze(-2)).flatten() for b, a in pairs])
 
     def trace(self) -> Tensor:
         """``Σ tr B tr A``, ()."""
-        return torch.stack([b.trace() * a.trace() for b, a in self.factors]).sum()
+        traces = [(b.trace() * a.trace()).sum() for b, a in self.factors]
+        return torch.stack(traces).sum()
 
     def rotated_blocks(self, jacobian: Jacobian) -> Iterator[Block]:
         """``a`` and ``g`` in the eigenbases of their factors."""
@@ -212,17 +234,18 @@ class Kron(base.Diagonalised):
             if last[:2] != (id(b), id(block.g)):
                 last = id(b), id(block.g), b.rotate_outputs(block.g)
             g = last[2]
-            yield Block(g, block.a).rotate(None, a.vectors(g.dtype))
+            yield block.like(g, block.a).rotate(None, a.vectors(g.dtype))
 
     def apply(self, weights: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """``(Fᵦ ⊗ Fₐ)ᵀ w`` block by block, where ``F`` is a function of ``Q``."""
         pieces = []
         for (b, a), piece in zip(self.factors, self.layout.split(weights), strict=True):
-            x = piece.unflatten(-1, (len(b.values), len(a.values)))
+            shape = *b.values.shape, a.values.shape[-1]
+            x = piece.unflatten(-1, shape)
             for factor in (a, b):
                 q = factor.vectors(x.dtype)
                 x = (x if q is None else x @ function(q)).mT
-            pieces.append(x.flatten(-2))
+            pieces.append(x.flatten(-len(shape)))
         return torch.cat(pieces, -1)
 
     def scaled(self, factor: Tensor) -> "Kron":
@@ -241,12 +264,19 @@ class Kron(base.Diagonalised):
 
     def dense(self) -> Tensor:
         """``H`` as a matrix, (P, P)."""
-        blocks = [torch.kron(b.dense(), a.dense()) for b, a in self.factors]
-        return torch.block_diag(*blocks)
+        factors = (
+            (_by_group(b.dense()), _by_group(a.dense())) for b, a in self.factors
+        )
+        groups = (zip(*pair, strict=True) for pair in factors)
+        return torch.block_diag(*(torch.kron(b, a) for some in groups for b, a in some))
+
+
+def _by_group(matrix: Tensor) -> Tensor:
+    return matrix if matrix.ndim == 3 else matrix.unsqueeze(0)
 
 
 class KronAccumulator(base.Accumulator):
-    """Sums ``g gᵀ`` and ``a aᵀ``; memory Σ (o² + i²) over layers.
+    """Sums ``g gᵀ`` and ``a aᵀ``; memory Σ (o² + i²) over layers and groups.
 
     Parameters
     ----------
@@ -274,9 +304,10 @@ class KronAccumulator(base.Accumulator):
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
         """Factors, their eigenvectors and the workspace of the largest one."""
-        widths = [n for block in layout.blocks for n in block.factor_shape]
-        dense = [n for n in widths if n <= MAX_FACTOR]
-        return 8 * (2 * sum(n * n for n in dense) + 3 * max([1, *dense]) ** 2)
+        widths = [(n, b.n_groups) for b in layout.blocks for n in b.factor_shape]
+        dense = [(n, groups) for n, groups in widths if n <= MAX_FACTOR or groups > 1]
+        largest = max([1, *(n for n, _ in dense)])
+        return 8 * (2 * sum(n * n * groups for n, groups in dense) + 3 * largest**2)
 
     def update(self, jacobian: Jacobian) -> None:
         """Add the factors of one batch."""
@@ -288,7 +319,7 @@ class KronAccumulator(base.Accumulator):
         if not jacobian.first_column:  # else inputs of this batch have been added
             given = jacobian.weights, outputs[0].new_ones(())
             for moment, block in zip(self._inputs, blocks, strict=True):
-                moment.add(InputMoment.of(block.a, *given))
+                moment.add(InputMoment.of(block.a, *given, block.n_groups))
 
     def merge(self, other: Any) -> None:
         """Add the sums of another accumulator."""
@@ -338,5 +369,5 @@ def _add(sums: list[Tensor], more: list[Tensor]) -> None:
 
 def output_moment(block: Any) -> Tensor:
     """``Σ g gᵀ``, or its diagonal where that would be too wide."""
-    is_wide = block.n_outputs > MAX_FACTOR
+    is_wide = block.n_outputs > MAX_FACTOR and block.n_groups == 1
     return (block.output_squares() if is_wide else block.output_moment()).double()

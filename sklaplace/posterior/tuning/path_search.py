@@ -178,7 +178,7 @@ def with_strongest_prior(
     """
     highest = best.score + MARGIN
     ratio = best.posterior.prior_precision / best.posterior.scale
-    index = int(np.argmin([(r / ratio).log().abs().max() for r in path]))
+    index = int(np.argmin([float((r / ratio).log().abs().max()) for r in path]))
     while index:
         index -= 1
         stronger = _refitted(problem, best.refitted, path[index], FINE_TOLERANCE)

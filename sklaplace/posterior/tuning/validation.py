@@ -54,6 +54,11 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
     With noise and a curvature of order two, a point of the path does not determine the
     refitted model: then the network's weights are kept.
     """
+    return accepted(problem, best_candidate(problem))
+
+
+def best_candidate(problem: TuningProblem) -> Candidate:
+    """Return the candidate with the best score, see `tune_on_validation`."""
     path = _path(problem)
     search = best_refitted if problem.refine is True else best_kept
     chosen = search(problem, path)
@@ -66,6 +71,11 @@ def tune_on_validation(problem: TuningProblem) -> GaussianPosterior:
         chosen = refitted if refitted.score < below else chosen
     if chosen.refitted and problem.log_proba is None and problem.free_prior:
         chosen = with_strongest_prior(problem, path, chosen)
+    return chosen
+
+
+def accepted(problem: TuningProblem, chosen: Candidate) -> GaussianPosterior:
+    """Return the posterior of a candidate; raises if no score was finite."""
     if not math.isfinite(chosen.score):
         raise ValueError(
             "No prior precision gives a finite score on the held-out rows: the "

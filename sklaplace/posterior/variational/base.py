@@ -8,14 +8,14 @@ family, ``w = μ + σ z`` with ``σ = softplus(ρ)``, and ``log q(w) = log p(z) 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from sklaplace.core.checks import check_count, check_positive
+from sklaplace.core.checks import Check, check_count, check_positive
 
 LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
 # Added to softplus, which rounds to zero far below zero, since logarithms are taken.
@@ -25,6 +25,11 @@ _SMALLEST = 1e-30
 
 class WeightPosterior(nn.Module, ABC):
     """A mean-field distribution over P weights, with learned parameters.
+
+    The base class of families of one's own, which `VariationalClassifier` takes as
+    ``posterior``. A subclass sets its parameters in the constructor, and defines
+    `transform`, `log_prob`, `median`, `mean` and `variance`; `noise` where it is not
+    normal.
 
     Parameters
     ----------
@@ -48,13 +53,63 @@ class WeightPosterior(nn.Module, ABC):
     n_weights : int
         Number of weights, P.
     name : str
-        Its key in `POSTERIORS`.
+        Its key in `POSTERIORS`; by default the name of the class.
     is_bounded : bool
         Whether the support is ``(-bound, bound)``.
     is_experimental : bool
         Whether no advantage over a Gaussian has been found.
     is_closed_form_cheap : bool
         Whether `closed_form` costs less than a draw, so that training should use it.
+    checks : mapping of str to callable
+        Options of the constructor beyond those above, which ``posterior_params`` sets,
+        each with a check ``(name, value)`` that raises for values that are not valid.
+
+    Notes
+    -----
+    Before a family of one's own is trained, draws at its start are checked: their
+    shapes, that they are finite, differentiable and functions of the generator, and
+    that `log_prob` gives the log densities that come with them; so are shapes and types
+    of the moments, and that variances are not far from those of the draws.
+
+    Examples
+    --------
+    Logistic distributions, whose tails are heavier than those of Gaussians:
+
+    >>> import math
+    >>> import torch
+    >>> from torch import nn
+    >>> from torch.nn.functional import logsigmoid
+    >>> from sklaplace.posterior.variational import WeightPosterior
+    >>> class Logistic(WeightPosterior):
+    ...     def __init__(self, location, scale, bound=3.0):
+    ...         super().__init__(location, scale, bound)
+    ...         self.location = nn.Parameter(location.clone())
+    ...         self.log_scale = nn.Parameter((scale * 3**0.5 / math.pi).log())
+    ...
+    ...     def noise(self, n, generator=None):
+    ...         x = super().noise(n, generator)  # normal
+    ...         return torch.special.log_ndtr(x) - torch.special.log_ndtr(-x)
+    ...
+    ...     def transform(self, noise):
+    ...         w = self.location + self.log_scale.exp() * noise
+    ...         return w, logsigmoid(noise) + logsigmoid(-noise) - self.log_scale
+    ...
+    ...     def log_prob(self, w):
+    ...         z = (w - self.location) / self.log_scale.exp()
+    ...         return logsigmoid(z) + logsigmoid(-z) - self.log_scale
+    ...
+    ...     def median(self):
+    ...         return self.location
+    ...
+    ...     def mean(self):
+    ...         return self.location
+    ...
+    ...     def variance(self):
+    ...         return (math.pi * self.log_scale.exp()) ** 2 / 3
+    >>> q = Logistic(torch.zeros(3), torch.full((3,), 0.1))
+    >>> w, log_q = q.sample(5, torch.Generator().manual_seed(0))
+    >>> w.shape, torch.allclose(log_q, q.log_prob(w), atol=1e-5)
+    (torch.Size([5, 3]), True)
 
     References
     ----------
@@ -66,8 +121,13 @@ class WeightPosterior(nn.Module, ABC):
     is_bounded: ClassVar[bool] = False
     is_experimental: ClassVar[bool] = True
     is_closed_form_cheap: ClassVar[bool] = False
+    checks: ClassVar[Mapping[str, Check]] = {}
     # torch.randn or torch.rand
     _noise: ClassVar[Callable[..., Tensor]] = staticmethod(torch.randn)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.name = vars(cls).get("name", cls.__name__)
 
     def __init__(self, location: Tensor, scale: Tensor, bound: float = 3.0) -> None:
         super().__init__()
@@ -144,18 +204,23 @@ class WeightPosterior(nn.Module, ABC):
 class LocationScale(WeightPosterior):
     """Weights ``w = μ + σ z`` with a standard variable ``z`` per weight.
 
-    Subclasses define the distribution of ``z``, whose parameters `_start_shape` sets.
+    Subclasses define the distribution of ``z``, whose parameters `_start_shape` sets
+    in the sizes given as ``options``.
     """
 
-    def __init__(self, location: Tensor, scale: Tensor, bound: float = 3.0) -> None:
+    def __init__(
+        self, location: Tensor, scale: Tensor, bound: float = 3.0, **options: Any
+    ) -> None:
         super().__init__(location, scale, bound)
+        for name, value in options.items():
+            self.checks[name](name, value)
         self.location = nn.Parameter(location.detach().clone())
-        self._start_shape(self.location.detach())
+        self._start_shape(self.location.detach(), **options)
         with torch.no_grad():
             sigma = scale / self._moments()[1] ** 0.5
             self.raw_scale = nn.Parameter(inverse_softplus(sigma).to(self.location))
 
-    def _start_shape(self, like: Tensor) -> None:
+    def _start_shape(self, like: Tensor, **options: Any) -> None:
         """Set the initial parameters of ``z``, if it has any, next to a tensor (P,)."""
 
     @property
@@ -203,6 +268,13 @@ def positive(raw: Tensor) -> Tensor:
 def inverse_softplus(x: Tensor) -> Tensor:
     """``r`` with ``softplus(r) = x`` for positive ``x``, without overflow."""
     return x + (-torch.expm1(-x)).log()
+
+
+def spread(n: int, outermost: float) -> Tensor:
+    """``n`` numbers from ``-outermost`` to ``outermost``, (n,); a single one is 0."""
+    if n == 1:
+        return torch.zeros(1, dtype=torch.float64)
+    return torch.linspace(-outermost, outermost, n, dtype=torch.float64)
 
 
 def sum_draws(x: Tensor) -> Tensor:

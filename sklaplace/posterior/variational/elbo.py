@@ -22,8 +22,8 @@ from sklaplace.networks.data import Batches
 from sklaplace.networks.forward import OUTPUT_MAPS, Forward, as_columns
 from sklaplace.networks.outputs import OutputSpec, unwrapped
 from sklaplace.networks.training import batch_weights, mean_weight
-from sklaplace.posterior.variational import POSTERIORS
 from sklaplace.posterior.variational.divergence import divergence
+from sklaplace.posterior.variational.family import PosteriorFamily
 from sklaplace.posterior.variational.module import (
     StochasticModule,
     initial_scales,
@@ -64,12 +64,10 @@ class Elbo:
 
     Attributes
     ----------
-    posterior : str
-        Key of ``POSTERIORS``.
+    family : PosteriorFamily
+        What the posterior is made from.
     prior : WeightPrior
         Prior of each weight.
-    bound : float
-        Bound of the weights under bounded posteriors.
     kl_weight : float
         Factor of the divergence.
     schedule : str
@@ -83,9 +81,8 @@ class Elbo:
         Samples to estimate the noise from; None takes those of the batch.
     """
 
-    posterior: str
+    family: PosteriorFamily
     prior: WeightPrior
-    bound: float
     kl_weight: float
     schedule: str
     sigma: float | None = None
@@ -111,8 +108,7 @@ class Elbo:
         values = [own[block.name].detach() for block in layout.blocks]
         location = torch.cat([w.reshape(-1).to(values[0].dtype) for w in values])
         scale = initial_scales(values).to(location)
-        posterior = POSTERIORS[self.posterior](location, scale, self.bound)
-        return StochasticModule(base, layout, posterior)
+        return StochasticModule(base, layout, self.family.start(location, scale))
 
     def begin(self, module: StochasticModule, spec: OutputSpec) -> None:
         """Set what the outputs mean, before the first step."""

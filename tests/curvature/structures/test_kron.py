@@ -7,12 +7,16 @@ from cases import Case, Net, normal, positive, rows
 from contracts import N_ROWS, Problem, assert_equal, prior_precision, problem, scale
 from costs import counted
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from sklaplace.curvature.blocks import Block
-from sklaplace.curvature.jacobian import Jacobian
+from sklaplace.core.linalg import group_products
+from sklaplace.curvature.blocks import Block, GroupedBlock
+from sklaplace.curvature.ggn import GGN, accumulate
+from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import BlockSpec, Layout
-from sklaplace.curvature.structures import kron
+from sklaplace.curvature.structures import STRUCTURES, kron
 from sklaplace.curvature.structures.kron import KronAccumulator
+from sklaplace.networks.forward import Forward
 
 pytestmark = pytest.mark.numerical
 
@@ -191,3 +195,170 @@ def test_weight_and_bias_part_where_positions_come_up():
     (b_weight, _), (b_bias, _) = accumulator.decompose().factors
     assert_equal(b_weight.dense(), weights, 1e-12)
     assert_equal(b_bias.dense(), outputs, 1e-12)
+
+
+# ------------------------------------------------------------ grouped convolutions
+class SeparateConvolutions(nn.Module):
+    """The groups of a convolution as layers of their own."""
+
+    def __init__(self, layer, head):
+        super().__init__()
+        i, o, kernel = layer.in_channels, layer.out_channels, layer.kernel_size
+        options = {"stride": layer.stride, "padding": layer.padding, "bias": False}
+        sizes = i // layer.groups, o // layer.groups, kernel
+        parts = (type(layer)(*sizes, **options) for _ in range(layer.groups))
+        self.parts, self.head = nn.ModuleList(parts), head
+
+    def forward(self, x):
+        inputs = x.chunk(len(self.parts), 1)
+        pairs = zip(self.parts, inputs, strict=True)
+        hidden = torch.cat([part(given) for part, given in pairs], 1)
+        return self.head(hidden.tanh().flatten(1))
+
+
+GROUPED = {
+    "1d": (lambda: nn.Conv1d(4, 4, 2, groups=2, bias=False), (4, 4), 12),
+    "2d": (lambda: nn.Conv2d(4, 6, 2, groups=2, stride=2, bias=False), (4, 4, 4), 24),
+    "3d": (lambda: nn.Conv3d(2, 2, 2, groups=2, bias=False), (2, 2, 2, 3), 4),
+    "depthwise": (
+        lambda: nn.Conv2d(3, 3, 3, 1, 1, groups=3, bias=False),
+        (3, 2, 2),
+        12,
+    ),
+    "multiplier": (lambda: nn.Conv1d(2, 6, 3, groups=2, bias=False), (2, 5), 18),
+}
+
+
+def grouped_and_separate(name):
+    """Two problems with the same network and the same weights in the same order."""
+    make, shape, width = GROUPED[name]
+
+    def grouped(c):
+        layers = {"layer": make(), "head": nn.Linear(width, c)}
+        return Net(lambda net, x: net.head(net.layer(x).tanh().flatten(1)), **layers)
+
+    def separate(c):
+        return SeparateConvolutions(make(), nn.Linear(width, c))
+
+    one, other = (
+        Problem(Case(kind, rows(*shape)), "Categorical", "all")
+        for kind in (grouped, separate)
+    )
+    flat = nn.utils.parameters_to_vector(one.forward.module.parameters())
+    nn.utils.vector_to_parameters(flat, other.forward.module.parameters())
+    return one, other
+
+
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_are_separate_convolutions(name, sharing):
+    one, other = grouped_and_separate(name)
+    w, delta = positive(N_ROWS), torch.tensor(0.7).double()
+    accumulators = [KronAccumulator(each.layout, sharing) for each in (one, other)]
+    for each, accumulator in zip((one, other), accumulators, strict=True):
+        each.accumulate(accumulator, each.batches(4, 2, weights=w))
+    found, expected = (accumulator.decompose() for accumulator in accumulators)
+    assert_equal(found.dense(), expected.dense(), 1e-12)
+    assert_equal(found.trace(), expected.trace(), 1e-12)
+    assert_equal(found.scaled(scale()).dense(), expected.scaled(scale()).dense(), 1e-12)
+    P, Q = (each.precision(delta, scale()) for each in (found, expected))
+    assert_equal(P.logdet(), Q.logdet(), 1e-12)
+    assert_equal(P.variance(), Q.variance(), 1e-10)
+    noise = normal(3, one.layout.n_parameters)
+    assert_equal(P.sample(noise), Q.sample(noise), 1e-10)
+    of_both = zip((P, Q), (one.jacobian(), other.jacobian()), strict=True)
+    covariances = [each.functional_covariance(jacobian) for each, jacobian in of_both]
+    assert_equal(*covariances, 1e-10)
+    resumed = KronAccumulator(one.layout, sharing)
+    found.resume(resumed)
+    assert_equal(resumed.decompose().dense(), found.dense(), 1e-12)
+
+
+def test_one_sample_and_one_position_are_exact_in_each_group():
+    """There ``Σ g gᵀ ⊗ a aᵀ`` is the GGN; groups are independent of each other."""
+    one, _ = grouped_and_separate("3d")
+    x = one.x[:1, :, :, :, :2]  # of the size of the kernel
+    layer = one.forward.module.layer
+    head = nn.Linear(2, 3).double().requires_grad_(False)
+    net = Net(lambda net, x: net.head(net.layer(x).flatten(1)), layer=layer, head=head)
+    forward = Forward(net, net)
+    found = forward(x)
+    layout = Layout((BlockSpec("layer.weight", (2, 1, 2, 2, 2), "layer", n_groups=2),))
+    with forward.frozen():
+        parts = references.curvature(forward, x, layout, one.likelihood, one.y[:1])
+        accumulator = KronAccumulator(layout)
+        accumulate(forward, [(x, one.y[:1], None)], one.likelihood, GGN, accumulator)
+    H, exact = accumulator.decompose().dense(), references.full(parts)
+    assert found.shape == (1, 3)
+    for group in (slice(0, 8), slice(8, 16)):
+        assert_equal(H[group, group], exact[group, group], 1e-12)
+    assert not H[:8, 8:].any()
+
+
+@pytest.mark.parametrize("n_positions", [2, 40], ids="{} positions".format)
+def test_grouped_inputs_or_rows_are_rotated_whichever_are_fewer(n_positions):
+    b, k, r, G, o, i = 2, 3, n_positions, 4, 2, 5
+    g, a, basis = normal(b, k, r, G, o), normal(b, r, G, i, seed=1), normal(G, i, i)
+    block = GroupedBlock(g.flatten(-2), a.flatten(-2), G, basis)
+    expected = torch.einsum("bkrgo,brgi,gij->bkgoj", g, a, basis).flatten(2)
+    with FlopCounterMode(display=False) as flops:
+        found = block.dense()
+    assert_equal(found, expected, 1e-12)
+    rotation = min(r, k * o) * b * G * i * i
+    assert flops.get_total_flops() == 2 * (rotation + b * G * k * o * r * i)
+
+
+def test_products_of_groups_copy_no_matrices():
+    values, matrices = normal(50, 60, 6), normal(2, 3, 3)
+    expected = values @ torch.block_diag(*matrices)
+    with counted() as costs:
+        found = group_products(values, matrices)
+    assert_equal(found, expected, 1e-12)
+    assert costs.largest <= values.numel()
+
+
+def test_factors_of_groups_are_dense_at_any_width(monkeypatch):
+    exact = grouped_and_separate("2d")[0]
+    expected = exact.structure("kron").factors[0]
+    monkeypatch.setattr(kron, "MAX_FACTOR", 2)
+    for factor, dense in zip(exact.structure("kron").factors[0], expected, strict=True):
+        assert dense.dense().shape[-1] > 2
+        assert_equal(factor.dense(), dense.dense(), 0)
+    spec = BlockSpec("a", (2, 5, 3), "a", n_groups=2)
+    # factors (1, 1) and (15, 15) of two groups
+    assert KronAccumulator.n_bytes(Layout((spec,))) == 8 * (2 * 2 * 226 + 3 * 225)
+
+
+def test_bytes_of_groups():
+    """Factors (9, 9) and (1, 1) of 256 groups, not one of all 2304 weights."""
+    dense, grouped = (
+        Layout((BlockSpec("a", (256, 1, 3, 3), layer, n_groups=n_groups),))
+        for layer, n_groups in ((None, 1), ("a", 256))
+    )
+    assert KronAccumulator.n_bytes(grouped) == 8 * (2 * 256 * (81 + 1) + 3 * 81)
+    assert KronAccumulator.n_bytes(dense) == 8 * (2 * (2304**2 + 1) + 3 * 2304**2)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_one_sample_of_a_convolution_alone(groups, structure):
+    """Its rows are sums over positions, also where no sample shares gradients."""
+    layer = nn.Conv2d(2, 2, 2, groups=groups, bias=False)
+
+    def make(c):
+        net = Net(lambda net, x: net.head(net.layer(x).flatten(1)), layer=layer)
+        net.head = nn.Linear(8, c)
+        return net
+
+    found = Problem(Case(make, rows(2, 3, 3)), "Categorical", "all")
+    layout = Layout(found.layout.blocks[:1])
+    accumulator = STRUCTURES[structure][0](layout)
+    batches = found.batches(N_ROWS)
+    accumulate(found.forward, batches, found.likelihood, GGN, accumulator)
+    delta = torch.tensor(0.7).double()
+    precision = accumulator.decompose().precision(delta, scale())
+    together, alone = (
+        precision.functional_variance(backpropagate(found.forward, x, layout)[1])
+        for x in (found.x, found.x[:1])
+    )
+    assert_equal(alone, together[:1], 1e-10)

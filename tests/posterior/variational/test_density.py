@@ -11,17 +11,19 @@ from sklaplace.posterior.variational.base import positive
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
 
-def log_density(z, heights):
+def log_density(z, heights, layers=()):
     """Unnormalised density of one weight at the nodes, by the formula."""
-    centres = np.linspace(-2.5, 2.5, 6)
-    bumps = np.exp(-((z[:, None] - centres) ** 2) / 2)
-    return -(z**2) / 2 + bumps @ heights
+    centres = np.linspace(-2.5, 2.5, len(heights))
+    units = np.exp(-((z[:, None] - centres) ** 2) / 2)
+    for mixing, offsets in layers:
+        units = np.tanh(units @ mixing + offsets)
+    return -(z**2) / 2 + units @ heights
 
 
-def dense(heights, n=1_000_001):
+def dense(heights, layers=(), n_nodes=16, n=1_000_001):
     """A fine grid, the density and the distribution function on it."""
-    nodes = np.linspace(-4, 4, 16)
-    log_p = log_density(nodes, heights)
+    nodes = np.linspace(-4, 4, n_nodes)
+    log_p = log_density(nodes, heights, layers)
     z = np.linspace(-4, 4, n)
     p = np.interp(z, nodes, np.exp(log_p - log_p.max()))
     areas = (p[1:] + p[:-1]) / 2 * (z[1] - z[0])
@@ -29,15 +31,19 @@ def dense(heights, n=1_000_001):
     return z, p / below[-1], below / below[-1]
 
 
-@pytest.mark.parametrize("setting", [None, 0, 1])
+@pytest.mark.parametrize("setting", [None, 0, 1, "deep"])
 def test_draws_are_those_of_a_dense_table(setting):
     found = posterior("density", setting)
+    further = zip(found.mixing, found.offsets, strict=True)
+    layers = [[x.detach().numpy() for x in layer] for layer in further]
+    assert len(layers) == 2 * (setting == "deep")
     w, log_q = (x.detach().numpy() for x in found.sample(500, generator()))
     u = found.noise(500, generator()).numpy()
     location = found.location.detach().numpy()
     scale = positive(found.raw_scale).detach().numpy()
     for p in range(4):
-        z, density, below = dense(found.heights[:, p].detach().numpy())
+        heights = found.heights[:, p].detach().numpy()
+        z, density, below = dense(heights, layers, 12 if layers else 16)
         wanted = np.interp(u[:, p], below, z)
         # the floor raises the density by 1e-7 of its largest value, and moves
         # quantiles by that over the density; a table of 1e6 rows errs less

@@ -14,6 +14,7 @@ from sklaplace.core.random import private_rng
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.posterior.variational import POSTERIORS, GaussianPrior, MeanFieldGaussian
 from sklaplace.posterior.variational.elbo import Elbo
+from sklaplace.posterior.variational.family import PosteriorFamily
 from sklaplace.posterior.variational.module import (
     INITIAL_FRACTION,
     VariationalPosterior,
@@ -44,7 +45,8 @@ def made(kind, *args, seed=0, **kwargs):
 
 
 def wrapped(module, posterior="gaussian", **start):
-    elbo = Elbo(posterior, GaussianPrior(), 3.0, 1.0, "uniform", **start)
+    family = PosteriorFamily(posterior)
+    elbo = Elbo(family, GaussianPrior(), 1.0, "uniform", **start)
     return elbo.wrapped(module)
 
 

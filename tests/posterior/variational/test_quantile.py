@@ -21,23 +21,32 @@ def parameters(found):
     return [x.detach().numpy() for x in (*raw, *shared)]
 
 
-def h(e, v, s, c):
+def h(e, v, s, c, layers=()):
     """The quantile function of one weight, for a number."""
-    return e + v @ np.tanh(s * (e - c))
+    units = np.tanh(s * (e - c))
+    for mixing, offsets in layers:
+        units = np.tanh(mixing @ units - offsets)
+    return e + v @ units
 
 
-@pytest.mark.parametrize("setting", [0, 1])
+@pytest.mark.parametrize("setting", [0, 1, "deep"])
 def test_draws_are_the_formula(setting):
     found = posterior("quantile", setting)
     location, scale, v, s, c = parameters(found)
+    further = zip(found.raw_mixing, found.offsets, strict=True)
+    layers = [
+        (positive(raw).detach().numpy(), o.detach().numpy()) for raw, o in further
+    ]
+    assert len(layers) == 2 * (setting == "deep")
     w, log_q = (x.detach().numpy() for x in found.sample(20, generator()))
     noise = found.noise(20, generator()).numpy()
     for p in range(len(location)):
         for row in range(20):
             e, step = noise[row, p], 1e-6
-            wanted = location[p] + scale[p] * h(e, v[:, p], s, c)
+            own = v[:, p], s, c, layers
+            wanted = location[p] + scale[p] * h(e, *own)
             assert w[row, p] == pytest.approx(wanted, rel=1e-12)
-            rise = h(e + step, v[:, p], s, c) - h(e - step, v[:, p], s, c)
+            rise = h(e + step, *own) - h(e - step, *own)
             density = norm.logpdf(e) - np.log(scale[p] * rise / (2 * step))
             # central differences: 1e-12 for curvature, 1e-16/1e-6 for rounding
             assert log_q[row, p] == pytest.approx(density, rel=1e-8, abs=1e-8)
@@ -106,9 +115,9 @@ def test_slopes_and_centres_are_shared():
     assert sizes == {
         "location": (4,),
         "raw_scale": (4,),
-        "raw_heights": (module.N_STEPS, 4),
-        "raw_slopes": (module.N_STEPS,),
-        "centres": (module.N_STEPS,),
+        "raw_heights": (module.N_UNITS, 4),
+        "raw_slopes": (module.N_UNITS,),
+        "centres": (module.N_UNITS,),
     }
 
 

@@ -1,0 +1,235 @@
+"""Descent: stochastic gradient descent that goes on from trained weights.
+
+``θ ← θ - lr (∇ℓ(θ) + λ θ)`` at a constant rate, where ``ℓ`` is the net's own loss on a
+random batch and ``λ`` the weight decay of its optimizer. The iterates spread around the
+minimum along directions in which the loss is flat (Maddox et al. 2019, "A simple
+baseline for Bayesian uncertainty in deep learning").
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Subset
+
+from sklaplace.core.checks import Check, check_count, check_positive
+from sklaplace.core.random import counter_uniforms, row_hash
+from sklaplace.curvature.layout import Layout
+from sklaplace.networks.data import Batches, first_rows
+from sklaplace.networks.forward import first_tensor
+from sklaplace.networks.outputs import as_forward
+from sklaplace.networks.training import copied, logits_alone, weighted_loss
+
+# Largest mean fraction of the training samples in a batch: nearly all of them would
+# leave the gradient without noise.
+MAX_FRACTION = 0.1
+# Samples that are hashed at a time.
+HASHED = 1024
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Steps of a descent, and the iterates that are collected, called snapshots.
+
+    Attributes
+    ----------
+    n_snapshots : int
+        Number of iterates that are collected.
+    steps_per_snapshot : int
+        Steps from one to the next.
+    lr : float
+        Learning rate, constant.
+    """
+
+    n_snapshots: int = 100
+    steps_per_snapshot: int = 1
+    lr: float = 0.01
+
+
+SCHEDULE_CHECKS: Mapping[str, Check] = {
+    "n_snapshots": partial(check_count, smallest=2),  # for a variance
+    "steps_per_snapshot": check_count,
+    "lr": check_positive,
+}
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Stochastic gradient descent from the weights of a trained net.
+
+    The network is in evaluation mode: statistics of batch normalisation stay as they
+    have been trained, and dropout is inactive, as in prediction.
+
+    Attributes
+    ----------
+    net : skorch.NeuralNet
+        Trained; a copy of it descends.
+    dataset : Dataset
+        Training samples, with or without weights.
+    weight_decay : mapping of str to float
+        Weight decay of parameters, by name; zero for others.
+    seed : int
+        A step draws samples by hashes of their inputs and by this seed, so that their
+        order does not matter. The mean number is the net's ``batch_size``, but at most
+        a tenth of all.
+    """
+
+    net: Any
+    dataset: Any
+    weight_decay: Mapping[str, float]
+    seed: int
+
+    def iterates(self, layout: Layout, schedule: Schedule) -> Iterator[Tensor]:
+        """Yield the selected weights at each snapshot, (P,), float64.
+
+        Raises
+        ------
+        ValueError
+            If the criterion cannot be computed, or differentiated, on the samples.
+        """
+        net = copied(self.net)
+        module = as_forward(net).module.eval().requires_grad_(False)
+        own = dict(module.named_parameters())
+        leaves = [own[block.name].requires_grad_() for block in layout.blocks]
+        decays = [self.weight_decay.get(block.name, 0.0) for block in layout.blocks]
+        keys, fraction = self._hashes(), self._fraction()
+        with logits_alone(net, first_rows(net, self.dataset)):
+            for step in range(schedule.n_snapshots * schedule.steps_per_snapshot):
+                uniforms = counter_uniforms(keys, 1, self.seed + step)[:, 0]
+                drawn = (uniforms < fraction).nonzero()[:, 0].tolist()
+                if drawn:
+                    gradients = self._gradients(net, drawn, leaves)
+                    with torch.no_grad():
+                        for leaf, g, decay in zip(
+                            leaves, gradients, decays, strict=True
+                        ):
+                            leaf -= schedule.lr * (g + decay * leaf)
+                if (step + 1) % schedule.steps_per_snapshot == 0:
+                    yield layout.read(module)
+
+    def moments(
+        self, layout: Layout, schedule: Schedule, max_rank: int = 0
+    ) -> "WeightMoments":
+        """Return moments of the selected weights over the snapshots; see `iterates`."""
+        start = layout.read(as_forward(self.net).module)
+        moments = WeightMoments(start, max_rank)
+        for weights in self.iterates(layout, schedule):
+            moments.update(weights)
+        return moments
+
+    def _hashes(self) -> Tensor:
+        """Hashes of the samples' inputs, (n,)."""
+        batches = Batches(self.net, self.dataset, HASHED)
+        return torch.cat([row_hash(x) for x, _, _ in batches])
+
+    def _fraction(self) -> float:
+        """Mean fraction of the samples in a batch."""
+        size = self.net.get_params_for("iterator_train").get(
+            "batch_size", self.net.batch_size
+        )
+        given = size / len(self.dataset)
+        return min(MAX_FRACTION, given) if given > 0 else MAX_FRACTION
+
+    def _gradients(
+        self, net: Any, drawn: list[int], leaves: list[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """Gradients of the mean loss of some samples."""
+        subset = Subset(self.dataset, drawn)
+        x, y, w = next(iter(Batches(net, subset, len(drawn))))
+        try:
+            with torch.enable_grad():
+                returned = net.infer(x)
+                y = _matching(y, first_tensor(returned))
+                compute = partial(net.get_loss, returned, y, X=x, training=True)
+                if w is None:
+                    loss = compute()
+                else:
+                    loss = weighted_loss(net.criterion_, compute, y, w, w.mean())
+                return torch.autograd.grad(loss, leaves, materialize_grads=True)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if not all(bool(leaf.isfinite().all()) for leaf in leaves):
+                return tuple(torch.full_like(leaf, torch.nan) for leaf in leaves)
+            name = type(net.criterion_).__name__
+            raise ValueError(
+                f"estimator has the criterion {name}, whose gradient cannot be "
+                f"computed on the training samples: {error}. Gradient descent needs "
+                "the loss that the net is trained with."
+            ) from error
+
+
+def _matching(y: Any, outputs: Tensor) -> Any:
+    """Real-valued targets in the shape of the outputs, (b,) or (b, 1).
+
+    A criterion would broadcast (b,) against (b, 1) to (b, b).
+    """
+    is_real = isinstance(y, Tensor) and y.is_floating_point()
+    if is_real and y.numel() == outputs.numel():
+        return y.reshape(outputs.shape)
+    return y
+
+
+def weight_decays(net: Any) -> dict[str, float]:
+    """Weight decay of the optimizer of a net for each of its parameters, by name."""
+    groups = getattr(getattr(net, "optimizer_", None), "param_groups", [])
+    found = {
+        id(p): float(group.get("weight_decay") or 0.0)
+        for group in groups
+        for p in group["params"]
+    }
+    named = as_forward(net).module.named_parameters()
+    return {name: found.get(id(p), 0.0) for name, p in named}
+
+
+class WeightMoments:
+    """Running moments of weights, in float64.
+
+    Of differences from where they start, against cancellation.
+
+    Parameters
+    ----------
+    start : Tensor of shape (P,)
+        Weights that all others are near.
+    max_rank : int, default=0
+        Number of deviations to keep.
+
+    Attributes
+    ----------
+    n : int
+        Number of weight vectors.
+    deviations : deque of Tensor of shape (P,)
+        The last ``max_rank`` vectors, each less the mean of those up to it.
+    """
+
+    def __init__(self, start: Tensor, max_rank: int = 0) -> None:
+        self.n = 0
+        self.deviations: deque[Tensor] = deque(maxlen=max_rank)
+        self._start = start
+        self._shift = torch.zeros_like(start)
+        self._squares = torch.zeros_like(start)
+
+    def update(self, weights: Tensor) -> None:
+        """Add a vector (P,)."""
+        moved = weights - self._start
+        before = moved - self._shift
+        self.n += 1
+        self._shift = self._shift + before / self.n
+        after = moved - self._shift
+        # Welford (1962), "Note on a method for calculating corrected sums of squares"
+        self._squares = self._squares + before * after
+        self.deviations.append(after)
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the vectors, (P,)."""
+        return self._start + self._shift
+
+    @property
+    def variance(self) -> Tensor:
+        """Variances of the weights, divided by ``n``, (P,)."""
+        return self._squares / self.n

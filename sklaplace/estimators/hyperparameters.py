@@ -1,0 +1,118 @@
+"""Prior precision, noise and temperature of a fitted Laplace estimator, changed."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sklaplace.core.checks import check_option, check_positive
+from sklaplace.estimators.options import check_prior_shape
+from sklaplace.estimators.samples import applicable, weighted_data
+from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.posterior.gaussian import GaussianPosterior
+
+# what `tune` can choose
+TUNABLE = "prior_precision", "sigma_noise", "temperature"
+
+
+def under_hyperparameters(model: Any, given: Mapping[str, Any]) -> GaussianPosterior:
+    """Return the posterior under given prior precision and noise; None keeps a value.
+
+    Tensors stay in their graph.
+    """
+    posterior = model.posterior_
+    values = {name: value for name, value in given.items() if value is not None}
+    for name, value in values.items():
+        plain = value.detach().cpu() if isinstance(value, Tensor) else value
+        check_positive(name, plain, scalar=name == "sigma_noise")
+    if "prior_precision" in values:
+        structure = model._options.prior_structure
+        check_prior_shape(values["prior_precision"], structure, posterior.layout)
+    if "sigma_noise" in values:
+        _check_noise(posterior, "was given", "Leave it out.")
+        values["sigma_noise"] = values["sigma_noise"] / model._targets.noise_unit
+    if not values:
+        return posterior
+    h = posterior.hyperparameters
+    device = h.prior_precision.device
+    tensors = {
+        name: torch.as_tensor(value, dtype=torch.float64, device=device).expand(
+            getattr(h, name).shape
+        )
+        for name, value in values.items()
+    }
+    return posterior.replace(**tensors)
+
+
+def retuned(
+    model: Any, X: Any, y: Any, sample_weight: Any, parameters: Any
+) -> GaussianPosterior:
+    """Return the posterior under hyperparameters that are chosen anew.
+
+    On given samples, or by the evidence of the training data if ``X`` is None.
+    """
+    posterior = model.posterior_
+    if posterior.earlier is not None:
+        raise ValueError(
+            "The prior is the posterior of an earlier task, which fixes prior, noise "
+            "and temperature, so that nothing can be tuned. Fit anew."
+        )
+    free = _free_names(posterior, parameters)
+    network = TrainedNetwork(model.estimator_, model.network_spec_)
+    if X is None:
+        _check_evidence(free, y, sample_weight)
+    else:
+        if y is None:
+            raise ValueError(
+                "y is missing: samples to tune on need inputs and targets. Pass both X "
+                "and y, or neither."
+            )
+        inputs, targets = model._check_samples(X, y, reset=False)
+        data = weighted_data(model, applicable(model, inputs), targets, sample_weight)
+        network = replace(network, held_out=data.dataset(model.estimator_))
+    score = replace(model._score(network.spec.likelihood), is_given=True)
+    return model._solver(model._options).retuned(posterior, network, score, free)
+
+
+def _free_names(posterior: GaussianPosterior, parameters: Any) -> frozenset[str]:
+    """Return the names of what is to be chosen."""
+    if parameters is None:
+        return frozenset(TUNABLE[: 1 + posterior.likelihood.has_noise])
+    names = [parameters] if isinstance(parameters, str) else parameters
+    try:
+        names = list(names)
+    except TypeError:
+        names = [parameters]  # refused next
+    for name in names:
+        check_option("parameters", name, TUNABLE)
+    if not names:
+        raise ValueError("parameters is empty. Name what is to be chosen, or use None.")
+    if "sigma_noise" in names:
+        _check_noise(posterior, "is to be tuned", "Leave it out of parameters.")
+    return frozenset(names)
+
+
+def _check_noise(posterior: GaussianPosterior, event: str, hint: str) -> None:
+    if not posterior.likelihood.has_noise:
+        raise ValueError(
+            f"sigma_noise {event}, but this likelihood has no observation noise. {hint}"
+        )
+
+
+def _check_evidence(free: frozenset[str], y: Any, sample_weight: Any) -> None:
+    """Raise for what cannot be chosen by the evidence, and for targets without X."""
+    others = {"y": y, "sample_weight": sample_weight}
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} was given without X. Pass samples with targets, or nothing "
+                "for the evidence of the training data."
+            )
+    if "temperature" in free:
+        raise ValueError(
+            "The temperature cannot be chosen by the evidence: a tempered likelihood "
+            "is not normalised, so that values do not compare. Pass X and y that the "
+            "network was not trained on."
+        )

@@ -1,0 +1,321 @@
+"""SWAGClassifier and SWAGRegressor: a Gaussian from iterates of gradient descent."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sklaplace.core.budget import require_bytes
+from sklaplace.core.checks import check_count
+from sklaplace.curvature.descent import SCHEDULE_CHECKS, Schedule
+from sklaplace.curvature.layout import Layout
+from sklaplace.estimators.output_model import (
+    BatchedOutputs,
+    OutputModel,
+    PointOutputs,
+    WeightDraws,
+    require_draws,
+)
+from sklaplace.estimators.prior_callback import PriorCallback
+from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
+from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
+from sklaplace.estimators.sampling import BaseSampling
+from sklaplace.estimators.trainer import Trainer
+from sklaplace.networks.data import TrainingData
+from sklaplace.networks.outputs import OutputSpec, as_forward
+from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.posterior.swag import SWAGPosterior
+from sklaplace.posterior.variational.module import random_weights
+
+# Further vectors of weights that running moments take.
+N_VECTORS = 8
+
+
+@dataclass(frozen=True)
+class SWAGNetwork(TrainedNetwork):
+    """A network with its weights at the mean of the iterates.
+
+    Attributes
+    ----------
+    posterior : SWAGPosterior
+        Gaussian over the weights.
+    """
+
+    posterior: SWAGPosterior | None = None
+
+
+@dataclass(kw_only=True)
+class SWAGTrainer(Trainer):
+    """Trains a network, and goes on by gradient descent that collects its iterates.
+
+    Attributes
+    ----------
+    schedule : Schedule
+        Of the descent.
+    max_rank : int
+        Number of iterates whose deviations are kept.
+    n_samples : int
+        Number of draws in prediction.
+    """
+
+    schedule: Schedule
+    max_rank: int
+    n_samples: int
+
+    def train(
+        self, data: TrainingData, validation: TrainingData | None, fit_params: Any
+    ) -> SWAGNetwork:
+        """Return the network at the mean of the iterates, with their Gaussian."""
+        trained = super().train(data, validation, fit_params)
+        posterior = self._collect(trained)
+        own = dict(as_forward(trained.net).module.named_parameters())
+        with torch.no_grad():
+            for name, value in posterior.layout.unflatten(posterior.mean).items():
+                own[name].copy_(value)
+        return SWAGNetwork(**vars(trained), posterior=posterior)
+
+    def infer_spec(self, net: Any, dataset: Any, *, is_trained: bool) -> OutputSpec:
+        """Return the meaning of a net's outputs; raises for what is not supported."""
+        self._random_weights(net)
+        return super().infer_spec(net, dataset, is_trained=is_trained)
+
+    def _random_weights(self, net: Any) -> Layout:
+        """Return the weights that move; raises where they, or draws, do not fit."""
+        _check_callbacks(net)
+        module = as_forward(net).module
+        complex_ = [n for n, p in module.named_parameters() if p.is_complex()]
+        if complex_:
+            raise ValueError(
+                f"The network has complex weights ({complex_[0]!r}), of which no "
+                "Gaussian is made. Use the real and the imaginary part as parameters."
+            )
+        layout = random_weights(module)
+        require_draws(self.n_samples, layout.n_parameters)
+        require_bytes(
+            8 * (self._rank + N_VECTORS) * layout.n_parameters,
+            "cpu",
+            f"max_rank={self._rank:,} deviations of {layout.n_parameters:,} weights",
+            "set a smaller max_rank",
+        )
+        return layout
+
+    @property
+    def _rank(self) -> int:
+        """Number of deviations."""
+        return min(self.max_rank, self.schedule.n_snapshots)
+
+    def _collect(self, trained: TrainedNetwork) -> SWAGPosterior:
+        """Return the Gaussian of the iterates."""
+        layout = self._random_weights(trained.net)
+        moments = self.descent(trained).moments(layout, self.schedule, self._rank)
+        posterior = SWAGPosterior.of(moments, layout)
+        if not posterior.variance().isfinite().all():
+            raise ValueError(
+                f"lr={self.schedule.lr:g} is too large here: gradient descent from the "
+                "trained weights has diverged. Lower it, or scale X and y."
+            )
+        return posterior
+
+
+def _check_callbacks(net: Any) -> None:
+    """Raise for callbacks that train under a prior, which is not in the loss."""
+    callbacks = getattr(net, "callbacks", None)
+    for entry in [] if isinstance(callbacks, str) else callbacks or []:
+        callback = entry[1] if isinstance(entry, tuple) else entry
+        if isinstance(callback, PriorCallback):
+            raise ValueError(
+                f"The callback {type(callback).__name__} adds a prior to the gradient, "
+                "which the descent from the trained weights would leave out. Use "
+                "optimizer__weight_decay in its place, or LaplaceClassifier or "
+                "LaplaceRegressor."
+            )
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class BaseSWAG(BaseSampling):
+    """Parameters and fit of `SWAGClassifier` and `SWAGRegressor`."""
+
+    n_snapshots: int = 100
+    steps_per_snapshot: int = 10
+    lr: float = 0.01
+    max_rank: int = 20
+    n_samples: int = 100
+
+    _trainer_kind = SWAGTrainer
+
+    def _check_options(self) -> None:
+        super()._check_options()
+        for name, check in SCHEDULE_CHECKS.items():
+            check(name, getattr(self, name))
+        check_count("max_rank", self.max_rank, 2)  # divided by one less
+
+    def _trainer(self, **options: Any) -> Trainer:
+        schedule = Schedule(**{name: getattr(self, name) for name in SCHEDULE_CHECKS})
+        return super()._trainer(
+            schedule=schedule, max_rank=self.max_rank, n_samples=self.n_samples
+        )
+
+    def _set_fitted(self, network: Any) -> None:
+        self.posterior_ = network.posterior
+        super()._set_fitted(network)
+        # iterates of large steps can be finite, yet far from any minimum
+        at_mean = BatchedOutputs(network, PointOutputs(1, 0), self.batch_size)
+        loss, n_targets = 0.0, 0.0
+        for losses, w, n in at_mean.losses_of(network.train):
+            loss += float(w @ losses.mean(-1))
+            n_targets += float(w.sum()) * n
+        rate = f"lr={self.lr:g}, or the learning rate of the net"
+        self._check_loss(loss / n_targets, rate)
+
+    def _summary(self) -> str:
+        return f"{super()._summary()}, {self.posterior_!r}"
+
+    def _output_model(self) -> OutputModel:
+        return WeightDraws(self.n_samples, self._seed, self.posterior_)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
+    """Class probabilities of a skorch net by SWAG.
+
+    Stochastic gradient descent goes on from the trained weights at a constant learning
+    rate, and the mean and covariance of its iterates are those of a Gaussian over all
+    weights. Probabilities are averaged over networks drawn from it. A baseline for
+    `LaplaceClassifier`, which takes no further training, and whose variance follows
+    from the curvature of the loss rather than from a learning rate.
+
+    Parameters
+    ----------
+    estimator : skorch net, FrozenEstimator or None, default=None
+        The network. A skorch net is cloned and trained in ``fit``; the descent starts
+        at its weights, or at those of a net in a ``sklearn.frozen.FrozenEstimator``.
+        None makes a small network for tabular data.
+    n_snapshots : int, default=100
+        Number of iterates that are collected, two or more.
+    steps_per_snapshot : int, default=10
+        Steps of gradient descent from one of them to the next.
+    lr : float, default=0.01
+        Learning rate of the descent, in units of the net's criterion. The variance of
+        the weights increases with it.
+    max_rank : int, default=20
+        Number of iterates, the last ones, whose deviations are kept as the low-rank
+        part of the covariance; two or more.
+    n_samples : int, default=100
+        Number of draws of the weights that predictions are averaged over; the same ones
+        in each call.
+    likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
+        As for `LaplaceClassifier`.
+
+    Attributes
+    ----------
+    estimator_ : skorch net
+        The net, its weights at the mean of the iterates: stochastic weight averaging.
+    posterior_ : SWAGPosterior
+        The Gaussian over the weights that require gradients.
+    classes_, n_features_in_, feature_names_in_, n_iter_
+        As for `LaplaceClassifier`.
+
+    See Also
+    --------
+    LaplaceClassifier : A posterior around trained weights.
+    SWAGRegressor : For real-valued targets.
+
+    Notes
+    -----
+    A step draws as many samples as the net's ``batch_size`` says in the mean, but at
+    most a tenth of all; by hashes of their inputs, so that their order does not matter.
+    It descends the net's own loss, with the weight decay of its optimizer. The network
+    is in evaluation mode: statistics of batch normalisation stay as they have been
+    trained, so that none need be computed for a draw, and dropout is inactive.
+
+    Costs ``n_snapshots * steps_per_snapshot`` steps after the training, and a pass over
+    the samples for the loss at the mean of the iterates, which is warned of where it is
+    twice that of guessing; memory for ``max_rank + 2`` copies of the weights, and for
+    ``n_samples`` in prediction, which takes as many forward passes.
+
+    References
+    ----------
+    Maddox, Garipov, Izmailov, Vetrov and Wilson (2019), "A simple baseline for Bayesian
+    uncertainty in deep learning". Izmailov et al. (2018), "Averaging weights leads to
+    wider optima and better generalization". Mandt, Hoffman and Blei (2017), "Stochastic
+    gradient descent as approximate Bayesian inference", on the learning rate.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklaplace import SWAGClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = SWAGClassifier(random_state=0).fit(X, y)
+    >>> model.predict_proba(X[:2]).shape
+    (2, 3)
+    >>> model.posterior_.deviations.shape[0]
+    20
+    """
+
+    class_weight: dict[Any, float] | str | None = None
+    dirichlet_approx: str = "projection"
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class SWAGRegressor(BaseSWAG, ProbabilisticRegressor):
+    """Predictions with intervals of a skorch net by SWAG.
+
+    The counterpart of `SWAGClassifier` for real-valued targets; see there for the
+    method and for when to prefer it.
+
+    Parameters
+    ----------
+    sigma_noise : float, array or "auto", default="auto"
+        Standard deviation of the observation noise, in units of the targets: one for
+        all outputs, or an array with one for each column of ``y``. Only for nets with
+        ``MSELoss``, whose criterion does not determine it. ``"auto"`` maximises the
+        likelihood of held-out targets: those of ``y_val``, else of the net's
+        ``train_split``, else of ``validation_fraction``; without any, for a frozen net
+        or fewer than 50 distinct samples, that of the training targets.
+    validation_fraction : float, default=0.2
+        Fraction of the samples to hold out for the noise, if the net is trained in
+        ``fit``, holds out none itself, and there are at least 50 distinct samples.
+    normalize_y : bool, default=False
+        As for `LaplaceRegressor`. The learning rate then fits targets in any units.
+    estimator, n_snapshots, steps_per_snapshot, lr, max_rank, n_samples
+        As for `SWAGClassifier`; ``n_samples`` is two or more.
+    likelihood, batch_size, random_state, verbose
+        As for `LaplaceRegressor`.
+
+    Attributes
+    ----------
+    sigma_noise_ : float or ndarray of shape (n_outputs,)
+        Standard deviation of the observation noise in use; one for criteria without it.
+    estimator_, posterior_
+        As for `SWAGClassifier`.
+    sigma_scaling_, n_features_in_, feature_names_in_, n_iter_
+        As for `LaplaceRegressor`.
+
+    See Also
+    --------
+    LaplaceRegressor : A posterior around trained weights.
+    SWAGClassifier : For class labels.
+
+    Notes
+    -----
+    The descent and its cost are those of `SWAGClassifier`.
+
+    References
+    ----------
+    Maddox, Garipov, Izmailov, Vetrov and Wilson (2019), "A simple baseline for Bayesian
+    uncertainty in deep learning".
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from sklaplace import SWAGRegressor
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> model = SWAGRegressor(random_state=0).fit(X, y)
+    >>> mean, std = model.predict(X[:2], return_std=True)
+    >>> mean.shape, std.shape
+    ((2,), (2,))
+    """
+
+    sigma_noise: Any = "auto"
+    validation_fraction: float = 0.2
+    normalize_y: bool = False

@@ -1,0 +1,76 @@
+"""SWAG: a Gaussian over weights from the iterates of stochastic gradient descent.
+
+``N(m, ½ diag(v) + ½ D Dᵀ / (K - 1))``, with mean ``m`` and variances ``v`` of the
+iterates, and K of their deviations as the columns of ``D`` (Maddox et al. 2019, "A
+simple baseline for Bayesian uncertainty in deep learning", section 3.3).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sklaplace.curvature.descent import WeightMoments
+from sklaplace.curvature.layout import Layout
+
+
+@dataclass(frozen=True)
+class SWAGPosterior:
+    """The Gaussian over the weights of a network.
+
+    Attributes
+    ----------
+    mean : Tensor of shape (P,)
+        Mean of the iterates, float64: the weights of stochastic weight averaging.
+    diagonal : Tensor of shape (P,)
+        Variances of the iterates.
+    deviations : Tensor of shape (K, P)
+        The last K iterates, each less the mean of those up to it.
+    layout : Layout
+        Names and shapes of the weights.
+    """
+
+    mean: Tensor
+    diagonal: Tensor
+    deviations: Tensor
+    layout: Layout
+
+    @classmethod
+    def of(cls, moments: WeightMoments, layout: Layout) -> "SWAGPosterior":
+        """The Gaussian with the moments of iterates."""
+        deviations = torch.stack(list(moments.deviations))
+        return cls(moments.mean, moments.variance, deviations, layout)
+
+    def __repr__(self) -> str:
+        """One line without tensors."""
+        rank = len(self.deviations)
+        return f"SWAGPosterior({self.layout.n_parameters:,} weights, rank {rank})"
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw weights, (n, P), float64.
+
+        Parameters
+        ----------
+        n : int
+            Number of draws.
+        generator : torch.Generator
+            On the CPU.
+
+        Notes
+        -----
+        O(n K P). Independent noise for the diagonal and for the deviations (Maddox et
+        al. 2019, eq. (1)).
+        """
+        k, p = self.deviations.shape
+        single, shared = (
+            torch.randn(n, size, generator=generator, dtype=torch.float64).to(self.mean)
+            for size in (p, k)
+        )
+        single *= (self.diagonal / 2).sqrt()
+        single += shared @ self.deviations / (2 * (k - 1)) ** 0.5
+        return single.add_(self.mean)
+
+    def variance(self) -> Tensor:
+        """Variances of the weights, (P,), float64."""
+        k = len(self.deviations)
+        return (self.diagonal + self.deviations.square().sum(0) / (k - 1)) / 2

@@ -1,0 +1,68 @@
+"""Temperature: that under which held-out data are most probable."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+from scipy.optimize import minimize_scalar
+
+from sklaplace.core.warn import warn_user
+from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.tuning.candidate import Candidate
+from sklaplace.posterior.tuning.problem import TuningProblem
+from sklaplace.posterior.tuning.validation import accepted, best_candidate
+
+# logarithms of the temperatures that are scored, around the best of which a bounded
+# search finds the minimum to this precision
+LOG_GRID = np.log(4.0) * np.arange(-4, 5)
+PRECISION = 0.02
+# A temperature other than one has to raise the log-likelihood of the held-out data by
+# this many nats in total (Akaike 1974: one per parameter). Without variances to speak
+# of, all temperatures are alike.
+GAIN = 1.0
+
+
+def tune_temperature(problem: TuningProblem) -> GaussianPosterior:
+    """Best score on held-out data over temperatures.
+
+    Under each of them the free ones of prior precision and noise have the best score.
+    Bayes' rule, a temperature of one, is kept where others are hardly better.
+    """
+    candidates: dict[float, Candidate] = {}
+
+    def score(log_temperature: float) -> float:
+        if log_temperature not in candidates:
+            tempered = _at(problem, log_temperature)
+            candidates[log_temperature] = best_candidate(tempered)
+        return candidates[log_temperature].score
+
+    best = min(LOG_GRID, key=score)
+    step = LOG_GRID[1] - LOG_GRID[0]
+    bounds = best - step, best + step
+    options = {"xatol": PRECISION}
+    minimize_scalar(score, bounds=bounds, method="bounded", options=options)
+    best = min(candidates, key=score)
+    if score(best) > score(0.0) - GAIN:
+        best = 0.0
+    if abs(best) > LOG_GRID[-1]:
+        _warn_of_bound(math.exp(best))
+    return accepted(_at(problem, best), candidates[best])
+
+
+def _warn_of_bound(temperature: float) -> None:
+    """Warn that the score improves up to a bound of the search."""
+    end = round(math.exp(LOG_GRID[-1]))
+    warn_user(
+        f"The temperature that X and y choose is {temperature:.2g}, at the end of the "
+        f"search, beyond 1/{end} to {end}: they do not determine one. They may be rows "
+        "that the network was trained on, or too few. Pass more rows that it was not "
+        "trained on, or choose other parameters than the temperature."
+    )
+
+
+def _at(problem: TuningProblem, log_temperature: float) -> TuningProblem:
+    """The problem at a temperature."""
+    posterior = problem.posterior
+    value = torch.full_like(posterior.scale, math.exp(log_temperature))
+    return replace(problem, posterior=posterior.replace(temperature=value))

@@ -1,0 +1,644 @@
+"""What is asked on every device: a list of cases, made from the registries.
+
+A `Case` is a function of a device that returns arrays; `CASES` lists them by name. An
+entry that is added to a registry is covered without being named here. The samples hold
+equal ones, with equal and with other targets. Weights are trained on the CPU once, and
+are the same on every device, except in the cases that are ``trained_there``: sums that
+differ in the last bit, and the generators of a GPU, lead to other weights.
+"""
+
+import io
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import product
+from typing import Any
+
+import joblib
+import numpy as np
+import segmentation
+import tagging
+import torch
+from nets import (
+    MLP,
+    BatchNormMLP,
+    SigmoidMLP,
+    SoftmaxMLP,
+    TinyCNN,
+    TwoInputs,
+    binary_classifier,
+    classifier,
+    initialised,
+    regressor,
+    seeded,
+    twin,
+)
+from sklearn.base import is_classifier
+from sklearn.frozen import FrozenEstimator
+from torch import nn
+
+import sklaplace
+from sklaplace import dirichlet
+from sklaplace.curvature.ggn import CURVATURES
+from sklaplace.curvature.patches import LAYER_INPUTS
+from sklaplace.curvature.priors import PRIOR_STRUCTURES
+from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.curvature.subnetwork import SCORES
+from sklaplace.curvature.subsets import SUBSETS
+from sklaplace.dirichlet.links import LINKS
+from sklaplace.estimators.dropout import DROPOUTS
+from sklaplace.estimators.glm_outputs import OUTPUT_MODELS
+from sklaplace.likelihoods import CRITERIA
+from sklaplace.posterior.tuning import TUNERS
+from sklaplace.posterior.variational import POSTERIORS, PRIORS
+from sklaplace.posterior.variational.elbo import KL_SCHEDULES
+
+Arrays = list[np.ndarray]
+N = 24
+FIXED = {"prior_precision": 1.0, "random_state": 0}
+ALL = FIXED | {"subset_of_weights": "all"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked of a device.
+
+    Attributes
+    ----------
+    run : callable
+        Arrays, given the name of a device.
+    trained_there : bool
+        Whether weights are trained on the device.
+    """
+
+    run: Callable[[str], Arrays]
+    trained_there: bool = False
+
+
+# ----------------------------------------------------------------------- data and nets
+def samples(*shape: int) -> np.ndarray:
+    """Inputs (24, ...): the first, the fourth and the last are equal."""
+    X = np.random.default_rng(0).normal(size=(N, *shape)).astype(np.float32)
+    X[[3, -1]] = X[0]
+    return X
+
+
+def numbers(X: np.ndarray) -> np.ndarray:
+    """Targets (24,), other ones for equal samples."""
+    return np.sin(X.reshape(N, -1)[:, 0] + np.arange(N) // 20).astype(np.float32)
+
+
+# of three classes, the first and the fourth sample have the same, the last another
+CLASSES = np.arange(N) % 3
+
+
+SOFTMAX = nn.CrossEntropyLoss, nn.NLLLoss
+SIGMOID = nn.BCEWithLogitsLoss, nn.BCELoss
+
+
+def targets(criterion: Any, X: np.ndarray) -> np.ndarray:
+    """Targets that a criterion takes."""
+    if criterion in SOFTMAX:
+        return CLASSES
+    if criterion in SIGMOID:
+        return CLASSES % 2
+    counts = np.exp(numbers(X)).round()
+    return counts if criterion is nn.PoissonNLLLoss else numbers(X)
+
+
+def net_of(criterion: Any, module: Any = None, **params: Any) -> Any:
+    """A net that is not trained, for a criterion of the registry."""
+    likelihood, convention = CRITERIA[criterion]
+    if convention == "probabilities":
+        module = SigmoidMLP if criterion in SIGMOID else SoftmaxMLP
+    n_outputs = 3 if criterion in SOFTMAX else likelihood.n_outputs(1)
+    kind = classifier if criterion in SOFTMAX else regressor
+    kind = binary_classifier if criterion in SIGMOID else kind
+    params = {"module__n_out": n_outputs, "max_epochs": 10, **params}
+    return kind(module or MLP, criterion=criterion, **params)
+
+
+@lru_cache
+def trained(criterion: Any = nn.CrossEntropyLoss, module: Any = MLP) -> Any:
+    """A net that was trained on the CPU."""
+    X = samples(*SHAPES.get(module, (2,)))
+    y = targets(criterion, X)
+    y = y if criterion in SOFTMAX else y.astype(np.float32)
+    net = net_of(criterion, module)
+    return seeded(net, X, y if criterion in SOFTMAX + SIGMOID else y[:, None])
+
+
+def on(net: Any, device: str, **params: Any) -> FrozenEstimator:
+    """A net of the same weights on a device."""
+    other = type(net)(**{**net.get_params(deep=False), "device": device, **params})
+    return FrozenEstimator(twin(other, net))
+
+
+def model_of(criterion: Any) -> Any:
+    """The class of estimators for a criterion."""
+    classifies = CRITERIA[criterion][0].is_classification
+    return sklaplace.LaplaceClassifier if classifies else sklaplace.LaplaceRegressor
+
+
+def fitted(
+    device: str,
+    criterion: Any = nn.CrossEntropyLoss,
+    module: Any = MLP,
+    **settings: Any,
+) -> tuple[Any, np.ndarray]:
+    """An estimator around a trained net on a device, and the samples."""
+    X = samples(*SHAPES.get(module, (2,)))
+    net, y = on(trained(criterion, module), device), targets(criterion, X)
+    model = model_of(criterion)(net, **FIXED | settings)
+    if criterion is nn.MSELoss and "sigma_noise" not in settings:
+        model.set_params(sigma_noise=0.3)
+    is_held_out = {"auto", "validation"} & set(map(str, settings.values()))
+    held_out = {"X_val": X[::2], "y_val": y[::2]} if is_held_out else {}
+    return model.fit(X, y, **held_out), X
+
+
+# ----------------------------------------------------------------------- architectures
+class Convolution(nn.Module):
+    """One layer for inputs with axes, and a head on the average over them."""
+
+    kind: Any = nn.Conv2d
+
+    def __init__(self, n_out: int = 3) -> None:
+        super().__init__()
+        self.layer = self.kind(2, 4, 2)
+        self.head = nn.Linear(4, n_out)
+
+    def forward(self, X: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.layer(X)).flatten(2).mean(-1))
+
+
+class Dropping(nn.Module):
+    """A layer of dropout between two linear ones."""
+
+    kind: Any = nn.Dropout
+
+    def __init__(self, n_out: int = 3) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(2, 8), nn.Linear(8, n_out)
+        self.dropout = self.kind(0.3)
+
+    def forward(self, X: torch.Tensor) -> torch.Tensor:
+        # two channels, with as many axes as the layer asks for
+        axes = [2, 4, *[1] * (N_AXES.get(type(self.dropout), 1) - 1)]
+        h = self.dropout(torch.tanh(self.hidden(X)).reshape(-1, *axes))
+        return self.head(h.flatten(1))
+
+
+class Pairs(sklaplace.BradleyTerry):
+    """Scores of two items."""
+
+    def __init__(self, n_out: int = 1) -> None:
+        head = nn.Linear(4, n_out, bias=False)
+        super().__init__(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), head))
+
+
+N_AXES = {nn.Dropout2d: 2, nn.Dropout3d: 3}
+CONVOLUTIONS = {
+    kind: type(kind.__name__, (Convolution,), {"kind": kind, "__module__": __name__})
+    for kind in LAYER_INPUTS
+    if kind is not nn.Linear
+}
+DROPPING = {
+    kind: type(f"{kind.__name__}s", (Dropping,), {"kind": kind, "__module__": __name__})
+    for kind in DROPOUTS
+}
+SHAPES: dict[Any, tuple[int, ...]] = {
+    made: (2, *[3] * int(kind.__name__[-2])) for kind, made in CONVOLUTIONS.items()
+} | {TinyCNN: (1, 4, 4)}
+
+
+# ---------------------------------------------------------------------- what is asked
+# method -> keyword arguments of its calls
+CALLS: dict[str, list[dict[str, Any]]] = {
+    "latent_mean_and_variance": [{}, {"full_cov": True}, {"joint": True}],
+    "sample_latent": [{"n_samples": 3, "random_state": 1}],
+    "score_samples": [{}],
+    "predict": [{}],
+    "predict_proba": [{}],
+    "predict_log_proba": [{}],
+    "predict_dirichlet": [{"method": name} for name in dirichlet.APPROXIMATIONS],
+    "predict_uncertainty": [
+        {"method": name} for name in [None, "mc", *dirichlet.APPROXIMATIONS]
+    ],
+    "predict_set": [{"k_max": 2}],
+    "sample_proba": [{"n_samples": 3, "random_state": 1}],
+    "predict_quantiles": [{"alpha": [0.1, 0.6]}],
+    "predict_interval": [{"coverage": 0.8}],
+    "sample_y": [{"n_samples": 3, "random_state": 1}],
+}
+
+
+def brief(model: Any, X: np.ndarray) -> Arrays:
+    """Predictions, and the Gaussian that they come from."""
+    found = [*model.latent_mean_and_variance(X)]
+    found.append((model.predict_proba if is_classifier(model) else model.predict)(X))
+    if hasattr(model, "log_marginal_likelihood_value_"):
+        found.append(np.asarray(model.log_marginal_likelihood_value_))
+    return found
+
+
+def every_method(model: Any, X: np.ndarray, device: str) -> Arrays:
+    """Results of all methods for samples that the estimator has."""
+    found: list[Any] = []
+    for method, calls in CALLS.items():
+        for arguments in calls if hasattr(model, method) else ():
+            found.append(getattr(model, method)(X, **arguments))
+    if hasattr(model, "predict_quantiles"):
+        found += model.predict(X, return_std=True)
+        if model.n_targets_ == 1 if hasattr(model, "n_targets_") else True:
+            found += model.predict(X, return_cov=True)
+    if hasattr(model, "predictive"):
+        found += differentiated(model, X, device)
+        found.append(model.log_marginal_likelihood(2.0))
+    if hasattr(model, "predict_score"):
+        found += model.predict_score(X[:, 0], return_cov=True)
+    return flat(found)
+
+
+def differentiated(model: Any, X: np.ndarray, device: str) -> Arrays:
+    """Gradients of `predictive` and of the evidence."""
+    found = []
+    for joint in (False, True):
+        rows = X[:4][:, None] if joint else X[:4]
+        x = torch.tensor(rows, device=device, requires_grad=True)
+        total = sum(part.sum() for part in model.predictive(x, joint=joint))
+        found.append(torch.autograd.grad(total, x)[0].cpu().numpy())
+    delta = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    value = model.log_marginal_likelihood(delta)
+    (gradient,) = torch.autograd.grad(value, delta)
+    return [*found, value.detach().cpu().numpy(), gradient.numpy()]
+
+
+def flat(values: Any) -> Arrays:
+    """Arrays in nested sequences."""
+    if isinstance(values, list | tuple):
+        return [array for value in values for array in flat(value)]
+    return [np.asarray(values)]
+
+
+# ---------------------------------------------------------------- cases, by registries
+Cases = Iterator[tuple[str, Case]]
+
+
+def case_of(*args: Any, **settings: Any) -> Case:
+    """A trained net under some settings."""
+    return Case(lambda device: brief(*fitted(device, *args, **settings)))
+
+
+def options(checks: Any) -> list[dict[str, Any]]:
+    """Values that options take, one after the other."""
+    found = []
+    for name, check in checks.items():
+        for value in getattr(check, "keywords", {}).get("allowed", (5, 0.5)):
+            try:
+                check(name, value)
+            except (TypeError, ValueError):
+                continue
+            found.append({name: value})
+    return found
+
+
+def structures() -> Cases:
+    """Structures with curvatures, subsets and their own options."""
+    for structure, curvature in product(STRUCTURES, CURVATURES):
+        if CURVATURES[curvature].is_exact and structure != "full":
+            continue  # refused
+        settings = ALL | {"hessian_structure": structure, "curvature": curvature}
+        # large enough for the exact Hessian to be positive definite
+        settings["prior_precision"] = 100.0
+        yield f"{structure}-{curvature}", case_of(**settings)
+    for structure, subset in product(STRUCTURES, [*SUBSETS, ["hidden"]]):
+        settings = {"subset_of_weights": subset, "hessian_structure": structure}
+        yield f"{structure}-{subset}", case_of(**settings)
+    for structure, (accumulator, _) in STRUCTURES.items():
+        for given in options(accumulator.checks):
+            kind = {"hessian_structure": structure, "structure_params": given}
+            yield f"{structure}-{given}", case_of(**ALL, **kind)
+            yield f"{structure}-{given}-ef", case_of(**ALL, **kind, curvature="ef")
+
+
+def scores() -> Cases:
+    """Subnetworks by each score."""
+    for by in SCORES:
+        params = {"by": by, "n_weights": 9}
+        yield by, case_of(subset_of_weights="subnetwork", subset_params=params)
+
+
+def likelihoods() -> Cases:
+    """Likelihoods, with all methods."""
+    for criterion, subset in product(CRITERIA, ["last_layer", "all"]):
+        settings = {"subset_of_weights": subset}
+
+        def run(device: str, criterion: Any = criterion, **chosen: Any) -> Arrays:
+            return every_method(*fitted(device, criterion, **chosen), device)
+
+        yield f"{criterion.__name__}-{subset}", Case(partial(run, **settings))
+        for tuner in TUNERS:
+            prior = {"prior_precision": tuner, **settings}
+            yield f"{criterion.__name__}-{subset}-{tuner}", case_of(criterion, **prior)
+    yield "MultilabelBernoulli", Case(multilabel)
+    yield "CategoricalMap", Case(maps)
+
+
+def multilabel(device: str) -> Arrays:
+    """Several labels for each sample."""
+    X, Y = tagging.X[:N].copy(), tagging.Y[:N]
+    X[3] = X[0]
+    net = initialised(tagging.net())
+    model = sklaplace.LaplaceClassifier(on(net, device), **FIXED).fit(X, Y)
+    return [*brief(model, X), model.sample_proba(X, 2, random_state=1)]
+
+
+def maps(device: str) -> Arrays:
+    """A label at each position."""
+    X, Y = segmentation.X[:N].copy(), segmentation.Y[:N]
+    X[3] = X[0]
+    net = initialised(segmentation.net())
+    model = sklaplace.LaplaceClassifier(on(net, device), **ALL).fit(X, Y)
+    return [*brief(model, X), model.sample_proba(X, 2, random_state=1)]
+
+
+def tuning() -> Cases:
+    """Tuners, priors, noise and what is done once more after a fit."""
+    for tuner, prior in product(TUNERS, PRIOR_STRUCTURES):
+        for criterion in (nn.CrossEntropyLoss, nn.MSELoss):
+            settings = {"prior_precision": tuner, "prior_structure": prior}
+            if criterion is nn.MSELoss:
+                settings["sigma_noise"] = tuner
+            settings |= {"subset_of_weights": "all", "hessian_structure": "diag"}
+            yield (
+                f"{tuner}-{prior}-{criterion.__name__}",
+                case_of(criterion, **settings),
+            )
+    for name, settings in {
+        "refine": {"refine": True},
+        "refine-marglik": {"refine": True, "prior_precision": "marglik"},
+        "prior_mean": {"prior_mean": 0.3},
+        "temperature": {"temperature": 0.5},
+        "batch_size": {"batch_size": 5},
+        "class_weight": {"class_weight": "balanced"},
+    }.items():
+        yield name, case_of(**settings)
+    for criterion, tuner in product([nn.CrossEntropyLoss, nn.MSELoss], TUNERS):
+        run = partial(weighted, criterion, tuner)
+        yield f"sample_weight-{tuner}-{criterion.__name__}", Case(run)
+
+
+def weighted(criterion: Any, tuner: str, device: str) -> Arrays:
+    """Samples of different weights, of which one is left out."""
+    X, net = samples(2), on(trained(criterion), device)
+    y, weights = targets(criterion, X), np.linspace(0, 2, N)
+    settings = {"prior_precision": tuner, "random_state": 0, "subset_of_weights": "all"}
+    held_out = {} if tuner == "marglik" else {"X_val": X[::2], "y_val": y[::2]}
+    model = model_of(criterion)(net, **settings)
+    return brief(model.fit(X, y, sample_weight=weights, **held_out), X)
+
+
+def links() -> Cases:
+    """Links, Dirichlet approximations and predictives."""
+    for link, kind in product(LINKS, OUTPUT_MODELS):
+        if kind == "glm":
+            yield link, case_of(link_approx=link)
+        yield f"{link}-tensors", Case(partial(link_of_tensors, LINKS[link]))
+    for name in dirichlet.APPROXIMATIONS:
+        function = dirichlet.APPROXIMATIONS[name]
+        yield name, Case(partial(dirichlet_of_tensors, function))
+    for kind, criterion in product(OUTPUT_MODELS, [nn.CrossEntropyLoss, nn.MSELoss]):
+        name = f"{kind}-{criterion.__name__}"
+        yield name, case_of(criterion, pred_type=kind, n_samples=4)
+
+
+def gaussians(device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Means (5, 3), covariances and points, which need gradients."""
+    mean, root, points = (
+        torch.randn(shape, dtype=torch.float64, generator=torch.Generator()).to(device)
+        for shape in ((5, 3), (5, 3, 3), (8, 3))
+    )
+    return mean.requires_grad_(), (root @ root.mT).requires_grad_(), points
+
+
+def link_of_tensors(link: Any, device: str) -> Arrays:
+    """Probabilities and their gradients, given tensors."""
+    mean, cov, points = gaussians(device)
+    proba = link(mean, cov, points)
+    gradients = torch.autograd.grad(proba[:, 0].sum(), (mean, cov), allow_unused=True)
+    return [
+        part.detach().cpu().numpy() for part in (proba, *gradients) if part is not None
+    ]
+
+
+def dirichlet_of_tensors(approximation: Any, device: str) -> Arrays:
+    """Functions of a Dirichlet distribution, given tensors."""
+    mean, cov, _ = gaussians(device)
+    alpha = approximation(mean.detach(), cov.detach())
+    found = [
+        alpha,
+        dirichlet.mean(alpha),
+        dirichlet.variance(alpha),
+        dirichlet.entropy(alpha),
+        dirichlet.expected_entropy(alpha),
+        dirichlet.log_density(alpha, dirichlet.mean(alpha)),
+        dirichlet.sample(alpha, 3, random_state=0),
+        *dirichlet.inverse_bridge(alpha),
+        dirichlet.interval(alpha),
+        dirichlet.uncertainty(alpha),
+        dirichlet.plausible_classes(alpha),
+    ]
+    return [part.cpu().numpy() for part in found]
+
+
+def architectures() -> Cases:
+    """Layers of the registry, and networks with several inputs or buffers."""
+    for module, structure in product(SHAPES, STRUCTURES):
+        settings = ALL | {"hessian_structure": structure}
+        name = f"{module.__name__}-{structure}"
+        yield name, case_of(module=module, **settings)
+    yield "BatchNorm", case_of(module=BatchNormMLP, **ALL)
+    yield "inputs", Case(two_inputs)
+
+
+def two_inputs(device: str) -> Arrays:
+    """A dict of inputs."""
+    X = {"left": samples(2), "right": samples(3)}
+    net = initialised(classifier(TwoInputs))
+    model = sklaplace.LaplaceClassifier(on(net, device), **ALL).fit(X, CLASSES % 2)
+    return brief(model, X)
+
+
+def variational() -> Cases:
+    """Bayes by Backprop: posteriors, priors, schedules."""
+    bound = {"uniform": {"prior_params": None}}
+    for posterior, prior in product(POSTERIORS, PRIORS):
+        settings = {"posterior": posterior, "prior": prior, **bound.get(prior, {})}
+        if prior == "uniform" and posterior != "kumaraswamy":
+            continue  # refused: their support is larger
+        yield f"{posterior}-{prior}", learner("VariationalClassifier", **settings)
+        for given in options(POSTERIORS[posterior].checks):
+            name = f"{posterior}-{prior}-{given}"
+            params = {**settings, "posterior_params": given}
+            yield name, learner("VariationalClassifier", **params)
+    for schedule in KL_SCHEDULES:
+        yield schedule, learner("VariationalRegressor", kl_schedule=schedule)
+
+
+def learner(name: str, module: Any = MLP, **settings: Any) -> Case:
+    """An estimator that trains its net on the device, with all methods."""
+
+    def run(device: str) -> Arrays:
+        return every_method(*trained_there(name, device, module, **settings), device)
+
+    return Case(run, trained_there=True)
+
+
+def trained_there(
+    name: str, device: str, module: Any = MLP, **settings: Any
+) -> tuple[Any, np.ndarray]:
+    """A public estimator that has trained its net on a device, and the samples."""
+    kind, X = getattr(sklaplace, name), samples(2)
+    criterion = nn.CrossEntropyLoss if is_classifier(kind()) else nn.MSELoss
+    if name == "LaplaceRanker":
+        X, criterion = np.stack([X, X[::-1]], 1), nn.BCEWithLogitsLoss
+        module = Pairs
+    net = net_of(criterion, module, device=device, max_epochs=3)
+    cheap = {"n_samples": 8, "n_estimators": 2, "cv": 2}
+    cheap = {k: v for k, v in cheap.items() if k in kind().get_params()}
+    model = kind(net, random_state=0, **{**cheap, **settings})
+    return model.fit(X, targets(criterion, X)), X
+
+
+def estimators() -> Cases:
+    """All public estimators, with all methods."""
+    for name in sklaplace.__all__:
+        kind = getattr(sklaplace, name)
+        if isinstance(kind, type) and hasattr(kind, "latent_mean_and_variance"):
+            yield name, learner(name, Dropping if "Dropout" in name else MLP)
+    for layer, module in DROPPING.items():
+        yield layer.__name__, learner("MCDropoutClassifier", module)
+
+
+def callbacks() -> Cases:
+    """Callbacks of training."""
+    for structure in STRUCTURES:
+        for subset in SUBSETS:
+            if subset == "subnetwork":
+                continue  # refused: its choice needs a posterior
+            yield (
+                f"{structure}-{subset}",
+                Case(partial(marglik_training, structure, subset), trained_there=True),
+            )
+    for structure in ("diag", "full", "kron"):
+        yield (
+            f"prior-{structure}",
+            Case(partial(prior_training, structure), trained_there=True),
+        )
+
+
+def marglik_training(structure: str, subset: str, device: str) -> Arrays:
+    """Hyperparameters that change during training."""
+    callback = sklaplace.MarglikTraining(
+        hessian_structure=structure, subset_of_weights=subset, prior_structure="scalar"
+    )
+    net = net_of(nn.CrossEntropyLoss, device=device, callbacks=[callback], max_epochs=3)
+    X = samples(2)
+    return [seeded(net, X, CLASSES).predict_proba(X)]
+
+
+def prior_training(structure: str, device: str) -> Arrays:
+    """Training with a posterior as prior, and a fit with it."""
+    first, X = fitted(device, **ALL, hessian_structure=structure)
+    callback = sklaplace.PriorTraining(first.posterior_)
+    net = net_of(nn.CrossEntropyLoss, device=device, callbacks=[callback], max_epochs=3)
+    settings = {"hessian_structure": structure, "subset_of_weights": "all"}
+    model = sklaplace.LaplaceClassifier(
+        net, prior=first.posterior_, random_state=0, **settings
+    )
+    return brief(model.fit(X, CLASSES), X)
+
+
+def later() -> Cases:
+    """What is done with a fitted estimator."""
+    for structure in STRUCTURES:
+        yield f"partial_fit-{structure}", Case(partial(continued, structure))
+        yield f"pickle-{structure}", Case(partial(stored, structure))
+        yield f"tune-{structure}", Case(partial(tuned, structure))
+    yield "tune-on-samples", Case(tuned_on_samples)
+    yield "recalibrate", Case(recalibrated)
+    yield "sample", Case(drawn)
+    yield "memory", Case(cached)
+
+
+def continued(structure: str, device: str) -> Arrays:
+    """More samples."""
+    model, X = fitted(device, **ALL, hessian_structure=structure)
+    return brief(model.partial_fit(X[::2], CLASSES[::2]), X)
+
+
+def stored(structure: str, device: str) -> Arrays:
+    """An estimator that was written and read."""
+    model, X = fitted(device, **ALL, hessian_structure=structure)
+    memory = io.BytesIO()
+    joblib.dump(model, memory)
+    memory.seek(0)
+    return brief(joblib.load(memory), X)
+
+
+def tuned(structure: str, device: str) -> Arrays:
+    """Another prior, by the evidence."""
+    model, X = fitted(device, **ALL, hessian_structure=structure)
+    return brief(model.tune(), X)
+
+
+def tuned_on_samples(device: str) -> Arrays:
+    """Another prior, by other samples."""
+    model, X = fitted(device, prior_precision="validation")
+    return brief(model.tune(X, CLASSES), X)
+
+
+def recalibrated(device: str) -> Arrays:
+    """Intervals of the right coverage on other samples."""
+    model, X = fitted(device, nn.MSELoss)
+    model.recalibrate(X, numbers(X))
+    return [model.predict_interval(X, 0.8)]
+
+
+def drawn(device: str) -> Arrays:
+    """Weights by generators of both devices."""
+    model, _ = fitted(device, **ALL)
+    generators = (torch.Generator(kind).manual_seed(0) for kind in ("cpu", device))
+    # the numbers of the second depend on the kind of its device
+    first, second = (model.posterior_.sample(2, g).cpu() for g in generators)
+    return [first.numpy(), np.array(second.shape)]
+
+
+def cached(device: str) -> Arrays:
+    """A second fit, which is read from a folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(2):
+            model, X = fitted(device, memory=folder)
+    return brief(model, X)
+
+
+GROUPS: dict[str, Callable[[], Cases]] = {
+    group.__name__: group
+    for group in (
+        structures,
+        scores,
+        likelihoods,
+        tuning,
+        links,
+        architectures,
+        variational,
+        estimators,
+        callbacks,
+        later,
+    )
+}
+CASES: dict[str, Case] = {
+    f"{group}/{name}": case for group, cases in GROUPS.items() for name, case in cases()
+}

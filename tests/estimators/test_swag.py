@@ -1,0 +1,229 @@
+"""SWAGClassifier and SWAGRegressor, beyond what test_sampling asks of all."""
+
+import numpy as np
+import pytest
+import torch
+from nets import (
+    MLP,
+    BatchNormMLP,
+    RecordTraining,
+    blobs,
+    classifier,
+    regressor,
+    seeded,
+    waves,
+)
+from refusals import refused_fit
+from sklearn.frozen import FrozenEstimator
+from torch import nn
+from torch.func import functional_call
+
+from sklaplace import (
+    LaplaceRegressor,
+    MarglikTraining,
+    SWAGClassifier,
+    SWAGRegressor,
+)
+from sklaplace.curvature.descent import (
+    Descent,
+    Schedule,
+    weight_decays,
+)
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+X, Y = blobs()
+X_REG, Y_REG = waves(60)
+FEW = {"n_snapshots": 8, "steps_per_snapshot": 2, "n_samples": 6, "random_state": 0}
+
+
+def frozen(module=MLP, **params):
+    return seeded(classifier(module, **params), X, Y)
+
+
+def weights_of(net):
+    return {k: v.clone() for k, v in net.module_.state_dict().items()}
+
+
+def test_posterior_has_the_moments_of_the_iterates():
+    net = frozen()
+    model = SWAGClassifier(FrozenEstimator(net), lr=0.05, max_rank=3, **FEW).fit(X, Y)
+    layout = model.posterior_.layout
+    descent = Descent(net, net.get_dataset(X, Y), weight_decays(net), model._seed)
+    iterates = descent.iterates(layout, Schedule(8, 2, 0.05))
+    found = torch.stack(list(iterates))
+    posterior = model.posterior_
+    exact = {"rtol": 0, "atol": 1e-12}
+    torch.testing.assert_close(posterior.mean, found.mean(0), **exact)
+    expected = found.var(0, correction=0)
+    torch.testing.assert_close(posterior.diagonal, expected, rtol=1e-6, atol=1e-15)
+    last = found[-1] - found.mean(0)
+    torch.testing.assert_close(posterior.deviations[-1], last, **exact)
+    assert posterior.deviations.shape == (3, layout.n_parameters)
+
+
+@pytest.mark.parametrize("module", [MLP, BatchNormMLP])
+def test_probabilities_are_means_over_drawn_networks(module):
+    model = SWAGClassifier(FrozenEstimator(frozen(module)), lr=0.1, **FEW).fit(X, Y)
+    posterior, network = model.posterior_, model.estimator_.module_.eval()
+    state = {k: v.detach() for k, v in network.state_dict().items()}
+    draws = posterior.sample(6, torch.Generator().manual_seed(model._seed))
+    found = []
+    for draw in draws.float():
+        values = {**state, **posterior.layout.unflatten(draw)}
+        with torch.no_grad():
+            found.append(functional_call(network, values, torch.from_numpy(X)))
+    expected = torch.stack(found).softmax(-1)
+    assert expected.std(0).max() > 1e-3
+    np.testing.assert_allclose(model.predict_proba(X), expected.mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("module", [MLP, BatchNormMLP])
+def test_a_frozen_net_stays_and_its_copy_has_the_mean(module):
+    net = frozen(module)
+    before, is_training = weights_of(net), net.module_.training
+    model = SWAGClassifier(FrozenEstimator(net), lr=0.1, **FEW).fit(X, Y)
+    assert net.module_.training == is_training
+    for name, value in net.module_.state_dict().items():
+        assert torch.equal(value, before[name])
+    own = model.estimator_.module_
+    mean = model.posterior_.layout.unflatten(model.posterior_.mean)
+    for name, value in own.state_dict().items():
+        expected = mean[name].float() if name in mean else before[name]
+        assert torch.equal(value, expected)
+    assert all(p.requires_grad for p in own.parameters())
+
+
+def test_without_steps_to_speak_of_it_is_the_network():
+    net = frozen()
+    model = SWAGClassifier(FrozenEstimator(net), lr=1e-12, **FEW).fit(X, Y)
+    with torch.no_grad():
+        expected = net.module_(torch.from_numpy(X)).double().softmax(-1)
+    np.testing.assert_allclose(model.predict_proba(X), expected, atol=1e-6)
+    assert float(model.posterior_.variance().max()) < 1e-12
+
+
+def test_parameters_without_gradients_stay():
+    net = frozen()
+    net.module_.hidden.requires_grad_(False)
+    model = SWAGClassifier(FrozenEstimator(net), lr=0.1, **FEW).fit(X, Y)
+    names = [block.name for block in model.posterior_.layout.blocks]
+    assert names == ["head.weight", "head.bias"]
+    hidden = model.estimator_.module_.hidden
+    assert torch.equal(hidden.weight, net.module_.hidden.weight)
+    net.module_.requires_grad_(False)
+    words = "no parameters that require gradients", "Set requires_grad"
+    refused_fit(SWAGClassifier(FrozenEstimator(net)), *words, data=(X, Y))
+
+
+def test_weight_decay_of_a_frozen_net_counts():
+    plain, decayed = frozen(), frozen(optimizer__weight_decay=0.5)
+    decayed.module_.load_state_dict(plain.module_.state_dict())
+    means = []
+    for net in (plain, decayed):
+        model = SWAGClassifier(FrozenEstimator(net), lr=0.1, **FEW).fit(X, Y)
+        means.append(model.posterior_.mean.norm())
+    assert means[1] < 0.9 * means[0]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"n_snapshots": 1},
+        {"n_snapshots": 2.5},
+        {"steps_per_snapshot": 0},
+        {"lr": 0.0},
+        {"lr": "fast"},
+        {"max_rank": 1},
+    ],
+)
+@pytest.mark.parametrize("kind", [SWAGClassifier, SWAGRegressor])
+def test_options_that_are_not_valid(kind, setting):
+    (name, value), *_ = setting.items()
+    is_classifier = kind is SWAGClassifier
+    make = classifier if is_classifier else regressor
+    data = (X, Y) if is_classifier else (X_REG, Y_REG)
+    model = kind(make(callbacks=[RecordTraining()]), **setting)
+    refused_fit(model, f"{name}={value!r}", data=data)
+
+
+def test_more_deviations_than_fit_into_memory(monkeypatch):
+    monkeypatch.setattr("sklaplace.core.budget.free_bytes", lambda device: 5_000)
+    net = classifier(callbacks=[RecordTraining()])
+    model = SWAGClassifier(net, n_samples=1, batch_size=1)
+    refused_fit(model, "max_rank=20 deviations", "smaller max_rank", data=(X, Y))
+
+
+def test_callbacks_of_a_prior_are_refused():
+    net = classifier(callbacks=[MarglikTraining(), RecordTraining()])
+    refused_fit(SWAGClassifier(net), "MarglikTraining", "weight_decay", data=(X, Y))
+
+
+class ComplexMLP(MLP):
+    """With a parameter that no Gaussian over real numbers describes."""
+
+    def __init__(self, **params):
+        super().__init__(**params)
+        self.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+
+    def forward(self, X):
+        return super().forward(X) + self.phase.real
+
+
+def test_complex_weights_are_refused():
+    net = classifier(ComplexMLP, callbacks=[RecordTraining()])
+    refused_fit(SWAGClassifier(net), "complex weights ('phase')", data=(X, Y))
+
+
+@pytest.mark.parametrize("lr", [1e3, 1e30])
+def test_divergence_is_named_and_leaves_the_earlier_fit(lr):
+    net = seeded(regressor(), X_REG, Y_REG[:, None].astype(np.float32))
+    model = SWAGRegressor(FrozenEstimator(net), **FEW).fit(X_REG, Y_REG)
+    expected, before = model.predict(X_REG), weights_of(net)
+    model.set_params(lr=lr, n_snapshots=20)
+    with pytest.raises(
+        ValueError, match=rf"lr={lr:g} is too large".replace("+", r"\+")
+    ):
+        model.fit(X_REG, Y_REG)
+    model.set_params(lr=0.01)
+    np.testing.assert_array_equal(model.predict(X_REG), expected)
+    for name, value in net.module_.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_divergence_to_finite_weights_is_warned_of():
+    net = frozen()
+    with pytest.warns(UserWarning, match=r"than that of guessing.*Lower lr=1000, or"):
+        model = SWAGClassifier(FrozenEstimator(net), lr=1e3, **FEW).fit(X, Y)
+    assert model.posterior_.mean.isfinite().all()
+
+
+def test_default_regressor_in_any_units():
+    """Its loss is in units of the targets, and so is the learning rate."""
+    small = SWAGRegressor(**FEW).fit(X_REG, Y_REG)
+    large = SWAGRegressor(**FEW).fit(X_REG, 1e4 * Y_REG)
+    for found, expected in zip(
+        large.predict(X_REG, return_std=True),
+        small.predict(X_REG, return_std=True),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found / 1e4, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_subnetwork_by_swag_in_any_units():
+    params = {"by": "swag", "n_weights": 9, "n_snapshots": 5, "steps_per_snapshot": 2}
+    model = LaplaceRegressor(
+        subset_of_weights="subnetwork",
+        subset_params=params,
+        hessian_structure="full",
+        prior_precision=1.0,
+        random_state=0,
+    )
+    model.fit(X_REG, 1e4 * Y_REG)
+    assert model.posterior_.layout.n_parameters == 9
+
+
+def test_verbose(capsys):
+    SWAGClassifier(classifier(max_epochs=2), verbose=1, **FEW).fit(X, Y)
+    words = "[SWAGClassifier] trained for 2 epochs, SWAGPosterior(39 weights, rank 8)\n"
+    assert capsys.readouterr().out == words

@@ -1,0 +1,233 @@
+"""Families of weight posteriors: names, classes and instances, and what is refused."""
+
+import re
+
+import pytest
+import torch
+from densities import BOUND, KINDS, LOCATION, SCALE, Logistic, generator, posterior
+
+from sklaplace.posterior.variational import (
+    POSTERIORS,
+    GaussianPrior,
+    Kumaraswamy,
+    Quantile,
+    UniformPrior,
+    WeightPosterior,
+)
+from sklaplace.posterior.variational.base import LocationScale
+from sklaplace.posterior.variational.family import PosteriorFamily
+
+pytestmark = pytest.mark.usefixtures("rng_untouched")
+
+
+def drawn(found):
+    return found.sample(3, generator())[0]
+
+
+@pytest.mark.parametrize("given", [*POSTERIORS, *KINDS.values()])
+def test_a_class_and_its_name_start_at_the_same(given):
+    family = PosteriorFamily(given, BOUND)
+    family.check(GaussianPrior())
+    found = family.start(LOCATION, SCALE)
+    assert torch.equal(drawn(found), drawn(posterior(family.kind.name)))
+
+
+def test_options_reach_the_constructor():
+    family = PosteriorFamily(Logistic, options={"stretch": 4.0})
+    family.check(GaussianPrior())
+    found = family.start(LOCATION, SCALE)
+    assert found.stretch == 4.0
+    torch.testing.assert_close(found.variance().sqrt(), SCALE)
+    sizes = {"n_units": 2, "n_layers": 3}
+    found = PosteriorFamily("quantile", options=sizes).start(LOCATION, SCALE)
+    assert found.raw_heights.shape == (2, len(LOCATION))
+    assert len(found.offsets) == 2
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_instance_is_copied_and_starts_where_it_is(name):
+    given = posterior(name, 0).requires_grad_(False)
+    before = {k: v.clone() for k, v in given.state_dict().items()}
+    family = PosteriorFamily(given)
+    family.check(GaussianPrior())
+    found = family.start(torch.zeros_like(LOCATION), SCALE)
+    assert torch.equal(drawn(found), drawn(given))
+    with torch.no_grad():
+        for parameter in found.parameters():
+            assert parameter.requires_grad
+            parameter.add_(1)
+    assert all(torch.equal(v, before[k]) for k, v in given.state_dict().items())
+    single = family.start(LOCATION.float(), SCALE.float())
+    assert {p.dtype for p in single.parameters()} == {torch.float32}
+
+
+# What is refused before a network is known
+
+
+class Unfinished(WeightPosterior):
+    def transform(self, noise):
+        return noise, noise
+
+
+@pytest.mark.parametrize(
+    ("family", "prior", "error", "words"),
+    [
+        (("gausian",), None, ValueError, ["mean 'gaussian'", "an instance of sklapl"]),
+        ((3,), None, ValueError, ["posterior=3 is not known"]),
+        ((dict,), None, ValueError, ["posterior=<class 'dict'> is not known"]),
+        ((Unfinished,), None, TypeError, ["posterior=Unfinished lacks 'log_prob'"]),
+        ((LocationScale,), None, TypeError, ["lacks '_moments'"]),
+        (("gaussian", 3.0, {"n_units": 2}), None, ValueError, ["It takes none."]),
+        (("gaussian", 3.0, [2]), None, TypeError, ["posterior_params is of type list"]),
+        (
+            ("quantile", 3.0, {"n_nodes": 9}),
+            None,
+            ValueError,
+            ["'n_layers', 'n_units'"],
+        ),
+        (("quantile", 3.0, {"n_units": 0}), None, ValueError, ["['n_units']=0 is not"]),
+        (("density", 3.0, {"n_nodes": 3}), None, ValueError, ["at least 4"]),
+        ((Logistic, 3.0, {"stretch": -1}), None, ValueError, ["['stretch']=-1 is not"]),
+        ((Logistic, 3.0, {"scale": 1}), None, ValueError, ["It takes 'stretch'."]),
+        ((Logistic, -1), None, ValueError, ["bound=-1 is not positive"]),
+        (
+            (Logistic,),
+            UniformPrior(),
+            ValueError,
+            ["posterior='Logistic' has no bound"],
+        ),
+        (
+            (Kumaraswamy(LOCATION, SCALE, 5.0),),
+            UniformPrior(),
+            ValueError,
+            ["bound=5 reaches beyond"],
+        ),
+        (
+            (posterior("gaussian"), 3.0, {"n_units": 2}),
+            None,
+            ValueError,
+            ["posterior is an instance, which has its options"],
+        ),
+    ],
+)
+def test_what_is_no_family(family, prior, error, words):
+    with pytest.raises(error) as caught:
+        PosteriorFamily(*family).check(prior or GaussianPrior())
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_constructors_check_their_sizes():
+    with pytest.raises(ValueError, match="n_layers=0 is not an integer"):
+        Quantile(LOCATION, SCALE, n_layers=0)
+
+
+# Families of one's own that training could not use
+
+
+class Total(Logistic):
+    def transform(self, noise):
+        w, log_q = super().transform(noise)
+        return w, log_q.sum(-1)
+
+
+class Detached(Logistic):
+    def transform(self, noise):
+        return tuple(x.detach() for x in super().transform(noise))
+
+
+class Infinite(Logistic):
+    def transform(self, noise):
+        w, log_q = super().transform(noise)
+        return w / 0, log_q
+
+
+class Unseeded(Logistic):
+    def noise(self, n, generator=None):
+        source = torch.Generator()
+        source.seed()
+        return super().noise(n, source)
+
+
+class WithoutScale(Logistic):
+    def log_prob(self, w):
+        return super().log_prob(w) + self.scale.log()
+
+
+class Elsewhere(Logistic):
+    def __init__(self, location, scale, bound=3.0):
+        super().__init__(location + 1, scale, bound)
+
+
+class LargeVariance(Logistic):
+    def variance(self):
+        return 100 * super().variance()
+
+
+class SmallVariance(Logistic):
+    def variance(self):
+        return super().variance() / 100
+
+
+class NoVariance(Logistic):
+    def variance(self):
+        return 1.0
+
+
+class OneMean(Logistic):
+    def mean(self):
+        return super().mean().mean()
+
+
+class ComplexMedian(Logistic):
+    def median(self):
+        return super().median() + 0j
+
+
+class WithoutBound(Logistic):
+    def __init__(self, location, scale):
+        super().__init__(location, scale)
+
+
+class InfiniteVariance(Logistic):
+    def variance(self):
+        return super().variance() / 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (LargeVariance, "variance of posterior='LargeVariance' is .* times that of"),
+        (SmallVariance, "variance of posterior='SmallVariance' is .* times that of"),
+        (NoVariance, r"variance of .* is float\. Return a tensor of shape \(4,\)"),
+        (OneMean, r"mean of posterior='OneMean' is \(\) of .*shape \(4,\)"),
+        (ComplexMedian, r"median of .* of torch\.complex128.*of torch\.float64"),
+        (
+            Total,
+            r"gives draws.* of shapes \(2, 4\), \(2,\) and \(4,\).*Return \(2, 4\)",
+        ),
+        (Detached, "'Detached' are not differentiable functions"),
+        (Infinite, "are not finite"),
+        (Unseeded, "are not functions of the generator"),
+        (WithoutScale, "log_prob of posterior='WithoutScale' differs .* nats"),
+        (Elsewhere, "does not start at the network's weights"),
+    ],
+)
+def test_faulty_families_are_refused(kind, words):
+    with pytest.raises(ValueError, match=words):
+        PosteriorFamily(kind).start(LOCATION, SCALE)
+
+
+def test_a_constructor_without_bound_is_named():
+    words = "posterior='WithoutBound' does not take.*Define __init__.self, location"
+    with pytest.raises(TypeError, match=words):
+        PosteriorFamily(WithoutBound).start(LOCATION, SCALE)
+
+
+def test_an_infinite_variance_is_no_fault():
+    assert PosteriorFamily(InfiniteVariance).start(LOCATION, SCALE).n_weights == 4
+
+
+def test_an_instance_for_other_weights_is_refused():
+    message = re.escape("posterior is an instance for 4 weights, but the network has 9")
+    with pytest.raises(ValueError, match=message):
+        PosteriorFamily(posterior("gaussian")).start(torch.zeros(9), torch.ones(9))
