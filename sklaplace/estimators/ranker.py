@@ -16,6 +16,7 @@ import torch
 from sklearn.utils.validation import check_array, check_is_fitted
 from torch import Tensor, nn
 
+from sklaplace.core.arrays import detached
 from sklaplace.core.checks import check_array_library, naming
 from sklaplace.core.trees import leaves, mapped
 from sklaplace.curvature.network import NetworkSpec
@@ -386,7 +387,7 @@ class LaplaceRanker(LaplaceClassifier):
             items = as_given(items, self._input_type.dtype)
             return super()._check_inputs(mapped(lambda leaf: leaf[:, None], items))
         options: dict[str, Any] = {"ensure_2d": False, "ensure_all_finite": False}
-        array = check_array(items, dtype=None, allow_nd=True, **options)
+        array = check_array(detached(items), dtype=None, allow_nd=True, **options)
         self._check_items("items", array.shape[1:])
         return self._input_type.inputs(array[:, None], "items")
 

@@ -106,7 +106,8 @@ class Trainer:
         if validation is not None:
             held_out = validation.dataset(net)
         spec = self.infer_spec(net, seen, is_trained=True)
-        if self.is_frozen:  # else warned before training
+        if self.is_frozen:  # else before training
+            _check_validation(net, validation)
             warn_if_double_softmax(net, spec)
         return TrainedNetwork(net, spec, seen, held_out)
 
@@ -192,9 +193,7 @@ class Trainer:
             initialise_lazy_modules(net, first_rows(net, dataset))
             _match_axes(net, dataset)
             spec = self.infer_spec(net, dataset, is_trained=False)
-            if validation is not None:
-                with naming(X="X_val"):
-                    check_applicable(net, validation.X)
+            _check_validation(net, validation)
             warn_if_double_softmax(net, spec)
             kept = held_out if validation is None else validation.dataset(net)
             self.before_training(net, spec, kept)
@@ -226,6 +225,13 @@ def check_applicable(net: Any, X: Any) -> None:
     if is_opaque(X):
         with as_forward(net).frozen():
             raw_outputs(net, first_rows(net, net.get_dataset(X)))
+
+
+def _check_validation(net: Any, validation: TrainingData | None) -> None:
+    """Raise where a net cannot be applied to samples that it is to be tuned on."""
+    if validation is not None:
+        with naming(X="X_val"):
+            check_applicable(net, validation.X)
 
 
 def _match_axes(net: Any, dataset: Any) -> None:

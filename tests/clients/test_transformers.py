@@ -50,7 +50,7 @@ def text_classifier(model):
         criterion=nn.CrossEntropyLoss,
         optimizer=torch.optim.AdamW,
         lr=1e-2,
-        max_epochs=25,
+        max_epochs=50,
         batch_size=20,
         verbose=0,
     )

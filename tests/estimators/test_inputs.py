@@ -232,6 +232,9 @@ def test_inputs_that_the_network_does_not_take(data):
     )
     assert not message.startswith("X:")
     model = LaplaceClassifier(classifier(max_epochs=1)).fit(X, Y)
+    frozen = LaplaceClassifier(FrozenEstimator(model.estimator_))
+    message = refused_fit(frozen, "X_val", data=(X, Y), X_val=data, y_val=Y)
+    assert not message.startswith("X:")
     refused(ValueError, ["X"], lambda: model.predict_proba(data), model)
     refused(ValueError, ["X"], lambda: model.partial_fit(data, Y), model)
 

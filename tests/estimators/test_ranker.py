@@ -99,6 +99,8 @@ def test_scores_and_pairs_are_those_of_the_dense_formula(trained):
     np.testing.assert_allclose(mean, scores, rtol=1e-8)
     np.testing.assert_allclose(joint, expected, rtol=1e-8, atol=1e-12)
     np.testing.assert_array_equal(model.predict_score(ITEMS), mean)
+    in_graph = torch.tensor(ITEMS, requires_grad=True)
+    np.testing.assert_array_equal(model.predict_score(in_graph), mean)
     # the logit of a pair is the difference of its scores
     pairs = np.stack([ITEMS[:6], ITEMS[6:]], 1)
     logits, variance = model.latent_mean_and_variance(pairs)
