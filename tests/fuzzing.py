@@ -164,6 +164,8 @@ USUAL = {
     "cv": {**_values(2, 3, 1), "KFold": KFold(2), "pairs": [([0, 1], [2, 99])]},
     "scoring": _values(None, "accuracy", "r2", "neg_log_loss", ["r2"]),
     "n_jobs": _values(None, 1),
+    "n_shards": _values(None, 1, 3),
+    "distributed": _values(False),
     "n_estimators": _values(1, 2),
     "n_snapshots": _values(2, 3),
     "steps_per_snapshot": _values(1, 2),
@@ -183,6 +185,8 @@ USUAL = {
 # these run processes, write files or take as long as they say
 PLAIN_ONLY = {
     "n_jobs": _values(0, "two", 1.5),
+    "n_shards": _values(0, -1, 1.5, "two", True, float("nan")),
+    "distributed": _values(True, None, "yes", 2),
     "memory": _values(3, [], 1.5),
     "n_snapshots": _values(0, 1, -1, 1.5, "two", None, True, float("nan")),
     "steps_per_snapshot": _values(0, -1, 1.5, "two", None, True, float("nan")),

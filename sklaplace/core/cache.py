@@ -1,30 +1,24 @@
 """Cache: a store of results that are found by a key alone, see `fingerprint`.
 
-joblib stores bytes: a pickle and its checksum, in which functions and classes of the
-user are replaced by the names that the key has for them, so that they need not be
-importable.
+joblib stores bytes, see `packing`.
 """
 
-import io
 import os
-import pickle
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, cast
 
 import joblib
-import torch
-from skorch import NeuralNet
 
-from sklaplace.core.fingerprint import hashed
 from sklaplace.core.folder import (
     UnsafeFolderError,
     make_private,
     require_private,
     require_private_entry,
 )
+from sklaplace.core.packing import pack, unpack
 
 T = TypeVar("T")
 
@@ -141,15 +135,13 @@ def cached(
         return work()
     begun, fresh = list[str](), list[T]()
 
-    def pack() -> bytes:
+    def packed_work() -> bytes:
         begun.append(key)
         fresh.append(work())
-        file = io.BytesIO()
-        _Pickler(file, key).dump(fresh[0])
-        return hashed(key, data=file.getbuffer()) + file.getvalue()
+        return pack(fresh[0], key)
 
     try:
-        if found := _looked_up(memory, key, pack, fresh):
+        if found := _looked_up(memory, key, packed_work, fresh):
             return cast(T, found[0])
     except Exception as error:
         # an error of the work itself, or a refusal
@@ -183,9 +175,7 @@ def _looked_up(
             require_private_entry(path, root)
     with suppress(Exception):  # a damaged entry
         packed = shelved if isinstance(shelved, bytes) else shelved.get()
-        checksum, content = packed[:32], packed[32:]
-        if checksum == hashed(key, data=content):
-            return [_Unpickler(io.BytesIO(content), key).load()]
+        return [unpack(packed, key)]
     getattr(stored, "call", _entry)(str(key), pack)
     return []
 
@@ -245,52 +235,3 @@ def _warn_of_change(before: str, after: str) -> None:
 def _entry(key: str, work: Callable[[], bytes]) -> bytes:
     """Return what joblib stores by the key alone: bytes, whatever its settings."""
     return work()
-
-
-class _Pickler(pickle.Pickler):
-    """Pickles the user's functions and classes by the names that a key has for them.
-
-    So they need not be importable: a key holds those of the process that reads.
-    """
-
-    def __init__(self, file: io.BytesIO, key: str) -> None:
-        super().__init__(file, protocol=5)
-        self.definitions = getattr(key, "definitions", {})
-        self.names = {id_: k for k, v in self.definitions.items() for id_ in v}
-
-    def persistent_id(self, value: Any) -> str | None:
-        """Return the name of a function or class of the user, None for others."""
-        name = self.names.get(id(value))
-        if name and len(self.definitions[name]) > 1:
-            raise pickle.PicklingError(f"Several different {value!r} are in use")
-        return name
-
-    def reducer_override(self, value: Any) -> Any:
-        """Reduce skorch nets, whose own pickler lacks the names, and plain tensors.
-
-        As arrays they load several times as fast as in torch's own form.
-        """
-        is_plain = type(value) is torch.Tensor and value.is_contiguous()
-        is_plain = is_plain and value.device.type == "cpu"
-        if is_plain and not (value.requires_grad or vars(value)):
-            with suppress(TypeError, RuntimeError):  # of torch's dtypes
-                return torch.from_numpy, (value.numpy(),)
-        if isinstance(value, NeuralNet):
-            return object.__new__, (type(value),), vars(value), None, None, _set_state
-        return NotImplemented
-
-
-def _set_state(value: Any, attributes: Mapping[str, Any]) -> None:
-    vars(value).update(attributes)
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads what `_Pickler` has written, in this process or another."""
-
-    def __init__(self, file: io.BytesIO, key: str) -> None:
-        super().__init__(file)
-        self.definitions = getattr(key, "definitions", {})
-
-    def persistent_load(self, name: str) -> Any:
-        """Return the one function or class of that name."""
-        return next(iter(self.definitions[name].values()))

@@ -14,7 +14,9 @@ import copyreg
 import functools
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -40,12 +42,37 @@ _LEFT = "builtins", "datetime", "numpy", "pathlib", "scipy", "sklearn"
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+_IS_FOR_WORKER: ContextVar[bool] = ContextVar("is_for_worker", default=False)
+
+
+@contextmanager
+def for_worker() -> Iterator[None]:
+    """Pickle for another process, which continues a computation and returns at once.
+
+    What objects have cached goes along, and what is sent in another form does not.
+    """
+    token = _IS_FOR_WORKER.set(True)
+    try:
+        yield
+    finally:
+        _IS_FOR_WORKER.reset(token)
+
+
 class FieldsOnly:
     """A dataclass that is pickled without what it has cached."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Fields alone, from which the rest is computed again."""
+        if _IS_FOR_WORKER.get():
+            return dict(vars(self))
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+
+def worker_state(state: dict[str, Any], sent_apart: Iterable[str]) -> dict[str, Any]:
+    """Return a state, `for_worker` without some entries, and unchanged otherwise."""
+    if not _IS_FOR_WORKER.get():
+        return state
+    return {k: v for k, v in state.items() if k not in {*sent_apart}}
 
 
 def pickled(value: Any, state: dict[str, Any]) -> Any:

@@ -204,6 +204,23 @@ def accumulate(
     ValueError
         If an output is not finite.
     """
+    given = likelihood, curvature, accumulator
+    data_fit = add_pass(forward, batches, *given, observe, after_batch)
+    while accumulator.needs_another_pass():
+        add_pass(forward, batches, *given)
+    return data_fit
+
+
+def add_pass(
+    forward: Forward,
+    batches: Iterable[tuple[Any, Any, Tensor | None]],
+    likelihood: Likelihood,
+    curvature: Curvature,
+    accumulator: Accumulator,
+    observe: Callable[..., None] | None = None,
+    after_batch: Callable[[Any, Tensor, Tensor | None], None] | None = None,
+) -> DataFit:
+    """Add one pass over batches to an accumulator; see `accumulate`."""
     losses: list[Tensor] = []
     counts: list[Tensor] = []
     new_batch = partial(_Batch, forward, likelihood, curvature, accumulator)
@@ -218,9 +235,6 @@ def accumulate(
             after_batch(batch.x, f, batch.given_weights)
         losses.append(batch.loss(f.double()))
         counts.append(batch.n_targets(f))
-    while accumulator.needs_another_pass():
-        for given in batches:
-            new_batch(*given).add()
     return DataFit(torch.stack(losses).sum(), torch.stack(counts).sum())
 
 

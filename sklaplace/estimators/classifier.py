@@ -110,6 +110,20 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     batch_size : int or None, default=None
         Samples per batch for curvature and prediction; None fits them into a fixed
         memory budget. Results do not depend on it.
+    n_shards : int or None, default=None
+        Parts that the training samples are divided into, in whole batches: the
+        curvature is summed within each, and then over all, in order. None is one for
+        every four batches, and at most 64. Only the last digits depend on it.
+    n_jobs : int or None, default=None
+        Workers that compute shards, and batches of predictions, by joblib: processes,
+        or what ``joblib.parallel_config`` says, such as ``"dask"``. Each uses one
+        thread, and results are the same to the last bit for every number, 1 included,
+        and every backend. None computes here, on as many threads as torch uses; -1 is
+        one worker per core.
+    distributed : bool, default=False
+        Whether all processes of the default group of ``torch.distributed`` fit
+        together, each on a part of the shards. All are given the same data and
+        parameters, and get the same posterior.
     memory : None, str, path or joblib.Memory, default=None
         Cache of the trained network and its curvature, so that a grid search over
         prior, noise, temperature or link trains once per fold. Needs a

@@ -19,6 +19,7 @@ from sklaplace.estimators.trainer import Trainer, inner_net, is_frozen
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork, n_epochs
+from sklaplace.networks.worker_net import WorkerNet
 
 
 class _SharedSplit:
@@ -79,27 +80,6 @@ class EnsembleDraws(OutputModel):
 
 
 @dataclass(frozen=True)
-class _NetByAttributes:
-    """A net that is pickled by its attributes.
-
-    skorch pickles modules by plain pickle, which does not find classes of a notebook or
-    a script; joblib pickles those by value.
-    """
-
-    net: Any
-
-    def __reduce__(self) -> Any:
-        return _with_attributes, (type(self.net), vars(self.net))
-
-
-def _with_attributes(kind: type, attributes: dict[str, Any]) -> _NetByAttributes:
-    """Return a net of a class with the given attributes."""
-    net: Any = object.__new__(kind)
-    vars(net).update(attributes)
-    return _NetByAttributes(net)
-
-
-@dataclass(frozen=True)
 class TrainedEnsemble(TrainedNetwork):
     """The first of several networks, and all of them.
 
@@ -145,12 +125,12 @@ class EnsembleTrainer(Trainer):
     def train_one(self, seed: int, *args: Any) -> TrainedNetwork:
         """Return one network, initialised and trained under a seed.
 
-        Its net is inside a `_NetByAttributes`.
+        Its net is inside a `WorkerNet`.
         """
         device = getattr(inner_net(self.estimator), "device", "cpu")
         with private_rng(seed, device), torch.inference_mode(False):
             network = super().train(*args)
-        return replace(network, net=_NetByAttributes(network.net))
+        return replace(network, net=WorkerNet(network.net))
 
     def new_net(self, data: TrainingData) -> Any:
         """Return the net to train, with a split that all networks share."""

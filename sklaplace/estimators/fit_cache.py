@@ -1,16 +1,21 @@
-"""A fit of a Laplace estimator, from ``memory`` where it was computed before."""
+"""A fit of a Laplace estimator, from ``memory`` or a checkpoint where there is one."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from sklaplace.core.cache import cached, check_memory
+from sklaplace.core.checkpoint import Checkpoint
 from sklaplace.core.fingerprint import fingerprint
 from sklaplace.core.random import private_rng
 from sklaplace.core.warn import warn_user
 from sklaplace.estimators.laplace_fit import LaplaceFit
 from sklaplace.estimators.options import LaplaceOptions
+from sklaplace.estimators.samples import Samples
 from sklaplace.estimators.trainer import inner_net
+from sklaplace.estimators.workers import Workers
 from sklaplace.networks.data import TrainingData
 
 
@@ -19,17 +24,28 @@ def cached_fit(
     options: LaplaceOptions,
     data: TrainingData,
     validation: TrainingData | None,
-    params: dict[str, Any],
+    samples: Samples,
 ) -> LaplaceFit:
-    """Return a fit from the ``memory`` of an estimator, or a new one."""
+    """Return a fit from the ``memory`` of an estimator, or a new one.
+
+    A new one goes on from the checkpoint of ``samples``, if it has one.
+    """
     memory, trainer = check_memory(model.memory), model._trainer(options)
+    params = samples.fit_params
+
+    def key() -> str:
+        return _key(model, options, data, validation, params)
 
     def work() -> LaplaceFit:
         device = getattr(inner_net(model.estimator), "device", "cpu")
         with private_rng(model._seed, device), torch.inference_mode(False):
-            networks = trainer.train_with_folds(data, validation, params)
-            return model._solver(options).accumulate(*networks)
+            train = partial(trainer.train_with_folds, data, validation, params)
+            if checkpoint is None:
+                return model._solver(options).accumulate(*train())
+            networks = checkpoint.step("networks", train)
+            return model._solver(options).accumulate(*networks, checkpoint)
 
+    checkpoint = _checkpoint(model, data, validation, samples, key)
     if model.memory is None:
         return work()
     if model.random_state is None:
@@ -39,12 +55,35 @@ def cached_fit(
         )
         return work()
 
-    def key() -> str:
-        return _key(model, options, data, validation, params)
-
     fit = cached(memory, key(), lambda: work().stored(), key)
     trainer.check_trained(fit.network)
     return fit
+
+
+def rank_of(model: Any) -> int:
+    """Return the number of this process in the group of an estimator."""
+    return Workers.of(model).group.rank
+
+
+def _checkpoint(
+    model: Any,
+    data: TrainingData,
+    validation: TrainingData | None,
+    samples: Samples,
+    key: Callable[[], str],
+) -> Checkpoint | None:
+    """Return the checkpoint of a fit, if it has one."""
+    if samples.checkpoint is None:
+        return None
+    if model.random_state is None:
+        raise ValueError(
+            "checkpoint needs random_state, since a fit that starts anew would have "
+            "another seed. Set random_state to a number."
+        )
+    named = {f"data-{name}": value for name, value in vars(data).items()}
+    if validation is not None:
+        named |= {f"val-{name}": value for name, value in vars(validation).items()}
+    return Checkpoint.at(samples.checkpoint, key(), named, rank_of(model))
 
 
 def _key(
@@ -55,7 +94,8 @@ def _key(
     fit_params: dict[str, Any],
 ) -> str:
     """Return a hash of everything that a `LaplaceFit` depends on."""
-    settings = {**options.curvature_settings(), "batch_size": model.batch_size}
+    settings = options.curvature_settings()
+    settings |= {name: getattr(model, name) for name in ("batch_size", "n_shards")}
     if options.tunes_on_held_out:
         settings["validation_fraction"] = model.validation_fraction
     return fingerprint(

@@ -8,14 +8,20 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from sklaplace.core import checkpoint as checkpoints
 from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import check_memory
 from sklaplace.core.checks import check_option, listed
 from sklaplace.core.fingerprint import fingerprint
 from sklaplace.core.linalg import plain
-from sklaplace.core.persistence import from_portable, pickled, to_portable
+from sklaplace.core.persistence import (
+    from_portable,
+    pickled,
+    to_portable,
+    worker_state,
+)
 from sklaplace.core.trees import without_groups
-from sklaplace.estimators.fit_cache import cached_fit
+from sklaplace.estimators.fit_cache import cached_fit, rank_of
 from sklaplace.estimators.glm_outputs import OUTPUT_MODELS, CachedOutputs
 from sklaplace.estimators.hyperparameters import retuned, under_hyperparameters
 from sklaplace.estimators.laplace_fit import (
@@ -40,6 +46,7 @@ from sklaplace.estimators.samples import (
     warn_of_weight_scale,
     weighted_data,
 )
+from sklaplace.estimators.workers import Workers
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
@@ -47,6 +54,8 @@ from sklaplace.posterior.predictive import in_graph
 
 # attributes of a fitted estimator
 _WITH_TENSORS = "posterior_", "network_spec_", "_novelty"
+# what functions of outputs do not need
+_SENT_APART = "estimator", "estimator_", "prior", "memory", "posterior_", "_novelty"
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -71,6 +80,9 @@ class BaseLaplace:
     pred_type: str = "glm"
     n_samples: int = 100
     batch_size: int | None = None
+    n_shards: int | None = None
+    n_jobs: int | None = None
+    distributed: bool = False
     memory: Any = None
     random_state: Any = None
     verbose: int = 0
@@ -87,6 +99,7 @@ class BaseLaplace:
         *,
         X_val: Any = None,
         y_val: Any = None,
+        checkpoint: Any = None,
         **fit_params: Any,
     ) -> Any:
         """Train the network unless it is frozen, and fit the posterior around it.
@@ -106,6 +119,11 @@ class BaseLaplace:
         X_val, y_val : optional
             Samples that the network does not see, used by the ``"validation"`` and
             ``"auto"`` tuners only.
+        checkpoint : str or path, optional
+            Folder, made if need be, in which the trained network and the sums so far
+            are saved, after each of ``n_shards`` shards. A fit that was interrupted, in
+            whatever way, goes on from there when it is called again, with the same
+            result. Its files are removed when the fit ends. Needs a ``random_state``.
         **fit_params : dict
             Passed to the ``fit`` of the skorch net. They must not change what the
             module computes: predictions are made without them.
@@ -127,7 +145,8 @@ class BaseLaplace:
         columns per sample (k = c - 1 for c classes), and the decomposition of the
         structure.
         """
-        return self._fit(Samples(X, y, sample_weight, X_val, y_val, fit_params))
+        given = X, y, sample_weight, X_val, y_val, fit_params
+        return self._fit(Samples(*given, checkpoint=checkpoint))
 
     def _fit(self, samples: Samples) -> Any:
         with unchanged_on_error(self):
@@ -140,6 +159,7 @@ class BaseLaplace:
             self._set_fitted(options, fit.network, posterior)
             self._check_loss(float(fit.data_fit.loss / fit.data_fit.n_targets))
             self._novelty = fit.novelty
+            checkpoints.clear(samples.checkpoint, rank_of(self))
         if self.verbose:
             print(f"[{type(self).__name__}] {self._summary()}")  # noqa: T201
         return self
@@ -150,9 +170,9 @@ class BaseLaplace:
         """Train and accumulate the curvature; or load both from ``memory``."""
         check_memory(self.memory)
         data, validation = encode_samples(self, samples)
-        self._seed = draw_seed(self.random_state)
-        arguments = options, data, validation, samples.fit_params
-        return cached_fit(self, *arguments)
+        group = Workers.of(options).group
+        self._seed = group.gather(draw_seed(self.random_state))[0]
+        return cached_fit(self, options, data, validation, samples)
 
     def _set_fitted(
         self,
@@ -215,9 +235,10 @@ class BaseLaplace:
         model = kind(self.n_samples, self._seed, self.posterior_)
         network = TrainedNetwork(self.estimator_, self.network_spec_)
         elements = self._options.row_elements(self.network_spec_)
+        given = network, model, self.batch_size, elements
         if self._cache is not None:
-            return CachedOutputs(network, model, self.batch_size, elements, self._cache)
-        return BatchedOutputs(network, model, self.batch_size, elements)
+            return CachedOutputs(*given, cache=self._cache)
+        return BatchedOutputs(*given, self.n_jobs)
 
     # ----------------------------------------------------------------------- samples
     def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
@@ -465,7 +486,8 @@ class BaseLaplace:
     # ------------------------------------------------------------- persistence
     def __reduce_ex__(self, protocol: Any) -> Any:
         """For pickle: tensors on the CPU; skorch pickles the network."""
-        return pickled(self, moved_entries(vars(self), _WITH_TENSORS, "cpu"))
+        state = worker_state(vars(self), _SENT_APART)
+        return pickled(self, moved_entries(state, _WITH_TENSORS, "cpu"))
 
     def __getstate__(self) -> dict[str, Any]:
         """For skops: the state without tensors, see `to_portable`."""

@@ -16,20 +16,26 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.budget import move
+from sklaplace.core.checkpoint import Checkpoint
 from sklaplace.core.random import row_hash
-from sklaplace.curvature.ggn import accumulate
 from sklaplace.curvature.jacobian import Centring, backpropagate
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import Structure
 from sklaplace.curvature.structures.rounding import check_finite
+from sklaplace.estimators.curvature_sums import CurvaturePass, CurvatureSums
+from sklaplace.estimators.group_sums import agree_on_network
 from sklaplace.estimators.noise import with_column_noises
 from sklaplace.estimators.novelty_recorder import NoveltyRecorder
 from sklaplace.estimators.options import LaplaceOptions
+from sklaplace.estimators.saved_sums import SavedSums, added_up
+from sklaplace.estimators.workers import Workers
 from sklaplace.likelihoods import DataFit, weighted
 from sklaplace.networks.data import Batches, TrainingData
 from sklaplace.networks.outputs import as_forward
+from sklaplace.networks.shards import Shards
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied
+from sklaplace.networks.worker_net import WorkerNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.last_layer import LastLayerRecorder
 from sklaplace.posterior.linear_model import LinearModel
@@ -137,38 +143,59 @@ class LaplaceSolver:
 
     # ------------------------------------------------------------------- curvature
     def accumulate(
-        self, network: TrainedNetwork, folds: Iterable[TrainedNetwork] = ()
+        self,
+        network: TrainedNetwork,
+        folds: Iterable[TrainedNetwork] = (),
+        checkpoint: Checkpoint | None = None,
     ) -> LaplaceFit:
         """Return the curvature and the loss over the training samples.
 
-        ``folds`` are networks that hold out a fold of the samples each.
+        Parameters
+        ----------
+        network : TrainedNetwork
+            The network.
+        folds : iterable of TrainedNetwork
+            Networks that hold out a fold of the samples each.
+        checkpoint : Checkpoint, optional
+            Where sums are saved, and taken from where there are any.
         """
         networks = [network, *folds]
         if not self.options.tunes_on_held_out:
             networks = [replace(network, held_out=None)]
         if self.options.free_noise:
             networks = with_column_noises(networks)
-        fit, *others = map(self._accumulated, networks)
+        saved = [SavedSums(checkpoint, f"sums-{k}") for k in range(len(networks))]
+        fit, *others = map(self._accumulated, networks, saved)
         return replace(fit, folds=tuple(others))
 
-    def _accumulated(self, network: TrainedNetwork) -> LaplaceFit:
-        options, spec, forward = self.options, network.spec, network.forward()
-        accumulator = options.accumulator(spec.layout)
-        head_rows = LastLayerRecorder(spec.head_map if options.may_refit else None)
-        with forward.frozen(), NoveltyRecorder(network) as recorder:
-            data_fit = accumulate(
-                recorder.forward,
-                self._batches(network, network.train),
-                spec.likelihood,
-                options.configured_curvature(self.seed),
-                accumulator,
-                head_rows.add,
-                recorder.add,
-            )
-        needs_rows = options.refine is True and not head_rows.is_linear
-        structure = accumulator.decompose()
-        novelty = recorder.result()
-        return LaplaceFit(network, structure, data_fit, head_rows, needs_rows, novelty)
+    def _accumulated(self, network: TrainedNetwork, saved: SavedSums) -> LaplaceFit:
+        head_map = network.spec.head_map if self.options.may_refit else None
+        sums = self._added_up(network, saved, head_map)
+        head_rows, structure = sums.head_rows, sums.accumulator.decompose()
+        needs_rows = self.options.refine is True and not head_rows.is_linear
+        found = network, structure, sums.data_fit, head_rows, needs_rows
+        return LaplaceFit(*found, sums.novelty)
+
+    def _added_up(
+        self,
+        network: TrainedNetwork,
+        saved: SavedSums,
+        head_map: Tensor | None = None,
+    ) -> CurvatureSums:
+        """Return the sums over the training samples of a network."""
+        options = self.options
+        batch_size = self._batches(network, network.train).batch_size
+        work = CurvaturePass(
+            WorkerNetwork(network),
+            options.configured_curvature(self.seed),
+            batch_size,
+            options.accumulator(network.spec.layout),
+            head_map,
+        )
+        workers = Workers.of(options)
+        agree_on_network(workers.group, network)
+        shards = Shards.of(network.train, batch_size, options.n_shards)
+        return added_up(work, shards, workers, saved)
 
     def add_novelty(
         self, novelty: Novelty | None, network: TrainedNetwork
@@ -193,24 +220,16 @@ class LaplaceSolver:
         network : TrainedNetwork
             At the posterior's mean, with the further samples to add.
         """
-        curvature = self.options.configured_curvature(self.seed)
+        more = self._added_up(network, SavedSums(None, ""))
         accumulator = self.options.accumulator(posterior.layout)
-        forward = network.forward()
-        with forward.frozen():
+        with network.forward().frozen():
             posterior.structure.resume(accumulator)
-            more = accumulate(
-                forward,
-                self._batches(network, network.train),
-                posterior.likelihood,
-                curvature,
-                accumulator,
-            )
-        before = posterior.data_fit
-        data_fit = DataFit(before.loss + more.loss, before.n_targets + more.n_targets)
-        structure = accumulator.decompose()
+            accumulator.merge(more.accumulator)
+            structure = accumulator.decompose()
+        data_fit = posterior.data_fit + more.data_fit
         check_finite(structure.trace())
         posterior = replace(posterior, structure=structure, data_fit=data_fit)
-        if curvature.is_exact:
+        if self.options.configured_curvature(self.seed).is_exact:
             posterior.log_marginal_likelihood()  # raises if it is not definite
         _check_resolved(posterior, network)
         return posterior

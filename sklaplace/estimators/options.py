@@ -35,6 +35,7 @@ from sklaplace.curvature.subnetwork import SCORES
 from sklaplace.curvature.subsets import CRITERION, SUBSETS
 from sklaplace.estimators.glm_outputs import OUTPUT_MODELS
 from sklaplace.estimators.trainer import inner_net, is_frozen
+from sklaplace.estimators.workers import check_workers
 from sklaplace.likelihoods import (
     ClassificationLikelihood,
     Gaussian,
@@ -70,6 +71,9 @@ class LaplaceOptions:
     validation_fraction: float
     pred_type: str
     batch_size: int | None
+    n_shards: int | None
+    n_jobs: int | None
+    distributed: bool
     sigma_noise: Any = 1.0
 
     @classmethod
@@ -188,6 +192,7 @@ def _check_laplace(model: Any) -> None:
         check_option(name, getattr(model, name), registry)
     check_subset(model.subset_of_weights, model.subset_params)
     _check_params(model)
+    check_workers(model)
     _check_prior(model)
     _check_earlier(model)
     check_positive("temperature", model.temperature)

@@ -19,11 +19,14 @@ from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import check_count
 from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import all_finite
+from sklaplace.core.parallel import n_workers, ordered_map, torch_threads
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.likelihoods import weighted
 from sklaplace.networks.data import Batches, count_rows
 from sklaplace.networks.forward import Forward
+from sklaplace.networks.shards import Shards, cut
 from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.networks.worker_net import WorkerNetwork
 from sklaplace.posterior.predictive import WeightDistribution, moments, network_draws
 
 
@@ -134,6 +137,55 @@ class PointOutputs(OutputModel):
             return forward(x).double().unsqueeze(-1)
 
 
+BatchFunction = Callable[[Forward, Any], tuple[Tensor, ...]]
+# several, so that workers that are faster than others take more
+SHARDS_PER_WORKER = 4
+
+
+@dataclass(frozen=True)
+class OutputPass:
+    """A function of each batch, and of the network, for all samples of a dataset.
+
+    Attributes
+    ----------
+    source : WorkerNetwork
+        The network.
+    function : callable
+        Of the network as a function, which is frozen, and of a batch of b samples;
+        returns tensors (b, ...).
+    batch_size : int
+        Samples per batch.
+    """
+
+    source: WorkerNetwork
+    function: BatchFunction
+    batch_size: int
+
+    def __call__(self, samples: Any) -> list[Tensor]:
+        """Return the tensors for all samples, on the CPU."""
+        network = self.source.network
+        forward = network.forward()
+        with forward.frozen():
+            batches = Batches(network.net, samples, self.batch_size)
+            parts = [self.function(forward, x) for x, _, _ in batches]
+        # concatenation copies: a single batch may share memory with a cache
+        return [torch.cat(pieces).cpu() for pieces in zip(*parts, strict=True)]
+
+    def of_all(self, dataset: Any, n_jobs: int | None) -> list[Tensor]:
+        """Return the tensors for all samples, computed in ``n_jobs`` workers."""
+        n_shards = SHARDS_PER_WORKER * n_workers(n_jobs) if n_workers(n_jobs) > 1 else 1
+        shards = Shards.of(dataset, self.batch_size, n_shards)
+        if len(shards.rows) == 1:
+            (found,) = ordered_map(self, shards.rows, shards.load, n_jobs)
+            return list(found)
+        with torch_threads(1):
+            # here, so that the workers get what the posterior keeps from one batch to
+            # the next
+            self(cut(dataset, slice(0, 1)))
+        parts = ordered_map(self, shards.rows, shards.load, n_jobs)
+        return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
+
+
 @dataclass(frozen=True)
 class BatchedOutputs:
     """Outputs of a trained network for samples of any number.
@@ -148,12 +200,15 @@ class BatchedOutputs:
         Samples per batch; None fits them into the memory budget.
     row_elements : int
         Float64 numbers that are computed for each sample.
+    n_jobs : int or None
+        Number of workers, see `ordered_map`.
     """
 
     network: TrainedNetwork
     model: OutputModel
     batch_size: int | None = None
     row_elements: int = 0
+    n_jobs: int | None = None
 
     # ------------------------------------------------------------------- Gaussians
     def map_gaussian(
@@ -182,21 +237,18 @@ class BatchedOutputs:
             n_draws = self.model.n_samples
         if not diagonal:
             self._check_covariances()
-        parts = []
+        model: OutputModel = self.model
         options = {
             "n_blocks": self.network.spec.likelihood.n_blocks,
             "diagonal": diagonal,
             "centred": centred,
         }
-        dataset = self.network.net.get_dataset(X)
-        with self.evaluation(
-            dataset, with_covariance=not diagonal, n_draws=n_draws
-        ) as (forward, batches):
-            for x, _, _ in batches:
-                mean, cov = self.model.gaussian(forward, x, **options)
-                parts.append(function(*require_finite(mean, cov)))
-        # concatenation copies: a single batch may share memory with a cache
-        return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
+
+        def of_batch(forward: Forward, x: Any) -> tuple[Tensor, ...]:
+            return function(*require_finite(*model.gaussian(forward, x, **options)))
+
+        sizes: dict[str, Any] = {"with_covariance": not diagonal, "n_draws": n_draws}
+        return [part.numpy() for part in self._mapped(X, of_batch, **sizes)]
 
     def latent(
         self, X: Any, full_cov: bool = False, function: Any = lambda m, c: (m, c)
@@ -222,18 +274,15 @@ class BatchedOutputs:
 
         See `FeatureRecorder`.
         """
-        layers, parts = self.network.spec.feature_layers, []
-        dataset = self.network.net.get_dataset(X)
-        with (
-            self.evaluation(dataset) as (forward, batches),
-            FeatureRecorder(forward, layers) as recorder,
-            torch.no_grad(),
-        ):
-            for x, _, _ in batches:
+        layers = self.network.spec.feature_layers
+
+        def of_batch(forward: Forward, x: Any) -> tuple[Tensor, ...]:
+            with FeatureRecorder(forward, layers) as recorder, torch.no_grad():
                 f = forward(x)
                 require_finite(f, f)
-                parts.append(function(recorder.take(len(f)), f).cpu())
-        return torch.cat(parts).numpy()
+                return (function(recorder.take(len(f)), f),)
+
+        return self._mapped(X, of_batch)[0].numpy()
 
     def joint(
         self, X: Any, across_outputs: bool = False
@@ -261,13 +310,12 @@ class BatchedOutputs:
         self, X: Any, function: Callable[[Tensor], Tensor] = lambda draws: draws
     ) -> Tensor:
         """Return a function of the draws (b, c, s), for all samples."""
-        parts = []
-        dataset = self.network.net.get_dataset(X)
-        n_draws = self.model.n_samples
-        with self.evaluation(dataset, n_draws=n_draws) as (forward, batches):
-            for x, _, _ in batches:
-                parts.append(function(self.model.draws(forward, x)).cpu())
-        return torch.cat(parts)
+        model: OutputModel = self.model
+
+        def of_batch(forward: Forward, x: Any) -> tuple[Tensor, ...]:
+            return (function(model.draws(forward, x)),)
+
+        return self._mapped(X, of_batch, n_draws=model.n_samples)[0]
 
     def sample(self, X: Any, n_samples: int, seed: int) -> np.ndarray:
         """Return joint draws of the outputs, (n, c, s)."""
@@ -306,6 +354,13 @@ class BatchedOutputs:
             yield losses, weights, likelihood.n_targets(draws.shape[1])
 
     # --------------------------------------------------------------------- batches
+    def _mapped(self, X: Any, function: BatchFunction, **sizes: Any) -> list[Tensor]:
+        """Return a function of each batch of X, for all samples, on the CPU."""
+        dataset = self.network.net.get_dataset(X)
+        batch_size = self._batches(dataset, **sizes).batch_size
+        work = OutputPass(WorkerNetwork(self.network), function, batch_size)
+        return work.of_all(dataset, self.n_jobs)
+
     @contextmanager
     def evaluation(
         self, dataset: Any, **sizes: Any

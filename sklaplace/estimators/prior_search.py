@@ -64,6 +64,7 @@ class PriorSearch:
         given = self.estimator.get_params(deep=False)
         names = set(self.plain._get_param_names()) & set(given)
         settings = {name: given[name] for name in names}
+        settings["n_jobs"] = None  # folds are the jobs
         # each fold is seeded as the estimator alone would be
         settings["random_state"] = copy.deepcopy(self.estimator.random_state)
         return self.plain(**{**settings, "verbose": 0, **params})

@@ -224,7 +224,8 @@ class LaplaceRanker(LaplaceClassifier):
     likelihood, subset_params, structure_params, curvature, curvature_params, \
             prior_structure, prior_mean, prior, refine, temperature, class_weight, \
             validation_fraction, pred_type, link_approx, dirichlet_approx, \
-            n_samples, batch_size, memory, random_state, verbose
+            n_samples, batch_size, n_shards, n_jobs, distributed, memory, \
+            random_state, verbose
         As for `LaplaceClassifier`.
 
     Attributes

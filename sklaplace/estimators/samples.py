@@ -54,6 +54,8 @@ class Samples:
         For the ``fit`` of the skorch net.
     classes : ndarray or None
         All classes, where ``y`` may lack some.
+    checkpoint : str, path or None
+        Folder in which what was computed is saved until the fit ends.
     """
 
     X: Any
@@ -63,6 +65,7 @@ class Samples:
     y_val: Any
     fit_params: dict[str, Any]
     classes: np.ndarray | None = None
+    checkpoint: Any = None
 
 
 def encode_samples(

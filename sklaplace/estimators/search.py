@@ -44,7 +44,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
     likelihood, subset_of_weights, subset_params, hessian_structure, \
             structure_params, curvature, curvature_params, prior_structure, \
             prior_mean, refine, temperature, class_weight, pred_type, link_approx, \
-            dirichlet_approx, n_samples, batch_size
+            dirichlet_approx, n_samples, batch_size, n_shards, distributed
         As for `LaplaceClassifier`. Under a ``prior_structure`` other than
         ``"scalar"`` all precisions are the same. ``refine=True`` refits the last
         layer under every prior precision; ``"auto"`` is False.
@@ -54,7 +54,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
         Needs a ``random_state``, and a folder that you alone may write to; see
         `LaplaceClassifier`.
     n_jobs : int or None, default=None
-        Processes to train folds in; None is one unless in a
+        Processes to train folds in, and to predict; None is one unless in a
         ``joblib.parallel_config``, -1 one per core.
     random_state : int, RandomState or None, default=None
         Seeds training and draws: of each fold, and of the last fit, as it would
@@ -192,7 +192,8 @@ class LaplaceRegressorCV(LaplaceRegressor):
         ``refine=True``.
     likelihood, subset_of_weights, subset_params, hessian_structure, \
             structure_params, curvature, curvature_params, prior_structure, \
-            prior_mean, refine, temperature, pred_type, n_samples, batch_size
+            prior_mean, refine, temperature, pred_type, n_samples, batch_size, \
+            n_shards, distributed
         As for `LaplaceRegressor`. Under a ``prior_structure`` other than
         ``"scalar"`` all precisions are the same. ``refine=True`` refits the last
         layer under every prior precision; ``"auto"`` is False.
@@ -210,7 +211,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
         Needs a ``random_state``, and a folder that you alone may write to; see
         `LaplaceRegressor`.
     n_jobs : int or None, default=None
-        Processes to train folds in; None is one unless in a
+        Processes to train folds in, and to predict; None is one unless in a
         ``joblib.parallel_config``, -1 one per core.
     random_state : int, RandomState or None, default=None
         Seeds training: of each fold, and of the last fit, as it would seed a

@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Subset
 
+from sklaplace.core.persistence import worker_state
 from sklaplace.likelihoods import Likelihood
 from sklaplace.networks.data import TrainingData
 
@@ -20,6 +21,9 @@ class Targets(ABC):
     """Whether samples are held out class by class."""
     n_outputs: Any
     """Number of classes or target columns."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return worker_state(vars(self), ["net"])
 
     @abstractmethod
     def encode(self, y: Any, name: str = "y") -> np.ndarray:

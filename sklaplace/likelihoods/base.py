@@ -156,6 +156,10 @@ class DataFit:
     loss: Tensor
     n_targets: Tensor
 
+    def __add__(self, other: "DataFit") -> "DataFit":
+        """Loss of both data sets."""
+        return DataFit(self.loss + other.loss, self.n_targets + other.n_targets)
+
 
 def weighted(likelihood: Likelihood, targets: Tensor, weights: Weights) -> Weights:
     """Sample weights (b,) times the factors that the criterion implies; None: one."""

@@ -427,6 +427,13 @@ class LastLayerRecorder:
             k = torch.zeros(len(f), dtype=torch.long) if keys is None else keys
             self._batches.append((block.a.squeeze(1), f, targets, w, k))
 
+    def merge(self, other: "LastLayerRecorder") -> None:
+        """Add the samples of another, which follow; none if either has stopped."""
+        if self._head_map is None or other._head_map is None:
+            self._head_map, self._batches = None, []
+        else:
+            self._batches += other._batches
+
     def _agrees(self, block: Block, hessian: OutputHessian, jacobian: Jacobian) -> bool:
         """Whether output gradients are those of the map, on one combination.
 

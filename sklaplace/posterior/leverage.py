@@ -100,6 +100,14 @@ class FeatureMoments:
             self.squares + squares,
         )
 
+    def merged(self, other: "FeatureMoments") -> "FeatureMoments":
+        """Return moments of the samples of both."""
+        return FeatureMoments(
+            self.counts + other.counts,
+            self.sums + other.sums,
+            self.squares + other.squares,
+        )
+
 
 @dataclass(frozen=True)
 class Leverage(FieldsOnly):

@@ -170,6 +170,12 @@ class Novelty(FieldsOnly):
         samples = self.samples.joined(batch).kept()
         return replace(self, moments=moments, samples=samples)
 
+    def merged(self, other: "Novelty") -> "Novelty":
+        """Return the novelty of the training samples of both."""
+        moments = self.moments.merged(other.moments)
+        samples = self.samples.joined(other.samples).kept()
+        return replace(self, moments=moments, samples=samples)
+
     @cached_property
     def leverage(self) -> Leverage:
         """Leverage of features among the training samples.

@@ -211,7 +211,7 @@ class TestAgainstGridSearch:
             wanted = inspect.signature(plain).parameters
             left_out = {"prior", "prior_precision", "validation_fraction"}
             assert set(wanted) - set(found) == left_out
-            added = {"prior_precisions", "cv", "scoring", "n_jobs"}
+            added = {"prior_precisions", "cv", "scoring"}
             assert set(found) - set(wanted) == added
             for name in set(found) & set(wanted):
                 assert found[name].default == wanted[name].default

@@ -9,6 +9,7 @@ Most structures are `Diagonalised`: ``H = Q diag(e) Qᵀ``, and one decompositio
 every prior precision and scale.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -90,6 +91,26 @@ class Accumulator(ABC):
     @abstractmethod
     def merge(self, other: Any) -> None:
         """Add the curvature that another of this type holds; equals joint updates."""
+
+    def fresh(self) -> "Accumulator":
+        """A copy for other samples of the same pass, to be merged with this one.
+
+        Neither may have any yet.
+        """
+        memo = {id(part): part for part in self.shared_parts}
+        return copy.deepcopy(self, memo)
+
+    @property
+    def shared_parts(self) -> list[Any]:
+        """Attributes that do not change while samples are added."""
+        return [self.layout]
+
+    def summands(self) -> list[Tensor] | None:
+        """Tensors that may be added to in place, where that is all that `merge` does.
+
+        None where it does more, or nothing has been added yet.
+        """
+        return None
 
     def needs_another_pass(self) -> bool:
         """Whether all batches are needed once more, after all have been added."""

@@ -77,6 +77,10 @@ class DiagAccumulator(Accumulator):
         """Add the sums of another accumulator."""
         self._sums = _added(self._sums, other._sums)
 
+    def summands(self) -> list[Tensor] | None:
+        """The sums of each block."""
+        return self._sums or None
+
     def decompose(self) -> Diag:
         """The diagonal structure."""
         return Diag(self.layout, torch.cat(self._sums))

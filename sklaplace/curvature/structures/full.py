@@ -282,6 +282,12 @@ class FullAccumulator(base.Accumulator):
             self._add_products(where, products)
         self._settle()
 
+    def summands(self) -> list[Tensor] | None:
+        """Sums of all pairs of blocks; None while rows are kept, and for a Hessian."""
+        if self._kept or not self._sums or not self._is_semidefinite:
+            return None
+        return [products.sums for products in self._sums.values()]
+
     def decompose(self) -> base.Structure:
         """The matrix, or its root while that has few rows; not factorised yet."""
         if not self._sums:

@@ -281,6 +281,11 @@ class NystromAccumulator(PointsAccumulator):
         self._rest = values.new_zeros(())
         return True
 
+    @property
+    def shared_parts(self) -> list[Any]:
+        """The basis, too, which the first pass has found."""
+        return [*super().shared_parts, self._basis]
+
     def _chosen(self) -> tuple[Jacobian, ...]:
         return self._points()
 
@@ -301,8 +306,21 @@ class NystromAccumulator(PointsAccumulator):
         self._rest += trace - (inside**2).sum()
 
     def merge(self, other: Any) -> None:
-        """Add the approximations of another accumulator, with their own points."""
-        self.earlier += other._parts()
+        """Add the points of another, or its sums; with its own points if these differ.
+
+        Those are the approximations of samples that were added at another time.
+        """
+        if other._basis is None:
+            super().merge(other)
+            self.earlier += other.earlier
+        elif self._basis is not None and _are_equal(self._basis, other._basis):
+            self.is_partial |= other.is_partial
+            self._seen = torch.cat([self._seen, other._seen]).unique()
+            self._moment = self._moment + other._moment
+            self._rest = self._rest + other._rest
+            self.earlier += other.earlier
+        else:
+            self.earlier += other._parts()
 
     def _parts(self) -> list[Nystrom]:
         """Approximations of all samples so far, each with its own points."""
@@ -376,6 +394,12 @@ def _row_keys(root: PointRoot) -> Tensor:
     """Hashes of the samples that the rows of ``R`` belong to, (m,)."""
     keys = [_keys(rows).repeat_interleave(rows.n_columns) for rows in root.points]
     return torch.cat(keys)
+
+
+def _are_equal(one: PointRoot, other: PointRoot) -> bool:
+    """Whether two bases are the same, of the same points."""
+    is_same = torch.equal(_row_keys(one), _row_keys(other))
+    return is_same and torch.equal(one.factor, other.factor)  # type: ignore[arg-type]
 
 
 def _places(keys: Tensor, points: Tensor) -> Tensor:

@@ -328,6 +328,15 @@ class KronAccumulator(base.Accumulator):
         for moment, more in zip(self._inputs, other._inputs, strict=True):
             moment.add(more)
 
+    def summands(self) -> list[Tensor] | None:
+        """Both factors of each block, as sums; None while inputs are kept instead."""
+        totals = [moment.total for moment in self._inputs if not moment.root]
+        if not self._outputs or len(totals) < len(self._inputs):
+            return None
+        inputs = [total for total in totals if total is not None]
+        outputs = {id(total): total for total in self._outputs}  # some share one
+        return [*(moment.n for moment in self._inputs), *inputs, *outputs.values()]
+
     def decompose(self) -> Kron:
         """The factors, which are not diagonalised yet."""
         # copies: sums are added to in place

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from sklaplace.core.checks import check_below_one, check_count
 from sklaplace.core.lazy import cached_property
+from sklaplace.core.parallel import torch_threads
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures.base import Accumulator
@@ -72,6 +73,35 @@ class LowRank(Dual):
         return functional.pad(values, (self.layout.n_parameters - len(values), 0))
 
 
+@dataclass(eq=False)
+class _RandomBasis:
+    """``Ω`` (P, q), orthonormal, computed where it is first needed.
+
+    Attributes
+    ----------
+    p, q : int
+        Its size; there are at most P columns.
+    """
+
+    p: int
+    q: int
+    _found: Tensor | None = None
+
+    def __call__(self, device: torch.device) -> Tensor:
+        """``Ω`` on a device; always the same there."""
+        if self._found is None:
+            generator = torch.Generator().manual_seed(0)
+            size = self.p, min(self.p, self.q)
+            noise = torch.randn(size, dtype=torch.float64, generator=generator)
+            with torch_threads(1):  # the same in all processes
+                self._found = torch.linalg.qr(noise.to(device)).Q
+        return self._found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The size, from which ``Ω`` is computed again."""
+        return {**vars(self), "_found": None}
+
+
 class LowRankAccumulator(Accumulator):
     """Sums the sketch ``HΩ``; 2·P·q numbers for q = rank + 10.
 
@@ -103,7 +133,12 @@ class LowRankAccumulator(Accumulator):
         super().__init__(layout)
         self.rank, self.tolerance = rank, tolerance
         self._sketch: Tensor | None = None
-        self._basis: Tensor | None = None
+        self._omega = _RandomBasis(layout.n_parameters, rank + OVERSAMPLING)
+
+    @property
+    def shared_parts(self) -> list[Any]:
+        """``Ω``, too, which is equal for all accumulators of this size."""
+        return [*super().shared_parts, self._omega]
 
     @classmethod
     def n_bytes(
@@ -121,16 +156,6 @@ class LowRankAccumulator(Accumulator):
         widest = max(o for o, _ in (block.factor_shape for block in layout.blocks))
         return (n_columns + widest) * (rank + OVERSAMPLING)
 
-    def _omega(self, device: torch.device) -> Tensor:
-        """``Ω`` (P, q), orthonormal, and equal for all accumulators of this size."""
-        if self._basis is None:
-            p = self.layout.n_parameters
-            q = min(p, self.rank + OVERSAMPLING)
-            generator = torch.Generator().manual_seed(0)
-            noise = torch.randn(p, q, dtype=torch.float64, generator=generator)
-            self._basis = torch.linalg.qr(noise.to(device)).Q
-        return self._basis
-
     def update(self, jacobian: Jacobian) -> None:
         """Add ``(SᵀJ)ᵀ (SᵀJ Ω)`` of one batch."""
         # rounding of float32 would count as further directions
@@ -144,6 +169,10 @@ class LowRankAccumulator(Accumulator):
         """Add the sketch of another accumulator."""
         if other._sketch is not None:
             self._add(other._sketch.clone())
+
+    def summands(self) -> list[Tensor] | None:
+        """The sketch."""
+        return None if self._sketch is None else [self._sketch]
 
     def decompose(self) -> LowRank:
         """Eigenvectors of Nyström's approximation, truncated."""

@@ -1,0 +1,109 @@
+"""Packing: a value as bytes, a pickle and its checksum.
+
+Functions and classes of the user are replaced by the names that a key of `fingerprint`
+has for them, so that they need not be importable, and large objects that whoever reads
+has as well by names that are given.
+"""
+
+import io
+import pickle
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from skorch import NeuralNet
+
+from sklaplace.core.fingerprint import hashed
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+class DamagedError(ValueError):
+    """Bytes that are not what was packed under a key."""
+
+
+def pack(value: Any, key: str, named: Mapping[str, Any] = _NONE) -> bytes:
+    """Return a value as bytes.
+
+    Parameters
+    ----------
+    value : object
+        Anything that can be pickled, but for definitions of the user.
+    key : str
+        From `fingerprint`.
+    named : mapping
+        Objects by name, which are not packed.
+    """
+    file = io.BytesIO()
+    _Pickler(file, key, named).dump(value)
+    return hashed(key, data=file.getbuffer()) + file.getvalue()
+
+
+def unpack(packed: bytes, key: str, named: Mapping[str, Any] = _NONE) -> Any:
+    """Return what was packed, with the definitions and objects of this process.
+
+    Raises
+    ------
+    DamagedError
+        If it was packed under another key, or has changed since.
+    """
+    checksum, content = packed[:32], packed[32:]
+    if checksum != hashed(key, data=content):
+        raise DamagedError("packed under another key, or damaged")
+    return _Unpickler(io.BytesIO(content), key, named).load()
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles the user's functions and classes by the names that a key has for them.
+
+    So they need not be importable: a key holds those of the process that reads.
+    """
+
+    def __init__(self, file: io.BytesIO, key: str, named: Mapping[str, Any]) -> None:
+        super().__init__(file, protocol=5)
+        self.definitions = getattr(key, "definitions", {})
+        self.names = {id_: k for k, v in self.definitions.items() for id_ in v}
+        self.given = {id(value): name for name, value in named.items()}
+
+    def persistent_id(self, value: Any) -> Any:
+        """Return the name of what is not stored, None for all else."""
+        if id(value) in self.given:
+            return (self.given[id(value)],)
+        name = self.names.get(id(value))
+        if name and len(self.definitions[name]) > 1:
+            raise pickle.PicklingError(f"Several different {value!r} are in use")
+        return name
+
+    def reducer_override(self, value: Any) -> Any:
+        """Reduce skorch nets, whose own pickler lacks the names, and plain tensors.
+
+        As arrays they load several times as fast as in torch's own form.
+        """
+        is_plain = type(value) is torch.Tensor and value.is_contiguous()
+        is_plain = is_plain and value.device.type == "cpu"
+        if is_plain and not (value.requires_grad or vars(value)):
+            with suppress(TypeError, RuntimeError):  # of torch's dtypes
+                return torch.from_numpy, (value.numpy(),)
+        if isinstance(value, NeuralNet):
+            return object.__new__, (type(value),), vars(value), None, None, _set_state
+        return NotImplemented
+
+
+def _set_state(value: Any, attributes: Mapping[str, Any]) -> None:
+    vars(value).update(attributes)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what `_Pickler` has written, in this process or another."""
+
+    def __init__(self, file: io.BytesIO, key: str, named: Mapping[str, Any]) -> None:
+        super().__init__(file)
+        self.definitions, self.named = getattr(key, "definitions", {}), named
+
+    def persistent_load(self, name: Any) -> Any:
+        """Return what has that name: an object, or the one function or class."""
+        if isinstance(name, tuple):
+            return self.named[name[0]]
+        return next(iter(self.definitions[name].values()))

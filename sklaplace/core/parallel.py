@@ -1,0 +1,139 @@
+"""Ordered map: a function of parts, in the processes of a joblib backend.
+
+The function and each part are sent as bytes with their task, so that a backend can run
+a task again in another worker, and results arrive in the order of the parts. Every
+part is computed on one thread, so that its result depends neither on the number of
+workers nor on the machine's number of cores.
+"""
+
+import hashlib
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from joblib import Parallel, delayed, effective_n_jobs
+from joblib.externals.loky.backend import reduction
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+from sklaplace.core.persistence import for_worker
+
+# Processes that are killed by the operating system, for want of memory, would be killed
+# again.
+MAX_RESTARTS = 2
+# Parts that each worker may be ahead of the caller, whose results take memory.
+AHEAD = 8
+
+
+def packed(value: Any) -> bytes:
+    """Return a pickle; classes and functions of a script or a notebook go by value."""
+    return bytes(reduction.dumps(value))
+
+
+def n_workers(n_jobs: int | None) -> int:
+    """Return the number of workers, 0 for computing here, on torch's own threads.
+
+    That is for None, unless in a ``joblib.parallel_config`` with several workers.
+    """
+    found = int(effective_n_jobs(n_jobs))
+    return 0 if n_jobs is None and found == 1 else found
+
+
+def ordered_map(
+    function: Callable[[Any], Any],
+    parts: Sequence[Any],
+    load: Callable[[Any], Any] = lambda part: part,
+    n_jobs: int | None = None,
+) -> Iterator[Any]:
+    """Yield ``function(load(part))`` for each part, in order.
+
+    Parameters
+    ----------
+    function : callable
+        Of one part; pickled once, as joblib does.
+    parts : sequence
+        Parts, as small as can be, such as ranges.
+    load : callable
+        Makes a part what is sent to a worker; called here, just before it is sent.
+    n_jobs : int or None
+        Number of workers, as everywhere in scikit-learn; see `n_workers`.
+
+    Raises
+    ------
+    joblib.externals.loky.process_executor.TerminatedWorkerError
+        If processes of the backend "loky" have been killed more often than
+        ``MAX_RESTARTS``. Other backends have rules of their own.
+    """
+    workers = n_workers(n_jobs)
+    if workers > 1 and len(parts) > 1:
+        yield from _in_workers(function, parts, load, n_jobs)
+        return
+    for part in parts:
+        with torch_threads(1 if workers else None):
+            found = function(load(part))
+        yield found
+
+
+def _in_workers(
+    function: Callable[[Any], Any],
+    parts: Sequence[Any],
+    load: Callable[[Any], Any],
+    n_jobs: int | None,
+) -> Iterator[Any]:
+    """`ordered_map` in the workers of a backend; goes on where some were killed."""
+    with for_worker():
+        pickled = packed(function)
+    digest = hashlib.sha256(pickled).digest()
+    n_done, n_restarts, n_ahead = 0, 0, AHEAD * n_workers(n_jobs)
+    while n_done < len(parts):
+        # parts are long, and are neither grouped nor written to temporary files
+        engine = Parallel(
+            n_jobs,
+            prefer="processes",
+            return_as="generator",
+            batch_size=1,
+            max_nbytes=None,
+        )
+        tasks = (
+            delayed(_evaluate)(digest, pickled, packed(load(part)))
+            for part in parts[n_done : n_done + n_ahead]
+        )
+        try:
+            for found in engine(tasks):
+                yield pickle.loads(found)
+                n_done += 1
+        except TerminatedWorkerError:
+            n_restarts += 1
+            if n_restarts > MAX_RESTARTS:
+                raise
+
+
+# the last function of each thread, since several parts have the same one
+_last = threading.local()
+
+
+def _evaluate(digest: bytes, function: bytes, part: bytes) -> bytes:
+    """Return the function of a part, in a worker; all are pickled."""
+    if getattr(_last, "digest", None) != digest:
+        _last.digest, _last.function = None, None  # free its memory first
+        _last.function = pickle.loads(function)
+        _last.digest = digest
+    with torch_threads(1):
+        found = _last.function(pickle.loads(part))
+    return packed(found)
+
+
+@contextmanager
+def torch_threads(n: int | None) -> Iterator[None]:
+    """Limit torch to n threads; None leaves their number as it is."""
+    before = torch.get_num_threads()
+    if n is None or n == before:
+        yield
+        return
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,75 @@
+"""Shards: consecutive samples of a dataset, in whole batches.
+
+Sums over samples are sums over shards, each of which is computed alone, and added in
+order. So the result is the same wherever a shard is computed.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from skorch.dataset import Dataset
+from skorch.utils import multi_indexing
+from torch.utils.data import Subset
+
+from sklaplace.networks.data import RowDataset
+
+# Batches of a shard, at least: what a shard costs beside them is little then.
+MIN_BATCHES = 4
+# Shards, unless more are requested: each has sums of its own, which are added up.
+MAX_SHARDS = 64
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Consecutive samples of a dataset, in whole batches.
+
+    Attributes
+    ----------
+    dataset : Dataset
+        Samples.
+    rows : tuple of range
+        Positions of the samples in each shard.
+    """
+
+    dataset: Any
+    rows: tuple[range, ...]
+
+    @classmethod
+    def of(cls, dataset: Any, batch_size: int, n_shards: int | None) -> "Shards":
+        """Return a number of shards of nearly equal size.
+
+        None depends on the number of batches alone. There are no more shards than
+        batches.
+        """
+        n_samples = len(dataset)
+        n_batches = -(-n_samples // batch_size)
+        if n_shards is None:
+            n_shards = min(MAX_SHARDS, n_batches // MIN_BATCHES)
+        n_shards = max(1, min(n_shards, n_batches))
+        ends = [k * n_batches // n_shards * batch_size for k in range(n_shards)]
+        pairs = zip(ends, [*ends[1:], n_samples], strict=True)
+        return cls(dataset, tuple(range(*pair) for pair in pairs))
+
+    def load(self, rows: range) -> Any:
+        """Return the samples of a shard as a dataset; all of them as they are."""
+        return (
+            self.dataset
+            if len(self.rows) == 1
+            else cut(self.dataset, slice(rows.start, rows.stop))
+        )
+
+
+def cut(dataset: Any, chosen: slice | np.ndarray) -> Any:
+    """Return some samples, without the others where these are in arrays."""
+    if type(dataset) is RowDataset:
+        weights = None if dataset.weights is None else dataset.weights[chosen]
+        return RowDataset(cut(dataset.dataset, chosen), dataset.y[chosen], weights)
+    if type(dataset) is Dataset:
+        y = None if dataset.y is None else multi_indexing(dataset.y, chosen)
+        return Dataset(multi_indexing(dataset.X, chosen), y)
+    if type(dataset) is Subset:
+        return cut(dataset.dataset, np.asarray(dataset.indices, dtype=int)[chosen])
+    if isinstance(chosen, slice):
+        return Subset(dataset, range(len(dataset))[chosen])
+    return Subset(dataset, chosen.tolist())

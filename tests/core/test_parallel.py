@@ -1,0 +1,118 @@
+"""Ordered map: results, order and threads are the same in every backend."""
+
+import threading
+
+import joblib
+import numpy as np
+import pytest
+import torch
+from joblib.parallel import ThreadingBackend
+
+from sklaplace.core.parallel import AHEAD, n_workers, ordered_map, torch_threads
+
+PARTS = range(7)
+
+
+def square(part):
+    return torch.tensor(part) ** 2, threading.get_ident(), torch.get_num_threads()
+
+
+def squares(**options):
+    return list(ordered_map(square, PARTS, **options))
+
+
+@pytest.fixture(params=["threading", pytest.param("loky", marks=pytest.mark.slow)])
+def backend(request):
+    with joblib.parallel_config(backend=request.param):
+        yield
+
+
+@pytest.mark.usefixtures("backend")
+def test_results_are_in_order_and_computed_on_one_thread_elsewhere():
+    found, idents, threads = zip(*squares(n_jobs=2), strict=True)
+    assert list(map(int, found)) == [part**2 for part in PARTS]
+    assert {*threads} == {1}
+    if isinstance(joblib.parallel.get_active_backend()[0], ThreadingBackend):
+        assert threading.get_ident() not in idents
+
+
+def test_here_on_one_thread_or_on_all():
+    before = torch.get_num_threads()
+    with torch_threads(2):
+        assert {threads for *_, threads in squares()} == {2}
+        assert {threads for *_, threads in squares(n_jobs=1)} == {1}
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == before
+
+
+def test_number_of_workers():
+    assert [n_workers(n) for n in (None, 1, 3)] == [0, 1, 3]
+    with joblib.parallel_config(backend="threading", n_jobs=2):
+        assert n_workers(None) == 2
+
+
+def test_parts_are_loaded_one_after_another():
+    """Not all at once, which would take memory for all of them."""
+    loaded, done = [], []
+
+    def load(part):
+        loaded.append(part)
+        return part
+
+    with joblib.parallel_config(backend="threading"):
+        for part in ordered_map(lambda part: part, range(40), load, n_jobs=2):
+            done.append(part)
+            assert len(loaded) - len(done) < 2 * AHEAD
+    assert loaded == done == [*range(40)]
+
+
+@pytest.mark.usefixtures("backend")
+def test_an_error_is_that_of_the_function():
+    def fails(part):
+        if part == 3:
+            raise KeyError("three")
+        return part
+
+    found = ordered_map(fails, PARTS, n_jobs=2)
+    with pytest.raises(KeyError, match="three"):
+        list(found)
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_replaced(tmp_path):
+    def kills_once(part):
+        import os
+        import signal
+
+        mark = tmp_path / "killed"
+        if part == 4 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return part
+
+    assert list(ordered_map(kills_once, PARTS, n_jobs=2)) == [*PARTS]
+    assert (tmp_path / "killed").exists()
+
+
+@pytest.mark.slow
+def test_a_part_that_always_kills_is_given_up():
+    def kills(part):
+        import os
+        import signal
+
+        if part == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return part
+
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    with pytest.raises(TerminatedWorkerError):
+        list(ordered_map(kills, PARTS, n_jobs=2))
+
+
+def test_functions_go_by_value():
+    """Those of a notebook cannot be imported by a worker."""
+    shift = np.arange(3)
+    with joblib.parallel_config(backend="threading"):
+        found = list(ordered_map(lambda part: shift + part, range(2), n_jobs=2))
+    np.testing.assert_array_equal(found, [[0, 1, 2], [1, 2, 3]])
