@@ -128,7 +128,7 @@ MISTAKES = [
         "structures/variational-ggn",
     ),
     (
-        *("curvature.structures.lowrank", "LowRankAccumulator._omega"),
+        *("curvature.structures.lowrank", "_RandomBasis.__call__"),
         *("generator=generator)", "generator=generator, device=device)"),
         "structures/lowrank-ggn",
     ),
@@ -148,8 +148,8 @@ MISTAKES = [
         "links/projection",
     ),
     (
-        *("estimators.output_model", "BatchedOutputs.map_gaussian"),
-        *(".cpu().numpy()", ".numpy()"),
+        *("estimators.output_model", "OutputPass.__call__"),
+        *("torch.cat(pieces).cpu()", "torch.cat(pieces)"),
         "links/nn-MSELoss",
     ),
 ]

@@ -42,6 +42,7 @@ from sklaplace.core.modules import (
     loaded_version,
     unseen,
 )
+from sklaplace.core.stored import StoredArray
 
 
 class Fingerprint(str):
@@ -237,6 +238,10 @@ def _array(value: np.ndarray[Any, Any]) -> Node:
     return Node(tag, data=flat.view(np.uint8) if flat.nbytes else b"")
 
 
+def _stored(value: StoredArray) -> Node:
+    return Node("stored array", data=value.digest())
+
+
 def _sparse(value: Any) -> Node:
     known = {k: v for k, v in vars(value).items() if not k.startswith("_has_")}
     return _attributes("sparse", {**known, "class()": type(value)})
@@ -405,6 +410,7 @@ _KINDS: dict[type, Callable[[Any], Node]] = {
     type: _class,
     Tensor: _tensor,
     np.ndarray: _array,
+    StoredArray: _stored,
     nn.Module: _module,
     object: _reduced,
 }

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from sklaplace.core.arrays import as_array, check_columns, detached
 from sklaplace.core.checks import check_array_library, naming
+from sklaplace.core.stored import StoredArray, is_stored
 from sklaplace.core.trees import leaves, mapped
 from sklaplace.core.warn import warn_user
 from sklaplace.estimators.trainer import check_applicable, inner_net
@@ -32,6 +33,7 @@ from sklaplace.networks.data import (
     TrainingData,
     as_given,
     check_length,
+    count_rows,
     input_type,
     is_opaque,
 )
@@ -204,8 +206,10 @@ def applicable(model: Any, X: Any) -> Any:
     return X
 
 
-def _cast_inputs(model: Any, X: Any, *, reset: bool) -> np.ndarray:
+def _cast_inputs(model: Any, X: Any, *, reset: bool) -> np.ndarray | StoredArray:
     """Return array-like inputs in the dtype of the network, checked."""
+    if is_stored(X):
+        return _stored_inputs(model, X, reset=reset)
     check_columns(X, "X")
     X = np.asarray(X) if isinstance(X, SliceDataset) else detached(X)
     n_axes = None if reset else getattr(model, "_n_axes", None)
@@ -218,6 +222,29 @@ def _cast_inputs(model: Any, X: Any, *, reset: bool) -> np.ndarray:
     if reset:
         model._n_axes = X.ndim
     inputs: np.ndarray = model._input_type.inputs(X)
+    return inputs
+
+
+def _stored_inputs(model: Any, X: Any, *, reset: bool) -> np.ndarray | StoredArray:
+    """Return inputs that are cast as they are read; those of fit are checked here.
+
+    The default network is trained on all samples at once.
+    """
+    if X.ndim < 2:
+        raise ValueError(
+            f"X has the shape {X.shape}. Pass an array of shape (n, ...), one row per "
+            "sample."
+        )
+    _check_axes(X, None if reset else getattr(model, "_n_axes", None))
+    inputs = StoredArray(X, model._input_type.inputs)
+    count_rows(inputs)
+    validate_data(model, X, reset=reset, skip_check_array=True)
+    if reset:
+        model._n_axes = X.ndim
+        if inner_net(model.estimator) is None:
+            return np.asarray(inputs)
+        for _ in inputs.blocks():  # raises for values that are not finite
+            pass
     return inputs
 
 

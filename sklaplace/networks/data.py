@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Subset, default_collate
 
 from sklaplace.core.arrays import as_numbers, check_finite, detached
 from sklaplace.core.random import private_rng
+from sklaplace.core.stored import StoredArray
 from sklaplace.core.trees import leaves, mapped
 
 Batch = tuple[Any, Any, Tensor | None]
@@ -102,7 +103,7 @@ class Batches:
             batch = slice(start, start + self.batch_size)
             # take copies, so that no in-place layer writes to the user's arrays
             x, y, w = (
-                None if v is None else torch.from_numpy(v.take(rows[batch], 0))
+                None if v is None else torch.from_numpy(_copied(v, rows[batch]))
                 for v, rows in arrays
             )
             yield x, y, w
@@ -141,14 +142,15 @@ class Batches:
 
 
 # inputs, targets and weights, each with the positions of the dataset's samples in it
-_Arrays = list[tuple[np.ndarray | None, np.ndarray]]
+_Arrays = list[tuple[np.ndarray | StoredArray | None, np.ndarray]]
 
 
 def _arrays(dataset: Any) -> _Arrays | None:
     """Arrays that a dataset consists of; None for datasets with code of their own."""
     if type(dataset) is Dataset:
         X, y, rows = dataset.X, dataset.y, np.arange(len(dataset))
-        if not (isinstance(X, np.ndarray) and isinstance(y, np.ndarray | None)):
+        is_array = isinstance(X, np.ndarray | StoredArray)
+        if not (is_array and isinstance(y, np.ndarray | None)):
             return None
         return [(X, rows), (y, rows), (None, rows)]
     arrays = _arrays(dataset.dataset) if type(dataset) in (Subset, RowDataset) else None
@@ -159,6 +161,10 @@ def _arrays(dataset: Any) -> _Arrays | None:
         return [(values, rows[indices]) for values, rows in arrays]
     rows = np.arange(len(dataset))
     return [arrays[0], (dataset.y, rows), (dataset.weights, rows)]
+
+
+def _copied(array: np.ndarray | StoredArray, rows: np.ndarray) -> np.ndarray:
+    return array[rows] if isinstance(array, StoredArray) else array.take(rows, 0)
 
 
 def first_rows(net: Any, dataset: Any, n: int = 3) -> Any:
@@ -176,10 +182,13 @@ def spread_rows(net: Any, dataset: Any, n: int = 16) -> Any:
 
 
 def take_rows(X: Any, indices: np.ndarray) -> Any:
-    """Selected samples of any data that skorch can index, torch datasets included."""
+    """Selected samples of any data that skorch can index, torch datasets included.
+
+    Those of stored arrays are not read.
+    """
     if _is_dataset(X):
         return Subset(X, indices.tolist())
-    return multi_indexing(X, indices)
+    return X.part(indices) if isinstance(X, StoredArray) else multi_indexing(X, indices)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from skorch.dataset import Dataset
 from skorch.utils import multi_indexing
 from torch.utils.data import Subset
 
+from sklaplace.core.stored import StoredArray
 from sklaplace.networks.data import RowDataset
 
 # Batches of a shard, at least: what a shard costs beside them is little then.
@@ -66,8 +67,10 @@ def cut(dataset: Any, chosen: slice | np.ndarray) -> Any:
         weights = None if dataset.weights is None else dataset.weights[chosen]
         return RowDataset(cut(dataset.dataset, chosen), dataset.y[chosen], weights)
     if type(dataset) is Dataset:
-        y = None if dataset.y is None else multi_indexing(dataset.y, chosen)
-        return Dataset(multi_indexing(dataset.X, chosen), y)
+        X, y = dataset.X, dataset.y
+        is_stored = isinstance(X, StoredArray)
+        X = X.part(chosen) if is_stored else multi_indexing(X, chosen)
+        return Dataset(X, None if y is None else multi_indexing(y, chosen))
     if type(dataset) is Subset:
         return cut(dataset.dataset, np.asarray(dataset.indices, dtype=int)[chosen])
     if isinstance(chosen, slice):

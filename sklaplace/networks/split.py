@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from sklaplace.core.stored import StoredArray
+
 # with fewer distinct samples than this, all are needed for training
 MIN_ROWS = 50
 
@@ -22,7 +24,7 @@ def are_few(X: Any, n_rows: int, limit: int = MIN_ROWS) -> bool:
     n = 0
     while n < n_rows:
         n = min(max(4 * n, 2 * limit), n_rows)
-        some = X[:n] if isinstance(X, np.ndarray) else X
+        some = X[:n] if isinstance(X, np.ndarray | StoredArray) else X
         if len(np.unique(_split_hash(some, n, 0))) >= limit:
             return False
     return True
@@ -98,6 +100,9 @@ def _distinct(
 
 def _split_hash(X: Any, n_rows: int, seed: int) -> np.ndarray:
     """Hash of each sample, (n,), uint64."""
+    if isinstance(X, StoredArray):
+        blocks = [_split_hash(block, len(block), seed) for block in X.blocks()]
+        return np.concatenate(blocks)
     key = seed.to_bytes(8, "little")
     rows = np.arange(n_rows).reshape(-1, 1)
     if isinstance(X, np.ndarray):

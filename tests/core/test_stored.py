@@ -1,0 +1,157 @@
+"""Stored arrays: the samples are those of the array, read a part at a time."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from sklaplace.core import stored
+from sklaplace.core.fingerprint import fingerprint
+from sklaplace.core.stored import StoredArray, is_stored
+
+N = 50
+VALUES = np.arange(6.0 * N).reshape(N, 3, 2)
+
+
+class Chunked:
+    """An array of blocks, which counts what is read."""
+
+    chunks = (7, 3, 2)
+
+    def __init__(self, values=VALUES):
+        self.values, self.n_read = values, 0
+        self.shape, self.dtype, self.ndim = values.shape, values.dtype, values.ndim
+
+    def __getitem__(self, rows):
+        assert isinstance(rows, slice) or (np.diff(rows) > 0).all()
+        found = self.values[rows]
+        self.n_read += len(found)
+        return found
+
+
+@pytest.fixture(autouse=True)
+def of_any_size(monkeypatch):
+    monkeypatch.setattr(stored, "MAX_LOADED", 0)
+
+
+@pytest.fixture(params=["r", "r+", "chunks"])
+def source(request, tmp_path):
+    if request.param == "chunks":
+        return Chunked()
+    np.save(tmp_path / "values.npy", VALUES)
+    return np.load(tmp_path / "values.npy", mmap_mode=request.param)
+
+
+def single(values):
+    return values.astype("f4")
+
+
+@pytest.fixture
+def array(source):
+    return StoredArray(source, single)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [3, slice(4, 9), slice(None, None, 3), np.array([5, 5, 2]), np.arange(6, 11)],
+    ids=["one", "slice", "step", "places", "consecutive"],
+)
+def test_samples_are_those_of_the_array(array, chosen):
+    found = array[chosen]
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, VALUES[chosen])
+    found[...] = -1  # of in-place layers
+    np.testing.assert_array_equal(array[chosen], VALUES[chosen])
+
+
+def test_parts_of_parts(array):
+    part = array.part(slice(10, 40)).part(np.arange(30)[::-2]).part(slice(2, 5))
+    np.testing.assert_array_equal(part.read(), VALUES[10:40][::-2][2:5])
+    assert part.shape == (3, 3, 2)
+
+
+def test_parts_are_read_alone():
+    source = Chunked()
+    array = StoredArray(source, single)
+    array.part(slice(0, 20)).part(np.array([3, 4, 5]))
+    assert not source.n_read
+    array.part(np.array([3, 4, 5])).read()
+    assert source.n_read == 3
+
+
+def test_blocks_are_all_samples(array, monkeypatch):
+    monkeypatch.setattr(stored, "_BLOCK", 7 * VALUES[0].nbytes)
+    blocks = list(array.blocks())
+    assert max(map(len, blocks)) == 7
+    np.testing.assert_array_equal(np.concatenate(blocks), VALUES)
+
+
+def test_pickles(array):
+    """A memory map by value: the process that reads may have no such file."""
+    part = array.part(slice(3, 9))
+    found = pickle.loads(pickle.dumps(part))
+    np.testing.assert_array_equal(found.read(), VALUES[3:9])
+
+
+def test_keys_are_those_of_the_content(array):
+    key = fingerprint({"X": array})
+    assert key == fingerprint({"X": StoredArray(Chunked(), single)})
+    assert key != fingerprint({"X": StoredArray(Chunked(VALUES + 1), single)})
+    assert key != fingerprint({"X": array.part(slice(1, None))})
+
+
+def test_what_is_stored(source, tmp_path, monkeypatch):
+    assert is_stored(source)
+    np.save(tmp_path / "other.npy", VALUES)
+    assert not is_stored(VALUES)
+    assert not is_stored(np.load(tmp_path / "other.npy", mmap_mode="c"))
+    monkeypatch.setattr(stored, "MAX_LOADED", VALUES.nbytes)
+    assert is_stored(source) == isinstance(source, Chunked)
+
+
+def test_views_of_a_map_are_stored(tmp_path):
+    np.save(tmp_path / "values.npy", VALUES)
+    mapped = np.load(tmp_path / "values.npy", mmap_mode="r")
+    assert is_stored(np.asarray(mapped)[3:])
+    assert not is_stored(mapped[[3, 4]])  # a copy
+
+
+def test_changes_that_a_map_keeps_to_itself(tmp_path):
+    """They would be lost with the pages."""
+    np.save(tmp_path / "values.npy", VALUES)
+    own = np.load(tmp_path / "values.npy", mmap_mode="c")
+    own[0] = 7
+    array = StoredArray(own, single)
+    assert (array[0] == 7).all()
+    assert (array[0] == 7).all()
+
+
+def test_changes_to_a_file_are_kept(tmp_path):
+    np.save(tmp_path / "values.npy", VALUES)
+    shared = np.load(tmp_path / "values.npy", mmap_mode="r+")
+    shared[0] = 7
+    assert (StoredArray(shared, single)[0] == 7).all()
+    assert (shared[0] == 7).all()
+
+
+def test_what_cannot_be_read_is_named():
+    class Broken(Chunked):
+        def __getitem__(self, rows):
+            raise KeyError("block 3 is missing")
+
+    with pytest.raises(OSError, match=r"rows 4 to 8.*block 3 is missing"):
+        StoredArray(Broken(), single)[4:9]
+
+
+def test_an_unknown_number_of_rows():
+    source = Chunked()
+    source.shape = (np.nan, 3, 2)
+    with pytest.raises(ValueError, match="compute_chunk_sizes"):
+        StoredArray(source, single)
+
+
+def test_a_whole_array_that_does_not_fit(array, monkeypatch):
+    np.testing.assert_array_equal(np.asarray(array), VALUES)
+    monkeypatch.setattr("sklaplace.core.budget.free_bytes", lambda device: 100)
+    with pytest.raises(ValueError, match="pass a net"):
+        np.asarray(array)
