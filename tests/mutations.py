@@ -103,6 +103,13 @@ MUTATIONS = [
         "curvature/test_ggn.py::test_identity_leaves_out_ignored_positions",
     ),
     Mutation(
+        "the basis of the low-rank structure on the device of its first use",
+        "sklaplace/curvature/structures/lowrank.py",
+        "return self._found.to(device)",
+        "return self._found",
+        "test_devices.py::test_the_basis_of_lowrank_follows_the_device",
+    ),
+    Mutation(
         "inputs at several positions taken for features of a sample",
         "sklaplace/curvature/jacobian.py",
         "isinstance(first.a, Tensor)\n            and first.has_one_position\n",

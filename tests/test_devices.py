@@ -24,6 +24,7 @@ from simulated_device import DeviceError, simulated_gpu
 from torch import nn
 
 import sklaplace
+from sklaplace.curvature.structures.lowrank import _RandomBasis
 
 # cheap ones, of each group
 FAST = [
@@ -67,6 +68,17 @@ def test_matrix(name):
     expected = case.run("cpu")
     for values, others in zip(on_simulated_gpu(case), expected, strict=True):
         np.testing.assert_allclose(values, others, rtol=1e-4, atol=1e-5)
+
+
+def test_the_basis_of_lowrank_follows_the_device():
+    """One accumulator is used on the CPU first, as one that was merged may be."""
+    basis = _RandomBasis(p=7, q=3)
+    with simulated_gpu() as violations:
+        first, second = (basis(torch.device(name)) for name in ("cpu", "cuda"))
+        assert not first.is_cuda
+        assert second.is_cuda
+        torch.testing.assert_close(second.cpu(), first, rtol=0, atol=0)
+    assert not violations
 
 
 # ---------------------------------------------------------------------------- dtypes

@@ -88,14 +88,14 @@ class _RandomBasis:
     _found: Tensor | None = None
 
     def __call__(self, device: torch.device) -> Tensor:
-        """``Ω`` on a device; always the same there."""
+        """``Ω`` on a device, the same on all that it is asked for on."""
         if self._found is None:
             generator = torch.Generator().manual_seed(0)
             size = self.p, min(self.p, self.q)
             noise = torch.randn(size, dtype=torch.float64, generator=generator)
             with torch_threads(1):  # the same in all processes
                 self._found = torch.linalg.qr(noise.to(device)).Q
-        return self._found
+        return self._found.to(device)
 
     def __getstate__(self) -> dict[str, Any]:
         """The size, from which ``Ω`` is computed again."""
