@@ -98,9 +98,38 @@ MUTATIONS = [
     Mutation(
         "identity curvature without weights of single outputs",
         "sklaplace/curvature/ggn.py",
-        "return ones.scaled(output_weights(likelihood, y, f.shape[1]))",
-        "return ones",
+        "return unit.scaled(output_weights(likelihood, y, f.shape[1]))",
+        "return unit",
         "curvature/test_ggn.py::test_identity_leaves_out_ignored_positions",
+    ),
+    Mutation(
+        "identity curvature without the noise levels of columns",
+        "sklaplace/curvature/ggn.py",
+        "likelihood.hessian(f) if likelihood.has_noise else ones",
+        "ones",
+        "estimators/test_noise_levels.py::test_evidence_equals_a_fit_with_these_levels",
+    ),
+    Mutation(
+        "curvature of other noise levels multiplied once, not from both sides",
+        "sklaplace/curvature/structures/full.py",
+        "d[:, None] * self.hessian * d",
+        "d[:, None] * self.hessian",
+        "estimators/test_noise_levels.py::test_evidence_is_that_of_the_dense_formula",
+    ),
+    Mutation(
+        "the empirical Fisher of other noise levels as if of first order",
+        "sklaplace/posterior/gaussian.py",
+        "factors**power)",
+        "factors)",
+        "estimators/test_noise_levels.py::test_evidence_equals_a_fit_with_these_levels",
+    ),
+    Mutation(
+        "noise levels without the degrees of freedom that weights take",
+        "sklaplace/posterior/tuning/levels.py",
+        "n - posterior.curvature_order * by_output",
+        "n - 0 * by_output",
+        "estimators/test_noise_levels.py"
+        "::test_levels_maximise_the_evidence_of_linear_regression",
     ),
     Mutation(
         "the basis of the low-rank structure on the device of its first use",

@@ -95,8 +95,10 @@ def ggn_hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> OutputHessian:
 
 def identity_hessian(likelihood: Likelihood, f: Tensor, y: Tensor) -> OutputHessian:
     """``S Sᵀ`` of `identity`, in closed form."""
+    # noise levels of outputs are units of theirs, as their common factor is
     ones = Diagonal(torch.ones_like(f))
-    return ones.scaled(output_weights(likelihood, y, f.shape[1]))
+    unit = likelihood.hessian(f) if likelihood.has_noise else ones
+    return unit.scaled(output_weights(likelihood, y, f.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -221,21 +223,19 @@ def add_pass(
     after_batch: Callable[[Any, Tensor, Tensor | None], None] | None = None,
 ) -> DataFit:
     """Add one pass over batches to an accumulator; see `accumulate`."""
-    losses: list[Tensor] = []
-    counts: list[Tensor] = []
+    fits: list[DataFit] = []
     new_batch = partial(_Batch, forward, likelihood, curvature, accumulator)
     adds_matrix = curvature.is_exact and accumulator.layout.head is None
     for given in batches:
         batch = new_batch(*given)
         f = batch.add_exactly() if adds_matrix else batch.add(observe)
-        if accumulator.layout.head is not None and not losses and all_finite(f):
+        if accumulator.layout.head is not None and not fits and all_finite(f):
             # no rows are compared, but a whole batch may have other outputs
             compare_alone(forward, batch.x, f, accumulator.layout.rounding)
         if after_batch is not None:
             after_batch(batch.x, f, batch.given_weights)
-        losses.append(batch.loss(f.double()))
-        counts.append(batch.n_targets(f))
-    return DataFit(torch.stack(losses).sum(), torch.stack(counts).sum())
+        fits.append(batch.data_fit(f.double()))
+    return DataFit.total(fits)
 
 
 @dataclass
@@ -305,7 +305,11 @@ class _Batch:
 
     def loss(self, f: Tensor) -> Tensor:
         """Weighted sum of the loss, (), in the dtype of the outputs."""
+        return self.data_fit(f).loss
+
+    def data_fit(self, f: Tensor) -> DataFit:
+        """Weighted sum of the loss, in the dtype of the outputs, and of targets."""
         is_real = self.targets.is_floating_point()
         targets = self.targets.to(f.dtype) if is_real else self.targets
-        losses = self.likelihood.loss(f, targets)
-        return self.sample_weights.to(losses) @ losses
+        weights, n_targets = self.sample_weights, self.n_targets(f)
+        return DataFit.of(self.likelihood, f, targets, weights, n_targets)

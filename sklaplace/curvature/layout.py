@@ -121,11 +121,15 @@ class Layout(FieldsOnly):
         If all blocks belong to one: its Jacobian needs no automatic differentiation.
     rounding : float
         Relative rounding error of the layers' outputs, where known.
+    is_separable : bool
+        Whether they are those of one layer, each of whose outputs is for one output of
+        the network alone.
     """
 
     blocks: tuple[BlockSpec, ...]
     head: Head | None = None
     rounding: float = field(default=0.0, compare=False)
+    is_separable: bool = field(default=False, compare=False)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -145,6 +149,11 @@ class Layout(FieldsOnly):
     def split(self, vector: Tensor) -> list[Tensor]:
         """Cut the last axis, of length P, into one piece per block."""
         return list(vector.split(self.sizes, dim=-1))
+
+    def of_outputs(self, values: Tensor) -> Tensor:
+        """One value for each output of a layer, (o,), as one for each weight, (P,)."""
+        n = len(values)
+        return torch.cat([values.repeat_interleave(s // n) for s in self.sizes])
 
     def read(self, module: nn.Module) -> Tensor:
         """Current values of the selected parameters, (P,), a float64 copy."""

@@ -5,9 +5,10 @@ a sample takes, from a forward pass and the Jacobian of a few samples.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sklaplace.core.budget import require_bytes
@@ -96,9 +97,18 @@ def infer_network_spec(
         head_map = None
     elif subset == "last_layer" and head_map is None:
         head_map = common_gradient(layout, jacobian)
+    layout = replace(layout, is_separable=_is_separable(layout, head_map))
     own = {"row_bytes": row_bytes, "layout": layout, "head_map": head_map}
     own["feature_layers"] = last
     return NetworkSpec(**(vars(found) | own))
+
+
+def _is_separable(layout: Layout, head_map: Tensor | None) -> bool:
+    """Whether each output of the last layer is for one output of the network."""
+    if head_map is None or any(block.indices is not None for block in layout.blocks):
+        return False
+    is_square = head_map.shape[0] == head_map.shape[1]
+    return is_square and torch.equal(head_map, head_map.diagonal().diag())
 
 
 def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,24 +27,48 @@ def under_hyperparameters(model: Any, given: Mapping[str, Any]) -> GaussianPoste
     values = {name: value for name, value in given.items() if value is not None}
     for name, value in values.items():
         plain = value.detach().cpu() if isinstance(value, Tensor) else value
-        check_positive(name, plain, scalar=name == "sigma_noise")
+        check_positive(name, plain, scalar=False)
     if "prior_precision" in values:
         structure = model._options.prior_structure
         check_prior_shape(values["prior_precision"], structure, posterior.layout)
-    if "sigma_noise" in values:
-        _check_noise(posterior, "was given", "Leave it out.")
-        values["sigma_noise"] = values["sigma_noise"] / model._targets.noise_unit
-    if not values:
-        return posterior
     h = posterior.hyperparameters
     device = h.prior_precision.device
     tensors = {
-        name: torch.as_tensor(value, dtype=torch.float64, device=device).expand(
-            getattr(h, name).shape
-        )
+        name: torch.as_tensor(value, dtype=torch.float64, device=device)
         for name, value in values.items()
     }
-    return posterior.replace(**tensors)
+    if "prior_precision" in tensors:
+        delta = tensors["prior_precision"].expand(h.prior_precision.shape)
+        posterior = posterior.replace(prior_precision=delta)
+    if "sigma_noise" in tensors:
+        _check_noise(posterior, "was given", "Leave it out.")
+        posterior = _under_noise(model, posterior, tensors["sigma_noise"])
+    return posterior
+
+
+def _under_noise(model: Any, posterior: GaussianPosterior, noise: Tensor) -> Any:
+    """Return the posterior under noise in the units of ``y``, () or (c,)."""
+    targets = model._targets
+    n = targets.n_outputs
+    if noise.shape not in ((), (n,)):
+        raise ValueError(
+            f"sigma_noise has shape {tuple(noise.shape)}. Pass one number, or one per "
+            f"column of y: shape ({n},)."
+        )
+    unit = torch.as_tensor(targets.scaling.scale, dtype=noise.dtype)
+    levels = (noise / unit.to(noise.device)).expand(n)
+    found = posterior.with_noise_levels(levels)
+    if found is None:
+        now = np.round(model.sigma_noise_, 6).tolist()
+        raise ValueError(
+            f"sigma_noise={noise.tolist()} is in other proportions than the levels "
+            f"sigma_noise_={now} of the columns of y. The curvature of these weights "
+            "was summed under those, and does not tell what each column adds. Use a "
+            "multiple of sigma_noise_; or fit with the levels to compare, or with "
+            "subset_of_weights='last_layer' and hessian_structure='kron', 'diag' or "
+            "'full', which can compare any."
+        )
+    return found
 
 
 def retuned(

@@ -181,7 +181,8 @@ class BaseLaplace:
         posterior: GaussianPosterior,
     ) -> None:
         self._options = options
-        self.estimator_, self.network_spec_ = network.net, network.spec
+        self.estimator_ = network.net
+        self.network_spec_ = replace(network.spec, likelihood=posterior.likelihood)
         self.posterior_ = posterior
         self.n_iter_ = n_epochs(network.net)
         self.prior_precision_ = plain(posterior.prior_precision)
@@ -323,8 +324,8 @@ class BaseLaplace:
         ----------
         prior_precision : float, array or Tensor, optional
             Value in place of the fitted one.
-        sigma_noise : float or Tensor, optional
-            Likewise; regression only.
+        sigma_noise : float, array or Tensor of shape (n_outputs,), optional
+            Likewise; regression only. One number is the noise of all columns of ``y``.
 
         Returns
         -------
@@ -336,8 +337,8 @@ class BaseLaplace:
         Raises
         ------
         ValueError
-            If a value is not positive, or its shape is not that of the prior's
-            structure.
+            If a value is not positive, has another shape than prior or targets, or is
+            no multiple of ``sigma_noise_`` where columns share weights.
         """
         check_is_fitted(self)
         given = {"prior_precision": prior_precision, "sigma_noise": sigma_noise}
@@ -356,8 +357,7 @@ class BaseLaplace:
     ) -> Any:
         """Choose prior precision, noise or temperature anew, without training samples.
 
-        Network, curvature and the posterior's mean stay as they are. Works for loaded
-        estimators, too.
+        Network, curvature and the posterior's mean stay. Works for loaded estimators.
 
         Parameters
         ----------
@@ -372,10 +372,10 @@ class BaseLaplace:
         parameters : str or sequence of str, optional
             What to choose, of ``"prior_precision"``, ``"sigma_noise"`` and
             ``"temperature"``. None is the first, and the second where the likelihood
-            has noise. Others keep their values. ``"temperature"`` needs samples: the
-            evidence does not compare temperatures, since a tempered likelihood is not
-            normalised. It stays one unless another makes the targets of all samples
-            together more probable by a factor of e.
+            has noise. Others keep their values: a temperature that was chosen before
+            stays unless it is named again. It needs samples, as a tempered likelihood
+            is not normalised, and is one unless another makes the targets of all
+            samples together more probable by a factor of e.
 
         Returns
         -------

@@ -24,7 +24,11 @@ from sklaplace.curvature.structures import Structure
 from sklaplace.curvature.structures.rounding import check_finite
 from sklaplace.estimators.curvature_sums import CurvaturePass, CurvatureSums
 from sklaplace.estimators.group_sums import agree_on_network
-from sklaplace.estimators.noise import with_column_noises
+from sklaplace.estimators.noise import (
+    root_mean_square,
+    with_column_noises,
+    with_residual_noise,
+)
 from sklaplace.estimators.novelty_recorder import NoveltyRecorder
 from sklaplace.estimators.options import LaplaceOptions
 from sklaplace.estimators.saved_sums import SavedSums, added_up
@@ -280,7 +284,7 @@ class LaplaceSolver:
             .expand(shape)
             .clone(),
             prior_mean=number(options.prior_mean),
-            sigma_noise=_residual(fit.data_fit)
+            sigma_noise=root_mean_square(fit.data_fit)
             if isinstance(noise, str)
             else number(noise),
             temperature=number(options.temperature),
@@ -344,13 +348,14 @@ class LaplaceSolver:
         """
         if self.options.configured_curvature(self.seed).is_exact:
             _check_definite(posterior, is_tuned=True)
-        if "sigma_noise" in free:
-            posterior = posterior.replace(sigma_noise=_residual(posterior.data_fit))
         with network.forward().frozen():
+            held_out = self._held_out(network, score)
+            if "sigma_noise" in free:
+                posterior = with_residual_noise(posterior, held_out)
             problem = TuningProblem(
                 posterior=posterior,
                 linear_model=None,
-                validation=self._held_out(network, score),
+                validation=held_out,
                 free_prior="prior_precision" in free,
                 free_noise="sigma_noise" in free,
                 refine=False,
@@ -416,11 +421,6 @@ class LinearisedSamples:
                 weights = torch.ones_like(f[:, 0])
             keys = row_hash(x) if self.in_training else None
             yield LinearisedBatch(f, jacobian, targets, weights, keys)
-
-
-def _residual(data_fit: DataFit) -> Tensor:
-    """Return the root mean square residual of the training data, ()."""
-    return (2 * data_fit.loss / data_fit.n_targets).clamp(min=1e-16).sqrt()
 
 
 def _check_definite(posterior: GaussianPosterior, *, is_tuned: bool) -> None:

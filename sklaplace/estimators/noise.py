@@ -1,7 +1,7 @@
 """Noise: the standard deviation of the observation noise, from residuals."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +10,13 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from sklaplace.core.linalg import all_finite
+from sklaplace.core.warn import warn_user
 from sklaplace.estimators.output_model import BatchedOutputs
-from sklaplace.likelihoods import Gaussian
+from sklaplace.likelihoods import DataFit, Gaussian
 from sklaplace.networks.trained import TrainedNetwork
-from sklaplace.posterior.predictive import moments
+from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.predictive import linearised_mean, moments
+from sklaplace.posterior.tuning.problem import LinearisedBatch
 
 # Logarithms of the smallest and largest noise over the root mean square residual.
 _LOG_BOUNDS = math.log(1e-4), math.log(1e1)
@@ -66,6 +69,8 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: Any) -> float:
 
 # Smallest noise of a target column over the largest, by which others are not divided.
 _SMALLEST_RATIO = 1e-3
+# Factor between proportions of noise levels of which is warned.
+NOTABLE_CHANGE = 2.0
 
 
 def with_column_noises(networks: Sequence[TrainedNetwork]) -> list[TrainedNetwork]:
@@ -87,10 +92,7 @@ def with_column_noises(networks: Sequence[TrainedNetwork]) -> list[TrainedNetwor
         return list(networks)
     parts = networks[1:] or networks
     squares = torch.stack([_squares(network) for network in parts]).sum(0)
-    largest = squares.max().clamp(min=torch.finfo(squares.dtype).tiny)
-    levels = (squares / largest).sqrt().clamp(min=_SMALLEST_RATIO)
-    relative = (levels / levels.log().mean().exp()).tolist()
-    own = replace(likelihood, relative=tuple(relative))
+    own = replace(likelihood, relative=tuple(_proportions(squares).tolist()))
     return [
         replace(network, spec=replace(network.spec, likelihood=own))
         for network in networks
@@ -107,3 +109,62 @@ def _squares(network: TrainedNetwork) -> Tensor:
             squares = (f - network.spec.likelihood.targets(y, f)) ** 2
             total = total + (squares.sum(0) if w is None else w.double() @ squares)
     return total.to(network.device)
+
+
+def _proportions(squares: Tensor) -> Tensor:
+    """Levels (c,) of geometric mean one, from sums of squared residuals."""
+    largest = squares.max().clamp(min=torch.finfo(squares.dtype).tiny)
+    levels = (squares / largest).sqrt().clamp(min=_SMALLEST_RATIO)
+    return levels / levels.log().mean().exp()
+
+
+def with_residual_noise(
+    posterior: GaussianPosterior, held_out: Iterable[LinearisedBatch] | None
+) -> GaussianPosterior:
+    """Return the posterior with noise levels to start from, which a tuner scales.
+
+    As `with_column_noises`, but around the posterior's mean: in proportion to residuals
+    of the held-out samples, else of the training samples. Where the curvature is that
+    of weights that outputs share, levels keep their proportions.
+    """
+    if posterior.data_fit.by_output is not None:
+        squares = _training_squares(posterior)
+        if held_out is not None:
+            squares = torch.stack([_weighted_squares(posterior, b) for b in held_out])
+            squares = squares.sum(0)
+        levels = _proportions(squares)
+        moved = posterior.with_noise_levels(levels)
+        if moved is None:
+            _warn_of_kept_proportions(posterior, levels)
+        posterior = moved or posterior
+    return posterior.replace(sigma_noise=root_mean_square(posterior.data_fit))
+
+
+def root_mean_square(data_fit: DataFit) -> Tensor:
+    """Return the root mean square residual of the training data, ()."""
+    return (2 * data_fit.loss / data_fit.n_targets).clamp(min=1e-16).sqrt()
+
+
+def _training_squares(posterior: GaussianPosterior) -> Tensor:
+    """Weighted sums of squared residuals of the training samples, (c,)."""
+    losses = posterior.data_fit.by_output
+    assert losses is not None
+    return 2 * losses * posterior.noise_proportions**2
+
+
+def _weighted_squares(posterior: GaussianPosterior, batch: LinearisedBatch) -> Tensor:
+    """Weighted sums of squared residuals of a batch, (c,)."""
+    mean = linearised_mean(posterior, batch.f, batch.jacobian)
+    return batch.weights.double() @ (mean - batch.targets).double() ** 2
+
+
+def _warn_of_kept_proportions(posterior: GaussianPosterior, levels: Tensor) -> None:
+    """Warn of noise levels that are far from the residuals' proportions."""
+    change = (levels / posterior.noise_proportions).log()
+    if (change - change.mean()).abs().max() > math.log(NOTABLE_CHANGE):
+        warn_user(
+            "The residuals of the columns of y are not in the proportions of their "
+            "noise levels, which are kept: the curvature of weights that all columns "
+            "share was summed under them. Fit anew with sigma_noise='auto', or with "
+            "one number per column."
+        )

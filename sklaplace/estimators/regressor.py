@@ -141,8 +141,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         Standard deviation of the observation noise; only for nets with ``MSELoss``,
         whose criterion leaves it open. A number is that of all outputs, an array has
         one for each column of ``y``. A name tunes it together with ``prior_precision``,
-        with a level for each column; where both are names other than ``"auto"`` they
-        must be the same, but for ``"validation"`` under
+        with a level for each column: in proportion to residuals on held-out samples, or
+        that of the largest evidence; see the user guide. Where both are names other
+        than ``"auto"`` they must be the same, but for ``"validation"`` under
         ``prior_precision="marglik"``. With that prior, ``"auto"`` uses held-out
         samples where there are any.
     normalize_y : bool, default=False

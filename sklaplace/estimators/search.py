@@ -200,7 +200,9 @@ class LaplaceRegressorCV(LaplaceRegressor):
     sigma_noise : float or "auto", default="auto"
         Standard deviation of the observation noise, one for all outputs. ``"auto"``
         chooses one with each prior precision: that under which the held-out samples
-        of all folds together are most probable, whatever ``scoring`` is.
+        of all folds together are most probable, whatever ``scoring`` is. It is shared
+        by all columns of ``y``, also where their residuals differ: `LaplaceRegressor`
+        chooses a level for each, and so does `tune` after the search.
     normalize_y : bool, default=False
         As for `LaplaceRegressor`, by mean and standard deviation of the samples that a
         fold trains on. The noise that is chosen is then the geometric mean of levels

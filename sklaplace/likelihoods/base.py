@@ -8,7 +8,7 @@ be tuned after the curvature has been accumulated.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -68,6 +68,10 @@ class Likelihood(ABC):
     @abstractmethod
     def loss(self, f: Tensor, y: Tensor) -> Tensor:
         """Loss per sample, (b,), in nats after multiplication by ``scale``."""
+
+    def output_losses(self, f: Tensor, y: Tensor) -> Tensor | None:
+        """Loss of each output, (b, c), for noise levels of their own; None without."""
+        return None
 
     @abstractmethod
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
@@ -151,14 +155,48 @@ class DataFit:
         Sum over samples of weight times `Likelihood.loss`.
     n_targets : Tensor of shape ()
         Sum of weights times observed values per sample.
+    by_output : Tensor of shape (c,) or None
+        The loss of each output, where the noise can have a level for each.
     """
 
     loss: Tensor
     n_targets: Tensor
+    by_output: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        likelihood: Likelihood,
+        f: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        n_targets: Tensor,
+    ) -> "DataFit":
+        """Loss of one batch with sample weights (b,)."""
+        losses = likelihood.loss(f, targets)
+        weights, each = weights.to(losses), likelihood.output_losses(f, targets)
+        by_output = None if each is None else weights @ each
+        return cls(weights @ losses, n_targets, by_output)
+
+    @classmethod
+    def total(cls, parts: Sequence["DataFit"]) -> "DataFit":
+        """Loss of all parts."""
+        each = [part.by_output for part in parts if part.by_output is not None]
+        return cls(
+            torch.stack([part.loss for part in parts]).sum(),
+            torch.stack([part.n_targets for part in parts]).sum(),
+            torch.stack(each).sum(0) if each else None,
+        )
 
     def __add__(self, other: "DataFit") -> "DataFit":
         """Loss of both data sets."""
-        return DataFit(self.loss + other.loss, self.n_targets + other.n_targets)
+        return self.total([self, other])
+
+    def with_output_factors(self, factors: Tensor) -> "DataFit":
+        """Loss after that of each output was multiplied by a factor, (c,)."""
+        assert self.by_output is not None
+        by_output = self.by_output * factors
+        return DataFit(by_output.sum(), self.n_targets, by_output)
 
 
 def weighted(likelihood: Likelihood, targets: Tensor, weights: Weights) -> Weights:

@@ -113,6 +113,12 @@ class Gaussian(SeparableLikelihood, RegressionLikelihood):
         """``Σ_k (f_k - y_k)² / (2 r_k²)`` per sample, (b,)."""
         return ((f - y) ** 2 / self._squares(f)).sum(-1) / 2
 
+    def output_losses(self, f: Tensor, y: Tensor) -> Tensor | None:
+        """``(f - y)² / (2 r²)``, (b, c); None for one output."""
+        if f.shape[1] == 1:
+            return None
+        return (f - y) ** 2 / self._squares(f) / 2
+
     def gradient(self, f: Tensor, y: Tensor) -> Tensor:
         """``(f - y) / r²``, (b, c)."""
         return (f - y) / self._squares(f)

@@ -8,6 +8,7 @@ immutable class for all structures, subsets of weights and likelihoods.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -22,7 +23,10 @@ from sklaplace.curvature.structures.rounding import (
     UNRESOLVED,
     variance_error,
 )
-from sklaplace.likelihoods import DataFit, Likelihood
+from sklaplace.likelihoods import DataFit, Gaussian, Likelihood
+
+# Relative difference of noise levels that rounding to float32 explains.
+PROPORTIONAL = 1e-6
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,49 @@ class GaussianPosterior:
             )
         h = replace(self.hyperparameters, **hyperparameters)
         return replace(self, hyperparameters=h)
+
+    @property
+    def noise_proportions(self) -> Tensor:
+        """``r`` of noise levels ``σ r``, (c,); (1,) if they are equal."""
+        relative = getattr(self.likelihood, "relative", None)
+        return self.mean.new_tensor(relative or (1.0,))
+
+    def with_noise_levels(self, levels: Tensor) -> "GaussianPosterior | None":
+        """Posterior with the same mean under other noise levels of the outputs.
+
+        Parameters
+        ----------
+        levels : Tensor of shape (c,)
+            Standard deviations. Where each output has weights of its own, the result
+            is differentiable in each, else in their common factor.
+
+        Returns
+        -------
+        GaussianPosterior or None
+            None where the proportions are others than those under which the curvature
+            was summed, from which that under the new ones does not follow.
+        """
+        if len(levels) == 1:
+            return self.replace(sigma_noise=levels[0])
+        before = self.noise_proportions.to(levels).expand_as(levels)
+        ratio = levels / before
+        sigma = ratio.log().mean().exp()
+        factors = sigma / ratio  # old over new proportions
+        moved = self.replace(sigma_noise=sigma)
+        is_same = bool((factors.detach() - 1).abs().max() < PROPORTIONAL)
+        structure = None
+        if self.layout.is_separable and not (is_same and not levels.requires_grad):
+            power = self.curvature_order
+            structure = self.structure.with_output_factors(factors**power)
+        if structure is None:
+            return moved if is_same else None
+        relative = tuple((before / factors.detach()).tolist())
+        return replace(
+            moved,
+            structure=structure,
+            likelihood=replace(cast(Gaussian, self.likelihood), relative=relative),
+            data_fit=self.data_fit.with_output_factors(factors**2),
+        )
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """``n`` weight samples, (n, P)."""

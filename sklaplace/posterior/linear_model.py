@@ -158,7 +158,8 @@ class LinearModel(ABC):
     def posterior(self, template: GaussianPosterior, mean: Tensor) -> GaussianPosterior:
         """Posterior with another mean (P,): curvature and loss are evaluated there."""
         f = self.at(mean)
-        data_fit = DataFit(self.loss(f), template.data_fit.n_targets)
+        given = self.likelihood, f, self.targets, self.sample_weight
+        data_fit = DataFit.of(*given, template.data_fit.n_targets)
         structure = self.structure_at(f)
         return replace(template, mean=mean, structure=structure, data_fit=data_fit)
 

@@ -159,10 +159,9 @@ def test_evidence_is_that_of_the_density_of_y(n_targets):
     change = -WEIGHTS.sum() * np.sum(np.log(std))
     expected = truth.log_marginal_likelihood_value_ + change
     assert_allclose(found.log_marginal_likelihood_value_, expected)
-    # 30 for each column; levels of several keep their proportions
-    unit = np.exp(np.mean(np.log(std)))
+    # each column has the same noise in its own unit
     asked = {"prior_precision": 5.0, "sigma_noise": 40.0}
-    own = {**asked, "sigma_noise": 40.0 / unit}
+    own = {**asked, "sigma_noise": 40.0 / std}
     expected = truth.log_marginal_likelihood(**own) + change
     assert_allclose(found.log_marginal_likelihood(**asked), expected)
     default = found.log_marginal_likelihood(sigma_noise=30.0)

@@ -163,6 +163,13 @@ class Structure(FieldsOnly, ABC):
     def scaled(self, factor: Tensor) -> "Structure":
         """The structure of ``factor·H``: all sample weights times a factor."""
 
+    def with_output_factors(self, factors: Tensor) -> "Structure | None":
+        """The structure of ``D H D`` for the weights of one layer; None if unknown.
+
+        ``D`` multiplies the weights of each output of the layer by a factor, (o,).
+        """
+        return None
+
     @abstractmethod
     def product(self, vector: Tensor) -> Tensor:
         """``H v``, (P,), without forming ``H``."""

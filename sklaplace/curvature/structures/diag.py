@@ -52,6 +52,10 @@ class Diag(Diagonalised):
         """The diagonal of ``factor·H``."""
         return Diag(self.layout, factor * self.diagonal)
 
+    def with_output_factors(self, factors: Tensor) -> "Diag":
+        """The diagonal of ``D H D``."""
+        return Diag(self.layout, self.diagonal * self.layout.of_outputs(factors) ** 2)
+
     def resume(self, accumulator: Any) -> None:
         """Put the diagonal into an empty accumulator."""
         accumulator._sums = self.layout.split(self.diagonal)

@@ -252,6 +252,11 @@ class Dual(DualForm):
         """The structure of ``factor·H``."""
         return Dual(self.layout, self.root.scaled(factor))
 
+    def with_output_factors(self, factors: Tensor) -> "Dual | None":
+        """The structure of ``D H D``, whose rows are ``R D``."""
+        rows = self.root.dense() * self.layout.of_outputs(factors)
+        return Dual(self.layout, DenseRoot(self.layout, rows))
+
     def resume(self, accumulator: Any) -> None:
         """Put the rows into an empty accumulator."""
         pieces = self.layout.split(self.root.rows)

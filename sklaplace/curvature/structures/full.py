@@ -94,6 +94,11 @@ class Full(base.Diagonalised):
         """The structure of ``factor·H``."""
         return Full(self.layout, factor * self.hessian, self.is_semidefinite)
 
+    def with_output_factors(self, factors: Tensor) -> "Full":
+        """The structure of ``D H D``."""
+        d = self.layout.of_outputs(factors)
+        return Full(self.layout, d[:, None] * self.hessian * d, self.is_semidefinite)
+
     def product(self, vector: Tensor) -> Tensor:
         """``H v``, (P,)."""
         return self.hessian @ vector

@@ -255,6 +255,18 @@ class Kron(base.Diagonalised):
         counts = tuple(factor * n for n in self.n_positions)
         return Kron(self.layout, tuple(zip(more, inputs, strict=True)), counts)
 
+    def with_output_factors(self, factors: Tensor) -> "Kron":
+        """The structure of ``D H D``: means of inputs stay."""
+
+        def multiplied(b: Factor) -> Factor:
+            total = b.total()
+            rows = factors if total.ndim == 1 else factors[:, None]
+            return Factor(rows * total * factors)
+
+        outputs, inputs = zip(*self.factors, strict=True)
+        pairs = zip(once(multiplied, outputs), inputs, strict=True)
+        return Kron(self.layout, tuple(pairs), self.n_positions)
+
     def resume(self, accumulator: Any) -> None:
         """Put the factors, as sums, into an empty accumulator."""
         outputs, inputs = zip(*self.factors, strict=True)

@@ -52,6 +52,9 @@ class LowRank(Dual):
         """The structure of ``factor·H``."""
         return LowRank(self.layout, self.root.scaled(factor), factor * self.sketch)
 
+    def with_output_factors(self, factors: Tensor) -> None:
+        """None: the sketch does not determine ``D H D Ω``."""
+
     def rounding(self, eps: float) -> float:
         """Zero: eigenvalues of the size of rounding are dropped."""
         return 0.0

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from sklaplace.core.warn import warn_user
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.evidence import maximise_evidence
+from sklaplace.posterior.tuning.levels import maximise_with_levels
 from sklaplace.posterior.tuning.problem import TuningProblem
 from sklaplace.posterior.tuning.validation import tune_on_validation
 
@@ -32,7 +33,7 @@ def auto(problem: TuningProblem) -> GaussianPosterior:
             f"evidence {where}, which can make predictions worse than the network's. "
             "Pass X_val and y_val to fit."
         )
-    return maximise_evidence(problem)
+    return maximise_with_levels(problem)
 
 
 _NOISE_OF_TRAINING = (
@@ -44,12 +45,12 @@ _NOISE_OF_TRAINING = (
 
 def by_evidence(problem: TuningProblem) -> GaussianPosterior:
     """Prior precision by the evidence; noise by held-out data if there is any."""
+    is_asked = problem.free_noise and problem.noise_on_held_out
+    if not (is_asked and problem.has_held_out):
+        if is_asked:
+            warn_user(_NOISE_OF_TRAINING)
+        return maximise_with_levels(problem)
     posterior = maximise_evidence(problem)
-    if not (problem.free_noise and problem.noise_on_held_out):
-        return posterior
-    if not problem.has_held_out:
-        warn_user(_NOISE_OF_TRAINING)
-        return posterior
     refine = posterior.is_refitted
     return tune_on_validation(problem.under(posterior.prior_precision, refine=refine))
 

@@ -1,0 +1,77 @@
+"""Levels: the noise of each output that maximises the marginal likelihood.
+
+At the maximum ``σ_k² = ‖r_k‖² / (T (n - γ_k))`` with the effective number of parameters
+``γ_k`` of the output (MacKay 1992, "Bayesian interpolation", section 4). The curvature
+``Σ_k J_kᵀJ_k / σ_k²`` is known under all levels where each output has weights of its
+own, as in a last layer. Weights that outputs share keep the proportions under which it
+was summed.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.tuning.evidence import maximise_evidence
+from sklaplace.posterior.tuning.problem import TuningProblem
+
+MAX_ROUNDS = 20
+# Largest change of a level's logarithm that ends the rounds.
+TOLERANCE = 1e-3
+# Smallest level over the largest: an output that is fitted exactly has none.
+SMALLEST_RATIO = 1e-3
+
+
+def maximise_with_levels(problem: TuningProblem) -> GaussianPosterior:
+    """Maximise the evidence in the noise level of each output, too.
+
+    Levels, and the hyperparameters under them, in turn: each round costs as much as
+    `maximise_evidence`, and no pass over data.
+    """
+    posterior = maximise_evidence(problem)
+    if not (problem.free_noise and has_levels(posterior)):
+        return posterior
+    for _ in range(MAX_ROUNDS):
+        moved = posterior.with_noise_levels(most_probable_levels(posterior))
+        if moved is None or not _differ(moved, posterior):
+            break
+        problem = under_likelihood_of(problem, moved)
+        posterior = maximise_evidence(problem)
+    return posterior
+
+
+def has_levels(posterior: GaussianPosterior) -> bool:
+    """Whether several outputs have noise, and weights of their own."""
+    return posterior.data_fit.by_output is not None and posterior.layout.is_separable
+
+
+def most_probable_levels(posterior: GaussianPosterior) -> Tensor:
+    """Noise levels (c,) by MacKay's update, under the other hyperparameters."""
+    losses = posterior.data_fit.by_output
+    assert losses is not None
+    squares = 2 * losses * posterior.noise_proportions**2
+    gamma = posterior.precision.effective_parameters().clamp(min=0)
+    pieces = posterior.layout.split(gamma)
+    sums = [piece.reshape(len(losses), -1).sum(1) for piece in pieces]
+    by_output = torch.stack(sums).sum(0)
+    n = posterior.data_fit.n_targets / len(losses)
+    left = (n - posterior.curvature_order * by_output).clamp(min=0.1)
+    levels = (squares / posterior.hyperparameters.temperature / left).sqrt()
+    return levels.clamp(min=SMALLEST_RATIO * levels.max())
+
+
+def under_likelihood_of(
+    problem: TuningProblem, posterior: GaussianPosterior
+) -> TuningProblem:
+    """The problem at another posterior, whose noise levels its linear model takes."""
+    model = problem.linear_model
+    if model is not None:
+        model = replace(model, likelihood=posterior.likelihood)
+    return replace(problem, posterior=posterior, linear_model=model)
+
+
+def _differ(moved: GaussianPosterior, posterior: GaussianPosterior) -> bool:
+    """Whether proportions of levels are others."""
+    change = moved.noise_proportions / posterior.noise_proportions
+    return bool(change.log().abs().max() > TOLERANCE)
