@@ -7,13 +7,16 @@ are the same on every device, except in the cases that are ``trained_there``: su
 differ in the last bit, and the generators of a GPU, lead to other weights.
 """
 
+import contextlib
 import io
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import product
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import joblib
 import numpy as np
@@ -40,7 +43,7 @@ from torch import nn
 
 import sklaplace
 from sklaplace import dirichlet
-from sklaplace.curvature.ggn import CURVATURES
+from sklaplace.curvature.ggn import CURVATURES, add_pass
 from sklaplace.curvature.patches import LAYER_INPUTS
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import STRUCTURES
@@ -173,6 +176,45 @@ class Convolution(nn.Module):
         return self.head(torch.tanh(self.layer(X)).flatten(2).mean(-1))
 
 
+class Grouped(nn.Module):
+    """Convolutions of two and four groups, and a head on the average over positions."""
+
+    def __init__(self, n_out: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, 8, 2, groups=4)
+        self.second = nn.Conv2d(8, 4, 2, groups=2)
+        self.head = nn.Linear(4, n_out)
+
+    def forward(self, X: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.second(torch.tanh(self.first(X))))
+        return self.head(hidden.mean((2, 3)))
+
+
+class Named(MLP):
+    """Outputs in a mapping."""
+
+    def forward(self, X: torch.Tensor) -> Any:
+        return {"logits": super().forward(X), "inputs": X}
+
+
+class Scorer(nn.Module):
+    """Scores of items that are dicts, in a mapping."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1, bias=False)
+
+    def forward(self, item: torch.Tensor, mask: torch.Tensor) -> Any:
+        return {"logits": self.layer(item * mask[:, None])}
+
+
+class ScoredPairs(sklaplace.BradleyTerry):
+    """Scores of two items that are dicts."""
+
+    def __init__(self, n_out: int = 1) -> None:
+        super().__init__(Scorer())
+
+
 class Dropping(nn.Module):
     """A layer of dropout between two linear ones."""
 
@@ -210,7 +252,7 @@ DROPPING = {
 }
 SHAPES: dict[Any, tuple[int, ...]] = {
     made: (2, *[3] * int(kind.__name__[-2])) for kind, made in CONVOLUTIONS.items()
-} | {TinyCNN: (1, 4, 4)}
+} | {TinyCNN: (1, 4, 4), Grouped: (4, 5, 5)}
 
 
 # ---------------------------------------------------------------------- what is asked
@@ -376,6 +418,9 @@ def tuning() -> Cases:
                 f"{tuner}-{prior}-{criterion.__name__}",
                 case_of(criterion, **settings),
             )
+    for tuner, structure in product(TUNERS, STRUCTURES):
+        yield f"columns-{tuner}-{structure}", Case(partial(columns, tuner, structure))
+    yield "columns-given", Case(partial(columns, None, "kron"))
     for name, settings in {
         "refine": {"refine": True},
         "refine-marglik": {"refine": True, "prior_precision": "marglik"},
@@ -388,6 +433,24 @@ def tuning() -> Cases:
     for criterion, tuner in product([nn.CrossEntropyLoss, nn.MSELoss], TUNERS):
         run = partial(weighted, criterion, tuner)
         yield f"sample_weight-{tuner}-{criterion.__name__}", Case(run)
+
+
+def columns(tuner: str | None, structure: str, device: str) -> Arrays:
+    """Several columns of targets, each with its noise, which is tuned again."""
+    X, y = samples(2), numbers(samples(2))
+    Y = np.stack([y, 5 * y[::-1]], 1)
+    net = seeded(regressor(MLP, module__n_out=2, max_epochs=5), X, Y)
+    given = {"prior_precision": 1.0, "sigma_noise": [0.3, 2.0]}
+    if tuner is not None:
+        given = {"prior_precision": tuner, "sigma_noise": tuner}
+    held_out = {} if tuner in (None, "marglik") else {"X_val": X[::2], "y_val": Y[::2]}
+    settings = {"random_state": 0, "hessian_structure": structure, **given}
+    model = sklaplace.LaplaceRegressor(on(net, device), **settings)
+    model.fit(X, Y, **held_out).tune(X, Y).recalibrate(X, Y)
+    found = every_method(model, X, device)
+    levels = torch.tensor(model.sigma_noise_).requires_grad_()
+    value = model.log_marginal_likelihood(2.0, levels)
+    return [*found, torch.autograd.grad(value, levels)[0].numpy()]
 
 
 def weighted(criterion: Any, tuner: str, device: str) -> Arrays:
@@ -459,8 +522,13 @@ def architectures() -> Cases:
         settings = ALL | {"hessian_structure": structure}
         name = f"{module.__name__}-{structure}"
         yield name, case_of(module=module, **settings)
+    reduced = {"structure_params": {"weight_sharing": "reduce"}}
+    yield "Grouped-reduce", case_of(module=Grouped, **ALL, **reduced)
     yield "BatchNorm", case_of(module=BatchNormMLP, **ALL)
     yield "inputs", Case(two_inputs)
+    for subset in ("last_layer", "all"):
+        yield f"mapping-{subset}", Case(partial(outputs_in_a_mapping, subset))
+    yield "mapping-training", learner("LaplaceClassifier", Named)
 
 
 def two_inputs(device: str) -> Arrays:
@@ -469,6 +537,16 @@ def two_inputs(device: str) -> Arrays:
     net = initialised(classifier(TwoInputs))
     model = sklaplace.LaplaceClassifier(on(net, device), **ALL).fit(X, CLASSES % 2)
     return brief(model, X)
+
+
+def outputs_in_a_mapping(subset: str, device: str) -> Arrays:
+    """A module that returns an object with logits."""
+    net, X = initialised(classifier(Named)), samples(2)
+    net.module_.load_state_dict(trained().module_.state_dict())
+    model = sklaplace.LaplaceClassifier(
+        on(net, device), **FIXED, subset_of_weights=subset
+    )
+    return every_method(model.fit(X, CLASSES), X, device)
 
 
 def variational() -> Cases:
@@ -520,6 +598,19 @@ def estimators() -> Cases:
             yield name, learner(name, Dropping if "Dropout" in name else MLP)
     for layer, module in DROPPING.items():
         yield layer.__name__, learner("MCDropoutClassifier", module)
+    yield "LaplaceRanker-mapping", Case(ranked, trained_there=True)
+
+
+def ranked(device: str) -> Arrays:
+    """Pairs of items that are dicts."""
+    X = samples(2)
+    pairs, mask = np.stack([X, X[::-1]], 1), np.ones((N, 2), np.float32)
+    net = binary_classifier(ScoredPairs, device=device, max_epochs=2)
+    model = sklaplace.LaplaceRanker(net, **FIXED)
+    rows = {"item": pairs, "mask": mask}
+    model.fit(rows, CLASSES % 2)
+    items = {"item": X, "mask": mask[:, 0]}
+    return [*model.predict_score(items, return_cov=True), model.predict_proba(rows)]
 
 
 def callbacks() -> Cases:
@@ -567,7 +658,17 @@ def later() -> Cases:
         yield f"partial_fit-{structure}", Case(partial(continued, structure))
         yield f"pickle-{structure}", Case(partial(stored, structure))
         yield f"tune-{structure}", Case(partial(tuned, structure))
+    for structure, (_, kind) in STRUCTURES.items():
+        if kind.is_additive:  # else refused
+            yield f"prior-{structure}", Case(partial(second_task, structure))
+            yield (
+                f"prior-from-cpu-{structure}",
+                Case(partial(second_task, structure, first="cpu")),
+            )
     yield "tune-on-samples", Case(tuned_on_samples)
+    yield "tune-temperature", Case(tuned_temperature)
+    yield "n_shards", case_of(n_shards=3)
+    yield "checkpoint", Case(continued_fit)
     yield "recalibrate", Case(recalibrated)
     yield "sample", Case(drawn)
     yield "memory", Case(cached)
@@ -598,6 +699,42 @@ def tuned_on_samples(device: str) -> Arrays:
     """Another prior, by other samples."""
     model, X = fitted(device, prior_precision="validation")
     return brief(model.tune(X, CLASSES), X)
+
+
+def tuned_temperature(device: str) -> Arrays:
+    """Another temperature and prior, by other samples."""
+    model, X = fitted(device)
+    names = ["temperature", "prior_precision"]
+    return brief(model.tune(X[::-1], CLASSES, parameters=names), X)
+
+
+def second_task(structure: str, device: str, first: str | None = None) -> Arrays:
+    """A posterior as the prior of a fit, from the same device or another."""
+    settings = {"hessian_structure": structure, "subset_of_weights": "all"}
+    earlier, X = fitted(first or device, **FIXED | settings)
+    model = sklaplace.LaplaceClassifier(
+        on(trained(), device), prior=earlier.posterior_, random_state=0, **settings
+    )
+    return brief(model.fit(X, CLASSES), X)
+
+
+def continued_fit(device: str) -> Arrays:
+    """A fit that saves what it has summed, and one that goes on from there."""
+    X, name = samples(2), "sklaplace.estimators.curvature_sums.add_pass"
+    settings = {**ALL, "batch_size": 6, "n_shards": 3}
+    model = sklaplace.LaplaceClassifier(on(trained(), device), **settings)
+    passes = mock.Mock(side_effect=[None, InterruptedError])  # the second shard
+
+    def interrupted(*given: Any) -> Any:
+        passes()
+        return add_pass(*given)
+
+    with tempfile.TemporaryDirectory() as folder:
+        with mock.patch(name, interrupted), contextlib.suppress(InterruptedError):
+            model.fit(X, CLASSES, checkpoint=folder)
+        assert list(Path(folder).iterdir())
+        model.fit(X, CLASSES, checkpoint=folder)
+    return brief(model, X)
 
 
 def recalibrated(device: str) -> Arrays:
