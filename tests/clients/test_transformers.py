@@ -8,10 +8,17 @@ import pytest
 import references
 import torch
 from nets import initialised
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from skorch import NeuralNetBinaryClassifier, NeuralNetClassifier
+from skorch.helper import SliceDict
 from torch import nn
 
-from sklaplace import BradleyTerry, LaplaceClassifier, LaplaceRanker
+from sklaplace import (
+    BradleyTerry,
+    LaplaceClassifier,
+    LaplaceClassifierCV,
+    LaplaceRanker,
+)
 
 transformers = pytest.importorskip("transformers")
 
@@ -198,6 +205,31 @@ def test_batches_of_a_tokenizer(texts):
     for given in (BatchEncoding(lists), BatchEncoding(tensors(rows))):
         found = model.fit(given, y).predict_proba(given)
         np.testing.assert_array_equal(found, expected)
+
+
+def search(model, tokens, y):
+    """Return a grid search over the prior, of a dict of tokens."""
+    grid = {"prior_precision": [0.1, 10.0]}
+    return GridSearchCV(model, grid, cv=2).fit(SliceDict(**tokens), y)
+
+
+def test_searches_and_scores_of_scikit_learn(texts, tmp_path):
+    """They take the length of a dict for its number of samples; not of a SliceDict."""
+    (rows, y), (rows_test, _) = texts
+    net = text_classifier(seeded(bert)).set_params(max_epochs=2)
+    model = LaplaceClassifier(net, **FIXED, memory=str(tmp_path))
+    found = search(model, rows, y)
+    best = LaplaceClassifier(net, **FIXED | found.best_params_)
+    expected = best.fit(rows, y).predict_proba(rows_test)
+    for given in (SliceDict(**rows_test), rows_test):
+        np.testing.assert_array_equal(found.predict_proba(given), expected)
+    scores = cross_val_score(model, SliceDict(**rows), y, cv=2)
+    assert scores.shape == (2,)
+    assert np.isfinite(scores).all()
+    own = LaplaceClassifierCV(net, cv=2, prior_precisions=[0.1, 10.0], random_state=0)
+    assert own.fit(rows, y).prior_precision_ in (0.1, 10.0)
+    with pytest.raises(ValueError, match=r"inconsistent numbers of samples: \[2, 80\]"):
+        cross_val_score(model, rows, y, cv=2)
 
 
 @pytest.mark.parametrize("make", [bert, slow(gpt2)])
