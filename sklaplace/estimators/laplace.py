@@ -31,6 +31,7 @@ from sklaplace.estimators.laplace_fit import (
     network_at_mean,
 )
 from sklaplace.estimators.laplace_trainer import LaplaceTrainer
+from sklaplace.estimators.noise import loss_per_target
 from sklaplace.estimators.novelty_recorder import novelty_scores
 from sklaplace.estimators.options import LaplaceOptions, sibling
 from sklaplace.estimators.output_model import BatchedOutputs, require_finite
@@ -157,7 +158,7 @@ class BaseLaplace:
             score = replace(score, is_given=samples.X_val is not None)
             posterior = self._solver(options).posterior(fit, score)
             self._set_fitted(options, fit.network, posterior)
-            self._check_loss(float(fit.data_fit.loss / fit.data_fit.n_targets))
+            self._check_loss(loss_per_target(fit.data_fit, fit.network, posterior))
             self._novelty = fit.novelty
             checkpoints.clear(samples.checkpoint, rank_of(self))
         if self.verbose:
@@ -330,9 +331,8 @@ class BaseLaplace:
         Returns
         -------
         float or Tensor of shape ()
-            Given a tensor, a float64 tensor in its graph, so that it has gradients.
-            The posterior itself does not change. For a refitted last layer the
-            weights are those of the fitted prior precision.
+            Given a tensor, a float64 tensor in its graph, so that it has gradients. The
+            posterior does not change: refitted weights are those of the fitted prior.
 
         Raises
         ------
@@ -373,9 +373,9 @@ class BaseLaplace:
             What to choose, of ``"prior_precision"``, ``"sigma_noise"`` and
             ``"temperature"``. None is the first, and the second where the likelihood
             has noise. Others keep their values: a temperature that was chosen before
-            stays unless it is named again. It needs samples, as a tempered likelihood
-            is not normalised, and is one unless another makes the targets of all
-            samples together more probable by a factor of e.
+            stays unless it is named again. It needs samples, as tempered likelihoods
+            are not normalised, and is one unless another makes all targets together
+            more probable by a factor of e.
 
         Returns
         -------

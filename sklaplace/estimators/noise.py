@@ -145,6 +145,18 @@ def root_mean_square(data_fit: DataFit) -> Tensor:
     return (2 * data_fit.loss / data_fit.n_targets).clamp(min=1e-16).sqrt()
 
 
+def loss_per_target(
+    data_fit: DataFit, network: TrainedNetwork, posterior: GaussianPosterior
+) -> float:
+    """Return the mean loss of the network, under the noise levels of the posterior."""
+    if data_fit.by_output is not None:
+        relative = getattr(network.spec.likelihood, "relative", None)
+        before = data_fit.loss.new_tensor(relative or (1.0,))
+        factors = (before / posterior.noise_proportions) ** 2
+        data_fit = data_fit.with_output_factors(factors)
+    return float(data_fit.loss / data_fit.n_targets)
+
+
 def _training_squares(posterior: GaussianPosterior) -> Tensor:
     """Weighted sums of squared residuals of the training samples, (c,)."""
     losses = posterior.data_fit.by_output

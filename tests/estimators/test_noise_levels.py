@@ -14,6 +14,8 @@ from torch.autograd import gradcheck
 
 from sklaplace import LaplaceRegressor, LaplaceRegressorCV
 from sklaplace.curvature.ggn import CURVATURES
+from sklaplace.estimators.noise import loss_per_target
+from sklaplace.networks.trained import TrainedNetwork
 
 DOUBLE = {"module__dtype": torch.float64}
 LEVELS = np.array([0.2, 0.9])
@@ -153,6 +155,17 @@ def test_refuses_levels_of_another_number_of_columns(shape):
     words = [f"sigma_noise has shape {shape}", "shape (2,)"]
     ask = found.log_marginal_likelihood
     refused(ValueError, words, lambda: ask(None, np.ones(shape)), found)
+
+
+def test_the_loss_of_the_network_is_that_under_the_levels_of_the_posterior():
+    """A network that learned nothing is told by it."""
+    (X, y), _ = problem()
+    found = fitted(sigma_noise=[0.7, 0.1])
+    network = TrainedNetwork(found.estimator_, found.network_spec_)
+    moved = found.posterior_.with_noise_levels(torch.tensor(LEVELS))
+    squares = (found.predict(X) - y) ** 2 / LEVELS**2 * LEVELS.prod()
+    value = loss_per_target(found.posterior_.data_fit, network, moved)
+    assert value == pytest.approx(squares.mean() / 2)
 
 
 # ------------------------------------------------------------------------------ tuning
