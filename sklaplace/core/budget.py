@@ -13,6 +13,9 @@ from sklaplace.core.memory import free_cpu_bytes
 # Bytes for the work on one batch, without the network and the factors of the
 # posterior.
 BUDGET = 64 * 2**20
+# Bytes for what is kept of samples from one pass to the next, where a pass can be
+# repeated or left out: the same on all machines, as results may depend on it.
+KEPT_BUDGET = 512 * 2**20
 # Bytes of a batch that fits the caches of a CPU.
 CACHE = 32 * 2**20
 # Batches of fewer samples cost much more time per sample.

@@ -72,20 +72,26 @@ class StoredArray:
     def __getitem__(self, chosen: Any) -> np.ndarray:
         """Read some samples: an index, a slice, or an array of indices."""
         if isinstance(chosen, (int, np.integer)):
-            return self.part(np.asarray([chosen])).read()[0]
+            row = int(self.rows[chosen])
+            return self._of(range(row, row + 1)).read()[0]
         return self.part(chosen).read()
 
     def part(self, chosen: slice | np.ndarray) -> "StoredArray":
         """Return some of the samples, without reading them."""
         rows = self.rows
         if isinstance(chosen, slice):
-            return StoredArray(self.source, self.cast, rows[chosen])
-        taken = np.asarray(rows)[chosen]
+            return self._of(rows[chosen])
+        # a range as an array would cost as much as all samples
+        if isinstance(rows, range):
+            taken = rows.start + rows.step * chosen
+        else:
+            taken = rows[chosen]
         if len(taken) and (np.diff(taken) == 1).all():  # read in one piece
-            return StoredArray(
-                self.source, self.cast, range(taken[0], int(taken[-1]) + 1)
-            )
-        return StoredArray(self.source, self.cast, taken)
+            return self._of(range(int(taken[0]), int(taken[-1]) + 1))
+        return self._of(taken)
+
+    def _of(self, rows: Rows) -> "StoredArray":
+        return StoredArray(self.source, self.cast, rows)
 
     def read(self) -> np.ndarray:
         """Return all samples, cast.

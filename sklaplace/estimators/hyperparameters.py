@@ -1,6 +1,7 @@
 """Prior precision, noise and temperature of a fitted Laplace estimator, changed."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sklaplace.core.checks import check_option, check_positive
+from sklaplace.core.checks import check_option, check_positive, naming
 from sklaplace.estimators.options import check_prior_shape
 from sklaplace.estimators.samples import applicable, weighted_data
 from sklaplace.networks.trained import TrainedNetwork
@@ -98,7 +99,9 @@ def retuned(
         data = weighted_data(model, applicable(model, inputs), targets, sample_weight)
         network = replace(network, held_out=data.dataset(model.estimator_))
     score = replace(model._score(network.spec.likelihood), is_given=True)
-    return model._solver(model._options).retuned(posterior, network, score, free)
+    solver = model._solver(model._options)
+    with nullcontext() if X is None else naming(X="X"):
+        return solver.retuned(posterior, network, score, free)
 
 
 def _free_names(posterior: GaussianPosterior, parameters: Any) -> frozenset[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sklaplace.core.budget import move
+from sklaplace.core.budget import KEPT_BUDGET, move
 from sklaplace.core.checkpoint import Checkpoint
 from sklaplace.core.random import row_hash
 from sklaplace.curvature.jacobian import Centring, backpropagate
@@ -41,7 +41,7 @@ from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied
 from sklaplace.networks.worker_net import WorkerNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
-from sklaplace.posterior.last_layer import LastLayerRecorder
+from sklaplace.posterior.last_layer import LastLayerRecorder, refit_bytes
 from sklaplace.posterior.linear_model import LinearModel
 from sklaplace.posterior.linearised import LinearisedNetwork
 from sklaplace.posterior.novelty import Novelty
@@ -173,7 +173,8 @@ class LaplaceSolver:
         return replace(fit, folds=tuple(others))
 
     def _accumulated(self, network: TrainedNetwork, saved: SavedSums) -> LaplaceFit:
-        head_map = network.spec.head_map if self.options.may_refit else None
+        refits = self.options.refits(network.spec, len(network.train))
+        head_map = network.spec.head_map if refits else None
         sums = self._added_up(network, saved, head_map)
         head_rows, structure = sums.head_rows, sums.accumulator.decompose()
         needs_rows = self.options.refine is True and not head_rows.is_linear
@@ -372,14 +373,21 @@ class LaplaceSolver:
     def _held_out(
         self, network: TrainedNetwork, score: HeldOutScore
     ) -> Iterable[LinearisedBatch] | None:
-        """Return held-out samples, linearised; kept in memory for the last layer."""
+        """Return held-out samples, linearised; those of a last layer are kept.
+
+        But for so many that they are linearised in each pass anew.
+        """
         if network.held_out is None:
             return None
         batches = self._batches(
             network, network.held_out, with_covariance=not score.diagonal
         )
         rows = LinearisedSamples(network, batches, is_centred=score.is_centred)
-        return list(rows) if network.spec.layout.head is not None else rows
+        layout = network.spec.layout
+        if layout.head is None:
+            return rows
+        needed = refit_bytes(layout, len(network.held_out), network.spec.n_outputs)
+        return list(rows) if needed <= KEPT_BUDGET else rows
 
     def _batches(self, network: TrainedNetwork, dataset: Any, **sizes: Any) -> Batches:
         elements = self.options.row_elements(network.spec)

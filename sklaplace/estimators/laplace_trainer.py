@@ -291,7 +291,7 @@ class LaplaceTrainer(Trainer):
         device = device_of(net)
         n_rows, n_columns = len(dataset) * spec.n_outputs, spec.n_outputs
         check_structure_bytes(self.options, spec.layout, device, n_rows, n_columns)
-        if self.options.may_refit and spec.head_map is not None:
+        if self.options.refits(spec, len(dataset)):
             _check_refit_bytes(spec, len(dataset), device)
         return spec
 

@@ -17,7 +17,7 @@ import torch
 from sklearn.base import is_classifier
 from skorch import NeuralNet
 
-from sklaplace.core.budget import require_bytes
+from sklaplace.core.budget import KEPT_BUDGET, require_bytes
 from sklaplace.core.checks import (
     check_count,
     check_fraction,
@@ -43,6 +43,7 @@ from sklaplace.likelihoods import (
 )
 from sklaplace.networks.net_checks import check_device
 from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.last_layer import refit_bytes
 from sklaplace.posterior.tuning import TUNERS
 
 
@@ -137,6 +138,16 @@ class LaplaceOptions:
     def may_refit(self) -> bool:
         """Whether the last layer may be refitted under the prior."""
         return self.refine is True or (self.refine == "auto" and self.tuner is not None)
+
+    def refits(self, spec: Any, n_samples: int) -> bool:
+        """Return whether a last layer may be refitted on so many samples.
+
+        By default it is not on more samples than a fixed amount of memory takes.
+        """
+        if spec.head_map is None or not self.may_refit:
+            return False
+        needed = refit_bytes(spec.layout, n_samples, spec.n_outputs)
+        return self.refine is True or needed <= KEPT_BUDGET
 
     # ------------------------------------------------------------------- curvature
     def configured_curvature(self, seed: int) -> Curvature:

@@ -47,7 +47,7 @@ class RowDataset(Dataset):
         return len(self.y)
 
     def __getitem__(self, index: int) -> Any:
-        X, _ = self.dataset[index]
+        X, _ = unpack_data(self.dataset[index])  # explains what is missing
         if self.weights is None:
             return X, self.y[index]
         return X, (self.y[index], self.weights[index])
