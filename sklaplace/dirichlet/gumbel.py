@@ -5,6 +5,8 @@ With independent Gumbel noise ``g``, ``E[softmax(f)]_k`` is the probability that
 any number of classes.
 """
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,6 +24,10 @@ _MAX_RATIO = 0.35
 _END = -LOWEST
 # Variance of the noise that nodes must resolve for logits without variance.
 _NOISE = 1.3
+# Of more classes, all but the leading ones are taken together: so many, or this part of
+# all. Largest relative error of ``-log F`` of the others, at the lower end, logarithm:
+# as `NormalGumbel` has, and less by e^LOWEST where the integrand is large.
+MANY_CLASSES, _LEADING, _PART, _LOG_ERROR = 1024, 256, 32, math.log(1e-2)
 # Keeps quotients finite without variances.
 _TINY = 1e-300
 # Derivatives of the polynomial through so many points of unit distance, at each.
@@ -92,16 +98,58 @@ def argmax_proba(
     too heavy.
 
     An exponential and a polynomial of degree seven for each class and node; memory
-    beyond the inputs is a few chunks of `logits.chunks`.
+    beyond the inputs is a few chunks of `logits.chunks`. Of many classes, most are
+    improbable and take an exponential each, see `_by_leading`.
     """
     # relative to the largest mean, where digits are needed
     mean = mean - mean.detach().amax(-1, keepdim=True)
+    is_many = mean.shape[-1] > MANY_CLASSES
+    return (_by_leading if is_many else _by_nodes)(mean, variances, n_nodes)
+
+
+def _by_leading(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
+    """`argmax_proba` of many classes, of which all but a few are improbable, (b, K).
+
+    In its upper tail ``-log F_j(t) = e^(m_j - t)`` with ``m_j`` the mean plus half of
+    the variance ``v_j``, but for a relative error of at most ``e^(m_j + v_j - t) / 2``.
+    Logits for which that is small at the lower end of the quadrature are, together, one
+    logit without variance: the logsumexp of their ``m_j``, in proportion to whose
+    exponentials they share its probability. The others are integrated. Where too many
+    have large errors, all are.
+    """
+    tails = mean + variances / 2
+    errors = (tails + variances).detach()
+    n_leading = max(_LEADING, mean.shape[-1] // _PART)
+    values, leading = errors.topk(n_leading, -1, sorted=False)
+    rest = tails.scatter(-1, leading, -torch.inf)
+    total = rest.logsumexp(-1, keepdim=True)
+    few = mean.gather(-1, leading), variances.gather(-1, leading)
+    # the largest value is probably above both
+    lowest = NormalGumbel(*(part.detach() for part in few)).lower.amax(-1)
+    lowest = lowest.maximum(total.detach().squeeze(-1) + LOWEST)
+    # also where a number is not finite
+    is_far = values.amin(-1) - math.log(2) - lowest < _LOG_ERROR
+    many = (~is_far).nonzero().squeeze(-1)
+    if len(many) == len(mean):
+        return _by_nodes(mean, variances, n_nodes)
+    joined = torch.cat([few[0], total], -1), torch.cat([few[1], 0 * total], -1)
+    proba = _by_nodes(*joined, n_nodes)
+    found = (rest - total).exp() * proba[:, -1:]
+    found = found.scatter(-1, leading, proba[:, :-1])
+    if len(many):
+        exact = _by_nodes(mean[many], variances[many], n_nodes)
+        found = found.index_put((many,), exact)
+    return found
+
+
+def _by_nodes(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
+    """`argmax_proba` by quadrature for each class."""
     parts = [_integrals(*part, n_nodes) for part in chunks(mean, variances, n_nodes)]
     proba, ratio = map(torch.cat, zip(*parts, strict=True))
     is_coarse = ((proba.sum(-1) - 1).abs() > _TOLERANCE) | (ratio > _MAX_RATIO)
     coarse = is_coarse.nonzero().squeeze(-1)
     if len(coarse) and n_nodes < _MAX_NODES:
-        finer = argmax_proba(mean[coarse], variances[coarse], 2 * n_nodes)
+        finer = _by_nodes(mean[coarse], variances[coarse], 2 * n_nodes)
         proba = proba.index_put((coarse,), finer)
     proba = proba.minimum(_upper_bound(mean, variances))
     return proba / proba.sum(-1, keepdim=True)

@@ -14,7 +14,11 @@ from torch import Tensor
 
 from sklaplace import dirichlet
 from sklaplace.dirichlet.distribution import split_entropy
-from sklaplace.dirichlet.gumbel import argmax_proba, independent_variances
+from sklaplace.dirichlet.gumbel import (
+    MANY_CLASSES,
+    argmax_proba,
+    independent_variances,
+)
 from sklaplace.dirichlet.logits import centre, centred_factor, centred_moments, chunks
 
 Link = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -22,6 +26,8 @@ Link = Callable[[Tensor, Tensor, Tensor], Tensor]
 # Up to this largest variance the second-order expansion is more accurate than the
 # quadrature.
 _SMALL_VARIANCE = 0.09
+# Passes over the classes of a sample in `gumbel`, for its chunks.
+_PASSES = 8
 # Logits of draws in single precision, whose sums over classes are finite.
 _LARGE = 1e30
 
@@ -220,6 +226,13 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     comparative judgment, and the double exponential distribution", Journal of
     Mathematical Psychology 15 (the Gumbel-max identity).
     """
+    if mean.shape[-1] > MANY_CLASSES:  # a few samples at a time, which fit the caches
+        return torch.cat([_gumbel(*part) for part in chunks(mean, cov, _PASSES)])
+    return _gumbel(mean, cov)
+
+
+def _gumbel(mean: Tensor, cov: Tensor) -> Tensor:
+    """`gumbel` of a few samples."""
     mean, centred = centred_moments(mean, cov)
     if mean.shape[-1] == 1:
         return torch.ones_like(mean)

@@ -5,7 +5,7 @@ import torch
 from cases import DOUBLE, normal
 from gaussians import assert_slope
 
-from sklaplace.dirichlet import gumbel, logits
+from sklaplace.dirichlet import gumbel, links, logits
 from sklaplace.dirichlet.gumbel import argmax_proba, independent_variances
 
 
@@ -203,3 +203,57 @@ def test_independent_variances_are_recovered(n_classes):
     if n_classes == 2:  # only their sum is determined
         found, variances = found.sum(-1), variances.sum(-1)
     torch.testing.assert_close(found, variances)
+
+
+# ------------------------------------------------------------------- many classes
+@pytest.mark.parametrize("variance", [1e-3, 0.1, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("scale", [0, 1.5, 4])
+def test_improbable_classes_are_taken_together(scale, variance):
+    """As precise as quadrature for each, class by class."""
+    n_classes = 6_000
+    mean = scale * normal(3, n_classes)
+    spread = (0.3 * normal(3, n_classes, seed=1)).exp()
+    variances = variance * spread
+    expected = gumbel._by_nodes(mean - mean.amax(1, keepdim=True), variances, 64)
+    found = argmax_proba(mean, variances)
+    assert (found - expected).abs().sum(1).max() < 1.5e-3
+    probable = expected > 1e-9
+    assert (found / expected - 1)[probable].abs().max() < 0.015
+
+
+def test_without_variances_many_classes_have_their_softmax():
+    mean = 3 * normal(2, 3_000)
+    found = argmax_proba(mean, torch.zeros_like(mean))
+    assert (found - mean.softmax(1)).abs().sum(1).max() < 3e-3
+
+
+@pytest.mark.parametrize("kind", VARIANCES)
+def test_many_classes_of_any_variances_agree_with_quadrature(kind):
+    mean = 3 * normal(2, 2_000)
+    variances = VARIANCES[kind](normal(2, 2_000, seed=1))
+    expected = gumbel._by_nodes(mean - mean.amax(1, keepdim=True), variances, 64)
+    assert (argmax_proba(mean, variances) - expected).abs().sum(1).max() < 2e-3
+
+
+def test_many_classes_are_predicted_whatever_the_batch():
+    mean = 3 * normal(5, 2_000)
+    variances = (normal(5, 2_000, seed=1) - 1).exp()
+    together = links.gumbel(mean, variances, mean[:0])
+    rows = zip(mean.split(1), variances.split(1), strict=True)
+    alone = [links.gumbel(*row, mean[:0]) for row in rows]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-11, atol=0)
+    assert_slope_of_many(mean[:1], variances[:1])
+
+
+def assert_slope_of_many(mean, variances):
+    """Gradients are those of finite differences, of leading classes and others."""
+    mean, step = mean.clone().requires_grad_(), 1e-5
+    chosen = [int(mean.argmax()), int(mean.argmin())]
+    for index in chosen:
+        proba = argmax_proba(mean, variances)[0, index]
+        (slope,) = torch.autograd.grad(proba, mean)
+        moved = [mean.detach().clone() for _ in range(2)]
+        moved[0][0, index] -= step
+        moved[1][0, index] += step
+        low, high = (argmax_proba(m, variances)[0, index] for m in moved)
+        assert slope[0, index] == pytest.approx(float((high - low) / (2 * step)), 1e-4)
