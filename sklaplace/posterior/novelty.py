@@ -6,7 +6,8 @@ undecided the network is between the classes. The logarithm of each is compared 
 normal distribution that has the moments of those of the training samples, each of which
 is left out of its own leverage. The logarithms of the tail probabilities are added up.
 
-For regression there is one leverage, of all training samples.
+For regression there is one leverage, of all training samples, and for so many classes
+that the mean features of each would take much memory.
 
 References: Mukhoti, Kirsch, van Amersfoort, Torr and Gal (2023), "Deep deterministic
 uncertainty: a new simple baseline" (a density of features next to the entropy of the
@@ -22,7 +23,12 @@ from torch import Tensor
 from sklaplace.core.lazy import cached_property
 from sklaplace.core.persistence import FieldsOnly
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
-from sklaplace.posterior.leverage import FeatureMoments, Leverage, sketched
+from sklaplace.posterior.leverage import (
+    MAX_FEATURES,
+    FeatureMoments,
+    Leverage,
+    sketched,
+)
 
 # ε as fractions of the mean eigenvalue of W. Under the first, directions in which
 # features hardly vary count; under the second, the distance to the group's mean.
@@ -31,6 +37,9 @@ RIDGES = 1e-3, 1.0
 MAX_KEPT = 256
 # standard deviation of logarithms, where all training samples agree
 SMALLEST_STD = 1e-2
+# Numbers of the sums over features of each class, at most: 32 MiB, which are copied for
+# each batch.
+MAX_SUMS = 2**22
 # of mean log-probabilities
 _LARGEST = 1e6
 _TINY = 1e-300
@@ -67,6 +76,11 @@ class NormalTails:
 
 
 # -------------------------------------------------------------------------- samples
+def _has_groups(n_classes: int, features: Tensor) -> bool:
+    """Whether features (b, i) are compared with those of the predicted class alone."""
+    return n_classes * min(features.shape[1], MAX_FEATURES) <= MAX_SUMS
+
+
 @dataclass(frozen=True)
 class FeatureBatch:
     """Features of samples, and what else their novelty depends on.
@@ -76,7 +90,7 @@ class FeatureBatch:
     features : Tensor of shape (b, i)
         Features.
     groups : Tensor of shape (b,)
-        The most probable class; zero where there is one group.
+        The most probable class; zero where there is one group, see `_has_groups`.
     undecided : Tensor of shape (b, 1) or (b, 0)
         Mean log-probability of all classes, for classes.
     weights : Tensor of shape (b,)
@@ -106,7 +120,7 @@ class FeatureBatch:
         if isinstance(likelihood, ClassificationLikelihood):
             logits, _ = likelihood.class_logits(f, torch.zeros_like(f))
             by_label = logits.reshape(len(f), -1, logits.shape[1])
-            if by_label.shape[1] == 1:
+            if by_label.shape[1] == 1 and _has_groups(logits.shape[1], features):
                 groups = logits.argmax(1)
             log_proba = by_label.mean(2) - by_label.logsumexp(2)
             undecided = log_proba.mean(1, keepdim=True).double().clamp(min=-_LARGEST)
@@ -159,7 +173,8 @@ class Novelty(FieldsOnly):
         if isinstance(likelihood, ClassificationLikelihood):
             zeros = batch.features.new_zeros(1, c)
             n_labels, n_classes = likelihood.class_logits(zeros, zeros)[0].shape
-            n_groups = n_classes if n_labels == 1 else 1
+            if n_labels == 1 and _has_groups(n_classes, batch.features):
+                n_groups = n_classes
         moments = FeatureMoments.empty(n_groups, batch.features)
         moments = moments.added(batch.features, batch.groups, batch.weights)
         return cls(likelihood, moments, batch.kept())

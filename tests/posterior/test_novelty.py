@@ -96,6 +96,24 @@ def test_numbers_and_several_labels_have_one_group(likelihood):
     assert model.tails.mean.shape == (n_quantities,)
 
 
+def test_many_classes_have_one_group(monkeypatch):
+    """As features of each take too much memory; not before."""
+    likelihood = Categorical()
+    expected = novelty(MultilabelBernoulli())
+    assert len(novelty(likelihood).moments.counts) == K
+    monkeypatch.setattr("sklaplace.posterior.novelty.MAX_SUMS", K * WIDTH - 1)
+    model = novelty(likelihood)
+    assert model.moments.sums.shape == (1, WIDTH)
+    assert not model.samples.groups.any()
+    assert model.leverage.ridges == RIDGES[:1]
+    found, f = batch(likelihood, seed=5)
+    of_one = expected.leverage(found.features, torch.zeros(N, dtype=torch.long))
+    assert torch.equal(model.leverage(found.features, found.groups), of_one)
+    assert model.log_tail_probability(found.features, f).isfinite().all()
+    later = model.added(found).merged(model)
+    assert later.moments.counts.tolist() == [3 * N]
+
+
 def test_outputs_of_regressors_do_not_matter():
     model = novelty(Gaussian())
     new = normal(7, WIDTH, seed=5)
