@@ -7,6 +7,7 @@ with respect to the layer's. Sums and products of rows are computed from the fac
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ DENSE_ELEMENTS = 2**19
 CACHED_ELEMENTS = 2**16
 
 # gradients that a contraction needs, and a value that is multiplied by them
-Terms = Iterator[tuple[tuple[Tensor, ...], Tensor]]
+Terms = Iterator[tuple[tuple[Any, ...], Tensor]]
 
 
 class BaseBlock:
@@ -76,16 +77,15 @@ class BaseBlock:
         return self.g.device
 
     @property
-    def outputs(self) -> Tensor | OutputHessian:
+    def outputs(self) -> Any:
         """The object from which ``g`` is computed; blocks of one layer share it."""
         return self.g
 
     @property
     def inputs(self) -> Tensor:
         """Layer inputs written out, (b, r, i); ones for a bias."""
-        return (
-            self.g.new_ones(len(self.g), 1, 1) if self.a is None else unfolded(self.a)
-        )
+        a = self.a
+        return self.g.new_ones(len(self.g), 1, 1) if a is None else unfolded(a)
 
     @property
     def has_one_position(self) -> bool:
@@ -148,11 +148,11 @@ class BaseBlock:
         return self._diagonals.sum(0)
 
     def squares(self) -> Tensor:
-        """Sum of squared rows over b and k, (p,), float64."""
+        """Sum of squared rows over b and k, (p,); of several chunks in float64."""
         if not self.has_one_position:
             chunks = self._dense_chunks()
             return total([(rows**2).sum((0, 1)).double() for rows in chunks])
-        return (self._diagonals.T @ self.inputs.squeeze(1) ** 2).flatten().double()
+        return (self._diagonals.T @ self.inputs.squeeze(1) ** 2).flatten()
 
     def gram(self, v: Tensor) -> Tensor:
         """``rows · diag(v) · rowsᵀ`` for ``v`` (p,), as (b, k, k)."""
@@ -406,7 +406,7 @@ def _summed(
     blocks: Iterable[BaseBlock],
     pieces: Iterable[Tensor],
     of_block: Callable[[BaseBlock, Tensor], Tensor],
-    of_gradients: Callable[[Tensor, Tensor], Tensor],
+    of_gradients: Callable[[Any, Tensor], Tensor],
 ) -> Tensor:
     """Sum over blocks of ``of_block(block, piece)``.
 
@@ -418,7 +418,8 @@ def _summed(
     def terms() -> Terms:
         for block, piece in zip(blocks, pieces, strict=True):
             if block.has_one_position:
-                yield (block.g,), block.output_weights(piece)
+                g = block.g if isinstance(block, HeadBlock) else block.outputs
+                yield (g,), block.output_weights(piece)
             else:
                 yield (), of_block(block, piece)
 
@@ -470,14 +471,16 @@ def total(parts: list[Tensor]) -> Tensor:
     return sum(parts[1:], parts[0])
 
 
-def _weighted_gram(g: Tensor, weights: Tensor) -> Tensor:
+def _weighted_gram(g: Any, weights: Tensor) -> Tensor:
     """``g · diag(weights) · gᵀ`` for weights (b, o), as (b, k, k)."""
-    g = g.squeeze(2)
+    g = (g if isinstance(g, Tensor) else g.dense).squeeze(2)
     return (g * weights.unsqueeze(1)) @ g.mT
 
 
-def _weighted_squares(g: Tensor, weights: Tensor) -> Tensor:
+def _weighted_squares(g: Any, weights: Tensor) -> Tensor:
     """Diagonal of `_weighted_gram`, (b, k)."""
+    if not isinstance(g, Tensor):
+        return g.weighted_squares(weights)
     if len(g) == 1:
         return weights @ (g**2)[0, :, 0].T
     g = g.squeeze(2)

@@ -36,6 +36,7 @@ from sklaplace.curvature.recorder import (
     first_input,
     n_samples,
 )
+from sklaplace.curvature.shared import IdentityMap, SharedBlock
 from sklaplace.likelihoods.output_hessian import Factored, OutputHessian
 from sklaplace.networks.forward import Forward
 
@@ -75,12 +76,15 @@ class Jacobian:
     @property
     def dtype(self) -> torch.dtype:
         """Data type of the rows."""
-        return self.blocks[0].g.dtype
+        first = self.blocks[0]
+        return (first.columns if isinstance(first, SharedBlock) else first.g).dtype
 
     @property
     def is_shared(self) -> bool:
         """Whether all samples and blocks share the same output gradients."""
         first = self.blocks[0]
+        if isinstance(first, SharedBlock):
+            return True
         # of patches, and at several positions, rows are sums
         return (
             isinstance(first.a, Tensor)
@@ -108,7 +112,7 @@ class Jacobian:
 
     def double(self) -> "Jacobian":
         """Rows in float64."""
-        if isinstance(self.blocks[0], HeadBlock):
+        if isinstance(self.blocks[0], HeadBlock | SharedBlock):
             return replace(self, blocks=[block.double() for block in self.blocks])
         return self._map(Tensor.double, lambda a: a.double())
 
@@ -464,8 +468,11 @@ def _through_head(
     factors = [None if s.is_bias else inputs.unsqueeze(1) for s in layout.blocks]
     # with these S is the same for all samples; None stands for the identity
     if cotangents is None or isinstance(cotangents, Centring):
-        return f, Jacobian([Block(head.shared(cotangents, f), a) for a in factors])
+        g = head.shared(cotangents, f)
+        kind: Any = Block if isinstance(g, Tensor) else SharedBlock
+        return f, Jacobian([kind(g, a) for a in factors])
     columns = cotangents(f)
     hessian = Factored(columns) if isinstance(columns, Tensor) else columns
-    matrix = None if head.is_identity else head.matrix.to(f)
+    m = head.matrix
+    matrix = None if isinstance(m, IdentityMap) or head.is_identity else m.to(f)
     return f, Jacobian([HeadBlock(hessian, matrix, a) for a in factors])

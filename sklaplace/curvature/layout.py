@@ -6,7 +6,7 @@ entry per block, that is, per parameter tensor.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sklaplace.core.lazy import cached_property
 from sklaplace.core.persistence import FieldsOnly
+from sklaplace.curvature.shared import IdentityMap, SharedColumns
 
 
 @dataclass(frozen=True)
@@ -71,37 +72,45 @@ class Head(FieldsOnly):
 
     Attributes
     ----------
-    matrix : Tensor of shape (c, o)
+    matrix : Tensor of shape (c, o), or IdentityMap
         Jacobian of the network's outputs with respect to the layer's.
     offset : Tensor of shape (c,)
         The network's outputs where those of the layer are zero.
     """
 
-    matrix: Tensor = field(repr=False)
+    matrix: Tensor | IdentityMap = field(repr=False)
     offset: Tensor = field(repr=False)
 
     @cached_property
     def is_identity(self) -> bool:
         """Whether the layer's outputs are the network's."""
+        if isinstance(self.matrix, IdentityMap):
+            return True
         identity = torch.eye(*self.matrix.shape).to(self.matrix)
         return torch.equal(self.matrix, identity) and not self.offset.any()
 
     @cached_property
-    def _shared(self) -> dict[Any, Tensor]:
+    def _shared(self) -> dict[Any, Tensor | SharedColumns]:
         return {}
 
-    def shared(self, columns: Callable[[Tensor], Tensor] | None, f: Tensor) -> Tensor:
-        """``SᵀM`` as (1, k, 1, o), computed once for ``columns`` and a dtype."""
+    def shared(self, columns: Any, f: Tensor) -> Tensor | SharedColumns:
+        """``SᵀM`` as (1, k, 1, o), computed once for a `Centring` and a dtype."""
         key = columns, f.dtype, f.device
         if key not in self._shared:
-            matrix = self.matrix.to(f)
-            g = matrix if columns is None else columns(f).T @ matrix
-            self._shared[key] = g.reshape(1, len(g), 1, -1)
+            self._shared[key] = self._shared_columns(columns, f)
         return self._shared[key]
+
+    def _shared_columns(self, columns: Any, f: Tensor) -> Tensor | SharedColumns:
+        if isinstance(self.matrix, IdentityMap):
+            n_blocks = 0 if columns is None else columns.n_blocks
+            return SharedColumns(self.matrix.n, n_blocks, f.new_zeros(()))
+        matrix = self.matrix.to(f)
+        g = matrix if columns is None else columns(f).T @ matrix
+        return g.reshape(1, len(g), 1, -1)
 
     def fits(self, hidden: Tensor, f: Tensor) -> bool:
         """Whether outputs (b, c) are the map of the layer's (b, o), up to rounding."""
-        if self.is_identity:
+        if isinstance(self.matrix, IdentityMap) or self.is_identity:
             return torch.equal(hidden, f)
         matrix, offset = self.matrix.to(f), self.offset.to(f)
         size = hidden.abs() @ matrix.T.abs() + offset.abs()

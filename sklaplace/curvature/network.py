@@ -17,13 +17,17 @@ from sklaplace.curvature.features import feature_layers
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.recorder import BACKWARD_COPIES
+from sklaplace.curvature.shared import MAX_DENSE, IdentityMap
 from sklaplace.curvature.subsets import common_gradient, select
+from sklaplace.curvature.verification import check_jacobian_bytes
 from sklaplace.networks import outputs
 
 # copies of a layer's inputs that are alive at once: original and rotated
 INPUT_COPIES = 2
 # samples whose whole Jacobian is computed; that many are verified at least
 N_ROWS = 3
+# samples of a batch of many outputs, for which its weights are read once
+ROWS_OF_MANY = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +38,7 @@ class NetworkSpec(outputs.OutputSpec):
     ----------
     layout : Layout
         The selected parameters.
-    head_map : Tensor of shape (c, o) or None
+    head_map : Tensor of shape (c, o), IdentityMap or None
         Jacobian of the outputs with respect to those of the last layer, if all samples
         share it and the loss is convex in the outputs; None otherwise.
     feature_layers : list of str
@@ -42,8 +46,24 @@ class NetworkSpec(outputs.OutputSpec):
     """
 
     layout: Layout
-    head_map: Tensor | None
+    head_map: Tensor | IdentityMap | None
     feature_layers: list[str] = field(default_factory=list)
+
+    def batch_size(
+        self, *, row_elements: int = 0, with_covariance: bool = False
+    ) -> int:
+        """Samples that fit into the memory budget, see `OutputSpec`.
+
+        Of a last layer with many outputs more, but no more than take the memory of its
+        weights: each batch reads these, which takes longer than the products of few.
+        """
+        n = super().batch_size(
+            row_elements=row_elements, with_covariance=with_covariance
+        )
+        if self.layout.head is None or self.n_outputs <= MAX_DENSE or with_covariance:
+            return n
+        row_bytes = self.row_bytes + 8 * row_elements
+        return max(n, min(ROWS_OF_MANY, 8 * self.layout.n_parameters // row_bytes))
 
 
 def infer_network_spec(
@@ -103,10 +123,12 @@ def infer_network_spec(
     return NetworkSpec(**(vars(found) | own))
 
 
-def _is_separable(layout: Layout, head_map: Tensor | None) -> bool:
+def _is_separable(layout: Layout, head_map: Tensor | IdentityMap | None) -> bool:
     """Whether each output of the last layer is for one output of the network."""
     if head_map is None or any(block.indices is not None for block in layout.blocks):
         return False
+    if isinstance(head_map, IdentityMap):
+        return True
     is_square = head_map.shape[0] == head_map.shape[1]
     return is_square and torch.equal(head_map, head_map.diagonal().diag())
 
@@ -114,6 +136,8 @@ def _is_separable(layout: Layout, head_map: Tensor | None) -> bool:
 def _check_map_bytes(raw: Tensor, sizes: dict[str, int], layout: Layout) -> None:
     """Refuse maps so large that the Jacobian of a few samples needs too much memory."""
     if raw.ndim < 3:
+        if layout.head is None:
+            check_jacobian_bytes(raw.reshape(len(raw), -1))
         return
     c = raw[0].numel()
     gradients = sum(sizes.get(name, 0) for name in layout.layers)

@@ -21,7 +21,8 @@ from sklaplace.curvature.graph import count_uses
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import BlockSpec, Head, Layout
 from sklaplace.curvature.patches import has_layer_form
-from sklaplace.curvature.verification import probe, verified
+from sklaplace.curvature.shared import MAX_DENSE, IdentityMap
+from sklaplace.curvature.verification import check_jacobian_bytes, probe, verified
 from sklaplace.networks.forward import Forward, first_tensor, requiring_grad, rounding
 
 # names of parameters in a message, at most
@@ -196,9 +197,13 @@ def _affine_head(
     # where the outputs are those of the layer, one column is enough to verify it
     probed = jacobian.blocks[0].g.squeeze(2).mT
     matrix: Tensor | None
+    n = f.shape[1]
     if torch.equal(hidden[0], f) and torch.allclose(probed, probe(f)):
-        matrix = torch.eye(f.shape[1], dtype=torch.float64, device=f.device)
+        if n > MAX_DENSE:
+            return Head(IdentityMap(n), f.new_zeros(n, dtype=torch.float64))
+        matrix = torch.eye(n, dtype=torch.float64, device=f.device)
     else:
+        check_jacobian_bytes(f)
         matrix = common_gradient(layout, backpropagate(forward, x, layout)[1])
     if matrix is None:
         return None

@@ -6,14 +6,17 @@ layer may be used otherwise (shared weights, functional calls, samples in anothe
 order), and an operator may have a wrong batching rule.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sklaplace.core.budget import require_bytes
 from sklaplace.core.linalg import agree
 from sklaplace.core.random import row_hash
 from sklaplace.core.trees import tree_rows
@@ -28,6 +31,8 @@ from sklaplace.networks.forward import Forward, requiring_grad
 
 # samples whose rows are compared
 N_DIFFERENTIATED = 3
+# weights whose rows are compared for one sample and combination of outputs at a time
+MAX_TOGETHER = 2**24
 # outputs are equal if they differ by less, relative to their range
 _DISTINCT = 1e-3
 # rows (b, k, p) of parameters by name; None where there are none
@@ -62,8 +67,25 @@ def verified(forward: Forward, x: Any, f: Tensor, specs: list[BlockSpec]) -> Lay
             "subset_of_weights selects no weights: the layers that it means have no "
             "parameters with entries. Give them inputs and outputs, or select others."
         )
-    few, back = _distinct(f, row_hash(x).tolist()), torch.arange(len(f)).flip(0)
-    columns, equal = probe(f, 2), partial(agree, precision=forward.rounding)
+    few, columns = _distinct(f, row_hash(x).tolist()), probe(f, 2)
+    is_large = sum(math.prod(spec.shape) for spec in specs) > MAX_TOGETHER
+    parts = [few[n : n + 1] for n in range(len(few))] if is_large else [few]
+    by_column = columns.split(1, 2) if is_large else [columns]
+    for some, combinations in product(parts, by_column):
+        specs = _verified_on(forward, x, f, specs, some, combinations)
+    return Layout(tuple(specs), rounding=forward.rounding)
+
+
+def _verified_on(
+    forward: Forward,
+    x: Any,
+    f: Tensor,
+    specs: list[BlockSpec],
+    few: Tensor,
+    columns: Tensor,
+) -> list[BlockSpec]:
+    """Specs whose rows of a few samples, and of columns (b, c, k), agree."""
+    equal = partial(agree, precision=forward.rounding)
     parameters = dict(forward.module.named_parameters())
     leaves = [parameters[spec.name] for spec in specs]
     samples = tree_rows(x, few)
@@ -72,6 +94,7 @@ def verified(forward: Forward, x: Any, f: Tensor, specs: list[BlockSpec]) -> Lay
             alone, rows = rows_by_loop(forward, samples, leaves, columns[few])
     except RuntimeError as error:
         raise ValueError(_NOT_DIFFERENTIABLE.format(str(error).rstrip("."))) from error
+    back = torch.arange(len(f)).flip(0)
     with torch.no_grad():
         backwards = forward(tree_rows(x, back))
     if not (equal(alone, f[few]) and equal(backwards, f[back])):
@@ -84,8 +107,19 @@ def verified(forward: Forward, x: Any, f: Tensor, specs: list[BlockSpec]) -> Lay
     specs = [BlockSpec(s.name, s.shape) if s.name in wrong else s for s in specs]
     dense = [spec for spec in specs if spec.layer is None]
     wrong = _wrong(_mapped_rows(forward, samples, dense, columns[few]), expected, equal)
-    specs = [replace(s, one_by_one=True) if s.name in wrong else s for s in specs]
-    return Layout(tuple(specs), rounding=forward.rounding)
+    return [replace(s, one_by_one=True) if s.name in wrong else s for s in specs]
+
+
+def check_jacobian_bytes(f: Tensor) -> None:
+    """Raise for so many outputs (b, c) that rows of each of them do not fit memory."""
+    b, c = f.shape
+    require_bytes(
+        3 * b * c**2 * f.element_size(),
+        f.device,
+        f"the Jacobian of {b} samples with {c:,} outputs each",
+        "use subset_of_weights='last_layer' and a network that returns the outputs of "
+        "a torch.nn.Linear layer as they are (logits)",
+    )
 
 
 def _distinct(outputs: Tensor, keys: list[int]) -> Tensor:

@@ -133,7 +133,8 @@ class GaussianPosterior:
     @property
     def is_refitted(self) -> bool:
         """Whether ``mean`` differs from the weights of the network."""
-        return not torch.equal(self.mean, self.weights)
+        is_same = self.mean is self.weights  # both are large
+        return not (is_same or torch.equal(self.mean, self.weights))
 
     def check_resolved(self, dtype: torch.dtype) -> None:
         """Raise if variances would be rounding errors, for a network of a dtype."""

@@ -17,6 +17,7 @@ from sklaplace.curvature.blocks import Block, HeadBlock
 from sklaplace.curvature.ggn import GGN, Curvature, ggn_hessian, output_hessian
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
+from sklaplace.curvature.shared import IdentityMap
 from sklaplace.curvature.structures import Accumulator, Structure
 from sklaplace.curvature.structures.kron import (
     MAX_FACTOR,
@@ -57,12 +58,12 @@ class LastLayerModel(LinearModel):
     ----------
     features : Tensor of shape (N, i)
         Inputs of the last layer, float64.
-    head_map : Tensor of shape (c, o)
+    head_map : Tensor of shape (c, o), or IdentityMap
         Gradient of the outputs in the layer's outputs, the same for all samples.
     """
 
     features: Tensor
-    head_map: Tensor
+    head_map: Tensor | IdentityMap
 
     @property
     def _has_bias(self) -> bool:
@@ -72,6 +73,8 @@ class LastLayerModel(LinearModel):
     def _map(self) -> Tensor | None:
         """``head_map``; None for the identity."""
         m = self.head_map
+        if isinstance(m, IdentityMap):
+            return None
         return None if torch.equal(m, torch.eye(*m.shape).to(m)) else m
 
     @cached_property
@@ -379,7 +382,8 @@ def refit_bytes(layout: Layout, n_rows: int, n_outputs: int) -> int:
     per_row = 16 * i + 6 * 8 * n_outputs
     # a factor, its eigenvectors and what it takes to compute them
     width = min(n_rows, i) if n_rows < MAX_FACTOR or i <= MAX_FACTOR else 0
-    return per_row * n_rows + 3 * 8 * width**2
+    # weights, gradient, direction and its product with the curvature
+    return per_row * n_rows + 3 * 8 * width**2 + 4 * 8 * layout.n_parameters
 
 
 def _fit_budget(n_blocks: int, size: int) -> bool:
@@ -392,12 +396,12 @@ class LastLayerRecorder:
 
     Parameters
     ----------
-    head_map : Tensor of shape (c, o) or None
+    head_map : Tensor of shape (c, o), IdentityMap or None
         Gradient of the outputs in the last layer's outputs, if it was the same for a
         few samples. Recording stops at the first sample where it differs.
     """
 
-    def __init__(self, head_map: Tensor | None) -> None:
+    def __init__(self, head_map: Tensor | IdentityMap | None) -> None:
         self._head_map = head_map
         self._batches: list[tuple[Tensor, ...]] = []
 
@@ -441,9 +445,10 @@ class LastLayerRecorder:
         """
         m = self._head_map
         assert m is not None
-        probe = torch.linspace(1, 2, len(m[0])).to(m)
+        probe = torch.linspace(1, 2, m.shape[1], device=block.g.device).double()
         columns = hessian.factor().double()[..., jacobian.first_column :]
-        expected = columns[..., : jacobian.n_columns].mT @ (m @ probe)
+        mapped = probe if isinstance(m, IdentityMap) else m @ probe.to(m)
+        expected = columns[..., : jacobian.n_columns].mT @ mapped
         difference = block.g.squeeze(2).double() @ probe - expected
         return bool(difference.abs().max() <= 1e-4 * expected.abs().max())
 

@@ -427,7 +427,7 @@ class EigenPrecision(Precision):
         blocks = self.structure.rotated_blocks(jacobian)
         if jacobian.is_shared:
             both = list(blocks)
-            weights = self._input_weights(jacobian.blocks[0].g, both, pieces)
+            weights = self._input_weights(jacobian.blocks[0].outputs, both, pieces)
             pairs = zip(both, weights, strict=True)
             found = total([_of_inputs(block.a, weight) for block, weight in pairs])
         else:
@@ -439,11 +439,11 @@ class EigenPrecision(Precision):
 
     @cache_last_call
     def _input_weights(
-        self, _g: Tensor, blocks: list[Block], pieces: tuple[Tensor, ...]
+        self, _g: Any, blocks: list[Block], pieces: tuple[Tensor, ...]
     ) -> list[Tensor]:
         """``Σₒ g²ₖₒ vₒᵢ`` of each block, (k, i), where all samples share ``g``."""
         pairs = zip(blocks, pieces, strict=True)
-        return [input_weights(block.g, piece) for block, piece in pairs]
+        return [input_weights(block.outputs, piece) for block, piece in pairs]
 
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
         """``(JQ) diag(1/(scale·e + δ)) (JQ)ᵀ`` of a dense ``J``, (b, c, c)."""
@@ -461,11 +461,13 @@ def _of_inputs(a: Inputs | None, weights: Tensor) -> Tensor:
     return weights.T if a is None else unfolded(a).squeeze(1) ** 2 @ weights.T
 
 
-def input_weights(g: Tensor, v: Tensor) -> Tensor:
+def input_weights(g: Any, v: Tensor) -> Tensor:
     """``Σₒ g² v``, (k, i), by which variances are linear in squared layer inputs.
 
     For gradients ``g`` (1, k, 1, o) that all samples share and ``v`` (o·i,).
     """
+    if not isinstance(g, Tensor):
+        return g.weighted_squares(v.reshape(g.n, -1).T).T
     return (g**2)[0, :, 0] @ v.reshape(g.shape[-1], -1)
 
 

@@ -67,6 +67,7 @@ class DiagAccumulator(Accumulator):
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
         self._sums: list[Tensor] = []
+        self._are_own = False  # which nothing else refers to
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
@@ -75,11 +76,24 @@ class DiagAccumulator(Accumulator):
 
     def update(self, jacobian: Jacobian) -> None:
         """Add the squares of one batch."""
-        self._sums = _added(self._sums, [block.squares() for block in jacobian.blocks])
+        self._add([block.squares() for block in jacobian.blocks], are_new=True)
 
     def merge(self, other: Any) -> None:
         """Add the sums of another accumulator."""
-        self._sums = _added(self._sums, other._sums)
+        self._add(other._sums, are_new=False)
+
+    def _add(self, more: list[Tensor], *, are_new: bool) -> None:
+        """Add terms, in place where that changes nothing else."""
+        if not more:
+            return
+        if not self._sums:
+            self._sums, self._are_own = [piece.double() for piece in more], are_new
+        elif self._are_own:
+            for total, piece in zip(self._sums, more, strict=True):
+                total += piece
+        else:
+            pairs = zip(self._sums, more, strict=True)
+            self._sums, self._are_own = [a + b for a, b in pairs], True
 
     def summands(self) -> list[Tensor] | None:
         """The sums of each block."""
@@ -88,9 +102,3 @@ class DiagAccumulator(Accumulator):
     def decompose(self) -> Diag:
         """The diagonal structure."""
         return Diag(self.layout, torch.cat(self._sums))
-
-
-def _added(sums: list[Tensor], more: list[Tensor]) -> list[Tensor]:
-    if not (sums and more):
-        return sums or more
-    return [total + piece for total, piece in zip(sums, more, strict=True)]

@@ -30,6 +30,7 @@ from sklaplace.curvature.patches import (
     second_diagonal,
     second_moment,
 )
+from sklaplace.curvature.shared import SharedBlock, SharedColumns
 from sklaplace.curvature.structures import base
 
 # A factor wider than this keeps its diagonal only: the eigenvectors of a dense one take
@@ -90,7 +91,7 @@ class Factor(FieldsOnly):
     def _converted(self, dtype: torch.dtype, vectors: Tensor) -> Tensor:
         return vectors.to(dtype)
 
-    def rotate_outputs(self, g: Tensor) -> Tensor:
+    def rotate_outputs(self, g: Any) -> Any:
         """``g Q``; once for output gradients that all samples share."""
         vectors = self.vectors(g.dtype)
         if vectors is None:
@@ -98,7 +99,9 @@ class Factor(FieldsOnly):
         return _times(g, vectors) if len(g) > 1 else self._rotated(g, vectors)
 
     @base.cache_last_call
-    def _rotated(self, g: Tensor, vectors: Tensor) -> Tensor:
+    def _rotated(self, g: Any, vectors: Tensor) -> Tensor:
+        if isinstance(g, SharedColumns):
+            return g.times(vectors).reshape(1, g.n, 1, g.n)
         return _times(g, vectors)
 
     def total(self) -> Tensor:
@@ -231,8 +234,9 @@ class Kron(base.Diagonalised):
         """``a`` and ``g`` in the eigenbases of their factors."""
         last: tuple[Any, ...] = ()  # of a bias that follows its weight
         for block, (b, a) in zip(jacobian.blocks, self.factors, strict=True):
-            if last[:2] != (id(b), id(block.g)):
-                last = id(b), id(block.g), b.rotate_outputs(block.g)
+            g = block.columns if isinstance(block, SharedBlock) else block.g
+            if last[:2] != (id(b), id(g)):
+                last = id(b), id(g), b.rotate_outputs(g)
             g = last[2]
             yield block.like(g, block.a).rotate(None, a.vectors(g.dtype))
 
