@@ -34,12 +34,17 @@ def scored(problem: TuningProblem, path: list[Tensor]) -> list[Candidate]:
     posterior = problem.posterior
     n_blocks = 1 if problem.diagonal else posterior.likelihood.n_blocks
     scores: list[list[tuple[Tensor, ...]]] = [[] for _ in path]
-    for part, batch in problem.batches():
-        mean = linearised_mean(part.posterior, batch.f, batch.jacobian)
-        projection = projected(part.posterior.structure, batch.jacobian, n_blocks)
+    for part, batches in problem.batches_together():
+        structure, known = part.posterior.structure, []
+        for batch in batches:
+            mean = linearised_mean(part.posterior, batch.f, batch.jacobian)
+            known.append((batch, mean, projected(structure, batch.jacobian, n_blocks)))
         for ratio, parts in zip(path, scores, strict=True):
-            u = part.output_covariance(projection, ratio)
-            parts.append((batch.weights.double(), *_losses(problem, mean, u, batch)))
+            precision = part.precision_under(ratio)
+            for batch, mean, projection in known:
+                u = part.output_covariance(projection, precision)
+                losses = _losses(problem, mean, u, batch)
+                parts.append((batch.weights.double(), *losses))
     return [
         _candidate(problem, ratio, *map(torch.cat, zip(*parts, strict=True)))
         for ratio, parts in zip(path, scores, strict=True)

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from sklaplace.curvature.jacobian import Jacobian
-from sklaplace.curvature.structures import Projection
+from sklaplace.curvature.structures import Precision, Projection
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.linear_model import LinearModel
 
+# More weights than this take longer than the held-out data, for each precision.
+MANY_WEIGHTS = 2**22
 # Bounds of δ and σ within which their products neither overflow nor underflow.
 SMALLEST, LARGEST = math.exp(-100), math.exp(100)
 
@@ -124,10 +126,28 @@ class TuningProblem:
             )
         return self.validation
 
-    def output_covariance(self, projection: Projection, ratio: Tensor) -> Tensor:
-        """``J (H + ratio)⁻¹ Jᵀ`` of held-out outputs, or its diagonal if it will do."""
+    def batches_together(
+        self,
+    ) -> Iterator[tuple["TuningProblem", list[LinearisedBatch]]]:
+        """`batches`, those of many weights together if they are in memory.
+
+        A precision of so many is computed once for them then.
+        """
+        for part in self.parts:
+            held_out = part.held_out()
+            n_weights = part.posterior.layout.n_parameters
+            if isinstance(held_out, list) and n_weights > MANY_WEIGHTS:
+                yield part, held_out
+            else:
+                yield from ((part, [batch]) for batch in held_out)
+
+    def precision_under(self, ratio: Tensor) -> Precision:
+        """``H + ratio``."""
         one = torch.ones_like(self.posterior.scale)
-        precision = self.posterior.structure.precision(ratio, one)
+        return self.posterior.structure.precision(ratio, one)
+
+    def output_covariance(self, projection: Projection, precision: Precision) -> Tensor:
+        """``J P⁻¹ Jᵀ`` of held-out outputs, or its diagonal if it will do."""
         diagonal = self.diagonal or self.log_proba is None
         return projection.covariance(precision, diagonal=diagonal)
 
