@@ -407,6 +407,7 @@ ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
     "predict_quantiles": {"alpha": _values(0.1, [0.1, 0.9], [], 0.0, 1.0) | ODD},
     "predict_dirichlet": {"method": _values("bridge", "projection") | ODD},
     "predict_uncertainty": {"method": _values("bridge", "mc") | ODD},
+    "predict_top_k": {"k": _values(2) | ODD},
     "predict_set": {"q": _values(0.05) | ODD, "k_max": _values(2, 10) | ODD},
     "sample_proba": {"n_samples": _values(2) | ODD, "random_state": _values(0) | ODD},
     "sample_y": {"n_samples": _values(2) | ODD, "random_state": _values(0) | ODD},

@@ -1,8 +1,7 @@
 """LaplaceClassifier: class probabilities under a posterior over the weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -297,18 +296,18 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             )
 
     # ----------------------------------------------------------------- predict
-    def _class_probabilities(self, X: Any) -> np.ndarray:
+    def _map_proba(self, X: Any, function: Callable[[Tensor], Tensor]) -> np.ndarray:
         outputs = self._outputs
         if not outputs.model.is_gaussian:
-            return super()._class_probabilities(X)
+            return super()._map_proba(X, function)
         name = self._link_name()
-        (proba,) = outputs.map_gaussian(
+        (found,) = outputs.map_gaussian(
             self._check_inputs(X),
-            self._of_logits(partial(self._link, name)),
+            self._of_logits(lambda mean, cov: function(self._link(name, mean, cov))),
             diagonal=self._is_diagonal(name),
             centred=self._is_centred(name, links.UNCENTRED),
         )
-        return self._normalised(proba)
+        return found
 
     def _link_name(self) -> str:
         """Return the link in use; it may have been set after fit."""

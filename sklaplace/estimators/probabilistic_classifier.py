@@ -15,8 +15,7 @@ from sklaplace.core.checks import as_seed, check_option, naming
 from sklaplace.core.random import cached_sobol_normals
 from sklaplace.core.warn import warn_user
 from sklaplace.dirichlet.distribution import check_set
-from sklaplace.dirichlet.links import mc_uncertainty, uncertainty_of_draws
-from sklaplace.estimators import latent
+from sklaplace.estimators import class_outputs, latent
 from sklaplace.estimators.class_targets import ClassTargets, likelihood_of
 from sklaplace.estimators.output_model import BatchedOutputs
 from sklaplace.estimators.samples import Samples
@@ -102,14 +101,17 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         """Return probabilities (n·r, K) of the classes in fit; rows sum to one."""
         # a network with one logit has two columns, also for a single class in fit
         proba = proba[:, : self._targets.n_classes]
-        return np.asarray(proba / proba.sum(1, keepdims=True))
+        proba /= proba.sum(1, keepdims=True)
+        return proba
 
     def _class_probabilities(self, X: Any) -> np.ndarray:
         """Return probabilities (n·r, K) of r labels per sample; rows sum to one."""
-        found = self._outputs.map_draws(
-            self._check_inputs(X), lambda draws: self._proba_of_draws(draws).mean(-1)
-        )
-        return self._normalised(found.numpy())
+        return self._normalised(self._map_proba(X, lambda proba: proba))
+
+    def _map_proba(self, X: Any, function: Callable[[Tensor], Tensor]) -> np.ndarray:
+        """Return a function of each batch's probabilities (b·r, K), not normalised."""
+        X, of = self._check_inputs(X), self._proba_of_draws
+        return self._outputs.map_draws(X, lambda f: function(of(f).mean(-1))).numpy()
 
     def _concentrations(self, X: Any, method: Any) -> np.ndarray:
         """Return Dirichlet concentrations (n·r, K) of r labels per sample."""
@@ -124,34 +126,10 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         )
         return alpha[:, : self._targets.n_classes]
 
-    def _mc_uncertainty(self, X: Any) -> np.ndarray:
-        """Return total, aleatoric and epistemic entropy by draws, (n·r, 3)."""
-        outputs = self._outputs
-        outputs.model.check_draws(2)
-        X = self._check_inputs(X)
-        if not outputs.model.is_gaussian:
-            return outputs.map_draws(
-                X, lambda draws: uncertainty_of_draws(self._proba_of_draws(draws))
-            ).numpy()
-        (found,) = outputs.map_gaussian(
-            X,
-            self._of_logits(lambda m, c: mc_uncertainty(m, c, self._sobol_normals(m))),
-            diagonal=self._needs_variances_only(False),
-            centred=self._likelihood.is_shift_invariant,
-        )
-        return found
-
     def _log_proba_of(self, X: Any, y: Any) -> np.ndarray:
         """Return the log-probability of the labels of each sample, (n,); finite."""
-        targets = self._targets
-        labels = targets.check(y)
-        known = ~targets.is_ignored(labels)
-        codes = targets.target_type.encode(labels[known], targets.classes)
-        proba = self._class_probabilities(X)[known.ravel()]
-        chosen = proba[np.arange(len(codes)), codes.ravel()]
-        found = np.zeros(labels.shape)
-        found[known] = np.log(np.maximum(chosen, np.finfo(np.float64).tiny))
-        return found.reshape(len(labels), -1).sum(1)
+        proba = self._class_probabilities(X)
+        return class_outputs.log_proba_of(self._targets, proba, y)
 
     # ------------------------------------------------------------- public methods
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -202,9 +180,42 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         ndarray of shape (n,), (n, n_labels) or (n, ...)
             Labels; of a matrix of labels zeros and ones.
         """
+        if class_outputs.are_many(self._targets):
+            return self.predict_top_k(X, 1)[0][:, 0]
         proba = self.predict_proba(X)
         threshold = getattr(self.estimator_, "threshold", None)
         return self._targets.target_type.predict(proba, self.classes_, threshold)
+
+    def predict_top_k(self, X: Any, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
+        """Most probable classes under `predict_proba`, and their probabilities.
+
+        Batch by batch: memory for the probabilities of all classes of all samples, as
+        for the words of a language model, is not needed.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...), dict of arrays, or torch Dataset
+            Samples to predict.
+        k : int, default=5
+            Number of classes; all of them, where there are fewer.
+
+        Returns
+        -------
+        classes : ndarray of shape (n, k) or (n, k, ...)
+            Labels, the most probable one first; of equally probable ones that which
+            comes first in ``classes_``.
+        proba : ndarray of shape (n, k) or (n, k, ...)
+            Their probabilities.
+
+        Raises
+        ------
+        ValueError
+            If y in fit was a matrix of labels.
+        """
+        k = class_outputs.check_top(self, k)
+        columns, proba = class_outputs.top_classes(self, X, k)
+        unflatten = self._targets.target_type.unflatten
+        return unflatten(self.classes_[columns]), unflatten(proba)
 
     @naming(X="X", y="y", sample_weight="sample_weight")
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -407,17 +418,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
             method = self.dirichlet_approx if is_gaussian else "mc"
         check_option("method", method, ["mc", *dirichlet.APPROXIMATIONS])
-        return self._targets.target_type.unflatten(self._uncertainty(X, method))
-
-    def _uncertainty(self, X: Any, method: str) -> np.ndarray:
-        """Return total, aleatoric and epistemic entropy of each label, (n, 3)."""
-        if method == "mc":
-            found = self._mc_uncertainty(X)
-        else:
-            found = dirichlet.uncertainty(self._concentrations(X, method))
-        if self._targets.n_classes == 1:  # a network with one logit has two
-            found = np.zeros_like(found)
-        return found
+        found = class_outputs.entropies(self, X, method)
+        return self._targets.target_type.unflatten(found)
 
     def score_samples(self, X: Any) -> np.ndarray:
         """Minus the epistemic uncertainty of the label: the higher, the more normal.
@@ -433,7 +435,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             Minus the mutual information of label and weights by draws, in nats; the
             mean over several labels. See `predict_uncertainty`.
         """
-        found = self._uncertainty(X, "mc")[:, 2]
+        found = class_outputs.entropies(self, X, "mc")[:, 2]
         return -found.reshape(count_rows(X), -1).mean(1)
 
     def predict_set(

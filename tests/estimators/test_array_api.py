@@ -80,6 +80,7 @@ METHODS = (
     "predict_dirichlet",
     "predict_uncertainty",
     "predict_set",
+    "predict_top_k",
     "predict_interval",
     "sample_proba",
     "sample_y",

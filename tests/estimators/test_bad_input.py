@@ -628,6 +628,7 @@ class TestPredict:
         "predict_dirichlet",
         "predict_uncertainty",
         "predict_set",
+        "predict_top_k",
         "sample_proba",
         "latent_mean_and_variance",
     )

@@ -1,0 +1,141 @@
+"""The most probable classes, and their probabilities, batch by batch."""
+
+import numpy as np
+import pytest
+import segmentation
+import tagging
+from costs import counted
+from nets import MLP, BatchNormMLP, LinearModel, blobs, classifier, initialised, seeded
+from refusals import refused
+from sklearn.frozen import FrozenEstimator
+
+from sklaplace import (
+    DeepEnsembleClassifier,
+    LaplaceClassifier,
+    MCDropoutClassifier,
+    SWAGClassifier,
+    VariationalClassifier,
+)
+from sklaplace.estimators import class_outputs
+
+X, Y = blobs(n_classes=4)
+LABELS = np.array(["cat", "dog", "eel", "fox"])[Y]
+NEW = blobs(seed=1, n_classes=4)[0]
+
+
+def fitted(**options):
+    net = FrozenEstimator(seeded(classifier(MLP, module__n_out=4), X, Y))
+    model = LaplaceClassifier(net, prior_precision=1.0, random_state=0, **options)
+    return model.fit(X, Y)
+
+
+def sorted_proba(model, k, rows=NEW):
+    """Classes and probabilities by sorting ``predict_proba``; axis 1 has classes."""
+    proba = model.predict_proba(rows)
+    order = np.argsort(-proba, axis=1, kind="stable")[:, :k]
+    return model.classes_[order], np.take_along_axis(proba, order, 1)
+
+
+def assert_sorted(model, k, rows=NEW):
+    found = model.predict_top_k(rows, k)
+    for part, expected in zip(found, sorted_proba(model, k, rows), strict=True):
+        np.testing.assert_array_equal(part, expected)
+        assert part.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 7])
+@pytest.mark.parametrize("link", ["auto", "probit", "gumbel"])
+@pytest.mark.parametrize("k", [1, 3, 4])
+def test_equals_sorted_probabilities(k, link, batch_size):
+    assert_sorted(fitted(link_approx=link, batch_size=batch_size), k)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        LaplaceClassifier,
+        DeepEnsembleClassifier,
+        MCDropoutClassifier,
+        SWAGClassifier,
+        VariationalClassifier,
+    ],
+)
+def test_every_classifier_has_it(kind):
+    net = classifier(BatchNormMLP, module__n_out=4, max_epochs=2)  # with dropout
+    model = kind(net, random_state=0).fit(X, LABELS)
+    assert_sorted(model, 3)
+    assert model.predict_top_k(NEW)[0].shape == (len(NEW), 4)
+
+
+def test_weights_are_drawn_as_for_probabilities():
+    assert_sorted(fitted(pred_type="nn", n_samples=5), 2)
+
+
+def test_workers_find_the_same():
+    model = fitted(batch_size=8)
+    alone = model.predict_top_k(NEW, 2)
+    for found, expected in zip(
+        model.set_params(n_jobs=2).predict_top_k(NEW, 2), alone, strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_equally_probable_classes_come_in_order():
+    net = initialised(classifier(LinearModel, module__n_out=5))
+    net.module_.head.weight.data.zero_()
+    net.module_.head.bias.data[:] = net.module_.head.bias.new_tensor([0, 1, 0, 1, 0])
+    net.classes = range(5)
+    options = {"prior_precision": 1.0, "link_approx": "probit"}
+    model = LaplaceClassifier(FrozenEstimator(net), **options)
+    model.fit(X.astype(float), Y)
+    classes, proba = model.predict_top_k(np.zeros((2, 2)), 4)
+    np.testing.assert_array_equal(classes, [[1, 3, 0, 2]] * 2)
+    assert proba[0, 0] == proba[0, 1]
+    assert_sorted(model, 5, np.zeros((2, 2)))
+
+
+def test_maps_have_classes_at_each_position():
+    maps = segmentation.fitted(segmentation.net().fit(segmentation.X, segmentation.Y))
+    assert_sorted(maps, 2, segmentation.X)
+    classes, _ = maps.predict_top_k(segmentation.X, 1)
+    assert classes.shape == (30, 1, *segmentation.POSITIONS)
+    np.testing.assert_array_equal(classes[:, 0], maps.predict(segmentation.X))
+
+
+def test_what_is_refused():
+    model = fitted()
+    for k in (0, 1.5, True, "2"):
+        words = [f"k={k!r} is not an integer"]
+        refused(ValueError, words, lambda k=k: model.predict_top_k(NEW, k), model)
+    tags = tagging.fitted(tagging.net().fit(tagging.X, tagging.Y.astype(float)))
+    words = ["matrix of labels", "predict_proba"]
+    refused(ValueError, words, lambda: tags.predict_top_k(tagging.X, 1), tags)
+
+
+def test_many_classes_are_predicted_batch_by_batch(monkeypatch):
+    model = fitted()
+    expected = model.predict(NEW)
+    monkeypatch.setattr(class_outputs, "MANY_CLASSES", 3)
+    monkeypatch.setattr(LaplaceClassifier, "predict_proba", None)
+    np.testing.assert_array_equal(model.predict(NEW), expected)
+    assert model.score(NEW, expected) == 1
+
+
+def test_probabilities_of_all_samples_are_never_there_together():
+    """The largest tensor is an eighth of (n, C) at most, for batches of a twentieth."""
+    n, c = 400, 2_000
+    rows = np.random.default_rng(0).normal(size=(n, 3))
+    net = classifier(LinearModel, module__n_in=3, module__n_out=c)
+    net = initialised(net)
+    net.classes = range(c)
+    model = LaplaceClassifier(
+        FrozenEstimator(net),
+        hessian_structure="diag",
+        prior_precision=1.0,
+        batch_size=20,
+    ).fit(rows[:40], np.arange(40) % 20)
+    with counted() as costs:
+        classes, _ = model.predict_top_k(rows)
+    assert classes.shape == (n, 5)
+    assert costs.largest <= n * c // 8
+    assert costs.peak < 8 * n * c
