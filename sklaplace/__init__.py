@@ -28,6 +28,7 @@ from sklaplace.estimators.ensemble import DeepEnsembleClassifier, DeepEnsembleRe
 from sklaplace.estimators.ranker import BradleyTerry, LaplaceRanker
 from sklaplace.estimators.regressor import LaplaceRegressor
 from sklaplace.estimators.search import LaplaceClassifierCV, LaplaceRegressorCV
+from sklaplace.estimators.streaming import iter_predictions
 from sklaplace.estimators.swag import SWAGClassifier, SWAGRegressor
 from sklaplace.estimators.variational import VariationalClassifier, VariationalRegressor
 
@@ -52,6 +53,7 @@ __all__ = [
     "VariationalClassifier",
     "VariationalRegressor",
     "__version__",
+    "iter_predictions",
 ]
 
 TRUSTED_TYPES = [

@@ -22,6 +22,7 @@ from sklaplace.curvature.layout import Layout
 from sklaplace.networks.data import Batches, first_rows
 from sklaplace.networks.forward import first_tensor
 from sklaplace.networks.outputs import as_forward
+from sklaplace.networks.streams import require_choice
 from sklaplace.networks.training import copied, logits_alone, weighted_loss
 
 # Largest mean fraction of the training samples in a batch: nearly all of them would
@@ -138,6 +139,7 @@ class Descent:
         self, net: Any, drawn: list[int], leaves: list[Tensor]
     ) -> tuple[Tensor, ...]:
         """Gradients of the mean loss of some samples."""
+        require_choice(self.dataset)
         subset = Subset(self.dataset, drawn)
         x, y, w = next(iter(Batches(net, subset, len(drawn))))
         try:

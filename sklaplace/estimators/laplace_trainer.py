@@ -50,6 +50,7 @@ from sklaplace.estimators.trainer import Trainer
 from sklaplace.networks import split
 from sklaplace.networks.data import TrainingData, spread_rows
 from sklaplace.networks.history import is_retraced, recorded_split, untrained
+from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork, device_of
 from sklaplace.networks.training import Interrupted, Interruptible
 from sklaplace.posterior.last_layer import refit_bytes
@@ -120,6 +121,10 @@ class LaplaceTrainer(Trainer):
         Few are left to networks of folds, if these can be trained.
         """
         on_folds = self.options.uses_folds and _is_silent(self.estimator)
+        if is_stream(data.X):
+            if "validation" in (self.options.tuner, self.options.sigma_noise):
+                require_choice(data.X)
+            return data, None
         if on_folds and split.are_few(data.X, len(data.y), FEW):
             return data, None
         return super().hold_out(data)
@@ -131,7 +136,7 @@ class LaplaceTrainer(Trainer):
     def own_split(self, net: Any, data: TrainingData) -> tuple[Any, Any] | None:
         """Return the samples that a frozen net has and has not seen, if it shows."""
         is_used = self.is_frozen and self.options.tunes_on_held_out
-        if not is_used or data.sample_weight is not None:
+        if not is_used or data.sample_weight is not None or is_stream(data.X):
             return None
         parts = recorded_split(net, data.X, data.y)
         return None if parts is None or len(parts[1]) < MIN_HELD_OUT else parts
@@ -144,7 +149,8 @@ class LaplaceTrainer(Trainer):
     ) -> tuple[TrainedNetwork, list[TrainedNetwork]]:
         """Return the trained network, and those of folds where they are of use."""
         trained = self.train(data, validation, fit_params)
-        if validation is not None or not self.options.uses_folds:
+        on_folds = self.options.uses_folds and not is_stream(data.X)
+        if validation is not None or not on_folds:
             return trained, []
         return trained, self._train_on_folds(trained, data, fit_params)
 

@@ -356,6 +356,7 @@ class BatchedOutputs:
     # --------------------------------------------------------------------- batches
     def _mapped(self, X: Any, function: BatchFunction, **sizes: Any) -> list[Tensor]:
         """Return a function of each batch of X, for all samples, on the CPU."""
+        count_rows(X)
         dataset = self.network.net.get_dataset(X)
         batch_size = self._batches(dataset, **sizes).batch_size
         work = OutputPass(WorkerNetwork(self.network), function, batch_size)

@@ -195,7 +195,9 @@ def check_inputs(model: Any, X: Any) -> Any:
     """Return inputs to predict, checked and cast."""
     check_array_library(X=X)
     if is_opaque(X):
-        return applicable(model, as_given(X, model._input_type.dtype))
+        X = as_given(X, model._input_type.dtype)
+        count_rows(X)  # refuses streams
+        return applicable(model, X)
     return _cast_inputs(model, X, reset=False)
 
 

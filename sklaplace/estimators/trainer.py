@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
+from torch.utils.data import Subset
 
 from sklaplace.core.checks import listed, naming
 from sklaplace.core.warn import warn_user
@@ -32,6 +33,7 @@ from sklaplace.networks.outputs import (
     warn_if_double_softmax,
 )
 from sklaplace.networks.split import hash_split
+from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied, logits_alone, train
 
@@ -113,7 +115,7 @@ class Trainer:
 
     def hold_out(self, data: TrainingData) -> tuple[TrainingData, TrainingData | None]:
         """Split samples for tuning off, if there are enough and the net is trained."""
-        if self.validation_fraction is None or self.is_frozen:
+        if self.validation_fraction is None or self.is_frozen or is_stream(data.X):
             return data, None
         stratify, fraction = self.targets.stratify, self.validation_fraction
         parts = hash_split(data.X, data.y, fraction, self.seed, stratify=stratify)
@@ -186,6 +188,8 @@ class Trainer:
         """Train a net; all checks run on the initialised net before its first step."""
 
         def check(dataset: Any, held_out: Any) -> None:
+            if isinstance(held_out, Subset) and held_out.dataset is dataset:
+                require_choice(dataset)
             if not self.brings_encoded:
                 self.targets.check_held_out(dataset, held_out)
             check_held_out_batches(net, held_out)

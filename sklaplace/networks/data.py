@@ -23,6 +23,7 @@ from sklaplace.core.arrays import as_numbers, check_finite, detached
 from sklaplace.core.random import private_rng
 from sklaplace.core.stored import StoredArray
 from sklaplace.core.trees import leaves, mapped
+from sklaplace.networks.streams import RowStream, is_stream, require_choice, some_of
 
 Batch = tuple[Any, Any, Tensor | None]
 # Options by which a loader leaves out, repeats or permutes samples. Evaluation needs
@@ -59,7 +60,14 @@ def sample_weights(dataset: Any) -> np.ndarray | None:
         weights = sample_weights(dataset.dataset)
         indices = np.asarray(dataset.indices, dtype=int)
         return None if weights is None else weights[indices]
-    return dataset.weights if isinstance(dataset, RowDataset) else None
+    is_weighted = isinstance(dataset, RowDataset | RowStream)
+    return dataset.weights if is_weighted else None
+
+
+def with_targets(dataset: Any, y: np.ndarray, weights: np.ndarray | None) -> Any:
+    """Inputs of a dataset with targets, and sample weights, given as arrays."""
+    kind = RowStream if is_stream(dataset) else RowDataset
+    return kind(dataset, y, weights)
 
 
 def collate_weighted(collate: Callable[[list[Any]], Any], items: list[Any]) -> Any:
@@ -169,7 +177,8 @@ def _copied(array: np.ndarray | StoredArray, rows: np.ndarray) -> np.ndarray:
 
 def first_rows(net: Any, dataset: Any, n: int = 3) -> Any:
     """Inputs of the first n samples of a dataset, as one batch."""
-    first = Subset(dataset, list(range(min(n, len(dataset)))))
+    n = n if is_stream(dataset) else min(n, len(dataset))
+    first = some_of(dataset, list(range(n)))
     return next(iter(Batches(net, first, n)))[0]
 
 
@@ -178,7 +187,7 @@ def spread_rows(net: Any, dataset: Any, n: int = 16) -> Any:
     m = min(n, len(dataset))
     even = np.linspace(0, len(dataset) - 1, m).round().astype(int)
     order = sorted(range(m), key=lambda place: place % 4)
-    return next(iter(Batches(net, Subset(dataset, even[order].tolist()), m)))[0]
+    return next(iter(Batches(net, some_of(dataset, even[order].tolist()), m)))[0]
 
 
 def take_rows(X: Any, indices: np.ndarray) -> Any:
@@ -186,6 +195,7 @@ def take_rows(X: Any, indices: np.ndarray) -> Any:
 
     Those of stored arrays are not read.
     """
+    require_choice(X)
     if _is_dataset(X):
         return Subset(X, indices.tolist())
     return X.part(indices) if isinstance(X, StoredArray) else multi_indexing(X, indices)
@@ -218,9 +228,9 @@ class TrainingData:
         """Dataset of the net, with sample weights where there are any."""
         dataset = net.get_dataset(self.X, self.y)
         is_complete = self.sample_weight is None and not _is_dataset(self.X)
-        return (
-            dataset if is_complete else RowDataset(dataset, self.y, self.sample_weight)
-        )
+        if is_complete:
+            return dataset
+        return with_targets(dataset, self.y, self.sample_weight)
 
 
 def _is_dataset(X: Any) -> bool:
@@ -248,7 +258,8 @@ def as_given(X: Any, dtype: np.dtype) -> Any:
     """
     if isinstance(X, Mapping):
         X = _as_dict(X, dtype)
-    count_rows(X)
+    if not is_stream(X):
+        count_rows(X)
     if type(X) in (dict, tuple, SliceDict):
         needs_graph = any(leaf is not detached(leaf) for leaf in leaves(X))
         return mapped(detached, X) if needs_graph else X
@@ -301,6 +312,11 @@ def _with_integer_indices(X: Any) -> Any:
 
 def count_rows(X: Any) -> int:
     """Number of samples in any data that skorch can index; refuses empty data."""
+    if is_stream(X):
+        raise ValueError(
+            "X is an IterableDataset, whose number of samples is not known. Use "
+            "sklaplace.iter_predictions, or collect its samples in an array."
+        )
     n = len(X) if _is_dataset(X) else get_len(X)
     if n == 0:
         raise ValueError("X has 0 rows. Pass at least one.")
@@ -308,8 +324,8 @@ def count_rows(X: Any) -> int:
 
 
 def check_length(X: Any, y: np.ndarray) -> None:
-    """Refuse samples and targets of different number."""
-    if (n := count_rows(X)) != len(y):
+    """Refuse samples and targets of different number; streams are counted later."""
+    if not is_stream(X) and (n := count_rows(X)) != len(y):
         raise ValueError(
             f"X has {n} rows, but y has {len(y)}. Pass one target per row."
         )

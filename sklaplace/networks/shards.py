@@ -14,6 +14,7 @@ from torch.utils.data import Subset
 
 from sklaplace.core.stored import StoredArray
 from sklaplace.networks.data import RowDataset
+from sklaplace.networks.streams import is_stream
 
 # Batches of a shard, at least: what a shard costs beside them is little then.
 MIN_BATCHES = 4
@@ -41,13 +42,13 @@ class Shards:
         """Return a number of shards of nearly equal size.
 
         None depends on the number of batches alone. There are no more shards than
-        batches.
+        batches, and there is one of a stream.
         """
         n_samples = len(dataset)
         n_batches = -(-n_samples // batch_size)
         if n_shards is None:
             n_shards = min(MAX_SHARDS, n_batches // MIN_BATCHES)
-        n_shards = max(1, min(n_shards, n_batches))
+        n_shards = 1 if is_stream(dataset) else max(1, min(n_shards, n_batches))
         ends = [k * n_batches // n_shards * batch_size for k in range(n_shards)]
         pairs = zip(ends, [*ends[1:], n_samples], strict=True)
         return cls(dataset, tuple(range(*pair) for pair in pairs))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sklaplace.core.checks import naming
 from sklaplace.core.random import private_rng
 from sklaplace.likelihoods import CRITERIA
-from sklaplace.networks.data import RowDataset, collate_weighted, sample_weights
+from sklaplace.networks.data import collate_weighted, sample_weights, with_targets
 from sklaplace.networks.forward import computed_tensors, first_tensor
 from sklaplace.networks.outputs import as_forward, unwrapped
 
@@ -98,7 +98,7 @@ def train(
     net.train_split = split
     dataset = None
     if weights is not None or isinstance(X, torch.utils.data.Dataset):
-        dataset = RowDataset(net.get_dataset(X, y), y, weights)
+        dataset = with_targets(net.get_dataset(X, y), y, weights)
     try:
         with _training_class(net, X, dataset, changes):
             net.fit(X, y, **fit_params)
@@ -155,7 +155,7 @@ def _logits(_module: nn.Module, _args: Any, outputs: Any) -> Tensor:
 
 @contextmanager
 def _training_class(
-    net: Any, X: Any, dataset: RowDataset | None, changes: tuple[type, ...]
+    net: Any, X: Any, dataset: Any | None, changes: tuple[type, ...]
 ) -> Iterator[None]:
     """Put mixins before the class of a net, and ``dataset`` in the place of X.
 

@@ -1,0 +1,85 @@
+"""RowStream: samples of an iterable dataset, which come one after another, in order.
+
+They can be added up in each pass, and trained on. There is no access to single ones,
+so that they cannot be split, drawn or left out.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from skorch.dataset import unpack_data
+from torch.utils.data import IterableDataset, Subset, get_worker_info
+
+
+def is_stream(X: Any) -> bool:
+    """Whether samples come one after another."""
+    return isinstance(X, IterableDataset)
+
+
+class RowStream(IterableDataset[Any]):
+    """Inputs of an iterable dataset with targets, and weights, given as arrays.
+
+    Items are ``(X, y)``, or ``(X, (y, weight))`` where there are weights.
+
+    Parameters
+    ----------
+    dataset : IterableDataset
+        Its items are ``(X, y)``; it is iterated once in each pass.
+    y : ndarray of shape (n, ...)
+        Targets, in its order.
+    weights : ndarray of shape (n,) or None
+        Sample weights.
+    """
+
+    def __init__(self, dataset: Any, y: np.ndarray, weights: np.ndarray | None) -> None:
+        self.dataset, self.y, self.weights = dataset, y, weights
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        if worker is not None and worker.num_workers > 1:
+            raise ValueError(
+                f"X is an IterableDataset, and {worker.num_workers} workers of a "
+                "loader would each yield samples of it, whose targets are not known "
+                "then. Set iterator_train__num_workers and "
+                "iterator_valid__num_workers to 0 or 1."
+            )
+        n = 0
+        for item in self.dataset:
+            X, _ = unpack_data(item)
+            if n == len(self.y):
+                raise ValueError(
+                    f"X is an IterableDataset with more than {n} samples, but y has "
+                    f"{n}. Pass one target per sample."
+                )
+            y = self.y[n]
+            yield X, (y if self.weights is None else (y, self.weights[n]))
+            n += 1
+        if n < len(self.y):
+            raise ValueError(
+                f"X is an IterableDataset with {n} samples, but y has {len(self.y)}. "
+                "Pass one target per sample; a dataset has to yield all of them each "
+                "time it is iterated."
+            )
+
+
+def some_of(dataset: Any, rows: list[int]) -> Any:
+    """Return some samples of a dataset; of a stream, as many of the first ones."""
+    if not is_stream(dataset):
+        return Subset(dataset, rows)
+    return list(islice(dataset, len(rows)))
+
+
+def require_choice(X: Any) -> None:
+    """Raise for samples that cannot be chosen from."""
+    if is_stream(X):
+        raise ValueError(
+            "X is an IterableDataset, of which no samples can be chosen or left out, "
+            "as by a train_split, folds, weights of zero and draws. Set "
+            "train_split=None and pass X_val and y_val to tune on, or use a torch "
+            "Dataset with indices."
+        )

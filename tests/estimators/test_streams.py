@@ -1,0 +1,240 @@
+"""Samples that come one after another, and predictions block by block."""
+
+import numpy as np
+import pytest
+import torch
+from nets import blobs, classifier, regressor, waves
+from refusals import refused_fit
+from sklearn.frozen import FrozenEstimator
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from skorch.dataset import ValidSplit
+from skorch.helper import SliceDict, predefined_split
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from sklaplace import (
+    DeepEnsembleClassifier,
+    LaplaceClassifier,
+    LaplaceClassifierCV,
+    LaplaceRegressor,
+    SWAGClassifier,
+    iter_predictions,
+)
+from sklaplace.core import stored
+
+X, Y = blobs(90)
+X_REG, Y_REG = waves(90)
+NET = FrozenEstimator(classifier().fit(X, Y))
+SPLIT = classifier(train_split=ValidSplit(5))
+NEW = classifier(max_epochs=3, train_split=None)
+OPTIONS = {"random_state": 0, "batch_size": 20}
+
+
+class Stream(IterableDataset):
+    """Samples that can only be iterated over."""
+
+    def __init__(self, X, y=None, n=None):
+        self.X, self.y, self.n = X, np.zeros(len(X)) if y is None else y, n
+
+    def __iter__(self):
+        return zip(self.X[: self.n], self.y, strict=False)
+
+
+def same_posterior(model, other):
+    for name in ("mean", "prior_precision"):
+        found, expected = (getattr(m.posterior_, name) for m in (model, other))
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    found, expected = (m.posterior_.structure.dense() for m in (model, other))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+# --------------------------------------------------------------------------- fits
+@pytest.mark.parametrize("net", [NET, NEW], ids=["frozen", "new"])
+@pytest.mark.parametrize("weights", [None, 1.0 + Y], ids=["no weights", "weights"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"prior_precision": "marglik"},
+        {"prior_precision": 1.0, "refine": True},
+        {"prior_precision": 1.0, "subset_of_weights": "all"},
+        {"prior_precision": 1.0, "hessian_structure": "nystrom"},
+    ],
+    ids=["marglik", "refitted", "all", "two passes"],
+)
+def test_a_stream_is_fitted_as_an_array(net, weights, params):
+    model = LaplaceClassifier(net, **OPTIONS, **params).fit(Stream(X, Y), Y, weights)
+    same_posterior(
+        model,
+        LaplaceClassifier(net, **OPTIONS, **params, n_shards=1).fit(X, Y, weights),
+    )
+
+
+def test_a_stream_of_numbers():
+    net = FrozenEstimator(regressor().fit(X_REG, Y_REG[:, None]))
+    tuned = {"prior_precision": "marglik", "sigma_noise": 0.3}
+    model = LaplaceRegressor(net, **tuned, **OPTIONS)
+    found = model.fit(Stream(X_REG), Y_REG).predict(X_REG, return_std=True)
+    expected = model.fit(X_REG, Y_REG).predict(X_REG, return_std=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_samples_to_tune_on():
+    model = LaplaceClassifier(NET, **OPTIONS, refine=False)
+    held_out = {"X_val": X[60:], "y_val": Y[60:]}
+    found = model.fit(Stream(X[:60]), Y[:60], **held_out).prior_precision_
+    assert found == model.fit(X[:60], Y[:60], **held_out).prior_precision_
+    held_out["X_val"] = Stream(X[60:])
+    assert found == model.fit(X[:60], Y[:60], **held_out).prior_precision_
+
+
+def test_without_samples_to_tune_on():
+    """What splits off samples, or trains on folds, is left out."""
+    with pytest.warns(UserWarning, match="held out|did not see"):
+        model = LaplaceClassifier(NET, **OPTIONS).fit(Stream(X), Y)
+    assert model.prior_precision_ > 0
+
+
+def test_further_samples():
+    model = LaplaceClassifier(NET, prior_precision=1.0, **OPTIONS)
+    model.fit(Stream(X[:40]), Y[:40]).partial_fit(Stream(X[40:]), Y[40:])
+    other = LaplaceClassifier(NET, prior_precision=1.0, **OPTIONS)
+    same_posterior(model, other.fit(X[:40], Y[:40]).partial_fit(X[40:], Y[40:]))
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (LaplaceClassifier(SPLIT), ["train_split=None", "X_val"]),
+        (LaplaceClassifier(NET, prior_precision="validation"), ["X_val"]),
+        (LaplaceClassifierCV(NEW), ["folds"]),
+        (SWAGClassifier(NEW), ["draws"]),
+    ],
+    ids=["train_split", "validation", "folds", "draws"],
+)
+def test_what_needs_a_choice_is_refused(model, words):
+    refused_fit(model, "IterableDataset", *words, data=(Stream(X), Y))
+
+
+def test_weights_of_zero_are_refused():
+    weights = np.ones(90)
+    weights[3] = 0
+    words = "IterableDataset", "weights of zero"
+    refused_fit(
+        LaplaceClassifier(NET), *words, data=(Stream(X), Y), sample_weight=weights
+    )
+
+
+@pytest.mark.parametrize(("n", "words"), [(80, "80 samples"), (None, "more than 85")])
+def test_other_numbers_of_samples_are_refused(n, words):
+    y = Y[:85] if n is None else Y
+    model = LaplaceClassifier(NET, prior_precision=1.0)
+    refused_fit(model, "IterableDataset", words, data=(Stream(X, n=n), y))
+
+
+def test_workers_of_a_loader_are_refused():
+    net = classifier().fit(X, Y)
+    net.iterator_valid__num_workers = 2
+    model = LaplaceClassifier(FrozenEstimator(net), prior_precision=1.0)
+    with pytest.raises((ValueError, RuntimeError), match="num_workers"):
+        model.fit(Stream(X), Y)
+
+
+def test_a_set_to_validate_on_is_no_split():
+    valid = predefined_split(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)))
+    net = classifier(max_epochs=1, train_split=valid)
+    model = LaplaceClassifier(net, **OPTIONS).fit(Stream(X), Y)
+    assert len(model.estimator_.history) == 1
+
+
+def test_predictions_name_what_to_use():
+    model = LaplaceClassifier(NET, prior_precision=1.0).fit(X, Y)
+    for method in (model.predict_proba, model.score_samples, model.predict_dirichlet):
+        with pytest.raises(ValueError, match="iter_predictions"):
+            method(Stream(X))
+
+
+# -------------------------------------------------------------------------- blocks
+FITTED = LaplaceClassifier(NET, prior_precision=1.0, **OPTIONS).fit(X, Y)
+ON_DICT = LaplaceClassifier(
+    FrozenEstimator(classifier().fit(SliceDict(X=X), Y)), prior_precision=1.0
+).fit({"X": X}, Y)
+INPUTS = {
+    "array": X,
+    "list": X.tolist(),
+    "tensor": torch.from_numpy(X),
+    "dataset": TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)),
+    "stream": Stream(X),
+    "loader": DataLoader(Stream(X), batch_size=7),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_predictions_are_those_of_all_samples(name):
+    found = list(iter_predictions(FITTED, INPUTS[name], block_size=40))
+    sizes = [7] * 12 + [6] if name == "loader" else [40, 40, 10]
+    assert [len(part) for part in found] == sizes
+    expected = FITTED.predict_proba(X)
+    np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-6)
+
+
+def test_dicts_are_cut():
+    found = list(iter_predictions(ON_DICT, {"X": X}, block_size=40))
+    expected = ON_DICT.predict_proba({"X": X})
+    np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-6)
+
+
+def test_a_file_is_read_block_by_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(stored, "MAX_LOADED", 0)
+    np.save(tmp_path / "x.npy", X)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    found = np.concatenate(list(iter_predictions(FITTED, mapped, block_size=40)))
+    np.testing.assert_allclose(found, FITTED.predict_proba(X), rtol=1e-6)
+
+
+def test_any_method_of_any_estimator():
+    pipeline = make_pipeline(StandardScaler(), FITTED)
+    pipeline[0].fit(X)
+    found = np.concatenate(list(iter_predictions(pipeline, X, "predict")))
+    np.testing.assert_array_equal(found, pipeline.predict(X))
+    regression = LaplaceRegressor(regressor(), random_state=0).fit(X_REG, Y_REG)
+    parts = list(iter_predictions(regression, X_REG, "predict", return_std=True))
+    assert [len(part) for part in parts] == [2]
+    scores = iter_predictions(FITTED, X, "score_samples", block_size=50)
+    np.testing.assert_allclose(np.concatenate(list(scores)), FITTED.score_samples(X))
+
+
+def test_blocks_are_computed_one_after_another():
+    """None before it is asked for."""
+    seen = []
+
+    class Watched(Stream):
+        def __iter__(self):
+            for item in super().__iter__():
+                seen.append(item)
+                yield item
+
+    found = iter_predictions(FITTED, Watched(X), block_size=30)
+    assert not seen
+    next(found)
+    assert len(seen) == 30
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"method": "predict_prob"}, AttributeError, "predict_prob"),
+        ({"method": "classes_"}, AttributeError, "takes X"),
+        ({"block_size": 0}, ValueError, "block_size"),
+        ({"block_size": 2.5}, ValueError, "block_size"),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(options, error, words):
+    with pytest.raises(error, match=words):
+        iter_predictions(FITTED, X, **options)
+
+
+def test_ensembles_train_on_streams():
+    ensemble = DeepEnsembleClassifier(NEW, n_estimators=2, random_state=0)
+    found = ensemble.fit(Stream(X), Y).predict_proba(X)
+    expected = ensemble.fit(X, Y).predict_proba(X)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
