@@ -55,6 +55,8 @@ class StoredArray:
     ) -> None:
         self.source, self.cast = source, cast
         self.rows: Rows = range(_n_rows(source)) if rows is None else rows
+        # the chunk that was read last, by its first row; shared by all parts
+        self._chunk: dict[int, np.ndarray] = {}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -91,7 +93,9 @@ class StoredArray:
         return self._of(taken)
 
     def _of(self, rows: Rows) -> "StoredArray":
-        return StoredArray(self.source, self.cast, rows)
+        part = object.__new__(StoredArray)  # a copy would read it, as pickle does
+        vars(part).update(vars(self), rows=rows)
+        return part
 
     def read(self) -> np.ndarray:
         """Return all samples, cast.
@@ -118,6 +122,9 @@ class StoredArray:
 
     def _taken(self) -> np.ndarray:
         rows, source = self.rows, self.source
+        size = 0 if isinstance(source, np.ndarray) else _rows_of_chunk(source)
+        if isinstance(rows, range) and rows.step == 1 and len(rows) < size:
+            return self._of_chunks(rows, size)
         if isinstance(rows, range):
             found = np.array(source[rows.start : rows.stop : rows.step])
         elif isinstance(source, np.ndarray):
@@ -128,6 +135,20 @@ class StoredArray:
             found = np.asarray(indexed[distinct])[places]
         _release(source)
         return found
+
+    def _of_chunks(self, rows: range, size: int) -> np.ndarray:
+        """Return few consecutive samples; a chunk is read once for all that follow."""
+        parts, start = [], rows.start
+        while start < rows.stop:
+            first = start // size * size
+            if first not in self._chunk:
+                chunk = np.array(self.source[first : first + size])
+                self._chunk.clear()
+                self._chunk[first] = chunk
+            stop = min(rows.stop, first + size)
+            parts.append(self._chunk[first][start - first : stop - first])
+            start = stop
+        return np.concatenate(parts)
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Read all samples, some at a time."""
@@ -156,14 +177,26 @@ class StoredArray:
         return np.asarray(self.read(), dtype=dtype)
 
     def __reduce__(self) -> Any:
-        """The samples by value if they are of a memory map, which others may lack."""
+        """The samples by value if they are of a memory map, which others may lack.
+
+        Blocks of dask are computed where this is unpickled. Later would be too late: a
+        worker of dask that waits for a block takes on other tasks meanwhile, which may
+        wait for what it holds.
+        """
         source: Any = self.source
-        rows: Rows | None = self.rows
+        rows: Rows = self.rows
         if isinstance(source, np.ndarray):
             return StoredArray, (self._raw(), self.cast)
-        if hasattr(source, "__dask_keys__") and isinstance(rows, range):
-            source, rows = _culled(source[rows.start : rows.stop : rows.step]), None
-        return StoredArray, (source, self.cast, rows)
+        if not hasattr(source, "__dask_keys__"):
+            return StoredArray, (source, self.cast, rows)
+        chosen: Any = rows
+        if isinstance(rows, range):
+            chosen = slice(rows.start, rows.stop, rows.step)
+        return _computed, (_culled(source[chosen]), self.cast)
+
+
+def _computed(source: Any, cast: Callable[[np.ndarray], np.ndarray]) -> StoredArray:
+    return StoredArray(np.asarray(source), cast)
 
 
 def _n_rows(source: Any) -> int:
@@ -174,6 +207,18 @@ def _n_rows(source: Any) -> int:
             "it first, as by compute_chunk_sizes() of an array of dask."
         )
     return int(n)
+
+
+def _rows_of_chunk(source: Any) -> int:
+    """Return the rows of a chunk, of which one is not read without the others.
+
+    0 if there are no chunks, or they are large.
+    """
+    chunks = source.chunks
+    rows = chunks[0] if chunks else 0
+    size = int(rows[0] if isinstance(rows, tuple) else rows)  # dask has those of each
+    row_bytes = source.dtype.itemsize * int(np.prod(source.shape[1:], dtype=int))
+    return size if size * row_bytes <= BUDGET else 0
 
 
 def _memory_map(array: Any) -> mmap.mmap | None:
@@ -196,6 +241,10 @@ def _release(source: Any) -> None:
 
 
 def _culled(source: Any) -> Any:
-    """Return an array of dask without the blocks that it is not made of."""
-    graph = source.dask.cull(source.__dask_keys__())
-    return type(source)(graph, source.name, source.chunks, source.dtype)
+    """Return an array of dask without the blocks that it is not made of.
+
+    By the protocol of collections that dask documents.
+    """
+    graph = source.__dask_optimize__(source.__dask_graph__(), source.__dask_keys__())
+    rebuild, args = source.__dask_postpersist__()
+    return rebuild(graph, *args)

@@ -9,11 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
+from sklaplace.core.random import private_rng
 from sklaplace.curvature.ggn import Curvature, add_pass
 from sklaplace.curvature.structures import Accumulator
 from sklaplace.estimators.novelty_recorder import NoveltyRecorder
 from sklaplace.likelihoods import DataFit
 from sklaplace.networks.data import Batches
+from sklaplace.networks.trained import device_of
 from sklaplace.networks.worker_net import WorkerNetwork
 from sklaplace.posterior.last_layer import LastLayerRecorder
 from sklaplace.posterior.novelty import Novelty
@@ -84,7 +86,8 @@ class CurvaturePass:
         batches = Batches(network.net, samples, self.batch_size)
         likelihood, forward = network.spec.likelihood, network.forward()
         head_rows = LastLayerRecorder(self.head_map if self.is_first else None)
-        with forward.frozen():
+        # loaders and modules may draw numbers
+        with private_rng(0, device_of(network.net)), forward.frozen():
             if not self.is_first:
                 add = forward, batches, likelihood, self.curvature, accumulator
                 return CurvatureSums(accumulator, add_pass(*add), head_rows, None)

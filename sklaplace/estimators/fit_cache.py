@@ -1,7 +1,6 @@
 """A fit of a Laplace estimator, from ``memory`` or a checkpoint where there is one."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -36,10 +35,15 @@ def cached_fit(
     def key() -> str:
         return _key(model, options, data, validation, params)
 
-    def work() -> LaplaceFit:
+    def train() -> Any:
         device = getattr(inner_net(model.estimator), "device", "cpu")
-        with private_rng(model._seed, device), torch.inference_mode(False):
-            train = partial(trainer.train_with_folds, data, validation, params)
+        with private_rng(model._seed, device):
+            return trainer.train_with_folds(data, validation, params)
+
+    def work() -> LaplaceFit:
+        # outside of the context of training, which admits one thread at a time: it
+        # would wait for workers that wait for it
+        with torch.inference_mode(False):
             if checkpoint is None:
                 return model._solver(options).accumulate(*train())
             networks = checkpoint.step("networks", train)

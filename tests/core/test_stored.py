@@ -75,8 +75,23 @@ def test_parts_are_read_alone():
     array = StoredArray(source, single)
     array.part(slice(0, 20)).part(np.array([3, 4, 5]))
     assert not source.n_read
-    array.part(np.array([3, 4, 5])).read()
+    array.part(np.array([3, 5, 9])).read()
     assert source.n_read == 3
+
+
+def test_a_chunk_is_read_once_for_consecutive_samples():
+    source = Chunked()
+    array = StoredArray(source, single)
+    found = [array.part(slice(5, 40))[k] for k in range(35)]
+    np.testing.assert_array_equal(found, VALUES[5:40])
+    assert source.n_read == 42  # six chunks of seven
+
+
+def test_large_chunks_are_not_read_for_a_sample(monkeypatch):
+    monkeypatch.setattr(stored, "BUDGET", 7 * VALUES[0].nbytes - 1)
+    source = Chunked()
+    StoredArray(source, single)[3]
+    assert source.n_read == 1
 
 
 def test_blocks_are_all_samples(array, monkeypatch):

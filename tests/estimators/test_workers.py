@@ -3,6 +3,7 @@
 Workers are threads here, which need no time to start; tests/clients has processes.
 """
 
+import threading
 from contextlib import contextmanager
 from unittest import mock
 
@@ -23,8 +24,11 @@ from sklaplace import (
     LaplaceRanker,
     LaplaceRegressor,
 )
+from sklaplace.core.parallel import ordered_map
+from sklaplace.core.random import private_rng
 from sklaplace.curvature import ggn
 from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.networks.outputs import as_forward
 
 X, Y = blobs(90)
 X_REG, Y_REG = waves(90)
@@ -148,6 +152,26 @@ def test_a_thread_that_predicts_has_a_network_of_its_own():
     numbers(model, X, METHODS)
     assert hooks == [len(part._forward_hooks) for part in module.modules()]
     assert modes == [part.training for part in module.modules()]
+
+
+def test_no_lock_is_held_while_workers_compute():
+    """A worker of dask takes on a second fit while the first one waits for others."""
+    entered = []
+
+    def enter():
+        with private_rng(0), as_forward(NET.estimator).frozen():
+            entered.append(True)
+
+    def watched(*args):
+        thread = threading.Thread(target=enter, daemon=True)
+        thread.start()
+        thread.join(timeout=10)
+        yield from ordered_map(*args)
+
+    model = LaplaceClassifier(NET, **SMALL, prior_precision=1.0)
+    with mock.patch("sklaplace.estimators.saved_sums.ordered_map", watched):
+        model.fit(X, Y)
+    assert entered
 
 
 # ------------------------------------------------------------------- checkpoints
