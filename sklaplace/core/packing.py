@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from skorch import NeuralNet
+from torch import Tensor
 
 from sklaplace.core.fingerprint import hashed
 
@@ -81,14 +82,20 @@ class _Pickler(pickle.Pickler):
 
         As arrays they load several times as fast as in torch's own form.
         """
-        is_plain = type(value) is torch.Tensor and value.is_contiguous()
-        is_plain = is_plain and value.device.type == "cpu"
-        if is_plain and not (value.requires_grad or vars(value)):
-            with suppress(TypeError, RuntimeError):  # of torch's dtypes
-                return torch.from_numpy, (value.numpy(),)
+        if type(value) is Tensor and (reduced := reduced_as_array(value)):
+            return reduced
         if isinstance(value, NeuralNet):
             return object.__new__, (type(value),), vars(value), None, None, _set_state
         return NotImplemented
+
+
+def reduced_as_array(value: Tensor) -> Any:
+    """Return what pickle stores of a plain tensor as an array, None for others."""
+    is_plain = value.is_contiguous() and value.device.type == "cpu"
+    if is_plain and not (value.requires_grad or vars(value)):
+        with suppress(TypeError, RuntimeError):  # of torch's dtypes
+            return torch.from_numpy, (value.numpy(),)
+    return None
 
 
 def _set_state(value: Any, attributes: Mapping[str, Any]) -> None:

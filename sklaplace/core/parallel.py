@@ -17,7 +17,9 @@ import torch
 from joblib import Parallel, delayed, effective_n_jobs
 from joblib.externals.loky.backend import reduction
 from joblib.externals.loky.process_executor import TerminatedWorkerError
+from torch import Tensor
 
+from sklaplace.core.packing import reduced_as_array
 from sklaplace.core.persistence import for_worker
 
 # Processes that are killed by the operating system, for want of memory, would be killed
@@ -29,7 +31,11 @@ AHEAD = 8
 
 def packed(value: Any) -> bytes:
     """Return a pickle; classes and functions of a script or a notebook go by value."""
-    return bytes(reduction.dumps(value))
+    return bytes(reduction.dumps(value, reducers={Tensor: _reduced}))
+
+
+def _reduced(value: Tensor) -> Any:
+    return reduced_as_array(value) or value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
 
 
 def n_workers(n_jobs: int | None) -> int:

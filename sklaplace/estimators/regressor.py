@@ -114,7 +114,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     n_shards : int or None, default=None
         Parts that the training samples are divided into, in whole batches: the
         curvature is summed within each, and then over all, in order. None is one for
-        every four batches, and at most 64. Only the last digits depend on it.
+        every four batches, and at most 32. Only the last digits depend on it.
     n_jobs : int or None, default=None
         Workers that compute shards, and batches of predictions, by joblib: processes,
         or what ``joblib.parallel_config`` says, such as ``"dask"``. Each uses one

@@ -19,7 +19,7 @@ from sklaplace.networks.streams import is_stream
 # Batches of a shard, at least: what a shard costs beside them is little then.
 MIN_BATCHES = 4
 # Shards, unless more are requested: each has sums of its own, which are added up.
-MAX_SHARDS = 64
+MAX_SHARDS = 32
 
 
 @dataclass(frozen=True)
