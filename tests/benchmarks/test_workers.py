@@ -23,7 +23,10 @@ SPEED_UP = 1.6
 def workload():
     """All weights of a network with ten classes: ten seconds and more of curvature."""
     rng = np.random.default_rng(0)
-    X, y = rng.standard_normal((180_000, 64)).astype("f4"), rng.integers(10, size=180_000)
+    X, y = (
+        rng.standard_normal((180_000, 64)).astype("f4"),
+        rng.integers(10, size=180_000),
+    )
     sizes = {"module__n_in": 64, "module__n_out": 10, "module__width": 512}
     net = classifier(MLP, max_epochs=1, **sizes).fit(X[:1000], y[:1000])
     options = {"subset_of_weights": "all", "prior_precision": 1.0, "random_state": 0}

@@ -1,0 +1,88 @@
+"""Peak memory of fit and predictions on a file that is larger than memory need be.
+
+    python tests/benchmarks/large_file.py 10
+
+writes a sparse file of 10 GB into a temporary folder, fits a frozen network's posterior
+with the default options in a process of its own, and writes its probabilities to
+another file. Prints the peak over that of the network alone, in MiB.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+from sklearn.frozen import FrozenEstimator
+from skorch import NeuralNetClassifier
+from torch import nn
+
+from sklaplace import LaplaceClassifier, iter_predictions
+
+N_FEATURES, N_CLASSES, N_TRAINED = 784, 10, 2000
+
+
+def write(folder, gigabytes):
+    """Write samples, most of them zero, and their classes."""
+    n = int(gigabytes * 1e9 / (4 * N_FEATURES))
+    rng = np.random.default_rng(0)
+    X = np.memmap(folder / "X.dat", "f4", "w+", shape=(n, N_FEATURES))
+    for start in range(0, n, max(1, n // 2000)):
+        some = X[start : start + 50]
+        some[...] = rng.standard_normal(some.shape)
+    X.flush()
+    weights = rng.standard_normal((N_FEATURES, N_CLASSES)).astype("f4")
+    starts = range(0, n, 50_000)
+    y = [(X[start : start + 50_000] @ weights).argmax(1) for start in starts]
+    np.save(folder / "y.npy", np.concatenate(y))
+
+
+def peak():
+    """Peak memory of this program, in MiB; that of `resource` is also its parent's."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def fit(folder):
+    """Fit and predict; print the peaks."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    y = np.load(folder / "y.npy")
+    X = np.memmap(folder / "X.dat", "f4", "r", shape=(len(y), N_FEATURES))
+    layers = nn.Linear(N_FEATURES, 64), nn.ReLU(), nn.Linear(64, N_CLASSES)
+    options = {"criterion": nn.CrossEntropyLoss, "train_split": None}
+    net = NeuralNetClassifier(nn.Sequential(*layers), max_epochs=1, **options)
+    net.set_params(verbose=0).fit(np.array(X[:N_TRAINED]), y[:N_TRAINED])
+    net.predict_proba(np.array(X[:N_TRAINED]))
+    network, start = peak(), perf_counter()
+    model = LaplaceClassifier(FrozenEstimator(net), random_state=0).fit(X, y)
+    fitted, middle = peak(), perf_counter()
+    shape, done = (len(y), N_CLASSES), 0
+    proba = np.lib.format.open_memmap(folder / "proba.npy", "w+", "f4", shape)
+    for block in iter_predictions(model, X):
+        proba[done : done + len(block)] = block
+        done += len(block)
+    print(  # noqa: T201
+        f"{X.nbytes / 1e9:.1f} GB, {len(y):,} samples: fit {fitted - network:.0f} MiB "
+        f"and {middle - start:.0f} s, with predictions {peak() - network:.0f} MiB and "
+        f"{perf_counter() - start:.0f} s"
+    )
+
+
+def main():
+    """Write the file, and fit in another process, which has not written to it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(folder, float(sys.argv[1]))
+        subprocess.run(
+            [sys.executable, "-W", "ignore", __file__, "--fit", folder], check=True
+        )
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--fit":
+        fit(Path(sys.argv[2]))
+    else:
+        main()

@@ -1,0 +1,149 @@
+"""Inputs on disk: results are those of arrays, in memory that does not grow."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import joblib
+import numpy as np
+import pytest
+from nets import blobs, classifier, regressor, waves
+from refusals import refused_fit
+from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
+
+from sklaplace import (
+    DeepEnsembleClassifier,
+    LaplaceClassifier,
+    LaplaceRegressor,
+    SWAGClassifier,
+    VariationalClassifier,
+)
+from sklaplace.core import stored
+from sklaplace.curvature.structures import STRUCTURES
+
+X, Y = blobs(120)
+X_REG, Y_REG = waves(120)
+NET = FrozenEstimator(classifier().fit(X, Y))
+NEW = classifier(max_epochs=2)
+SMALL = {"random_state": 0, "batch_size": 16}
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "large_file.py"
+
+
+@pytest.fixture(autouse=True)
+def of_any_size(monkeypatch):
+    monkeypatch.setattr(stored, "MAX_LOADED", 0)
+
+
+@pytest.fixture
+def mapped(tmp_path):
+    """An array as a memory map, of another dtype than the network's."""
+
+    def write(array, dtype="f8"):
+        np.save(tmp_path / "array.npy", array.astype(dtype))
+        return np.load(tmp_path / "array.npy", mmap_mode="r")
+
+    return write
+
+
+MODELS = {
+    "new": LaplaceClassifier(NEW, **SMALL),
+    "frozen": LaplaceClassifier(NET, **SMALL, prior_precision=1.0),
+    "default network": LaplaceClassifier(**SMALL),
+    "refitted": LaplaceClassifier(NET, **SMALL, prior_precision=1.0, refine=True),
+    "ensemble": DeepEnsembleClassifier(NEW, n_estimators=2, random_state=0),
+    "SWAG": SWAGClassifier(NEW, random_state=0),
+    "variational": VariationalClassifier(NEW, random_state=0),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_results_are_those_of_an_array(name, mapped):
+    model = MODELS[name]
+    expected = clone(model).fit(X, Y).predict_proba(X)
+    found = clone(model).fit(mapped(X), Y)
+    np.testing.assert_array_equal(found.predict_proba(mapped(X)), expected)
+    assert found.n_features_in_ == 2
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_structures_are_those_of_an_array(structure, mapped):
+    options = {"subset_of_weights": "all", "prior_precision": 1.0}
+    model = LaplaceClassifier(NET, **SMALL, **options, hessian_structure=structure)
+    expected = model.fit(X, Y).predict_proba(X)
+    found = model.fit(mapped(X), Y).predict_proba(mapped(X))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_regression(mapped):
+    model = LaplaceRegressor(regressor(max_epochs=2), **SMALL)
+    expected = model.fit(X_REG, Y_REG).predict(X_REG, return_std=True)
+    found = model.fit(mapped(X_REG), Y_REG).predict(mapped(X_REG), return_std=True)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_further_and_held_out_samples(mapped):
+    model = LaplaceClassifier(NET, **SMALL)
+    held_out = {"X_val": X[90:], "y_val": Y[90:]}
+    expected = model.fit(X[:60], Y[:60], **held_out).partial_fit(X[60:90], Y[60:90])
+    dense = expected.posterior_.structure.dense()
+    held_out["X_val"] = mapped(X)[90:]
+    found = model.fit(mapped(X)[:60], Y[:60], **held_out)
+    found.partial_fit(mapped(X)[60:90], Y[60:90])
+    np.testing.assert_array_equal(found.posterior_.structure.dense(), dense)
+
+
+def test_weights_workers_and_checkpoints(mapped, tmp_path):
+    model = LaplaceClassifier(NEW, **SMALL, n_shards=4, n_jobs=2)
+    with joblib.parallel_config(backend="threading"):
+        expected = model.fit(X, Y, 1.0 * Y).predict_proba(X)
+        folder = tmp_path / "fit"
+        found = model.fit(mapped(X), Y, 1.0 * Y, checkpoint=folder).predict_proba(X)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_fits_are_taken_from_memory(mapped, tmp_path):
+    model = LaplaceClassifier(NEW, **SMALL, memory=str(tmp_path / "memory"))
+    expected = model.fit(mapped(X), Y).predict_proba(X)
+    with mock.patch("sklaplace.estimators.trainer.train", side_effect=AssertionError):
+        found = model.fit(mapped(X), Y).predict_proba(X)
+        with pytest.raises(AssertionError):
+            model.fit(mapped(X + 1), Y)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda X: np.where(X[100] == X, np.nan, X), ["X contains NaN"]),
+        (lambda X: X[:, 0], ["shape (120,)"]),
+        (lambda X: X[:0], ["0 sample"]),
+        (lambda X: X * 1e300, ["too large for float32"]),
+    ],
+    ids=["NaN", "one axis", "no rows", "too large"],
+)
+def test_what_is_no_input_is_refused_before_training(change, words, mapped):
+    model = LaplaceClassifier(NEW, **SMALL)
+    values = change(X.astype("f8"))
+    refused_fit(model, *words, data=(mapped(values), Y[: len(values)]))
+
+
+def test_other_columns_are_refused(mapped):
+    model = LaplaceClassifier(NET, **SMALL, prior_precision=1.0).fit(X, Y)
+    with pytest.raises(ValueError, match="3 features"):
+        model.predict(mapped(np.c_[X, Y]))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="of Linux")
+def test_memory_does_not_grow_with_the_file():
+    """Targets of 8 bytes and their hashes do, a few MiB here."""
+    peaks = []
+    for gigabytes in ("0.4", "0.8"):
+        command = [sys.executable, SCRIPT, gigabytes]
+        found = subprocess.run(command, check=True, capture_output=True, text=True)
+        peaks.append(int(re.search(r"predictions (\d+) MiB", found.stdout)[1]))
+    assert max(peaks) < 500
+    assert peaks[1] - peaks[0] < 100
