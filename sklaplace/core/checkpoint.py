@@ -6,16 +6,15 @@ of after. All files belong to one computation, that of a key.
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from sklaplace.core.folder import UnsafeFolderError, make_private, require_private_entry
 from sklaplace.core.packing import DamagedError, pack, unpack
 
-T = TypeVar("T")
 _SUFFIX = ".checkpoint"
 _NEW = "new-"
 
@@ -105,13 +104,18 @@ class Checkpoint:
         """
         self._write(self._path(name), pack(value, self.key, self.named))
 
-    def step(self, name: str, work: Callable[[], T]) -> T:
-        """Return what was saved under a name, or compute and save it."""
-        found: T | None = self.load(name)
-        if found is None:
-            found = work()
-            self.save(name, found)
-        return found
+    def restart(self, name: str, value: Any) -> None:
+        """Save a value in place of all that there is, which was computed from another.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        """
+        for file in self.folder.glob(_name(self.rank, "*")):
+            if file != self._path("key"):
+                file.unlink(missing_ok=True)
+        self.save(name, value)
 
     def _path(self, name: str) -> Path:
         return self.folder / _name(self.rank, name)

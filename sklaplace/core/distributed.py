@@ -4,7 +4,8 @@ Each computes a part, and all get the sum. Without a group there is one process.
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,7 +13,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sklaplace.core.fingerprint import fingerprint
+
 T = TypeVar("T")
+# Types of the values that a message shows.
+_SHOWN = int, float, bool, str, type(None)
+
+
+class OtherProcessError(RuntimeError):
+    """An error in another process of the group."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +88,62 @@ class Group:
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.reshape(tensor.shape))
 
-    def agree(self, subject: str, value: Any) -> None:
-        """Raise an error in all processes if one has another value.
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Raise an error in all processes if there is one in any of them.
+
+        Each would wait without end for one that has failed and does not take part in
+        what comes next.
+
+        Raises
+        ------
+        OtherProcessError
+            If another process has failed, and this one has not.
+        """
+        error = None
+        try:
+            yield
+        except Exception as raised:
+            error = raised
+        found = self.gather(None if error is None else repr(error))
+        if error is not None:
+            raise error
+        for rank, message in enumerate(found):
+            if message is not None:
+                raise OtherProcessError(
+                    f"The process of rank {rank} has failed: {message}. All processes "
+                    "compute one result together: see to that error, and start all of "
+                    "them again."
+                )
+
+    def agree(self, values: Mapping[str, Any]) -> None:
+        """Raise an error in all processes if one has other values.
+
+        Parameters
+        ----------
+        values : mapping
+            By their names, which the message has.
 
         Raises
         ------
         ValueError
-            "The processes of torch.distributed have different ``subject``."
+            "The processes of torch.distributed have different ..."
         """
-        found = self.gather(value)
-        if any(other != found[0] for other in found):
+        if self.size == 1:
+            return
+        found = self.gather({name: _shown(value) for name, value in values.items()})
+        differing = [
+            name for name in values if any(v[name] != found[0][name] for v in found)
+        ]
+        if differing:
+            shown = [[own[name] for name in differing] for own in found]
             raise ValueError(
-                f"The processes of torch.distributed have different {subject}: "
-                f"{found}. With distributed=True each has to be given the same."
+                "The processes of torch.distributed have different "
+                f"{', '.join(differing)}: {shown}, by rank. With distributed=True each "
+                "has to be given the same."
             )
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as a message shows it: itself, or the first digits of a hash."""
+    return value if isinstance(value, _SHOWN) else fingerprint(value)[:8]

@@ -7,6 +7,7 @@ import torch
 
 from sklaplace.core.cache import cached, check_memory
 from sklaplace.core.checkpoint import Checkpoint
+from sklaplace.core.distributed import Group
 from sklaplace.core.fingerprint import fingerprint
 from sklaplace.core.random import private_rng
 from sklaplace.core.warn import warn_user
@@ -44,12 +45,12 @@ def cached_fit(
         # outside of the context of training, which admits one thread at a time: it
         # would wait for workers that wait for it
         with torch.inference_mode(False):
-            if checkpoint is None:
-                return model._solver(options).accumulate(*train())
-            networks = checkpoint.step("networks", train)
+            networks = _networks(group, checkpoint, train)
             return model._solver(options).accumulate(*networks, checkpoint)
 
-    checkpoint = _checkpoint(model, data, validation, samples, key)
+    group = Workers.of(options).group
+    with group.together():
+        checkpoint = _checkpoint(group.rank, model, data, validation, samples, key)
     if model.memory is None:
         return work()
     if model.random_state is None:
@@ -64,12 +65,26 @@ def cached_fit(
     return fit
 
 
-def rank_of(model: Any) -> int:
-    """Return the number of this process in the group of an estimator."""
-    return Workers.of(model).group.rank
+def _networks(
+    group: Group, checkpoint: Checkpoint | None, train: Callable[[], Any]
+) -> Any:
+    """Return trained networks, of a checkpoint if all processes have them there.
+
+    Else all train, since they may do so together, and sums of other weights are lost.
+    """
+    with group.together():
+        found = None if checkpoint is None else checkpoint.load("networks")
+    if all(group.gather(found is not None)):
+        return found
+    with group.together():
+        found = train()
+        if checkpoint is not None:
+            checkpoint.restart("networks", found)
+    return found
 
 
 def _checkpoint(
+    rank: int,
     model: Any,
     data: TrainingData,
     validation: TrainingData | None,
@@ -87,7 +102,7 @@ def _checkpoint(
     named = {f"data-{name}": value for name, value in vars(data).items()}
     if validation is not None:
         named |= {f"val-{name}": value for name, value in vars(validation).items()}
-    return Checkpoint.at(samples.checkpoint, key(), named, rank_of(model))
+    return Checkpoint.at(samples.checkpoint, key(), named, rank)
 
 
 def _key(

@@ -1,20 +1,21 @@
 """Sums over the shards of all processes of a `Group`, the same in each of them."""
 
-import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from sklaplace.core.distributed import Group
 from sklaplace.curvature.structures import Accumulator
 from sklaplace.estimators.curvature_sums import CurvatureSums
+from sklaplace.estimators.options import LaplaceOptions
+from sklaplace.estimators.samples import draw_seed
+from sklaplace.networks.data import TrainingData
 from sklaplace.networks.trained import TrainedNetwork
 
-
-class OtherProcessError(RuntimeError):
-    """An error in another process of the group."""
+# Options that change no result, and may be of any code.
+_OWN_OPTIONS = "n_jobs", "distributed", "likelihood", "prior"
 
 
 def added_over_group(
@@ -41,31 +42,12 @@ def added_over_group(
     Tensors that are added entry by entry are sent in one reduction; what has another
     form, such as samples that are kept, is sent to all by each.
     """
-    own, error = None, None
-    try:
+    with group.together():
         own = work()
-    except Exception as raised:
-        error = raised
     if group.size == 1:
-        if error is not None:
-            raise error
         assert own is not None
         return own
-    _raise_together(group, error)
     return _merged(group, own, blank)
-
-
-def _raise_together(group: Group, error: Exception | None) -> None:
-    """Raise in all processes if one has failed."""
-    found = group.gather(None if error is None else repr(error))
-    if error is not None:
-        raise error
-    for rank, message in enumerate(found):
-        if message is not None:
-            raise OtherProcessError(
-                f"The process of rank {rank} has failed, so that its samples are "
-                f"missing: {message}."
-            )
 
 
 def _merged(
@@ -91,6 +73,35 @@ def _in_order(parts: list[CurvatureSums]) -> CurvatureSums:
     return total
 
 
+def agree_on_data(group: Group, data: TrainingData) -> None:
+    """Raise unless all processes have the same targets and sample weights.
+
+    Inputs may be too large to be compared, or not be known before they are read.
+    """
+    group.agree(
+        {
+            "number of samples": len(data.y),
+            "targets": data.y,
+            "sample_weight": data.sample_weight,
+        }
+    )
+
+
+def agreed_seed(
+    group: Group, options: LaplaceOptions, data: TrainingData, random_state: Any
+) -> int:
+    """Return a seed of all processes: without a random state that of the first.
+
+    Raises an error unless all have the same options, but for those that change no
+    result, targets, sample weights and random state.
+    """
+    group.agree({k: v for k, v in vars(options).items() if k not in _OWN_OPTIONS})
+    agree_on_data(group, data)
+    seed = draw_seed(random_state)
+    group.agree({"random_state": None if random_state is None else seed})
+    return int(group.gather(seed)[0])
+
+
 def agree_on_network(group: Group, network: TrainedNetwork) -> None:
     """Raise unless all processes have the same weights, and numbers of samples.
 
@@ -99,20 +110,16 @@ def agree_on_network(group: Group, network: TrainedNetwork) -> None:
     """
     if group.size == 1:
         return
-    group.agree("numbers of samples", len(network.train))
     module = network.net.module_
-    group.agree("weights of the network", _hash(module.parameters()))
+    weights = [parameter.detach().cpu() for parameter in module.parameters()]
+    group.agree(
+        {
+            "number of samples": len(network.train),
+            "weights of the network": weights,
+        }
+    )
     own = dict(module.named_buffers())
     first = group.gather({k: v.cpu() for k, v in own.items()})[0] if own else {}
     with torch.no_grad():
         for name, value in first.items():
             own[name].copy_(value)
-
-
-def _hash(tensors: Iterable[Tensor]) -> str:
-    """Return a hash of the numbers in some tensors."""
-    state = hashlib.sha256()
-    for tensor in tensors:
-        number = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        state.update(number.numpy().tobytes())
-    return state.hexdigest()[:8]

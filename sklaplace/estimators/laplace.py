@@ -11,8 +11,7 @@ from torch import Tensor
 from sklaplace.core import checkpoint as checkpoints
 from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import check_memory
-from sklaplace.core.checks import check_option, listed
-from sklaplace.core.fingerprint import fingerprint
+from sklaplace.core.checks import check_option
 from sklaplace.core.linalg import plain
 from sklaplace.core.persistence import (
     from_portable,
@@ -21,8 +20,9 @@ from sklaplace.core.persistence import (
     worker_state,
 )
 from sklaplace.core.trees import without_groups
-from sklaplace.estimators.fit_cache import cached_fit, rank_of
+from sklaplace.estimators.fit_cache import cached_fit
 from sklaplace.estimators.glm_outputs import OUTPUT_MODELS, CachedOutputs
+from sklaplace.estimators.group_sums import agree_on_data, agreed_seed
 from sklaplace.estimators.hyperparameters import retuned, under_hyperparameters
 from sklaplace.estimators.laplace_fit import (
     HeldOutScore,
@@ -41,13 +41,13 @@ from sklaplace.estimators.samples import (
     cast_tensors,
     check_inputs,
     check_samples,
-    draw_seed,
     encode_samples,
     unchanged_on_error,
     warn_of_weight_scale,
     weighted_data,
 )
-from sklaplace.estimators.workers import Workers
+from sklaplace.estimators.workers import Workers, group_of
+from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
@@ -151,8 +151,10 @@ class BaseLaplace:
 
     def _fit(self, samples: Samples) -> Any:
         with unchanged_on_error(self):
-            options = self._check_options()
-            warn_of_weight_scale(samples.sample_weight)
+            group = group_of(self)
+            with group.together():
+                options = self._check_options()
+                warn_of_weight_scale(samples.sample_weight)
             fit = self._train_and_accumulate(options, samples)
             score = self._score(fit.network.spec.likelihood)
             score = replace(score, is_given=samples.X_val is not None)
@@ -160,7 +162,7 @@ class BaseLaplace:
             self._set_fitted(options, fit.network, posterior)
             self._check_loss(loss_per_target(fit.data_fit, fit.network, posterior))
             self._novelty = fit.novelty
-            checkpoints.clear(samples.checkpoint, rank_of(self))
+            checkpoints.clear(samples.checkpoint, group.rank)
         if self.verbose:
             print(f"[{type(self).__name__}] {self._summary()}")  # noqa: T201
         return self
@@ -169,10 +171,11 @@ class BaseLaplace:
         self, options: LaplaceOptions, samples: Samples
     ) -> LaplaceFit:
         """Train and accumulate the curvature; or load both from ``memory``."""
-        check_memory(self.memory)
-        data, validation = encode_samples(self, samples)
         group = Workers.of(options).group
-        self._seed = group.gather(draw_seed(self.random_state))[0]
+        with group.together():
+            check_memory(self.memory)
+            data, validation = encode_samples(self, samples)
+        self._seed = agreed_seed(group, options, data, self.random_state)
         return cached_fit(self, options, data, validation, samples)
 
     def _set_fitted(
@@ -257,14 +260,24 @@ class BaseLaplace:
     def _add_samples(self, X: Any, y: Any, sample_weight: Any) -> Any:
         """Add curvature and loss of new samples; the network keeps its weights."""
         check_is_fitted(self)
-        before, now = self._options, self._check_options()
-        old, new = before.curvature_settings(), now.curvature_settings()
-        changed = [k for k in new if fingerprint(old[k]) != fingerprint(new[k])]
-        if changed:
-            raise ValueError(
-                f"{listed(changed)} changed since fit, so that new rows cannot be "
-                "added to what there is. Set them back, or fit anew."
-            )
+        with unchanged_on_error(self):
+            group = group_of(self)
+            with group.together():
+                solver, data, novelty = self._prepared(X, y, sample_weight)
+            agree_on_data(group, data)
+            samples = data.dataset(self.estimator_)
+            network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
+            network = network_at_mean(self.posterior_, network, data)
+            added = solver.add(self.posterior_, network)
+            self.posterior_, self._novelty = added, novelty
+        return self
+
+    def _prepared(
+        self, X: Any, y: Any, sample_weight: Any
+    ) -> tuple[LaplaceSolver, TrainingData, Any]:
+        """Return what adds new samples, these, checked, and the novelty with them."""
+        options = self._check_options()
+        options.check_unchanged(self._options)
         posterior = self.posterior_
         if posterior.is_refitted and self.network_spec_.head_map is None:
             raise ValueError(
@@ -272,17 +285,12 @@ class BaseLaplace:
                 "the network, at which new rows would be linearised. Use refine=False, "
                 "or subset_of_weights='last_layer'."
             )
-        with unchanged_on_error(self):
-            warn_of_weight_scale(sample_weight)
-            X, y = self._check_samples(X, y, reset=False)
-            data = weighted_data(self, applicable(self, X), y, sample_weight)
-            solver = self._solver(now)
-            samples = data.dataset(self.estimator_)
-            network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
-            novelty = solver.add_novelty(self._novelty, network)
-            network = network_at_mean(posterior, network, data)
-            self.posterior_, self._novelty = solver.add(posterior, network), novelty
-        return self
+        warn_of_weight_scale(sample_weight)
+        X, y = self._check_samples(X, y, reset=False)
+        data = weighted_data(self, applicable(self, X), y, sample_weight)
+        samples, solver = data.dataset(self.estimator_), self._solver(options)
+        network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
+        return solver, data, solver.add_novelty(self._novelty, network)
 
     def score_samples(self, X: Any) -> np.ndarray:
         """Score how like the training samples others are: the higher, the more normal.

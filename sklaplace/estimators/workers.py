@@ -8,6 +8,8 @@ import numpy as np
 from sklaplace.core.checks import check_count, check_n_jobs
 from sklaplace.core.distributed import Group
 
+_BOOL = bool, np.bool_
+
 
 @dataclass(frozen=True)
 class Workers:
@@ -30,13 +32,18 @@ class Workers:
         return cls(Group.of(options.distributed), options.n_jobs)
 
 
+def group_of(model: Any) -> Group:
+    """Return the group of an estimator, whose parameters are not checked yet."""
+    return Group.of(isinstance(model.distributed, _BOOL) and model.distributed)
+
+
 def check_workers(model: Any) -> None:
     """Raise for parameters of an estimator that describe no workers."""
     check_n_jobs(model.n_jobs)
     if model.n_shards is not None:
         check_count("n_shards", model.n_shards)
     value = model.distributed
-    if not isinstance(value, (bool, np.bool_)):
+    if not isinstance(value, _BOOL):
         raise ValueError(f"distributed={value!r} is not known. Choose True or False.")
     Workers.of(model)  # raises where there is no group
     if value and model.memory is not None:

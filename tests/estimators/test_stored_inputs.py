@@ -139,11 +139,14 @@ def test_other_columns_are_refused(mapped):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="of Linux")
 def test_memory_does_not_grow_with_the_file():
-    """Targets of 8 bytes and their hashes do, a few MiB here."""
+    """Targets of 8 bytes do, a few MiB here.
+
+    The features of the smaller file are kept, those of the larger one are not.
+    """
     peaks = []
-    for gigabytes in ("0.4", "0.8"):
+    for gigabytes in ("0.4", "1.6"):
         command = [sys.executable, SCRIPT, gigabytes]
         found = subprocess.run(command, check=True, capture_output=True, text=True)
         peaks.append(int(re.search(r"predictions (\d+) MiB", found.stdout)[1]))
-    assert max(peaks) < 500
+    assert max(peaks) < 1024
     assert peaks[1] - peaks[0] < 100
