@@ -98,7 +98,8 @@ def agreed_seed(
     group.agree({k: v for k, v in vars(options).items() if k not in _OWN_OPTIONS})
     agree_on_data(group, data)
     seed = draw_seed(random_state)
-    group.agree({"random_state": None if random_state is None else seed})
+    is_plain = random_state is None or isinstance(random_state, int)
+    group.agree({"random_state": random_state if is_plain else seed})
     return int(group.gather(seed)[0])
 
 

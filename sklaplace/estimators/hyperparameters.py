@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sklaplace.core.checks import check_option, check_positive, naming
-from sklaplace.estimators.options import check_prior_shape
+from sklaplace.core.checks import check_option, check_positive, listed, naming
+from sklaplace.core.fingerprint import fingerprint
+from sklaplace.estimators.options import LaplaceOptions, check_prior_shape
 from sklaplace.estimators.samples import applicable, weighted_data
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior
@@ -143,4 +144,21 @@ def _check_evidence(free: frozenset[str], y: Any, sample_weight: Any) -> None:
             "The temperature cannot be chosen by the evidence: a tempered likelihood "
             "is not normalised, so that values do not compare. Pass X and y that the "
             "network was not trained on."
+        )
+
+
+def check_addable(model: Any, options: LaplaceOptions) -> None:
+    """Raise if samples cannot be added to a fitted estimator with other options."""
+    old, new = model._options.curvature_settings(), options.curvature_settings()
+    changed = [k for k in new if fingerprint(old[k]) != fingerprint(new[k])]
+    if changed:
+        raise ValueError(
+            f"{listed(changed)} changed since fit, so that new rows cannot be "
+            "added to what there is. Set them back, or fit anew."
+        )
+    if model.posterior_.is_refitted and model.network_spec_.head_map is None:
+        raise ValueError(
+            "refine=True has moved the posterior's mean away from the weights of "
+            "the network, at which new rows would be linearised. Use refine=False, "
+            "or subset_of_weights='last_layer'."
         )

@@ -23,7 +23,11 @@ from sklaplace.core.trees import without_groups
 from sklaplace.estimators.fit_cache import cached_fit
 from sklaplace.estimators.glm_outputs import OUTPUT_MODELS, CachedOutputs
 from sklaplace.estimators.group_sums import agree_on_data, agreed_seed
-from sklaplace.estimators.hyperparameters import retuned, under_hyperparameters
+from sklaplace.estimators.hyperparameters import (
+    check_addable,
+    retuned,
+    under_hyperparameters,
+)
 from sklaplace.estimators.laplace_fit import (
     HeldOutScore,
     LaplaceFit,
@@ -47,7 +51,6 @@ from sklaplace.estimators.samples import (
     weighted_data,
 )
 from sklaplace.estimators.workers import Workers, group_of
-from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
@@ -263,34 +266,23 @@ class BaseLaplace:
         with unchanged_on_error(self):
             group = group_of(self)
             with group.together():
-                solver, data, novelty = self._prepared(X, y, sample_weight)
+                solver, data, network, novelty = self._prepared(X, y, sample_weight)
             agree_on_data(group, data)
-            samples = data.dataset(self.estimator_)
-            network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
             network = network_at_mean(self.posterior_, network, data)
             added = solver.add(self.posterior_, network)
             self.posterior_, self._novelty = added, novelty
         return self
 
-    def _prepared(
-        self, X: Any, y: Any, sample_weight: Any
-    ) -> tuple[LaplaceSolver, TrainingData, Any]:
-        """Return what adds new samples, these, checked, and the novelty with them."""
+    def _prepared(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
+        """Return solver, new samples, the network with them, and their novelty."""
         options = self._check_options()
-        options.check_unchanged(self._options)
-        posterior = self.posterior_
-        if posterior.is_refitted and self.network_spec_.head_map is None:
-            raise ValueError(
-                "refine=True has moved the posterior's mean away from the weights of "
-                "the network, at which new rows would be linearised. Use refine=False, "
-                "or subset_of_weights='last_layer'."
-            )
+        check_addable(self, options)
         warn_of_weight_scale(sample_weight)
         X, y = self._check_samples(X, y, reset=False)
         data = weighted_data(self, applicable(self, X), y, sample_weight)
         samples, solver = data.dataset(self.estimator_), self._solver(options)
         network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
-        return solver, data, solver.add_novelty(self._novelty, network)
+        return solver, data, network, solver.add_novelty(self._novelty, network)
 
     def score_samples(self, X: Any) -> np.ndarray:
         """Score how like the training samples others are: the higher, the more normal.

@@ -27,7 +27,6 @@ from sklaplace.core.checks import (
     check_seed,
     listed,
 )
-from sklaplace.core.fingerprint import fingerprint
 from sklaplace.curvature.ggn import CURVATURES, Curvature
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
@@ -164,16 +163,6 @@ class LaplaceOptions:
         """Return the float64 numbers that the structure computes for each sample."""
         kind, _ = STRUCTURES[self.hessian_structure]
         return kind.row_elements(spec.layout, spec.n_outputs, **self.structure_params)
-
-    def check_unchanged(self, before: "LaplaceOptions") -> None:
-        """Raise if another curvature was kept before, to which none can be added."""
-        old, new = before.curvature_settings(), self.curvature_settings()
-        changed = [k for k in new if fingerprint(old[k]) != fingerprint(new[k])]
-        if changed:
-            raise ValueError(
-                f"{listed(changed)} changed since fit, so that new rows cannot be "
-                "added to what there is. Set them back, or fit anew."
-            )
 
     def curvature_settings(self) -> dict[str, Any]:
         """Return the options that decide which curvature is kept, and how."""

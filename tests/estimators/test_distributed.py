@@ -1,0 +1,155 @@
+"""Processes of torch.distributed compute what one process does, or all of them fail.
+
+Each group of processes is started once, and runs the cases of `group_cases`.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import group_cases
+import numpy as np
+import pytest
+from group_cases import CASES, SUBSETS, Process
+
+from sklaplace.curvature.structures import STRUCTURES
+
+pytestmark = pytest.mark.slow
+
+TESTS = Path(group_cases.__file__).parent
+# Seconds for all cases of a group; one that hangs ends by a timeout of its own before.
+TIMEOUT = 150
+KINDS = [f"{kind}-{subset}" for kind in sorted(STRUCTURES) for subset in SUBSETS]
+EQUAL = [*KINDS, "fewer-shards", "monte-carlo", "trained", "regression"]
+EQUAL += ["further-samples"]
+# what is computed by two processes alone
+EQUAL_OF_TWO = ["two-workers", "resumed", "resumed-without-files-of-one"]
+# error of the process that fails, and words of its message
+FAILURES = {
+    "an-option": ("ValueError", "hessian_structure='wrong'"),
+    "an-input": ("ValueError", "X contains NaN"),
+    "training": ("BrokenError", "in training"),
+    "a-shard": ("BrokenError", "sample 80 is unreadable"),
+    "a-checkpoint": ("NotADirectoryError", "checkpoint="),
+}
+DIFFERENCES = {
+    "sizes": "number of samples, targets",
+    "targets": "targets",
+    "sample-weights": "sample_weight",
+    "weights": "weights of the network",
+    "random-state": "random_state",
+    "parameters": "batch_size, n_shards",
+}
+
+
+def run_group(size, folder, names):
+    """Return the outcomes of the named cases in each of several processes."""
+    program = [sys.executable, str(TESTS / "group_cases.py")]
+    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    env = os.environ | {"PYTHONPATH": path}
+    processes = [
+        subprocess.Popen([*program, str(rank), str(size), str(folder), *names], env=env)
+        for rank in range(size)
+    ]
+    end = time.monotonic() + TIMEOUT
+    try:
+        codes = [process.wait(end - time.monotonic()) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert codes == [0] * size
+    files = [folder / f"{rank}.pickle" for rank in range(size)]
+    return [pickle.loads(file.read_bytes()) for file in files]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    names = [*EQUAL, *EQUAL_OF_TWO, *FAILURES, "a-further-sample", *DIFFERENCES]
+    names += ["without-a-seed"]
+    return run_group(2, tmp_path_factory.mktemp("two"), names)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    names = [*EQUAL, *FAILURES, *DIFFERENCES]
+    return run_group(3, tmp_path_factory.mktemp("three"), names)
+
+
+@pytest.fixture(params=["two", "three"])
+def group(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What one process computes in a case; that of a group has few other cases."""
+    process = Process(folder=tmp_path_factory.mktemp("alone"))
+    known = {}
+
+    def computed(name):
+        if name not in known:
+            known[name] = CASES[name](process)
+        return known[name]
+
+    return computed
+
+
+def assert_close(found, expected):
+    """To 1e-12 of the largest entry of each array."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        scale = np.abs(value).max()
+        np.testing.assert_allclose(found[name], value, 0, 1e-12 * scale, err_msg=name)
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_a_group_computes_what_one_process_does(name, group, alone):
+    for rank in group:
+        assert not isinstance(rank[name], tuple), rank[name]
+        assert_close(rank[name], alone(name))
+        assert_same(rank[name], group[0][name])
+
+
+@pytest.mark.parametrize("name", EQUAL_OF_TWO)
+def test_workers_and_checkpoints_in_a_group(name, two, alone):
+    test_a_group_computes_what_one_process_does(name, two, alone)
+
+
+def test_the_draws_of_one_process_are_those_of_all(two):
+    assert_same(two[1]["without-a-seed"], two[0]["without-a-seed"])
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_the_error_of_one_process_ends_all(name, group):
+    kind, words = FAILURES[name]
+    *others, last = (rank[name] for rank in group)
+    assert last[0] == kind
+    assert words in last[1]
+    for error, message in others:
+        assert error == "OtherProcessError"
+        assert f"rank {len(others)}" in message
+        assert words in message
+
+
+def test_the_error_of_one_process_ends_all_in_partial_fit(two):
+    first, last = (rank["a-further-sample"] for rank in two)
+    assert first[0] == "ValueError"
+    assert last[0] == "OtherProcessError"
+    assert first[1] in last[1]
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_all_processes_are_given_the_same(name, group):
+    for error, message in (rank[name] for rank in group):
+        assert error == "ValueError"
+        assert f"different {DIFFERENCES[name]}:" in message
+        assert "given the same" in message

@@ -1,0 +1,301 @@
+"""Fits by several processes of torch.distributed: what each of them computes.
+
+Run as ``python group_cases.py RANK SIZE FOLDER NAME...`` once for each process, which
+writes the outcomes of the named cases to ``FOLDER/RANK.pickle``. Every case also runs
+in one process without a group.
+"""
+
+import os
+
+os.environ["SCIPY_ARRAY_API"] = "1"  # read when scipy is first imported
+
+import pickle
+import sys
+import warnings
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from nets import blobs, classifier, regressor, seeded, waves
+from sklearn.frozen import FrozenEstimator
+from skorch.callbacks import Callback
+from skorch.dataset import Dataset
+
+from sklaplace import LaplaceClassifier, LaplaceRegressor
+from sklaplace.core.distributed import OtherProcessError
+from sklaplace.curvature import ggn
+from sklaplace.curvature.structures import STRUCTURES
+
+DOUBLE = {"module__dtype": torch.float64}
+METHODS = "predict_proba", "predict_dirichlet", "score_samples", "sample_latent"
+METHODS_REG = "predict", "score_samples", "sample_y", "latent_mean_and_variance"
+SUBSETS = "last_layer", "all"
+X, Y = blobs(90, dtype=np.float64)
+X_REG, Y_REG = waves(90, dtype=np.float64)
+NET = FrozenEstimator(seeded(classifier(**DOUBLE), X, Y))
+SMALL = {"batch_size": 8, "n_shards": 6, "random_state": 0, "prior_precision": 1.0}
+
+
+@dataclass(frozen=True)
+class Process:
+    """One of the processes; ``is_group`` is False where there is no other."""
+
+    rank: int = 0
+    size: int = 1
+    is_group: bool = False
+    folder: Path | None = None
+
+    @property
+    def is_last(self):
+        return self.rank == self.size - 1
+
+    def model(self, estimator=NET, **params):
+        settings = SMALL | {"distributed": self.is_group} | params
+        return LaplaceClassifier(estimator, **settings)
+
+
+def numbers(model, X=X, methods=METHODS):
+    """What a fitted estimator computes, as arrays."""
+    posterior = model.posterior_
+    found = {"evidence": model.log_marginal_likelihood_value_}
+    found |= {"mean": posterior.mean, "dense": posterior.structure.dense()}
+    for name in methods:
+        result = getattr(model, name)(X)
+        parts = result if isinstance(result, tuple) else (result,)
+        for k, part in enumerate(parts):
+            found[f"{name} {k}"] = getattr(part, "concentration", part)
+    return {name: np.asarray(value) for name, value in found.items()}
+
+
+CASES = {}
+
+
+def case(name, **given):
+    def added(function):
+        CASES[name] = lambda process: function(process, **given)
+        return function
+
+    return added
+
+
+# ------------------------------------------------------------------------- results
+def of_classifier(process, **params):
+    return numbers(process.model(**params).fit(X, Y))
+
+
+for structure in sorted(STRUCTURES):
+    for subset in SUBSETS:
+        kind = {"hessian_structure": structure, "subset_of_weights": subset}
+        case(f"{structure}-{subset}", **kind)(of_classifier)
+
+case("fewer-shards", n_shards=1)(of_classifier)
+case("two-workers", n_jobs=2)(of_classifier)
+case("monte-carlo", curvature="ggn_mc")(of_classifier)
+
+
+@case("trained")
+def trained(process):
+    """Trained in each process, tuned on held-out samples, weighted."""
+    net = classifier(**DOUBLE, max_epochs=5)
+    model = process.model(net, prior_precision="auto")
+    return numbers(model.fit(X, Y, sample_weight=1 + Y))
+
+
+@case("regression")
+def regression(process):
+    net = regressor(**DOUBLE, max_epochs=5)
+    tuned = {"prior_precision": "marglik", "sigma_noise": "marglik"}
+    params = SMALL | tuned | {"distributed": process.is_group}
+    model = LaplaceRegressor(net, subset_of_weights="all", **params)
+    return numbers(model.fit(X_REG, Y_REG), X_REG, METHODS_REG)
+
+
+@case("further-samples")
+def further_samples(process):
+    model = process.model().fit(X[:50], Y[:50])
+    return numbers(model.partial_fit(X[50:], Y[50:]))
+
+
+@case("without-a-seed")
+def without_a_seed(process):
+    """The draws of one process are those of all."""
+    return numbers(process.model(random_state=None, curvature="ggn_mc").fit(X, Y))
+
+
+# ---------------------------------------------------------------- errors of one process
+class BrokenError(Exception):
+    """Of one process."""
+
+
+class Breaking(Callback):
+    """Raises in training."""
+
+    def on_train_end(self, net, **kwargs):
+        raise BrokenError("in training")
+
+
+class Unreadable(Dataset):
+    """Raises for one sample."""
+
+    def __getitem__(self, index):
+        if index == 80:
+            raise BrokenError("sample 80 is unreadable")
+        return super().__getitem__(index)
+
+
+@case("an-option")
+def an_option(process):
+    structure = "wrong" if process.is_last else "kron"
+    process.model(hessian_structure=structure).fit(X, Y)
+
+
+@case("an-input")
+def an_input(process):
+    inputs = X.copy()
+    inputs[3, 0] = np.nan if process.is_last else 0
+    process.model().fit(inputs, Y)
+
+
+@case("training")
+def training(process):
+    callbacks = [Breaking()] if process.is_last else []
+    net = classifier(**DOUBLE, max_epochs=1, callbacks=callbacks)
+    process.model(net).fit(X, Y)
+
+
+@case("a-shard")
+def a_shard(process):
+    data = (Unreadable if process.is_last else Dataset)(X, Y)
+    process.model().fit(data, Y)
+
+
+@case("a-further-sample")
+def a_further_sample(process):
+    model = process.model().fit(X[:50], Y[:50])
+    model.partial_fit(X[50:], Y[50:] if process.is_last else Y[50:] + 9)
+
+
+@case("a-checkpoint")
+def a_checkpoint(process):
+    path = process.folder / "file"
+    if process.is_last:
+        path.touch()
+    process.model().fit(X, Y, checkpoint=path if process.is_last else process.folder)
+
+
+# ------------------------------------------------------------------- other arguments
+@case("sizes")
+def sizes(process):
+    n = 90 - process.rank
+    process.model().fit(X[:n], Y[:n])
+
+
+@case("targets")
+def targets(process):
+    process.model().fit(X, np.roll(Y, process.rank))
+
+
+@case("sample-weights")
+def sample_weights(process):
+    process.model().fit(X, Y, sample_weight=1 + Y * process.rank)
+
+
+@case("weights")
+def weights(process):
+    net = seeded(classifier(**DOUBLE, max_epochs=1), X, Y, seed=process.rank)
+    process.model(FrozenEstimator(net)).fit(X, Y)
+
+
+@case("random-state")
+def random_state(process):
+    process.model(random_state=process.rank).fit(X, Y)
+
+
+@case("parameters")
+def parameters(process):
+    process.model(n_shards=5 + process.rank, batch_size=4 + process.rank).fit(X, Y)
+
+
+# ------------------------------------------------------------------------- checkpoint
+def broken_after(n_shards):
+    """A fit may compute so many shards."""
+    left = [n_shards]
+
+    def add_pass(*args):
+        if not left[0]:
+            raise BrokenError("interrupted")
+        left[0] -= 1
+        return ggn.add_pass(*args)
+
+    return mock.patch("sklaplace.estimators.curvature_sums.add_pass", add_pass)
+
+
+def interrupted(process, name, n_shards, net=None):
+    """A fit that ended early, and its folder."""
+    folder = process.folder / name
+    model = process.model(net or classifier(**DOUBLE, max_epochs=2))
+    raised = pytest.raises((BrokenError, OtherProcessError), match="interrupted")
+    with broken_after(n_shards), raised:
+        model.fit(X, Y, checkpoint=folder)
+    return model, folder
+
+
+@case("resumed")
+def resumed(process):
+    """One process fails alone; the others have all of their sums then."""
+    model, folder = interrupted(process, "resumed", 1 if process.rank == 0 else 9)
+    assert list(folder.glob(f"rank-{process.rank}-*"))
+    return numbers(model.fit(X, Y, checkpoint=folder))
+
+
+@case("resumed-without-files-of-one")
+def resumed_without_files_of_one(process):
+    """All train again if one lacks the network, since they may train together."""
+    net = classifier(**DOUBLE, max_epochs=2, callbacks=[Meeting()])
+    model, folder = interrupted(process, "lost", 0, net)
+    if process.is_last:
+        for file in folder.glob(f"rank-{process.rank}-networks*"):
+            file.unlink()
+    return numbers(model.fit(X, Y, checkpoint=folder))
+
+
+class Meeting(Callback):
+    """Waits in training for the other processes, as DistributedDataParallel does."""
+
+    def on_train_begin(self, net, **kwargs):
+        if dist.is_initialized():
+            dist.barrier()
+
+
+# ------------------------------------------------------------------------------- run
+def outcome(name, process):
+    """The result of a case: numbers, or the kind and the message of an error."""
+    try:
+        return CASES[name](process)
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
+def main(rank, size, folder, *names):
+    warnings.simplefilter("error", UserWarning)
+    torch.set_num_threads(1)
+    process = Process(int(rank), int(size), True, Path(folder))
+    dist.init_process_group(
+        "gloo",
+        init_method=(process.folder / "meeting").as_uri(),
+        rank=process.rank,
+        world_size=process.size,
+        timeout=timedelta(seconds=60),
+    )
+    found = {name: outcome(name, process) for name in names}
+    (process.folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
