@@ -32,6 +32,29 @@ def is_stored(X: Any) -> bool:
     return all(hasattr(X, name) for name in ("chunks", "shape", "dtype", "ndim"))
 
 
+class ShorterFileError(OSError):
+    """A file that became shorter after it was mapped to memory."""
+
+
+def check_file(array: Any, name: str) -> None:
+    """Raise if the file of a memory map became shorter.
+
+    To read past its end would kill the process.
+    """
+    found = _memory_map(array, with_own_changes=True)
+    if found is None:
+        return
+    while not isinstance(array, np.memmap):
+        array = array.base
+    start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
+    if found.size() < start + len(found):
+        raise ShorterFileError(
+            f"{name} is in a file that became shorter after it was opened: "
+            f"{found.size():,} of {start + len(found):,} bytes are left. Open it again "
+            "when it is complete."
+        )
+
+
 class StoredArray:
     """Samples of an array that is not in memory.
 
@@ -113,6 +136,8 @@ class StoredArray:
         """Return all samples as they are stored, in memory."""
         try:
             return self._taken()
+        except ShorterFileError:
+            raise
         except Exception as error:
             first, last = (min(self.rows), max(self.rows)) if len(self) else (0, 0)
             raise OSError(
@@ -122,6 +147,7 @@ class StoredArray:
 
     def _taken(self) -> np.ndarray:
         rows, source = self.rows, self.source
+        check_file(source, "X")
         size = 0 if isinstance(source, np.ndarray) else _rows_of_chunk(source)
         if isinstance(rows, range) and rows.step == 1 and len(rows) < size:
             return self._of_chunks(rows, size)
@@ -221,13 +247,15 @@ def _rows_of_chunk(source: Any) -> int:
     return size if size * row_bytes <= BUDGET else 0
 
 
-def _memory_map(array: Any) -> mmap.mmap | None:
+def _memory_map(array: Any, with_own_changes: bool = False) -> mmap.mmap | None:
     """Return the map of a file that an array of numpy is a view of, if there is one.
 
-    One that keeps changes to itself is not read in parts: `_release` would lose them.
+    By default not one that keeps changes to itself, which is not read in parts:
+    `_release` would lose them.
     """
     while isinstance(array, np.ndarray):
-        if isinstance(array, np.memmap) and getattr(array, "mode", None) == "c":
+        is_own = isinstance(array, np.memmap) and getattr(array, "mode", None) == "c"
+        if is_own and not with_own_changes:
             return None
         array = array.base
     return array if isinstance(array, mmap.mmap) else None

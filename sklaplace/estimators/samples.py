@@ -25,7 +25,7 @@ from torch import Tensor
 
 from sklaplace.core.arrays import as_array, check_columns, detached
 from sklaplace.core.checks import check_array_library, naming
-from sklaplace.core.stored import StoredArray, is_stored
+from sklaplace.core.stored import StoredArray, check_file, is_stored
 from sklaplace.core.trees import leaves, mapped
 from sklaplace.core.warn import warn_user
 from sklaplace.estimators.trainer import check_applicable, inner_net
@@ -177,6 +177,7 @@ def warn_of_weight_scale(sample_weight: Any) -> None:
 def check_samples(model: Any, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
     """Return inputs, checked and cast, and targets, checked."""
     check_array_library(X=X, y=y)
+    check_file(y, "y")
     if is_opaque(X):
         X, y = as_given(X, model._input_type.dtype), _as_targets(y, allow_nd=True)
         check_length(X, y)
@@ -210,6 +211,7 @@ def applicable(model: Any, X: Any) -> Any:
 
 def _cast_inputs(model: Any, X: Any, *, reset: bool) -> np.ndarray | StoredArray:
     """Return array-like inputs in the dtype of the network, checked."""
+    check_file(X, "X")
     if is_stored(X):
         return _stored_inputs(model, X, reset=reset)
     check_columns(X, "X")

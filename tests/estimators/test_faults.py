@@ -1,0 +1,221 @@
+"""Killed processes, full disks, unreadable samples: an error, and nothing is lost."""
+
+import os
+import pickle
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import killed_fits
+import numpy as np
+import pytest
+from joblib.memory import CacheWarning
+from nets import blobs, classifier
+from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
+from skorch.dataset import Dataset
+
+from sklaplace import LaplaceClassifier
+from sklaplace.core import stored
+
+TESTS = Path(killed_fits.__file__).parent
+N_KILLED = 10
+X, Y = blobs(90)
+NET = FrozenEstimator(classifier().fit(X, Y))
+
+
+def model(net=None, **params):
+    settings = {"batch_size": 8, "n_shards": 6, "random_state": 0, **params}
+    return LaplaceClassifier(net or classifier(max_epochs=2), **settings)
+
+
+def assert_equal(found, expected):
+    for name in ("predict_proba", "score_samples"):
+        ours, theirs = (getattr(some, name)(X) for some in (found, expected))
+        np.testing.assert_array_equal(ours, theirs)
+    ours, theirs = (some.posterior_.structure.dense() for some in (found, expected))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+# ---------------------------------------------------------------------------- killed
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+def test_fits_that_were_killed_go_on_to_the_same_bits(tmp_path):
+    """At moments all over a fit: in training, in sums and while files are written."""
+    command = [sys.executable, str(TESTS / "killed_fits.py")]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
+    subprocess.run([*command, str(tmp_path), str(N_KILLED)], env=env, check=True)
+    found = pickle.loads((tmp_path / "killed.pickle").read_bytes())
+    expected = killed_fits.digest(killed_fits.fitted())
+    assert [one["digest"] for one in found["killed"]] == [expected] * N_KILLED
+    # before and after the network was trained
+    left = [one["left"] for one in found["killed"]]
+    were_trained = ["rank-0-networks.checkpoint" in files for files in left]
+    assert set(were_trained) == {True, False}
+
+
+# ----------------------------------------------------------------------- a full disk
+class SmallDisk:
+    """A folder with little space, which can be made more."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __enter__(self):
+        self.mount("-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs")
+        return self
+
+    def make_space(self):
+        self.mount("-o", "remount,size=16m")
+
+    def mount(self, *options):
+        command = ["mount", *options, str(self.folder)]
+        subprocess.run(command, check=True, capture_output=True)
+
+    def __exit__(self, *_):
+        subprocess.run(["umount", str(self.folder)], check=True)
+
+
+class SmallFiles:
+    """A folder in which files are small, where nothing may be mounted."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.resource = pytest.importorskip("resource")
+        self.before = self.resource.getrlimit(self.resource.RLIMIT_FSIZE)
+
+    def __enter__(self):
+        self.limit(8000)
+        return self
+
+    def make_space(self):
+        self.limit(self.before[0])
+
+    def limit(self, n_bytes):
+        kind = self.resource.RLIMIT_FSIZE
+        self.resource.setrlimit(kind, (n_bytes, self.before[1]))
+
+    def __exit__(self, *_):
+        self.make_space()
+
+
+@contextmanager
+def small_disk(folder):
+    folder.mkdir()
+    try:
+        disk = SmallDisk(folder).__enter__()
+    except (subprocess.CalledProcessError, FileNotFoundError):
+        disk = SmallFiles(folder).__enter__()
+    try:
+        yield disk
+    finally:
+        disk.__exit__()
+
+
+LARGE = {"subset_of_weights": "all", "hessian_structure": "full"}
+
+
+def test_a_checkpoint_on_a_full_disk(tmp_path):
+    expected = model(**LARGE).fit(X, Y)
+    found = model(**LARGE)
+    with small_disk(tmp_path / "disk") as disk:
+        folder = disk.folder / "fit"
+        with pytest.raises(OSError, match="checkpoint=") as raised:
+            found.fit(X, Y, checkpoint=folder)
+        assert "make space" in str(raised.value)
+        assert not hasattr(found, "posterior_")
+        left = {file.name for file in folder.iterdir()}
+        assert not [name for name in left if "new" in name]
+        disk.make_space()
+        found.fit(X, Y, checkpoint=folder)
+        assert not folder.exists()
+    assert_equal(found, expected)
+
+
+def test_a_cache_on_a_full_disk(tmp_path):
+    expected = model(**LARGE).fit(X, Y)
+    found = model(**LARGE)
+    with small_disk(tmp_path / "disk") as disk:
+        found.set_params(memory=disk.folder)
+        with pytest.warns(CacheWarning, match="No space left|File too large"):
+            found.fit(X, Y)
+        assert_equal(found, expected)
+        disk.make_space()
+        assert_equal(clone(found).fit(X, Y), expected)
+        broken = mock.patch("sklaplace.estimators.trainer.train", side_effect=OSError)
+        with broken:
+            assert_equal(clone(found).fit(X, Y), expected)
+
+
+# -------------------------------------------------------------------- unreadable data
+class Unreadable(Dataset):
+    """Has a sample that cannot be read, at times."""
+
+    is_broken = True
+
+    def __getitem__(self, index):
+        if self.is_broken and index == 50:
+            raise OSError("shard-50.parquet is damaged")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_an_unreadable_sample(has_checkpoint, tmp_path):
+    checkpoint = tmp_path / "fit" if has_checkpoint else None
+    data, found = Unreadable(X, Y), model(NET, prior_precision=1.0).fit(X, Y)
+    expected, before = clone(found).fit(Dataset(X, Y), Y), dict(vars(found))
+    with pytest.raises(OSError, match=r"shard-50.parquet is damaged"):
+        found.fit(data, Y, checkpoint=checkpoint)
+    assert vars(found) == before
+    data.is_broken = False
+    assert_equal(found.fit(data, Y), expected)
+
+
+@pytest.fixture(params=["read in parts", "read at once"])
+def truncated(request, tmp_path, monkeypatch):
+    """A function that maps an array in a file, and one that makes the file shorter."""
+    if request.param == "read in parts":
+        monkeypatch.setattr(stored, "MAX_LOADED", 0)
+    wide = np.concatenate([X, np.zeros((90, 2000), "f4")], 1)
+    np.save(tmp_path / "X.npy", wide)
+    size = (tmp_path / "X.npy").stat().st_size
+
+    def cut(n_bytes=size // 2):
+        os.truncate(tmp_path / "X.npy", n_bytes)
+
+    def mapped():
+        np.save(tmp_path / "X.npy", wide)
+        return np.load(tmp_path / "X.npy", mmap_mode="r")
+
+    return mapped, cut
+
+
+def test_a_file_that_became_shorter(truncated):
+    """To read past its end would kill the process."""
+    mapped, cut = truncated
+    found = model(classifier(module__n_in=2002, max_epochs=1)).fit(mapped(), Y)
+    source, before = mapped(), dict(vars(found))
+    for data in (source, source[10:], np.asarray(source)):
+        cut()
+        with pytest.raises(OSError, match=r"^X .* became shorter .* bytes"):
+            found.fit(data, Y[-len(data) :])
+        with pytest.raises(OSError, match=r"^X .* became shorter .* bytes"):
+            found.predict(data)
+        assert vars(found) == before
+    assert_equal_on(found, mapped(), clone(found).fit(mapped(), Y))
+
+
+def assert_equal_on(found, data, expected):
+    ours, theirs = (some.predict_proba(data) for some in (found, expected))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_targets_in_a_file_that_became_shorter(tmp_path):
+    path = tmp_path / "y.dat"
+    mapped = np.memmap(path, dtype="i8", mode="w+", shape=90, offset=8192)
+    mapped[:] = Y
+    os.truncate(path, 100)
+    with pytest.raises(OSError, match=r"^y .* became shorter .* bytes"):
+        model(NET).fit(X, mapped)
