@@ -105,7 +105,8 @@ class ClassTargets(Targets):
                 )
             classes = None
         if is_frozen and target_type.has_class_names:
-            classes = _classes_of_net(net, found if classes is None else classes)
+            known = _classes_of_net(net, found if classes is None else classes)
+            classes = classes if known is None else known
         if classes is None:
             targets = cls(target_type, net, found, target_type.has_class_names)
         else:

@@ -422,6 +422,11 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     if n_targets != 1:
         nouns += "es" if nouns == "class" else "s"
     advice = f"Set the size of its last layer to {needed}."
+    if found > needed and likelihood.noun == "class":
+        advice = (
+            f"Set the size of its last layer to {needed}; or, where y lacks some "
+            "classes, name all of them in partial_fit(X, y, classes=...)."
+        )
     if n_targets == 1 and likelihood.noun == "class":
         advice = (
             "Pass samples of two classes or more; where others come later, begin with "

@@ -609,6 +609,16 @@ class TestDefault:
 
 
 class TestPartialFit:
+    def test_classes_of_a_frozen_net_that_was_not_fitted(self):
+        """Such as one with weights that were loaded, and outputs for more classes."""
+        X, y = blobs()
+        net = FrozenEstimator(classifier(module__n_out=5).initialize())
+        model = LaplaceClassifier(net, **FIXED)
+        with pytest.raises(ValueError, match=r"y lacks some classes.*partial_fit"):
+            model.fit(X, y)
+        model.partial_fit(X, y, classes=range(5))
+        assert model.predict_proba(X).shape == (len(X), 5)
+
     def test_classes_that_come_later(self):
         X, y = blobs()
         rows = y != 2
