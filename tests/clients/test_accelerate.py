@@ -1,6 +1,11 @@
 """Accelerate: nets that skorch's mixin trains."""
 
+import os
 import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +19,7 @@ from sklaplace import DeepEnsembleClassifier, LaplaceClassifier
 accelerate = pytest.importorskip("accelerate")
 
 X, Y = blobs()
+TESTS = Path(__file__).parent.parent
 
 
 class AcceleratedClassifier(AccelerateMixin, NeuralNetClassifier):
@@ -40,3 +46,38 @@ def test_pickles():
     model = LaplaceClassifier(net(), random_state=0).fit(X, Y)
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_fit_together(tmp_path):
+    """The posterior of both is that of one process around the same weights."""
+    port = str(free_port())
+    env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    env |= {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
+    env |= {"WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
+    command = [sys.executable, str(TESTS / "clients/accelerated_fit.py")]
+    processes = [
+        subprocess.Popen(
+            [*command, str(tmp_path / str(rank))],
+            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert [process.wait(100) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+    first, second = (np.load(tmp_path / f"{rank}.npz") for rank in range(2))
+    for name in first.files:
+        np.testing.assert_array_equal(first[name], second[name])
+    for name in ("mean", "dense"):
+        scale = 1e-12 * np.abs(first[name]).max()
+        np.testing.assert_allclose(first[name], first[f"{name} alone"], 0, scale)
+    assert first["n_seen"] == len(X) / 2  # by each process in an epoch
+
+
+def free_port():
+    with socket.socket() as some:
+        some.bind(("127.0.0.1", 0))
+        return some.getsockname()[1]
