@@ -421,24 +421,33 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     nouns = likelihood.noun
     if n_targets != 1:
         nouns += "es" if nouns == "class" else "s"
-    advice = f"Set the size of its last layer to {needed}."
-    if found > needed and likelihood.noun == "class":
-        advice = (
-            f"Set the size of its last layer to {needed}; or, where y lacks some "
-            "classes, name all of them in partial_fit(X, y, classes=...)."
-        )
-    if n_targets == 1 and likelihood.noun == "class":
-        advice = (
-            "Pass samples of two classes or more; where others come later, begin with "
-            "partial_fit(X, y, classes=...)."
-        )
-    if is_binary and n_targets > 2:
-        advice = (
+    raise ValueError(
+        f"The network gives {found} output{'s' if found != 1 else ''}, but y has "
+        f"{n_targets} {nouns}. {_width_advice(found, needed, likelihood, n_targets)}"
+    )
+
+
+def _width_advice(
+    found: int, needed: int, likelihood: Likelihood, n_targets: int
+) -> str:
+    """Return what to do about outputs of another number."""
+    advice = f"Set the size of its last layer to {needed}"
+    if isinstance(likelihood, Bernoulli) and n_targets > 2:
+        return (
             f"One logit stands for two classes; for {n_targets} use "
             "skorch.NeuralNetClassifier with criterion=torch.nn.CrossEntropyLoss and "
             f"a last layer of size {n_targets}."
         )
-    raise ValueError(
-        f"The network gives {found} output{'s' if found != 1 else ''}, but y has "
-        f"{n_targets} {nouns}. {advice}"
-    )
+    if likelihood.noun != "class":
+        return f"{advice}."
+    if n_targets == 1:
+        return (
+            "Pass samples of two classes or more; where others come later, begin with "
+            "partial_fit(X, y, classes=...)."
+        )
+    if found > needed:
+        advice += (
+            "; or, where y lacks some classes, name all of them in "
+            "partial_fit(X, y, classes=...)"
+        )
+    return f"{advice}."
