@@ -1,0 +1,90 @@
+"""Threads that compute at once are no more than were requested, also in a search."""
+
+import os
+import time
+from pathlib import Path
+
+import joblib
+import numpy as np
+import pytest
+import torch
+from nets import MLP, blobs, classifier
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import GridSearchCV
+
+from sklaplace import LaplaceClassifier
+
+pytestmark = pytest.mark.slow  # processes have to import torch
+
+X, Y = blobs(240)
+GRID = {"prior_precision": [0.1, 1.0, 10.0]}
+
+
+class Timed(MLP):
+    """Writes down when, in which process and on how many threads it is evaluated."""
+
+    def __init__(self, folder, **params):
+        super().__init__(**params)
+        self.folder = folder
+
+    def forward(self, X):
+        begin = time.monotonic()  # one clock for all processes
+        time.sleep(2e-3)
+        found = super().forward(X)
+        note = begin, time.monotonic(), torch.get_num_threads(), os.getpid()
+        with Path(self.folder, str(os.getpid())).open("a") as file:
+            file.write(" ".join(map(str, note)) + "\n")
+        return found
+
+
+@pytest.fixture
+def model(tmp_path):
+    net = classifier(Timed, module__folder=str(tmp_path), max_epochs=1).fit(X, Y)
+    params = {"batch_size": 8, "random_state": 0, "prior_precision": 1.0}
+    return LaplaceClassifier(FrozenEstimator(net), **params)
+
+
+def evaluations(folder):
+    """Begin, end, number of threads and process of each evaluation in the workers."""
+    found = [np.loadtxt(file, ndmin=2) for file in folder.iterdir()]
+    rows = np.concatenate(found)
+    return rows[rows[:, 3] != os.getpid()]
+
+
+def most_threads_at_once(rows):
+    """Largest sum of the threads of evaluations that overlap."""
+    begins = [(begin, n) for begin, _, n, _ in rows]
+    ends = [(end, -n) for _, end, n, _ in rows]
+    return max(np.cumsum([n for _, n in sorted(begins + ends)]))
+
+
+def test_overlapping_evaluations_are_counted():
+    rows = np.array([[0, 4, 1, 7], [1, 2, 3, 8], [3, 5, 2, 8], [6, 7, 2, 7]])
+    assert most_threads_at_once(rows) == 4
+
+
+@pytest.fixture
+def _processes():
+    """Processes in which torch may use two threads each."""
+    with joblib.parallel_config(backend="loky", inner_max_num_threads=2):
+        yield
+
+
+@pytest.mark.usefixtures("_processes")
+def test_each_worker_computes_on_one_thread(model, tmp_path):
+    model.set_params(n_jobs=2).fit(X, Y).predict_proba(X)
+    rows = evaluations(tmp_path)
+    assert len(rows) >= 60  # batches of fit and of predict_proba
+    assert set(rows[:, 2]) == {1}
+    assert most_threads_at_once(rows) <= 2
+
+
+@pytest.mark.usefixtures("_processes")
+@pytest.mark.parametrize("inner", [None, 2])
+def test_a_search_uses_no_more_threads_than_requested(model, inner, tmp_path):
+    """Two processes on two threads each: those of torch, or of the inner workers."""
+    model.set_params(n_jobs=inner)
+    GridSearchCV(model, GRID, cv=2, n_jobs=2, refit=False).fit(X, Y)
+    rows = evaluations(tmp_path)
+    assert set(rows[:, 2]) <= {1, 2}
+    assert most_threads_at_once(rows) <= 4
