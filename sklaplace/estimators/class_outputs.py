@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sklaplace import dirichlet
@@ -18,13 +19,16 @@ from sklaplace.estimators.class_targets import ClassTargets
 MANY_CLASSES = 1024
 
 
-def are_many(targets: ClassTargets) -> bool:
+def are_many(model: Any) -> bool:
     """Whether each sample has one label, of so many that batches are reduced."""
+    check_is_fitted(model)
+    targets: ClassTargets = model._targets
     return targets.target_type.is_single and targets.n_classes > MANY_CLASSES
 
 
 def check_top(model: Any, k: Any) -> int:
     """Return the number of classes, at most all; raises where there is no order."""
+    check_is_fitted(model)
     check_count("k", k)
     if not model._targets.target_type.has_class_names:
         raise ValueError(

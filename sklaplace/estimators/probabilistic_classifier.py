@@ -180,7 +180,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         ndarray of shape (n,), (n, n_labels) or (n, ...)
             Labels; of a matrix of labels zeros and ones.
         """
-        if class_outputs.are_many(self._targets):
+        if class_outputs.are_many(self):
             return self.predict_top_k(X, 1)[0][:, 0]
         proba = self.predict_proba(X)
         threshold = getattr(self.estimator_, "threshold", None)
