@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sklaplace.core.budget import require_bytes
+from sklaplace.core.budget import CACHE, require_bytes
 from sklaplace.core.trees import tree_rows
 from sklaplace.curvature.features import feature_layers
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
@@ -56,6 +56,7 @@ class NetworkSpec(outputs.OutputSpec):
 
         Of a last layer with many outputs more, but no more than take the memory of its
         weights: each batch reads these, which takes longer than the products of few.
+        Arrays of outputs above 32 MiB would be given back to the system each time.
         """
         n = super().batch_size(
             row_elements=row_elements, with_covariance=with_covariance
@@ -63,7 +64,8 @@ class NetworkSpec(outputs.OutputSpec):
         if self.layout.head is None or self.n_outputs <= MAX_DENSE or with_covariance:
             return n
         row_bytes = self.row_bytes + 8 * row_elements
-        return max(n, min(ROWS_OF_MANY, 8 * self.layout.n_parameters // row_bytes))
+        most = CACHE // (8 * self.n_outputs), 8 * self.layout.n_parameters // row_bytes
+        return max(n, min(ROWS_OF_MANY, *most))
 
 
 def infer_network_spec(

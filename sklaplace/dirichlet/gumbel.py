@@ -6,6 +6,7 @@ any number of classes.
 """
 
 import math
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ _NOISE = 1.3
 # Of more classes, all but the leading ones are taken together: so many, or this part of
 # all. Largest relative error of ``-log F`` of the others, at the lower end, logarithm:
 # as `NormalGumbel` has, and less by e^LOWEST where the integrand is large.
-MANY_CLASSES, _LEADING, _PART, _LOG_ERROR = 1024, 256, 32, math.log(1e-2)
+MANY_CLASSES, _LEADING, _PART, _LOG_ERROR = 1024, 512, 32, math.log(1e-2)
 # Keeps quotients finite without variances.
 _TINY = 1e-300
 # Derivatives of the polynomial through so many points of unit distance, at each.
@@ -114,32 +115,52 @@ def _by_leading(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:
     the variance ``v_j``, but for a relative error of at most ``e^(m_j + v_j - t) / 2``.
     Logits for which that is small at the lower end of the quadrature are, together, one
     logit without variance: the logsumexp of their ``m_j``, in proportion to whose
-    exponentials they share its probability. The others are integrated. Where too many
-    have large errors, all are.
+    exponentials they share its probability. The others are integrated: a few, or some
+    more, or, where too many have large errors, all of them.
     """
+    n_more = max(_LEADING, mean.shape[-1] // _PART)
+    kinds = partial(_with_leading, _LEADING), partial(_with_leading, n_more), _all
+    found, is_precise = kinds[0](mean, variances, n_nodes)
+    for kind in kinds[1:]:
+        left = (~is_precise).nonzero().squeeze(-1)
+        if not len(left):
+            break
+        proba, are_precise = kind(mean[left], variances[left], n_nodes)
+        found = found.index_put((left,), proba)
+        is_precise = is_precise.index_put((left,), are_precise)
+    return found
+
+
+def _all(mean: Tensor, variances: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
+    """`_by_nodes`, and that it is precise, (b,)."""
+    is_precise = torch.ones(len(mean), dtype=torch.bool, device=mean.device)
+    return _by_nodes(mean, variances, n_nodes), is_precise
+
+
+def _with_leading(
+    n_leading: int, mean: Tensor, variances: Tensor, n_nodes: int
+) -> tuple[Tensor, Tensor]:
+    """Probabilities (b, K) with so many leading classes, and where they are precise."""
     tails = mean + variances / 2
-    errors = (tails + variances).detach()
-    n_leading = max(_LEADING, mean.shape[-1] // _PART)
-    values, leading = errors.topk(n_leading, -1, sorted=False)
-    rest = tails.scatter(-1, leading, -torch.inf)
-    total = rest.logsumexp(-1, keepdim=True)
+    errors, leading = (tails + variances).detach().topk(n_leading, -1, sorted=False)
     few = mean.gather(-1, leading), variances.gather(-1, leading)
+    rest = tails.scatter(-1, leading, -torch.inf)
+    largest = rest.detach().amax(-1, keepdim=True)
+    shares = (rest - largest).exp()
+    total = shares.sum(-1, keepdim=True)
+    logit = total.log() + largest
     # the largest value is probably above both
     lowest = NormalGumbel(*(part.detach() for part in few)).lower.amax(-1)
-    lowest = lowest.maximum(total.detach().squeeze(-1) + LOWEST)
-    # also where a number is not finite
-    is_far = values.amin(-1) - math.log(2) - lowest < _LOG_ERROR
-    many = (~is_far).nonzero().squeeze(-1)
-    if len(many) == len(mean):
-        return _by_nodes(mean, variances, n_nodes)
-    joined = torch.cat([few[0], total], -1), torch.cat([few[1], 0 * total], -1)
-    proba = _by_nodes(*joined, n_nodes)
-    found = (rest - total).exp() * proba[:, -1:]
-    found = found.scatter(-1, leading, proba[:, :-1])
-    if len(many):
-        exact = _by_nodes(mean[many], variances[many], n_nodes)
-        found = found.index_put((many,), exact)
-    return found
+    lowest = lowest.maximum(logit.detach().squeeze(-1) + LOWEST)
+    # false for what is not finite
+    is_precise = errors.amin(-1) - math.log(2) - lowest < _LOG_ERROR
+    joined = torch.cat([few[0], logit], -1), torch.cat([few[1], 0 * logit], -1)
+    proba = torch.zeros_like(joined[0])
+    if bool(is_precise.any()):
+        precise = _by_nodes(joined[0][is_precise], joined[1][is_precise], n_nodes)
+        proba = proba.index_put((is_precise,), precise)
+    found = shares * (proba[:, -1:] / total)
+    return found.scatter(-1, leading, proba[:, :-1]), is_precise
 
 
 def _by_nodes(mean: Tensor, variances: Tensor, n_nodes: int) -> Tensor:

@@ -26,8 +26,9 @@ Link = Callable[[Tensor, Tensor, Tensor], Tensor]
 # Up to this largest variance the second-order expansion is more accurate than the
 # quadrature.
 _SMALL_VARIANCE = 0.09
-# Passes over the classes of a sample in `gumbel`, for its chunks.
-_PASSES = 8
+# Variances of the samples that `gumbel` takes at once, of many classes: several have a
+# quadrature together, and arrays stay in the caches.
+_MANY_BYTES = 2**23
 # Logits of draws in single precision, whose sums over classes are finite.
 _LARGE = 1e30
 
@@ -226,8 +227,10 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     comparative judgment, and the double exponential distribution", Journal of
     Mathematical Psychology 15 (the Gumbel-max identity).
     """
-    if mean.shape[-1] > MANY_CLASSES:  # a few samples at a time, which fit the caches
-        return torch.cat([_gumbel(*part) for part in chunks(mean, cov, _PASSES)])
+    if mean.shape[-1] > MANY_CLASSES:  # a few samples at a time
+        n = max(1, _MANY_BYTES // (8 * cov[:1].numel()))
+        parts = zip(mean.split(n), cov.split(n), strict=True)
+        return torch.cat([_gumbel(*part) for part in parts])
     return _gumbel(mean, cov)
 
 

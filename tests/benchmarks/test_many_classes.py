@@ -1,0 +1,112 @@
+"""50,000 classes of 768 features: predictions beside the bare head.
+
+Run by ``pytest tests/benchmarks/test_many_classes.py -m benchmark -n 0 -s``. Ratios of
+CPU times on one thread, measured in turns; medians. Peak memory beyond that of the
+network is measured in a process of its own.
+"""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.test_default_fit import ratio
+from sklearn.frozen import FrozenEstimator
+from skorch import NeuralNetClassifier
+from torch import nn
+
+from sklaplace import LaplaceClassifier
+
+N_CLASSES, WIDTH, N_FIT, N = 50_000, 768, 500, 200
+MIB = 2**20
+
+
+def data(n, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, WIDTH, generator=generator).numpy()
+
+
+def head():
+    """A head with logits of standard deviation 1.7, as it is before training."""
+    sizes = {"module__in_features": WIDTH, "module__out_features": N_CLASSES}
+    options = {"criterion": nn.CrossEntropyLoss, "verbose": 0}
+    net = NeuralNetClassifier(nn.Linear, **options, **sizes)
+    torch.manual_seed(0)
+    net.initialize()
+    net.module_.weight.data *= 3
+    net.classes = np.arange(N_CLASSES)
+    return net
+
+
+def fitted(structure):
+    """Logits have a prior standard deviation of one."""
+    net, X = head(), data(N_FIT)
+    y = np.random.default_rng(0).integers(N_CLASSES // 200, size=N_FIT)
+    model = LaplaceClassifier(
+        FrozenEstimator(net),
+        hessian_structure=structure,
+        prior_precision=float(WIDTH),
+        random_state=0,
+    )
+    return net, model.fit(X, y)
+
+
+@pytest.mark.benchmark
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+def test_predictions_take_six_passes_of_the_head(structure):
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        net, model = fitted(structure)
+        rows = data(N, seed=1)
+        x, weight = torch.from_numpy(rows), net.module_.weight.detach()
+        bare = lambda: x @ weight.T  # noqa: E731
+        found = {
+            "predict_proba": ratio(lambda: model.predict_proba(rows), bare),
+            "predict_top_k": ratio(lambda: model.predict_top_k(rows, 10), bare),
+        }
+    finally:
+        torch.set_num_threads(n_threads)
+    shown = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
+    sys.stdout.write(f"\n{structure}: {shown} passes of the head\n")
+    assert max(found.values()) <= 6
+
+
+MEASURE = """
+import sys, torch
+torch.set_num_threads(1)
+from benchmarks.test_many_classes import data, fitted, head
+
+def peak():  # that of resource.getrusage includes the parent's
+    lines = open("/proc/self/status").read()
+    return int(lines.split("VmHWM:")[1].split()[0]) * 1024
+
+head()
+before = peak()
+model = fitted(sys.argv[1])[1]
+of_fit = peak()
+classes, _ = model.predict_top_k(data(2000, seed=1), 10)
+assert classes.shape == (2000, 10)
+print(before, of_fit - before, peak() - before)
+"""
+
+
+@pytest.mark.benchmark
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+def test_memory_is_that_of_a_few_copies_of_the_weights(structure):
+    command = [sys.executable, "-c", MEASURE, structure]
+    environment = {"PYTHONPATH": ":".join(p for p in sys.path if p)}
+    found = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=environment
+    )
+    network, *more = (int(value) / MIB for value in found.stdout.split())
+    sys.stdout.write(
+        f"\n{structure}: network {network:.0f} MiB, fit {more[0]:.0f} MiB more, "
+        f"with 2,000 samples predicted {more[1]:.0f} MiB more\n"
+    )
+    assert more[0] > 0
+    # in copies of the weights in float64: (b, C, C) of one sample would be 65
+    assert max(more) < 8 * (8 * N_CLASSES * WIDTH / MIB)
+    # beside the posterior, less than the probabilities of all samples
+    assert more[1] - more[0] < 8 * 2000 * N_CLASSES / MIB
