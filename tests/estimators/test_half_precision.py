@@ -1,0 +1,148 @@
+"""Networks that compute in 16 bits: the posterior is that of the network in 32.
+
+Curvature, posterior and predictions have 32 bits or more, whatever computed the
+activations; probabilities differ by the rounding of the network's logits.
+"""
+
+import numpy as np
+import pytest
+import torch
+from nets import blobs, classifier, regressor, seeded, waves
+from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
+from torch import nn
+
+from sklaplace import LaplaceClassifier, LaplaceRegressor
+
+X, Y = blobs(n=150)
+NEW = blobs(n=40, seed=1)[0]
+NUMBERS = waves(60)
+
+
+class Mixed(nn.Module):
+    """A body and a head, each of a dtype of its own, or under autocast."""
+
+    def __init__(self, n_in=2, n_out=3, body="float32", head="float32", autocast=None):
+        super().__init__()
+        self.first = nn.Linear(n_in, 8, dtype=getattr(torch, body))
+        self.second = nn.Linear(8, 8, dtype=getattr(torch, body))
+        self.head = nn.Linear(8, n_out, dtype=getattr(torch, head))
+        self.autocast = autocast
+
+    def forward(self, X):
+        if self.autocast is None:
+            return self.compute(X.to(self.first.weight.dtype))
+        with torch.autocast("cpu", getattr(torch, self.autocast)):
+            return self.compute(X)
+
+    def compute(self, X):
+        hidden = torch.tanh(self.second(torch.tanh(self.first(X))))
+        return self.head(hidden.to(self.head.weight.dtype))
+
+
+KINDS = {
+    f"{what} {dtype}": dict.fromkeys(keys, dtype)
+    for dtype in ("bfloat16", "float16")
+    for what, keys in {
+        "body": ["body"],
+        "all": ["body", "head"],
+        "autocast": ["autocast"],
+    }.items()
+}
+STRUCTURES = [
+    *(("last_layer", name) for name in ("kron", "diag", "full", "lowrank")),
+    *(("all", name) for name in ("kron", "diag", "full", "gp")),
+]
+
+
+def of_module(params):
+    return {f"module__{name}": value for name, value in params.items()}
+
+
+def cast(trained, **params):
+    """The trained net, computing in other dtypes."""
+    net = clone(trained).set_params(**of_module(params)).initialize()
+    net.module_.load_state_dict(trained.module_.state_dict())
+    return FrozenEstimator(net)
+
+
+@torch.no_grad()
+def logit_error(module, x, dtype):
+    """Largest error of the outputs if weights, inputs and outputs are rounded.
+
+    By running error analysis: tanh has a slope of at most one.
+    """
+    u = torch.finfo(dtype).eps / 2
+    a, error = x, u * x.abs()
+    for layer in (module.first, module.second, module.head):
+        size = a.abs() @ layer.weight.abs().T + layer.bias.abs()
+        error = (error @ layer.weight.abs().T) * (1 + u) + 3 * u * size
+        a = torch.tanh(layer(a))
+    return float(error.max())
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return seeded(classifier(Mixed, max_epochs=30), X, Y)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("subset", "structure"), STRUCTURES)
+def test_probabilities_are_those_of_the_network_in_32_bits(
+    trained, kind, subset, structure
+):
+    options = {"subset_of_weights": subset, "hessian_structure": structure}
+    model = LaplaceClassifier(cast(trained), prior_precision=1.0, random_state=0)
+    expected = model.set_params(**options).fit(X, Y).predict_proba(NEW)
+    variances = model.latent_mean_and_variance(NEW)[1]
+    model.set_params(estimator=cast(trained, **KINDS[kind])).fit(X, Y)
+    found = model.predict_proba(NEW)
+    assert found.dtype == np.float64
+    assert model.posterior_.mean.dtype == torch.float64
+    dtype = getattr(torch, kind.split()[1])
+    error = logit_error(trained.module_, torch.from_numpy(NEW), dtype)
+    # of a softmax half of that of the logits; as much again for their variances
+    assert np.abs(found - expected).max() <= error
+    assert np.abs(found - expected).max() > 0
+    # rows and curvature have errors of that size, and products of two twice that
+    new = model.latent_mean_and_variance(NEW)[1]
+    assert np.abs(new - variances).max() <= 4 * error * variances.max()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_neither_batches_nor_workers_matter(trained, kind):
+    estimator = cast(trained, **KINDS[kind])
+    options = {"subset_of_weights": "all", "prior_precision": 1.0, "random_state": 0}
+    model = LaplaceClassifier(estimator, n_shards=4, batch_size=10, n_jobs=1, **options)
+    expected = model.fit(X, Y).predict_proba(NEW)
+    model.set_params(n_jobs=2).fit(X, Y)
+    np.testing.assert_array_equal(model.predict_proba(NEW), expected)
+    model.set_params(n_jobs=None, n_shards=None, batch_size=None).fit(X, Y)
+    # sums of float32 in another order
+    np.testing.assert_allclose(model.predict_proba(NEW), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", ["body bfloat16", "all bfloat16", "autocast bfloat16"])
+def test_networks_are_trained_in_fit(kind):
+    net = classifier(Mixed, max_epochs=5, **of_module(KINDS[kind]))
+    model = LaplaceClassifier(net, random_state=0).fit(X, Y)
+    proba = model.predict_proba(NEW)
+    assert np.isfinite(proba).all()
+    np.testing.assert_allclose(proba.sum(1), 1)
+    assert np.isfinite(model.score_samples(NEW)).all()
+    assert np.isfinite(model.log_marginal_likelihood_value_)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_intervals_are_those_of_the_network_in_32_bits(kind):
+    x, y = NUMBERS
+    net = seeded(regressor(Mixed, max_epochs=50), x, y.reshape(-1, 1))
+    model = LaplaceRegressor(cast(net), prior_precision=1.0, sigma_noise=0.3)
+    mean, std = model.fit(x, y).predict(x, return_std=True)
+    model.set_params(estimator=cast(net, **KINDS[kind])).fit(x, y)
+    found, its_std = model.predict(x, return_std=True)
+    dtype = getattr(torch, kind.split()[1])
+    error = logit_error(net.module_, torch.from_numpy(x), dtype)
+    assert found.dtype in (np.float32, np.float64)
+    np.testing.assert_allclose(found, mean, atol=error)
+    assert np.abs(its_std - std).max() <= 2 * error * std.max()
