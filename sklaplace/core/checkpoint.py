@@ -57,7 +57,7 @@ class Checkpoint:
             raise TypeError(
                 f"checkpoint is of type {kind}. Pass the path of a folder, or None."
             )
-        folder = Path(path)
+        folder = _folder(path)
         try:
             make_private(str(folder))
             require_private_entry(folder, folder)
@@ -153,10 +153,18 @@ def clear(path: Any, rank: int = 0) -> None:
     """
     if path is None:
         return
-    for file in Path(path).glob(_name(rank, "*")):
+    folder = _folder(path)
+    for file in folder.glob(_name(rank, "*")):
         file.unlink(missing_ok=True)
     with suppress(OSError):  # it has files of others
-        Path(path).rmdir()
+        folder.rmdir()
+
+
+def _folder(path: Any) -> Path:
+    """Return the folder of a path, in which ``~`` is the user's."""
+    if not os.fspath(path):
+        raise ValueError("checkpoint is empty. Pass the path of a folder, or None.")
+    return Path(path).expanduser().absolute()
 
 
 def _named(error: OSError, folder: Path, advice: str) -> OSError:

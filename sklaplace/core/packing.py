@@ -17,6 +17,7 @@ from skorch import NeuralNet
 from torch import Tensor
 
 from sklaplace.core.fingerprint import hashed
+from sklaplace.core.stored import StoredArray
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -82,6 +83,8 @@ class _Pickler(pickle.Pickler):
 
         As arrays they load several times as fast as in torch's own form.
         """
+        if type(value) is StoredArray and id(value.source) in self.given:
+            return StoredArray, (value.source, value.cast, value.rows)
         if type(value) is Tensor and (reduced := reduced_as_array(value)):
             return reduced
         if isinstance(value, NeuralNet):

@@ -42,7 +42,7 @@ def check_file(array: Any, name: str) -> None:
     To read past its end would kill the process.
     """
     found = _memory_map(array, with_own_changes=True)
-    if found is None:
+    if found is None or not array.size:  # numpy knows no offset of nothing
         return
     while not isinstance(array, np.memmap):
         array = array.base
@@ -213,8 +213,10 @@ class StoredArray:
         rows: Rows = self.rows
         if isinstance(source, np.ndarray):
             return StoredArray, (self._raw(), self.cast)
-        if not hasattr(source, "__dask_keys__"):
+        if type(source).__module__.startswith("zarr."):  # by the name of its store
             return StoredArray, (source, self.cast, rows)
+        if not hasattr(source, "__dask_keys__"):  # HDF5, which cannot be pickled
+            return StoredArray, (self._raw(), self.cast)
         chosen: Any = rows
         if isinstance(rows, range):
             chosen = slice(rows.start, rows.stop, rows.step)
@@ -248,17 +250,18 @@ def _rows_of_chunk(source: Any) -> int:
 
 
 def _memory_map(array: Any, with_own_changes: bool = False) -> mmap.mmap | None:
-    """Return the map of a file that an array of numpy is a view of, if there is one.
+    """Return the map of a `numpy.memmap` that an array is a view of, if it is one.
 
     By default not one that keeps changes to itself, which is not read in parts:
-    `_release` would lose them.
+    `_release` would lose them. So might other maps, whose mode is not known.
     """
+    mode = None
     while isinstance(array, np.ndarray):
-        is_own = isinstance(array, np.memmap) and getattr(array, "mode", None) == "c"
-        if is_own and not with_own_changes:
-            return None
+        if isinstance(array, np.memmap):
+            mode = array.mode
         array = array.base
-    return array if isinstance(array, mmap.mmap) else None
+    is_known = mode is not None and (mode != "c" or with_own_changes)
+    return array if is_known and isinstance(array, mmap.mmap) else None
 
 
 def _release(source: Any) -> None:

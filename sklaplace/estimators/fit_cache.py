@@ -10,6 +10,7 @@ from sklaplace.core.checkpoint import Checkpoint
 from sklaplace.core.distributed import Group
 from sklaplace.core.fingerprint import fingerprint
 from sklaplace.core.random import private_rng
+from sklaplace.core.stored import StoredArray
 from sklaplace.core.warn import warn_user
 from sklaplace.estimators.laplace_fit import LaplaceFit
 from sklaplace.estimators.options import LaplaceOptions
@@ -102,6 +103,9 @@ def _checkpoint(
     named = {f"data-{name}": value for name, value in vars(data).items()}
     if validation is not None:
         named |= {f"val-{name}": value for name, value in vars(validation).items()}
+    # parts of an array on disk are stored as positions in it
+    stored = {k: v.source for k, v in named.items() if isinstance(v, StoredArray)}
+    named |= {f"{name}-source": source for name, source in stored.items()}
     return Checkpoint.at(samples.checkpoint, key(), named, rank)
 
 

@@ -22,6 +22,7 @@ from sklearn.utils.validation import (
 )
 from skorch.helper import SliceDataset
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from sklaplace.core.arrays import as_array, check_columns, detached
 from sklaplace.core.checks import check_array_library, naming
@@ -176,6 +177,7 @@ def warn_of_weight_scale(sample_weight: Any) -> None:
 @naming(X="X", y="y")
 def check_samples(model: Any, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
     """Return inputs, checked and cast, and targets, checked."""
+    _check_loader(X)
     check_array_library(X=X, y=y)
     check_file(y, "y")
     if is_opaque(X):
@@ -194,12 +196,21 @@ def check_samples(model: Any, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]
 @naming(X="X")
 def check_inputs(model: Any, X: Any) -> Any:
     """Return inputs to predict, checked and cast."""
+    _check_loader(X)
     check_array_library(X=X)
     if is_opaque(X):
         X = as_given(X, model._input_type.dtype)
         count_rows(X)  # refuses streams
         return applicable(model, X)
     return _cast_inputs(model, X, reset=False)
+
+
+def _check_loader(X: Any) -> None:
+    if isinstance(X, DataLoader):
+        raise TypeError(
+            "X is a DataLoader. Pass its dataset, and batch_size to this estimator; or "
+            "use sklaplace.iter_predictions, which takes loaders."
+        )
 
 
 @naming(X="X")

@@ -92,12 +92,16 @@ def blocks(X: Any, size: int) -> Iterable[Any]:
         return
     if isinstance(X, list):  # of samples, which skorch takes for several arrays
         X = np.asarray(X)
+    if is_stored(X):
+        X = StoredArray(X, np.asarray)
     n = count_rows(X)
     for start in range(0, n, size):
-        rows = range(start, min(start + size, n))
-        if isinstance(X, Dataset):
-            yield Subset(X, rows)
-        elif is_stored(X):
-            yield StoredArray(X, np.asarray)[rows.start : rows.stop]
-        else:
-            yield multi_indexing(X, slice(rows.start, rows.stop))
+        yield _block(X, start, min(start + size, n))
+
+
+def _block(X: Any, start: int, stop: int) -> Any:
+    if isinstance(X, Dataset):
+        return Subset(X, range(start, stop))
+    if isinstance(X, StoredArray):
+        return X[start:stop]
+    return multi_indexing(X, slice(start, stop))

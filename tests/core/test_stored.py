@@ -1,5 +1,6 @@
 """Stored arrays: the samples are those of the array, read a part at a time."""
 
+import mmap
 import pickle
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from sklaplace.core import stored
 from sklaplace.core.fingerprint import fingerprint
+from sklaplace.core.packing import pack, unpack
 from sklaplace.core.stored import StoredArray, is_stored
 
 N = 50
@@ -129,6 +131,35 @@ def test_views_of_a_map_are_stored(tmp_path):
     mapped = np.load(tmp_path / "values.npy", mmap_mode="r")
     assert is_stored(np.asarray(mapped)[3:])
     assert not is_stored(mapped[[3, 4]])  # a copy
+
+
+def test_other_maps_are_read_at_once():
+    """Nothing is known of what they keep to themselves."""
+    array = np.ndarray((5, 3), "f4", buffer=mmap.mmap(-1, 60))
+    array[...] = 7
+    stored.check_file(array, "X")
+    assert not is_stored(array)
+
+
+def test_nothing_of_a_file_is_no_shorter_file(tmp_path):
+    np.save(tmp_path / "values.npy", VALUES)
+    stored.check_file(np.load(tmp_path / "values.npy", mmap_mode="r")[:0], "X")
+
+
+def test_what_cannot_be_pickled_is_sent_by_value():
+    class Unpicklable(Chunked):
+        def __reduce__(self):
+            raise TypeError("h5py objects cannot be pickled")
+
+    part = StoredArray(Unpicklable(), single).part(slice(3, 9))
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(part)).read(), VALUES[3:9])
+
+
+def test_parts_of_what_has_a_name_are_packed_as_positions(array):
+    key, named = fingerprint({}), {"source": array.source}
+    packed = pack(array.part(slice(0, 40)), key, named)
+    assert len(packed) < VALUES.nbytes / 4
+    np.testing.assert_array_equal(unpack(packed, key, named).read(), VALUES[:40])
 
 
 def test_changes_that_a_map_keeps_to_itself(tmp_path):

@@ -146,6 +146,14 @@ def test_a_set_to_validate_on_is_no_split():
     assert len(model.estimator_.history) == 1
 
 
+def test_loaders_are_refused():
+    loader = DataLoader(TensorDataset(torch.from_numpy(X)))
+    words = "DataLoader", "dataset", "iter_predictions"
+    refused_fit(LaplaceClassifier(NET), *words, data=(loader, Y), error=TypeError)
+    with pytest.raises(TypeError, match="iter_predictions"):
+        FITTED.predict(loader)
+
+
 def test_predictions_name_what_to_use():
     model = LaplaceClassifier(NET, prior_precision=1.0).fit(X, Y)
     for method in (model.predict_proba, model.score_samples, model.predict_dirichlet):
@@ -154,6 +162,17 @@ def test_predictions_name_what_to_use():
 
 
 # -------------------------------------------------------------------------- blocks
+class Chunked:
+    """An array of zarr has no length."""
+
+    def __init__(self, values):
+        self.values, self.chunks = values, (7, 2)
+        self.shape, self.dtype, self.ndim = values.shape, values.dtype, values.ndim
+
+    def __getitem__(self, rows):
+        return self.values[rows]
+
+
 FITTED = LaplaceClassifier(NET, prior_precision=1.0, **OPTIONS).fit(X, Y)
 ON_DICT = LaplaceClassifier(
     FrozenEstimator(classifier().fit(SliceDict(X=X), Y)), prior_precision=1.0
@@ -164,6 +183,7 @@ INPUTS = {
     "tensor": torch.from_numpy(X),
     "dataset": TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)),
     "stream": Stream(X),
+    "chunks": Chunked(X),
     "loader": DataLoader(Stream(X), batch_size=7),
 }
 
