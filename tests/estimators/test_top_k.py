@@ -122,8 +122,8 @@ def test_many_classes_are_predicted_batch_by_batch(monkeypatch):
 
 
 def test_probabilities_of_all_samples_are_never_there_together():
-    """The largest tensor is a fifth of (n, C) at most, for batches of a twentieth."""
-    n, c = 400, 2_000
+    """The largest tensor is a tenth of (n, C) at most, for batches of a fortieth."""
+    n, c = 800, 2_000
     rows = np.random.default_rng(0).normal(size=(n, 3))
     net = classifier(LinearModel, module__n_in=3, module__n_out=c)
     net = initialised(net)
@@ -137,5 +137,5 @@ def test_probabilities_of_all_samples_are_never_there_together():
     with counted() as costs:
         classes, _ = model.predict_top_k(rows)
     assert classes.shape == (n, 5)
-    assert costs.largest <= n * c // 5
+    assert costs.largest <= n * c // 10
     assert costs.peak < 8 * n * c
