@@ -1,7 +1,7 @@
 """LaplaceClassifier: class probabilities under a posterior over the weights."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from sklaplace.dirichlet.links import LINKS
 from sklaplace.estimators.class_targets import is_ignored
 from sklaplace.estimators.laplace import BaseLaplace
 from sklaplace.estimators.laplace_fit import HeldOutScore
+from sklaplace.estimators.laplace_trainer import LaplaceTrainer
 from sklaplace.estimators.options import LaplaceOptions
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.samples import Samples
@@ -217,6 +218,11 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         check_option("link_approx", self.link_approx, ["auto", *LINKS])
         self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
         return options
+
+    def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
+        is_linearised = options.pred_type == "glm"
+        needs = is_linearised and not self._is_diagonal(self._link_name())
+        return replace(super()._trainer(options), takes_covariances=needs)
 
     def _score(self, likelihood: ClassificationLikelihood) -> HeldOutScore:
         tiny = torch.finfo(torch.float64).tiny

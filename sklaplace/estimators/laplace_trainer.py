@@ -45,6 +45,7 @@ from sklaplace.estimators.options import (
     check_shapes,
     check_structure_bytes,
 )
+from sklaplace.estimators.output_model import check_covariances
 from sklaplace.estimators.targets import brings_targets
 from sklaplace.estimators.trainer import Trainer
 from sklaplace.networks import split
@@ -93,10 +94,13 @@ class LaplaceTrainer(Trainer):
         Options of the approximation.
     is_fold : bool
         Whether some of the samples are left out, to be tuned on.
+    takes_covariances : bool
+        Whether tuning and predictions need those between the outputs of a sample.
     """
 
     options: LaplaceOptions
     is_fold: bool = False
+    takes_covariances: bool = False
 
     def train(
         self,
@@ -297,6 +301,8 @@ class LaplaceTrainer(Trainer):
         device = device_of(net)
         n_rows, n_columns = len(dataset) * spec.n_outputs, spec.n_outputs
         check_structure_bytes(self.options, spec.layout, device, n_rows, n_columns)
+        if self.takes_covariances:
+            check_covariances(spec)
         if self.options.refits(spec, len(dataset)):
             _check_refit_bytes(spec, len(dataset), device)
         return spec

@@ -46,6 +46,10 @@ from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.last_layer import refit_bytes
 from sklaplace.posterior.tuning import TUNERS
 
+# Vectors of as many float64 numbers as weights, beside the structure: mean,
+# eigenvalues, variances and what they are computed from.
+WEIGHT_COPIES = 5
+
 
 @dataclass(frozen=True)
 class LaplaceOptions:
@@ -461,20 +465,18 @@ def check_structure_bytes(
     outputs of each sample.
     """
     p = layout.n_parameters
-    accumulator, _ = STRUCTURES[model.hessian_structure]
-    cheaper = [repr(k) for k in ("kron", "diag") if k != model.hessian_structure]
-    advice = f"use {' or '.join(cheaper)}"
+    name = model.hessian_structure
+    accumulator, _ = STRUCTURES[name]
+    cheaper = {"diag": "use fewer weights", "kron": "use 'diag'"}
+    advice = cheaper.get(name, "use 'kron' or 'diag'")
     if model.subset_of_weights != "last_layer":
         advice += ", or subset_of_weights='last_layer'"
     # the exact Hessian is computed as a matrix
     n = None if CURVATURES[model.curvature].is_exact else n_rows
     options = model.structure_params or {}
-    require_bytes(
-        accumulator.n_bytes(layout, n, n_columns=n_columns, **options),
-        device,
-        f"hessian_structure={model.hessian_structure!r} over {p:,} parameters",
-        advice,
-    )
+    needed = accumulator.n_bytes(layout, n, n_columns=n_columns, **options)
+    subject = f"hessian_structure={name!r} over {p:,} parameters"
+    require_bytes(needed + 8 * WEIGHT_COPIES * p, device, subject, advice)
 
 
 def check_prior_shape(value: Any, prior_structure: str, layout: Layout) -> None:

@@ -24,6 +24,7 @@ from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.likelihoods import weighted
 from sklaplace.networks.data import Batches, count_rows
 from sklaplace.networks.forward import Forward
+from sklaplace.networks.outputs import OutputSpec
 from sklaplace.networks.shards import Shards, cut
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.worker_net import WorkerNetwork
@@ -236,7 +237,7 @@ class BatchedOutputs:
             self.model.check_variance()
             n_draws = self.model.n_samples
         if not diagonal:
-            self._check_covariances()
+            check_covariances(self.network.spec)
         model: OutputModel = self.model
         options = {
             "n_blocks": self.network.spec.likelihood.n_blocks,
@@ -293,17 +294,6 @@ class BatchedOutputs:
         """
         mean, cov = self.model.joint(self, X, across_outputs)
         return mean.cpu().numpy(), cov.cpu().numpy()
-
-    def _check_covariances(self) -> None:
-        """Raise if not even the covariance of one sample's outputs fits into memory."""
-        spec = self.network.spec
-        require_bytes(
-            4 * 8 * spec.covariance_size,
-            "cpu",
-            f"a covariance between {spec.n_outputs:,} outputs",
-            "use link_approx='probit' and dirichlet_approx='bridge', which need "
-            "variances alone",
-        )
 
     # ----------------------------------------------------------------------- draws
     def map_draws(
@@ -379,6 +369,17 @@ class BatchedOutputs:
         return self.network.batches(
             dataset, self.batch_size, row_elements=self.row_elements, **sizes
         )
+
+
+def check_covariances(spec: OutputSpec) -> None:
+    """Raise if not even the covariance of one sample's outputs fits into memory."""
+    require_bytes(
+        4 * 8 * spec.covariance_size,
+        "cpu",
+        f"a covariance between {spec.n_outputs:,} outputs",
+        "use link_approx='probit' and dirichlet_approx='bridge', which need variances "
+        "alone",
+    )
 
 
 def require_draws(n_samples: int, n_weights: int) -> None:

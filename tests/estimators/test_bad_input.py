@@ -9,6 +9,7 @@ import torch
 from conftest import global_rng_states
 from nets import (
     MLP,
+    LinearModel,
     LogSoftmaxMLP,
     RecordTraining,
     ReLUNet,
@@ -41,6 +42,7 @@ from sklaplace import (
     LaplaceRegressor,
     LaplaceRegressorCV,
 )
+from sklaplace.curvature.structures import STRUCTURES
 
 X, Y = blobs()
 X_REG, Y_REG = waves()
@@ -742,12 +744,36 @@ class TestSizes:
 
         return leave
 
-    @pytest.mark.parametrize("structure", ["full", "kron"])
+    @pytest.mark.parametrize("structure", STRUCTURES)
     def test_structures(self, structure, little_memory):
         little_memory(100)
         model = for_classes(subset_of_weights="all", hessian_structure=structure)
-        words = [structure, "parameters needs", "100 bytes are free", "'diag'"]
+        advice = "fewer weights" if structure == "diag" else "'diag'"
+        words = [structure, "parameters needs", "100 bytes are free", advice]
         refused_fit(model, *words, "subset_of_weights='last_layer'")
+
+    @pytest.mark.parametrize("structure", ["diag", "kron"])
+    def test_weights_alone(self, structure, little_memory):
+        """Mean and variances, of which the structure keeps no more than one."""
+        net = of_classes(LinearModel, module__n_out=3, module__dtype=torch.float32)
+        model = for_classes(net, hessian_structure=structure, refine=False)
+        model.set_params(prior_precision=1.0, link_approx="probit")
+        little_memory(5 * 8 * 9)
+        refused_fit(model, structure, "over 9 parameters needs", "360 bytes are free")
+        little_memory(5 * 8 * 9 + (8 * 9 if structure == "diag" else 900))
+        model.fit(X, Y)
+
+    @pytest.mark.parametrize("link", ["mc", "mean_field", "sodpp"])
+    def test_covariances_of_a_link(self, link, little_memory):
+        sizes = {"module__n_out": 30, "module__dtype": torch.float32}
+        model = for_classes(of_classes(LinearModel, **sizes), link_approx=link)
+        model.set_params(hessian_structure="diag", prior_precision=1.0, refine=False)
+        data = X, np.arange(60) % 30
+        little_memory(20_000)
+        words = "a covariance between 30 outputs needs 28 KiB", "link_approx='probit'"
+        refused_fit(model, *words, data=data)
+        model.set_params(link_approx="auto").fit(*data).predict_proba(X)
+        model.set_params(link_approx=link, pred_type="nn", n_samples=2).fit(*data)
 
     def test_full_structures_of_few_rows_are_small(self, little_memory):
         """In the dual form a matrix of parameters by parameters never exists."""

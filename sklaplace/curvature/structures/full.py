@@ -249,14 +249,14 @@ class FullAccumulator(base.Accumulator):
 
     @classmethod
     def n_bytes(cls, layout: Layout, n_rows: int | None = None, **options: Any) -> int:
-        """``H`` in float64, and three times as much to factorise it.
+        """``H`` in float64, and four times as much to factorise it and to predict.
 
         In the dual form ``R``, scaled and solved, and its products with itself.
         """
         p = layout.n_parameters
         if n_rows is not None and n_rows < DUAL_FRACTION * p:
             return 4 * 8 * n_rows * (p + n_rows)
-        return 4 * 8 * p**2
+        return 5 * 8 * p**2
 
     @classmethod
     def row_elements(cls, layout: Layout, n_columns: int, **options: Any) -> int:

@@ -147,9 +147,9 @@ class LowRankAccumulator(Accumulator):
     def n_bytes(
         cls, layout: Layout, n_rows: int | None = None, rank: int = RANK, **options: Any
     ) -> int:
-        """Sketch and ``Ω``, and twice as much to decompose it."""
+        """Sketch and ``Ω``, and twice as much as both to decompose it."""
         p = layout.n_parameters
-        return 4 * 8 * p * min(p, rank + OVERSAMPLING)
+        return 6 * 8 * p * min(p, rank + OVERSAMPLING)
 
     @classmethod
     def row_elements(
