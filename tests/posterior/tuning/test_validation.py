@@ -9,6 +9,7 @@ import torch
 import tuning_problems
 from cases import DOUBLE, positive
 from contracts import STRUCTURES_AND_PRIORS, assert_equal
+from costs import calls
 from scipy.optimize import minimize_scalar
 from tuning_problems import fit, held_out, tuning_problem
 
@@ -217,6 +218,20 @@ def test_weights_of_held_out_rows_are_repetitions(likelihood):
         problem = tuning_problem(fitted, validation=rows)
         found.append(scored(problem, [positive()])[0].score)
     assert math.isclose(*found, rel_tol=1e-10)
+
+
+@every_likelihood
+def test_precisions_of_many_weights_are_computed_once(likelihood, monkeypatch):
+    """One for each ratio, whatever the number of batches; scores are the same."""
+    fitted = fit(likelihood)
+    ratios = [positive(), 10 * positive()]
+    options = {"validation": held_out(fitted).rows}
+    expected = scored(tuning_problem(fitted, **options), ratios)
+    monkeypatch.setattr("sklaplace.posterior.tuning.problem.MANY_WEIGHTS", 0)
+    with calls(type(fitted.posterior.structure), "precision") as made:
+        found = scored(tuning_problem(fitted, **options), ratios)
+    assert [c.score for c in found] == [c.score for c in expected]
+    assert len(made) == len(ratios)
 
 
 @pytest.mark.parametrize("is_free", [True, False])
