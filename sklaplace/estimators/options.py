@@ -41,7 +41,7 @@ from sklaplace.likelihoods import (
     Gaussian,
     RegressionLikelihood,
 )
-from sklaplace.networks.net_checks import check_device
+from sklaplace.networks.net_checks import check_device, check_wrapper
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.last_layer import refit_bytes
 from sklaplace.posterior.tuning import TUNERS
@@ -243,6 +243,7 @@ def _check_estimator(estimator: Any) -> None:
             "trim_for_prediction()."
         )
     check_device(net)
+    check_wrapper(net)
     if is_frozen(estimator) and not getattr(net, "initialized_", False):
         raise ValueError(
             "The frozen network has no weights yet. Fit it, or call "

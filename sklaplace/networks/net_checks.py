@@ -55,6 +55,27 @@ def check_device(net: Any) -> None:
         )
 
 
+def check_wrapper(net: Any) -> None:
+    """Refuse a net of skorch's AccelerateMixin that stays in mixed precision.
+
+    Raises
+    ------
+    ValueError
+        If the module is wrapped after training, too: copies of it, also those that
+        workers and files get, are not.
+    """
+    accelerator = getattr(net, "accelerator", None)
+    precision = getattr(accelerator, "mixed_precision", "no")
+    if precision != "no" and not getattr(net, "unwrap_after_train", True):
+        raise ValueError(
+            "unwrap_after_train=False keeps the module in Accelerate's "
+            f"mixed_precision={precision!r}, which copies of the net lose: loaded ones "
+            "and those of workers would predict otherwise. Use "
+            "unwrap_after_train=True, which predicts in full precision, or enter "
+            "torch.autocast in the module's forward."
+        )
+
+
 def check_nonlinearity(net: Any, raw: Tensor, likelihood: Likelihood) -> None:
     """Refuse a ``predict_nonlinearity`` that is not the one of the criterion.
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from nets import MLP, QUICK, blobs, classifier
+from refusals import refused_fit
+from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetClassifier
 from skorch.hf import AccelerateMixin
 from torch import nn
@@ -81,3 +83,41 @@ def free_port():
     with socket.socket() as some:
         some.bind(("127.0.0.1", 0))
         return some.getsockname()[1]
+
+
+@pytest.fixture
+def other_precision():
+    """Accelerate has one precision for the whole process."""
+    state = accelerate.state.AcceleratorState
+    state._reset_state(reset_partial_state=True)
+    yield
+    state._reset_state(reset_partial_state=True)
+
+
+def mixed(**params):
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    options = {"accelerator": accelerator, "criterion": nn.CrossEntropyLoss}
+    return AcceleratedClassifier(MLP, **options, **QUICK, **params)
+
+
+@pytest.mark.usefixtures("other_precision")
+@pytest.mark.parametrize("subset", ["last_layer", "all"])
+def test_nets_trained_in_mixed_precision_predict_in_full(subset):
+    trained = mixed().fit(X, Y)
+    model = LaplaceClassifier(FrozenEstimator(trained), prior_precision=1.0)
+    model.set_params(subset_of_weights=subset, random_state=0)
+    found = model.fit(X, Y).predict_proba(X)
+    plain = classifier().initialize()
+    plain.module_.load_state_dict(trained.module_.state_dict())
+    expected = model.set_params(estimator=FrozenEstimator(plain)).fit(X, Y)
+    np.testing.assert_array_equal(found, expected.predict_proba(X))
+    assert found.dtype == np.float64
+
+
+@pytest.mark.usefixtures("other_precision")
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_nets_that_stay_in_mixed_precision_are_refused(is_frozen):
+    net = mixed(unwrap_after_train=False)
+    model = LaplaceClassifier(FrozenEstimator(net.fit(X, Y)) if is_frozen else net)
+    words = "unwrap_after_train=False", "'bf16'", "torch.autocast"
+    refused_fit(model, *words, data=(X, Y))

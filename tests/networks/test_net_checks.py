@@ -28,7 +28,7 @@ from sklaplace import (
     VariationalClassifier,
 )
 from sklaplace.likelihoods import Categorical
-from sklaplace.networks.net_checks import check_nonlinearity
+from sklaplace.networks.net_checks import check_nonlinearity, check_wrapper
 
 X, Y = blobs()
 
@@ -95,6 +95,27 @@ def test_a_callback_refuses_a_device_without_float64():
     net = classifier(module__n_in=2, callbacks=callbacks).initialize()
     net.module_ = OnMPS()
     refused(ValueError, MPS, lambda: net.partial_fit(X, Y))
+
+
+class Mixed(NeuralNetClassifier):
+    """As a net of skorch's AccelerateMixin."""
+
+    def __init__(self, *args, precision="bf16", unwrap_after_train=False, **params):
+        super().__init__(*args, **params)
+        self.precision, self.unwrap_after_train = precision, unwrap_after_train
+
+    @property
+    def accelerator(self):
+        return SimpleNamespace(mixed_precision=self.precision)
+
+
+@pytest.mark.parametrize("estimator", [LaplaceClassifier, MCDropoutClassifier])
+def test_a_wrapper_that_copies_lose_is_refused_before_training(estimator):
+    net = Mixed(MLP, criterion=nn.CrossEntropyLoss, callbacks=[RecordTraining()])
+    words = "unwrap_after_train=False", "mixed_precision='bf16'", "torch.autocast"
+    refused_fit(estimator(net), *words, data=(X, Y))
+    for options in ({"unwrap_after_train": True}, {"precision": "no"}):
+        check_wrapper(Mixed(MLP, criterion=nn.CrossEntropyLoss, **options))
 
 
 def test_a_second_module_is_refused_before_training():
