@@ -30,7 +30,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from sklaplace import LaplaceClassifier, LaplaceClassifierCV, dirichlet
-from sklaplace.estimators.output_model import BatchedOutputs
+from sklaplace.estimators import output_model
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
@@ -427,7 +427,7 @@ def test_many_classes_need_no_covariances(monkeypatch):
     rows, y = blobs(80, n_classes=40, dtype=np.float64)
     frozen = FrozenEstimator(initialised(classifier(LinearModel, module__n_out=40)))
     model = LaplaceClassifier(frozen, prior_precision=1.0).fit(rows, y)
-    with calls(BatchedOutputs, "_check_covariances") as asked:
+    with calls(output_model, "check_covariances") as asked:
         for method in METHODS:
             model.predict_dirichlet(rows, method)
             assert bool(asked) == (method not in dirichlet.DIAGONAL)
