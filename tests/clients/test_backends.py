@@ -21,7 +21,11 @@ def backend(request):
         yield {"backend": "loky", "n_jobs": 2}
         return
     distributed = pytest.importorskip("distributed")
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    options = {
+        "n_workers": 2,
+        "threads_per_worker": 1,
+        "dashboard_address": "127.0.0.1:0",
+    }
     with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster):
         yield {"backend": "dask"}
 

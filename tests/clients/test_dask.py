@@ -46,7 +46,7 @@ def workers(request):
     if name == "loky":
         yield name, int(n)
         return
-    options = {"threads_per_worker": 1, "dashboard_address": None}
+    options = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
     with (
         distributed.LocalCluster(n_workers=int(n), **options) as cluster,
         distributed.Client(cluster),
