@@ -1,5 +1,6 @@
 """Ordered map: results, order and threads are the same in every backend."""
 
+import gc
 import threading
 
 import joblib
@@ -116,3 +117,15 @@ def test_functions_go_by_value():
     with joblib.parallel_config(backend="threading"):
         found = list(ordered_map(lambda part: shift + part, range(2), n_jobs=2))
     np.testing.assert_array_equal(found, [[0, 1, 2], [1, 2, 3]])
+
+
+def frozen(part):
+    return gc.get_freeze_count()
+
+
+@pytest.mark.slow
+def test_collections_pass_over_imports_in_processes_alone():
+    before = gc.get_freeze_count()
+    assert min(ordered_map(frozen, PARTS, n_jobs=2)) > 100_000
+    with joblib.parallel_config(backend="threading"):
+        assert {*ordered_map(frozen, PARTS, n_jobs=2)} == {before}
