@@ -93,6 +93,7 @@ html_sidebars = {
         "large_data",
         "other_methods",
         "performance",
+        "reliability",
         "quickstart",
     )
 }
