@@ -84,6 +84,7 @@ html_sidebars = {
         "auto_examples/bayes_by_backprop/*",
         "auto_examples/laplace_bridge/*",
         "auto_examples/large_data/*",
+        "auto_examples/recipes/*",
         "changelog",
         "clients",
         "combinations",

@@ -79,6 +79,7 @@ def test_a_container_that_shows_its_own_group_only(machine):
     assert memory.free_cpu_bytes() == 0
 
 
+@pytest.mark.slow
 def test_limit_of_the_address_space():
     """In a process of its own, as a limit once lowered stays."""
     pytest.importorskip("resource")

@@ -38,6 +38,7 @@ def test_empirical_fisher_is_that_of_the_gradients(likelihood):
     assert_equal(scale * structure.dense(), rows.T @ rows, 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "likelihood",
     [

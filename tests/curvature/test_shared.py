@@ -118,6 +118,7 @@ def test_more_samples_are_added(few_are_many):
     np.testing.assert_allclose(found, model.fit(X, Y).predict_proba(NEW), rtol=1e-9)
 
 
+@pytest.mark.slow
 # a factor of so many outputs keeps its diagonal
 @pytest.mark.parametrize(("structure", "c"), [("diag", 5_000), ("kron", 9_000)])
 def test_no_matrix_of_outputs_is_made(structure, c):

@@ -126,6 +126,7 @@ def test_permuting_the_classes_permutes_the_probabilities(name):
     torch.testing.assert_close(permuted, asked(LINKS[name], mean, cov)[:, order])
 
 
+@pytest.mark.slow
 @every_link
 @given(
     n_classes=st.integers(1, 5),
@@ -402,6 +403,7 @@ def test_the_gallery_measures_what_the_rule_says():
             assert shift[k, 0, "probit_uncentred"] < shift[k, 0, "probit"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sd", [0.5, 1.0, 4.0, 30.0])
 @pytest.mark.parametrize("n_classes", [2, 3, 10, 40])
 def test_gumbel_is_near_exact_for_independent_logits(n_classes, sd):

@@ -220,6 +220,7 @@ class TestPipeline:
         mean, std = pipeline.fit(X, y).predict(X, return_std=True)
         assert mean.shape == std.shape == (60,)
 
+    @pytest.mark.slow
     def test_frames_and_weights_by_routing(self, rows):
         X, y = rows
         table = pd.DataFrame(X, columns=["a", "b"])
@@ -270,6 +271,7 @@ class TestSearch:
         for found, expected in zip(net.module_.parameters(), before, strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "grid",
         [
@@ -298,6 +300,7 @@ class TestSearch:
 
 
 class TestCrossValidation:
+    @pytest.mark.slow
     def test_predictions_are_those_of_the_folds(self, rows):
         X, y = rows
         folds = KFold(3, shuffle=True, random_state=0)

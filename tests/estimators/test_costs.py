@@ -224,6 +224,7 @@ def test_tuning_a_last_layer_passes_held_out_rows_once(tuner, structure):
     assert costs.columns(FEW) == 0
 
 
+@pytest.mark.slow
 def test_beside_training_a_fit_passes_its_rows_once():
     X, y = rows()
     net = classifier(Deep, max_epochs=2, train_split=ValidSplit(7))
@@ -435,6 +436,7 @@ def test_distributions_make_no_matrix_per_row(name, n, c):
     assert costs.peak < 64 * MIB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", ["kron", "diag"])
 @pytest.mark.parametrize("subset", [LAST, ALL])
 def test_memory_does_not_grow_with_the_number_of_rows(subset, structure, set_budget):

@@ -109,6 +109,7 @@ def test_probabilities_are_those_of_the_network_in_32_bits(
     assert np.abs(new - variances).max() <= 4 * error * variances.max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_neither_batches_nor_workers_matter(trained, kind):
     estimator = cast(trained, **KINDS[kind])

@@ -287,6 +287,7 @@ class Thin(nn.Module):
         return self.head(X)
 
 
+@pytest.mark.slow
 def test_maps_that_need_too_much_memory_are_refused():
     large = np.zeros((2, 2, 2000, 2000), dtype=np.float32)
     labels = np.zeros((2, 2000, 2000), dtype=np.int64)

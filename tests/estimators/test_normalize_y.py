@@ -410,6 +410,7 @@ class TestWarning:
         y = np.random.default_rng(0).normal(2.0, 1.0, 60)
         LaplaceRegressor(net(max_epochs=1), random_state=0).fit(X, y)
 
+    @pytest.mark.slow
     def test_units_that_are_learned(self):
         X, y = waves(60, dtype=np.float64)
         own = net(max_epochs=200, **self.settings(lr=0.5))

@@ -400,6 +400,7 @@ class TestShapes:
             answers.append(model.predict(X, return_std=True))
         assert_allclose(*answers, rtol=1e-9)
 
+    @pytest.mark.slow
     def test_squeezed_outputs_with_a_split_of_skorch(self):
         X, y = waves()
         net = NeuralNetRegressor(

@@ -53,6 +53,7 @@ def test_pipeline_transforms_held_out_samples(model):
     assert_same_fit(found, expected, rows)
 
 
+@pytest.mark.slow
 def test_grid_search_splits_weights_and_keeps_held_out_samples_whole(model):
     grid, folds = {"temperature": [0.5, 2.0]}, KFold(2)
     search = GridSearchCV(model, grid, cv=folds, error_score="raise")
@@ -67,6 +68,7 @@ def test_grid_search_splits_weights_and_keeps_held_out_samples_whole(model):
         assert search.cv_results_[f"split{number}_test_score"][0] == score
 
 
+@pytest.mark.slow
 def test_stacking_weighs_members_and_final_estimator():
     member = LaplaceClassifier(classifier(max_epochs=5), random_state=0)
     member.set_fit_request(sample_weight=True)
@@ -82,6 +84,7 @@ def test_stacking_weighs_members_and_final_estimator():
     assert_allclose(found.final_estimator_.coef_, expected.coef_)
 
 
+@pytest.mark.slow
 def test_stacking_of_regressors():
     rows, y = waves()
     member = LaplaceRegressor(regressor(max_epochs=5), sigma_noise=0.1, random_state=0)

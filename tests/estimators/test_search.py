@@ -121,6 +121,7 @@ class TestAgainstGridSearch:
         assert_same_choice(model, search)
         np.testing.assert_array_equal(model.predict_proba(X), search.predict_proba(X))
 
+    @pytest.mark.slow
     def test_with_all_weights_refined(self):
         """To those of the linearised network, anew for every candidate and fold."""
         net = classifier(TanhMLP, **DOUBLE)
@@ -247,6 +248,7 @@ class TestNoise:
                 assert self.naive(settings, value, factor * sigma) < best
         assert model.sigma_noise_ == results["param_sigma_noise"][model.best_index_]
 
+    @pytest.mark.slow
     def test_is_not_fooled_by_training_residuals(self):
         rng = np.random.default_rng(0)
 
@@ -350,6 +352,7 @@ class TestPrice:
         np.testing.assert_array_equal(fold_scores(again)[:, 1:], fold_scores(wanted))
         np.testing.assert_array_equal(model.predict(X), wanted.predict(X))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", BOTH)
     def test_n_jobs_changes_nothing(self, kind):
         X, y = DATA[kind]

@@ -139,6 +139,7 @@ def test_workers_of_a_loader_are_refused():
         model.fit(Stream(X), Y)
 
 
+@pytest.mark.slow
 def test_a_set_to_validate_on_is_no_split():
     valid = predefined_split(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)))
     net = classifier(max_epochs=1, train_split=valid)

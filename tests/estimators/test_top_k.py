@@ -71,6 +71,7 @@ def test_weights_are_drawn_as_for_probabilities():
     assert_sorted(fitted(pred_type="nn", n_samples=5), 2)
 
 
+@pytest.mark.slow
 def test_workers_find_the_same():
     model = fitted(batch_size=8)
     alone = model.predict_top_k(NEW, 2)
@@ -121,6 +122,7 @@ def test_many_classes_are_predicted_batch_by_batch(monkeypatch):
     assert model.score(NEW, expected) == 1
 
 
+@pytest.mark.slow
 def test_probabilities_of_all_samples_are_never_there_together():
     """The largest tensor is a tenth of (n, C) at most, for batches of a fortieth."""
     n, c = 800, 2_000

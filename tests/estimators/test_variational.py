@@ -116,6 +116,7 @@ class TestLinearModel:
         ratio = np.sqrt(found.variance().numpy()) / std
         np.testing.assert_allclose(ratio, 1, atol=0.12)
 
+    @pytest.mark.slow
     def test_posterior_is_the_best_independent_one(self, linear, line):
         self.assert_optimal(linear, *line, SIGMA)
 
@@ -173,6 +174,7 @@ def of_moons(epochs, seed, **options):
 
 
 class TestQuality:
+    @pytest.mark.slow
     def test_moons(self):
         # seeds of net and of rows gave 0.938 to 0.947
         scores = [of_moons(500, seed).score(*moons(4000, 99)) for seed in range(2)]

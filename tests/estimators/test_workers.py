@@ -79,6 +79,7 @@ def test_workers_change_no_bit(structure, subset):
     assert_equal(numbers(fitted(on_threads(model), X, Y), X, METHODS), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
     [

@@ -180,6 +180,7 @@ def trained(n):
     return FrozenEstimator(seeded(net, X, y.reshape(-1, 1))), X, y
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("subset", ["last_layer", "all"])
 def test_prior_and_noise_have_the_highest_bound(subset):
