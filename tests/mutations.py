@@ -54,7 +54,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a device without float64 accepted",
-        "sklaplace/estimators/options.py",
+        "sklaplace/estimators/given_net.py",
         "    check_device(net)\n",
         "",
         "networks/test_net_checks.py"

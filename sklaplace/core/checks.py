@@ -95,6 +95,8 @@ def check_params(name: str, value: Any, checks: Mapping[str, Check], of: str) ->
 def check_fraction(name: str, value: Any, hint: str) -> None:
     """Raise an error unless a value is strictly between zero and one."""
     if not _is_number(value) or not 0 < float(value) < 1:
+        if _is_number(value) and 2 <= value < 100:  # a percentage
+            hint += f" Did you mean {float(value) / 100:g}?"
         raise ValueError(f"{name}={value!r} is not between 0 and 1. {hint}")
 
 
@@ -121,7 +123,8 @@ def as_levels(name: str, value: Any, hint: str) -> np.ndarray:
     if levels.ndim != 1:
         raise ValueError(f"{name} has shape {levels.shape}, not one axis. {hint}")
     for level in levels:
-        check_fraction(name, float(level), hint)
+        level = float(level)
+        check_fraction(name, int(level) if level.is_integer() else level, hint)
     return levels
 
 

@@ -3,6 +3,8 @@
 Probabilities of all classes of all samples are not in memory at once.
 """
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,23 @@ from sklaplace.estimators.class_targets import ClassTargets
 
 # From more classes on, the most probable one is found batch by batch.
 MANY_CLASSES = 1024
+
+
+def without_variance(predict: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a method of a classifier refuse options of a regressor, in words."""
+
+    @wraps(predict)
+    def checked(self: Any, X: Any, **options: Any) -> Any:
+        for name in {"return_std", "return_cov"} & options.keys():
+            raise TypeError(
+                f"{predict.__name__} of {type(self).__name__} has no {name}, which is "
+                "an option of regressors. The uncertainty of labels is returned by "
+                "predict_uncertainty(X), the variance of logits by "
+                "latent_mean_and_variance(X)."
+            )
+        return predict(self, X, **options)
+
+    return checked
 
 
 def are_many(model: Any) -> bool:

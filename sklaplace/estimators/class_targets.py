@@ -53,6 +53,7 @@ class ClassTargets(Targets):
     class_weights: np.ndarray | None = None
 
     likelihoods: ClassVar[tuple[type, ...]] = (Categorical, Bernoulli)
+    example_net = "skorch.NeuralNetClassifier({}, criterion=torch.nn.CrossEntropyLoss)"
 
     @classmethod
     def infer(
@@ -272,7 +273,8 @@ class ClassTargets(Targets):
             raise ValueError(
                 f"estimator is a {kind}, which takes one label per row, and y has "
                 "several. Use skorch.NeuralNet with "
-                "criterion=torch.nn.BCEWithLogitsLoss."
+                "criterion=torch.nn.BCEWithLogitsLoss; if y is one-hot, pass "
+                "y.argmax(axis=1)."
             )
         if getattr(net.train_split, "stratified", False):
             raise ValueError(

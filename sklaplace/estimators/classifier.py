@@ -135,7 +135,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         Seeds training, the held-out samples and the draws. None differs every time.
         The global generators are never touched.
     verbose : int, default=0
-        Print one line after fitting if positive.
+        Print one line after fitting if positive, and one before it on a net that has
+        weights and is trained anew.
     class_weight : dict, "balanced" or None, default=None
         Weights of the classes, by label, which multiply ``sample_weight``;
         ``"balanced"`` gives all classes the same total weight. They also apply to

@@ -114,6 +114,7 @@ class DropoutTrainer(Trainer):
 
     def infer_spec(self, net: Any, dataset: Any, *, is_trained: bool) -> OutputSpec:
         """Return the meaning of a net's outputs; raises without dropout layers."""
+        spec = super().infer_spec(net, dataset, is_trained=is_trained)
         if not dropout_layers(as_forward(net).module):
             known = ", ".join(kind.__name__ for kind in DROPOUTS)
             raise ValueError(
@@ -122,7 +123,7 @@ class DropoutTrainer(Trainer):
                 "torch.nn.functional.dropout, and dropout within attention and "
                 "recurrent layers, cannot be drawn here."
             )
-        return super().infer_spec(net, dataset, is_trained=is_trained)
+        return spec
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -21,6 +21,7 @@ from sklaplace.core.persistence import (
 )
 from sklaplace.core.trees import without_groups
 from sklaplace.estimators.fit_cache import cached_fit
+from sklaplace.estimators.given_net import note_new_weights
 from sklaplace.estimators.glm_outputs import OUTPUT_MODELS, CachedOutputs
 from sklaplace.estimators.group_sums import agree_on_data, agreed_seed
 from sklaplace.estimators.hyperparameters import (
@@ -50,6 +51,7 @@ from sklaplace.estimators.samples import (
     warn_of_weight_scale,
     weighted_data,
 )
+from sklaplace.estimators.summary import of_posterior
 from sklaplace.estimators.workers import Workers, group_of
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
@@ -157,6 +159,7 @@ class BaseLaplace:
             group = group_of(self)
             with group.together():
                 options = self._check_options()
+                note_new_weights(self)
                 warn_of_weight_scale(samples.sample_weight)
             fit = self._train_and_accumulate(options, samples)
             score = self._score(fit.network.spec.likelihood)
@@ -197,14 +200,7 @@ class BaseLaplace:
 
     def _summary(self) -> str:
         """Return one line on what was fitted."""
-        posterior = self.posterior_
-        head = "refitted" if posterior.is_refitted else "kept"
-        return (
-            f"{self.hessian_structure} posterior over "
-            f"{posterior.layout.n_parameters:,} weights ({self.subset_of_weights}), "
-            f"prior_precision {posterior.shown_precision()}, weights {head}, "
-            f"log evidence {self.log_marginal_likelihood_value_:.1f}"
-        )
+        return of_posterior(self)
 
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> LaplaceOptions:

@@ -71,6 +71,7 @@ class NumberTargets(Targets):
         HeteroscedasticGaussian,
         Poisson,
     )
+    example_net = "skorch.NeuralNetRegressor({}, criterion=torch.nn.MSELoss)"
 
     @classmethod
     def infer(

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from sklearn.base import is_classifier
-from skorch import NeuralNet
 
 from sklaplace.core.budget import KEPT_BUDGET, require_bytes
 from sklaplace.core.checks import (
@@ -33,15 +32,14 @@ from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import STRUCTURES, Accumulator
 from sklaplace.curvature.subnetwork import SCORES
 from sklaplace.curvature.subsets import CRITERION, SUBSETS
+from sklaplace.estimators.given_net import check_net
 from sklaplace.estimators.glm_outputs import OUTPUT_MODELS
-from sklaplace.estimators.trainer import inner_net, is_frozen
 from sklaplace.estimators.workers import check_workers
 from sklaplace.likelihoods import (
     ClassificationLikelihood,
     Gaussian,
     RegressionLikelihood,
 )
-from sklaplace.networks.net_checks import check_device, check_wrapper
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.last_layer import refit_bytes
 from sklaplace.posterior.tuning import TUNERS
@@ -186,7 +184,7 @@ def sibling(model: Any) -> str:
 
 def check_common(model: Any) -> None:
     """Raise for parameters of all estimators that are not valid."""
-    _check_estimator(model.estimator)
+    check_net(model)
     _check_likelihood(model)
     if not isinstance(model.verbose, (bool, np.bool_)):
         check_count("verbose", model.verbose, smallest=0)
@@ -217,38 +215,6 @@ def _check_laplace(model: Any) -> None:
         model.validation_fraction,
         "Choose a share of the rows, such as 0.2.",
     )
-
-
-def _check_estimator(estimator: Any) -> None:
-    net = inner_net(estimator)
-    if net is None:
-        return
-    if isinstance(net, type):
-        raise TypeError(
-            f"estimator is the class {net.__name__}; an instance is needed. Use "
-            f"skorch.NeuralNetClassifier({net.__name__}) for a torch module, or "
-            f"{net.__name__}(...) for a skorch net."
-        )
-    if not isinstance(net, NeuralNet):
-        raise TypeError(
-            "estimator must be a skorch net, a FrozenEstimator around one, or None; "
-            f"got {type(net).__name__}. Wrap a torch module as "
-            "skorch.NeuralNetClassifier(Module), and put preprocessing into a "
-            "Pipeline around this estimator."
-        )
-    if getattr(net, "_trimmed_for_prediction", False):
-        raise ValueError(
-            "The network was trimmed for prediction, so its criterion is gone and "
-            "its outputs cannot be read. Pass the network as it was before "
-            "trim_for_prediction()."
-        )
-    check_device(net)
-    check_wrapper(net)
-    if is_frozen(estimator) and not getattr(net, "initialized_", False):
-        raise ValueError(
-            "The frozen network has no weights yet. Fit it, or call "
-            "net.initialize() and load its weights, before freezing it."
-        )
 
 
 def _check_likelihood(model: Any) -> None:

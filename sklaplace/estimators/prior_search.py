@@ -28,6 +28,7 @@ from sklaplace.estimators.folds import (
     trained_and_scored,
     with_noise,
 )
+from sklaplace.estimators.given_net import note_new_weights
 from sklaplace.estimators.laplace import BaseLaplace
 from sklaplace.estimators.samples import (
     Samples,
@@ -105,6 +106,7 @@ class PriorSearch:
         estimator = self.estimator
         model = self.model(**self.first_params(), verbose=estimator.verbose)
         model._check_options()
+        note_new_weights(model)
         check_memory(estimator.memory)
         check_n_jobs(estimator.n_jobs)
         scorer = self._scorer(model)

@@ -132,6 +132,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return class_outputs.log_proba_of(self._targets, proba, y)
 
     # ------------------------------------------------------------- public methods
+    @class_outputs.without_variance
     def predict_proba(self, X: Any) -> np.ndarray:
         """Class probabilities, averaged over the posterior.
 
@@ -165,6 +166,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(self.predict_proba(X)))
 
+    @class_outputs.without_variance
     def predict(self, X: Any) -> np.ndarray:
         """Most probable class under `predict_proba`.
 
@@ -491,9 +493,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        likelihood = self.likelihood
-        if likelihood is None:
-            likelihood = likelihood_of(inner_net(self.estimator))
+        likelihood = self.likelihood or likelihood_of(inner_net(self.estimator))
         multi_target = getattr(likelihood, "multi_target", "multilabel")
         tags.classifier_tags.multi_label = multi_target == "multilabel"
         tags.input_tags.three_d_array = True

@@ -157,6 +157,10 @@ class PairTargets(ClassTargets):
     """Labels of pairs: the larger one means that the second item was preferred."""
 
     likelihoods = (Bernoulli,)
+    example_net = (
+        "skorch.NeuralNetBinaryClassifier(sklaplace.BradleyTerry, "
+        "module__scorer={}(...), criterion=torch.nn.BCEWithLogitsLoss)"
+    )
 
     @classmethod
     def infer(cls, y: Any, *given: Any, **options: Any) -> "PairTargets":
@@ -167,7 +171,7 @@ class PairTargets(ClassTargets):
             raise ValueError(
                 f"y has shape {np.shape(y)} and the labels {classes[:5].tolist()}. "
                 "A pair has one of two labels, of which the larger means that its "
-                "second item was preferred."
+                "second item was preferred; of one-hot labels pass y.argmax(axis=1)."
             )
         return cast(PairTargets, targets)
 

@@ -85,6 +85,7 @@ def encode_samples(
             "Pass both X_val and y_val, or neither."
         )
     check_array_library(X_val=samples.X_val, y_val=samples.y_val)
+    _check_loader(samples.X)
     if samples.y is None:
         raise ValueError(
             f"{type(model).__name__} requires y to be passed, but the target y is "
@@ -208,8 +209,9 @@ def check_inputs(model: Any, X: Any) -> Any:
 def _check_loader(X: Any) -> None:
     if isinstance(X, DataLoader):
         raise TypeError(
-            "X is a DataLoader. Pass its dataset, and batch_size to this estimator; or "
-            "use sklaplace.iter_predictions, which takes loaders."
+            "X is a DataLoader. Pass its dataset, to fit with all targets in an array: "
+            "fit(loader.dataset, targets); and batch_size to this estimator. For "
+            "predictions, sklaplace.iter_predictions takes loaders."
         )
 
 

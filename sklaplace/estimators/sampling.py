@@ -13,6 +13,7 @@ from sklaplace.core.checks import check_count, check_fraction
 from sklaplace.core.persistence import from_portable, pickled, to_portable
 from sklaplace.core.random import private_rng
 from sklaplace.estimators import samples
+from sklaplace.estimators.given_net import note_new_weights
 from sklaplace.estimators.noise import most_probable_noise
 from sklaplace.estimators.number_targets import (
     check_noise,
@@ -87,6 +88,7 @@ class BaseSampling(ABC):
         given = samples.Samples(X, y, sample_weight, X_val, y_val, fit_params)
         with samples.unchanged_on_error(self):
             self._check_options()
+            note_new_weights(self)
             if self.estimator is None or self._trainer_kind.has_prior:
                 samples.warn_of_weight_scale(sample_weight)
             data, validation = samples.encode_samples(self, given)

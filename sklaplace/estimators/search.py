@@ -60,7 +60,8 @@ class LaplaceClassifierCV(LaplaceClassifier):
         Seeds training and draws: of each fold, and of the last fit, as it would
         seed a `LaplaceClassifier`. None differs every time.
     verbose : int, default=0
-        Print one line after fitting if positive.
+        Print one line after fitting if positive, and one before it on a net that has
+        weights and is trained anew.
 
     Attributes
     ----------
@@ -219,7 +220,8 @@ class LaplaceRegressorCV(LaplaceRegressor):
         Seeds training: of each fold, and of the last fit, as it would seed a
         `LaplaceRegressor`. None differs every time.
     verbose : int, default=0
-        Print one line after fitting if positive.
+        Print one line after fitting if positive, and one before it on a net that has
+        weights and is trained anew.
 
     Attributes
     ----------

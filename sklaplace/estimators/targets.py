@@ -17,6 +17,8 @@ class Targets(ABC):
 
     likelihoods: ClassVar[tuple[type, ...]]
     """Types of likelihoods that such targets can have."""
+    example_net: ClassVar[str]
+    """A skorch net around a torch module, ``{}``, for messages."""
     stratify = False
     """Whether samples are held out class by class."""
     n_outputs: Any

@@ -18,8 +18,10 @@ from sklaplace.likelihoods import (
     CRITERIA,
     Bernoulli,
     CategoricalMap,
+    ClassificationLikelihood,
     Likelihood,
     MultilabelBernoulli,
+    RegressionLikelihood,
 )
 from sklaplace.networks.forward import (
     Forward,
@@ -229,12 +231,7 @@ def _likelihood(
     name = type(criterion).__name__
     likelihood, convention = CRITERIA.get(type(criterion), (None, ""))
     if likelihood is None or not isinstance(likelihood, allowed):
-        fitting = [k.__name__ for k, v in CRITERIA.items() if isinstance(v[0], allowed)]
-        hint = f" For {name} use {other}." if other and likelihood is not None else ""
-        raise ValueError(
-            f"criterion={name} has no likelihood here. Choose one of "
-            f"{', '.join(sorted(fitting))} from torch.nn.{hint}"
-        )
+        raise ValueError(_no_likelihood(name, likelihood, allowed, other))
     if getattr(criterion, "reduction", "mean") == "none":
         raise ValueError("criterion__reduction='none' gives no loss. Use 'mean'.")
     likelihood = adapted(likelihood)
@@ -259,6 +256,33 @@ def _likelihood(
     return likelihood.configured(criterion), convention
 
 
+def _no_likelihood(
+    name: str, known: Likelihood | None, allowed: tuple[type, ...], other: str
+) -> str:
+    """Return what to do about a criterion whose likelihood is not supported."""
+    fitting = [k.__name__ for k, v in CRITERIA.items() if isinstance(v[0], allowed)]
+    paths = ("torch.nn" if hasattr(nn, k) else "sklaplace.likelihoods" for k in fitting)
+    criteria = ", ".join(sorted(map(".".join, zip(paths, fitting, strict=True))))
+    has_labels = issubclass(allowed[0], ClassificationLikelihood)
+    if known is None:
+        base = ClassificationLikelihood if has_labels else RegressionLikelihood
+        return (
+            f"criterion={name} has no likelihood that is known. Choose one of "
+            f"{criteria}; or pass likelihood=, an instance of a class of your own that "
+            f"is derived from sklaplace.likelihoods.{base.__name__}."
+        )
+    if known.is_classification == has_labels or not other:
+        return f"criterion={name} is not supported here. Choose one of {criteria}."
+    kinds = "class labels", "numbers"
+    own, theirs = kinds if has_labels else kinds[::-1]
+    net = "NeuralNetClassifier" if has_labels else "NeuralNetRegressor"
+    return (
+        f"criterion={name} is for {theirs}, and this estimator predicts {own}. For "
+        f"{theirs} use {other}; for {own} a net, such as skorch.{net}, whose criterion "
+        f"is one of {criteria}."
+    )
+
+
 def raw_outputs(net: Any, x: Any) -> Tensor:
     """First tensor that the module returns for a few samples, (b,) or (b, c, ...)."""
     shown = f"rows given as {type(x).__name__}"
@@ -272,6 +296,7 @@ def raw_outputs(net: Any, x: Any) -> Tensor:
             _check_binary(net, recorded, error)
             raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            _check_binary(net, recorded, error)
             raise ValueError(
                 f"The network cannot be applied to {shown}: "
                 f"{str(error).rstrip('.')}. Compare the size and type of its inputs "
@@ -288,15 +313,21 @@ def raw_outputs(net: Any, x: Any) -> Tensor:
 
 def _check_binary(net: Any, recorded: dict[str, list[Any]], error: Exception) -> None:
     """Raise for outputs of a module that skorch's binary classifier does not take."""
-    for out in recorded.get("", ()):
-        if isinstance(net, NeuralNetBinaryClassifier) and not isinstance(
-            out[0] if isinstance(out, tuple) else out, Tensor
-        ):
+    for out in (
+        recorded.get("", ()) if isinstance(net, NeuralNetBinaryClassifier) else ()
+    ):
+        found = out[0] if isinstance(out, tuple) else out
+        if not isinstance(found, Tensor):
             raise TypeError(
                 f"The module returns a {type(out).__name__}, and "
                 "NeuralNetBinaryClassifier takes a tensor. Use skorch.NeuralNet with "
                 "criterion=torch.nn.BCEWithLogitsLoss, or return the logits as a "
                 "tensor."
+            ) from error
+        if found.ndim == 2 and found.shape[1] > 1:
+            raise ValueError(
+                f"The network gives {found.shape[1]} outputs, and "
+                f"NeuralNetBinaryClassifier takes one. {_two_classes()}"
             ) from error
 
 
@@ -400,12 +431,16 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     if len(shape) > 1:
         if raw.shape[1:] == shape:
             return
+        one_hot = ""
+        if raw.shape[1:] == shape[1:]:
+            one_hot = " If y is one-hot, pass y.argmax(axis=1)."
         raise ValueError(
             f"The network gives outputs of shape {tuple(raw.shape[1:])} per row, but y "
-            f"has {shape[0]} classes at positions {shape[1:]}, which take {shape}. Let "
-            "the module return classes first and one logit for each position. For one "
-            "label per row y should be a 1d array; for a matrix of labels that are 0 "
-            "or 1 use criterion=torch.nn.BCEWithLogitsLoss."
+            f"has {shape[0]} classes at positions {shape[1:]}, which take {shape}."
+            f"{one_hot} For one label per row y should be a 1d array; for a matrix of "
+            "labels that are 0 or 1 use skorch.NeuralNet with "
+            "criterion=torch.nn.BCEWithLogitsLoss; for a label at each position let "
+            "the module return classes first and one logit for each position."
         )
     if raw.ndim > 2:
         raise ValueError(
@@ -438,16 +473,27 @@ def _width_advice(
             "skorch.NeuralNetClassifier with criterion=torch.nn.CrossEntropyLoss and "
             f"a last layer of size {n_targets}."
         )
+    if isinstance(likelihood, Bernoulli) and n_targets == 2:
+        return _two_classes()
     if likelihood.noun != "class":
         return f"{advice}."
     if n_targets == 1:
         return (
             "Pass samples of two classes or more; where others come later, begin with "
-            "partial_fit(X, y, classes=...)."
+            "partial_fit(X, y, classes=...) of LaplaceClassifier."
         )
     if found > needed:
         advice += (
             "; or, where y lacks some classes, name all of them in "
-            "partial_fit(X, y, classes=...)"
+            "partial_fit(X, y, classes=...) of LaplaceClassifier"
         )
     return f"{advice}."
+
+
+def _two_classes() -> str:
+    """Return what to do about two classes and a criterion for one logit."""
+    return (
+        "One logit stands for two classes: set the size of its last layer to 1. A "
+        "last layer of size 2 takes skorch.NeuralNetClassifier with "
+        "criterion=torch.nn.CrossEntropyLoss."
+    )

@@ -244,7 +244,7 @@ class TestEstimator:
         ("value", "words"),
         [
             (NeuralNetClassifier, ["class NeuralNetClassifier", "instance"]),
-            (MLP, ["class MLP", "NeuralNetClassifier(MLP)"]),
+            (MLP, ["class MLP", "NeuralNetClassifier(MLP, criterion="]),
             (MLP(), ["got MLP", "NeuralNetClassifier"]),
             (PIPELINE, ["got Pipeline"]),
             (FrozenEstimator(PIPELINE), ["got Pipeline"]),

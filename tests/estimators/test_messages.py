@@ -1,0 +1,263 @@
+"""What users do first by mistake: refused by every estimator, saying what to do."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from nets import (
+    MLP,
+    RecordTraining,
+    binary_classifier,
+    blobs,
+    classifier,
+    regressor,
+    seeded,
+    waves,
+)
+from refusals import refused, refused_fit
+from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import GridSearchCV
+from skorch import NeuralNetClassifier
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from sklaplace import (
+    DeepEnsembleClassifier,
+    DeepEnsembleRegressor,
+    LaplaceClassifier,
+    LaplaceClassifierCV,
+    LaplaceRanker,
+    LaplaceRegressor,
+    LaplaceRegressorCV,
+    MCDropoutClassifier,
+    MCDropoutRegressor,
+    SWAGClassifier,
+    SWAGRegressor,
+    VariationalClassifier,
+    VariationalRegressor,
+)
+
+CLASSIFIERS = [
+    *(LaplaceClassifier, LaplaceClassifierCV, VariationalClassifier),
+    *(MCDropoutClassifier, DeepEnsembleClassifier, SWAGClassifier),
+]
+REGRESSORS = [
+    *(LaplaceRegressor, LaplaceRegressorCV, VariationalRegressor),
+    *(MCDropoutRegressor, DeepEnsembleRegressor, SWAGRegressor),
+]
+X, Y = blobs()
+X_REG, Y_REG = waves()
+TWO = (Y > 0).astype(int)
+PAIRS = np.random.default_rng(0).normal(size=(40, 2, 2)).astype(np.float32)
+PREFERRED = (PAIRS[:, 1].sum(1) > PAIRS[:, 0].sum(1)).astype(int)
+LOADER = DataLoader(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)))
+
+RECORD = {"callbacks": [RecordTraining()]}
+of_classes = partial(classifier, **RECORD)
+of_numbers = partial(regressor, **RECORD)
+of_two = partial(classifier, criterion=nn.BCEWithLogitsLoss, **RECORD)
+
+CE = "NeuralNetClassifier(MLP, criterion=torch.nn.CrossEntropyLoss)"
+MSE = "NeuralNetRegressor(MLP, criterion=torch.nn.MSELoss)"
+SEVERAL = "skorch.NeuralNet with criterion=torch.nn.BCEWithLogitsLoss"
+OWN = "pass likelihood=", "sklaplace.likelihoods."
+ONE_LOGIT = "One logit stands for two classes", "size of its last layer to 1"
+DATASET = "is a DataLoader", "fit(loader.dataset, targets)"
+
+
+class Absolute(nn.Module):
+    """A criterion of one's own."""
+
+    def forward(self, outputs, targets):
+        return (outputs - targets).abs().mean()
+
+
+def case(name, error, estimator, X, y, *words):
+    return pytest.param(error, estimator, X, y, words, id=name)
+
+
+# what is passed as estimator, X and y, and words of the message
+FOR_CLASSES = [
+    case("a module", TypeError, MLP(), X, Y, "got MLP, a torch module", CE, "Frozen"),
+    case("its class", TypeError, MLP, X, Y, "an instance, not the class", CE),
+    case(
+        *("a class of nets", TypeError, NeuralNetClassifier, X, Y),
+        *("class NeuralNetClassifier", "an instance, not the class"),
+    ),
+    case(
+        *("a net for numbers", ValueError, of_numbers(), X, Y),
+        *("criterion=MSELoss is for numbers", "Regressor", "NeuralNetClassifier"),
+    ),
+    case(
+        *("unknown loss", ValueError, of_classes(criterion=nn.MultiMarginLoss), X, Y),
+        *("criterion=MultiMarginLoss", "torch.nn.CrossEntropyLoss", *OWN),
+    ),
+    case(
+        *("own loss", ValueError, of_classes(criterion=Absolute), X, Y),
+        *("criterion=Absolute", *OWN),
+    ),
+    case("a loader", TypeError, of_classes(), LOADER, Y, *DATASET),
+    case("a loader alone", TypeError, of_classes(), LOADER, None, *DATASET),
+    case(
+        *("one-hot targets", ValueError, of_classes(), X, np.eye(3)[Y]),
+        *("If y is one-hot, pass y.argmax(axis=1)", SEVERAL),
+    ),
+    case(
+        *("one-hot, one logit", ValueError, binary_classifier(**RECORD), X),
+        *(np.eye(2)[TWO], "if y is one-hot, pass y.argmax(axis=1)", SEVERAL),
+    ),
+    case(
+        *("two logits", ValueError, of_two(module__n_out=2), X, TWO),
+        *("2 outputs", *ONE_LOGIT, "CrossEntropyLoss"),
+    ),
+    case(
+        *("two logits of a binary net", ValueError),
+        *(binary_classifier(module__n_out=2, **RECORD), X, TWO, "2 outputs"),
+        *(*ONE_LOGIT, "CrossEntropyLoss"),
+    ),
+    case(
+        *("one class", ValueError, of_classes(), X, np.zeros(60, int), "y has 1 class"),
+        *("two classes or more", "partial_fit(X, y, classes=...) of LaplaceClassifier"),
+    ),
+]
+FOR_NUMBERS = [
+    case("a module", TypeError, MLP(), X_REG, Y_REG, "got MLP", MSE, "Frozen"),
+    case("its class", TypeError, MLP, X_REG, Y_REG, "not the class", MSE),
+    case(
+        *("a net for classes", ValueError, of_classes(), X_REG, Y_REG),
+        *("criterion=CrossEntropyLoss is for class labels", "Classifier"),
+        *("NeuralNetRegressor", "torch.nn.MSELoss", "likelihoods.Heteroscedastic"),
+    ),
+    case(
+        *("unknown loss", ValueError, of_numbers(criterion=nn.L1Loss), X_REG, Y_REG),
+        *("criterion=L1Loss", "torch.nn.MSELoss", *OWN),
+    ),
+    case("a loader", TypeError, of_numbers(), LOADER, Y_REG, *DATASET),
+    case(
+        *("one-hot targets", ValueError, of_classes(), X, np.eye(3)[Y]),
+        *("is for class labels", "Classifier"),
+    ),
+]
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+@pytest.mark.parametrize(("error", "estimator", "X", "y", "words"), FOR_CLASSES)
+def test_of_classifiers(kind, error, estimator, X, y, words):
+    refused_fit(kind(estimator, random_state=0), *words, error=error, data=(X, y))
+
+
+@pytest.mark.parametrize("kind", REGRESSORS)
+@pytest.mark.parametrize(("error", "estimator", "X", "y", "words"), FOR_NUMBERS)
+def test_of_regressors(kind, error, estimator, X, y, words):
+    refused_fit(kind(estimator, random_state=0), *words, error=error, data=(X, y))
+
+
+@pytest.mark.parametrize(
+    ("error", "estimator", "X", "y", "words"),
+    [
+        case(
+            *("a module", TypeError, MLP(), PAIRS, PREFERRED, "got MLP"),
+            *("NeuralNetBinaryClassifier(sklaplace.BradleyTerry", "BCEWithLogitsLoss"),
+        ),
+        case(
+            *("a net for numbers", ValueError, of_numbers(), PAIRS, PREFERRED),
+            *("criterion=MSELoss is for numbers", "LaplaceRegressor"),
+        ),
+        case(
+            *("several logits", ValueError, of_classes(), PAIRS, PREFERRED),
+            *("criterion=CrossEntropyLoss is not supported", "BCEWithLogitsLoss"),
+        ),
+        case("a loader", TypeError, None, LOADER, PREFERRED, *DATASET),
+        case(
+            *("one-hot", ValueError, None, PAIRS, np.eye(2)[PREFERRED]),
+            *("(40, 2)", "A pair has one of two labels", "y.argmax(axis=1)"),
+        ),
+        case(
+            *("one class", ValueError, None, PAIRS, 0 * PREFERRED),
+            "A pair has one of two labels",
+        ),
+    ],
+)
+def test_of_the_ranker(error, estimator, X, y, words):
+    refused_fit(LaplaceRanker(estimator), *words, error=error, data=(X, y))
+
+
+@pytest.mark.parametrize("option", ["return_std", "return_cov"])
+@pytest.mark.parametrize("kind", [*CLASSIFIERS, LaplaceRanker])
+def test_deviations_of_labels(kind, option):
+    words = f"{kind.__name__} has no {option}", "predict_uncertainty(X)"
+    model = kind()
+    for predict in (model.predict, model.predict_proba):
+        call = partial(predict, X, **{option: True})
+        refused(TypeError, [*words, "latent_mean_and_variance(X)"], call, model)
+
+
+@pytest.mark.parametrize("kind", REGRESSORS)
+def test_percentages(kind):
+    model = kind()
+    for level, meant in [(90, 0.9), (2.5, 0.025), ([0.5, 95], 0.95)]:
+        words = f"Did you mean {meant}?", "coverage="
+        call = partial(model.predict_interval, X_REG, coverage=level)
+        refused(ValueError, words, call, model)
+    words = "validation_fraction=20", "Did you mean 0.2?"
+    if "validation_fraction" in model.get_params():
+        refused_fit(model.set_params(validation_fraction=20), *words)
+
+
+@pytest.mark.parametrize("level", [0, 1, 1.5, 100, -5])
+def test_other_levels_are_no_percentages(level):
+    call = partial(LaplaceRegressor().predict_interval, X_REG, coverage=level)
+    assert "Did you mean" not in refused(ValueError, ["such as 0.9"], call)
+
+
+# ------------------------------------------------------------ a net that has weights
+
+
+class ThroughDropout(MLP):
+    """An MLP with a layer of dropout, which Monte Carlo dropout needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, X):
+        return self.head(self.dropout(torch.tanh(self.hidden(X))))
+
+
+NOTE = "To use the weights that it has, pass sklearn.frozen.FrozenEstimator(net)"
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_a_fitted_net_is_trained_anew(kind, capsys):
+    """A line says so, once, also for a search; an ensemble does it by its nature."""
+    net = classifier(ThroughDropout, max_epochs=1)
+    net = seeded(net, X, Y.astype(np.int64))
+    one = {"n_estimators": 1} if kind is DeepEnsembleClassifier else {}
+    kind(net, random_state=0, verbose=1, **one).fit(X, Y)
+    printed = capsys.readouterr().out
+    assert printed.count(f"anew, from other weights. {NOTE}") == (not one)
+
+
+def test_a_fitted_module_is_trained_further(capsys):
+    """As the line says: its clone has the weights of the module."""
+    net = seeded(classifier(MLP(), max_epochs=1), X, Y.astype(np.int64))
+    before = net.module_.head.weight.detach().clone()
+    net.set_params(lr=0.0)
+    model = LaplaceClassifier(net, random_state=0, verbose=1).fit(X, Y)
+    assert f"further, from the weights of its module. {NOTE}" in capsys.readouterr().out
+    assert torch.equal(model.estimator_.module_.head.weight, before)
+
+
+def test_no_line_without_new_weights(capsys):
+    """Frozen and cloned nets, searches, which clone it, and no verbose."""
+    net = seeded(classifier(max_epochs=1), X, Y.astype(np.int64))
+    fixed = {"prior_precision": 1.0, "random_state": 0}
+    LaplaceClassifier(FrozenEstimator(net), verbose=1, **fixed).fit(X, Y)
+    LaplaceClassifier(clone(net), verbose=1, **fixed).fit(X, Y)
+    model = LaplaceClassifier(net, verbose=1, random_state=0)
+    GridSearchCV(model, {"prior_precision": [1.0]}, cv=2).fit(X, Y)
+    assert "posterior over" in capsys.readouterr().out
+    LaplaceClassifier(net, **fixed).fit(X, Y)
+    assert NOTE not in capsys.readouterr().out
