@@ -122,9 +122,10 @@ def as_levels(name: str, value: Any, hint: str) -> np.ndarray:
         raise ValueError(f"{name} is empty. {hint}")
     if levels.ndim != 1:
         raise ValueError(f"{name} has shape {levels.shape}, not one axis. {hint}")
+    are_integers = np.asarray(value).dtype.kind in "iu"
     for level in levels:
-        level = float(level)
-        check_fraction(name, int(level) if level.is_integer() else level, hint)
+        # 90 is shown as it was given, not as 90.0
+        check_fraction(name, int(level) if are_integers else float(level), hint)
     return levels
 
 

@@ -267,7 +267,7 @@ def _no_likelihood(
     if known is None:
         base = ClassificationLikelihood if has_labels else RegressionLikelihood
         return (
-            f"criterion={name} has no likelihood that is known. Choose one of "
+            f"criterion={name} has no likelihood here. Choose one of "
             f"{criteria}; or pass likelihood=, an instance of a class of your own that "
             f"is derived from sklaplace.likelihoods.{base.__name__}."
         )

@@ -5,6 +5,7 @@ import pytest
 from sklearn.exceptions import NotFittedError
 
 from sklaplace.core.checks import (
+    as_levels,
     check_count,
     check_fraction,
     check_option,
@@ -81,6 +82,12 @@ def test_not_a_count(value):
 @pytest.mark.parametrize("value", [0.01, 0.99, np.float32(0.5)])
 def test_fraction(value):
     check_fraction("validation_fraction", value, "Choose a fraction.")
+
+
+@pytest.mark.parametrize(("value", "shown"), [(90, "90"), (90.0, "90.0")])
+def test_percentages_are_shown_as_given(value, shown):
+    with pytest.raises(ValueError, match=rf"coverage={shown} is not .* mean 0\.9\?"):
+        as_levels("coverage", value, "Choose one.")
 
 
 @pytest.mark.parametrize("value", [0, 1, -0.5, 1.5, np.nan, True, "0.2", None])
