@@ -88,14 +88,11 @@ html_sidebars = {
         "changelog",
         "clients",
         "combinations",
-        "user_guide",
         "contributing",
         "glossary",
         "large_data",
-        "other_methods",
         "performance",
         "reliability",
-        "quickstart",
     )
 }
 
