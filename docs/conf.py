@@ -1,6 +1,7 @@
 """Sphinx configuration."""
 
 import os
+from importlib.resources import files
 from pathlib import PurePosixPath
 
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -70,7 +71,10 @@ sphinx_gallery_conf = {
 html_theme = "pydata_sphinx_theme"
 html_title = "sklaplace"
 html_show_sourcelink = False
-html_static_path = ["_static"]
+# Formulas are drawn by this one file, so that pages need no network.
+mathjax_path = "tex-svg.js"
+MATHJAX = files("sphinx-mathjax-offline") / "static" / "mathjax" / mathjax_path
+html_static_path = ["_static", str(MATHJAX)]
 html_css_files = ["sklaplace.css"]
 html_theme_options = {
     "navigation_with_keys": False,
@@ -88,14 +92,11 @@ html_sidebars = {
         "changelog",
         "clients",
         "combinations",
-        "user_guide",
         "contributing",
         "glossary",
         "large_data",
-        "other_methods",
         "performance",
         "reliability",
-        "quickstart",
     )
 }
 

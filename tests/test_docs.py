@@ -1,5 +1,6 @@
 """The Python of README, quickstart and guide runs as printed; lists are complete."""
 
+import ast
 import builtins
 import io
 import os
@@ -16,9 +17,13 @@ from sklaplace.core import modules
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+RST_PAGES = sorted((ROOT / "docs").rglob("*.rst"))
 PAGES = [
-    ROOT / "docs" / f"{name}.rst"
-    for name in ("quickstart", "user_guide", "other_methods")
+    page
+    for page in RST_PAGES
+    if {"auto_examples", "generated"}.isdisjoint(page.parts)
+    and page.stem != "index"
+    and "code-block:: python" in page.read_text(encoding="utf-8")
 ]
 MARKDOWN = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 RST = re.compile(r"^\.\. code-block:: python\n\n((?:   .*\n|\n)+)", re.MULTILINE)
@@ -68,3 +73,51 @@ def test_all_that_memory_notices_is_documented():
         prefix = {builtins: "", os.path: "os.path."}.get(module, f"{module.__name__}.")
         assert all(f"`{prefix}{name}`" in text for name in names.split())
     assert all(f"`{name}`" in text for name in modules._ATTRIBUTES)
+
+
+def sentences(node):
+    """Return the literal text of a call's message, with … for what varies."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            sentences(part) if isinstance(part, ast.Constant) else "…"
+            for part in node.values
+        )
+    return ""
+
+
+def warnings_of(tree):
+    """Yield the messages of the warnings in a module, also those that have a name."""
+    named = {
+        target.id: sentences(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            function = ast.unparse(node.func)
+            if function in {"warn_user", "warnings.warn"}:
+                given = node.args[0]
+                given = given.func.value if isinstance(given, ast.Call) else given
+                yield (
+                    named[given.id] if isinstance(given, ast.Name) else sentences(given)
+                )
+
+
+def test_every_warning_is_explained():
+    faq = (ROOT / "docs" / "user_guide" / "faq.rst").read_text(encoding="utf-8")
+    words = " ".join(faq.replace("*", "").split())
+    found = [
+        message
+        for path in sorted((ROOT / "sklaplace").rglob("*.py"))
+        for message in warnings_of(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert len(found) > 25
+    for message in found:
+        # the first words that do not vary
+        pieces = [piece.split() for piece in re.split("[….:;,]", message)]
+        start = next(piece for piece in pieces if len(piece) > 2)
+        assert " ".join(start[:6]) in words, message
