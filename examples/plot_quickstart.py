@@ -180,9 +180,10 @@ for name, classifier in rows.items():
 # settings, it is uncertain far from the data, and new samples are more probable: their
 # NLL falls, too.
 
-X, y = make_moons(200, noise=0.25, random_state=1)
-X_new, y_new = make_moons(2000, noise=0.25, random_state=101)
-X, X_new = X.astype("float32"), X_new.astype("float32")
+
+def moons(n_samples, seed):
+    X, y = make_moons(n_samples, noise=0.25, random_state=seed)
+    return X.astype("float32"), y
 
 
 def mlp():
@@ -200,13 +201,23 @@ moons_net = NeuralNetClassifier(
     max_epochs=100,
     verbose=0,
 )
-moons = LaplaceClassifier(moons_net, random_state=1).fit(X, y)
 
+
+def laplace_and_nlls(seed):
+    """Train on some moons; return the NLL of others, of the network and of Laplace."""
+    model = LaplaceClassifier(moons_net, random_state=seed).fit(*moons(200, seed))
+    X_new, y_new = moons(2000, seed=100 + seed)
+    classifiers = model.estimator_, model
+    return model, [log_loss(y_new, c.predict_proba(X_new)) for c in classifiers]
+
+
+X, y = moons(200, seed=1)
+laplace, nlls = laplace_and_nlls(seed=1)
 figure, axes = plt.subplots(
     1, 2, figsize=(9, 4), sharex=True, sharey=True, layout="constrained"
 )
-panels = {"Network alone": moons.estimator_, "With Laplace": moons}
-for ax, (title, classifier) in zip(axes, panels.items(), strict=True):
+panels = {"Network alone": laplace.estimator_, "With Laplace": laplace}
+for ax, (title, classifier), nll in zip(axes, panels.items(), nlls, strict=True):
     display = ConfidenceDisplay.from_estimator(
         classifier,
         X,
@@ -219,7 +230,6 @@ for ax, (title, classifier) in zip(axes, panels.items(), strict=True):
         ax.scatter(
             *X[y == label].T, s=14, c=color, marker=marker, edgecolor="black", lw=0.4
         )
-    nll = log_loss(y_new, classifier.predict_proba(X_new))
     ax.set(title=f"{title}: test NLL {nll:.2f}", xticks=[], yticks=[])
 figure.colorbar(
     display.surface_, ax=axes, label="confidence", ticks=[0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
@@ -233,19 +243,6 @@ plt.show()
 # This is one run. Over ten of them, with other moons and other initial weights, the
 # mean NLL is as follows; ``python examples/plot_trust.py`` has more data sets.
 
-
-def nlls(seed):
-    X, y = make_moons(200, noise=0.25, random_state=seed)
-    X_new, y_new = make_moons(2000, noise=0.25, random_state=100 + seed)
-    model = LaplaceClassifier(moons_net, random_state=seed)
-    model.fit(X.astype("float32"), y)
-    samples = X_new.astype("float32")
-    return [
-        log_loss(y_new, classifier.predict_proba(samples))
-        for classifier in (model.estimator_, model)
-    ]
-
-
-runs = np.array([nlls(seed) for seed in range(10)])
-alone, laplace = runs.mean(axis=0)
-print(f"Test NLL over ten runs: network alone {alone:.2f}, Laplace {laplace:.2f}")
+runs = np.array([laplace_and_nlls(seed)[1] for seed in range(10)])
+of_network, of_laplace = runs.mean(axis=0)
+print(f"Test NLL of ten runs: network alone {of_network:.2f}, Laplace {of_laplace:.2f}")

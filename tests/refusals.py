@@ -4,9 +4,39 @@ import pytest
 from conftest import global_rng_states
 from nets import RecordTraining, blobs, waves
 
-from sklaplace import LaplaceClassifier
+from sklaplace import (
+    DeepEnsembleClassifier,
+    DeepEnsembleRegressor,
+    LaplaceClassifier,
+    LaplaceClassifierCV,
+    LaplaceRegressor,
+    LaplaceRegressorCV,
+    MCDropoutClassifier,
+    MCDropoutRegressor,
+    SWAGClassifier,
+    SWAGRegressor,
+    VariationalClassifier,
+    VariationalRegressor,
+)
 
 CLASSES, NUMBERS = blobs(), waves()
+# every kind of estimator but the ranker
+CLASSIFIERS = [
+    LaplaceClassifier,
+    LaplaceClassifierCV,
+    DeepEnsembleClassifier,
+    MCDropoutClassifier,
+    VariationalClassifier,
+    SWAGClassifier,
+]
+REGRESSORS = [
+    LaplaceRegressor,
+    LaplaceRegressorCV,
+    DeepEnsembleRegressor,
+    MCDropoutRegressor,
+    VariationalRegressor,
+    SWAGRegressor,
+]
 
 
 def refused(error, words, call, *models):

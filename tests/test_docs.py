@@ -17,10 +17,9 @@ from sklaplace.core import modules
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-RST_PAGES = sorted((ROOT / "docs").rglob("*.rst"))
 PAGES = [
     page
-    for page in RST_PAGES
+    for page in sorted((ROOT / "docs").rglob("*.rst"))
     if {"auto_examples", "generated"}.isdisjoint(page.parts)
     and page.stem != "index"
     and "code-block:: python" in page.read_text(encoding="utf-8")

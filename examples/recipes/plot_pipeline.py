@@ -19,7 +19,6 @@ from torch import nn
 
 from sklaplace import LaplaceClassifier
 
-sklearn.set_config(enable_metadata_routing=True)
 X, y = load_breast_cancer(return_X_y=True)
 X_rest, X_test, y_rest, y_test = train_test_split(X, y, test_size=0.5, random_state=0)
 X_train, X_val, y_train, y_val = train_test_split(X_rest, y_rest, random_state=0)
@@ -38,12 +37,13 @@ net = NeuralNetClassifier(
     train_split=None,  # all training samples are for training
     verbose=0,
 )
-laplace = LaplaceClassifier(net, random_state=0)
-laplace.set_fit_request(X_val=True, y_val=True)
-model = Pipeline(
-    [("scale", StandardScaler()), ("laplace", laplace)], transform_input=["X_val"]
-)
-model.fit(X_train, y_train, X_val=X_val, y_val=y_val)
+with sklearn.config_context(enable_metadata_routing=True):
+    laplace = LaplaceClassifier(net, random_state=0)
+    laplace.set_fit_request(X_val=True, y_val=True)
+    model = Pipeline(
+        [("scale", StandardScaler()), ("laplace", laplace)], transform_input=["X_val"]
+    )
+    model.fit(X_train, y_train, X_val=X_val, y_val=y_val)
 
 scaled = model["scale"].transform(X_test).astype("float32")
 alone = model["laplace"].estimator_.predict_proba(scaled)
@@ -54,5 +54,4 @@ nll = {
 figure, ax = plt.subplots(figsize=(5, 3), layout="constrained")
 ax.bar_label(ax.bar(list(nll), list(nll.values()), color="#0072B2"), fmt="%.3f")
 ax.set(ylabel="test NLL, lower is better", ylim=(0, 1.15 * max(nll.values())))
-sklearn.set_config(enable_metadata_routing=False)
 plt.show()

@@ -25,7 +25,7 @@ def without_variance(predict: Callable[..., Any]) -> Callable[..., Any]:
     """Let a method of a classifier refuse options of a regressor, in words."""
 
     @wraps(predict)
-    def checked(self: Any, X: Any, **options: Any) -> Any:
+    def checked(self: Any, *args: Any, **options: Any) -> Any:
         for name in {"return_std", "return_cov"} & options.keys():
             raise TypeError(
                 f"{predict.__name__} of {type(self).__name__} has no {name}, which is "
@@ -33,7 +33,7 @@ def without_variance(predict: Callable[..., Any]) -> Callable[..., Any]:
                 "predict_uncertainty(X), the variance of logits by "
                 "latent_mean_and_variance(X)."
             )
-        return predict(self, X, **options)
+        return predict(self, *args, **options)
 
     return checked
 

@@ -5,7 +5,7 @@ from typing import Any
 from skorch import NeuralNet
 from torch import nn
 
-from sklaplace.estimators.number_targets import NumberTargets
+from sklaplace.estimators.summary import print_line
 from sklaplace.estimators.trainer import inner_net, is_frozen
 from sklaplace.networks.net_checks import check_device, check_wrapper
 
@@ -34,7 +34,7 @@ def check_net(model: Any) -> None:
 
 def _no_net(given: Any, model: Any) -> str:
     """Return what is wrong with an object that is no skorch net, and what to pass."""
-    example = getattr(model, "_targets_kind", NumberTargets).example_net
+    example = model._targets_kind.example_net
     is_class = isinstance(given, type)
     kind = given if is_class else type(given)
     if is_class:
@@ -75,8 +75,8 @@ def note_new_weights(model: Any) -> None:
     anew = "anew, from other weights"
     if isinstance(net.module, nn.Module):
         anew = "further, from the weights of its module"
-    print(  # noqa: T201
-        f"[{type(model).__name__}] estimator is a net with weights, and fit trains a "
-        f"copy of it {anew}. To use the weights that it has, pass "
-        "sklearn.frozen.FrozenEstimator(net)."
+    print_line(
+        model,
+        f"estimator is a net with weights, and fit trains a copy of it {anew}. To use "
+        "the weights that it has, pass sklearn.frozen.FrozenEstimator(net).",
     )

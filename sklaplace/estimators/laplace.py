@@ -51,7 +51,7 @@ from sklaplace.estimators.samples import (
     warn_of_weight_scale,
     weighted_data,
 )
-from sklaplace.estimators.summary import of_posterior
+from sklaplace.estimators.summary import of_posterior, print_line
 from sklaplace.estimators.workers import Workers, group_of
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
@@ -170,7 +170,7 @@ class BaseLaplace:
             self._novelty = fit.novelty
             checkpoints.clear(samples.checkpoint, group.rank)
         if self.verbose:
-            print(f"[{type(self).__name__}] {self._summary()}")  # noqa: T201
+            print_line(self, self._summary())
         return self
 
     def _train_and_accumulate(

@@ -36,6 +36,7 @@ from sklaplace.estimators.samples import (
     encode_samples,
     unchanged_on_error,
 )
+from sklaplace.estimators.summary import print_line
 from sklaplace.networks.data import is_opaque
 
 GRID = np.logspace(-3, 3, 20)
@@ -192,8 +193,7 @@ class PriorSearch:
         if estimator.verbose:
             tried = f"{len(results['params'])} tried in {n_splits} folds"
             score = f"score {estimator.best_score_:.4g}"
-            summary = f"{estimator._summary()}, {tried}, {score}"
-            print(f"[{type(estimator).__name__}] {summary}")  # noqa: T201
+            print_line(estimator, f"{estimator._summary()}, {tried}, {score}")
         return estimator
 
     def run(self, samples: Samples) -> tuple[dict[str, Any], Any, int]:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     sigma_noise_: Any
     sigma_scaling_: np.ndarray
     _targets: NumberTargets
+    _targets_kind: ClassVar[type[NumberTargets]] = NumberTargets
 
     @property
     @abstractmethod
@@ -39,7 +40,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     # ----------------------------------------------------------------- targets
     def _infer_targets(self, y: Any, samples: Samples) -> NumberTargets:
         """Return shape, mean and standard deviation of the targets in fit."""
-        return NumberTargets.infer(
+        return self._targets_kind.infer(
             y,
             self._input_type,
             self.likelihood,

@@ -23,6 +23,7 @@ from sklaplace.estimators.number_targets import (
 )
 from sklaplace.estimators.options import check_common, sibling
 from sklaplace.estimators.output_model import BatchedOutputs, OutputModel
+from sklaplace.estimators.summary import print_line
 from sklaplace.estimators.trainer import Trainer, inner_net, is_frozen
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 
@@ -101,7 +102,7 @@ class BaseSampling(ABC):
                 with network.forward().frozen():
                     self._set_fitted(network)
         if self.verbose:
-            print(f"[{type(self).__name__}] {self._summary()}")  # noqa: T201
+            print_line(self, self._summary())
         return self
 
     def _summary(self) -> str:

@@ -1,6 +1,11 @@
-"""One line on what was fitted, for ``verbose``."""
+"""What ``verbose`` prints."""
 
 from typing import Any
+
+
+def print_line(model: Any, line: str) -> None:
+    """Print a line that names the estimator."""
+    print(f"[{type(model).__name__}] {line}")  # noqa: T201
 
 
 def of_posterior(model: Any) -> str:

@@ -313,9 +313,9 @@ def raw_outputs(net: Any, x: Any) -> Tensor:
 
 def _check_binary(net: Any, recorded: dict[str, list[Any]], error: Exception) -> None:
     """Raise for outputs of a module that skorch's binary classifier does not take."""
-    for out in (
-        recorded.get("", ()) if isinstance(net, NeuralNetBinaryClassifier) else ()
-    ):
+    if not isinstance(net, NeuralNetBinaryClassifier):
+        return
+    for out in recorded.get("", ()):
         found = out[0] if isinstance(out, tuple) else out
         if not isinstance(found, Tensor):
             raise TypeError(

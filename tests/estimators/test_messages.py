@@ -15,7 +15,7 @@ from nets import (
     seeded,
     waves,
 )
-from refusals import refused, refused_fit
+from refusals import CLASSIFIERS, REGRESSORS, refused, refused_fit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import GridSearchCV
@@ -25,28 +25,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sklaplace import (
     DeepEnsembleClassifier,
-    DeepEnsembleRegressor,
     LaplaceClassifier,
-    LaplaceClassifierCV,
     LaplaceRanker,
     LaplaceRegressor,
-    LaplaceRegressorCV,
-    MCDropoutClassifier,
-    MCDropoutRegressor,
-    SWAGClassifier,
-    SWAGRegressor,
-    VariationalClassifier,
-    VariationalRegressor,
 )
 
-CLASSIFIERS = [
-    *(LaplaceClassifier, LaplaceClassifierCV, VariationalClassifier),
-    *(MCDropoutClassifier, DeepEnsembleClassifier, SWAGClassifier),
-]
-REGRESSORS = [
-    *(LaplaceRegressor, LaplaceRegressorCV, VariationalRegressor),
-    *(MCDropoutRegressor, DeepEnsembleRegressor, SWAGRegressor),
-]
 X, Y = blobs()
 X_REG, Y_REG = waves()
 TWO = (Y > 0).astype(int)

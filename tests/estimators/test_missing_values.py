@@ -6,24 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from nets import RecordTraining, blobs, classifier, regressor, seeded, waves
-from refusals import refused, refused_fit
+from refusals import CLASSIFIERS, REGRESSORS, refused, refused_fit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 
 from sklaplace import (
-    DeepEnsembleClassifier,
-    DeepEnsembleRegressor,
     LaplaceClassifier,
-    LaplaceClassifierCV,
     LaplaceRanker,
     LaplaceRegressor,
-    LaplaceRegressorCV,
-    MCDropoutClassifier,
-    MCDropoutRegressor,
-    SWAGClassifier,
-    SWAGRegressor,
-    VariationalClassifier,
-    VariationalRegressor,
 )
 
 X, Y = blobs()
@@ -97,24 +87,6 @@ BAD_NUMBERS = {
 
 def cases(table):
     return [pytest.param(*values, id=name) for name, values in table.items()]
-
-
-CLASSIFIERS = [
-    LaplaceClassifier,
-    LaplaceClassifierCV,
-    DeepEnsembleClassifier,
-    MCDropoutClassifier,
-    VariationalClassifier,
-    SWAGClassifier,
-]
-REGRESSORS = [
-    LaplaceRegressor,
-    LaplaceRegressorCV,
-    DeepEnsembleRegressor,
-    MCDropoutRegressor,
-    VariationalRegressor,
-    SWAGRegressor,
-]
 
 
 class TestMissingValues:
