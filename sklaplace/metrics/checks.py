@@ -1,5 +1,6 @@
 """Checks of targets, predictions and weights."""
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,12 @@ Floats = NDArray[np.float64]
 
 # Sums of a thousand float32 probabilities differ from one by about 1e-6.
 _SUM_TOLERANCE = 1e-4
+
+
+def check_bins(n_bins: Any) -> None:
+    """Raise unless a value is a number of bins."""
+    if not isinstance(n_bins, Integral) or n_bins < 1:
+        raise ValueError(f"n_bins={n_bins!r} is not valid. Use at least 1.")
 
 
 def average(values: NDArray[Any], sample_weight: Any) -> float:
@@ -90,12 +97,17 @@ def check_gaussian(y_true: Any, y_mean: Any, y_std: Any) -> tuple[Floats, Floats
             f"y_true, y_mean and y_std have {truth.shape[1]}, {mean.shape[1]} and "
             f"{std.shape[1]} columns. Give all three one column per target."
         )
+    check_std(std)
+    return truth - mean, std
+
+
+def check_std(std: Floats) -> None:
+    """Raise unless all standard deviations are positive."""
     if std.min() <= 0:
         raise ValueError(
             f"y_std has the value {std.min()}. Standard deviations are positive; "
             "include the observation noise."
         )
-    return truth - mean, std
 
 
 def as_floats(values: Any, name: str, **options: Any) -> Floats:
