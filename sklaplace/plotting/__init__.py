@@ -1,0 +1,14 @@
+"""Displays of predictions and of their uncertainty.
+
+They follow scikit-learn's displays: ``from_estimator`` predicts and plots,
+``from_predictions`` plots given predictions, ``plot`` plots what is stored. matplotlib
+is imported at the first plot.
+"""
+
+from sklaplace.plotting.bands import PredictiveBandDisplay
+from sklaplace.plotting.confidence import ConfidenceDisplay
+
+__all__ = [
+    "ConfidenceDisplay",
+    "PredictiveBandDisplay",
+]
