@@ -7,8 +7,10 @@ is imported at the first plot.
 
 from sklaplace.plotting.bands import PredictiveBandDisplay
 from sklaplace.plotting.confidence import ConfidenceDisplay
+from sklaplace.plotting.reliability import ReliabilityDisplay
 
 __all__ = [
     "ConfidenceDisplay",
     "PredictiveBandDisplay",
+    "ReliabilityDisplay",
 ]
