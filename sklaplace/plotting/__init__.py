@@ -7,10 +7,12 @@ is imported at the first plot.
 
 from sklaplace.plotting.bands import PredictiveBandDisplay
 from sklaplace.plotting.confidence import ConfidenceDisplay
+from sklaplace.plotting.regression_calibration import RegressionCalibrationDisplay
 from sklaplace.plotting.reliability import ReliabilityDisplay
 
 __all__ = [
     "ConfidenceDisplay",
     "PredictiveBandDisplay",
+    "RegressionCalibrationDisplay",
     "ReliabilityDisplay",
 ]
