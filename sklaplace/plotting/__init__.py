@@ -9,10 +9,12 @@ from sklaplace.plotting.bands import PredictiveBandDisplay
 from sklaplace.plotting.confidence import ConfidenceDisplay
 from sklaplace.plotting.regression_calibration import RegressionCalibrationDisplay
 from sklaplace.plotting.reliability import ReliabilityDisplay
+from sklaplace.plotting.risk_coverage import RiskCoverageDisplay
 
 __all__ = [
     "ConfidenceDisplay",
     "PredictiveBandDisplay",
     "RegressionCalibrationDisplay",
     "ReliabilityDisplay",
+    "RiskCoverageDisplay",
 ]
