@@ -7,12 +7,14 @@ is imported at the first plot.
 
 from sklaplace.plotting.bands import PredictiveBandDisplay
 from sklaplace.plotting.confidence import ConfidenceDisplay
+from sklaplace.plotting.novelty import NoveltyDisplay
 from sklaplace.plotting.regression_calibration import RegressionCalibrationDisplay
 from sklaplace.plotting.reliability import ReliabilityDisplay
 from sklaplace.plotting.risk_coverage import RiskCoverageDisplay
 
 __all__ = [
     "ConfidenceDisplay",
+    "NoveltyDisplay",
     "PredictiveBandDisplay",
     "RegressionCalibrationDisplay",
     "ReliabilityDisplay",
