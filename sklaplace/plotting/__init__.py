@@ -11,9 +11,11 @@ from sklaplace.plotting.novelty import NoveltyDisplay
 from sklaplace.plotting.regression_calibration import RegressionCalibrationDisplay
 from sklaplace.plotting.reliability import ReliabilityDisplay
 from sklaplace.plotting.risk_coverage import RiskCoverageDisplay
+from sklaplace.plotting.simplex import DirichletDisplay
 
 __all__ = [
     "ConfidenceDisplay",
+    "DirichletDisplay",
     "NoveltyDisplay",
     "PredictiveBandDisplay",
     "RegressionCalibrationDisplay",
