@@ -12,6 +12,7 @@ from sklaplace.plotting.regression_calibration import RegressionCalibrationDispl
 from sklaplace.plotting.reliability import ReliabilityDisplay
 from sklaplace.plotting.risk_coverage import RiskCoverageDisplay
 from sklaplace.plotting.simplex import DirichletDisplay
+from sklaplace.plotting.uncertainty import UncertaintyDisplay
 
 __all__ = [
     "ConfidenceDisplay",
@@ -21,4 +22,5 @@ __all__ = [
     "RegressionCalibrationDisplay",
     "ReliabilityDisplay",
     "RiskCoverageDisplay",
+    "UncertaintyDisplay",
 ]
