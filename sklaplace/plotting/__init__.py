@@ -8,6 +8,7 @@ is imported at the first plot.
 from sklaplace.plotting.bands import PredictiveBandDisplay
 from sklaplace.plotting.confidence import ConfidenceDisplay
 from sklaplace.plotting.novelty import NoveltyDisplay
+from sklaplace.plotting.prior_path import PriorPathDisplay
 from sklaplace.plotting.regression_calibration import RegressionCalibrationDisplay
 from sklaplace.plotting.reliability import ReliabilityDisplay
 from sklaplace.plotting.risk_coverage import RiskCoverageDisplay
@@ -19,6 +20,7 @@ __all__ = [
     "DirichletDisplay",
     "NoveltyDisplay",
     "PredictiveBandDisplay",
+    "PriorPathDisplay",
     "RegressionCalibrationDisplay",
     "ReliabilityDisplay",
     "RiskCoverageDisplay",
