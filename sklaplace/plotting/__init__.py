@@ -14,6 +14,7 @@ from sklaplace.plotting.reliability import ReliabilityDisplay
 from sklaplace.plotting.risk_coverage import RiskCoverageDisplay
 from sklaplace.plotting.simplex import DirichletDisplay
 from sklaplace.plotting.uncertainty import UncertaintyDisplay
+from sklaplace.plotting.weights import WeightPosteriorDisplay
 
 __all__ = [
     "ConfidenceDisplay",
@@ -25,4 +26,5 @@ __all__ = [
     "ReliabilityDisplay",
     "RiskCoverageDisplay",
     "UncertaintyDisplay",
+    "WeightPosteriorDisplay",
 ]
