@@ -70,7 +70,7 @@ def test_narrow_intervals_are_below_the_diagonal():
         (([0, 1], [0], [1, 1]), {}, r"shapes \(1,\) and \(2,\). Pass one number per"),
         (([0], [0, 1], [1, 1]), {}, "inconsistent numbers of samples"),
         (([0], [[0, 1]], [[1, 1]]), {}, "plot several targets one by one"),
-        (([0], [0], [1]), {"levels": 90}, "levels=90.0 is not between 0 and 1"),
+        (([0], [0], [1]), {"levels": 1.5}, "levels=1.5 is not between 0 and 1"),
         (([0], [0], [1]), {"kind": "both"}, "kind='both' is not known"),
     ],
 )
