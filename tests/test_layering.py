@@ -99,7 +99,7 @@ def fault(module, target, in_function):
         ):
             return f"{target} is not below {module} in FLOORS"
     elif top == "matplotlib":
-        if module != PLOTTING or not in_function:
+        if subpackage(module) != "plotting" or not in_function:
             return f"matplotlib is imported inside functions of {PLOTTING} only"
     elif top not in DEPENDENCIES and top not in sys.stdlib_module_names:
         return f"{top} is not a runtime dependency"

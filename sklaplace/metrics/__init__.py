@@ -1,0 +1,61 @@
+"""Metrics of uncertainty that scikit-learn lacks, with its signatures.
+
+Classification: calibration errors, sharpness, Brier score. Regression: scores of a
+Gaussian prediction ``N(mean, std²)``, of quantiles and of intervals. Confidence:
+detection of out-of-distribution samples, selective prediction. Functions that end in
+``_scorer`` are for ``scoring=``.
+"""
+
+from sklaplace.metrics.classification import (
+    adaptive_calibration_error,
+    brier_score,
+    class_sharpness,
+    expected_calibration_error,
+    maximum_calibration_error,
+    reliability_curve,
+)
+from sklaplace.metrics.detection import (
+    area_under_risk_coverage,
+    ood_auroc,
+    ood_fpr,
+    risk_coverage_curve,
+)
+from sklaplace.metrics.regression import (
+    empirical_frequency,
+    gaussian_crps,
+    gaussian_nll,
+    interval_coverage,
+    interval_score,
+    sharpness,
+)
+from sklaplace.metrics.scorers import (
+    neg_area_under_risk_coverage_scorer,
+    neg_expected_calibration_error_scorer,
+    neg_gaussian_crps_scorer,
+    neg_gaussian_nll_scorer,
+    neg_interval_score_scorer,
+)
+
+__all__ = [
+    "adaptive_calibration_error",
+    "area_under_risk_coverage",
+    "brier_score",
+    "class_sharpness",
+    "empirical_frequency",
+    "expected_calibration_error",
+    "gaussian_crps",
+    "gaussian_nll",
+    "interval_coverage",
+    "interval_score",
+    "maximum_calibration_error",
+    "neg_area_under_risk_coverage_scorer",
+    "neg_expected_calibration_error_scorer",
+    "neg_gaussian_crps_scorer",
+    "neg_gaussian_nll_scorer",
+    "neg_interval_score_scorer",
+    "ood_auroc",
+    "ood_fpr",
+    "reliability_curve",
+    "risk_coverage_curve",
+    "sharpness",
+]

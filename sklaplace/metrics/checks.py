@@ -1,0 +1,128 @@
+"""Checks of targets, predictions and weights."""
+
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn import config_context
+from sklearn.utils import check_array, check_consistent_length, column_or_1d
+
+Floats = NDArray[np.float64]
+
+# Sums of a thousand float32 probabilities differ from one by about 1e-6.
+_SUM_TOLERANCE = 1e-4
+
+
+def check_bins(n_bins: Any) -> None:
+    """Raise unless a value is a number of bins."""
+    if not isinstance(n_bins, Integral) or n_bins < 1:
+        raise ValueError(f"n_bins={n_bins!r} is not valid. Use at least 1.")
+
+
+def average(values: NDArray[Any], sample_weight: Any) -> float:
+    """Weighted mean over samples."""
+    weights = check_weights(sample_weight, values)
+    return float(values @ weights / weights.sum())
+
+
+def check_weights(sample_weight: Any, values: NDArray[Any]) -> Floats:
+    """One weight per value, ones by default; raise unless their sum is positive."""
+    if sample_weight is None:
+        return np.ones(len(values))
+    weights = as_vector(sample_weight, "sample_weight", ensure_non_negative=True)
+    check_consistent_length(values, weights)
+    if weights.sum() == 0:
+        raise ValueError("sample_weight sums to zero. Give some row a positive weight.")
+    return weights
+
+
+def check_proba(
+    y_true: Any, y_proba: Any, labels: Any
+) -> tuple[Floats, NDArray[np.intp]]:
+    """Probabilities (n, K) and the columns of the true classes (n,)."""
+    proba = as_floats(y_proba, "y_proba")
+    if proba.ndim == 1:
+        proba = np.column_stack([1 - proba, proba])
+    truth = as_column(y_true)
+    check_consistent_length(truth, proba)
+    _check_sums(proba)
+    return proba, _encode(truth, labels, proba.shape[1])
+
+
+def _check_sums(proba: Floats) -> None:
+    """Raise unless the rows are probabilities."""
+    if proba.min() < 0 or proba.max() > 1 + _SUM_TOLERANCE:
+        raise ValueError(
+            f"y_proba has values between {proba.min():.4g} and {proba.max():.4g}. "
+            "Give probabilities, not logits."
+        )
+    sums = proba.sum(axis=1)
+    if np.abs(sums - 1).max() > _SUM_TOLERANCE:
+        raise ValueError(
+            f"The rows of y_proba sum to values between {sums.min():.4g} and "
+            f"{sums.max():.4g}. Divide each row by its sum."
+        )
+
+
+def _encode(truth: NDArray[Any], labels: Any, n_columns: int) -> NDArray[np.intp]:
+    """Column of each true class; raise where labels and columns differ."""
+    classes = np.unique(truth) if labels is None else as_column(labels)
+    if len(classes) != n_columns:
+        source = "y_true" if labels is None else "labels"
+        raise ValueError(
+            f"y_proba has {n_columns} columns, but {source} has {len(classes)} "
+            "classes. Give labels=estimator.classes_, one per column."
+        )
+    order = np.argsort(classes)
+    position = np.searchsorted(classes, truth, sorter=order).clip(max=n_columns - 1)
+    codes = order[position]
+    if unknown := truth[classes[codes] != truth].tolist():
+        raise ValueError(
+            f"y_true has the class {unknown[0]!r}, which is not in labels. "
+            "Give labels=estimator.classes_, one per column."
+        )
+    return codes
+
+
+def check_gaussian(y_true: Any, y_mean: Any, y_std: Any) -> tuple[Floats, Floats]:
+    """Residuals and standard deviations, (n, C) each."""
+    given = {"y_true": y_true, "y_mean": y_mean, "y_std": y_std}
+    arrays = [as_floats(values, name) for name, values in given.items()]
+    truth, mean, std = (a.reshape(-1, 1) if a.ndim == 1 else a for a in arrays)
+    check_consistent_length(truth, mean, std)
+    # Broadcasting (n, 1) against (n, C) would compare different targets.
+    if not truth.shape == mean.shape == std.shape:
+        raise ValueError(
+            f"y_true, y_mean and y_std have {truth.shape[1]}, {mean.shape[1]} and "
+            f"{std.shape[1]} columns. Give all three one column per target."
+        )
+    check_std(std)
+    return truth - mean, std
+
+
+def check_std(std: Floats) -> None:
+    """Raise unless all standard deviations are positive."""
+    if std.min() <= 0:
+        raise ValueError(
+            f"y_std has the value {std.min()}. Standard deviations are positive; "
+            "include the observation noise."
+        )
+
+
+def as_floats(values: Any, name: str, **options: Any) -> Floats:
+    """Finite numbers as a float64 array."""
+    options = {"ensure_2d": False, "input_name": name} | options
+    with config_context(array_api_dispatch=False):  # tensors become arrays
+        return check_array(values, dtype=np.float64, **options)
+
+
+def as_vector(values: Any, name: str, **options: Any) -> Floats:
+    """Finite numbers as a float64 vector."""
+    return as_column(as_floats(values, name, **options))
+
+
+def as_column(values: Any) -> NDArray[Any]:
+    """Values of any type as a vector."""
+    with config_context(array_api_dispatch=False):
+        return column_or_1d(values)

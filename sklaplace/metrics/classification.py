@@ -1,0 +1,446 @@
+"""Metrics of class probabilities."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sklaplace.core.checks import check_option
+from sklaplace.metrics.checks import (
+    Floats,
+    average,
+    check_bins,
+    check_proba,
+    check_weights,
+)
+
+STRATEGIES = "quantile", "uniform"
+KINDS = "per_class", "top_label"
+
+
+def reliability_curve(
+    y_true: Any,
+    y_proba: Any,
+    *,
+    kind: str = "top_label",
+    n_bins: int = 15,
+    strategy: str = "uniform",
+    labels: Any = None,
+    sample_weight: Any = None,
+) -> tuple[Floats, Floats, Floats]:
+    """Empirical frequency and mean probability over bins of predicted probability.
+
+    What a reliability diagram shows, for two or more classes. The two are equal for a
+    calibrated classifier and many samples.
+
+    Parameters
+    ----------
+    y_true : array-like of shape (n,)
+        Class labels.
+    y_proba : array-like of shape (n, K) or (n,)
+        Probabilities, one column per class in the order of ``labels``; a 1d
+        array has those of the second of two classes.
+    kind : {"top_label", "per_class"}, default="top_label"
+        ``"top_label"``: the largest probability, and whether its class is the true
+        one. ``"per_class"``: the probability of each class against all others.
+    n_bins : int, default=15
+        Number of bins.
+    strategy : {"uniform", "quantile"}, default="uniform"
+        Bins of equal width, closed on the right, or of equal weight. Samples of
+        equal probability are in one bin.
+    labels : array-like of shape (K,), default=None
+        Classes in the order of the columns, such as ``classes_``. By default
+        the sorted values of ``y_true``, which then must contain all classes.
+    sample_weight : array-like of shape (n,), default=None
+        Sample weights.
+
+    Returns
+    -------
+    frequency : ndarray of shape (n_bins,), or (K, n_bins) per class
+        Fraction of samples of the bin that have the class; nan in empty bins.
+    mean_proba : ndarray of the same shape
+        Mean predicted probability; nan in empty bins.
+    weight : ndarray of the same shape
+        Sum of sample weights; without weights the number of samples.
+
+    Raises
+    ------
+    ValueError
+        If shapes or classes are inconsistent, ``y_proba`` has no probabilities, or an
+        option is not known.
+
+    See Also
+    --------
+    sklaplace.plotting.ReliabilityDisplay : Plots the curve.
+    sklearn.calibration.calibration_curve : For two classes, without empty bins.
+
+    References
+    ----------
+    Guo, Pleiss, Sun, Weinberger (2017), "On calibration of modern neural
+    networks", section 2.
+
+    Examples
+    --------
+    >>> from sklaplace.metrics import reliability_curve
+    >>> y_proba = [[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.3, 0.7]]
+    >>> frequency, mean_proba, weight = reliability_curve(
+    ...     [0, 1, 1, 1], y_proba, n_bins=4
+    ... )
+    >>> frequency
+    array([nan, nan, 1. , 0.5])
+    >>> mean_proba
+    array([ nan, nan, 0.65, 0.85])
+    >>> weight
+    array([0., 0., 2., 2.])
+    """
+    check_option("kind", kind, KINDS)
+    check_option("strategy", strategy, STRATEGIES)
+    sums = _bin_sums(y_true, y_proba, kind, n_bins, strategy, labels, sample_weight)
+    hits, probabilities, weight = sums if kind == "per_class" else sums[:, 0]
+    divisor = np.where(weight > 0, weight, np.nan)
+    return hits / divisor, probabilities / divisor, weight
+
+
+def expected_calibration_error(
+    y_true: Any,
+    y_proba: Any,
+    *,
+    n_bins: int = 15,
+    labels: Any = None,
+    sample_weight: Any = None,
+) -> float:
+    """Mean absolute difference of confidence and accuracy over bins of confidence.
+
+    Zero for a calibrated classifier and many samples. It is biased upwards for few
+    samples per bin and does not measure accuracy, so report it next to a proper
+    scoring rule (log loss, Brier score).
+
+    Parameters
+    ----------
+    y_true : array-like of shape (n,)
+        Class labels.
+    y_proba : array-like of shape (n, K) or (n,)
+        Probabilities, one column per class in the order of ``labels``; a 1d
+        array has those of the second of two classes.
+    n_bins : int, default=15
+        Number of bins of equal width, closed on the right.
+    labels : array-like of shape (K,), default=None
+        Classes in the order of the columns, such as ``classes_``. By default
+        the sorted values of ``y_true``, which then must contain all classes.
+    sample_weight : array-like of shape (n,), default=None
+        Sample weights.
+
+    Returns
+    -------
+    float
+        Between 0 (best) and 1.
+
+    Raises
+    ------
+    ValueError
+        If shapes or classes are inconsistent, or ``y_proba`` has no probabilities.
+
+    See Also
+    --------
+    adaptive_calibration_error : Of all classes, over bins of equal weight.
+    maximum_calibration_error : The largest difference in place of the mean.
+    reliability_curve : Frequencies and mean probabilities of the bins.
+
+    References
+    ----------
+    Guo, Pleiss, Sun, Weinberger (2017), "On calibration of modern neural
+    networks", eq. (3).
+
+    Examples
+    --------
+    >>> from sklaplace.metrics import expected_calibration_error
+    >>> y_proba = [[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.3, 0.7]]
+    >>> expected_calibration_error([0, 1, 1, 1], y_proba, n_bins=4)
+    0.35
+    """
+    hits, confidence, weight = _bin_sums(
+        y_true, y_proba, "top_label", n_bins, "uniform", labels, sample_weight
+    )
+    # A difference of sums is the difference of the means times the bin's weight.
+    return float(np.abs(hits - confidence).sum() / weight.sum())
+
+
+def maximum_calibration_error(
+    y_true: Any,
+    y_proba: Any,
+    *,
+    n_bins: int = 15,
+    labels: Any = None,
+    sample_weight: Any = None,
+) -> float:
+    """Largest difference of confidence and accuracy over bins of confidence.
+
+    For applications where no confidence may be wrong by much. A bin of few samples
+    can decide it: look at the counts in a `ReliabilityDisplay`, too.
+
+    Parameters
+    ----------
+    y_true : array-like of shape (n,)
+        Class labels.
+    y_proba : array-like of shape (n, K) or (n,)
+        Probabilities, one column per class in the order of ``labels``; a 1d
+        array has those of the second of two classes.
+    n_bins : int, default=15
+        Number of bins of equal width, closed on the right.
+    labels : array-like of shape (K,), default=None
+        Classes in the order of the columns, such as ``classes_``. By default
+        the sorted values of ``y_true``, which then must contain all classes.
+    sample_weight : array-like of shape (n,), default=None
+        Sample weights. Bins of weight zero do not count.
+
+    Returns
+    -------
+    float
+        Between 0 (best) and 1; at least the expected calibration error.
+
+    Raises
+    ------
+    ValueError
+        If shapes or classes are inconsistent, or ``y_proba`` has no probabilities.
+
+    See Also
+    --------
+    expected_calibration_error : The mean difference.
+    sklaplace.plotting.ReliabilityDisplay : Plots the differences.
+
+    References
+    ----------
+    Guo, Pleiss, Sun, Weinberger (2017), "On calibration of modern neural
+    networks", eq. (5).
+
+    Examples
+    --------
+    >>> from sklaplace.metrics import maximum_calibration_error
+    >>> y_proba = [[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.3, 0.7]]
+    >>> maximum_calibration_error([0, 1, 1, 1], y_proba, n_bins=4)
+    0.35
+    """
+    hits, confidence, weight = _bin_sums(
+        y_true, y_proba, "top_label", n_bins, "uniform", labels, sample_weight
+    )
+    used = weight > 0
+    return float((np.abs(hits - confidence)[used] / weight[used]).max())
+
+
+def adaptive_calibration_error(
+    y_true: Any,
+    y_proba: Any,
+    *,
+    n_bins: int = 15,
+    labels: Any = None,
+    sample_weight: Any = None,
+) -> float:
+    """Mean calibration error of the classes, over bins of equal weight.
+
+    Where most probabilities are close to zero and one, bins of equal width are nearly
+    empty in between, and the expected calibration error depends on few samples. Here
+    each bin has about as many samples as the others, and all classes count.
+
+    Parameters
+    ----------
+    y_true : array-like of shape (n,)
+        Class labels.
+    y_proba : array-like of shape (n, K) or (n,)
+        Probabilities, one column per class in the order of ``labels``; a 1d
+        array has those of the second of two classes.
+    n_bins : int, default=15
+        Number of bins of each class. Samples of equal probability are in one bin,
+        so that the result does not depend on the order of samples.
+    labels : array-like of shape (K,), default=None
+        Classes in the order of the columns, such as ``classes_``. By default
+        the sorted values of ``y_true``, which then must contain all classes.
+    sample_weight : array-like of shape (n,), default=None
+        Sample weights.
+
+    Returns
+    -------
+    float
+        Between 0 (best) and 1. Bins count by their weight where ties or the number
+        of samples make the weights unequal.
+
+    Raises
+    ------
+    ValueError
+        If shapes or classes are inconsistent, or ``y_proba`` has no probabilities.
+
+    See Also
+    --------
+    expected_calibration_error : Of the most probable class, bins of equal width.
+    reliability_curve : Frequencies and mean probabilities of the bins.
+
+    Notes
+    -----
+    O(K n log n).
+
+    References
+    ----------
+    Nixon, Dusenberry, Zhang, Jerfel, Tran (2019), "Measuring calibration in deep
+    learning", CVPR workshops, section 3.
+
+    Examples
+    --------
+    >>> from sklaplace.metrics import adaptive_calibration_error
+    >>> y_proba = [[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.3, 0.7]]
+    >>> adaptive_calibration_error([0, 1, 1, 1], y_proba, n_bins=2)
+    0.35
+    """
+    hits, mean_proba, weight = _bin_sums(
+        y_true, y_proba, "per_class", n_bins, "quantile", labels, sample_weight
+    )
+    return float(np.abs(hits - mean_proba).sum() / weight.sum())
+
+
+def class_sharpness(
+    y_true: Any, y_proba: Any, *, labels: Any = None, sample_weight: Any = None
+) -> Floats:
+    """Mean predicted probability of each class among the samples that have it.
+
+    One for a classifier that is certain and right. To be read next to calibration: of
+    two calibrated classifiers the sharper one is better.
+
+    Parameters
+    ----------
+    y_true : array-like of shape (n,)
+        Class labels.
+    y_proba : array-like of shape (n, K) or (n,)
+        Probabilities, one column per class in the order of ``labels``; a 1d
+        array has those of the second of two classes.
+    labels : array-like of shape (K,), default=None
+        Classes in the order of the columns, such as ``classes_``. By default
+        the sorted values of ``y_true``, which then must contain all classes.
+    sample_weight : array-like of shape (n,), default=None
+        Sample weights.
+
+    Returns
+    -------
+    ndarray of shape (K,)
+        Between 0 and 1 (sharpest); nan for classes of no sample.
+
+    Raises
+    ------
+    ValueError
+        If shapes or classes are inconsistent, or ``y_proba`` has no probabilities.
+
+    See Also
+    --------
+    reliability_curve : Whether the probabilities are calibrated.
+    sharpness : The mean predicted variance of a regression.
+
+    References
+    ----------
+    Kuleshov, Fenner, Ermon (2018), "Accurate uncertainties for deep learning using
+    calibrated regression", ICML.
+
+    Examples
+    --------
+    >>> from sklaplace.metrics import class_sharpness
+    >>> y_proba = [[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.3, 0.7]]
+    >>> class_sharpness([0, 1, 1, 1], y_proba)
+    array([0.9, 0.5])
+    """
+    proba, codes = check_proba(y_true, y_proba, labels)
+    weights = check_weights(sample_weight, codes)
+    n_classes, own = proba.shape[1], proba[np.arange(len(codes)), codes]
+    totals = np.bincount(codes, weights, minlength=n_classes)
+    sums = np.bincount(codes, weights * own, minlength=n_classes)
+    return sums / np.where(totals > 0, totals, np.nan)
+
+
+def brier_score(
+    y_true: Any, y_proba: Any, *, labels: Any = None, sample_weight: Any = None
+) -> float:
+    """Squared distance between probabilities and outcome, summed over classes.
+
+    A proper scoring rule that, unlike the log loss, is bounded for confident errors.
+    For two classes it is twice the Brier score of one of them. From scikit-learn 1.7
+    on it equals ``sklearn.metrics.brier_score_loss`` with ``scale_by_half=False``,
+    where columns are in sorted order of the labels. Here they may be in any order.
+
+    Parameters
+    ----------
+    y_true : array-like of shape (n,)
+        Class labels.
+    y_proba : array-like of shape (n, K) or (n,)
+        Probabilities, one column per class in the order of ``labels``; a 1d
+        array has those of the second of two classes.
+    labels : array-like of shape (K,), default=None
+        Classes in the order of the columns, such as ``classes_``. By default
+        the sorted values of ``y_true``, which then must contain all classes.
+    sample_weight : array-like of shape (n,), default=None
+        Sample weights.
+
+    Returns
+    -------
+    float
+        Mean over samples, between 0 (best) and 2.
+
+    Raises
+    ------
+    ValueError
+        If shapes or classes are inconsistent, or ``y_proba`` has no probabilities.
+
+    See Also
+    --------
+    sklearn.metrics.brier_score_loss : The score of scikit-learn.
+    expected_calibration_error : Calibration alone.
+
+    References
+    ----------
+    Brier (1950), "Verification of forecasts expressed in terms of probability",
+    Monthly Weather Review 78(1).
+
+    Examples
+    --------
+    >>> from sklaplace.metrics import brier_score
+    >>> y_proba = [[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.3, 0.7]]
+    >>> brier_score([0, 1, 1, 1], y_proba)
+    0.45
+    """
+    proba, codes = check_proba(y_true, y_proba, labels)
+    errors = proba.copy()
+    errors[np.arange(len(codes)), codes] -= 1
+    return average((errors**2).sum(axis=1), sample_weight)
+
+
+def _bin_sums(
+    y_true: Any,
+    y_proba: Any,
+    kind: str,
+    n_bins: Any,
+    strategy: str,
+    labels: Any,
+    sample_weight: Any,
+) -> Floats:
+    """Sums of hits, probabilities and weights in each bin, (3, K or 1, n_bins)."""
+    check_bins(n_bins)
+    proba, codes = check_proba(y_true, y_proba, labels)
+    weights = check_weights(sample_weight, codes)
+    hits = codes[:, None] == np.arange(proba.shape[1])
+    if kind == "top_label":
+        hits = (proba.argmax(axis=1) == codes)[:, None]
+        proba = proba.max(axis=1, keepdims=True)
+    sums = []
+    for hit, values in zip(hits.T, proba.T, strict=True):
+        if strategy == "uniform":
+            bins = np.searchsorted(np.linspace(0, 1, n_bins + 1)[1:-1], values)
+        else:
+            bins = _bins_of_equal_weight(values, weights, n_bins)
+        columns = weights * hit, weights * values, weights
+        sums.append([np.bincount(bins, column, n_bins) for column in columns])
+    return np.swapaxes(sums, 0, 1)
+
+
+def _bins_of_equal_weight(
+    values: Floats, weights: Floats, n_bins: int
+) -> NDArray[np.intp]:
+    """Bin of each value: that of the middle of its weight in ascending order."""
+    _, groups = np.unique(values, return_inverse=True)  # equal values share a bin
+    totals = np.bincount(groups, weights)
+    middles = (totals.cumsum() - totals / 2) / totals.sum()
+    bins = np.floor(n_bins * middles).astype(np.intp)
+    return bins.clip(max=n_bins - 1)[groups]

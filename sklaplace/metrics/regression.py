@@ -1,0 +1,333 @@
+"""Metrics of Gaussian predictions ``N(mean, std²)``, quantiles and intervals."""
+
+from typing import Any
+
+import numpy as np
+from scipy import stats
+from sklearn.utils import check_consistent_length
+
+from sklaplace.core.checks import check_fraction
+from sklaplace.metrics.checks import (
+    Floats,
+    as_floats,
+    as_vector,
+    average,
+    check_gaussian,
+    check_std,
+    check_weights,
+)
+
+
+def gaussian_nll(
+    y_true: Any, y_mean: Any, y_std: Any, *, sample_weight: Any = None
+) -> float:
+    """Negative log density of the targets under a Gaussian prediction.
+
+    A proper scoring rule to compare predictive distributions; dominated by outliers
+    that were predicted confidently (``gaussian_crps`` less so).
+
+    Parameters
+    ----------
+    y_true : array-like of shape (n,) or (n, C)
+        Targets.
+    y_mean : array-like of shape (n,) or (n, C)
+        Predicted means.
+    y_std : array-like of shape (n,) or (n, C)
+        Predicted standard deviations, observation noise included; positive.
+    sample_weight : array-like of shape (n,), default=None
+        Sample weights.
+
+    Returns
+    -------
+    float
+        Nats per target value; lower is better.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ or a standard deviation is not positive.
+
+    See Also
+    --------
+    gaussian_crps : Less dominated by outliers.
+    neg_gaussian_nll_scorer : For model selection.
+
+    References
+    ----------
+    Gneiting, Raftery (2007), "Strictly proper scoring rules, prediction, and
+    estimation", Journal of the American Statistical Association 102(477).
+
+    Examples
+    --------
+    >>> from sklaplace.metrics import gaussian_nll
+    >>> gaussian_nll([0.0, 1.0], [0.0, 0.0], [1.0, 1.0])
+    1.169
+    """
+    residuals, std = check_gaussian(y_true, y_mean, y_std)
+    nats = 0.5 * (residuals / std) ** 2 + np.log(std) + 0.5 * np.log(2 * np.pi)
+    return average(nats.mean(axis=1), sample_weight)
+
+
+def gaussian_crps(
+    y_true: Any, y_mean: Any, y_std: Any, *, sample_weight: Any = None
+) -> float:
+    """Continuous ranked probability score of a Gaussian prediction.
+
+    ``∫ (F(t) − 1{t ≥ y})² dt`` for the predicted distribution function ``F``: a
+    proper scoring rule that grows linearly with the error, and equals the absolute
+    error for a standard deviation of zero.
+
+    Parameters
+    ----------
+    y_true : array-like of shape (n,) or (n, C)
+        Targets.
+    y_mean : array-like of shape (n,) or (n, C)
+        Predicted means.
+    y_std : array-like of shape (n,) or (n, C)
+        Predicted standard deviations, observation noise included; positive.
+    sample_weight : array-like of shape (n,), default=None
+        Sample weights.
+
+    Returns
+    -------
+    float
+        Mean over target values, in the unit of the target; lower is better.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ or a standard deviation is not positive.
+
+    See Also
+    --------
+    gaussian_nll : The log score.
+    neg_gaussian_crps_scorer : For model selection.
+
+    References
+    ----------
+    Gneiting, Raftery (2007), "Strictly proper scoring rules, prediction, and
+    estimation", Journal of the American Statistical Association 102(477),
+    section 4.2.
+
+    Examples
+    --------
+    >>> from sklaplace.metrics import gaussian_crps
+    >>> gaussian_crps([0.0, 1.0], [0.0, 0.0], [1.0, 1.0])
+    0.418
+    """
+    residuals, std = check_gaussian(y_true, y_mean, y_std)
+    z = residuals / std
+    scores = z * (2 * stats.norm.cdf(z) - 1) + 2 * stats.norm.pdf(z) - np.pi**-0.5
+    return average((std * scores).mean(axis=1), sample_weight)
+
+
+def interval_coverage(
+    y_true: Any, y_interval: Any, *, sample_weight: Any = None
+) -> float:
+    """Fraction of targets inside their predicted intervals.
+
+    To be compared with the nominal coverage. Wide intervals have a high coverage, too,
+    so report it next to a proper scoring rule.
+
+    Parameters
+    ----------
+    y_true : array-like of shape (n,)
+        Targets.
+    y_interval : array-like of shape (n, 2)
+        Lower and upper bounds, both included.
+    sample_weight : array-like of shape (n,), default=None
+        Sample weights.
+
+    Returns
+    -------
+    float
+        Between 0 and 1.
+
+    Raises
+    ------
+    ValueError
+        If shapes are inconsistent or a lower bound lies above its upper bound.
+
+    See Also
+    --------
+    empirical_frequency : The same for quantiles.
+    interval_score : A proper scoring rule for intervals.
+
+    Examples
+    --------
+    >>> from sklaplace.metrics import interval_coverage
+    >>> interval_coverage([0.5, 3.0], [[0.0, 1.0], [0.0, 2.0]])
+    0.5
+    """
+    targets, lower, upper = _check_interval(y_true, y_interval)
+    return average((lower <= targets) & (targets <= upper), sample_weight)
+
+
+def interval_score(
+    y_true: Any, y_interval: Any, *, coverage: float = 0.9, sample_weight: Any = None
+) -> float:
+    """Width of central intervals plus a penalty for targets outside.
+
+    ``(u − l) + 2/α (l − y)₊ + 2/α (y − u)₊`` with ``α = 1 − coverage``: a proper
+    scoring rule, minimised by the quantiles at ``α/2`` and ``1 − α/2``. Also known as
+    Winkler score.
+
+    Parameters
+    ----------
+    y_true : array-like of shape (n,)
+        Targets.
+    y_interval : array-like of shape (n, 2)
+        Lower and upper bounds, such as ``predict_interval(X, coverage)``.
+    coverage : float, default=0.9
+        Nominal coverage of the intervals, in (0, 1).
+    sample_weight : array-like of shape (n,), default=None
+        Sample weights.
+
+    Returns
+    -------
+    float
+        Mean over samples, in the unit of the target; lower is better.
+
+    Raises
+    ------
+    ValueError
+        If shapes are inconsistent, a lower bound lies above its upper bound, or
+        ``coverage`` is out of range.
+
+    See Also
+    --------
+    interval_coverage : Fraction of targets inside.
+    neg_interval_score_scorer : For model selection.
+    sklearn.metrics.mean_pinball_loss : Score of one quantile.
+
+    Notes
+    -----
+    ``2/α`` times the sum of the pinball losses of both bounds.
+
+    References
+    ----------
+    Gneiting, Raftery (2007), "Strictly proper scoring rules, prediction, and
+    estimation", Journal of the American Statistical Association 102(477), eq. (43).
+
+    Examples
+    --------
+    >>> from sklaplace.metrics import interval_score
+    >>> interval_score([0.5, 3.0], [[0.0, 1.0], [0.0, 2.0]], coverage=0.5)
+    3.5
+    """
+    check_fraction("coverage", coverage, "Choose a probability, such as 0.9.")
+    targets, lower, upper = _check_interval(y_true, y_interval)
+    outside = np.maximum(lower - targets, 0) + np.maximum(targets - upper, 0)
+    return average(upper - lower + 2 / (1 - coverage) * outside, sample_weight)
+
+
+def empirical_frequency(
+    y_true: Any, y_quantiles: Any, *, sample_weight: Any = None
+) -> Floats:
+    """Fraction of targets that are at most their predicted quantile.
+
+    For a calibrated regression and many samples it equals the level of the quantile.
+
+    Parameters
+    ----------
+    y_true : array-like of shape (n,)
+        Targets.
+    y_quantiles : array-like of shape (n, n_levels)
+        Predicted quantiles, one column per level: ``predict_quantiles(X, levels)``.
+    sample_weight : array-like of shape (n,), default=None
+        Sample weights.
+
+    Returns
+    -------
+    ndarray of shape (n_levels,)
+        Between 0 and 1.
+
+    Raises
+    ------
+    ValueError
+        If shapes are inconsistent.
+
+    See Also
+    --------
+    interval_coverage : The same for intervals.
+    sharpness : To be read next to it.
+    sklaplace.plotting.RegressionCalibrationDisplay : Plots it against the levels.
+
+    References
+    ----------
+    Kuleshov, Fenner, Ermon (2018), "Accurate uncertainties for deep learning using
+    calibrated regression", ICML, section 3.5.
+
+    Examples
+    --------
+    >>> from sklaplace.metrics import empirical_frequency
+    >>> empirical_frequency([0.5, 3.0], [[0.0, 1.0], [0.0, 4.0]])
+    array([0., 1.])
+    """
+    targets = as_vector(y_true, "y_true")
+    quantiles = as_floats(y_quantiles, "y_quantiles", ensure_2d=True)
+    check_consistent_length(targets, quantiles)
+    weights = check_weights(sample_weight, targets)
+    return weights @ (targets[:, None] <= quantiles) / weights.sum()
+
+
+def sharpness(y_std: Any, *, sample_weight: Any = None) -> float:
+    """Mean predicted variance of a regression.
+
+    Of two calibrated regressions the one of smaller variance is sharper, and better.
+
+    Parameters
+    ----------
+    y_std : array-like of shape (n,) or (n, C)
+        Predicted standard deviations, positive.
+    sample_weight : array-like of shape (n,), default=None
+        Sample weights.
+
+    Returns
+    -------
+    float
+        In the squared unit of the target; lower is sharper.
+
+    Raises
+    ------
+    ValueError
+        If a standard deviation is not positive.
+
+    See Also
+    --------
+    class_sharpness : The sharpness of a classification.
+    empirical_frequency : Whether the predictions are calibrated.
+
+    References
+    ----------
+    Kuleshov, Fenner, Ermon (2018), "Accurate uncertainties for deep learning using
+    calibrated regression", ICML, section 3.5.
+
+    Examples
+    --------
+    >>> from sklaplace.metrics import sharpness
+    >>> sharpness([1.0, 3.0])
+    5.0
+    """
+    std = as_floats(y_std, "y_std")
+    check_std(std)
+    return average((std.reshape(len(std), -1) ** 2).mean(axis=1), sample_weight)
+
+
+def _check_interval(y_true: Any, y_interval: Any) -> tuple[Floats, Floats, Floats]:
+    """Targets, lower and upper bounds, (n,) each."""
+    targets = as_vector(y_true, "y_true")
+    interval = as_floats(y_interval, "y_interval", ensure_2d=True)
+    check_consistent_length(targets, interval)
+    if interval.shape[1] != 2:
+        raise ValueError(
+            f"y_interval has {interval.shape[1]} columns. Give it two: the bounds."
+        )
+    lower, upper = interval.T
+    if (lower > upper).any():
+        row = int(np.argmax(lower > upper))
+        raise ValueError(
+            f"y_interval has the lower bound {lower[row]} above the upper bound "
+            f"{upper[row]} in row {row}. Give bounds in ascending order."
+        )
+    return targets, lower, upper

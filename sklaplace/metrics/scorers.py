@@ -1,0 +1,249 @@
+"""Scorers: metrics of a fitted estimator, for ``scoring=`` in model selection."""
+
+from typing import Any
+
+import numpy as np
+
+from sklaplace.metrics.classification import expected_calibration_error
+from sklaplace.metrics.detection import area_under_risk_coverage
+from sklaplace.metrics.regression import gaussian_crps, gaussian_nll, interval_score
+
+
+def neg_gaussian_nll_scorer(
+    estimator: Any, X: Any, y: Any, sample_weight: Any = None
+) -> float:
+    """Log density of held-out targets, a ``scoring`` for model selection.
+
+    Prefer it to R² for the selection of a prior precision: in linearised predictions
+    only the standard deviation depends on the prior.
+
+    Parameters
+    ----------
+    estimator : fitted regressor
+        One whose ``predict`` takes ``return_std=True``, with standard
+        deviations that include observation noise.
+    X : array-like of shape (n, n_features)
+        Held-out samples.
+    y : array-like of shape (n,) or (n, C)
+        Their targets.
+    sample_weight : array-like of shape (n,), default=None
+        Sample weights.
+
+    Returns
+    -------
+    float
+        Minus ``gaussian_nll``: nats per target value; higher is better.
+
+    Raises
+    ------
+    ValueError
+        If a predicted standard deviation is not positive.
+
+    See Also
+    --------
+    gaussian_nll : The metric.
+    neg_gaussian_crps_scorer : Less dominated by outliers.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from sklearn.linear_model import BayesianRidge
+    >>> from sklearn.model_selection import cross_val_score
+    >>> from sklaplace.metrics import neg_gaussian_nll_scorer
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> scores = cross_val_score(BayesianRidge(), X, y, scoring=neg_gaussian_nll_scorer)
+    >>> scores.shape
+    (5,)
+    """
+    y_mean, y_std = estimator.predict(X, return_std=True)
+    return -gaussian_nll(y, y_mean, y_std, sample_weight=sample_weight)
+
+
+def neg_gaussian_crps_scorer(
+    estimator: Any, X: Any, y: Any, sample_weight: Any = None
+) -> float:
+    """Minus the CRPS of Gaussian predictions, a ``scoring`` for model selection.
+
+    Like ``neg_gaussian_nll_scorer``, but one outlier that was predicted confidently
+    counts less.
+
+    Parameters
+    ----------
+    estimator : fitted regressor
+        One whose ``predict`` takes ``return_std=True``, with standard
+        deviations that include observation noise.
+    X : array-like of shape (n, n_features)
+        Held-out samples.
+    y : array-like of shape (n,) or (n, C)
+        Their targets.
+    sample_weight : array-like of shape (n,), default=None
+        Sample weights.
+
+    Returns
+    -------
+    float
+        Minus ``gaussian_crps``, in the unit of the target; higher is better.
+
+    Raises
+    ------
+    ValueError
+        If a predicted standard deviation is not positive.
+
+    See Also
+    --------
+    gaussian_crps : The metric.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from sklearn.linear_model import BayesianRidge
+    >>> from sklaplace.metrics import neg_gaussian_crps_scorer
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> neg_gaussian_crps_scorer(BayesianRidge().fit(X, y), X, y)
+    -30.5
+    """
+    y_mean, y_std = estimator.predict(X, return_std=True)
+    return -gaussian_crps(y, y_mean, y_std, sample_weight=sample_weight)
+
+
+def neg_interval_score_scorer(
+    estimator: Any, X: Any, y: Any, sample_weight: Any = None
+) -> float:
+    """Minus the interval score at coverage 0.9, a ``scoring`` for model selection.
+
+    For another coverage, write ``-interval_score(y, estimator.predict_interval(X, q),
+    coverage=q)`` as a function of ``estimator``, ``X`` and ``y``.
+
+    Parameters
+    ----------
+    estimator : fitted regressor
+        One with ``predict_interval(X, coverage)``, such as `LaplaceRegressor`.
+    X : array-like of shape (n, n_features)
+        Held-out samples.
+    y : array-like of shape (n,)
+        Their targets.
+    sample_weight : array-like of shape (n,), default=None
+        Sample weights.
+
+    Returns
+    -------
+    float
+        Minus ``interval_score``, in the unit of the target; higher is better.
+
+    Raises
+    ------
+    ValueError
+        If there are several targets.
+
+    See Also
+    --------
+    interval_score : The metric.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from sklaplace import LaplaceRegressor
+    >>> from sklaplace.metrics import neg_interval_score_scorer
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> reg = LaplaceRegressor(random_state=0).fit(X, y)
+    >>> bool(-250 < neg_interval_score_scorer(reg, X, y) < -180)
+    True
+    """
+    interval = estimator.predict_interval(X, coverage=0.9)
+    return -interval_score(y, interval, coverage=0.9, sample_weight=sample_weight)
+
+
+def neg_expected_calibration_error_scorer(
+    estimator: Any, X: Any, y: Any, sample_weight: Any = None
+) -> float:
+    """Minus the expected calibration error, for ``scoring`` in evaluations.
+
+    To compare calibration over folds. It is not a proper scoring rule: to select a
+    model, prefer ``"neg_log_loss"``.
+
+    Parameters
+    ----------
+    estimator : fitted classifier
+        One with ``predict_proba`` and ``classes_``.
+    X : array-like of shape (n, n_features)
+        Held-out samples.
+    y : array-like of shape (n,)
+        Their labels.
+    sample_weight : array-like of shape (n,), default=None
+        Sample weights.
+
+    Returns
+    -------
+    float
+        Minus ``expected_calibration_error`` with 15 bins; higher is better.
+
+    Raises
+    ------
+    ValueError
+        If a label is none of the classes.
+
+    See Also
+    --------
+    expected_calibration_error : The metric.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklearn.naive_bayes import GaussianNB
+    >>> from sklaplace.metrics import neg_expected_calibration_error_scorer
+    >>> X, y = load_iris(return_X_y=True)
+    >>> neg_expected_calibration_error_scorer(GaussianNB().fit(X, y), X, y)
+    -0.033
+    """
+    proba, labels = estimator.predict_proba(X), estimator.classes_
+    return -expected_calibration_error(
+        y, proba, labels=labels, sample_weight=sample_weight
+    )
+
+
+def neg_area_under_risk_coverage_scorer(
+    estimator: Any, X: Any, y: Any, sample_weight: Any = None
+) -> float:
+    """Minus the AURC of a classifier, a ``scoring`` for model selection.
+
+    The loss is the error of the most probable class, the confidence its probability.
+
+    Parameters
+    ----------
+    estimator : fitted classifier
+        One with ``predict_proba`` and ``classes_``.
+    X : array-like of shape (n, n_features)
+        Held-out samples.
+    y : array-like of shape (n,)
+        Their labels.
+    sample_weight : array-like of shape (n,), default=None
+        Sample weights.
+
+    Returns
+    -------
+    float
+        Minus ``area_under_risk_coverage``; higher is better.
+
+    Raises
+    ------
+    ValueError
+        If the numbers of samples differ.
+
+    See Also
+    --------
+    area_under_risk_coverage : The metric.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklearn.naive_bayes import GaussianNB
+    >>> from sklaplace.metrics import neg_area_under_risk_coverage_scorer
+    >>> X, y = load_iris(return_X_y=True)
+    >>> neg_area_under_risk_coverage_scorer(GaussianNB().fit(X, y), X, y)
+    -0.0034
+    """
+    proba = estimator.predict_proba(X)
+    losses = np.asarray(y) != estimator.classes_[proba.argmax(axis=1)]
+    return -area_under_risk_coverage(
+        losses, proba.max(axis=1), sample_weight=sample_weight
+    )

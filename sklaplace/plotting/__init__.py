@@ -1,0 +1,30 @@
+"""Displays of predictions and of their uncertainty.
+
+They follow scikit-learn's displays: ``from_estimator`` predicts and plots,
+``from_predictions`` plots given predictions, ``plot`` plots what is stored. matplotlib
+is imported at the first plot.
+"""
+
+from sklaplace.plotting.bands import PredictiveBandDisplay
+from sklaplace.plotting.confidence import ConfidenceDisplay
+from sklaplace.plotting.novelty import NoveltyDisplay
+from sklaplace.plotting.prior_path import PriorPathDisplay
+from sklaplace.plotting.regression_calibration import RegressionCalibrationDisplay
+from sklaplace.plotting.reliability import ReliabilityDisplay
+from sklaplace.plotting.risk_coverage import RiskCoverageDisplay
+from sklaplace.plotting.simplex import DirichletDisplay
+from sklaplace.plotting.uncertainty import UncertaintyDisplay
+from sklaplace.plotting.weights import WeightPosteriorDisplay
+
+__all__ = [
+    "ConfidenceDisplay",
+    "DirichletDisplay",
+    "NoveltyDisplay",
+    "PredictiveBandDisplay",
+    "PriorPathDisplay",
+    "RegressionCalibrationDisplay",
+    "ReliabilityDisplay",
+    "RiskCoverageDisplay",
+    "UncertaintyDisplay",
+    "WeightPosteriorDisplay",
+]

@@ -1,0 +1,267 @@
+"""NoveltyDisplay: how well a score separates known from unknown samples."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import roc_curve
+
+from sklaplace.metrics import ood_auroc, ood_fpr
+from sklaplace.plotting.axes import (
+    BLUE,
+    VERMILION,
+    Keywords,
+    draw_legend,
+    require_matplotlib,
+    several_axes,
+)
+
+# quantiles between which the bins of the histograms are
+_TAILS = 0.005, 0.995
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class NoveltyDisplay:
+    """Histograms of a confidence for known and unknown samples, and its ROC curve.
+
+    For any score that should be larger for samples like those of the training. Use
+    `from_estimator` or `from_predictions` to create it. Parameters are stored as
+    attributes.
+
+    Parameters
+    ----------
+    confidence_in : ndarray of shape (n,)
+        Confidence of known (in-distribution) samples.
+    confidence_out : ndarray of shape (m,)
+        Confidence of unknown (out-of-distribution) samples.
+    name : str, default=None
+        Label of the confidence.
+
+    Attributes
+    ----------
+    auroc : float
+        Area under the ROC curve.
+    fpr95 : float
+        Fraction of unknown samples that are accepted where 95 % of the known are.
+    axes_ : list of two matplotlib Axes
+        Axes of histograms and ROC curve.
+    figure_ : matplotlib Figure
+        Their figure.
+    histograms_ : list of two tuples
+        What matplotlib's ``hist`` returns: densities, edges and patches, of known and
+        of unknown samples.
+    roc_ : matplotlib Line2D
+        The ROC curve; known samples are the positive class.
+    chance_ : matplotlib Line2D
+        The diagonal.
+
+    See Also
+    --------
+    RiskCoverageDisplay : Whether a confidence tells errors apart.
+    sklaplace.metrics.ood_auroc : The area under the curve.
+    sklaplace.metrics.ood_fpr : The error at one threshold.
+
+    References
+    ----------
+    Hendrycks, Gimpel (2017), "A baseline for detecting misclassified and
+    out-of-distribution examples in neural networks", ICLR.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklaplace import LaplaceClassifier
+    >>> from sklaplace.plotting import NoveltyDisplay
+    >>> X, y = load_iris(return_X_y=True)
+    >>> known = y < 2
+    >>> clf = LaplaceClassifier(random_state=0).fit(X[known], y[known])
+    >>> display = NoveltyDisplay.from_estimator(clf, X[known], X[~known])
+    >>> len(display.axes_)
+    2
+    """
+
+    confidence_in: Any
+    confidence_out: Any
+    name: str | None = None
+
+    @property
+    def auroc(self) -> float:
+        """Area under the ROC curve."""
+        return ood_auroc(self.confidence_in, self.confidence_out)
+
+    @property
+    def fpr95(self) -> float:
+        """False-positive rate at a true-positive rate of 95 %."""
+        return ood_fpr(self.confidence_in, self.confidence_out)
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: Any,
+        X_in: Any,
+        X_out: Any,
+        *,
+        name: str | None = None,
+        bins: Any = 30,
+        ax: Any = None,
+        hist_kw: Keywords = None,
+        line_kw: Keywords = None,
+    ) -> "NoveltyDisplay":
+        """Score known and unknown samples and plot the result.
+
+        Parameters
+        ----------
+        estimator : object
+            Fitted, with ``score_samples``: the estimators of this package, or an
+            outlier detector of scikit-learn.
+        X_in : array-like of shape (n, ...)
+            Known samples, which the estimator was not trained on.
+        X_out : array-like of shape (m, ...)
+            Unknown samples.
+        name : str, default=None
+            Label of the confidence; ``"score_samples"`` by default.
+        bins : int or sequence, default=30
+            Number of bins between the quantiles of 0.005 and 0.995 of all scores, or
+            edges of bins. Scores beyond are counted in the first and the last bin.
+        ax : sequence of two matplotlib Axes, default=None
+            Axes for histograms and ROC curve. A new figure by default.
+        hist_kw, line_kw : dict, default=None
+            Keywords for matplotlib's ``hist`` and ``plot``.
+
+        Returns
+        -------
+        NoveltyDisplay
+            The display, with the plot in `axes_`.
+
+        Raises
+        ------
+        ValueError
+            If a score is not finite or not one number per sample.
+        TypeError
+            If the estimator has no ``score_samples``.
+        ImportError
+            If matplotlib is not installed.
+        """
+        require_matplotlib()
+        if not hasattr(estimator, "score_samples"):
+            raise TypeError(
+                f"{type(estimator).__name__} has no score_samples. Pass an estimator "
+                "that has it, or any scores to NoveltyDisplay.from_predictions."
+            )
+        return cls.from_predictions(
+            estimator.score_samples(X_in),
+            estimator.score_samples(X_out),
+            name="score_samples" if name is None else name,
+            bins=bins,
+            ax=ax,
+            hist_kw=hist_kw,
+            line_kw=line_kw,
+        )
+
+    @classmethod
+    def from_predictions(
+        cls,
+        confidence_in: Any,
+        confidence_out: Any,
+        *,
+        name: str | None = None,
+        bins: Any = 30,
+        ax: Any = None,
+        hist_kw: Keywords = None,
+        line_kw: Keywords = None,
+    ) -> "NoveltyDisplay":
+        """Plot any confidence of known and unknown samples.
+
+        Parameters
+        ----------
+        confidence_in : array-like of shape (n,)
+            Confidence of known samples: larger than that of others if it is good.
+        confidence_out : array-like of shape (m,)
+            Confidence of unknown samples.
+        name : str, default=None
+            Label of the confidence.
+        bins, ax, hist_kw, line_kw
+            As for `from_estimator`.
+
+        Returns
+        -------
+        NoveltyDisplay
+            The display, with the plot in `axes_`.
+
+        Raises
+        ------
+        ValueError
+            If an input is empty, not finite or not one-dimensional.
+        ImportError
+            If matplotlib is not installed.
+        """
+        display = cls(
+            confidence_in=confidence_in, confidence_out=confidence_out, name=name
+        )
+        return display.plot(ax, bins=bins, hist_kw=hist_kw, line_kw=line_kw)
+
+    def plot(
+        self,
+        ax: Any = None,
+        *,
+        bins: Any = 30,
+        hist_kw: Keywords = None,
+        line_kw: Keywords = None,
+    ) -> "NoveltyDisplay":
+        """Plot histograms and ROC curve.
+
+        Parameters
+        ----------
+        ax : sequence of two matplotlib Axes, default=None
+            Axes for histograms and ROC curve. A new figure by default.
+        bins : int or sequence, default=30
+            Number of bins between the quantiles of 0.005 and 0.995 of all scores, or
+            edges of bins. Scores beyond are counted in the first and the last bin.
+        hist_kw, line_kw : dict, default=None
+            Keywords for matplotlib's ``hist`` and ``plot``.
+
+        Returns
+        -------
+        NoveltyDisplay
+            The display.
+
+        Raises
+        ------
+        ValueError
+            If ``ax`` has not two axes, or a confidence is not valid.
+        ImportError
+            If matplotlib is not installed.
+        """
+        require_matplotlib()
+        label = f"AUROC {self.auroc:.3f}, FPR95 {self.fpr95:.3f}"  # checks both
+        self.figure_, self.axes_ = several_axes(ax, 2)
+        histogram, roc = self.axes_
+        inside, outside = (
+            np.asarray(values, dtype=float).ravel()
+            for values in (self.confidence_in, self.confidence_out)
+        )
+        both = np.concatenate([inside, outside])
+        if np.ndim(bins) == 0:  # a few extreme values leave one bin for the others
+            low, high = np.quantile(both, _TAILS)
+            inside_range = both[(low <= both) & (both <= high)]
+            bins = np.histogram_bin_edges(inside_range, bins)
+        edges = np.asarray(bins)
+        self.histograms_ = []
+        for values, kind, color in (
+            (inside, "known", BLUE),
+            (outside, "unknown", VERMILION),
+        ):
+            style = {"color": color, "alpha": 0.5, "density": True, "label": kind}
+            style |= dict(hist_kw or {})
+            shown = values.clip(edges[0], edges[-1])
+            self.histograms_.append(histogram.hist(shown, bins=edges, **style))
+        histogram.set(xlabel=self.name or "confidence", ylabel="density")
+        draw_legend(histogram)
+        truth = np.repeat([1, 0], [len(inside), len(outside)])
+        false, true, _ = roc_curve(truth, both, drop_intermediate=False)
+        style = {"color": "grey", "linestyle": ":"}
+        (self.chance_,) = roc.plot([0, 1], [0, 1], **style)
+        style = {"color": BLUE, "label": label} | dict(line_kw or {})
+        (self.roc_,) = roc.plot(false, true, **style)
+        roc.set(xlabel="unknown accepted", ylabel="known accepted")
+        draw_legend(roc)
+        return self

@@ -1,0 +1,245 @@
+"""RiskCoverageDisplay: loss of the most confident predictions."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.base import is_classifier
+
+from sklaplace.metrics import area_under_risk_coverage, risk_coverage_curve
+from sklaplace.plotting.axes import (
+    BLUE,
+    Keywords,
+    draw_legend,
+    new_axes,
+    require_matplotlib,
+    require_proba,
+    with_number,
+)
+from sklaplace.plotting.bands import mean_and_std
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class RiskCoverageDisplay:
+    """Mean loss of the most confident predictions against their fraction.
+
+    Shows what is gained where a model may leave samples unanswered. A useful confidence
+    makes the curve rise to the right. Use `from_estimator` or `from_predictions` to
+    create it. Parameters are stored as attributes.
+
+    Parameters
+    ----------
+    coverage : ndarray of shape (m,)
+        Fraction of samples that are answered, ascending.
+    risk : ndarray of shape (m,)
+        Mean loss of the samples that are answered.
+    area : float
+        Area under the curve (AURC).
+    loss_name : str, default="loss"
+        What the risk is the mean of.
+    name : str, default=None
+        Name in the legend.
+
+    Attributes
+    ----------
+    ax_ : matplotlib Axes
+        Axes of the plot.
+    figure_ : matplotlib Figure
+        The figure of `ax_`.
+    line_ : matplotlib Line2D
+        The curve.
+
+    See Also
+    --------
+    NoveltyDisplay : Whether a score separates unknown samples.
+    sklaplace.metrics.area_under_risk_coverage : The curve as one number.
+    sklaplace.metrics.risk_coverage_curve : What is plotted.
+
+    References
+    ----------
+    Geifman, El-Yaniv (2017), "Selective classification for deep neural networks",
+    NeurIPS.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklearn.naive_bayes import GaussianNB
+    >>> from sklaplace.plotting import RiskCoverageDisplay
+    >>> X, y = load_iris(return_X_y=True)
+    >>> clf = GaussianNB().fit(X, y)
+    >>> display = RiskCoverageDisplay.from_estimator(clf, X, y)
+    >>> display.risk[-1].item()
+    0.04
+    """
+
+    coverage: Any
+    risk: Any
+    area: float
+    loss_name: str = "loss"
+    name: str | None = None
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: Any,
+        X: Any,
+        y: Any,
+        *,
+        sample_weight: Any = None,
+        name: str | None = None,
+        ax: Any = None,
+        line_kw: Keywords = None,
+    ) -> "RiskCoverageDisplay":
+        """Predict and plot the risk.
+
+        Parameters
+        ----------
+        estimator : object
+            A fitted classifier with ``predict_proba``: the loss is the error of the
+            most probable class, the confidence its probability. Or a fitted regressor
+            with ``predict(X, return_std=True)``: the squared error, and minus the
+            standard deviation.
+        X : array-like of shape (n, ...)
+            Samples that the estimator was not trained on.
+        y : array-like of shape (n,)
+            Their targets.
+        sample_weight : array-like of shape (n,), default=None
+            Sample weights.
+        name : str, default=None
+            Name in the legend; that of the class of the estimator by default.
+        ax : matplotlib Axes, default=None
+            Axes to plot on. A new figure by default.
+        line_kw : dict, default=None
+            Keywords for matplotlib's ``plot``.
+
+        Returns
+        -------
+        RiskCoverageDisplay
+            The display, with the plot in `ax_`.
+
+        Raises
+        ------
+        ValueError
+            If there are several targets, or shapes are inconsistent.
+        TypeError
+            If the estimator has no confidence.
+        ImportError
+            If matplotlib is not installed.
+        """
+        require_matplotlib()
+        if is_classifier(estimator):
+            require_proba(estimator)
+            proba = np.asarray(estimator.predict_proba(X))
+            losses, loss_name = _errors(estimator, proba, y), "error"
+            confidence = proba.max(axis=1)
+        else:
+            mean, std = mean_and_std(estimator, X)
+            target = np.asarray(y, dtype=float)
+            if target.shape != mean.shape:
+                raise ValueError(
+                    f"y has shape {target.shape}, but {mean.shape} is predicted. Pass "
+                    "one target per row of X."
+                )
+            losses, confidence = (target - mean) ** 2, -std
+            loss_name = "squared error"
+        return cls.from_predictions(
+            losses,
+            confidence,
+            sample_weight=sample_weight,
+            loss_name=loss_name,
+            name=type(estimator).__name__ if name is None else name,
+            ax=ax,
+            line_kw=line_kw,
+        )
+
+    @classmethod
+    def from_predictions(
+        cls,
+        losses: Any,
+        confidence: Any,
+        *,
+        sample_weight: Any = None,
+        loss_name: str = "loss",
+        name: str | None = None,
+        ax: Any = None,
+        line_kw: Keywords = None,
+    ) -> "RiskCoverageDisplay":
+        """Plot the risk from losses and confidences of samples.
+
+        Parameters
+        ----------
+        losses : array-like of shape (n,)
+            Loss of each sample.
+        confidence : array-like of shape (n,)
+            The larger, the earlier a sample is answered.
+        sample_weight : array-like of shape (n,), default=None
+            Sample weights.
+        loss_name : str, default="loss"
+            What the risk is the mean of.
+        name : str, default=None
+            Name in the legend.
+        ax, line_kw
+            As for `from_estimator`.
+
+        Returns
+        -------
+        RiskCoverageDisplay
+            The display, with the plot in `ax_`.
+
+        Raises
+        ------
+        ValueError
+            If shapes are inconsistent or values not finite.
+        ImportError
+            If matplotlib is not installed.
+        """
+        require_matplotlib()
+        given = {"sample_weight": sample_weight}
+        coverage, risk = risk_coverage_curve(losses, confidence, **given)
+        area = area_under_risk_coverage(losses, confidence, **given)
+        display = cls(
+            coverage=coverage, risk=risk, area=area, loss_name=loss_name, name=name
+        )
+        return display.plot(ax, line_kw=line_kw)
+
+    def plot(
+        self, ax: Any = None, *, line_kw: Keywords = None
+    ) -> "RiskCoverageDisplay":
+        """Plot the curve.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Axes to plot on. A new figure by default.
+        line_kw : dict, default=None
+            Keywords for matplotlib's ``plot``.
+
+        Returns
+        -------
+        RiskCoverageDisplay
+            The display.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed.
+        """
+        self.figure_, self.ax_ = new_axes(ax)
+        label = with_number(self.name, "AURC", self.area)
+        style = {"color": BLUE, "label": label} | dict(line_kw or {})
+        (self.line_,) = self.ax_.plot(self.coverage, self.risk, **style)
+        self.ax_.set(xlabel="coverage", ylabel=f"risk: mean {self.loss_name}")
+        self.ax_.set_xlim(0, 1)
+        draw_legend(self.ax_)
+        return self
+
+
+def _errors(classifier: Any, proba: np.ndarray, y: Any) -> np.ndarray:
+    """Whether the most probable class is another than that of the sample."""
+    labels = np.asarray(y)
+    if labels.shape != (len(proba),):
+        raise ValueError(
+            f"y has shape {labels.shape}, but probabilities are of {len(proba)} "
+            "samples. Pass one label per row of X."
+        )
+    return labels != np.asarray(classifier.classes_)[proba.argmax(axis=1)]

@@ -1,0 +1,249 @@
+"""DirichletDisplay: density of a Dirichlet over the probabilities of three classes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sklaplace.core.checks import check_count
+from sklaplace.dirichlet import log_density, mean
+from sklaplace.plotting.axes import VERMILION, Keywords, new_axes, require_matplotlib
+
+# where the probabilities of the three classes are one: an equilateral triangle
+_CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class DirichletDisplay:
+    """Density of a Dirichlet on the simplex of three classes.
+
+    A point of the triangle is a vector of three probabilities: a corner is certainty,
+    the centre is ``(1/3, 1/3, 1/3)``. Use `from_estimator` or `from_predictions` to
+    create it. Parameters are stored as attributes.
+
+    Parameters
+    ----------
+    proba : ndarray of shape (n, 3)
+        Points of the simplex.
+    log_density : ndarray of shape (n,)
+        Logarithm of the density there, with respect to the Lebesgue measure of two of
+        the probabilities.
+    mean : ndarray of shape (3,)
+        Mean of the Dirichlet.
+    class_names : sequence of three str, default=None
+        Labels of the corners.
+
+    Attributes
+    ----------
+    ax_ : matplotlib Axes
+        Axes of the plot.
+    figure_ : matplotlib Figure
+        The figure of `ax_`.
+    surface_ : matplotlib TriContourSet
+        The filled contours, to pass to ``figure.colorbar``.
+    mean_ : matplotlib Line2D
+        The mean, as a point.
+    edges_ : matplotlib Line2D
+        The triangle.
+    texts_ : list of matplotlib Text
+        The labels of the corners.
+
+    See Also
+    --------
+    UncertaintyDisplay : Uncertainty of all predictions over a plane.
+    sklaplace.dirichlet.log_density : What is plotted.
+
+    Notes
+    -----
+    Colours show the density divided by its largest value on the grid. Where a
+    concentration is below one the density is infinite on an edge; it is evaluated
+    inside only. A distribution that is narrower than ``1 / grid_resolution`` is drawn
+    as wide as that.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklaplace import LaplaceClassifier
+    >>> from sklaplace.plotting import DirichletDisplay
+    >>> X, y = load_iris(return_X_y=True)
+    >>> clf = LaplaceClassifier(random_state=0).fit(X, y)
+    >>> display = DirichletDisplay.from_estimator(clf, X[100:101])
+    >>> [text.get_text() for text in display.texts_]
+    ['0', '1', '2']
+    """
+
+    proba: Any
+    log_density: Any
+    mean: Any
+    class_names: Any = None
+
+    @classmethod
+    def from_estimator(
+        cls,
+        classifier: Any,
+        X: Any,
+        *,
+        method: str | None = None,
+        grid_resolution: int = 100,
+        ax: Any = None,
+        surface_kw: Keywords = None,
+        point_kw: Keywords = None,
+    ) -> "DirichletDisplay":
+        """Predict the Dirichlet of one sample and plot it.
+
+        Parameters
+        ----------
+        classifier : object
+            Fitted, with ``predict_dirichlet`` and three classes.
+        X : array-like of shape (1, ...)
+            The sample.
+        method : str, default=None
+            Dirichlet approximation, as for ``predict_dirichlet``.
+        grid_resolution : int, default=100
+            Number of points along an edge.
+        ax : matplotlib Axes, default=None
+            Axes to plot on. A new figure by default.
+        surface_kw, point_kw : dict, default=None
+            Keywords for matplotlib's ``tricontourf`` and for the ``plot`` of the mean.
+
+        Returns
+        -------
+        DirichletDisplay
+            The display, with the plot in `ax_`.
+
+        Raises
+        ------
+        ValueError
+            If there are not three classes or not one sample, or an option is not known.
+        TypeError
+            If the classifier has no ``predict_dirichlet``.
+        ImportError
+            If matplotlib is not installed.
+        """
+        require_matplotlib()
+        if not hasattr(classifier, "predict_dirichlet"):
+            raise TypeError(
+                f"{type(classifier).__name__} has no predict_dirichlet. Pass a fitted "
+                "LaplaceClassifier, or concentrations to "
+                "DirichletDisplay.from_predictions."
+            )
+        alpha = np.asarray(classifier.predict_dirichlet(X, method=method))
+        if len(alpha) != 1:
+            raise ValueError(
+                f"X has {len(alpha)} samples, but one Dirichlet is plotted. Pass one "
+                "row, such as X[:1]."
+            )
+        return cls.from_predictions(
+            alpha[0],
+            class_names=[str(label) for label in classifier.classes_],
+            grid_resolution=grid_resolution,
+            ax=ax,
+            surface_kw=surface_kw,
+            point_kw=point_kw,
+        )
+
+    @classmethod
+    def from_predictions(
+        cls,
+        alpha: Any,
+        *,
+        class_names: Any = None,
+        grid_resolution: int = 100,
+        ax: Any = None,
+        surface_kw: Keywords = None,
+        point_kw: Keywords = None,
+    ) -> "DirichletDisplay":
+        """Plot the density for given concentrations.
+
+        Parameters
+        ----------
+        alpha : array-like of shape (3,)
+            Concentrations, positive.
+        class_names : sequence of three str, default=None
+            Labels of the corners; 0, 1 and 2 by default.
+        grid_resolution, ax, surface_kw, point_kw
+            As for `from_estimator`.
+
+        Returns
+        -------
+        DirichletDisplay
+            The display, with the plot in `ax_`.
+
+        Raises
+        ------
+        ValueError
+            If there are not three concentrations, or one is not positive.
+        ImportError
+            If matplotlib is not installed.
+        """
+        require_matplotlib()
+        check_count("grid_resolution", grid_resolution, smallest=2)
+        alpha = np.asarray(alpha, dtype=np.float64)
+        names = ["0", "1", "2"] if class_names is None else list(class_names)
+        if alpha.shape != (3,) or len(names) != 3:
+            raise ValueError(
+                f"alpha has shape {alpha.shape}, class_names has {len(names)}. Pass "
+                "three of each, one for every corner of the triangle."
+            )
+        proba = _inner_points(grid_resolution)
+        display = cls(
+            proba=proba,
+            log_density=log_density(alpha, proba),
+            mean=mean(alpha),
+            class_names=names,
+        )
+        return display.plot(ax, surface_kw=surface_kw, point_kw=point_kw)
+
+    def plot(
+        self, ax: Any = None, *, surface_kw: Keywords = None, point_kw: Keywords = None
+    ) -> "DirichletDisplay":
+        """Plot the density, and the mean as a point.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Axes to plot on. A new figure by default.
+        surface_kw, point_kw : dict, default=None
+            Keywords for matplotlib's ``tricontourf`` and for the ``plot`` of the mean.
+
+        Returns
+        -------
+        DirichletDisplay
+            The display.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed.
+        """
+        self.figure_, self.ax_ = new_axes(ax)
+        style: dict[str, Any]
+        style = {"cmap": "cividis", "levels": np.linspace(0, 1, 21)}
+        style |= dict(surface_kw or {})
+        x, y = (np.asarray(self.proba) @ _CORNERS).T
+        # relative to the largest, as densities of narrow distributions underflow
+        density = np.exp(self.log_density - np.max(self.log_density))
+        self.surface_ = self.ax_.tricontourf(x, y, density, **style)
+        corners = _CORNERS[[0, 1, 2, 0]].T
+        (self.edges_,) = self.ax_.plot(*corners, color="black", linewidth=1)
+        style = {"color": VERMILION, "marker": "o", "linestyle": "", "label": "mean"}
+        style |= {"markersize": 4} | dict(point_kw or {})
+        (self.mean_,) = self.ax_.plot(*(np.asarray(self.mean) @ _CORNERS), **style)
+        names = ["0", "1", "2"] if self.class_names is None else self.class_names
+        sides = [(-0.04, "top"), (-0.04, "top"), (0.03, "bottom")]
+        self.texts_ = [
+            self.ax_.text(x, y + gap, str(name), ha="center", va=side)
+            for (x, y), (gap, side), name in zip(_CORNERS, sides, names, strict=True)
+        ]
+        self.ax_.set(aspect="equal", xlim=(-0.1, 1.1), ylim=(-0.14, 1.0))
+        self.ax_.set_axis_off()
+        return self
+
+
+def _inner_points(resolution: int) -> np.ndarray:
+    """Evenly spaced points inside the simplex, (n, 3)."""
+    steps = np.stack(np.meshgrid(*[np.arange(resolution)] * 2, indexing="ij"), axis=-1)
+    steps = steps.reshape(-1, 2)
+    steps = steps[steps.sum(axis=1) < resolution]
+    steps = np.column_stack([steps, resolution - 1 - steps.sum(axis=1)])
+    return (steps + 1 / 3) / resolution

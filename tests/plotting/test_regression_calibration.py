@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+from scipy.stats import norm
+from sklearn.gaussian_process import GaussianProcessRegressor
+
+from sklaplace import LaplaceRegressor
+from sklaplace.metrics import interval_coverage, sharpness
+from sklaplace.plotting import RegressionCalibrationDisplay
+
+of_predictions = RegressionCalibrationDisplay.from_predictions
+
+
+def test_coverage_is_that_of_the_intervals(line, ridge):
+    X, y = line
+    display = RegressionCalibrationDisplay.from_estimator(
+        ridge, X, y, levels=[0.9, 0.5], sample_weight=np.arange(60)
+    )
+    mean, std = ridge.predict(X, return_std=True)
+    levels, found = display.line_.get_data()
+    assert levels.tolist() == [0.5, 0.9]
+    for level, frequency in zip(levels, found, strict=True):
+        half = norm.ppf((1 + level) / 2) * std
+        interval = np.c_[mean - half, mean + half]
+        expected = interval_coverage(y, interval, sample_weight=np.arange(60))
+        assert frequency == pytest.approx(expected)
+    sharp = sharpness(std, sample_weight=np.arange(60))
+    assert display.line_.get_label() == f"BayesianRidge (sharpness {sharp:.3g})"
+    assert display.ax_.get_ylabel() == "empirical coverage"
+
+
+def test_a_regressor_with_quantiles_is_asked_for_them(line):
+    X, y = line
+    model = LaplaceRegressor(random_state=0).fit(X, y)
+    display = RegressionCalibrationDisplay.from_estimator(model, X, y, kind="quantile")
+    quantiles = model.predict_quantiles(X, display.levels)
+    expected = (y[:, None] <= quantiles).mean(axis=0)
+    np.testing.assert_allclose(display.line_.get_ydata(), expected)
+    assert display.ax_.get_xlabel() == "quantile level"
+    intervals = RegressionCalibrationDisplay.from_estimator(model, X, y, levels=0.8)
+    expected = interval_coverage(y, model.predict_interval(X, 0.8))
+    assert intervals.frequency == pytest.approx(expected)
+
+
+def test_exact_predictions_are_on_the_diagonal():
+    z = norm.ppf((np.arange(1000) + 0.5) / 1000)
+    for kind in ("interval", "quantile"):
+        display = of_predictions(5 + 2 * z, [5.0] * 1000, [2.0] * 1000, kind=kind)
+        # one sample of a thousand on either side
+        np.testing.assert_allclose(display.frequency, display.levels, atol=2.1e-3)
+        assert display.sharpness == pytest.approx(4)
+        assert len(display.levels) == 19
+
+
+def test_large_variances_are_written_out():
+    display = of_predictions([0.0], [0.0], [58.07])
+    assert display.line_.get_label() == "sharpness 3370"
+
+
+def test_narrow_intervals_are_below_the_diagonal():
+    z = norm.ppf((np.arange(1000) + 0.5) / 1000)
+    display = of_predictions(2 * z, [0.0] * 1000, [1.0] * 1000, name="narrow")
+    assert (display.frequency < display.levels).all()
+    assert display.line_.get_label() == "narrow (sharpness 1)"
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        (([0, 1], [0, 1], [1, 0]), {}, "y_std has the value 0.0"),
+        (([0, 1], [0], [1, 1]), {}, r"shapes \(1,\) and \(2,\). Pass one number per"),
+        (([0], [0, 1], [1, 1]), {}, "inconsistent numbers of samples"),
+        (([0], [[0, 1]], [[1, 1]]), {}, "plot several targets one by one"),
+        (([0], [0], [1]), {"levels": 1.5}, "levels=1.5 is not between 0 and 1"),
+        (([0], [0], [1]), {"kind": "both"}, "kind='both' is not known"),
+    ],
+)
+def test_wrong_predictions_are_named(given, options, message):
+    with pytest.raises(ValueError, match=message):
+        of_predictions(*given, **options)
+
+
+def test_several_targets_are_refused(line):
+    y = np.c_[line[1], line[1]]
+    model = GaussianProcessRegressor(alpha=0.1).fit(line[0], y)
+    with pytest.raises(ValueError, match="predicts 2 targets"):
+        RegressionCalibrationDisplay.from_estimator(model, line[0], y)

@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+
+from sklaplace.metrics import area_under_risk_coverage, risk_coverage_curve
+from sklaplace.plotting import RiskCoverageDisplay
+
+
+def test_errors_of_a_classifier(moons, logistic):
+    X, y = moons
+    names = np.array(["no", "yes"])
+    model = type(logistic)().fit(X, names[y])
+    weights = np.arange(60)
+    draw = RiskCoverageDisplay.from_estimator
+    display = draw(model, X, names[y], sample_weight=weights)
+    losses = model.predict(X) != names[y]
+    assert 0 < losses.mean() < 1
+    given = losses, model.predict_proba(X).max(axis=1)
+    expected = risk_coverage_curve(*given, sample_weight=weights)
+    np.testing.assert_array_equal(display.line_.get_data(), expected)
+    area = area_under_risk_coverage(*given, sample_weight=weights)
+    assert display.line_.get_label() == f"LogisticRegression (AURC {area:.3g})"
+    assert display.ax_.get_ylabel() == "risk: mean error"
+
+
+def test_squared_errors_of_a_regressor(line, ridge):
+    display = RiskCoverageDisplay.from_estimator(ridge, *line, name="ridge")
+    mean, std = ridge.predict(line[0], return_std=True)
+    expected = risk_coverage_curve((line[1] - mean) ** 2, -std)
+    np.testing.assert_array_equal(display.line_.get_data(), expected)
+    assert display.ax_.get_ylabel() == "risk: mean squared error"
+
+
+def test_any_loss_can_be_plotted():
+    display = RiskCoverageDisplay.from_predictions(
+        [0.0, 1.0], [0.9, 0.1], loss_name="cost", line_kw={"color": "red"}
+    )
+    np.testing.assert_array_equal(display.line_.get_xydata(), [[0.5, 0], [1, 0.5]])
+    assert display.line_.get_label() == "AURC 0.25"
+    assert display.line_.get_color() == "red"
+    assert display.ax_.get_ylabel() == "risk: mean cost"
+
+
+def test_other_shapes_of_targets_are_refused(line, ridge, moons, logistic):
+    draw = RiskCoverageDisplay.from_estimator
+    with pytest.raises(ValueError, match=r"y has shape \(60, 1\), but \(60,\) is"):
+        draw(ridge, line[0], line[1][:, None])
+    with pytest.raises(ValueError, match=r"y has shape \(3,\), but probabilities"):
+        draw(logistic, moons[0], moons[1][:3])
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        RiskCoverageDisplay.from_predictions([1.0], [1.0, 2.0])

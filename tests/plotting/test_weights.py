@@ -1,0 +1,102 @@
+import numpy as np
+import pytest
+from sklearn.datasets import load_iris
+
+from sklaplace import LaplaceClassifier, SWAGClassifier
+from sklaplace.plotting import WeightPosteriorDisplay
+
+draw = WeightPosteriorDisplay.from_estimator
+
+
+@pytest.fixture(scope="module")
+def model():
+    return LaplaceClassifier(random_state=0).fit(*load_iris(return_X_y=True))
+
+
+def moments(model):
+    posterior = model.posterior_
+    return posterior.mean.numpy(), posterior.variance().sqrt().numpy()
+
+
+def test_marginals_are_those_of_the_posterior(model):
+    display = draw(model, weights=[5, 0])
+    mean, std = moments(model)
+    np.testing.assert_allclose(display.mean, mean[[5, 0]])
+    np.testing.assert_allclose(display.std, std[[5, 0]])
+    for row, density in enumerate(display.densities_):
+        x, y = density.get_paths()[0].vertices.T
+        centre, width = display.mean[row], display.std[row]
+        np.testing.assert_allclose([x.min(), x.max()], centre + width * np.r_[-4, 4])
+        bottom = len(display.densities_) - 1 - row  # the first on top
+        assert y.min() == pytest.approx(bottom)
+        # the mode is at the mean; a Gaussian falls to exp(-1/2) at one deviation
+        assert x[y.argmax()] == pytest.approx(centre)
+        right = x > centre
+        order = np.argsort(x[right & (y > bottom)])
+        height = np.interp(
+            centre + width,
+            x[right & (y > bottom)][order],
+            (y[right & (y > bottom)] - bottom)[order],
+        )
+        assert height / (y.max() - bottom) == pytest.approx(np.exp(-0.5), abs=2e-3)
+
+
+def test_names_are_those_of_the_parameters(model):
+    layout = model.posterior_.layout
+    n = layout.n_parameters
+    display = draw(model, weights=range(n))
+    values = layout.unflatten(model.posterior_.mean)
+    for name, mean in zip(display.names, display.mean, strict=True):
+        parameter, _, index = name.rstrip("]").partition("[")
+        index = tuple(int(i) for i in index.split(","))
+        assert float(values[parameter][index]) == mean
+    labels = [text.get_text() for text in display.ax_.get_yticklabels()]
+    assert labels == display.names
+    assert len(set(labels)) == n
+
+
+def test_the_default_is_weights_from_the_first_to_the_last(model):
+    display = draw(model)
+    mean, std = moments(model)
+    rows = np.array([np.flatnonzero(std == value).item() for value in display.std])
+    assert (rows[0], rows[-1]) == (0, len(mean) - 1)
+    steps = np.diff(rows)
+    assert len(steps) == 7
+    assert steps.max() - steps.min() <= 1
+
+
+def test_names_of_a_subnetwork_are_those_of_the_whole_parameter():
+    X, y = load_iris(return_X_y=True)
+    model = LaplaceClassifier(
+        random_state=0,
+        subset_of_weights="subnetwork",
+        subset_params={"n_weights": 5},
+        hessian_structure="full",
+    ).fit(X, y)
+    display = draw(model, weights=range(5))
+    parameters = model.estimator_.module_.state_dict()
+    for name, mean in zip(display.names, display.mean, strict=True):
+        parameter, _, index = name.rstrip("]").partition("[")
+        index = tuple(int(i) for i in index.split(","))
+        assert float(parameters[parameter][index]) == pytest.approx(mean, rel=1e-6)
+
+
+def test_swag_has_a_posterior_too():
+    model = SWAGClassifier(random_state=0).fit(*load_iris(return_X_y=True))
+    display = draw(model, weights=[3])
+    assert display.std[0] == pytest.approx(float(model.posterior_.variance()[3]) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([-1], "weights has values between -1 and -1"),
+        ([10**6], "but the posterior has"),
+        ([0.5], "are no positions. Pass integers"),
+        ([], "are no positions"),
+        ([[0]], "are no positions"),
+    ],
+)
+def test_other_positions_are_refused(model, weights, message):
+    with pytest.raises(ValueError, match=message):
+        draw(model, weights=weights)
