@@ -2,10 +2,9 @@
 Active learning: which sample to label next
 ===========================================
 
-The pool has images of digits, and more that are means of two digits, with the label of
-either. Labels of these teach little, as their uncertainty is aleatoric. Total
-uncertainty, the entropy of the label, is large for them all the same; its epistemic
-part, the mutual information of label and weights (BALD), is not.
+The pool has images of digits, and means of two digits with the label of either, whose
+uncertainty is aleatoric. The entropy of the label (total) is large for them as well.
+Its epistemic part, the mutual information of label and weights (BALD), leaves it out.
 """
 
 import matplotlib.pyplot as plt
@@ -18,6 +17,7 @@ from torch import nn
 
 from sklaplace import LaplaceClassifier
 
+torch.manual_seed(0)
 torch.set_num_threads(1)  # small networks gain nothing from more
 X, y = load_digits(return_X_y=True)
 X = (X / 16).astype("float32")

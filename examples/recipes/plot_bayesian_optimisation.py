@@ -37,6 +37,7 @@ def next_point(model):
     return x[upper_bound(x).argmax()].detach().numpy()
 
 
+torch.manual_seed(0)
 torch.set_num_threads(1)  # small networks gain nothing from more
 module = Net(torch.nn.Linear(1, 50), torch.nn.Tanh(), torch.nn.Linear(50, 1))
 net = NeuralNetRegressor(module, optimizer=torch.optim.Adam, lr=0.03, max_epochs=100)
