@@ -256,9 +256,17 @@ def test_texts_of_mutations_are_there_once(mutation):
     assert mutation.count(ROOT.parent) == 1
 
 
+def code_lines(text):
+    """Number of lines of a file without its docstrings."""
+    count = len(text.split("\n"))
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            count -= node.body[0].end_lineno - node.body[0].lineno + 1
+    return count
+
+
 def test_files_and_functions_are_short():
-    files = {
-        name: len(path.read_text("utf-8").split("\n")) for name, path in FILES.items()
-    }
-    assert {name: n for name, n in files.items() if n > 501} == {}
+    files = {name: code_lines(path.read_text("utf-8")) for name, path in FILES.items()}
+    assert {name: n for name, n in files.items() if n > 420} == {}
     assert {name: n for name, n in bodies() if n > 45} == {}

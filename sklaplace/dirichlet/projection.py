@@ -33,6 +33,8 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     milliseconds per thousand samples; `laplace_bridge` is ten times faster, and may be
     far off.
 
+    Read more in the :ref:`User Guide <dirichlet>`.
+
     Parameters
     ----------
     mean : Tensor or ndarray of shape (..., K)
@@ -52,6 +54,10 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     ValueError
         If the shapes do not fit, or there are numbers that are not finite, or negative
         variances.
+
+    See Also
+    --------
+    laplace_bridge : Faster, and less accurate.
 
     Notes
     -----

@@ -51,6 +51,8 @@ class MarglikTraining(PriorCallback):
     to weight decay chosen by hand, and where all samples are needed for training; see
     Notes for its cost.
 
+    Read more in the :ref:`User Guide <training>`.
+
     Parameters
     ----------
     subset_of_weights : {"all", "last_layer", "trainable"} or list of str, \
@@ -284,6 +286,8 @@ class PriorTraining(PriorCallback):
     of a new task where those of earlier tasks are no longer available (continual
     learning). `sklaplace.LaplaceClassifier` and `sklaplace.LaplaceRegressor` take the
     posterior as ``prior=``, and return the one for the next task.
+
+    Read more in the :ref:`User Guide <prior-task>`.
 
     Parameters
     ----------

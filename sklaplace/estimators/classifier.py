@@ -32,6 +32,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     confident far from the training data. Prefer it to the network alone where
     overconfident predictions are costly; accuracy stays about that of the network.
 
+    Read more in the :doc:`User Guide </user_guide/classification>`.
+
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
@@ -262,7 +264,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
 
         Returns
         -------
-        self : object
+        object
             The estimator.
 
         Raises
@@ -270,11 +272,25 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         ValueError
             If a label is not among the classes. The estimator is then unchanged.
 
+        See Also
+        --------
+        fit : Trains the network, too.
+        tune : Chooses prior and noise anew.
+
         Notes
         -----
         One pass over the new samples. Prior and noise are not tuned again, and the
         network is not trained: ``learning_curve(exploit_incremental_learning=True)``,
         which calls this method, is flat.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(prior_precision=1.0).fit(X[::2], y[::2])
+        >>> model.partial_fit(X[1::2], y[1::2]).classes_
+        array([0, 1, 2])
         """
         if classes is not None:
             classes = np.unique(classes)

@@ -13,7 +13,7 @@ from sklaplace.core.random import private_rng
 from sklaplace.curvature.ggn import Curvature, add_pass
 from sklaplace.curvature.structures import Accumulator
 from sklaplace.estimators.novelty_recorder import NoveltyRecorder
-from sklaplace.likelihoods import DataFit
+from sklaplace.likelihoods.base import DataFit
 from sklaplace.networks.data import Batches
 from sklaplace.networks.trained import device_of
 from sklaplace.networks.worker_net import WorkerNetwork

@@ -147,6 +147,8 @@ class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
     network's, but a network with dropout layers, and its variance is set by the dropout
     rates and does not decrease with more training samples.
 
+    Read more in the :doc:`User Guide </other_methods>`.
+
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
@@ -200,6 +202,8 @@ class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
 
     The counterpart of `MCDropoutClassifier` for real-valued targets; see there for when
     to prefer it.
+
+    Read more in the :doc:`User Guide </other_methods>`.
 
     Parameters
     ----------

@@ -205,6 +205,8 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
     The networks differ in the seeds of initialisation and training. The usual baseline
     for the uncertainty of networks, at several times the cost of `LaplaceClassifier`.
 
+    Read more in the :doc:`User Guide </other_methods>`.
+
     Parameters
     ----------
     estimator : skorch net or None, default=None
@@ -266,6 +268,8 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
     The counterpart of `DeepEnsembleClassifier` for real-valued targets. With
     `sklaplace.likelihoods.HeteroscedasticNLLLoss` the networks estimate the noise as a
     function of the inputs, as in the paper.
+
+    Read more in the :doc:`User Guide </other_methods>`.
 
     Parameters
     ----------

@@ -136,7 +136,7 @@ class BaseLaplace:
 
         Returns
         -------
-        self : object
+        object
             The fitted estimator.
 
         Raises
@@ -145,11 +145,25 @@ class BaseLaplace:
             If an option, the data or the network is not valid; the estimator,
             the network and the data are then unchanged.
 
+        See Also
+        --------
+        partial_fit : Adds samples to a fitted posterior.
+        tune : Chooses prior and noise anew.
+
         Notes
         -----
         Costs the training of the network, one pass over the samples with k backward
         columns per sample (k = c - 1 for c classes), and the decomposition of the
         structure.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> model.posterior_.mean.shape
+        torch.Size([111])
         """
         given = X, y, sample_weight, X_val, y_val, fit_params
         return self._fit(Samples(*given, checkpoint=checkpoint))
@@ -283,6 +297,8 @@ class BaseLaplace:
     def score_samples(self, X: Any) -> np.ndarray:
         """Score how like the training samples others are: the higher, the more normal.
 
+        Read more in the :ref:`User Guide <novelty>`.
+
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
@@ -297,13 +313,44 @@ class BaseLaplace:
         ------
         ValueError
             If the network has no features.
+
+        See Also
+        --------
+        sklaplace.metrics.ood_auroc : How well the score detects other samples.
+        sklaplace.plotting.NoveltyDisplay : Scores of known and unknown samples.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> known, unknown = model.score_samples([X.mean(0), X.mean(0) + 100])
+        >>> bool(known > unknown)
+        True
         """
         return novelty_scores(self._outputs, self._check_inputs(X), self._novelty)
 
     # ------------------------------------------------------------------- posterior
     @property
     def log_marginal_likelihood_value_(self) -> float:
-        """Log marginal likelihood (Laplace evidence) of the training data, in nats."""
+        """Log marginal likelihood (Laplace evidence) of the training data, in nats.
+
+        See Also
+        --------
+        log_marginal_likelihood : Under other hyperparameters, with gradients.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> bool(
+        ...     model.log_marginal_likelihood_value_ == model.log_marginal_likelihood()
+        ... )
+        True
+        """
         check_is_fitted(self)
         return float(self._evidence(self.posterior_))
 
@@ -335,6 +382,21 @@ class BaseLaplace:
         ValueError
             If a value is not positive, has another shape than prior or targets, or is
             no multiple of ``sigma_noise_`` where columns share weights.
+
+        See Also
+        --------
+        tune : Maximises it.
+        sklaplace.plotting.PriorPathDisplay : A plot of it along prior precisions.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> worse = model.log_marginal_likelihood(1e6 * model.prior_precision_)
+        >>> bool(worse < model.log_marginal_likelihood())
+        True
         """
         check_is_fitted(self)
         given = {"prior_precision": prior_precision, "sigma_noise": sigma_noise}
@@ -375,7 +437,7 @@ class BaseLaplace:
 
         Returns
         -------
-        self : object
+        object
             The estimator, with ``posterior_``, ``prior_precision_``, ``temperature_``
             and, for a regressor, ``sigma_noise_``; a recalibration is undone.
 
@@ -384,6 +446,10 @@ class BaseLaplace:
         ValueError
             If there is no such parameter, samples are incomplete, or the prior is the
             posterior of an earlier task. The estimator is then unchanged.
+
+        See Also
+        --------
+        log_marginal_likelihood : What is maximised without samples.
 
         Notes
         -----
@@ -444,6 +510,10 @@ class BaseLaplace:
             finite.
         TypeError
             If ``x`` is not made of tensors.
+
+        See Also
+        --------
+        latent_mean_and_variance : Arrays, without gradients.
 
         Notes
         -----

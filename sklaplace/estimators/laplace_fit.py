@@ -33,7 +33,7 @@ from sklaplace.estimators.novelty_recorder import NoveltyRecorder
 from sklaplace.estimators.options import LaplaceOptions
 from sklaplace.estimators.saved_sums import SavedSums, added_up
 from sklaplace.estimators.workers import Workers
-from sklaplace.likelihoods import DataFit, weighted
+from sklaplace.likelihoods.base import DataFit, weighted
 from sklaplace.networks.data import Batches, TrainingData
 from sklaplace.networks.outputs import as_forward
 from sklaplace.networks.shards import Shards

@@ -21,7 +21,7 @@ from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import all_finite
 from sklaplace.core.parallel import n_workers, ordered_map, torch_threads
 from sklaplace.curvature.features import FeatureRecorder
-from sklaplace.likelihoods import weighted
+from sklaplace.likelihoods.base import weighted
 from sklaplace.networks.data import Batches, count_rows
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.outputs import OutputSpec

@@ -20,7 +20,8 @@ from torch.utils.data import Subset
 from sklaplace.core.random import private_rng
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.network import NetworkSpec, infer_network_spec
-from sklaplace.likelihoods import CRITERIA, weighted
+from sklaplace.likelihoods import CRITERIA
+from sklaplace.likelihoods.base import weighted
 from sklaplace.networks.data import Batches, spread_rows
 from sklaplace.networks.net_checks import check_device
 from sklaplace.networks.outputs import raw_outputs, unwrapped

@@ -33,6 +33,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     trained values. With Gaussian observation noise, predictions have standard
     deviations and intervals that widen away from the training data.
 
+    Read more in the :doc:`User Guide </user_guide/regression>`.
+
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
@@ -304,7 +306,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
 
         Returns
         -------
-        self : object
+        object
             The estimator.
 
         Raises
@@ -312,11 +314,26 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         ValueError
             If the samples do not fit the earlier ones; the estimator is then unchanged.
 
+        See Also
+        --------
+        fit : Trains the network, too.
+        tune : Chooses prior and noise anew.
+
         Notes
         -----
         One pass over the new samples. Prior and noise are not tuned again, and the
         network is not trained: ``learning_curve(exploit_incremental_learning=True)``,
         which calls this method, is flat.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import LaplaceRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> model = LaplaceRegressor(random_state=0).fit(X[::2], y[::2])
+        >>> before = model.latent_mean_and_variance(X[:1])[1]
+        >>> bool(model.partial_fit(X, y).latent_mean_and_variance(X[:1])[1] < before)
+        True
         """
         if hasattr(self, "posterior_"):
             return cast(LaplaceRegressor, self._add_samples(X, y, sample_weight))

@@ -77,7 +77,7 @@ class BaseSampling(ABC):
 
         Returns
         -------
-        self : object
+        object
             The fitted estimator.
 
         Raises
@@ -85,6 +85,19 @@ class BaseSampling(ABC):
         ValueError, TypeError
             If an option, the data or the network is not valid; the estimator,
             the network and the data are then unchanged.
+
+        See Also
+        --------
+        sklaplace.LaplaceClassifier.fit : Around a network that is trained already, too.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import DeepEnsembleClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = DeepEnsembleClassifier(n_estimators=2, random_state=0).fit(X, y)
+        >>> model.classes_
+        array([0, 1, 2])
         """
         given = samples.Samples(X, y, sample_weight, X_val, y_val, fit_params)
         with samples.unchanged_on_error(self):

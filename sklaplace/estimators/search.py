@@ -22,6 +22,8 @@ class LaplaceClassifierCV(LaplaceClassifier):
     Prefer it where there are too few samples to hold any out; `LaplaceClassifier`
     tunes on one set of held-out samples with one training.
 
+    Read more in the :doc:`User Guide </user_guide/search>`.
+
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
@@ -139,7 +141,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
 
         Returns
         -------
-        self : object
+        object
             The fitted estimator.
 
         Raises
@@ -149,6 +151,10 @@ class LaplaceClassifierCV(LaplaceClassifier):
             precision has a finite score; the estimator, the network and the data
             are then unchanged.
 
+        See Also
+        --------
+        LaplaceClassifier.fit : With one prior precision, or one that is tuned.
+
         Notes
         -----
         Costs one training of the network per fold and one on all samples, each with
@@ -156,6 +162,17 @@ class LaplaceClassifierCV(LaplaceClassifier):
         fold. Prior precisions add what follows from these: for k outputs and P
         weights O(n k P) each, a refit of the last layer with ``refine=True``, and
         about ten times as much where the noise is chosen, too.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifierCV
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifierCV(
+        ...     prior_precisions=[0.1, 10.0], cv=2, random_state=0
+        ... )
+        >>> model.fit(X, y).n_splits_
+        2
         """
         return self._fit(Samples(X, y, sample_weight, None, None, fit_params))
 
@@ -172,6 +189,8 @@ class LaplaceRegressorCV(LaplaceRegressor):
     The noise can be chosen with it, on samples that no network has seen. Prefer it
     where there are too few samples to hold any out; `LaplaceRegressor` tunes on one
     set of held-out samples with one training.
+
+    Read more in the :doc:`User Guide </user_guide/search>`.
 
     Parameters
     ----------
@@ -300,8 +319,23 @@ class LaplaceRegressorCV(LaplaceRegressor):
 
         Returns
         -------
-        self : object
+        object
             The fitted estimator.
+
+        See Also
+        --------
+        LaplaceRegressor.fit : With one prior precision, or one that is tuned.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import LaplaceRegressorCV
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> model = LaplaceRegressorCV(
+        ...     prior_precisions=[0.1, 10.0], cv=2, random_state=0
+        ... )
+        >>> model.fit(X, y).n_splits_
+        2
         """
         return self._fit(Samples(X, y, sample_weight, None, None, fit_params))
 

@@ -174,6 +174,8 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
     already; prefer this one where the distributions of the weights are of interest, or
     as a baseline.
 
+    Read more in the :doc:`User Guide </user_guide/bayes_by_backprop>`.
+
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
@@ -287,6 +289,8 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     The counterpart of `VariationalClassifier` for real-valued targets, which estimates
     the observation noise during training. Prefer `LaplaceRegressor` for a network that
     is trained already.
+
+    Read more in the :doc:`User Guide </user_guide/bayes_by_backprop>`.
 
     Parameters
     ----------

@@ -7,7 +7,7 @@ the closed forms of the Hessian in the outputs.
 
 from torch import nn
 
-from sklaplace.likelihoods.base import DataFit, Likelihood, output_weights, weighted
+from sklaplace.likelihoods.base import Likelihood, SeparableLikelihood
 from sklaplace.likelihoods.classification import (
     Bernoulli,
     Categorical,
@@ -40,7 +40,6 @@ __all__ = [
     "Categorical",
     "CategoricalMap",
     "ClassificationLikelihood",
-    "DataFit",
     "Gaussian",
     "HeteroscedasticGaussian",
     "HeteroscedasticNLLLoss",
@@ -48,6 +47,5 @@ __all__ = [
     "MultilabelBernoulli",
     "Poisson",
     "RegressionLikelihood",
-    "output_weights",
-    "weighted",
+    "SeparableLikelihood",
 ]
