@@ -1,13 +1,16 @@
 """Sphinx configuration."""
 
 import os
+import sys
 from importlib.resources import files
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from docutils import nodes
+from public_names import directives
 from sphinx_gallery.directives import imgsgnode
 
 import sklaplace
@@ -35,6 +38,7 @@ default_role = "literal"
 
 # API pages
 autosummary_generate = True
+autosummary_context = {"public_members": directives()}
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
@@ -51,6 +55,8 @@ myst_enable_extensions = ["deflist"]
 
 # Gallery
 sphinx_gallery_conf = {
+    "backreferences_dir": "generated/backreferences",
+    "doc_module": ("sklaplace",),
     "examples_dirs": "../examples",
     "gallery_dirs": "auto_examples",
     "filename_pattern": r"plot_",
@@ -100,16 +106,20 @@ html_sidebars = {
     )
 }
 
-# Labels of scikit-learn's user guide in docstrings that the estimators inherit
-SKLEARN_METRICS = "https://scikit-learn.org/stable/modules/model_evaluation.html"
+# scikit-learn's pages, and labels of its user guide in docstrings that are inherited
+SKLEARN = "https://scikit-learn.org/stable/modules"
 SKLEARN_LABELS = {"accuracy_score": "accuracy-score", "r2_score": "r2-score"}
 
 
 def link_to_sklearn(app, env, node, contnode):
-    anchor = SKLEARN_LABELS.get(node["reftarget"])
-    if anchor is None:
+    target = node["reftarget"]
+    if target in SKLEARN_LABELS:
+        page = f"model_evaluation.html#{SKLEARN_LABELS[target]}"
+    elif target.startswith("sklearn."):
+        page = f"generated/{target}.html"
+    else:
         return None
-    return nodes.reference("", "", contnode, refuri=f"{SKLEARN_METRICS}#{anchor}")
+    return nodes.reference("", "", contnode, refuri=f"{SKLEARN}/{page}")
 
 
 def link_to_full_size(app, doctree, docname):

@@ -50,6 +50,23 @@ def members(kind: type) -> dict[str, type]:
     }
 
 
+def directives() -> dict[str, list[tuple[str, str]]]:
+    """Directives of autodoc for the members of each public class."""
+    return {
+        path: [
+            (
+                "autoproperty"
+                if isinstance(vars(base)[name], property | cached_property)
+                else "automethod",
+                name,
+            )
+            for name, base in sorted(members(kind).items())
+        ]
+        for path, kind in public_objects().items()
+        if inspect.isclass(kind)
+    }
+
+
 def is_documented_by_base(name: str, base: type, public: set[type]) -> bool:
     """Whether a method does what that of a public base class says, of one signature."""
 

@@ -88,3 +88,24 @@ class Documented(Validator):
 def test_docstring(name):
     found = validate(name, Documented)["errors"]
     assert [error for error in found if error[0] not in EXEMPT] == []
+
+
+def listed():
+    """Full names of what the API reference has in its tables, in order."""
+    module, found = "", []
+    for line in (DOCS / "api.rst").read_text(encoding="utf-8").splitlines():
+        if line.startswith(".. currentmodule::"):
+            module = line.split()[-1]
+        elif re.fullmatch(r"   ~?[\w.]+", line):
+            found.append(f"{module}.{line.strip(' ~')}")
+    return found
+
+
+def test_the_reference_lists_every_public_name_once():
+    assert sorted(listed()) == sorted(PUBLIC)
+
+
+def test_classes_and_functions_link_to_the_user_guide():
+    callables = [(name, value) for name, value in PUBLIC.items() if callable(value)]
+    missing = [name for name, value in callables if "User Guide <" not in value.__doc__]
+    assert missing == []

@@ -95,6 +95,7 @@ def laplace_bridge(
     Examples
     --------
     >>> import numpy as np
+    >>> from sklaplace.dirichlet import laplace_bridge
     >>> laplace_bridge(np.zeros(3), 0.1 * np.eye(3)).round(2)
     array([10., 10., 10.])
     """

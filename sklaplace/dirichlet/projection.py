@@ -76,6 +76,7 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     Examples
     --------
     >>> import numpy as np
+    >>> from sklaplace.dirichlet import kl_projection
     >>> kl_projection(np.zeros(3), 0.1 * np.eye(3)).round(2)
     array([10.3, 10.3, 10.3])
     """

@@ -62,7 +62,7 @@ def iter_predictions(
 
     See Also
     --------
-    LaplaceClassifier.predict_top_k : The most probable of many classes.
+    sklaplace.LaplaceClassifier.predict_top_k : The most probable of many classes.
 
     Notes
     -----

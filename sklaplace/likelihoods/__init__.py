@@ -23,7 +23,6 @@ from sklaplace.likelihoods.regression import (
     RegressionLikelihood,
 )
 
-# criterion of the skorch net -> (likelihood, what the module returns)
 CRITERIA: dict[type[nn.Module], tuple[Likelihood, str]] = {
     nn.CrossEntropyLoss: (Categorical(), "logits"),
     nn.NLLLoss: (Categorical(), "probabilities"),
@@ -33,6 +32,7 @@ CRITERIA: dict[type[nn.Module], tuple[Likelihood, str]] = {
     nn.PoissonNLLLoss: (Poisson(), "mean"),
     HeteroscedasticNLLLoss: (HeteroscedasticGaussian(), "mean"),
 }
+"""Likelihood of each criterion of a skorch net, and what the module returns."""
 
 __all__ = [
     "CRITERIA",

@@ -157,7 +157,7 @@ class VariationalPosterior:
 
     See Also
     --------
-    WeightPosterior : Its ``distribution``.
+    sklaplace.posterior.variational.WeightPosterior : Its ``distribution``.
     sklaplace.VariationalClassifier : Fits it.
 
     Examples
@@ -210,7 +210,7 @@ class VariationalPosterior:
 
         See Also
         --------
-        WeightPosterior.sample : With log densities and gradients.
+        sklaplace.posterior.variational.WeightPosterior.sample : With log densities.
 
         Examples
         --------
@@ -317,7 +317,7 @@ class VariationalPosterior:
 
         See Also
         --------
-        WeightPosterior.log_prob : With gradients.
+        sklaplace.posterior.variational.WeightPosterior.log_prob : With gradients.
 
         Examples
         --------
@@ -358,7 +358,7 @@ class VariationalPosterior:
 
         See Also
         --------
-        WeightPosterior.closed_form : What makes draws unnecessary.
+        sklaplace.posterior.variational.WeightPosterior.closed_form : Without draws.
 
         Examples
         --------
