@@ -67,8 +67,8 @@ class MarglikTraining(PriorCallback):
     prior_precision : float or array, default=1.0
         Initial prior precision.
     prior_structure : {"layerwise", "scalar", "diag"}, default="layerwise"
-        One precision per parameter tensor, one for all, or one per weight (not for
-        ``kron``).
+        One precision per parameter tensor, one for all, or one per weight (for
+        ``full``, ``lowrank`` and ``diag``).
     sigma_noise : float, default=1.0
         Initial standard deviation of the noise, in units of the targets; for the mean
         squared error only.

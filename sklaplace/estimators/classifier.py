@@ -81,8 +81,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         and for a frozen net that has seen them all, networks are trained without a fold
         of them each, for ``"auto"``.
     prior_structure : {"scalar", "layerwise", "diag"}, default="scalar"
-        One precision for all weights, one per parameter tensor, or one per weight
-        (not for ``kron``).
+        One precision for all weights, one per parameter tensor (not for ``nystrom`` and
+        ``variational``), or one per weight (for ``full``, ``lowrank`` and ``diag``).
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.
     prior : GaussianPosterior or None, default=None
@@ -95,8 +95,10 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     refine : bool or "auto", default="auto"
         Whether the weights are refitted to the maximum a posteriori of the linearised
         network under the prior; predictions then use them, the network keeps its own.
-        ``"auto"`` leaves that to the tuner for the last layer, and is False where
-        nothing is tuned, or more weights are selected.
+        ``"auto"`` leaves that to the tuner for a last layer, and is False where
+        nothing is tuned, other weights are selected, or the loss is not convex in the
+        outputs. Under True these other weights need ``pred_type="glm"``, and losses
+        that are not convex are refused, and so is ``prior``.
     temperature : float, default=1.0
         Divides the log-likelihood in the posterior; values below one sharpen it.
     validation_fraction : float, default=0.2

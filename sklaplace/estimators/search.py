@@ -48,8 +48,8 @@ class LaplaceClassifierCV(LaplaceClassifier):
             prior_mean, refine, temperature, class_weight, pred_type, link_approx, \
             dirichlet_approx, n_samples, batch_size, n_shards, distributed
         As for `LaplaceClassifier`. Under a ``prior_structure`` other than
-        ``"scalar"`` all precisions are the same. ``refine=True`` refits the last
-        layer under every prior precision; ``"auto"`` is False.
+        ``"scalar"`` all precisions are the same. ``refine=True`` refits the
+        selected weights under every prior precision; ``"auto"`` is False.
     memory : None, str, path or joblib.Memory, default=None
         Where networks and their curvature are kept, those of the folds among them,
         so that further fits, also by ``GridSearchCV``, train none of them again.
@@ -215,8 +215,8 @@ class LaplaceRegressorCV(LaplaceRegressor):
             prior_mean, refine, temperature, pred_type, n_samples, batch_size, \
             n_shards, distributed
         As for `LaplaceRegressor`. Under a ``prior_structure`` other than
-        ``"scalar"`` all precisions are the same. ``refine=True`` refits the last
-        layer under every prior precision; ``"auto"`` is False.
+        ``"scalar"`` all precisions are the same. ``refine=True`` refits the
+        selected weights under every prior precision; ``"auto"`` is False.
     sigma_noise : float or "auto", default="auto"
         Standard deviation of the observation noise, one for all outputs. ``"auto"``
         chooses one with each prior precision: that under which the held-out samples
@@ -249,7 +249,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
         ``best_index_`` and ``cv_results_``, which describe the search.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
         Standard deviation of the observation noise: as given, or chosen with the
-        best prior precision.
+        best prior precision; one for each of several columns with ``normalize_y``.
     best_score_ : float
         Its score, the mean over folds.
     best_index_ : int
