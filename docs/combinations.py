@@ -152,7 +152,7 @@ def of_curvature() -> str:
             }
             # a table by structure and curvature alone would be wrong
             assert len(found) == 1, (structure, curvature, found)
-            message = found.pop().replace(f"{structure!r}", "…")
+            message = found.pop().replace(repr(structure), "'…'")
             row.append(reasons.mark(message))
         rows.append(row)
     return reasons.table(["structure", *(f"`{name}`" for name in CURVATURES)], rows)
@@ -169,7 +169,7 @@ def of_structures() -> str:
         ]
         attempts = next_task, added, other_levels
         found += [answer(attempt, **options) for attempt in attempts]
-        marks = [reasons.mark(m.replace(f"{structure!r}", "…")) for m in found]
+        marks = [reasons.mark(m.replace(repr(structure), "'…'")) for m in found]
         rows.append([f"`{structure}`", *marks])
     heads = [f'`"{name}"`' for name in PRIOR_STRUCTURES]
     others = "`prior=`", "`partial_fit`", "other levels"

@@ -11,7 +11,7 @@ from numpydoc.docscrape import get_doc_object
 from numpydoc.validate import Validator, validate
 
 DOCS = Path(__file__).parent.parent / "docs"
-sys.path.insert(0, str(DOCS))
+sys.path.append(str(DOCS))
 from public_names import is_documented_by_base, members, public_objects  # noqa: E402
 
 PUBLIC = public_objects()

@@ -272,7 +272,7 @@ class GaussianPosterior:
         Raises
         ------
         ValueError
-            If the prior precision is too small for the precision of the curvature.
+            If the prior precision is too small beside the curvature.
 
         See Also
         --------
@@ -511,7 +511,7 @@ class GaussianPosterior:
         return -loss * self.loss_scale - n_targets * normalizer
 
     def scatter(self) -> Tensor:
-        """Distance of the mean from that of the prior, ``(mean - μ₀)ᵀ P₀ (mean - μ₀)``.
+        """Squared distance from the mean of the prior, ``(mean - μ₀)ᵀ P₀ (mean - μ₀)``.
 
         Returns
         -------
@@ -594,7 +594,7 @@ class GaussianPosterior:
         return self.precision.logdet()
 
     def quadratic_form(self, theta: Tensor) -> Tensor:
-        """Distance of weights from the mean, ``(θ - mean)ᵀ P (θ - mean)``.
+        """Squared distance of weights from the mean, ``(θ - mean)ᵀ P (θ - mean)``.
 
         Parameters
         ----------
