@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from scipy.stats import norm
+from sklearn.utils.validation import check_is_fitted
 
 from sklaplace.plotting.axes import BLUE, Keywords, new_axes, require_matplotlib
 
@@ -116,6 +117,7 @@ class WeightPosteriorDisplay:
         ['head.weight[0, 0]', 'head.weight[0, 1]']
         """
         require_matplotlib()
+        check_is_fitted(estimator)
         posterior: Any = getattr(estimator, "posterior_", None)
         if not all(hasattr(posterior, a) for a in ("mean", "variance", "layout")):
             raise TypeError(

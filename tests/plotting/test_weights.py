@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from sklearn.datasets import load_iris
+from sklearn.exceptions import NotFittedError
 
 from sklaplace import LaplaceClassifier, SWAGClassifier
 from sklaplace.plotting import WeightPosteriorDisplay
@@ -100,3 +101,8 @@ def test_swag_has_a_posterior_too():
 def test_other_positions_are_refused(model, weights, message):
     with pytest.raises(ValueError, match=message):
         draw(model, weights=weights)
+
+
+def test_estimators_have_to_be_fitted():
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        draw(LaplaceClassifier())

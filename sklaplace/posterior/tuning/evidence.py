@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import grad
 
 from sklaplace.core.lazy import cached_property
+from sklaplace.core.newton import ROUNDING
 from sklaplace.core.warn import warn_user
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.tuning.problem import SMALLEST, TuningProblem, clamped
@@ -33,6 +34,10 @@ MAX_EVALUATIONS = 100
 # length of the last Newton step in log δ and log σ
 STEP_TOLERANCE = 1e-6
 MAX_FIXED_POINT = 100
+# Relative precision of the loss of models that are refitted far from the fixed point:
+# the square of a tenth of the last change in a logarithm, within these bounds. Below
+# them, as for the model that is returned, it is that of rounding.
+COARSEST, FINEST = 1e-3, 1e-7
 FIXED_POINT_TOLERANCE = 3e-5
 # Smallest σ at a refitted linear model, as a fraction of the targets' standard
 # deviation: a model that interpolates the training data would have none.
@@ -283,24 +288,32 @@ def marglik_refitted(problem: TuningProblem) -> GaussianPosterior:
     if not (problem.free_prior or problem.free_noise):
         return model.refit(posterior)
     evidence = NegativeEvidence(posterior, problem.free_prior, problem.free_noise)
-    best = posterior = model.refit(evidence.start())
+    tolerance = COARSEST
+    best = posterior = model.refit(evidence.start(), tolerance=tolerance)
     history: list[Tensor] = []
-    for _ in range(MAX_FIXED_POINT):
+    for n in range(1, MAX_FIXED_POINT + 1):
         now = evidence.logs(posterior.hyperparameters)
         then = evidence.logs(_mackay(posterior, problem)).clamp(-LOG_BOUND, LOG_BOUND)
-        if (then - now).abs().max() < FIXED_POINT_TOLERANCE:
+        change = float((then - now).abs().max())
+        if change < FIXED_POINT_TOLERANCE and tolerance == ROUNDING:
             return posterior
         history.append(torch.stack([now, then]))
         v = _accelerated(history) if _may_accelerate(history) else then
-        posterior = model.refit(posterior.replace(**vars(evidence.hyperparameters(v))))
-        if len(history) > MAX_FIXED_POINT // 3:  # convergence is not certain
+        if tolerance > ROUNDING:
+            tolerance = min(tolerance, (change / 10) ** 2)
+            if tolerance < FINEST:
+                tolerance = ROUNDING
+                history.clear()  # signs of small changes may be wrong
+        template = posterior.replace(**vars(evidence.hyperparameters(v)))
+        posterior = model.refit(template, tolerance=tolerance)
+        if n > MAX_FIXED_POINT // 3:  # convergence is not certain
             best = max(best, posterior, key=GaussianPosterior.log_marginal_likelihood)
     warn_user(
         "The fixed point of the evidence was not reached; prior_precision has the "
         "highest evidence that was found. prior_precision='validation' needs none.",
         ConvergenceWarning,
     )
-    return best
+    return model.refit(best)
 
 
 def _mackay(posterior: GaussianPosterior, problem: TuningProblem) -> Hyperparameters:
