@@ -5,7 +5,7 @@ from typing import Any
 from skorch import NeuralNet
 from torch import nn
 
-from sklaplace.estimators.summary import print_line
+from sklaplace.core import progress
 from sklaplace.estimators.trainer import inner_net, is_frozen
 from sklaplace.networks.net_checks import check_device, check_wrapper
 
@@ -75,8 +75,7 @@ def note_new_weights(model: Any) -> None:
     anew = "anew, from other weights"
     if isinstance(net.module, nn.Module):
         anew = "further, from the weights of its module"
-    print_line(
-        model,
+    progress.line(
         f"estimator is a net with weights, and fit trains a copy of it {anew}. To use "
         "the weights that it has, pass sklearn.frozen.FrozenEstimator(net).",
     )

@@ -9,6 +9,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sklaplace.core import checkpoint as checkpoints
+from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import check_memory
 from sklaplace.core.checks import check_option
@@ -51,7 +52,7 @@ from sklaplace.estimators.samples import (
     warn_of_weight_scale,
     weighted_data,
 )
-from sklaplace.estimators.summary import of_posterior, print_line
+from sklaplace.estimators.summary import of_posterior, reporting_for
 from sklaplace.estimators.workers import Workers, group_of
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
@@ -152,7 +153,8 @@ class BaseLaplace:
         structure.
         """
         given = X, y, sample_weight, X_val, y_val, fit_params
-        return self._fit(Samples(*given, checkpoint=checkpoint))
+        with reporting_for(self):
+            return self._fit(Samples(*given, checkpoint=checkpoint))
 
     def _fit(self, samples: Samples) -> Any:
         with unchanged_on_error(self):
@@ -170,7 +172,7 @@ class BaseLaplace:
             self._novelty = fit.novelty
             checkpoints.clear(samples.checkpoint, group.rank)
         if self.verbose:
-            print_line(self, self._summary())
+            progress.line(self._summary())
         return self
 
     def _train_and_accumulate(
@@ -198,9 +200,7 @@ class BaseLaplace:
         self.prior_precision_ = plain(posterior.prior_precision)
         self.temperature_ = plain(posterior.hyperparameters.temperature)
 
-    def _summary(self) -> str:
-        """Return one line on what was fitted."""
-        return of_posterior(self)
+    _summary = of_posterior
 
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> LaplaceOptions:
@@ -242,7 +242,7 @@ class BaseLaplace:
         given = network, model, self.batch_size, elements
         if self._cache is not None:
             return CachedOutputs(*given, cache=self._cache)
-        return BatchedOutputs(*given, self.n_jobs)
+        return BatchedOutputs(*given, self.n_jobs, (type(self).__name__, self.verbose))
 
     # ----------------------------------------------------------------------- samples
     def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
@@ -259,7 +259,7 @@ class BaseLaplace:
     def _add_samples(self, X: Any, y: Any, sample_weight: Any) -> Any:
         """Add curvature and loss of new samples; the network keeps its weights."""
         check_is_fitted(self)
-        with unchanged_on_error(self):
+        with reporting_for(self), unchanged_on_error(self):
             group = group_of(self)
             with group.together():
                 solver, data, network, novelty = self._prepared(X, y, sample_weight)
@@ -408,10 +408,12 @@ class BaseLaplace:
         True
         """
         check_is_fitted(self)
-        with unchanged_on_error(self):
+        with reporting_for(self), unchanged_on_error(self):
             posterior = retuned(self, X, y, sample_weight, parameters)
             network = TrainedNetwork(self.estimator_, self.network_spec_)
             self._set_fitted(self._options, network, posterior)
+            if self.verbose:
+                progress.line(self._summary())
         return self
 
     def predictive(self, x: Tensor, joint: bool = False) -> tuple[Tensor, Tensor]:

@@ -60,8 +60,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
         Seeds training and draws: of each fold, and of the last fit, as it would
         seed a `LaplaceClassifier`. None differs every time.
     verbose : int, default=0
-        Print one line after fitting if positive, and one before it on a net that has
-        weights and is trained anew.
+        As for `LaplaceClassifier`; the folds are one phase.
 
     Attributes
     ----------
@@ -220,8 +219,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
         Seeds training: of each fold, and of the last fit, as it would seed a
         `LaplaceRegressor`. None differs every time.
     verbose : int, default=0
-        Print one line after fitting if positive, and one before it on a net that has
-        weights and is trained anew.
+        As for `LaplaceClassifier`; the folds are one phase.
 
     Attributes
     ----------
