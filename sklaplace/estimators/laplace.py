@@ -21,6 +21,7 @@ from sklaplace.core.persistence import (
     worker_state,
 )
 from sklaplace.core.trees import without_groups
+from sklaplace.estimators.diagram import displayed
 from sklaplace.estimators.fit_cache import cached_fit
 from sklaplace.estimators.given_net import note_new_weights
 from sklaplace.estimators.glm_outputs import OUTPUT_MODELS, CachedOutputs
@@ -65,6 +66,7 @@ _WITH_TENSORS = "posterior_", "network_spec_", "_novelty"
 _SENT_APART = "estimator", "estimator_", "prior", "memory", "posterior_", "_novelty"
 
 
+@displayed
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseLaplace:
     """Parameters, fit and posterior of all Laplace estimators."""

@@ -14,6 +14,7 @@ from sklaplace.core.checks import check_count, check_fraction
 from sklaplace.core.persistence import from_portable, pickled, to_portable
 from sklaplace.core.random import private_rng
 from sklaplace.estimators import samples
+from sklaplace.estimators.diagram import displayed
 from sklaplace.estimators.given_net import note_new_weights
 from sklaplace.estimators.noise import most_probable_noise
 from sklaplace.estimators.number_targets import (
@@ -32,6 +33,7 @@ from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 _WITH_TENSORS = ("posterior_",)
 
 
+@displayed
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseSampling(ABC):
     """Parameters and fit of estimators that predict from draws."""
