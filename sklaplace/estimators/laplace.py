@@ -103,7 +103,7 @@ class BaseLaplace:
     def fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,  # which is refused, saying what to pass
         sample_weight: Any = None,
         *,
         X_val: Any = None,

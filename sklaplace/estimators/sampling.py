@@ -50,7 +50,7 @@ class BaseSampling(ABC):
     def fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,  # which is refused, saying what to pass
         sample_weight: Any = None,
         *,
         X_val: Any = None,

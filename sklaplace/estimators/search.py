@@ -118,7 +118,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
     validation_fraction: float = field(default=0.2, init=False)
 
     def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any
+        self, X: Any, y: Any = None, sample_weight: Any = None, **fit_params: Any
     ) -> "LaplaceClassifierCV":
         """Choose the prior precision by cross-validation, then fit all samples with it.
 
@@ -287,7 +287,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
     validation_fraction: float = field(default=0.2, init=False)
 
     def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any
+        self, X: Any, y: Any = None, sample_weight: Any = None, **fit_params: Any
     ) -> "LaplaceRegressorCV":
         """Choose the prior precision by cross-validation, then fit all samples with it.
 
