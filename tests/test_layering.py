@@ -34,7 +34,8 @@ FLOORS = [
 ]
 
 DEPENDENCIES = {"joblib", "numpy", "scipy", "sklearn", "skorch", "torch"}
-PLOTTING = f"{PACKAGE}.plotting"
+# Imported only where they are used, inside functions, since they may be absent.
+OPTIONAL = {"matplotlib": f"{PACKAGE}.plotting", "tqdm": f"{PACKAGE}.core.progress"}
 
 
 def module_name(path):
@@ -98,9 +99,10 @@ def fault(module, target, in_function):
             not subpackage(target) and subpackage(module)
         ):
             return f"{target} is not below {module} in FLOORS"
-    elif top == "matplotlib":
-        if subpackage(module) != "plotting" or not in_function:
-            return f"matplotlib is imported inside functions of {PLOTTING} only"
+    elif top in OPTIONAL:
+        place = OPTIONAL[top]
+        if not (f"{module}.".startswith(f"{place}.") and in_function):
+            return f"{top} is imported inside functions of {place} only"
     elif top not in DEPENDENCIES and top not in sys.stdlib_module_names:
         return f"{top} is not a runtime dependency"
     return None
@@ -183,6 +185,7 @@ def test_a_cycle_between_a_file_and_a_folder_is_found():
         ("sklaplace", "from .estimators import base\nfrom . import metrics"),
         ("sklaplace.core.linalg", "import math\nimport scipy.special"),
         ("sklaplace.plotting", "def plot():\n    import matplotlib.pyplot as plt"),
+        ("sklaplace.core.progress", "def bars():\n    from tqdm.auto import tqdm"),
     ],
 )
 def test_accepts(module, source):
@@ -206,6 +209,8 @@ def test_accepts(module, source):
         ("sklaplace.estimators.laplace", "import pandas", "not a runtime dependency"),
         ("sklaplace.metrics", "def f():\n    import matplotlib", "inside functions"),
         ("sklaplace.plotting", "import matplotlib.pyplot", "inside functions"),
+        ("sklaplace.core.progress", "import tqdm", "inside functions"),
+        ("sklaplace.estimators.folds", "def f():\n    import tqdm", "inside functions"),
     ],
 )
 def test_rejects(module, source, message):

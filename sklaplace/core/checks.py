@@ -122,10 +122,17 @@ def as_levels(name: str, value: Any, hint: str) -> np.ndarray:
         raise ValueError(f"{name} is empty. {hint}")
     if levels.ndim != 1:
         raise ValueError(f"{name} has shape {levels.shape}, not one axis. {hint}")
-    are_integers = np.asarray(value).dtype.kind in "iu"
-    for level in levels:
-        # 90 is shown as it was given, not as 90.0
-        check_fraction(name, int(level) if are_integers else float(level), hint)
+    # 90 is shown as it was given, not as 90.0
+    as_given = int if np.asarray(value).dtype.kind in "iu" else float
+    wrong = [as_given(level) for level in levels if not 0 < level < 1]
+    if len(wrong) > 1:
+        if all(2 <= level < 100 for level in wrong):  # percentages
+            meant = ", ".join(f"{level / 100:g}" for level in wrong)
+            hint += f" Did you mean {meant}?"
+        shown = ", ".join(map(repr, wrong))
+        raise ValueError(f"{name} has {shown}, which are not between 0 and 1. {hint}")
+    for level in wrong:
+        check_fraction(name, level, hint)
     return levels
 
 

@@ -19,6 +19,7 @@ from sklaplace.estimators.laplace_trainer import LaplaceTrainer
 from sklaplace.estimators.options import LaplaceOptions
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.samples import Samples
+from sklaplace.estimators.summary import reporting_for
 from sklaplace.estimators.trainer import inner_net
 from sklaplace.likelihoods import ClassificationLikelihood
 
@@ -139,8 +140,10 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         Seeds training, the held-out samples and the draws. None differs every time.
         The global generators are never touched.
     verbose : int, default=0
-        Print one line after fitting if positive, and one before it on a net that has
-        weights and is trained anew.
+        What is printed: nothing (0); the phases of a fit with their time, what was
+        chosen, and a line on a net that has weights and is trained anew (1); also
+        progress bars of long loops, in fits and predictions, if tqdm is installed (2).
+        No number depends on it.
     class_weight : dict, "balanced" or None, default=None
         Weights of the classes, by label, which multiply ``sample_weight``;
         ``"balanced"`` gives all classes the same total weight. They also apply to
@@ -298,7 +301,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             classes = np.unique(classes)
             self._check_classes(classes, y)
         if not hasattr(self, "posterior_"):
-            return self._fit(Samples(X, y, sample_weight, None, None, {}, classes))
+            with reporting_for(self):
+                return self._fit(Samples(X, y, sample_weight, None, None, {}, classes))
         if not self._targets.is_ignored(as_array(y, "y")).all():
             self._add_samples(X, y, sample_weight)
         return self

@@ -83,7 +83,7 @@ class CurvaturePass:
     def __call__(self, samples: Any) -> CurvatureSums:
         """Return the sums over a dataset."""
         network, accumulator = self.source.network, self.accumulator.fresh()
-        batches = Batches(network.net, samples, self.batch_size)
+        batches = Batches(network.net, samples, self.batch_size).tracked("curvature")
         likelihood, forward = network.spec.likelihood, network.forward()
         head_rows = LastLayerRecorder(self.head_map if self.is_first else None)
         # loaders and modules may draw numbers

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sklaplace.core import progress
 from sklaplace.estimators.output_model import OutputModel
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
@@ -84,7 +85,7 @@ def mc_dropout_outputs(forward: Forward, x: Any, seeds: list[int]) -> Tensor:
     """Return outputs (b, c, s) of a frozen network under one mask per seed."""
     found = []
     with torch.no_grad():
-        for seed in seeds:
+        for seed in progress.tracked(seeds, "draws", len(seeds)):
             generator = torch.Generator().manual_seed(seed)
             with drawn_mask(forward.module, generator):
                 found.append(forward(x).double())

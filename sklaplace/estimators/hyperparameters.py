@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sklaplace.core import progress
 from sklaplace.core.checks import check_option, check_positive, listed, naming
 from sklaplace.core.fingerprint import fingerprint
 from sklaplace.estimators.options import LaplaceOptions, check_prior_shape
@@ -101,7 +102,7 @@ def retuned(
         network = replace(network, held_out=data.dataset(model.estimator_))
     score = replace(model._score(network.spec.likelihood), is_given=True)
     solver = model._solver(model._options)
-    with nullcontext() if X is None else naming(X="X"):
+    with progress.phase("tune"), nullcontext() if X is None else naming(X="X"):
         return solver.retuned(posterior, network, score, free)
 
 

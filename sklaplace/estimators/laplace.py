@@ -9,6 +9,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sklaplace.core import checkpoint as checkpoints
+from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import check_memory
 from sklaplace.core.checks import check_option
@@ -20,6 +21,7 @@ from sklaplace.core.persistence import (
     worker_state,
 )
 from sklaplace.core.trees import without_groups
+from sklaplace.estimators.diagram import displayed
 from sklaplace.estimators.fit_cache import cached_fit
 from sklaplace.estimators.given_net import note_new_weights
 from sklaplace.estimators.glm_outputs import OUTPUT_MODELS, CachedOutputs
@@ -51,7 +53,7 @@ from sklaplace.estimators.samples import (
     warn_of_weight_scale,
     weighted_data,
 )
-from sklaplace.estimators.summary import of_posterior, print_line
+from sklaplace.estimators.summary import of_posterior, reporting_for
 from sklaplace.estimators.workers import Workers, group_of
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
@@ -64,6 +66,7 @@ _WITH_TENSORS = "posterior_", "network_spec_", "_novelty"
 _SENT_APART = "estimator", "estimator_", "prior", "memory", "posterior_", "_novelty"
 
 
+@displayed
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseLaplace:
     """Parameters, fit and posterior of all Laplace estimators."""
@@ -100,7 +103,7 @@ class BaseLaplace:
     def fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,  # which is refused, saying what to pass
         sample_weight: Any = None,
         *,
         X_val: Any = None,
@@ -166,7 +169,8 @@ class BaseLaplace:
         torch.Size([111])
         """
         given = X, y, sample_weight, X_val, y_val, fit_params
-        return self._fit(Samples(*given, checkpoint=checkpoint))
+        with reporting_for(self):
+            return self._fit(Samples(*given, checkpoint=checkpoint))
 
     def _fit(self, samples: Samples) -> Any:
         with unchanged_on_error(self):
@@ -184,7 +188,7 @@ class BaseLaplace:
             self._novelty = fit.novelty
             checkpoints.clear(samples.checkpoint, group.rank)
         if self.verbose:
-            print_line(self, self._summary())
+            progress.line(self._summary())
         return self
 
     def _train_and_accumulate(
@@ -212,9 +216,7 @@ class BaseLaplace:
         self.prior_precision_ = plain(posterior.prior_precision)
         self.temperature_ = plain(posterior.hyperparameters.temperature)
 
-    def _summary(self) -> str:
-        """Return one line on what was fitted."""
-        return of_posterior(self)
+    _summary = of_posterior
 
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> LaplaceOptions:
@@ -256,7 +258,7 @@ class BaseLaplace:
         given = network, model, self.batch_size, elements
         if self._cache is not None:
             return CachedOutputs(*given, cache=self._cache)
-        return BatchedOutputs(*given, self.n_jobs)
+        return BatchedOutputs(*given, self.n_jobs, (type(self).__name__, self.verbose))
 
     # ----------------------------------------------------------------------- samples
     def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
@@ -273,7 +275,7 @@ class BaseLaplace:
     def _add_samples(self, X: Any, y: Any, sample_weight: Any) -> Any:
         """Add curvature and loss of new samples; the network keeps its weights."""
         check_is_fitted(self)
-        with unchanged_on_error(self):
+        with reporting_for(self), unchanged_on_error(self):
             group = group_of(self)
             with group.together():
                 solver, data, network, novelty = self._prepared(X, y, sample_weight)
@@ -474,10 +476,12 @@ class BaseLaplace:
         True
         """
         check_is_fitted(self)
-        with unchanged_on_error(self):
+        with reporting_for(self), unchanged_on_error(self):
             posterior = retuned(self, X, y, sample_weight, parameters)
             network = TrainedNetwork(self.estimator_, self.network_spec_)
             self._set_fitted(self._options, network, posterior)
+            if self.verbose:
+                progress.line(self._summary())
         return self
 
     def predictive(self, x: Tensor, joint: bool = False) -> tuple[Tensor, Tensor]:

@@ -140,8 +140,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         Seeds training, the held-out samples and the draws. None differs every time.
         The global generators are never touched.
     verbose : int, default=0
-        Print one line after fitting if positive, and one before it on a net that has
-        weights and is trained anew.
+        As for `LaplaceClassifier`.
     sigma_noise : float, array or {"auto", "validation", "marglik"}, default="auto"
         Standard deviation of the observation noise; only for nets with ``MSELoss``,
         whose criterion leaves it open. A number is that of all outputs, an array has

@@ -89,7 +89,8 @@ def encode_samples(
     if samples.y is None:
         raise ValueError(
             f"{type(model).__name__} requires y to be passed, but the target y is "
-            "None. For a torch Dataset, pass its targets as an array."
+            "None. For a torch Dataset of pairs, pass all targets as an array: "
+            "fit(dataset, [y for _, y in dataset])."
         )
     model._input_type = input_type(inner_net(model.estimator))
     X, y = model._check_samples(samples.X, samples.y, reset=True)

@@ -62,8 +62,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
         Seeds training and draws: of each fold, and of the last fit, as it would
         seed a `LaplaceClassifier`. None differs every time.
     verbose : int, default=0
-        Print one line after fitting if positive, and one before it on a net that has
-        weights and is trained anew.
+        As for `LaplaceClassifier`; the folds are one phase.
 
     Attributes
     ----------
@@ -121,7 +120,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
     validation_fraction: float = field(default=0.2, init=False)
 
     def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any
+        self, X: Any, y: Any = None, sample_weight: Any = None, **fit_params: Any
     ) -> "LaplaceClassifierCV":
         """Choose the prior precision by cross-validation, then fit all samples with it.
 
@@ -239,8 +238,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
         Seeds training: of each fold, and of the last fit, as it would seed a
         `LaplaceRegressor`. None differs every time.
     verbose : int, default=0
-        Print one line after fitting if positive, and one before it on a net that has
-        weights and is trained anew.
+        As for `LaplaceClassifier`; the folds are one phase.
 
     Attributes
     ----------
@@ -308,7 +306,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
     validation_fraction: float = field(default=0.2, init=False)
 
     def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any
+        self, X: Any, y: Any = None, sample_weight: Any = None, **fit_params: Any
     ) -> "LaplaceRegressorCV":
         """Choose the prior precision by cross-validation, then fit all samples with it.
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from sklaplace.core import progress
 from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import check_count
 from sklaplace.curvature.descent import SCHEDULE_CHECKS, Schedule
@@ -107,7 +108,9 @@ class SWAGTrainer(Trainer):
     def _collect(self, trained: TrainedNetwork) -> SWAGPosterior:
         """Return the Gaussian of the iterates."""
         layout = self._random_weights(trained.net)
-        moments = self.descent(trained).moments(layout, self.schedule, self._rank)
+        with progress.phase("snapshots"):
+            descent = self.descent(trained)
+            moments = descent.moments(layout, self.schedule, self._rank)
         posterior = swag_posterior(moments, layout)
         if not posterior.variance().isfinite().all():
             raise ValueError(
