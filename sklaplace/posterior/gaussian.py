@@ -8,12 +8,13 @@ immutable class for all structures, subsets of weights and likelihoods.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from sklaplace.core.budget import move
+from sklaplace.core.budget import move, require_bytes
+from sklaplace.core.checks import as_generator
 from sklaplace.core.lazy import cached_property
 from sklaplace.curvature import priors
 from sklaplace.curvature.layout import Layout
@@ -27,6 +28,8 @@ from sklaplace.likelihoods import DataFit, Gaussian, Likelihood
 
 # Relative difference of noise levels that rounding to float32 explains.
 PROPORTIONAL = 1e-6
+# Matrices of P × P numbers: the curvature, times its scale, and with the prior.
+DENSE_COPIES = 3
 
 
 @dataclass(frozen=True)
@@ -195,8 +198,17 @@ class GaussianPosterior:
             data_fit=self.data_fit.with_output_factors(factors**2),
         )
 
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """``n`` weight samples, (n, P)."""
+    def sample(self, n: int = 1, random_state: Any = 0) -> Tensor:
+        """Draw weights, (n, P), float64.
+
+        Parameters
+        ----------
+        n : int, default=1
+            Number of draws.
+        random_state : int, RandomState, torch.Generator or None, default=0
+            Source of the noise. None gives other draws in each call.
+        """
+        generator = as_generator(random_state)
         size = n, self.layout.n_parameters
         noise = torch.empty(size, dtype=torch.float64, device=generator.device)
         noise = noise.normal_(generator=generator).to(self.mean.device)
@@ -207,7 +219,19 @@ class GaussianPosterior:
         return self.precision.variance()
 
     def precision_matrix(self) -> Tensor:
-        """Posterior precision matrix, (P, P); for small models."""
+        """Posterior precision matrix, (P, P); for small models.
+
+        Raises
+        ------
+        ValueError
+            If memory does not suffice.
+        """
+        require_bytes(
+            DENSE_COPIES * 8 * self.layout.n_parameters**2,
+            self.mean.device,
+            f"the precision matrix of {self.layout.n_parameters:,} weights",
+            "variance() has the marginal variances of the weights",
+        )
         return self.scale * self.structure.dense() + self.precision.delta.diag()
 
     def log_likelihood(self) -> Tensor:

@@ -6,10 +6,12 @@ simple baseline for Bayesian uncertainty in deep learning", section 3.3).
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sklaplace.core.checks import as_generator
 from sklaplace.curvature.descent import WeightMoments
 from sklaplace.curvature.layout import Layout
 
@@ -46,21 +48,23 @@ class SWAGPosterior:
         rank = len(self.deviations)
         return f"SWAGPosterior({self.layout.n_parameters:,} weights, rank {rank})"
 
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+    def sample(self, n: int = 1, random_state: Any = 0) -> Tensor:
         """Draw weights, (n, P), float64.
 
         Parameters
         ----------
-        n : int
+        n : int, default=1
             Number of draws.
-        generator : torch.Generator
-            On the CPU.
+        random_state : int, RandomState, torch.Generator or None, default=0
+            Source of the noise; a generator on the CPU. None gives other draws in each
+            call.
 
         Notes
         -----
         O(n K P). Independent noise for the diagonal and for the deviations (Maddox et
         al. 2019, eq. (1)).
         """
+        generator = as_generator(random_state)
         k, p = self.deviations.shape
         single, shared = (
             torch.randn(n, size, generator=generator, dtype=torch.float64).to(self.mean)

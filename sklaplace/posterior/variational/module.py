@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from sklaplace.core.budget import batch_rows
+from sklaplace.core.checks import as_generator
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.networks.forward import first_tensor, recorded_outputs
 from sklaplace.posterior.variational.base import WeightPosterior
@@ -162,12 +163,22 @@ class VariationalPosterior:
         return f"VariationalPosterior({weights}, {self.prior})"
 
     @torch.no_grad()
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """``n`` draws of the weights, (n, P), float64.
+    def sample(self, n: int = 1, random_state: Any = 0) -> Tensor:
+        """Draw weights, (n, P), float64.
 
+        Parameters
+        ----------
+        n : int, default=1
+            Number of draws.
+        random_state : int, RandomState, torch.Generator or None, default=0
+            Source of the noise. None gives other draws in each call.
+
+        Notes
+        -----
         In chunks: densities and noise of all draws would take several times the memory
         of the draws.
         """
+        generator = as_generator(random_state)
         location = self.distribution.median()
         drawn = location.new_empty((n, len(location)), dtype=torch.float64)
         for part in drawn.split(batch_rows(4 * 8 * len(location))):
