@@ -76,6 +76,7 @@ sphinx_gallery_conf = {
 # HTML
 html_theme = "pydata_sphinx_theme"
 html_title = "sklaplace"
+html_logo = html_favicon = "_static/logo.svg"
 html_show_sourcelink = False
 # Formulas are drawn by this one file, so that pages need no network.
 mathjax_path = "tex-svg.js"
@@ -83,6 +84,7 @@ MATHJAX = files("sphinx-mathjax-offline") / "static" / "mathjax" / mathjax_path
 html_static_path = ["_static", str(MATHJAX)]
 html_css_files = ["sklaplace.css"]
 html_theme_options = {
+    "logo": {"text": "sklaplace", "alt_text": "sklaplace, start page"},
     "navigation_with_keys": False,
     "secondary_sidebar_items": ["page-toc"],
     "show_toc_level": 2,

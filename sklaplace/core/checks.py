@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn import get_config
 from sklearn.utils import check_random_state
 from torch import Tensor
@@ -205,3 +206,10 @@ def as_seed(name: str, value: Any) -> int:
     if isinstance(value, Integral):
         return int(value)
     return int(check_random_state(value).randint(np.iinfo(np.int32).max))
+
+
+def as_generator(random_state: Any) -> torch.Generator:
+    """Return a torch generator as it is, else one on the CPU, seeded by `as_seed`."""
+    if isinstance(random_state, torch.Generator):
+        return random_state
+    return torch.Generator().manual_seed(as_seed("random_state", random_state))

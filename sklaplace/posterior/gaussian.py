@@ -8,12 +8,13 @@ immutable class for all structures, subsets of weights and likelihoods.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from sklaplace.core.budget import move
+from sklaplace.core.budget import move, require_bytes
+from sklaplace.core.checks import as_generator
 from sklaplace.core.lazy import cached_property
 from sklaplace.curvature import priors
 from sklaplace.curvature.layout import Layout
@@ -30,6 +31,8 @@ __all__ = ["GaussianPosterior", "Hyperparameters"]
 
 # Relative difference of noise levels that rounding to float32 explains.
 PROPORTIONAL = 1e-6
+# Matrices of P × P numbers: the curvature, times its scale, and with the prior.
+DENSE_COPIES = 3
 
 
 @dataclass(frozen=True)
@@ -404,15 +407,15 @@ class GaussianPosterior:
             data_fit=self.data_fit.with_output_factors(factors**2),
         )
 
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+    def sample(self, n: int = 1, random_state: Any = 0) -> Tensor:
         """Draw weights.
 
         Parameters
         ----------
-        n : int
+        n : int, default=1
             Number of draws.
-        generator : torch.Generator
-            Source of the noise, on any device.
+        random_state : int, RandomState, torch.Generator or None, default=0
+            Source of the noise. None gives other draws in each call.
 
         Returns
         -------
@@ -429,10 +432,10 @@ class GaussianPosterior:
         >>> from sklaplace import LaplaceClassifier
         >>> X, y = load_iris(return_X_y=True)
         >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
-        >>> import torch
-        >>> posterior.sample(5, torch.Generator().manual_seed(0)).shape
+        >>> posterior.sample(5, random_state=0).shape
         torch.Size([5, 111])
         """
+        generator = as_generator(random_state)
         size = n, self.layout.n_parameters
         noise = torch.empty(size, dtype=torch.float64, device=generator.device)
         noise = noise.normal_(generator=generator).to(self.mean.device)
@@ -470,6 +473,11 @@ class GaussianPosterior:
         Tensor of shape (P, P)
             ``scale·H + diag δ``.
 
+        Raises
+        ------
+        ValueError
+            If memory does not suffice.
+
         See Also
         --------
         precision : A linear operator, for models of any size.
@@ -483,6 +491,12 @@ class GaussianPosterior:
         >>> posterior.precision_matrix().shape
         torch.Size([111, 111])
         """
+        require_bytes(
+            DENSE_COPIES * 8 * self.layout.n_parameters**2,
+            self.mean.device,
+            f"the precision matrix of {self.layout.n_parameters:,} weights",
+            "variance() has the marginal variances of the weights",
+        )
         return self.scale * self.structure.dense() + self.precision.delta.diag()
 
     def log_likelihood(self) -> Tensor:

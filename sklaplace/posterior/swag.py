@@ -6,10 +6,12 @@ simple baseline for Bayesian uncertainty in deep learning", section 3.3).
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sklaplace.core.checks import as_generator
 from sklaplace.curvature.descent import WeightMoments
 from sklaplace.curvature.layout import Layout
 
@@ -59,15 +61,16 @@ class SWAGPosterior:
         rank = len(self.deviations)
         return f"SWAGPosterior({self.layout.n_parameters:,} weights, rank {rank})"
 
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+    def sample(self, n: int = 1, random_state: Any = 0) -> Tensor:
         """Draw weights.
 
         Parameters
         ----------
-        n : int
+        n : int, default=1
             Number of draws.
-        generator : torch.Generator
-            On the CPU.
+        random_state : int, RandomState, torch.Generator or None, default=0
+            Source of the noise; a generator on the CPU. None gives other draws in each
+            call.
 
         Returns
         -------
@@ -90,11 +93,11 @@ class SWAGPosterior:
         >>> X, y = load_iris(return_X_y=True)
         >>> model = SWAGClassifier(n_snapshots=5, random_state=0).fit(X, y)
         >>> posterior = model.posterior_
-        >>> import torch
-        >>> draws = posterior.sample(4, torch.Generator().manual_seed(0))
+        >>> draws = posterior.sample(4, random_state=0)
         >>> draws.shape == (4, len(posterior.mean))
         True
         """
+        generator = as_generator(random_state)
         k, p = self.deviations.shape
         single, shared = (
             torch.randn(n, size, generator=generator, dtype=torch.float64).to(self.mean)

@@ -39,6 +39,7 @@ def test_draws_are_those_of_equation_1(posterior):
         single = 0.5**0.5 * posterior.diagonal.sqrt() * z1[n]
         shared = posterior.deviations.T @ z2[n] / (2 * (K - 1)) ** 0.5
         torch.testing.assert_close(found[n], posterior.mean + single + shared)
+    assert torch.equal(posterior.sample(5, random_state=3), found)
 
 
 def test_draws_have_the_moments_of_the_gaussian(posterior):

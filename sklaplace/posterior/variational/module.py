@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from sklaplace.core.budget import batch_rows
+from sklaplace.core.checks import as_generator
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.networks.forward import first_tensor, recorded_outputs
 from sklaplace.posterior.variational.base import WeightPosterior
@@ -190,18 +191,15 @@ class VariationalPosterior:
         return f"VariationalPosterior({weights}, {self.prior})"
 
     @torch.no_grad()
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+    def sample(self, n: int = 1, random_state: Any = 0) -> Tensor:
         """Draw weights.
-
-        In chunks: densities and noise of all draws would take several times the memory
-        of the draws.
 
         Parameters
         ----------
-        n : int
+        n : int, default=1
             Number of draws.
-        generator : torch.Generator
-            Source of the noise.
+        random_state : int, RandomState, torch.Generator or None, default=0
+            Source of the noise. None gives other draws in each call.
 
         Returns
         -------
@@ -211,6 +209,11 @@ class VariationalPosterior:
         See Also
         --------
         sklaplace.posterior.variational.WeightPosterior.sample : With log densities.
+
+        Notes
+        -----
+        In chunks: densities and noise of all draws would take several times the memory
+        of the draws.
 
         Examples
         --------
@@ -228,9 +231,10 @@ class VariationalPosterior:
         ...     verbose=0,
         ... )
         >>> posterior = VariationalClassifier(net, random_state=0).fit(X, y).posterior_
-        >>> posterior.sample(2, torch.Generator().manual_seed(0)).shape
+        >>> posterior.sample(2, random_state=0).shape
         torch.Size([2, 15])
         """
+        generator = as_generator(random_state)
         location = self.distribution.median()
         drawn = location.new_empty((n, len(location)), dtype=torch.float64)
         for part in drawn.split(batch_rows(4 * 8 * len(location))):
