@@ -12,6 +12,7 @@ import torch
 from docutils import nodes
 from public_names import directives
 from sphinx_gallery.directives import imgsgnode
+from sphinx_gallery.sorting import ExplicitOrder
 
 import sklaplace
 
@@ -53,7 +54,26 @@ bibtex_reference_style = "author_year"
 # Markdown
 myst_enable_extensions = ["deflist"]
 
-# Gallery
+# Gallery: the first example, recipes in the order of a user's tasks, studies
+RECIPES = (
+    "plot_calibration.py",
+    "plot_novelty_detection.py",
+    "plot_pipeline.py",
+    "plot_recalibration.py",
+    "plot_active_learning.py",
+    "plot_bayesian_optimisation.py",
+    "plot_conformal.py",
+    "plot_pretrained.py",
+    "plot_transformer.py",
+    "plot_multi_output.py",
+    "plot_time_series.py",
+    "plot_gpu.py",
+    "plot_save_and_load.py",
+    "plot_prior_path.py",
+    "plot_dirichlet.py",
+)
+EXAMPLES = Path(__file__).parent.parent / "examples"
+OTHER_EXAMPLES = sorted({path.name for path in EXAMPLES.rglob("*.py")} - {*RECIPES})
 sphinx_gallery_conf = {
     "backreferences_dir": "generated/backreferences",
     "doc_module": ("sklaplace",),
@@ -65,7 +85,16 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "image_scrapers": ("matplotlib",),
     "min_reported_time": 1,
-    "within_subsection_order": "FileNameSortKey",
+    "subsection_order": ExplicitOrder(
+        [
+            "../examples/recipes",
+            "../examples/studies",
+            "../examples/bayes_by_backprop",
+            "../examples/laplace_bridge",
+            "../examples/large_data",
+        ]
+    ),
+    "within_subsection_order": ExplicitOrder([*RECIPES, *OTHER_EXAMPLES]),
     "plot_gallery": "True",
     "remove_config_comments": True,
     "reset_modules": ("matplotlib",),
@@ -97,6 +126,7 @@ html_sidebars = {
         "auto_examples/laplace_bridge/*",
         "auto_examples/large_data/*",
         "auto_examples/recipes/*",
+        "auto_examples/studies/*",
         "changelog",
         "clients",
         "combinations",

@@ -234,14 +234,13 @@ for ax, (title, classifier), nll in zip(axes, panels.items(), nlls, strict=True)
 figure.colorbar(
     display.surface_, ax=axes, label="confidence", ticks=[0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
 )
-picture = Path("quickstart.png").resolve()
-figure.savefig(picture, dpi=150)
-print(f"\nPicture saved as {picture}")
+figure.savefig("quickstart.png", dpi=150)
+print("\nPicture saved in this folder as quickstart.png")
 plt.show()
 
 # %%
 # This is one run. Over ten of them, with other moons and other initial weights, the
-# mean NLL is as follows; ``python examples/plot_trust.py`` has more data sets.
+# mean NLL is as follows; ``python examples/studies/plot_trust.py`` has more data sets.
 
 runs = np.array([laplace_and_nlls(seed)[1] for seed in range(10)])
 of_network, of_laplace = runs.mean(axis=0)

@@ -23,7 +23,8 @@ def trust():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["plot_trust.py", "--quick"])
         yield run_example(
-            "plot_trust.py", QUICK=("iris", "two targets (30)", "only noise (200)")
+            "studies/plot_trust.py",
+            QUICK=("iris", "two targets (30)", "only noise (200)"),
         )
     plt.close("all")
 

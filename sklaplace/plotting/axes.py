@@ -73,12 +73,21 @@ def with_number(name: str | None, number: str, value: float) -> str:
 
 
 def draw_legend(ax: Any, handles: Any = None) -> None:
-    """Draw a legend above the axes, where it hides nothing."""
+    """Draw a legend below the horizontal label: it hides no curve and no title."""
+    from matplotlib.transforms import ScaledTranslation
+
     handles = ax.get_legend_handles_labels()[0] if handles is None else handles
+    # ticks, their labels and the label: two lines of text and 15 points between them
+    sizes = ax.xaxis.label.get_size(), *(t.get_size() for t in ax.get_xticklabels()[:1])
+    below = ScaledTranslation(
+        0, -(15 + 1.3 * sum(sizes)) / 72, ax.figure.dpi_scale_trans
+    )
     ax.legend(
         handles=handles,
-        loc="lower center",
-        bbox_to_anchor=(0.5, 1.0),
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.0),
+        bbox_transform=ax.transAxes + below,
+        borderaxespad=0,
         ncols=min(len(handles), 3),
         columnspacing=1.0,
         fontsize="small",

@@ -317,6 +317,7 @@ class NoveltyDisplay:
             shown = values.clip(edges[0], edges[-1])
             self.histograms_.append(histogram.hist(shown, bins=edges, **style))
         histogram.set(xlabel=self.name or "confidence", ylabel="density")
+        histogram.locator_params(axis="x", nbins=6)  # labels that do not overlap
         draw_legend(histogram)
         truth = np.repeat([1, 0], [len(inside), len(outside)])
         false, true, _ = roc_curve(truth, both, drop_intermediate=False)

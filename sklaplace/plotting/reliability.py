@@ -21,6 +21,8 @@ _LABELS = {
     "top_label": ("confidence", "accuracy"),
     "per_class": ("predicted probability", "empirical frequency"),
 }
+# curves that can be told apart on one plot
+_MOST_CLASSES = 5
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -59,7 +61,7 @@ class ReliabilityDisplay:
     figure_ : matplotlib Figure
         The figure of `ax_`.
     lines_ : list of matplotlib Line2D
-        One curve, or one per class.
+        One curve, or one per class that is plotted.
     reference_ : matplotlib Line2D
         The diagonal.
     bars_ : list of matplotlib BarContainer
@@ -118,6 +120,7 @@ class ReliabilityDisplay:
         n_bins: int = 10,
         strategy: str = "uniform",
         sample_weight: Any = None,
+        classes: Any = None,
         name: str | None = None,
         ax: Any = None,
         line_kw: Keywords = None,
@@ -141,6 +144,9 @@ class ReliabilityDisplay:
             Bins of equal width, or of equal weight.
         sample_weight : array-like of shape (n,), default=None
             Sample weights.
+        classes : array-like, default=None
+            Classes to plot with ``kind="per_class"``. By default all, or, of more than
+            five, the five of the largest calibration error.
         name : str, default=None
             Name in the legend; that of the class of the estimator by default.
         ax : matplotlib Axes, default=None
@@ -186,6 +192,7 @@ class ReliabilityDisplay:
             n_bins=n_bins,
             strategy=strategy,
             sample_weight=sample_weight,
+            classes=classes,
             name=type(classifier).__name__ if name is None else name,
             ax=ax,
             line_kw=line_kw,
@@ -203,6 +210,7 @@ class ReliabilityDisplay:
         n_bins: int = 10,
         strategy: str = "uniform",
         sample_weight: Any = None,
+        classes: Any = None,
         name: str | None = None,
         ax: Any = None,
         line_kw: Keywords = None,
@@ -220,7 +228,7 @@ class ReliabilityDisplay:
         labels : array-like of shape (K,), default=None
             Classes in the order of the columns. By default the sorted values of
             ``y_true``.
-        kind, n_bins, strategy, sample_weight, name, ax, line_kw, bar_kw
+        kind, n_bins, strategy, sample_weight, classes, name, ax, line_kw, bar_kw
             As for `from_estimator`; ``name`` is None by default.
 
         Returns
@@ -260,18 +268,23 @@ class ReliabilityDisplay:
             labels=labels,
             sample_weight=sample_weight,
         )
-        classes = np.unique(y_true) if labels is None else np.asarray(labels)
+        known = np.unique(y_true) if labels is None else np.asarray(labels)
         display = cls(
             frequency=frequency,
             mean_proba=mean_proba,
             weight=weight,
-            class_names=[str(label) for label in classes.tolist()],
+            class_names=[str(label) for label in known.tolist()],
             name=name,
         )
-        return display.plot(ax, line_kw=line_kw, bar_kw=bar_kw)
+        return display.plot(ax, classes=classes, line_kw=line_kw, bar_kw=bar_kw)
 
     def plot(
-        self, ax: Any = None, *, line_kw: Keywords = None, bar_kw: Keywords = None
+        self,
+        ax: Any = None,
+        *,
+        classes: Any = None,
+        line_kw: Keywords = None,
+        bar_kw: Keywords = None,
     ) -> "ReliabilityDisplay":
         """Plot the curves, and numbers of samples in the lower third, on a log scale.
 
@@ -279,6 +292,8 @@ class ReliabilityDisplay:
         ----------
         ax : matplotlib Axes, default=None
             Axes to plot on. A new figure by default.
+        classes : array-like, default=None
+            As for `from_estimator`.
         line_kw, bar_kw : dict, default=None
             Keywords for matplotlib's ``plot`` and ``bar``.
 
@@ -289,6 +304,8 @@ class ReliabilityDisplay:
 
         Raises
         ------
+        ValueError
+            If ``classes`` has one that is not known, or the display has one curve.
         ImportError
             If matplotlib is not installed.
 
@@ -307,42 +324,42 @@ class ReliabilityDisplay:
         >>> len(display.plot().lines_)
         1
         """
-        self.figure_, self.ax_ = new_axes(ax)
         per_class = np.ndim(self.frequency) == 2
-        curves = zip(
-            *(np.atleast_2d(a) for a in (self.frequency, self.mean_proba, self.weight)),
-            self._names(per_class),
-            strict=True,
-        )
+        names, drawn = self._names(per_class), self._positions(per_class, classes)
+        stored = self.frequency, self.mean_proba, self.weight
+        curves = [np.atleast_2d(a)[drawn] for a in stored]
+        self.figure_, self.ax_ = new_axes(ax)
         self.reference_ = draw_diagonal(self.ax_)
         self.count_ax_ = self.ax_.twinx()
         self.lines_, self.bars_ = [], []
-        for k, (frequency, mean_proba, weight, label) in enumerate(curves):
-            used = np.asarray(weight) > 0  # a line stops at nan
-            style = class_style(k) | {"marker": "o", "markersize": 4, "label": label}
-            style |= dict(line_kw or {})
+        for k, (frequency, mean_proba, weight) in enumerate(zip(*curves, strict=True)):
+            used = weight > 0  # a line stops at nan
+            style = class_style(k) | {"marker": "o", "markersize": 4}
+            style |= {"label": names[drawn[k]]} | dict(line_kw or {})
             self.lines_ += self.ax_.plot(mean_proba[used], frequency[used], **style)
             style = {"color": class_style(k)["color"] if per_class else BLUE}
             style |= {"alpha": 0.25, "width": 0.02} | dict(bar_kw or {})
             bars = self.count_ax_.bar(mean_proba[used], weight[used], **style)
             self.bars_.append(bars)
         x_label, y_label = _LABELS["per_class" if per_class else "top_label"]
+        if len(drawn) < len(names):
+            x_label += f" ({len(drawn)} of {len(names)} classes)"
         limits = -0.03, 1.03  # markers at zero and one are seen in full
         self.ax_.set(xlabel=x_label, ylabel=y_label, xlim=limits, ylim=limits)
-        self._scale_counts()
+        self._scale_counts(curves[-1])
         self.ax_.set_zorder(self.count_ax_.get_zorder() + 1)  # lines before bars
         self.ax_.patch.set_visible(False)
         draw_legend(self.ax_)
         return self
 
-    def _scale_counts(self) -> None:
+    def _scale_counts(self, weight: np.ndarray) -> None:
         """Let the counts take the lower third of the plot."""
-        weight = np.asarray(self.weight)
-        low, high = weight[weight > 0].min() / 2, weight.max()
-        self.count_ax_.set(yscale="log", ylim=(low, low * (high / low) ** 3))
+        fewest, most = weight[weight > 0].min(), weight.max()
+        low = fewest / 2
+        self.count_ax_.set(yscale="log", ylim=(low, low * (most / low) ** 3))
         self.count_ax_.set_ylabel("samples per bin", loc="bottom")
-        decades = 10.0 ** np.arange(np.ceil(np.log10(low)), np.log10(high) + 1e-9)
-        ticks = decades if len(decades) > 1 else np.array([high])
+        decades = 10.0 ** np.arange(np.ceil(np.log10(low)), np.log10(most) + 1e-9)
+        ticks = decades if len(decades) > 1 else np.unique([fewest, most])
         self.count_ax_.set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
         self.count_ax_.set_yticks([], minor=True)
 
@@ -354,3 +371,23 @@ class ReliabilityDisplay:
         if self.class_names is None:
             return [str(k) for k in range(len(self.frequency))]
         return list(self.class_names)
+
+    def _positions(self, per_class: bool, classes: Any) -> list[int]:
+        """Rows of the curves to draw."""
+        names = self._names(per_class)
+        if classes is None:
+            gaps = np.atleast_2d(np.subtract(self.frequency, self.mean_proba))
+            errors = (np.abs(np.nan_to_num(gaps)) * self.weight).sum(axis=1)
+            return sorted(np.argsort(-errors, kind="stable")[:_MOST_CLASSES].tolist())
+        chosen = [str(label) for label in np.asarray(classes).ravel().tolist()]
+        if not per_class:
+            raise ValueError(
+                f"classes={chosen} was given, but the curve is that of the most "
+                "probable class. Pass kind='per_class' with it."
+            )
+        unknown = sorted(set(chosen) - set(names))
+        if unknown or not chosen:
+            raise ValueError(
+                f"classes={chosen} has {unknown or 'no class'}. Choose among {names}."
+            )
+        return [names.index(label) for label in chosen]

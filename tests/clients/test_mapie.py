@@ -60,14 +60,14 @@ def test_split_conformal_intervals_of_the_table_of_methods(numbers, n_samples):
         numbers.model, confidence_level=0.9, prefit=True
     ).conformalize(X, y)
     mean, bounds = conformal.predict_interval(numbers.test[0])
-    ours = functions_of("plot_trust.py")["conformal_half_width"]
+    ours = functions_of("studies/plot_trust.py")["conformal_half_width"]
     (half,) = ours((y - numbers.model.predict(X)).reshape(-1, 1))
     expected = np.stack([mean - half, mean + half], axis=1)
     np.testing.assert_allclose(bounds[:, :, 0], expected, rtol=1e-6, atol=1e-6)
 
 
 def test_too_few_residuals_for_the_coverage_have_infinite_intervals():
-    ours = functions_of("plot_trust.py")["conformal_half_width"]
+    ours = functions_of("studies/plot_trust.py")["conformal_half_width"]
     residuals = np.arange(16.0).reshape(8, 2)
     assert np.isinf(ours(residuals)).all()
     assert ours(residuals, coverage=0.5).tolist() == [8, 9]

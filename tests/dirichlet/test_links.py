@@ -386,7 +386,7 @@ def test_choice_is_better_than_probit_for_a_thousand_classes(mean_scale):
 
 def test_the_gallery_measures_what_the_rule_says():
     sizes = {"CLASSES": (2, 3, 10, 30), "DEVIATIONS": (0.1, 1.0, 4.0)}
-    names, printed = run_example("plot_links.py", **sizes, ROWS=10, POINTS=2048)
+    names, printed = run_example("studies/plot_links.py", **sizes, ROWS=10, POINTS=2048)
     plt.close("all")
     for kind, k, sd in itertools.product(names["kinds"], *sizes.values()):
         found = {name: names["errors"][kind, k, sd, name] for name in names["centring"]}

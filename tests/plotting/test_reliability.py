@@ -97,9 +97,56 @@ def test_curves_without_names_are_numbered():
     assert [line.get_label() for line in display.plot().lines_] == ["0", "1"]
 
 
+@pytest.fixture(scope="module")
+def seven():
+    """Labels and probabilities of seven classes; 2 and 6 are predicted perfectly."""
+    y = np.arange(210) % 7
+    proba = np.where(y[:, None] == np.arange(7), 1.0, 0.0)
+    others = np.setdiff1d(np.arange(7), [2, 6])
+    proba[np.ix_(np.isin(y, others), others)] = 1 / 5
+    wrong = np.isin(y, others) & (np.arange(210) < 35)
+    proba[wrong] = proba[wrong][:, [1, 3, 2, 4, 5, 0, 6]]
+    proba[wrong, y[wrong]] += 0.1
+    proba /= proba.sum(axis=1, keepdims=True)
+    return y, proba
+
+
+def test_of_many_classes_the_five_with_the_largest_errors_are_drawn(seven):
+    display = ReliabilityDisplay.from_predictions(*seven, kind="per_class")
+    labels = [line.get_label() for line in display.lines_]
+    assert labels == ["0", "1", "3", "4", "5"]
+    assert len(display.bars_) == 5
+    assert display.frequency.shape == (7, 10)
+    assert display.ax_.get_xlabel().endswith("(5 of 7 classes)")
+
+
+def test_chosen_classes_are_drawn_in_their_order(seven):
+    y, proba = seven
+    display = ReliabilityDisplay.from_predictions(
+        y, proba, kind="per_class", classes=[6, 0]
+    )
+    assert [line.get_label() for line in display.lines_] == ["6", "0"]
+    first = ReliabilityDisplay.from_predictions(y == 6, proba[:, 6], kind="per_class")
+    np.testing.assert_allclose(
+        display.lines_[0].get_xydata(), first.lines_[1].get_xydata()
+    )
+
+
+@pytest.mark.parametrize(("most", "ticks"), [(30, [20, 30]), (400, [10, 100])])
+def test_counts_have_decades_or_their_limits_as_ticks(most, ticks):
+    counts = np.array([20, most])
+    display = ReliabilityDisplay(
+        frequency=np.array([0.2, 0.8]), mean_proba=np.array([0.2, 0.8]), weight=counts
+    )
+    assert display.plot().count_ax_.get_yticks().tolist() == ticks
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"classes": ["setosa"]}, "Pass kind='per_class'"),
+        ({"kind": "per_class", "classes": ["rose"]}, r"\['rose'\]. Choose among"),
+        ({"kind": "per_class", "classes": []}, "has no class"),
         ({"kind": "all"}, "kind='all' is not known"),
         ({"strategy": "wide"}, "strategy='wide' is not known"),
         ({"n_bins": 0}, "n_bins=0 is not valid"),

@@ -18,9 +18,10 @@ on no set higher by more than 0.01.
 
 .. code-block:: bash
 
-   python examples/plot_trust.py               # 5 or 15 seeds, 20 minutes on two cores
-   python examples/plot_trust.py --epochs 300  # networks that are trained for too long
-   python examples/plot_trust.py --quick       # some sets, one seed: what is shown here
+   cd examples/studies
+   python plot_trust.py               # 5 or 15 seeds, 20 minutes on two cores
+   python plot_trust.py --epochs 300  # networks that are trained for too long
+   python plot_trust.py --quick       # some sets, one seed: what is shown here
 """
 
 # %%

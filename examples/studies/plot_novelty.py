@@ -13,9 +13,10 @@ chance), next to other methods around the same network.
 
 .. code-block:: bash
 
-   python examples/plot_novelty.py                # one seed, less than a minute
-   python examples/plot_novelty.py --seeds 5      # means over five
-   python examples/plot_novelty.py --every-class  # tables without each class in turn
+   cd examples/studies
+   python plot_novelty.py                # one seed, less than a minute
+   python plot_novelty.py --seeds 5      # means over five
+   python plot_novelty.py --every-class  # tables without each class in turn
 """
 
 # %%
