@@ -18,6 +18,7 @@ from torch import nn
 
 from sklaplace import LaplaceClassifier
 
+torch.set_num_threads(1)  # small networks gain nothing from more
 X, y = load_digits(return_X_y=True)
 X = (X / 16).astype("float32")
 X_pool, X_test, y_pool, y_test = train_test_split(X, y, test_size=0.5, random_state=0)
@@ -38,7 +39,7 @@ def accuracies(column, seed):
     rng = np.random.default_rng(seed)
     labelled = [rng.choice(np.flatnonzero(y_pool == k)) for k in range(10)]
     found = []
-    for _ in range(8):
+    for _ in range(7):
         model = LaplaceClassifier(net, random_state=seed, **options)
         model.fit(X_pool[labelled], y_pool[labelled])
         found.append(model.score(X_test, y_test))
@@ -51,9 +52,9 @@ def accuracies(column, seed):
 figure, ax = plt.subplots(figsize=(6, 4), layout="constrained")
 colors = {"epistemic": "#0072B2", "total": "#D55E00", "random": "black"}
 for name, column in [("epistemic", 2), ("total", 0), ("random", 3)]:
-    mean = np.mean([accuracies(column, seed) for seed in range(3)], axis=0)
-    print(f"{name}: accuracy {mean[-1]:.3f} with 80 labels")
-    ax.plot(range(10, 90, 10), mean, marker="o", color=colors[name], label=name)
-ax.set(xlabel="labelled samples", ylabel="test accuracy, mean of three runs")
+    mean = np.mean([accuracies(column, seed) for seed in range(2)], axis=0)
+    print(f"{name}: accuracy {mean[-1]:.3f} with 70 labels")
+    ax.plot(range(10, 80, 10), mean, marker="o", color=colors[name], label=name)
+ax.set(xlabel="labelled samples", ylabel="test accuracy, mean of two runs")
 ax.legend(title="next samples by")
 plt.show()
