@@ -13,7 +13,7 @@ from sklaplace.core import progress
 from sklaplace.core.checks import check_option, check_positive, listed, naming
 from sklaplace.core.fingerprint import fingerprint
 from sklaplace.estimators.options import LaplaceOptions, check_prior_shape
-from sklaplace.estimators.samples import applicable, weighted_data
+from sklaplace.estimators.samples import applicable, check_loader, weighted_data
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior
 
@@ -92,6 +92,7 @@ def retuned(
     if X is None:
         _check_evidence(free, y, sample_weight)
     else:
+        check_loader(X, "tune")
         if y is None:
             raise ValueError(
                 "y is missing: samples to tune on need inputs and targets. Pass both X "

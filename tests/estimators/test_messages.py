@@ -241,6 +241,13 @@ def test_of_the_ranker(error, estimator, X, y, words):
     refused_fit(LaplaceRanker(estimator), *words, error=error, data=(X, y))
 
 
+@pytest.mark.parametrize("y", [None, Y])
+def test_loaders_to_tune_on(y):
+    model = LaplaceClassifier(random_state=0).fit(X, Y)
+    words = "is a DataLoader", "tune(loader.dataset, targets)"
+    refused(TypeError, words, partial(model.tune, LOADER, y), model)
+
+
 @pytest.mark.parametrize("option", ["return_std", "return_cov"])
 @pytest.mark.parametrize("kind", [*CLASSIFIERS, LaplaceRanker])
 def test_deviations_of_labels(kind, option):
