@@ -1,18 +1,20 @@
-"""Write the table of the combinations that work, by trying each of them.
+"""Write the tables of the combinations that work, by trying each of them.
 
 Usage, from the root of a checkout::
 
     python docs/combinations.py [--check]
 
 Every subset, structure, curvature and likelihood is fitted once around a small network
-with a fixed prior. What is refused is listed with the message. ``--check`` fails where
-the table in ``docs/combinations.inc`` is another.
+with a fixed prior, and so is what each structure and each likelihood supports. What is
+refused is listed with the message. ``--check`` fails where a table in the files
+``docs/*.inc`` below is another.
 """
 
 import argparse
 import re
 import sys
 import warnings
+from collections.abc import Callable, Iterable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,11 +27,13 @@ from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
 from sklaplace.curvature.ggn import CURVATURES
+from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
+from sklaplace.estimators.glm_outputs import OUTPUT_MODELS
 from sklaplace.likelihoods import CRITERIA
 
-TABLE = Path(__file__).with_name("combinations.inc")
+HERE = Path(__file__).parent
 # a list of names stands beside the entries of the registry
 SUBSET_CHOICES: list[Any] = [*SUBSETS, ["hidden"]]
 N_ROWS, N_INPUTS = 12, 3
@@ -80,8 +84,8 @@ def problem(likelihood: str) -> tuple[Any, int, Any]:
     return known[likelihood]
 
 
-def answer(subset: Any, structure: str, curvature: str, likelihood: str) -> str:
-    """An empty string where it works, else the message."""
+def model_of(likelihood: str, **options: Any) -> tuple[Any, np.ndarray, Any]:
+    """Estimator around a small network that is not trained, and its samples."""
     kind, n_outputs, y = problem(likelihood)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -91,56 +95,144 @@ def answer(subset: Any, structure: str, curvature: str, likelihood: str) -> str:
     settings: dict[str, Any] = {"prior_precision": 100.0, "random_state": 0}
     if likelihood == "Gaussian":
         settings["sigma_noise"] = 1.0
-    model = kind(
-        FrozenEstimator(net),
-        subset_of_weights=subset,
-        hessian_structure=structure,
-        curvature=curvature,
-        **settings,
-    )
+    return kind(FrozenEstimator(net), **(settings | options)), X, y
+
+
+def answer(attempt: Callable[..., Any], *given: Any, **options: Any) -> str:
+    """An empty string where it works, else the message."""
     try:
-        model.fit(X, y).predict(X)
+        attempt(*given, **options)
     except (ValueError, TypeError) as error:
         return str(error)
     return ""
 
 
-def table() -> str:
-    """The table as Markdown, with the reasons below it."""
-    likelihoods = list(criteria())
-    reasons: list[str] = []
+def fit(likelihood: str, **options: Any) -> Any:
+    """Fit and predict."""
+    model, X, y = model_of(likelihood, **options)
+    model.fit(X, y).predict(X)
+    return model
+
+
+class Reasons:
+    """Marks of answers: a tick, or the number of a message below the table."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def mark(self, message: str) -> str:
+        """Return the mark of an answer."""
+        if message and message not in self.messages:
+            self.messages.append(message)
+        return f"({self.messages.index(message) + 1})" if message else "✓"
+
+    def table(self, heads: list[str], rows: Iterable[list[str]]) -> str:
+        """Return a table in Markdown with the messages below it."""
+        lines = [f"| {' | '.join(row)} |" for row in (heads, *rows)]
+        lines.insert(1, "| --- |" + " :-: |" * (len(heads) - 1))
+        notes = [f"({n}) {reason}" for n, reason in enumerate(self.messages, 1)]
+        return "\n\n".join(["\n".join(lines), *notes]) + "\n"
+
+
+def named(subset: Any) -> str:
+    """Return a subset as a table has it."""
+    return "a list of names" if isinstance(subset, list) else f"`{subset}`"
+
+
+def of_curvature() -> str:
+    """Structures with curvatures; all subsets and likelihoods must answer alike."""
+    reasons, rows = Reasons(), []
+    for structure in STRUCTURES:
+        row = [f"`{structure}`"]
+        for curvature in CURVATURES:
+            options = {"hessian_structure": structure, "curvature": curvature}
+            found = {
+                answer(fit, likelihood, subset_of_weights=subset, **options)
+                for subset, likelihood in product(SUBSET_CHOICES, criteria())
+            }
+            # a table by structure and curvature alone would be wrong
+            assert len(found) == 1, (structure, curvature, found)
+            message = found.pop().replace(repr(structure), "'…'")
+            row.append(reasons.mark(message))
+        rows.append(row)
+    return reasons.table(["structure", *(f"`{name}`" for name in CURVATURES)], rows)
+
+
+def of_structures() -> str:
+    """Priors, and what a fitted posterior can do, by structure."""
+    reasons, rows = Reasons(), []
+    for structure in STRUCTURES:
+        options = {"hessian_structure": structure}
+        found = [
+            answer(fit, "Gaussian", prior_structure=prior, **options)
+            for prior in PRIOR_STRUCTURES
+        ]
+        attempts = next_task, added, other_levels
+        found += [answer(attempt, **options) for attempt in attempts]
+        marks = [reasons.mark(m.replace(repr(structure), "'…'")) for m in found]
+        rows.append([f"`{structure}`", *marks])
+    heads = [f'`"{name}"`' for name in PRIOR_STRUCTURES]
+    others = "`prior=`", "`partial_fit`", "other levels"
+    return reasons.table(["structure", *heads, *others], rows)
+
+
+def next_task(**options: Any) -> None:
+    """Fit a second task under the posterior of a first."""
+    earlier = fit("Gaussian", **options).posterior_
+    model, X, y = model_of("Gaussian", prior=earlier, **options)
+    model.set_params(prior_precision="auto").fit(X, y).predict(X)
+
+
+def added(**options: Any) -> None:
+    """Add samples to a posterior."""
+    _, X, y = model_of("Gaussian")
+    fit("Gaussian", **options).partial_fit(X, y).predict(X)
+
+
+def other_levels(**options: Any) -> None:
+    """Compute the evidence under other noise levels of two columns."""
+    model, X, y = model_of("Gaussian", **options)
+    model.estimator.estimator.set_params(module__n_outputs=2).initialize()
+    targets = np.stack([y, y[::-1]], 1)
+    model.fit(X, targets).log_marginal_likelihood(sigma_noise=np.array([1.0, 2.0]))
+
+
+def of_refine() -> str:
+    """Subsets and predictives with ``refine=True``, by likelihood."""
+    reasons, rows = Reasons(), []
+    for subset, pred_type in product([*SUBSET_CHOICES, ["head"]], OUTPUT_MODELS):
+        options = {"subset_of_weights": subset, "pred_type": pred_type}
+        marks = [
+            reasons.mark(answer(fit, likelihood, refine=True, **options))
+            for likelihood in criteria()
+        ]
+        name = "the last layer by its name" if subset == ["head"] else named(subset)
+        rows.append([f"{name}, `{pred_type}`", *marks])
     # in words, so that the heads break into lines
-    heads = [re.sub("(?<=[a-z])(?=[A-Z])", " ", name) for name in likelihoods]
-    lines = [
-        f"| subset | structure | curvature | {' | '.join(heads)} |",
-        "| --- | --- | --- |" + " :-: |" * len(likelihoods),
-    ]
-    for subset, structure, curvature in product(SUBSET_CHOICES, STRUCTURES, CURVATURES):
-        cells = []
-        for likelihood in likelihoods:
-            message = answer(subset, structure, curvature, likelihood)
-            if message and message not in reasons:
-                reasons.append(message)
-            cells.append(f"({reasons.index(message) + 1})" if message else "✓")
-        name = "a list of names" if isinstance(subset, list) else f"`{subset}`"
-        row = [name, f"`{structure}`", f"`{curvature}`", *cells]
-        lines.append(f"| {' | '.join(row)} |")
-    notes = [f"({n}) {reason}" for n, reason in enumerate(reasons, 1)]
-    return "\n\n".join(["\n".join(lines), *notes]) + "\n"
+    heads = [re.sub("(?<=[a-z])(?=[A-Z])", " ", name) for name in criteria()]
+    return reasons.table(["subset, `pred_type`", *heads], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "combinations.inc": of_curvature,
+    "structures.inc": of_structures,
+    "refine.inc": of_refine,
+}
 
 
 def main() -> None:
-    """Write the table, or compare it."""
-    parser = argparse.ArgumentParser(description="The table of combinations.")
+    """Write the tables, or compare them."""
+    parser = argparse.ArgumentParser(description="The tables of combinations.")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = table()
-    if not options.check:
-        TABLE.write_text(found, encoding="utf-8")
-    elif TABLE.read_text(encoding="utf-8") != found:
-        sys.exit("docs/combinations.inc is out of date: run docs/combinations.py.")
+    for name, table in TABLES.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = table()
+        if not options.check:
+            (HERE / name).write_text(found, encoding="utf-8")
+        elif (HERE / name).read_text(encoding="utf-8") != found:
+            sys.exit(f"docs/{name} is out of date: run docs/combinations.py.")
 
 
 if __name__ == "__main__":

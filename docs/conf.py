@@ -1,13 +1,16 @@
 """Sphinx configuration."""
 
 import os
+import sys
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from docutils import nodes
+from public_names import directives
 from sphinx_gallery.directives import imgsgnode
 from sphinx_gallery.sorting import ExplicitOrder
 
@@ -36,6 +39,7 @@ default_role = "literal"
 
 # API pages
 autosummary_generate = True
+autosummary_context = {"public_members": directives()}
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
@@ -71,6 +75,8 @@ RECIPES = (
 EXAMPLES = Path(__file__).parent.parent / "examples"
 OTHER_EXAMPLES = sorted({path.name for path in EXAMPLES.rglob("*.py")} - {*RECIPES})
 sphinx_gallery_conf = {
+    "backreferences_dir": "generated/backreferences",
+    "doc_module": ("sklaplace",),
     "examples_dirs": "../examples",
     "gallery_dirs": "auto_examples",
     "filename_pattern": r"plot_",
@@ -99,6 +105,7 @@ sphinx_gallery_conf = {
 # HTML
 html_theme = "pydata_sphinx_theme"
 html_title = "sklaplace"
+html_logo = html_favicon = "_static/logo.svg"
 html_show_sourcelink = False
 # Formulas are drawn by this one file, so that pages need no network.
 mathjax_path = "tex-svg.js"
@@ -106,6 +113,7 @@ MATHJAX = files("sphinx-mathjax-offline") / "static" / "mathjax" / mathjax_path
 html_static_path = ["_static", str(MATHJAX)]
 html_css_files = ["sklaplace.css"]
 html_theme_options = {
+    "logo": {"text": "sklaplace", "alt_text": "sklaplace, start page"},
     "navigation_with_keys": False,
     "secondary_sidebar_items": ["page-toc"],
     "show_toc_level": 2,
@@ -130,16 +138,20 @@ html_sidebars = {
     )
 }
 
-# Labels of scikit-learn's user guide in docstrings that the estimators inherit
-SKLEARN_METRICS = "https://scikit-learn.org/stable/modules/model_evaluation.html"
+# scikit-learn's pages, and labels of its user guide in docstrings that are inherited
+SKLEARN = "https://scikit-learn.org/stable/modules"
 SKLEARN_LABELS = {"accuracy_score": "accuracy-score", "r2_score": "r2-score"}
 
 
 def link_to_sklearn(app, env, node, contnode):
-    anchor = SKLEARN_LABELS.get(node["reftarget"])
-    if anchor is None:
+    target = node["reftarget"]
+    if target in SKLEARN_LABELS:
+        page = f"model_evaluation.html#{SKLEARN_LABELS[target]}"
+    elif target.startswith("sklearn."):
+        page = f"generated/{target}.html"
+    else:
         return None
-    return nodes.reference("", "", contnode, refuri=f"{SKLEARN_METRICS}#{anchor}")
+    return nodes.reference("", "", contnode, refuri=f"{SKLEARN}/{page}")
 
 
 def link_to_full_size(app, doctree, docname):

@@ -20,7 +20,7 @@ from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import STRUCTURES, Accumulator, Precision, Structure
 from sklaplace.curvature.subsets import SUBSETS
-from sklaplace.likelihoods import DataFit, Likelihood
+from sklaplace.likelihoods.base import DataFit, Likelihood
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 import joblib
 
+from sklaplace.core import progress
 from sklaplace.core.folder import (
     UnsafeFolderError,
     make_private,
@@ -142,6 +143,7 @@ def cached(
 
     try:
         if found := _looked_up(memory, key, packed_work, fresh):
+            progress.line("network and curvature: from memory")
             return cast(T, found[0])
     except Exception as error:
         # an error of the work itself, or a refusal

@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn import get_config
 from sklearn.utils import check_random_state
 from torch import Tensor
@@ -122,10 +123,17 @@ def as_levels(name: str, value: Any, hint: str) -> np.ndarray:
         raise ValueError(f"{name} is empty. {hint}")
     if levels.ndim != 1:
         raise ValueError(f"{name} has shape {levels.shape}, not one axis. {hint}")
-    are_integers = np.asarray(value).dtype.kind in "iu"
-    for level in levels:
-        # 90 is shown as it was given, not as 90.0
-        check_fraction(name, int(level) if are_integers else float(level), hint)
+    # 90 is shown as it was given, not as 90.0
+    as_given = int if np.asarray(value).dtype.kind in "iu" else float
+    wrong = [as_given(level) for level in levels if not 0 < level < 1]
+    if len(wrong) > 1:
+        if all(2 <= level < 100 for level in wrong):  # percentages
+            meant = ", ".join(f"{level / 100:g}" for level in wrong)
+            hint += f" Did you mean {meant}?"
+        shown = ", ".join(map(repr, wrong))
+        raise ValueError(f"{name} has {shown}, which are not between 0 and 1. {hint}")
+    for level in wrong:
+        check_fraction(name, level, hint)
     return levels
 
 
@@ -198,3 +206,10 @@ def as_seed(name: str, value: Any) -> int:
     if isinstance(value, Integral):
         return int(value)
     return int(check_random_state(value).randint(np.iinfo(np.int32).max))
+
+
+def as_generator(random_state: Any) -> torch.Generator:
+    """Return a torch generator as it is, else one on the CPU, seeded by `as_seed`."""
+    if isinstance(random_state, torch.Generator):
+        return random_state
+    return torch.Generator().manual_seed(as_seed("random_state", random_state))

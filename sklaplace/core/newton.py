@@ -13,6 +13,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from sklaplace.core import progress
 from sklaplace.core.linalg import conjugate_gradients, solve_psd
 from sklaplace.core.warn import warn_user
 
@@ -116,6 +117,7 @@ def minimum(
     unit = min(1.0, max(float(value), SMALLEST))
     steps = _Steps(model, rho, tolerance)
     for _ in range(MAX_STEPS):
+        progress.count("refit")
         step, has_converged = steps.at(f, gradient)
         # twice the decrease of the quadratic model
         decrease = float(-(gradient @ step)) / (unit + float(value))

@@ -13,16 +13,22 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from joblib import Parallel, delayed, effective_n_jobs
 from joblib.externals.loky.backend import reduction
 from joblib.externals.loky.process_executor import TerminatedWorkerError
+from joblib.parallel import get_active_backend
+from sklearn.utils.parallel import Parallel as ConfiguredParallel
+from sklearn.utils.parallel import delayed as configured_delayed
 from torch import Tensor
 
+from sklaplace.core import progress
 from sklaplace.core.packing import reduced_as_array
 from sklaplace.core.persistence import for_worker
+
+T = TypeVar("T")
 
 # Processes that are killed by the operating system, for want of memory, would be killed
 # again.
@@ -47,6 +53,23 @@ def n_workers(n_jobs: int | None) -> int:
     """
     found = int(effective_n_jobs(n_jobs))
     return 0 if n_jobs is None and found == 1 else found
+
+
+def in_parallel(
+    function: Callable[..., T], given: Sequence[Any], n_jobs: int | None, label: str
+) -> list[T]:
+    """Return the function of each tuple of arguments, in order, by joblib.
+
+    Workers have scikit-learn's settings. A progress bar counts the results where there
+    is one.
+    """
+    backend, _ = get_active_backend()
+    is_streamed = getattr(backend, "supports_return_generator", False)
+    # not all backends stream results, and nothing but a bar needs it
+    kind = "generator" if is_streamed and progress.shows_bars() else "list"
+    tasks = (configured_delayed(function)(*args) for args in given)
+    found = ConfiguredParallel(n_jobs=n_jobs, return_as=kind)(tasks)
+    return list(progress.tracked(found, label, len(given)))
 
 
 def ordered_map(

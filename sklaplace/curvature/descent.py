@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
+from sklaplace.core import progress
 from sklaplace.core.checks import Check, check_count, check_positive
 from sklaplace.core.random import counter_uniforms, row_hash
 from sklaplace.curvature.layout import Layout
@@ -118,7 +119,9 @@ class Descent:
         """Return moments of the selected weights over the snapshots; see `iterates`."""
         start = layout.read(as_forward(self.net).module)
         moments = WeightMoments(start, max_rank)
-        for weights in self.iterates(layout, schedule):
+        iterates = self.iterates(layout, schedule)
+        n = schedule.n_snapshots
+        for weights in progress.tracked(iterates, "snapshots", n):
             moments.update(weights)
         return moments
 

@@ -20,7 +20,7 @@ from sklaplace.curvature.derivatives import exact_hessian
 from sklaplace.curvature.jacobian import backpropagate_in_parts
 from sklaplace.curvature.recorder import compare_alone
 from sklaplace.curvature.structures import Accumulator
-from sklaplace.likelihoods import DataFit, Likelihood, output_weights, weighted
+from sklaplace.likelihoods.base import DataFit, Likelihood, output_weights, weighted
 from sklaplace.likelihoods.output_hessian import Diagonal, Factored, OutputHessian
 from sklaplace.networks.forward import Forward
 

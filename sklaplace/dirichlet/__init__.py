@@ -15,9 +15,7 @@ from functools import partial
 
 from torch import Tensor
 
-from sklaplace.dirichlet.arrays import MAX_TOTAL, MIN_CONCENTRATION
 from sklaplace.dirichlet.bridge import (
-    NORMS,
     centred_bridge,
     inverse_bridge,
     laplace_bridge,
@@ -55,10 +53,6 @@ APPROXIMATIONS: dict[str, Approximation] = {
 
 __all__ = [
     "APPROXIMATIONS",
-    "DIAGONAL",
-    "MAX_TOTAL",
-    "MIN_CONCENTRATION",
-    "NORMS",
     "entropy",
     "expected_entropy",
     "interval",

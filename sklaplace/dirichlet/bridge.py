@@ -38,6 +38,8 @@ def laplace_bridge(
     overconfident in the class of the smallest variance. `kl_projection` has none of
     these defects.
 
+    Read more in the :ref:`User Guide <dirichlet>`.
+
     Parameters
     ----------
     mean : Tensor or ndarray of shape (..., K)
@@ -71,6 +73,11 @@ def laplace_bridge(
         If ``norm`` is not known, the shapes do not fit, or there are numbers that are
         not finite, or negative variances.
 
+    See Also
+    --------
+    kl_projection : The closest Dirichlet.
+    inverse_bridge : From a Dirichlet to a Gaussian.
+
     Notes
     -----
     O(K²) per sample, for the row sums of ``cov``; O(K) without ``project``.
@@ -88,6 +95,7 @@ def laplace_bridge(
     Examples
     --------
     >>> import numpy as np
+    >>> from sklaplace.dirichlet import laplace_bridge
     >>> laplace_bridge(np.zeros(3), 0.1 * np.eye(3)).round(2)
     array([10., 10., 10.])
     """
@@ -126,6 +134,8 @@ def centred_bridge(mean: Tensor, cov: Tensor, norm: str | None = None) -> Tensor
 def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
     """Gaussian over logits whose Laplace bridge is a given Dirichlet.
 
+    Read more in the :ref:`User Guide <dirichlet>`.
+
     Parameters
     ----------
     alpha : Tensor or ndarray of shape (..., K)
@@ -143,6 +153,10 @@ def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
     ValueError
         If a concentration is not positive.
 
+    See Also
+    --------
+    laplace_bridge : From a Gaussian to a Dirichlet.
+
     Notes
     -----
     O(K²) per sample. ``laplace_bridge`` is its inverse up to rounding, if the total of
@@ -151,6 +165,13 @@ def inverse_bridge(alpha: Array) -> tuple[Array, Array]:
     References
     ----------
     MacKay (1998), "Choice of basis for Laplace approximation".
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklaplace.dirichlet import inverse_bridge, laplace_bridge
+    >>> laplace_bridge(*inverse_bridge(np.array([6.0, 3.0, 1.0]))).round(6)
+    array([6., 3., 1.])
     """
     concentrations = arrays.check_alpha(alpha)
     mean, cov = centre(concentrations.log(), (1 / concentrations).diag_embed())

@@ -21,6 +21,8 @@ _MAX_QUANTILE_TOTAL = 1e12
 def mean(alpha: Array) -> Array:
     """Class probabilities expected under a Dirichlet.
 
+    Read more in the :ref:`User Guide <dirichlet>`.
+
     Parameters
     ----------
     alpha : Tensor or ndarray of shape (..., K)
@@ -35,6 +37,17 @@ def mean(alpha: Array) -> Array:
     ------
     ValueError
         If a concentration is not positive.
+
+    See Also
+    --------
+    variance : Marginal variances.
+    interval : Central intervals.
+
+    Examples
+    --------
+    >>> from sklaplace.dirichlet import mean
+    >>> mean([[6.0, 3.0, 1.0]])
+    array([[0.6, 0.3, 0.1]])
     """
     concentrations = check_alpha(alpha)
     return like(concentrations / concentrations.sum(-1, keepdim=True), alpha)
@@ -42,6 +55,8 @@ def mean(alpha: Array) -> Array:
 
 def variance(alpha: Array) -> Array:
     """Marginal variances of the class probabilities of a Dirichlet.
+
+    Read more in the :ref:`User Guide <dirichlet>`.
 
     Parameters
     ----------
@@ -58,6 +73,17 @@ def variance(alpha: Array) -> Array:
     ------
     ValueError
         If a concentration is not positive.
+
+    See Also
+    --------
+    mean : Expected probabilities.
+    interval : Central intervals.
+
+    Examples
+    --------
+    >>> from sklaplace.dirichlet import variance
+    >>> variance([[6.0, 3.0, 1.0]]).round(3)
+    array([[0.022, 0.019, 0.008]])
     """
     concentrations = check_alpha(alpha)
     total = concentrations.sum(-1, keepdim=True)
@@ -70,6 +96,8 @@ def entropy(alpha: Array) -> Array:
 
     The entropy of the distribution over probabilities; negative unless it is nearly
     uniform. For the entropy of the label, see `expected_entropy`.
+
+    Read more in the :ref:`User Guide <dirichlet>`.
 
     Parameters
     ----------
@@ -85,12 +113,25 @@ def entropy(alpha: Array) -> Array:
     ------
     ValueError
         If a concentration is not positive.
+
+    See Also
+    --------
+    expected_entropy : Of the label, in place of the probabilities.
+    uncertainty : Parts of the entropy of the label.
+
+    Examples
+    --------
+    >>> from sklaplace.dirichlet import entropy
+    >>> entropy([[6.0, 3.0, 1.0]]).round(2)
+    array([-1.94])
     """
     return like(Dirichlet(check_alpha(alpha), validate_args=False).entropy(), alpha)
 
 
 def expected_entropy(alpha: Array) -> Array:
     """Expected entropy of a label given its probabilities, in nats.
+
+    Read more in the :ref:`User Guide <dirichlet>`.
 
     Parameters
     ----------
@@ -107,6 +148,17 @@ def expected_entropy(alpha: Array) -> Array:
     ------
     ValueError
         If a concentration is not positive.
+
+    See Also
+    --------
+    uncertainty : This part of the entropy next to the others.
+    entropy : Of the probabilities, in place of the label.
+
+    Examples
+    --------
+    >>> from sklaplace.dirichlet import expected_entropy
+    >>> expected_entropy([[6.0, 3.0, 1.0]]).round(2)
+    array([0.81])
     """
     a = check_alpha(alpha)
     total = a.sum(-1, keepdim=True)
@@ -116,6 +168,8 @@ def expected_entropy(alpha: Array) -> Array:
 
 def log_density(alpha: Array, proba: Array) -> Array:
     """Logarithm of the density of a Dirichlet at class probabilities.
+
+    Read more in the :ref:`User Guide <dirichlet>`.
 
     Parameters
     ----------
@@ -135,6 +189,17 @@ def log_density(alpha: Array, proba: Array) -> Array:
     ------
     ValueError
         If a concentration is not positive, or ``proba`` are no probabilities.
+
+    See Also
+    --------
+    sample : Draws from the density.
+    sklaplace.plotting.DirichletDisplay : The density over three probabilities.
+
+    Examples
+    --------
+    >>> from sklaplace.dirichlet import log_density
+    >>> log_density([[1.0, 1.0, 1.0]], [[0.2, 0.3, 0.5]]).round(3)  # log 2
+    array([0.693])
     """
     a = check_alpha(alpha)
     p = arrays.check_proba(proba, a)
@@ -143,6 +208,8 @@ def log_density(alpha: Array, proba: Array) -> Array:
 
 def interval(alpha: Array, coverage: float = 0.9) -> Array:
     """Central credible intervals of the class probabilities.
+
+    Read more in the :ref:`User Guide <dirichlet>`.
 
     Parameters
     ----------
@@ -161,9 +228,22 @@ def interval(alpha: Array, coverage: float = 0.9) -> Array:
     ValueError
         If a concentration is not positive, or ``coverage`` is not in (0, 1).
 
+    See Also
+    --------
+    mean : Expected probabilities.
+    plausible_classes : Classes whose probabilities may be the largest.
+
     Notes
     -----
     Quantiles come from scipy, on the CPU: about a microsecond each.
+
+    Examples
+    --------
+    >>> from sklaplace.dirichlet import interval
+    >>> interval([[60.0, 30.0, 10.0]], coverage=0.9).round(2)
+    array([[[0.52, 0.68],
+            [0.23, 0.38],
+            [0.06, 0.15]]])
     """
     checks.check_fraction("coverage", coverage, "Choose a probability, such as 0.9.")
     a = check_alpha(alpha)
@@ -174,6 +254,8 @@ def interval(alpha: Array, coverage: float = 0.9) -> Array:
 
 def sample(alpha: Array, n_samples: int = 1, random_state: Any = 0) -> Array:
     """Class probabilities drawn from a Dirichlet.
+
+    Read more in the :ref:`User Guide <dirichlet>`.
 
     Parameters
     ----------
@@ -195,10 +277,20 @@ def sample(alpha: Array, n_samples: int = 1, random_state: Any = 0) -> Array:
     ValueError
         If a concentration is not positive, or ``n_samples`` is not.
 
+    See Also
+    --------
+    log_density : The density of the draws.
+
     Notes
     -----
     Computed from logarithms of gamma variables, so that small concentrations give
     one-hot probabilities instead of zero divided by zero.
+
+    Examples
+    --------
+    >>> from sklaplace.dirichlet import sample
+    >>> sample([[6.0, 3.0, 1.0]], n_samples=5, random_state=0).shape
+    (5, 1, 3)
     """
     checks.check_count("n_samples", n_samples)
     a = check_alpha(alpha)
@@ -215,6 +307,8 @@ def sample(alpha: Array, n_samples: int = 1, random_state: Any = 0) -> Array:
 
 def uncertainty(alpha: Array) -> Array:
     """Decompose the entropy of a label into aleatoric and epistemic uncertainty.
+
+    Read more in the :ref:`User Guide <dirichlet>`.
 
     Parameters
     ----------
@@ -233,10 +327,22 @@ def uncertainty(alpha: Array) -> Array:
     ValueError
         If a concentration is not positive.
 
+    See Also
+    --------
+    expected_entropy : The aleatoric part alone.
+    sklaplace.LaplaceClassifier.predict_uncertainty : The same for predictions.
+
     References
     ----------
     Depeweg, Hernández-Lobato, Doshi-Velez and Udluft (2018), "Decomposition of
     uncertainty in Bayesian deep learning for efficient and risk-sensitive learning".
+
+    Examples
+    --------
+    >>> from sklaplace.dirichlet import uncertainty
+    >>> uncertainty([[6.0, 3.0, 1.0], [600.0, 300.0, 100.0]]).round(2)
+    array([[0.9 , 0.81, 0.09],
+           [0.9 , 0.9 , 0.  ]])
     """
     a = check_alpha(alpha)
     return like(split_entropy(mean(a), expected_entropy(a)), alpha)
@@ -260,6 +366,8 @@ def plausible_classes(
 
     A class belongs to the set if the upper quantile of its marginal Beta distribution
     is at least the lower quantile of that of the most probable class.
+
+    Read more in the :ref:`User Guide <dirichlet>`.
 
     Parameters
     ----------
@@ -286,6 +394,11 @@ def plausible_classes(
     ValueError
         If a concentration is not positive, or an option is invalid.
 
+    See Also
+    --------
+    interval : Central intervals of the probabilities.
+    sklaplace.LaplaceClassifier.predict_set : The same for predictions.
+
     Notes
     -----
     2 k_max Beta quantiles per sample. Beta(a, A − a) variables are stochastically
@@ -295,6 +408,13 @@ def plausible_classes(
     ----------
     Hobbhahn, Kristiadi, Hennig (2022), "Fast predictive uncertainty for classification
     with Bayesian deep networks", UAI, section 4.
+
+    Examples
+    --------
+    >>> from sklaplace.dirichlet import plausible_classes
+    >>> plausible_classes([[6.0, 3.0, 1.0], [600.0, 300.0, 100.0]])
+    array([[ True,  True, False],
+           [ True, False, False]])
     """
     check_set(q, k_max, reference)
     a = check_alpha(alpha)

@@ -21,6 +21,19 @@ from sklaplace.dirichlet.gumbel import (
 )
 from sklaplace.dirichlet.logits import centre, centred_factor, centred_moments, chunks
 
+__all__ = [
+    "LINKS",
+    "bridge",
+    "bridge_norm",
+    "choose_link",
+    "gumbel",
+    "mc",
+    "mean_field",
+    "probit",
+    "probit_uncentred",
+    "sodpp",
+]
+
 Link = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # Up to this largest variance the second-order expansion is more accurate than the
@@ -40,6 +53,8 @@ def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     logistic-Gaussian integral. For many classes with small variances it can be
     less accurate than the softmax of the mean.
 
+    Read more in the :ref:`User Guide <link>`.
+
     Parameters
     ----------
     mean : Tensor of shape (b, K)
@@ -54,6 +69,11 @@ def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Tensor of shape (b, K)
         Probabilities, float64; rows sum to one.
 
+    See Also
+    --------
+    probit : Cheaper, without covariances.
+    choose_link : Where this one is chosen.
+
     Notes
     -----
     ``p_k ∝ 1 / Σ_j exp(−(μ_k − μ_j) / √(1 + π Var(f_k − f_j) / 8))``. O(K²) time
@@ -65,6 +85,14 @@ def mean_field(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     with application to uncertainty estimation" (the variant with joint
     variances, normalised here).
     MacKay (1992), "The evidence framework applied to classification networks".
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.dirichlet.links import mean_field
+    >>> mean, cov = torch.tensor([[2.0, 0.0, 0.0]]), torch.eye(3).unsqueeze(0)
+    >>> mean_field(mean, cov, torch.empty(0, 3)).numpy().round(2)
+    array([[0.69, 0.15, 0.15]])
     """
     mean, cov = centre(mean, cov)
     variances = cov.diagonal(dim1=-2, dim2=-1)
@@ -80,6 +108,8 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     neglects covariances between logits. For tens of classes and more, and standard
     deviations up to about one, its error exceeds that of the softmax of the mean.
 
+    Read more in the :ref:`User Guide <link>`.
+
     Parameters
     ----------
     mean : Tensor of shape (b, K)
@@ -94,6 +124,11 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Tensor of shape (b, K)
         Probabilities, float64; rows sum to one.
 
+    See Also
+    --------
+    probit_uncentred : As published.
+    mean_field : With covariances.
+
     Notes
     -----
     ``softmax(m_k / √(1 + π S_kk / 8))`` with the centred ``m`` and ``S``. O(K)
@@ -105,6 +140,14 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     (two classes).
     Gibbs (1997), "Bayesian Gaussian processes for regression and
     classification", PhD thesis, University of Cambridge (more classes).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.dirichlet.links import probit
+    >>> mean, cov = torch.tensor([[2.0, 0.0, 0.0]]), torch.eye(3).unsqueeze(0)
+    >>> probit(mean, cov, torch.empty(0, 3)).numpy().round(2)
+    array([[0.75, 0.13, 0.13]])
     """
     mean, variances = centred_moments(mean, cov)
     return (mean / _probit_scale(variances)).softmax(-1)
@@ -118,6 +161,8 @@ def probit_uncentred(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     have in common: where the variance of that is large, as with Kronecker-factored
     curvature or a bias in the last layer, it is far too uncertain. For independent
     logits of two to four classes it is more accurate than `probit`.
+
+    Read more in the :ref:`User Guide <link>`.
 
     Parameters
     ----------
@@ -133,6 +178,10 @@ def probit_uncentred(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Tensor of shape (b, K)
         Probabilities, float64; rows sum to one.
 
+    See Also
+    --------
+    probit : Of centred logits, which depends on no shift of all of them.
+
     Notes
     -----
     ``softmax(μ_k / √(1 + π Σ_kk / 8))``. O(K) per sample.
@@ -143,6 +192,14 @@ def probit_uncentred(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     classification", PhD thesis, University of Cambridge.
     Hobbhahn, Kristiadi, Hennig (2022), "Fast predictive uncertainty for
     classification with Bayesian deep networks", UAI (a baseline).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.dirichlet.links import probit_uncentred
+    >>> mean, cov = torch.tensor([[2.0, 0.0, 0.0]]), torch.eye(3).unsqueeze(0)
+    >>> probit_uncentred(mean, cov, torch.empty(0, 3)).numpy().round(2)
+    array([[0.73, 0.13, 0.13]])
     """
     variances = cov if cov.shape == mean.shape else cov.diagonal(dim1=-2, dim2=-1)
     return (mean.double() / _probit_scale(variances.double())).softmax(-1)
@@ -153,6 +210,8 @@ def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     The most accurate closed form for standard deviations below 0.3, and not to be used
     above one. Prefer it for small posterior variances without sampling.
+
+    Read more in the :ref:`User Guide <link>`.
 
     Parameters
     ----------
@@ -168,6 +227,11 @@ def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Tensor of shape (b, K)
         Probabilities, float64; rows sum to one.
 
+    See Also
+    --------
+    mean_field : For larger variances.
+    mc : For any variances, by draws.
+
     Notes
     -----
     ``p ∘ (1 + pᵀΣp − Σp + ½ diagΣ − ½ pᵀdiagΣ)`` with ``p = softmax(μ)``, which sums to
@@ -178,6 +242,14 @@ def sodpp(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     ----------
     Bickel and Doksum (2015), "Mathematical statistics", vol. 1, section 5.3 (the delta
     method).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.dirichlet.links import sodpp
+    >>> mean, cov = torch.tensor([[2.0, 0.0, 0.0]]), torch.eye(3).unsqueeze(0)
+    >>> sodpp(mean, cov, torch.empty(0, 3)).numpy().round(2)
+    array([[0.67, 0.16, 0.16]])
     """
     mean, cov = centre(mean, cov)
     softmax = mean.softmax(-1)
@@ -195,6 +267,8 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     only to find independent logits with the same centred variances: for logits with few
     common factors `mc` is far more accurate.
 
+    Read more in the :ref:`User Guide <link>`.
+
     Parameters
     ----------
     mean : Tensor of shape (b, K)
@@ -208,6 +282,11 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     -------
     Tensor of shape (b, K)
         Probabilities, float64; rows sum to one.
+
+    See Also
+    --------
+    mc : Accurate for correlated logits, too.
+    choose_link : Where this one is chosen.
 
     Notes
     -----
@@ -226,6 +305,14 @@ def gumbel(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Yellott (1977), "The relationship between Luce's choice axiom, Thurstone's theory of
     comparative judgment, and the double exponential distribution", Journal of
     Mathematical Psychology 15 (the Gumbel-max identity).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.dirichlet.links import gumbel
+    >>> mean, cov = torch.tensor([[2.0, 0.0, 0.0]]), torch.eye(3).unsqueeze(0)
+    >>> gumbel(mean, cov, torch.empty(0, 3)).numpy().round(2)
+    array([[0.7 , 0.15, 0.15]])
     """
     if mean.shape[-1] > MANY_CLASSES:  # a few samples at a time
         n = max(1, _MANY_BYTES // (8 * cov[:1].numel()))
@@ -259,6 +346,8 @@ def mc(
     for ten classes, 0.05 for thirty and 0.2 for three hundred; for covariances of rank
     two, to less than 0.05 for any of them.
 
+    Read more in the :ref:`User Guide <link>`.
+
     Parameters
     ----------
     mean : Tensor of shape (b, K)
@@ -277,10 +366,24 @@ def mc(
     Tensor of shape (b, K)
         Probabilities, float64; rows sum to one.
 
+    See Also
+    --------
+    gumbel : Without draws, for many classes.
+    choose_link : Where this one is chosen.
+
     Notes
     -----
     O(K³ + s K²) per sample. Samples are processed in chunks, so that memory beyond the
     inputs is about 2 MiB, or that of the draws of one sample if it is larger.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.dirichlet.links import mc
+    >>> mean, cov = torch.tensor([[2.0, 0.0, 0.0]]), torch.eye(3).unsqueeze(0)
+    >>> draws = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0))
+    >>> round(float(mc(mean, cov, draws)[0, 0]), 1)
+    0.7
     """
     parts = chunks(mean, cov, len(draws))
     drawn = (_sampled_proba(*part, draws, dtype) for part in parts)
@@ -334,6 +437,8 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     to it for more; only the concentrations of ``dirichlet.laplace_bridge`` depend on
     the uncertainty.
 
+    Read more in the :ref:`User Guide <link>`.
+
     Parameters
     ----------
     mean : Tensor of shape (b, K)
@@ -347,6 +452,11 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     -------
     Tensor of shape (b, K)
         Probabilities, float64; rows sum to one.
+
+    See Also
+    --------
+    bridge_norm : With a correction for large variances.
+    sklaplace.dirichlet.laplace_bridge : The Dirichlet itself.
 
     Notes
     -----
@@ -357,6 +467,14 @@ def bridge(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     MacKay (1998), "Choice of basis for Laplace approximation".
     Hobbhahn, Kristiadi, Hennig (2022), "Fast predictive uncertainty for
     classification with Bayesian deep networks", UAI.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.dirichlet.links import bridge
+    >>> mean, cov = torch.tensor([[2.0, 0.0, 0.0]]), torch.eye(3).unsqueeze(0)
+    >>> bridge(mean, cov, torch.empty(0, 3)).numpy().round(2)
+    array([[0.65, 0.18, 0.18]])
     """
     return dirichlet.mean(dirichlet.APPROXIMATIONS["bridge"](mean, cov))
 
@@ -366,6 +484,8 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     Like ``bridge``, but less confident where variances are large. The correction
     is left out where it would make the prediction more confident.
+
+    Read more in the :ref:`User Guide <link>`.
 
     Parameters
     ----------
@@ -381,6 +501,11 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     Tensor of shape (b, K)
         Probabilities, float64; rows sum to one.
 
+    See Also
+    --------
+    bridge : Without the correction.
+    sklaplace.dirichlet.laplace_bridge : The Dirichlet itself.
+
     Notes
     -----
     O(K) per sample for variances, O(K²) to centre covariances.
@@ -389,6 +514,14 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     ----------
     Hobbhahn, Kristiadi, Hennig (2022), "Fast predictive uncertainty for
     classification with Bayesian deep networks", UAI.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.dirichlet.links import bridge_norm
+    >>> mean, cov = torch.tensor([[2.0, 0.0, 0.0]]), torch.eye(3).unsqueeze(0)
+    >>> bridge_norm(mean, cov, torch.empty(0, 3)).numpy().round(2)
+    array([[0.65, 0.18, 0.18]])
     """
     return dirichlet.mean(dirichlet.APPROXIMATIONS["bridge_norm"](mean, cov))
 
@@ -424,6 +557,8 @@ def choose_link(n_classes: int, n_samples: int = 100) -> str:
     * otherwise ``'gumbel'``: in many dimensions draws are less accurate, unless the
       covariance is of low rank, which the rule does not check.
 
+    Read more in the :ref:`User Guide <link>`.
+
     Parameters
     ----------
     n_classes : int
@@ -436,12 +571,24 @@ def choose_link(n_classes: int, n_samples: int = 100) -> str:
     str
         A key of ``LINKS``.
 
+    See Also
+    --------
+    mean_field : For two classes.
+    mc : For a few.
+    gumbel : For many.
+
     Notes
     -----
     Not the best link in every case, but its error did not exceed that of ``'probit'``
     (by more than 1e-4) for four kinds of covariances from 2 to 256 classes and for 1000
     independent logits: with standard deviations of logits from 0.01 to 8, means of two
     and ten times standard normal, and 4, 16 and 100 draws. The gallery has a table.
+
+    Examples
+    --------
+    >>> from sklaplace.dirichlet.links import choose_link
+    >>> choose_link(2), choose_link(10), choose_link(1000)
+    ('mean_field', 'mc', 'gumbel')
     """
     if n_classes <= _CLASSES_OF_MEAN_FIELD:
         return "mean_field"

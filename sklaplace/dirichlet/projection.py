@@ -33,6 +33,8 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     milliseconds per thousand samples; `laplace_bridge` is ten times faster, and may be
     far off.
 
+    Read more in the :ref:`User Guide <dirichlet>`.
+
     Parameters
     ----------
     mean : Tensor or ndarray of shape (..., K)
@@ -53,6 +55,10 @@ def kl_projection(mean: Array, cov: Array) -> Array:
         If the shapes do not fit, or there are numbers that are not finite, or negative
         variances.
 
+    See Also
+    --------
+    laplace_bridge : Faster, and less accurate.
+
     Notes
     -----
     Only ``E[logsumexp(f)]`` is approximated: see
@@ -70,6 +76,7 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     Examples
     --------
     >>> import numpy as np
+    >>> from sklaplace.dirichlet import kl_projection
     >>> kl_projection(np.zeros(3), 0.1 * np.eye(3)).round(2)
     array([10.3, 10.3, 10.3])
     """

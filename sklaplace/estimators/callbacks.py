@@ -51,6 +51,8 @@ class MarglikTraining(PriorCallback):
     to weight decay chosen by hand, and where all samples are needed for training; see
     Notes for its cost.
 
+    Read more in the :ref:`User Guide <training>`.
+
     Parameters
     ----------
     subset_of_weights : {"all", "last_layer", "trainable"} or list of str, \
@@ -65,8 +67,8 @@ class MarglikTraining(PriorCallback):
     prior_precision : float or array, default=1.0
         Initial prior precision.
     prior_structure : {"layerwise", "scalar", "diag"}, default="layerwise"
-        One precision per parameter tensor, one for all, or one per weight (not for
-        ``kron``).
+        One precision per parameter tensor, one for all, or one per weight (for
+        ``full``, ``lowrank`` and ``diag``).
     sigma_noise : float, default=1.0
         Initial standard deviation of the noise, in units of the targets; for the mean
         squared error only.
@@ -284,6 +286,8 @@ class PriorTraining(PriorCallback):
     of a new task where those of earlier tasks are no longer available (continual
     learning). `sklaplace.LaplaceClassifier` and `sklaplace.LaplaceRegressor` take the
     posterior as ``prior=``, and return the one for the next task.
+
+    Read more in the :ref:`User Guide <prior-task>`.
 
     Parameters
     ----------

@@ -19,6 +19,7 @@ from sklaplace.estimators.laplace_trainer import LaplaceTrainer
 from sklaplace.estimators.options import LaplaceOptions
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.samples import Samples
+from sklaplace.estimators.summary import reporting_for
 from sklaplace.estimators.trainer import inner_net
 from sklaplace.likelihoods import ClassificationLikelihood
 
@@ -31,6 +32,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     trained values. Class probabilities are averaged over it, so that they are less
     confident far from the training data. Prefer it to the network alone where
     overconfident predictions are costly; accuracy stays about that of the network.
+
+    Read more in the :doc:`User Guide </user_guide/classification>`.
 
     Parameters
     ----------
@@ -79,8 +82,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         and for a frozen net that has seen them all, networks are trained without a fold
         of them each, for ``"auto"``.
     prior_structure : {"scalar", "layerwise", "diag"}, default="scalar"
-        One precision for all weights, one per parameter tensor, or one per weight
-        (not for ``kron``).
+        One precision for all weights, one per parameter tensor (not for ``nystrom`` and
+        ``variational``), or one per weight (for ``full``, ``lowrank`` and ``diag``).
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.
     prior : GaussianPosterior or None, default=None
@@ -93,8 +96,10 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     refine : bool or "auto", default="auto"
         Whether the weights are refitted to the maximum a posteriori of the linearised
         network under the prior; predictions then use them, the network keeps its own.
-        ``"auto"`` leaves that to the tuner for the last layer, and is False where
-        nothing is tuned, or more weights are selected.
+        ``"auto"`` leaves that to the tuner for a last layer, and is False where
+        nothing is tuned, other weights are selected, or the loss is not convex in the
+        outputs. Under True these other weights need ``pred_type="glm"``, and losses
+        that are not convex are refused, and so is ``prior``.
     temperature : float, default=1.0
         Divides the log-likelihood in the posterior; values below one sharpen it.
     validation_fraction : float, default=0.2
@@ -135,8 +140,10 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         Seeds training, the held-out samples and the draws. None differs every time.
         The global generators are never touched.
     verbose : int, default=0
-        Print one line after fitting if positive, and one before it on a net that has
-        weights and is trained anew.
+        What is printed: nothing (0); the phases of a fit with their time, what was
+        chosen, and a line on a net that has weights and is trained anew (1); also
+        progress bars of long loops, in fits and predictions, if tqdm is installed (2).
+        No number depends on it.
     class_weight : dict, "balanced" or None, default=None
         Weights of the classes, by label, which multiply ``sample_weight``;
         ``"balanced"`` gives all classes the same total weight. They also apply to
@@ -262,7 +269,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
 
         Returns
         -------
-        self : object
+        object
             The estimator.
 
         Raises
@@ -270,17 +277,32 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         ValueError
             If a label is not among the classes. The estimator is then unchanged.
 
+        See Also
+        --------
+        fit : Trains the network, too.
+        tune : Chooses prior and noise anew.
+
         Notes
         -----
         One pass over the new samples. Prior and noise are not tuned again, and the
         network is not trained: ``learning_curve(exploit_incremental_learning=True)``,
         which calls this method, is flat.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(prior_precision=1.0).fit(X[::2], y[::2])
+        >>> model.partial_fit(X[1::2], y[1::2]).classes_
+        array([0, 1, 2])
         """
         if classes is not None:
             classes = np.unique(classes)
             self._check_classes(classes, y)
         if not hasattr(self, "posterior_"):
-            return self._fit(Samples(X, y, sample_weight, None, None, {}, classes))
+            with reporting_for(self):
+                return self._fit(Samples(X, y, sample_weight, None, None, {}, classes))
         if not self._targets.is_ignored(as_array(y, "y")).all():
             self._add_samples(X, y, sample_weight)
         return self

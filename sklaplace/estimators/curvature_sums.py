@@ -13,7 +13,7 @@ from sklaplace.core.random import private_rng
 from sklaplace.curvature.ggn import Curvature, add_pass
 from sklaplace.curvature.structures import Accumulator
 from sklaplace.estimators.novelty_recorder import NoveltyRecorder
-from sklaplace.likelihoods import DataFit
+from sklaplace.likelihoods.base import DataFit
 from sklaplace.networks.data import Batches
 from sklaplace.networks.trained import device_of
 from sklaplace.networks.worker_net import WorkerNetwork
@@ -83,7 +83,7 @@ class CurvaturePass:
     def __call__(self, samples: Any) -> CurvatureSums:
         """Return the sums over a dataset."""
         network, accumulator = self.source.network, self.accumulator.fresh()
-        batches = Batches(network.net, samples, self.batch_size)
+        batches = Batches(network.net, samples, self.batch_size).tracked("curvature")
         likelihood, forward = network.spec.likelihood, network.forward()
         head_rows = LastLayerRecorder(self.head_map if self.is_first else None)
         # loaders and modules may draw numbers

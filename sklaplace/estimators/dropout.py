@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sklaplace.core import progress
 from sklaplace.estimators.output_model import OutputModel
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
@@ -84,7 +85,7 @@ def mc_dropout_outputs(forward: Forward, x: Any, seeds: list[int]) -> Tensor:
     """Return outputs (b, c, s) of a frozen network under one mask per seed."""
     found = []
     with torch.no_grad():
-        for seed in seeds:
+        for seed in progress.tracked(seeds, "draws", len(seeds)):
             generator = torch.Generator().manual_seed(seed)
             with drawn_mask(forward.module, generator):
                 found.append(forward(x).double())
@@ -147,6 +148,8 @@ class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
     network's, but a network with dropout layers, and its variance is set by the dropout
     rates and does not decrease with more training samples.
 
+    Read more in the :doc:`User Guide </other_methods>`.
+
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
@@ -200,6 +203,8 @@ class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
 
     The counterpart of `MCDropoutClassifier` for real-valued targets; see there for when
     to prefer it.
+
+    Read more in the :doc:`User Guide </other_methods>`.
 
     Parameters
     ----------

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 from joblib.parallel import get_active_backend
-from sklearn.utils.parallel import Parallel, delayed
 from torch import Tensor, nn
 
+from sklaplace.core import progress
 from sklaplace.core.checks import check_count, check_n_jobs
+from sklaplace.core.parallel import in_parallel
 from sklaplace.core.random import private_rng
 from sklaplace.estimators.output_model import OutputModel
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
@@ -115,10 +116,10 @@ class EnsembleTrainer(Trainer):
         if validation is None and not getattr(net, "train_split", None):
             data, validation = self.hold_out(data)
         seeds = np.random.default_rng(self.seed).integers(2**31, size=self.n_estimators)
-        trained = Parallel(n_jobs=_processes(self.n_jobs))(
-            delayed(self.train_one)(int(seed), data, validation, fit_params)
-            for seed in seeds
-        )
+        given = [(int(seed), data, validation, fit_params) for seed in seeds]
+        n_jobs = _processes(self.n_jobs)
+        with progress.phase("train"):
+            trained = in_parallel(self.train_one, given, n_jobs, "networks")
         networks = [replace(network, net=network.net.net) for network in trained]
         return TrainedEnsemble(**vars(networks[0]), networks=networks)
 
@@ -205,6 +206,8 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
     The networks differ in the seeds of initialisation and training. The usual baseline
     for the uncertainty of networks, at several times the cost of `LaplaceClassifier`.
 
+    Read more in the :doc:`User Guide </other_methods>`.
+
     Parameters
     ----------
     estimator : skorch net or None, default=None
@@ -266,6 +269,8 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
     The counterpart of `DeepEnsembleClassifier` for real-valued targets. With
     `sklaplace.likelihoods.HeteroscedasticNLLLoss` the networks estimate the noise as a
     function of the inputs, as in the paper.
+
+    Read more in the :doc:`User Guide </other_methods>`.
 
     Parameters
     ----------

@@ -22,6 +22,7 @@ from scipy.optimize import minimize_scalar
 from sklearn.utils import _safe_indexing, gen_batches
 from torch import Tensor
 
+from sklaplace.core import progress
 from sklaplace.estimators.glm_outputs import LinearisationCache
 from sklaplace.estimators.laplace_fit import LaplaceFit
 from sklaplace.estimators.options import LaplaceOptions
@@ -184,7 +185,7 @@ def with_noise(folds: list[Fold], candidates: list[Params]) -> list[Params]:
     bounds = _noise_bounds(folds)
     chosen: list[Params] = []
     near = None
-    for candidate in candidates:
+    for candidate in progress.tracked(candidates, "prior path", len(candidates)):
         near = _best_noise(folds, candidate, bounds, near)
         chosen.append({**candidate, "sigma_noise": math.exp(near)})
     return chosen

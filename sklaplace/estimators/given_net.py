@@ -5,7 +5,7 @@ from typing import Any
 from skorch import NeuralNet
 from torch import nn
 
-from sklaplace.estimators.summary import print_line
+from sklaplace.core import progress
 from sklaplace.estimators.trainer import inner_net, is_frozen
 from sklaplace.networks.net_checks import check_device, check_wrapper
 
@@ -35,6 +35,13 @@ def check_net(model: Any) -> None:
 def _no_net(given: Any, model: Any) -> str:
     """Return what is wrong with an object that is no skorch net, and what to pass."""
     example = model._targets_kind.example_net
+    frozen, recipe = "", ""
+    if _keeps_weights(model):
+        frozen = "a FrozenEstimator around one, "
+        recipe = (
+            " To keep the weights of a trained module, pass it in place of its class, "
+            "and sklearn.frozen.FrozenEstimator(net.initialize()) as estimator."
+        )
     is_class = isinstance(given, type)
     kind = given if is_class else type(given)
     if is_class:
@@ -48,15 +55,18 @@ def _no_net(given: Any, model: Any) -> str:
         return (
             f"estimator must be a skorch net; got {kind.__name__}, a torch module. Use "
             f"{example.format(kind.__name__)}, and arguments of the module as "
-            "module__name=value. To keep the weights of a trained module, pass it in "
-            "place of its class, and sklearn.frozen.FrozenEstimator(net.initialize()) "
-            "as estimator."
+            f"module__name=value.{recipe}"
         )
     return (
-        "estimator must be a skorch net, a FrozenEstimator around one, or None; "
+        f"estimator must be a skorch net, {frozen}or None; "
         f"got {kind.__name__}. Wrap a torch module as {example.format('Module')}, and "
         "put preprocessing into a Pipeline around this estimator."
     )
+
+
+def _keeps_weights(model: Any) -> bool:
+    """Whether a frozen net is of use: an ensemble has new weights for each network."""
+    return not hasattr(model, "n_estimators")
 
 
 def note_new_weights(model: Any) -> None:
@@ -69,14 +79,12 @@ def note_new_weights(model: Any) -> None:
     net = model.estimator
     if not model.verbose or net is None or is_frozen(net):
         return
-    # an ensemble has new weights for each network
-    if not getattr(net, "initialized_", False) or hasattr(model, "n_estimators"):
+    if not getattr(net, "initialized_", False) or not _keeps_weights(model):
         return
     anew = "anew, from other weights"
     if isinstance(net.module, nn.Module):
         anew = "further, from the weights of its module"
-    print_line(
-        model,
+    progress.line(
         f"estimator is a net with weights, and fit trains a copy of it {anew}. To use "
         "the weights that it has, pass sklearn.frozen.FrozenEstimator(net).",
     )

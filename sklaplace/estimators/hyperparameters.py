@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sklaplace.core import progress
 from sklaplace.core.checks import check_option, check_positive, listed, naming
 from sklaplace.core.fingerprint import fingerprint
 from sklaplace.estimators.options import LaplaceOptions, check_prior_shape
-from sklaplace.estimators.samples import applicable, weighted_data
+from sklaplace.estimators.samples import applicable, check_loader, weighted_data
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior
 
@@ -91,6 +92,7 @@ def retuned(
     if X is None:
         _check_evidence(free, y, sample_weight)
     else:
+        check_loader(X, "tune")
         if y is None:
             raise ValueError(
                 "y is missing: samples to tune on need inputs and targets. Pass both X "
@@ -101,7 +103,7 @@ def retuned(
         network = replace(network, held_out=data.dataset(model.estimator_))
     score = replace(model._score(network.spec.likelihood), is_given=True)
     solver = model._solver(model._options)
-    with nullcontext() if X is None else naming(X="X"):
+    with progress.phase("tune"), nullcontext() if X is None else naming(X="X"):
         return solver.retuned(posterior, network, score, free)
 
 

@@ -9,6 +9,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sklaplace.core import checkpoint as checkpoints
+from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import check_memory
 from sklaplace.core.checks import check_option
@@ -20,6 +21,7 @@ from sklaplace.core.persistence import (
     worker_state,
 )
 from sklaplace.core.trees import without_groups
+from sklaplace.estimators.diagram import displayed
 from sklaplace.estimators.fit_cache import cached_fit
 from sklaplace.estimators.given_net import note_new_weights
 from sklaplace.estimators.glm_outputs import OUTPUT_MODELS, CachedOutputs
@@ -51,7 +53,7 @@ from sklaplace.estimators.samples import (
     warn_of_weight_scale,
     weighted_data,
 )
-from sklaplace.estimators.summary import of_posterior, print_line
+from sklaplace.estimators.summary import of_posterior, reporting_for
 from sklaplace.estimators.workers import Workers, group_of
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
@@ -64,6 +66,7 @@ _WITH_TENSORS = "posterior_", "network_spec_", "_novelty"
 _SENT_APART = "estimator", "estimator_", "prior", "memory", "posterior_", "_novelty"
 
 
+@displayed
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseLaplace:
     """Parameters, fit and posterior of all Laplace estimators."""
@@ -100,7 +103,7 @@ class BaseLaplace:
     def fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,  # which is refused, saying what to pass
         sample_weight: Any = None,
         *,
         X_val: Any = None,
@@ -136,7 +139,7 @@ class BaseLaplace:
 
         Returns
         -------
-        self : object
+        object
             The fitted estimator.
 
         Raises
@@ -145,14 +148,29 @@ class BaseLaplace:
             If an option, the data or the network is not valid; the estimator,
             the network and the data are then unchanged.
 
+        See Also
+        --------
+        partial_fit : Adds samples to a fitted posterior.
+        tune : Chooses prior and noise anew.
+
         Notes
         -----
         Costs the training of the network, one pass over the samples with k backward
         columns per sample (k = c - 1 for c classes), and the decomposition of the
         structure.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> model.posterior_.mean.shape
+        torch.Size([111])
         """
         given = X, y, sample_weight, X_val, y_val, fit_params
-        return self._fit(Samples(*given, checkpoint=checkpoint))
+        with reporting_for(self):
+            return self._fit(Samples(*given, checkpoint=checkpoint))
 
     def _fit(self, samples: Samples) -> Any:
         with unchanged_on_error(self):
@@ -170,7 +188,7 @@ class BaseLaplace:
             self._novelty = fit.novelty
             checkpoints.clear(samples.checkpoint, group.rank)
         if self.verbose:
-            print_line(self, self._summary())
+            progress.line(self._summary())
         return self
 
     def _train_and_accumulate(
@@ -198,9 +216,7 @@ class BaseLaplace:
         self.prior_precision_ = plain(posterior.prior_precision)
         self.temperature_ = plain(posterior.hyperparameters.temperature)
 
-    def _summary(self) -> str:
-        """Return one line on what was fitted."""
-        return of_posterior(self)
+    _summary = of_posterior
 
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> LaplaceOptions:
@@ -242,7 +258,7 @@ class BaseLaplace:
         given = network, model, self.batch_size, elements
         if self._cache is not None:
             return CachedOutputs(*given, cache=self._cache)
-        return BatchedOutputs(*given, self.n_jobs)
+        return BatchedOutputs(*given, self.n_jobs, (type(self).__name__, self.verbose))
 
     # ----------------------------------------------------------------------- samples
     def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
@@ -259,7 +275,7 @@ class BaseLaplace:
     def _add_samples(self, X: Any, y: Any, sample_weight: Any) -> Any:
         """Add curvature and loss of new samples; the network keeps its weights."""
         check_is_fitted(self)
-        with unchanged_on_error(self):
+        with reporting_for(self), unchanged_on_error(self):
             group = group_of(self)
             with group.together():
                 solver, data, network, novelty = self._prepared(X, y, sample_weight)
@@ -283,6 +299,8 @@ class BaseLaplace:
     def score_samples(self, X: Any) -> np.ndarray:
         """Score how like the training samples others are: the higher, the more normal.
 
+        Read more in the :ref:`User Guide <novelty>`.
+
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
@@ -297,13 +315,44 @@ class BaseLaplace:
         ------
         ValueError
             If the network has no features.
+
+        See Also
+        --------
+        sklaplace.metrics.ood_auroc : How well the score detects other samples.
+        sklaplace.plotting.NoveltyDisplay : Scores of known and unknown samples.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> known, unknown = model.score_samples([X.mean(0), X.mean(0) + 100])
+        >>> bool(known > unknown)
+        True
         """
         return novelty_scores(self._outputs, self._check_inputs(X), self._novelty)
 
     # ------------------------------------------------------------------- posterior
     @property
     def log_marginal_likelihood_value_(self) -> float:
-        """Log marginal likelihood (Laplace evidence) of the training data, in nats."""
+        """Log marginal likelihood (Laplace evidence) of the training data, in nats.
+
+        See Also
+        --------
+        log_marginal_likelihood : Under other hyperparameters, with gradients.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> bool(
+        ...     model.log_marginal_likelihood_value_ == model.log_marginal_likelihood()
+        ... )
+        True
+        """
         check_is_fitted(self)
         return float(self._evidence(self.posterior_))
 
@@ -335,6 +384,21 @@ class BaseLaplace:
         ValueError
             If a value is not positive, has another shape than prior or targets, or is
             no multiple of ``sigma_noise_`` where columns share weights.
+
+        See Also
+        --------
+        tune : Maximises it.
+        sklaplace.plotting.PriorPathDisplay : A plot of it along prior precisions.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> worse = model.log_marginal_likelihood(1e6 * model.prior_precision_)
+        >>> bool(worse < model.log_marginal_likelihood())
+        True
         """
         check_is_fitted(self)
         given = {"prior_precision": prior_precision, "sigma_noise": sigma_noise}
@@ -375,7 +439,7 @@ class BaseLaplace:
 
         Returns
         -------
-        self : object
+        object
             The estimator, with ``posterior_``, ``prior_precision_``, ``temperature_``
             and, for a regressor, ``sigma_noise_``; a recalibration is undone.
 
@@ -384,6 +448,10 @@ class BaseLaplace:
         ValueError
             If there is no such parameter, samples are incomplete, or the prior is the
             posterior of an earlier task. The estimator is then unchanged.
+
+        See Also
+        --------
+        log_marginal_likelihood : What is maximised without samples.
 
         Notes
         -----
@@ -408,10 +476,12 @@ class BaseLaplace:
         True
         """
         check_is_fitted(self)
-        with unchanged_on_error(self):
+        with reporting_for(self), unchanged_on_error(self):
             posterior = retuned(self, X, y, sample_weight, parameters)
             network = TrainedNetwork(self.estimator_, self.network_spec_)
             self._set_fitted(self._options, network, posterior)
+            if self.verbose:
+                progress.line(self._summary())
         return self
 
     def predictive(self, x: Tensor, joint: bool = False) -> tuple[Tensor, Tensor]:
@@ -444,6 +514,10 @@ class BaseLaplace:
             finite.
         TypeError
             If ``x`` is not made of tensors.
+
+        See Also
+        --------
+        latent_mean_and_variance : Arrays, without gradients.
 
         Notes
         -----

@@ -10,11 +10,12 @@ posterior under the hyperparameters that are given or tuned:
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from sklaplace.core import progress
 from sklaplace.core.budget import KEPT_BUDGET, move
 from sklaplace.core.checkpoint import Checkpoint
 from sklaplace.core.random import row_hash
@@ -33,7 +34,7 @@ from sklaplace.estimators.novelty_recorder import NoveltyRecorder
 from sklaplace.estimators.options import LaplaceOptions
 from sklaplace.estimators.saved_sums import SavedSums, added_up
 from sklaplace.estimators.workers import Workers
-from sklaplace.likelihoods import DataFit, weighted
+from sklaplace.likelihoods.base import DataFit, weighted
 from sklaplace.networks.data import Batches, TrainingData
 from sklaplace.networks.outputs import as_forward
 from sklaplace.networks.shards import Shards
@@ -169,7 +170,8 @@ class LaplaceSolver:
         if self.options.free_noise:
             networks = with_column_noises(networks)
         saved = [SavedSums(checkpoint, f"sums-{k}") for k in range(len(networks))]
-        fit, *others = map(self._accumulated, networks, saved)
+        with progress.phase("curvature"):
+            fit, *others = map(self._accumulated, networks, saved)
         return replace(fit, folds=tuple(others))
 
     def _accumulated(self, network: TrainedNetwork, saved: SavedSums) -> LaplaceFit:
@@ -225,7 +227,8 @@ class LaplaceSolver:
         network : TrainedNetwork
             At the posterior's mean, with the further samples to add.
         """
-        more = self._added_up(network, SavedSums(None, ""))
+        with progress.phase("curvature"):
+            more = self._added_up(network, SavedSums(None, ""))
         accumulator = self.options.accumulator(posterior.layout)
         with network.forward().frozen():
             posterior.structure.resume(accumulator)
@@ -303,12 +306,15 @@ class LaplaceSolver:
 
     def _tuned(self, fit: LaplaceFit, score: HeldOutScore) -> GaussianPosterior:
         """Return the posterior with hyperparameters chosen by the tuner."""
-        options, problem = self.options, self._problem(fit, score)
-        if options.tuner and (problem.free_prior or problem.free_noise):
-            return TUNERS[options.tuner](problem)
-        if options.refine is True:
+        options, has_noise = self.options, fit.network.spec.likelihood.has_noise
+        is_tuned = options.free_prior or (options.free_noise and has_noise)
+        if not (is_tuned or options.refine is True):
+            return self._problem(fit, score).posterior
+        with progress.phase("tune" if is_tuned else "refit"):
+            problem = self._problem(fit, score)
+            if is_tuned:
+                return TUNERS[cast(str, options.tuner)](problem)
             return problem.model.refit(problem.posterior)
-        return problem.posterior
 
     def _problem(self, fit: LaplaceFit, score: HeldOutScore) -> TuningProblem:
         """Return the hyperparameters to choose, and what they are chosen by."""

@@ -33,6 +33,7 @@ from skorch.callbacks import (
 from skorch.helper import predefined_split
 from torch import Tensor
 
+from sklaplace.core import progress
 from sklaplace.core.budget import require_bytes
 from sklaplace.core.random import private_rng
 from sklaplace.core.warn import warn_user
@@ -170,21 +171,17 @@ class LaplaceTrainer(Trainer):
         trainer = self._trainer_on_folds(trained, data)
         if trainer is None:
             return []
-        networks, stratify = [], self.targets.stratify
+        stratify = self.targets.stratify
         folds = split.hash_folds(data.X, data.y, N_FOLDS, self.seed, stratify=stratify)
         if len(folds) < N_FOLDS:
             return []
-        n_networks = math.ceil(N_FOLDS * ENOUGH / len(data.y))
-        for n, (rows, others) in enumerate(folds[:n_networks]):
-            parts = data.take(rows), data.take(others)
-            device = getattr(trainer.estimator, "device", "cpu")
-            try:
-                with private_rng((self.seed + n) % 2**32, device), _no_warnings():
-                    networks.append(trainer._quiet(parts[1]).train(*parts, fit_params))
-            except Interrupted:
-                raise KeyboardInterrupt from None
-            except UNTRAINABLE:
-                return []
+        folds = folds[: math.ceil(N_FOLDS * ENOUGH / len(data.y))]
+        try:
+            networks = trainer._train_each(folds, data, fit_params)
+        except Interrupted:
+            raise KeyboardInterrupt from None
+        except UNTRAINABLE:
+            return []
         if self.is_frozen:
             anew = [(network.net, network.held_out) for network in networks]
             if not is_retraced(trained.net, trained.train, anew):
@@ -192,6 +189,19 @@ class LaplaceTrainer(Trainer):
             n = len(networks)
             found = "another network was" if n == 1 else f"{n} networks were"
             warn_user(_TRAINED_ANEW.format(found))
+        return networks
+
+    @progress.phase("train on folds")
+    def _train_each(
+        self, folds: list[Any], data: TrainingData, fit_params: dict[str, Any]
+    ) -> list[TrainedNetwork]:
+        """Return a network of each fold, which it holds out."""
+        networks, device = [], getattr(self.estimator, "device", "cpu")
+        for n, fold in enumerate(progress.tracked(folds, "folds", len(folds))):
+            seen, held_out = map(data.take, fold)
+            with private_rng((self.seed + n) % 2**32, device), _no_warnings():
+                trainer = self._quiet(held_out)
+                networks.append(trainer.train(seen, held_out, fit_params))
         return networks
 
     def _trainer_on_folds(

@@ -12,7 +12,8 @@ from torch import Tensor
 from sklaplace.core.linalg import all_finite
 from sklaplace.core.warn import warn_user
 from sklaplace.estimators.output_model import BatchedOutputs
-from sklaplace.likelihoods import DataFit, Gaussian
+from sklaplace.likelihoods import Gaussian
+from sklaplace.likelihoods.base import DataFit
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import linearised_mean, moments

@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sklaplace.core import progress
 from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import check_count
 from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import all_finite
 from sklaplace.core.parallel import n_workers, ordered_map, torch_threads
 from sklaplace.curvature.features import FeatureRecorder
-from sklaplace.likelihoods import weighted
+from sklaplace.likelihoods.base import weighted
 from sklaplace.networks.data import Batches, count_rows
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.outputs import OutputSpec
@@ -168,7 +169,8 @@ class OutputPass:
         forward = network.forward()
         with forward.frozen():
             batches = Batches(network.net, samples, self.batch_size)
-            parts = [self.function(forward, x) for x, _, _ in batches]
+            tracked = batches.tracked("predictions")
+            parts = [self.function(forward, x) for x, _, _ in tracked]
         # concatenation copies: a single batch may share memory with a cache
         return [torch.cat(pieces).cpu() for pieces in zip(*parts, strict=True)]
 
@@ -184,6 +186,7 @@ class OutputPass:
             # the next
             self(cut(dataset, slice(0, 1)))
         parts = ordered_map(self, shards.rows, shards.load, n_jobs)
+        parts = progress.tracked(parts, "predictions", len(shards.rows))
         return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
 
 
@@ -203,6 +206,8 @@ class BatchedOutputs:
         Float64 numbers that are computed for each sample.
     n_jobs : int or None
         Number of workers, see `ordered_map`.
+    scope : tuple of str and int
+        Name of the estimator and its ``verbose``, see `progress.reporting`.
     """
 
     network: TrainedNetwork
@@ -210,6 +215,7 @@ class BatchedOutputs:
     batch_size: int | None = None
     row_elements: int = 0
     n_jobs: int | None = None
+    scope: tuple[str, Any] = ("", 0)
 
     # ------------------------------------------------------------------- Gaussians
     def map_gaussian(
@@ -350,7 +356,8 @@ class BatchedOutputs:
         dataset = self.network.net.get_dataset(X)
         batch_size = self._batches(dataset, **sizes).batch_size
         work = OutputPass(WorkerNetwork(self.network), function, batch_size)
-        return work.of_all(dataset, self.n_jobs)
+        with progress.reporting(*self.scope):
+            return work.of_all(dataset, self.n_jobs)
 
     @contextmanager
     def evaluation(

@@ -6,7 +6,7 @@ maximum of the posterior, where the Laplace approximation is taken.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,8 @@ from torch.utils.data import Subset
 from sklaplace.core.random import private_rng
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.network import NetworkSpec, infer_network_spec
-from sklaplace.likelihoods import CRITERIA, weighted
+from sklaplace.likelihoods import CRITERIA
+from sklaplace.likelihoods.base import weighted
 from sklaplace.networks.data import Batches, spread_rows
 from sklaplace.networks.net_checks import check_device
 from sklaplace.networks.outputs import raw_outputs, unwrapped
@@ -50,7 +51,20 @@ class _Training:
 
 
 class PriorCallback(Callback, ABC):
-    """Base of the callbacks that train a net under a Gaussian prior."""
+    """Base of the callbacks that train a net under a Gaussian prior.
+
+    Derived classes are dataclasses of their settings.
+    """
+
+    def __repr__(self) -> str:
+        """Class and settings that are not the defaults, as scikit-learn has it."""
+        given = {field: repr(getattr(self, field.name)) for field in fields(self)}
+        changed = [
+            f"{field.name}={value}"
+            for field, value in given.items()
+            if value != repr(field.default)
+        ]
+        return f"{type(self).__name__}({', '.join(changed)})"
 
     def on_train_begin(self, net: Any, X: Any = None, y: Any = None, **kw: Any) -> None:
         """Check the settings; delete the attributes of an earlier training."""

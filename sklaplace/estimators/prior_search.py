@@ -12,11 +12,12 @@ from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.metrics import brier_score_loss, check_scoring, log_loss
 from sklearn.model_selection import check_cv
 from sklearn.utils import indexable
-from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import _check_method_params
 
+from sklaplace.core import progress
 from sklaplace.core.cache import check_memory
 from sklaplace.core.checks import check_n_jobs, check_positive, listed, naming
+from sklaplace.core.parallel import in_parallel
 from sklaplace.core.random import private_rng
 from sklaplace.core.warn import warn_user
 from sklaplace.estimators.folds import (
@@ -36,7 +37,7 @@ from sklaplace.estimators.samples import (
     encode_samples,
     unchanged_on_error,
 )
-from sklaplace.estimators.summary import print_line
+from sklaplace.estimators.summary import reporting_for
 from sklaplace.networks.data import is_opaque
 
 GRID = np.logspace(-3, 3, 20)
@@ -173,28 +174,32 @@ class PriorSearch:
                 f"fit got {listed(held_out)}, but here folds are held out. Leave them "
                 f"out, or use {self.plain.__name__}, which tunes on such rows."
             )
-        with unchanged_on_error(estimator):
-            results, weights, n_splits = self.run(samples)
-            best = int(results["rank_test_score"].argmin())
-            params = results["params"][best]
-            if "sigma_noise" in params:
-                levels = params["sigma_noise"] * self._noise_proportions
-                params = {**params, "sigma_noise": levels}
-            model = self.model(**params, random_state=estimator.random_state)
-            model._fit(replace(samples, sample_weight=weights))
-            for name in ("n_features_in_", "feature_names_in_"):
-                vars(estimator).pop(name, None)
-            parameters = set(model.get_params(deep=False))
-            fitted = {k: v for k, v in vars(model).items() if k not in parameters}
-            vars(estimator).update(fitted)
-            estimator.cv_results_, estimator.n_splits_ = results, n_splits
-            estimator.best_index_ = best
-            estimator.best_score_ = float(results["mean_test_score"][best])
-        if estimator.verbose:
-            tried = f"{len(results['params'])} tried in {n_splits} folds"
-            score = f"score {estimator.best_score_:.4g}"
-            print_line(estimator, f"{estimator._summary()}, {tried}, {score}")
+        with reporting_for(estimator):
+            with unchanged_on_error(estimator):
+                self._fit(samples)
+            if estimator.verbose:
+                progress.line(estimator._summary())
         return estimator
+
+    def _fit(self, samples: Samples) -> None:
+        """Search, and set the fitted attributes."""
+        estimator = self.estimator
+        results, weights, n_splits = self.run(samples)
+        best = int(results["rank_test_score"].argmin())
+        params = results["params"][best]
+        if "sigma_noise" in params:
+            levels = params["sigma_noise"] * self._noise_proportions
+            params = {**params, "sigma_noise": levels}
+        model = self.model(**params, random_state=estimator.random_state)
+        model._fit(replace(samples, sample_weight=weights))
+        for name in ("n_features_in_", "feature_names_in_"):
+            vars(estimator).pop(name, None)
+        parameters = set(model.get_params(deep=False))
+        fitted = {k: v for k, v in vars(model).items() if k not in parameters}
+        vars(estimator).update(fitted)
+        estimator.cv_results_, estimator.n_splits_ = results, n_splits
+        estimator.best_index_ = best
+        estimator.best_score_ = float(results["mean_test_score"][best])
 
     def run(self, samples: Samples) -> tuple[dict[str, Any], Any, int]:
         """Return ``cv_results_``, checked sample weights, and the number of folds."""
@@ -212,20 +217,23 @@ class PriorSearch:
         self, jobs: list[Any], candidates: list[Params], scorer: Any
     ) -> tuple[list[Params], list[list[float]]]:
         """Return candidates, and their scores in each fold."""
-        parallel = Parallel(n_jobs=self.estimator.n_jobs)
+        n_jobs = self.estimator.n_jobs
         if not self.chooses_noise:  # nothing is kept of a fold
-            scores = parallel(
-                delayed(trained_and_scored)(*job, candidates, scorer) for job in jobs
-            )
-            return candidates, list(scores)
-        fitted = parallel(delayed(trained)(*job[:2]) for job in jobs)
-        folds = [
-            Fold(found, held_out)
-            for found, (*_, held_out) in zip(fitted, jobs, strict=True)
-        ]
-        if folds[0].template.likelihood.has_noise:
-            candidates = with_noise(folds, candidates)
-        return candidates, [fold.scores(candidates, scorer) for fold in folds]
+            given = [(*job, candidates, scorer) for job in jobs]
+            with progress.phase("folds"):
+                return candidates, in_parallel(
+                    trained_and_scored, given, n_jobs, "folds"
+                )
+        with progress.phase("folds"):
+            fitted = in_parallel(trained, [job[:2] for job in jobs], n_jobs, "folds")
+        with progress.phase("tune"):
+            folds = [
+                Fold(found, held_out)
+                for found, (*_, held_out) in zip(fitted, jobs, strict=True)
+            ]
+            if folds[0].template.likelihood.has_noise:
+                candidates = with_noise(folds, candidates)
+            return candidates, [fold.scores(candidates, scorer) for fold in folds]
 
 
 def _scored_rows(model: Any, rows: AllRows) -> AllRows:

@@ -146,6 +146,21 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         ndarray of shape (n, K), (n, n_labels) or (n, K, ...)
             Rows sum to one; columns in the order of ``classes_``. For a matrix of
             labels: that each of them is one.
+
+        See Also
+        --------
+        predict : Most probable class.
+        predict_dirichlet : Distribution over the probabilities.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> model.predict_proba(X[[0, 149]]).round(1)
+        array([[1., 0., 0.],
+               [0., 0., 1.]])
         """
         proba = self._class_probabilities(X)
         return self._targets.target_type.probabilities(proba)
@@ -162,6 +177,19 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         -------
         ndarray of shape (n, K), (n, n_labels) or (n, K, ...)
             In nats; ``-inf`` where a probability is zero.
+
+        See Also
+        --------
+        predict_proba : The probabilities.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> bool((model.predict_log_proba(X) < 0).all())
+        True
         """
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(self.predict_proba(X)))
@@ -181,6 +209,21 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         -------
         ndarray of shape (n,), (n, n_labels) or (n, ...)
             Labels; of a matrix of labels zeros and ones.
+
+        See Also
+        --------
+        predict_proba : Probabilities of all classes.
+        predict_top_k : Several classes, the most probable one first.
+        predict_set : The classes that are plausibly the most probable one.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> model.predict(X[[0, 149]])
+        array([0, 2])
         """
         if class_outputs.are_many(self):
             return self.predict_top_k(X, 1)[0][:, 0]
@@ -213,6 +256,21 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         ------
         ValueError
             If y in fit was a matrix of labels.
+
+        See Also
+        --------
+        predict_set : As many classes as the uncertainty demands.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> classes, proba = model.predict_top_k(X[[0, 149]], k=2)
+        >>> classes
+        array([[0, 1],
+               [2, 1]])
         """
         k = class_outputs.check_top(self, k)
         columns, proba = class_outputs.top_classes(self, X, k)
@@ -242,6 +300,20 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         ------
         ValueError
             If it ignores all of them, or y has labels of another type than in fit.
+
+        See Also
+        --------
+        predict : The labels that are compared.
+        sklaplace.metrics.expected_calibration_error : Whether probabilities are right.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> round(model.score(X, y), 2)
+        0.98
         """
         predicted = self.predict(X)
         return self._targets.accuracy(y, predicted, sample_weight)
@@ -266,9 +338,23 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             (n, n_labels, n_samples) for a matrix of labels, and (n, K, ...,
             n_samples) for maps.
 
+        See Also
+        --------
+        predict_proba : Their mean.
+        sample_latent : Draws of the logits.
+
         Notes
         -----
         Memory is n_samples times the number of selected weights.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> model.sample_proba(X[:2], n_samples=5).shape
+        (2, 3, 5)
         """
         outputs = self._outputs
         seed = as_seed("random_state", random_state)
@@ -296,9 +382,25 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         Returns
         -------
         mean : ndarray of shape (n, K)
+            Means.
         variance : ndarray of shape (n, K), (n, K, K) or, if joint, (n·K, n·K)
             For a matrix of labels: of one logit per label. For maps positions are the
             last axes. Joint covariances are in the order of ``mean.ravel()``.
+
+        See Also
+        --------
+        sample_latent : Draws from this distribution.
+        predict_proba : Probabilities in place of logits.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> mean, variance = model.latent_mean_and_variance(X[:2])
+        >>> mean.shape, variance.shape
+        ((2, 3), (2, 3))
         """
         latent.check_one_covariance(full_cov=full_cov, joint=joint)
         outputs, target_type = self._outputs, self._targets.target_type
@@ -328,6 +430,20 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         -------
         ndarray of shape (n, K, n_samples)
             Shaped like the mean of `latent_mean_and_variance`, and an axis of draws.
+
+        See Also
+        --------
+        latent_mean_and_variance : Mean and variance of the draws.
+        sample_proba : Draws of the probabilities.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> model.sample_latent(X[:2], n_samples=5).shape
+        (2, 3, 5)
         """
         outputs, X = self._outputs, self._check_inputs(X)
         return latent.joint_draws(
@@ -362,6 +478,12 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         ValueError
             If there is no such method.
 
+        See Also
+        --------
+        predict_proba : Probabilities, averaged over the posterior.
+        sklaplace.dirichlet.interval : Intervals of the probabilities.
+        sklaplace.plotting.DirichletDisplay : The density of one prediction.
+
         Notes
         -----
         With ``pred_type="nn"``, of the Gaussian that has mean and covariance of the
@@ -380,6 +502,16 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         Minka (2000), "Estimating a Dirichlet distribution"; MacKay (1998), "Choice of
         basis for Laplace approximation"; Hobbhahn, Kristiadi and Hennig (2022), "Fast
         predictive uncertainty for classification with Bayesian deep networks".
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> alpha = model.predict_dirichlet(X[:2])
+        >>> bool((alpha > 0).all())
+        True
         """
         alpha = self._concentrations(X, method)
         return self._targets.target_type.unflatten(alpha)
@@ -409,11 +541,26 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         ValueError
             If there is no such method.
 
+        See Also
+        --------
+        score_samples : A score for samples unlike the training data.
+        sklaplace.plotting.UncertaintyDisplay : The three over a plane.
+
         References
         ----------
         Depeweg, Hernández-Lobato, Doshi-Velez and Udluft (2018),
         "Decomposition of uncertainty in Bayesian deep learning for efficient and
         risk-sensitive learning".
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> total, aleatoric, epistemic = model.predict_uncertainty(X[[0, 70]]).T
+        >>> bool(total[0] < total[1])
+        True
         """
         is_gaussian = self._outputs.model.is_gaussian
         if method is None:
@@ -436,6 +583,20 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         ndarray of shape (n,)
             Minus the mutual information of label and weights by draws, in nats; the
             mean over several labels. See `predict_uncertainty`.
+
+        See Also
+        --------
+        predict_uncertainty : Total and aleatoric uncertainty as well.
+        sklaplace.metrics.ood_auroc : How well the score detects other samples.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import DeepEnsembleClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = DeepEnsembleClassifier(n_estimators=2, random_state=0).fit(X, y)
+        >>> model.score_samples(X[:3]).shape
+        (3,)
         """
         found = class_outputs.entropies(self, X, "mc")[:, 2]
         return -found.reshape(count_rows(X), -1).mean(1)
@@ -481,10 +642,25 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         ValueError
             If an option has no such value.
 
+        See Also
+        --------
+        predict_top_k : A fixed number of classes.
+        sklaplace.dirichlet.plausible_classes : The rule, for any Dirichlet.
+
         References
         ----------
         Hobbhahn, Kristiadi and Hennig (2022), "Fast predictive uncertainty for
         classification with Bayesian deep networks", UAI, section 4.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(prior_precision=1.0, random_state=0).fit(X, y)
+        >>> model.predict_set(X[[0, 77]])
+        array([[ True, False, False],
+               [False,  True,  True]])
         """
         check_set(q, k_max, reference)
         alpha = self._concentrations(X, method)

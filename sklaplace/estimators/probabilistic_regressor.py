@@ -119,13 +119,18 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
 
         Returns
         -------
-        self : object
+        object
             The estimator, with ``sigma_scaling_``.
 
         Raises
         ------
         ValueError
             If residuals are zero, or there are fewer than two samples.
+
+        See Also
+        --------
+        sklaplace.metrics.empirical_frequency : Whether that is needed.
+        sklaplace.plotting.RegressionCalibrationDisplay : The same as a plot.
 
         Notes
         -----
@@ -136,6 +141,15 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         Levi, Gispan, Giladi, Fetaya (2022), "Evaluating and calibrating uncertainty
         prediction in regression tasks", Sensors 22(15) (σ-scaling); offered by
         LaplaceRedux.jl as well.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import LaplaceRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> model = LaplaceRegressor(random_state=0).fit(X[100:], y[100:])
+        >>> model.recalibrate(X[:100], y[:100]).sigma_scaling_.round(1)
+        array([0.9])
         """
         check_is_fitted(self)
         if not self._likelihood.has_noise:
@@ -184,6 +198,20 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         ------
         ValueError, TypeError
             If y has missing values, or entries that are not numbers.
+
+        See Also
+        --------
+        predict : The means that are compared.
+        sklaplace.metrics.gaussian_nll : A score of standard deviations, too.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import LaplaceRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> model = LaplaceRegressor(random_state=0).fit(X, y)
+        >>> bool(0.4 < model.score(X, y) < 0.7)
+        True
         """
         check_is_fitted(self)
         return float(super().score(X, self._targets.check(y), sample_weight))
@@ -205,6 +233,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         Returns
         -------
         mean : ndarray of shape (n,) or (n, n_outputs)
+            Means.
         std : ndarray of the same shape
             Only with ``return_std``.
         cov : ndarray of shape (n, n) or (n, n, n_outputs)
@@ -214,6 +243,22 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         ------
         ValueError
             If both are True.
+
+        See Also
+        --------
+        predict_interval : Intervals for new targets.
+        latent_mean_and_variance : Without the noise.
+        sample_y : Draws of new targets.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import LaplaceRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> model = LaplaceRegressor(random_state=0).fit(X, y)
+        >>> mean, std = model.predict(X[:2], return_std=True)
+        >>> mean.shape, std.shape
+        ((2,), (2,))
         """
         if return_std and return_cov:
             raise ValueError(
@@ -248,6 +293,20 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             Minus the variance of the outputs in units of that of the noise, where
             ``sigma_noise_`` is its standard deviation; the mean over columns of y.
             Outputs that are parameters of the noise do not count.
+
+        See Also
+        --------
+        latent_mean_and_variance : The variance that is scaled.
+        sklaplace.metrics.ood_auroc : How well the score detects other samples.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import DeepEnsembleRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> model = DeepEnsembleRegressor(n_estimators=2, random_state=0).fit(X, y)
+        >>> model.score_samples(X[:3]).shape
+        (3,)
         """
         _, variance = self._latent(X)
         variance = variance[:, : self._targets.n_outputs]
@@ -269,6 +328,19 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         -------
         ndarray of shape (n,), (n, n_alpha) or with an axis of outputs after n
             The last axis is there if ``alpha`` has one.
+
+        See Also
+        --------
+        predict_interval : Central intervals.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import LaplaceRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> model = LaplaceRegressor(random_state=0).fit(X, y)
+        >>> model.predict_quantiles(X[:2], [0.1, 0.5, 0.9]).shape
+        (2, 3)
         """
         levels = as_levels("alpha", alpha, "Choose a level, such as 0.95.")
         mean, variance = self._latent(X)
@@ -293,6 +365,21 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         -------
         ndarray of shape (n, 2) or (n, 2, n_levels)
             Lower and upper ends; an axis of outputs follows n where y has one.
+
+        See Also
+        --------
+        predict_quantiles : Quantiles at any level.
+        sklaplace.metrics.interval_coverage : How often intervals hold the targets.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import LaplaceRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> model = LaplaceRegressor(random_state=0).fit(X, y)
+        >>> low, high = model.predict_interval(X[:2], coverage=0.9).T
+        >>> bool((low < high).all())
+        True
         """
         levels = as_levels("coverage", coverage, "Choose a probability, such as 0.9.")
         tails = np.stack([(1 - levels) / 2, (1 + levels) / 2])  # (2, n_levels)
@@ -315,6 +402,20 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         Returns
         -------
         ndarray of shape (n, n_samples) or (n, n_outputs, n_samples)
+            In units of ``y``.
+
+        See Also
+        --------
+        sample_latent : Draws without the noise.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import LaplaceRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> model = LaplaceRegressor(random_state=0).fit(X, y)
+        >>> model.sample_y(X[:2], n_samples=5).shape
+        (2, 5)
         """
         outputs, seed = self._outputs, as_seed("random_state", random_state)
         draws = outputs.sample(self._check_inputs(X), n_samples, seed)
@@ -343,9 +444,25 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         Returns
         -------
         mean : ndarray of shape (n, n_outputs)
+            Means.
         variance : ndarray of shape (n, n_outputs), (n, n_outputs, n_outputs) or, if \
                 joint, (n·n_outputs, n·n_outputs)
             Joint covariances are in the order of ``mean.ravel()``.
+
+        See Also
+        --------
+        predict : With the noise.
+        sample_latent : Draws from this distribution.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import LaplaceRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> model = LaplaceRegressor(random_state=0).fit(X, y)
+        >>> mean, variance = model.latent_mean_and_variance(X[:2])
+        >>> bool((variance[:, 0] < model.predict(X[:2], return_std=True)[1] ** 2).all())
+        True
         """
         latent.check_one_covariance(full_cov=full_cov, joint=joint)
         X = self._check_inputs(X)
@@ -373,6 +490,20 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         -------
         ndarray of shape (n, n_outputs, n_samples)
             `sample_y` adds noise, and drops the axis of outputs where ``y`` has none.
+
+        See Also
+        --------
+        latent_mean_and_variance : Mean and variance of the draws.
+        sample_y : Draws of new targets, with noise.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import LaplaceRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> model = LaplaceRegressor(random_state=0).fit(X, y)
+        >>> model.sample_latent(X[:2], n_samples=5).shape
+        (2, 1, 5)
         """
         X = self._check_inputs(X)
         return latent.joint_draws(

@@ -40,6 +40,8 @@ _ROUNDING, _COARSE = 1e-3, 10.0
 class BradleyTerry(nn.Module):
     """Module that returns the difference of the scores of two items.
 
+    Read more in the :doc:`User Guide </user_guide/classification>`.
+
     Parameters
     ----------
     scorer : nn.Module
@@ -51,6 +53,10 @@ class BradleyTerry(nn.Module):
     ------
     TypeError
         If the scorer is no module.
+
+    See Also
+    --------
+    LaplaceRanker : Fits it.
 
     References
     ----------
@@ -95,6 +101,18 @@ class BradleyTerry(nn.Module):
         ------
         ValueError
             If X has neither shape, or the scorer returns not one number per item.
+
+        See Also
+        --------
+        LaplaceRanker.predict_score : Scores with their uncertainty.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklaplace import BradleyTerry
+        >>> module = BradleyTerry(torch.nn.Identity())
+        >>> module(torch.tensor([[[1.0], [3.0]]]))  # 3 - 1
+        tensor([[2.]])
         """
         if named and X is not None:
             named["X"] = X
@@ -210,6 +228,8 @@ class LaplaceRanker(LaplaceClassifier):
     A `LaplaceClassifier` of pairs that also returns the scores of single items. Prefer
     it where the data are comparisons (which answer is better, who won) rather than
     ratings of single items.
+
+    Read more in the :doc:`User Guide </user_guide/classification>`.
 
     Parameters
     ----------
@@ -364,11 +384,27 @@ class LaplaceRanker(LaplaceClassifier):
         NotFittedError
             Before ``fit``.
 
+        See Also
+        --------
+        predict_proba : Probabilities that the first or the second of two is preferred.
+
         Notes
         -----
         The network is linearised at the trained weights, as in `predict_proba`. The
         covariance takes memory for n times as many numbers as there are selected
         weights.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from sklaplace import LaplaceRanker
+        >>> rng = np.random.default_rng(0)
+        >>> pairs = rng.normal(size=(50, 2, 3))
+        >>> y = pairs[:, 1].sum(1) > pairs[:, 0].sum(1)
+        >>> ranker = LaplaceRanker(random_state=0).fit(pairs, y)
+        >>> low, high = ranker.predict_score([[-1, -1, -1], [1, 1, 1]])
+        >>> bool(low < high)
+        True
         """
         check_is_fitted(self)
         if return_std and return_cov:

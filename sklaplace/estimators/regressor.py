@@ -33,6 +33,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     trained values. With Gaussian observation noise, predictions have standard
     deviations and intervals that widen away from the training data.
 
+    Read more in the :doc:`User Guide </user_guide/regression>`.
+
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
@@ -80,22 +82,24 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         and for a frozen net that has seen them all, networks are trained without a fold
         of them each, for ``"auto"``.
     prior_structure : {"scalar", "layerwise", "diag"}, default="scalar"
-        One precision for all weights, one per parameter tensor, or one per weight
-        (not for ``kron``).
+        One precision for all weights, one per parameter tensor (not for ``nystrom`` and
+        ``variational``), or one per weight (for ``full``, ``lowrank`` and ``diag``).
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.
     prior : GaussianPosterior or None, default=None
         ``posterior_`` of an estimator that was fitted to an earlier task, around a
         network with the same weights: that Gaussian is then the prior, in place of
         ``prior_precision``, ``prior_structure`` and ``prior_mean``, which stay at their
-        defaults, and nothing is tuned; ``sigma_noise`` must be a number. Outputs are
-        matched by their number. Exact for ``full`` and ``diag``; see the user guide on
-        the others, of which ``gp`` and ``lowrank`` are refused.
+        defaults, and nothing is tuned; ``sigma_noise`` must be a number or an array.
+        Outputs are matched by their number. Exact for ``full`` and ``diag``; see the
+        user guide on the others, of which ``gp`` and ``lowrank`` are refused.
     refine : bool or "auto", default="auto"
         Whether the weights are refitted to the maximum a posteriori of the linearised
         network under the prior; predictions then use them, the network keeps its own.
-        ``"auto"`` leaves that to the tuner for the last layer, and is False where
-        nothing is tuned, or more weights are selected.
+        ``"auto"`` leaves that to the tuner for a last layer, and is False where
+        nothing is tuned, other weights are selected, or the loss is not convex in the
+        outputs. Under True these other weights need ``pred_type="glm"``, and losses
+        that are not convex are refused, and so is ``prior``.
     temperature : float, default=1.0
         Divides the log-likelihood in the posterior; values below one sharpen it.
     validation_fraction : float, default=0.2
@@ -136,8 +140,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         Seeds training, the held-out samples and the draws. None differs every time.
         The global generators are never touched.
     verbose : int, default=0
-        Print one line after fitting if positive, and one before it on a net that has
-        weights and is trained anew.
+        As for `LaplaceClassifier`.
     sigma_noise : float, array or {"auto", "validation", "marglik"}, default="auto"
         Standard deviation of the observation noise; only for nets with ``MSELoss``,
         whose criterion leaves it open. A number is that of all outputs, an array has
@@ -224,7 +227,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         if self.prior is not None and isinstance(options.sigma_noise, str):
             raise ValueError(
                 f"sigma_noise={self.sigma_noise!r} cannot be chosen under the "
-                "posterior of an earlier task. Use a number, such as the "
+                "posterior of an earlier task. Use a number or an array, such as the "
                 "sigma_noise_ of the model that was fitted to it."
             )
         values = self.prior_precision, options.sigma_noise
@@ -235,7 +238,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
                 f"{self.sigma_noise!r} name two tuners, but both are chosen "
                 "together. Use the same name for both, or sigma_noise='auto'."
             )
-        is_free = isinstance(self.sigma_noise, str) and self.sigma_noise != "marglik"
+        noise = options.sigma_noise
+        is_free = isinstance(noise, str) and noise != "marglik"
         is_of_second_order = CURVATURES[self.curvature].order > 1
         if is_of_second_order and is_free and options.refine is True:
             raise ValueError(
@@ -304,7 +308,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
 
         Returns
         -------
-        self : object
+        object
             The estimator.
 
         Raises
@@ -312,11 +316,26 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         ValueError
             If the samples do not fit the earlier ones; the estimator is then unchanged.
 
+        See Also
+        --------
+        fit : Trains the network, too.
+        tune : Chooses prior and noise anew.
+
         Notes
         -----
         One pass over the new samples. Prior and noise are not tuned again, and the
         network is not trained: ``learning_curve(exploit_incremental_learning=True)``,
         which calls this method, is flat.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import LaplaceRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> model = LaplaceRegressor(random_state=0).fit(X[::2], y[::2])
+        >>> before = model.latent_mean_and_variance(X[:1])[1]
+        >>> bool(model.partial_fit(X, y).latent_mean_and_variance(X[:1])[1] < before)
+        True
         """
         if hasattr(self, "posterior_"):
             return cast(LaplaceRegressor, self._add_samples(X, y, sample_weight))

@@ -85,11 +85,12 @@ def encode_samples(
             "Pass both X_val and y_val, or neither."
         )
     check_array_library(X_val=samples.X_val, y_val=samples.y_val)
-    _check_loader(samples.X)
+    check_loader(samples.X)
     if samples.y is None:
         raise ValueError(
             f"{type(model).__name__} requires y to be passed, but the target y is "
-            "None. For a torch Dataset, pass its targets as an array."
+            "None. For a torch Dataset of pairs, pass all targets as an array: "
+            "fit(dataset, [y for _, y in dataset])."
         )
     model._input_type = input_type(inner_net(model.estimator))
     X, y = model._check_samples(samples.X, samples.y, reset=True)
@@ -178,7 +179,7 @@ def warn_of_weight_scale(sample_weight: Any) -> None:
 @naming(X="X", y="y")
 def check_samples(model: Any, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
     """Return inputs, checked and cast, and targets, checked."""
-    _check_loader(X)
+    check_loader(X)
     check_array_library(X=X, y=y)
     check_file(y, "y")
     if is_opaque(X):
@@ -197,7 +198,7 @@ def check_samples(model: Any, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]
 @naming(X="X")
 def check_inputs(model: Any, X: Any) -> Any:
     """Return inputs to predict, checked and cast."""
-    _check_loader(X)
+    check_loader(X)
     check_array_library(X=X)
     if is_opaque(X):
         X = as_given(X, model._input_type.dtype)
@@ -206,12 +207,13 @@ def check_inputs(model: Any, X: Any) -> Any:
     return _cast_inputs(model, X, reset=False)
 
 
-def _check_loader(X: Any) -> None:
+def check_loader(X: Any, method: str = "fit") -> None:
+    """Raise for a loader, and say what a method that takes targets is to be given."""
     if isinstance(X, DataLoader):
         raise TypeError(
-            "X is a DataLoader. Pass its dataset, to fit with all targets in an array: "
-            "fit(loader.dataset, targets); and batch_size to this estimator. For "
-            "predictions, sklaplace.iter_predictions takes loaders."
+            f"X is a DataLoader. Pass its dataset, to {method} with all targets in an "
+            f"array: {method}(loader.dataset, targets); and batch_size to this "
+            "estimator. For predictions, sklaplace.iter_predictions takes loaders."
         )
 
 

@@ -8,11 +8,13 @@ import torch
 from sklearn.base import is_regressor
 from sklearn.utils.validation import check_is_fitted
 
+from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
 from sklaplace.core.checks import check_count, check_fraction
 from sklaplace.core.persistence import from_portable, pickled, to_portable
 from sklaplace.core.random import private_rng
 from sklaplace.estimators import samples
+from sklaplace.estimators.diagram import displayed
 from sklaplace.estimators.given_net import note_new_weights
 from sklaplace.estimators.noise import most_probable_noise
 from sklaplace.estimators.number_targets import (
@@ -23,7 +25,7 @@ from sklaplace.estimators.number_targets import (
 )
 from sklaplace.estimators.options import check_common, sibling
 from sklaplace.estimators.output_model import BatchedOutputs, OutputModel
-from sklaplace.estimators.summary import print_line
+from sklaplace.estimators.summary import of_training, reporting_for
 from sklaplace.estimators.trainer import Trainer, inner_net, is_frozen
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 
@@ -31,6 +33,7 @@ from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 _WITH_TENSORS = ("posterior_",)
 
 
+@displayed
 @dataclass(eq=False, repr=False, kw_only=True)
 class BaseSampling(ABC):
     """Parameters and fit of estimators that predict from draws."""
@@ -47,7 +50,7 @@ class BaseSampling(ABC):
     def fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,  # which is refused, saying what to pass
         sample_weight: Any = None,
         *,
         X_val: Any = None,
@@ -77,7 +80,7 @@ class BaseSampling(ABC):
 
         Returns
         -------
-        self : object
+        object
             The fitted estimator.
 
         Raises
@@ -85,9 +88,22 @@ class BaseSampling(ABC):
         ValueError, TypeError
             If an option, the data or the network is not valid; the estimator,
             the network and the data are then unchanged.
+
+        See Also
+        --------
+        sklaplace.LaplaceClassifier.fit : Around a network that is trained already, too.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import DeepEnsembleClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = DeepEnsembleClassifier(n_estimators=2, random_state=0).fit(X, y)
+        >>> model.classes_
+        array([0, 1, 2])
         """
         given = samples.Samples(X, y, sample_weight, X_val, y_val, fit_params)
-        with samples.unchanged_on_error(self):
+        with reporting_for(self), samples.unchanged_on_error(self):
             self._check_options()
             note_new_weights(self)
             if self.estimator is None or self._trainer_kind.has_prior:
@@ -101,13 +117,13 @@ class BaseSampling(ABC):
                 self.n_iter_ = n_epochs(network.net)
                 with network.forward().frozen():
                     self._set_fitted(network)
-        if self.verbose:
-            print_line(self, self._summary())
+            if self.verbose:
+                progress.line(self._summary())
         return self
 
     def _summary(self) -> str:
         """Return one line on what was fitted."""
-        return f"trained for {self.n_iter_} epochs"
+        return of_training(self, is_kept=is_frozen(self.estimator))
 
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> None:
@@ -156,7 +172,8 @@ class BaseSampling(ABC):
         if not isinstance(self.sigma_noise, str):
             return geometric_mean(self.sigma_noise) / self._targets.noise_unit
         dataset = network.train if network.held_out is None else network.held_out
-        return most_probable_noise(self._outputs_of(network), dataset)
+        with progress.phase("tune"):
+            return most_probable_noise(self._outputs_of(network), dataset)
 
     # ----------------------------------------------------------------- predictions
     @abstractmethod
@@ -164,7 +181,9 @@ class BaseSampling(ABC):
         """Return the distribution of outputs."""
 
     def _outputs_of(self, network: TrainedNetwork) -> BatchedOutputs:
-        return BatchedOutputs(network, self._output_model(), self.batch_size)
+        scope = type(self).__name__, self.verbose
+        model = self._output_model()
+        return BatchedOutputs(network, model, self.batch_size, scope=scope)
 
     @property
     def _outputs(self) -> BatchedOutputs:

@@ -7,6 +7,7 @@ which was not, and neither depends on the number of workers.
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sklaplace.core import progress
 from sklaplace.core.checkpoint import Checkpoint
 from sklaplace.core.parallel import ordered_map
 from sklaplace.estimators.curvature_sums import CurvaturePass, CurvatureSums
@@ -96,7 +97,8 @@ def _one_pass(
     def own() -> CurvatureSums | None:
         n_done, total = saved.load()
         rows = workers.group.part(shards.rows)[n_done:]
-        for sums in ordered_map(work, rows, shards.load, workers.n_jobs):
+        found = ordered_map(work, rows, shards.load, workers.n_jobs)
+        for sums in progress.tracked(found, "curvature", len(rows)):
             if total is None:
                 total = sums
             else:

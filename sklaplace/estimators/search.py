@@ -22,6 +22,8 @@ class LaplaceClassifierCV(LaplaceClassifier):
     Prefer it where there are too few samples to hold any out; `LaplaceClassifier`
     tunes on one set of held-out samples with one training.
 
+    Read more in the :doc:`User Guide </user_guide/search>`.
+
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
@@ -46,8 +48,8 @@ class LaplaceClassifierCV(LaplaceClassifier):
             prior_mean, refine, temperature, class_weight, pred_type, link_approx, \
             dirichlet_approx, n_samples, batch_size, n_shards, distributed
         As for `LaplaceClassifier`. Under a ``prior_structure`` other than
-        ``"scalar"`` all precisions are the same. ``refine=True`` refits the last
-        layer under every prior precision; ``"auto"`` is False.
+        ``"scalar"`` all precisions are the same. ``refine=True`` refits the
+        selected weights under every prior precision; ``"auto"`` is False.
     memory : None, str, path or joblib.Memory, default=None
         Where networks and their curvature are kept, those of the folds among them,
         so that further fits, also by ``GridSearchCV``, train none of them again.
@@ -60,8 +62,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
         Seeds training and draws: of each fold, and of the last fit, as it would
         seed a `LaplaceClassifier`. None differs every time.
     verbose : int, default=0
-        Print one line after fitting if positive, and one before it on a net that has
-        weights and is trained anew.
+        As for `LaplaceClassifier`; the folds are one phase.
 
     Attributes
     ----------
@@ -119,7 +120,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
     validation_fraction: float = field(default=0.2, init=False)
 
     def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any
+        self, X: Any, y: Any = None, sample_weight: Any = None, **fit_params: Any
     ) -> "LaplaceClassifierCV":
         """Choose the prior precision by cross-validation, then fit all samples with it.
 
@@ -139,7 +140,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
 
         Returns
         -------
-        self : object
+        object
             The fitted estimator.
 
         Raises
@@ -149,6 +150,10 @@ class LaplaceClassifierCV(LaplaceClassifier):
             precision has a finite score; the estimator, the network and the data
             are then unchanged.
 
+        See Also
+        --------
+        LaplaceClassifier.fit : With one prior precision, or one that is tuned.
+
         Notes
         -----
         Costs one training of the network per fold and one on all samples, each with
@@ -156,6 +161,17 @@ class LaplaceClassifierCV(LaplaceClassifier):
         fold. Prior precisions add what follows from these: for k outputs and P
         weights O(n k P) each, a refit of the last layer with ``refine=True``, and
         about ten times as much where the noise is chosen, too.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifierCV
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifierCV(
+        ...     prior_precisions=[0.1, 10.0], cv=2, random_state=0
+        ... )
+        >>> model.fit(X, y).n_splits_
+        2
         """
         return self._fit(Samples(X, y, sample_weight, None, None, fit_params))
 
@@ -172,6 +188,8 @@ class LaplaceRegressorCV(LaplaceRegressor):
     The noise can be chosen with it, on samples that no network has seen. Prefer it
     where there are too few samples to hold any out; `LaplaceRegressor` tunes on one
     set of held-out samples with one training.
+
+    Read more in the :doc:`User Guide </user_guide/search>`.
 
     Parameters
     ----------
@@ -196,8 +214,8 @@ class LaplaceRegressorCV(LaplaceRegressor):
             prior_mean, refine, temperature, pred_type, n_samples, batch_size, \
             n_shards, distributed
         As for `LaplaceRegressor`. Under a ``prior_structure`` other than
-        ``"scalar"`` all precisions are the same. ``refine=True`` refits the last
-        layer under every prior precision; ``"auto"`` is False.
+        ``"scalar"`` all precisions are the same. ``refine=True`` refits the
+        selected weights under every prior precision; ``"auto"`` is False.
     sigma_noise : float or "auto", default="auto"
         Standard deviation of the observation noise, one for all outputs. ``"auto"``
         chooses one with each prior precision: that under which the held-out samples
@@ -220,8 +238,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
         Seeds training: of each fold, and of the last fit, as it would seed a
         `LaplaceRegressor`. None differs every time.
     verbose : int, default=0
-        Print one line after fitting if positive, and one before it on a net that has
-        weights and is trained anew.
+        As for `LaplaceClassifier`; the folds are one phase.
 
     Attributes
     ----------
@@ -230,7 +247,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
         ``best_index_`` and ``cv_results_``, which describe the search.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
         Standard deviation of the observation noise: as given, or chosen with the
-        best prior precision.
+        best prior precision; one for each of several columns with ``normalize_y``.
     best_score_ : float
         Its score, the mean over folds.
     best_index_ : int
@@ -289,7 +306,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
     validation_fraction: float = field(default=0.2, init=False)
 
     def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any
+        self, X: Any, y: Any = None, sample_weight: Any = None, **fit_params: Any
     ) -> "LaplaceRegressorCV":
         """Choose the prior precision by cross-validation, then fit all samples with it.
 
@@ -300,8 +317,23 @@ class LaplaceRegressorCV(LaplaceRegressor):
 
         Returns
         -------
-        self : object
+        object
             The fitted estimator.
+
+        See Also
+        --------
+        LaplaceRegressor.fit : With one prior precision, or one that is tuned.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import LaplaceRegressorCV
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> model = LaplaceRegressorCV(
+        ...     prior_precisions=[0.1, 10.0], cv=2, random_state=0
+        ... )
+        >>> model.fit(X, y).n_splits_
+        2
         """
         return self._fit(Samples(X, y, sample_weight, None, None, fit_params))
 

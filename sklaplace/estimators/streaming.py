@@ -26,6 +26,8 @@ def iter_predictions(
     another: write each block where it belongs, and forget it. Predictions are those of
     all samples at once.
 
+    Read more in the :doc:`User Guide </large_data>`.
+
     Parameters
     ----------
     estimator : estimator
@@ -41,6 +43,11 @@ def iter_predictions(
     **params : dict
         Passed to the method.
 
+    Returns
+    -------
+    iterator
+        Over the results of the method, one for each block.
+
     Yields
     ------
     result : object
@@ -52,6 +59,10 @@ def iter_predictions(
         If the estimator has no such method.
     ValueError
         If ``block_size`` is not a positive integer.
+
+    See Also
+    --------
+    sklaplace.LaplaceClassifier.predict_top_k : The most probable of many classes.
 
     Notes
     -----

@@ -1,20 +1,76 @@
-"""What ``verbose`` prints."""
+"""What is said of a fitted estimator in one line, in print and in a notebook."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 
-def print_line(model: Any, line: str) -> None:
-    """Print a line that names the estimator."""
-    print(f"[{type(model).__name__}] {line}")  # noqa: T201
+from sklaplace.core.progress import Reporter, reporting
+
+
+def reporting_for(model: Any) -> AbstractContextManager[Reporter]:
+    """Open the scope of what an estimator prints."""
+    return reporting(type(model).__name__, model.verbose)
 
 
 def of_posterior(model: Any) -> str:
     """Return one line on the posterior of a fitted Laplace estimator."""
-    posterior = model.posterior_
-    head = "refitted" if posterior.is_refitted else "kept"
-    return (
+    posterior, subset = model.posterior_, model.subset_of_weights
+    if not isinstance(subset, str):
+        subset = ", ".join(subset)
+    parts = [
         f"{model.hessian_structure} posterior over "
-        f"{posterior.layout.n_parameters:,} weights ({model.subset_of_weights}), "
-        f"prior_precision {posterior.shown_precision()}, weights {head}, "
-        f"log evidence {model.log_marginal_likelihood_value_:.1f}"
-    )
+        f"{posterior.layout.n_parameters:,} weights ({subset})",
+        "weights refitted" if posterior.is_refitted else "weights kept",
+    ]
+    if posterior.earlier is None:
+        parts.append(f"prior_precision {posterior.shown_precision()}")
+    else:
+        parts.append("prior of an earlier task")
+    if model.temperature_ != 1:
+        parts.append(f"temperature {model.temperature_:.3g}")
+    parts += of_outputs(model)
+    if model.pred_type != "glm":
+        parts.append(f"pred_type {model.pred_type}")
+    elif hasattr(model, "link_approx"):
+        parts.append(f"link_approx {model._link_name()}")
+    if maximises_evidence(model):
+        parts.append(f"log evidence {model.log_marginal_likelihood_value_:.1f}")
+    if hasattr(model, "cv_results_"):
+        tried = f"{len(model.cv_results_['params'])} tried in {model.n_splits_} folds"
+        parts.append(f"{tried}, score {model.best_score_:.4g}")
+    return ", ".join(parts)
+
+
+def maximises_evidence(model: Any) -> bool:
+    """Whether a fitted Laplace estimator chose its prior or noise by the evidence.
+
+    Under another prior the evidence at weights that were not refitted can be lower by
+    any amount, as they need not be probable under it, and says little of the model.
+    """
+    return bool(model._options.tuner == "marglik")
+
+
+def of_training(model: Any, is_kept: bool) -> str:
+    """Return what is common to estimators that predict from draws.
+
+    ``is_kept`` says whether the network has the weights that it was given with.
+    """
+    n = model.n_iter_
+    trained = f"trained for {n:,} epoch{'' if n == 1 else 's'}"
+    return ", ".join(["weights kept" if is_kept else trained, *of_outputs(model)])
+
+
+def of_outputs(model: Any) -> list[str]:
+    """Return the likelihood of a fitted estimator, and its noise if it has any."""
+    likelihood = model.network_spec_.likelihood
+    parts = [f"{type(likelihood).__name__} likelihood"]
+    if likelihood.has_noise:
+        parts.append(f"sigma_noise {_range(model.sigma_noise_)}")
+    return parts
+
+
+def _range(values: Any) -> str:
+    """Return a number, or the range of several, as text."""
+    low, high = np.min(values), np.max(values)
+    return f"{low:.3g} to {high:.3g}" if high > low else f"{low:.3g}"

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from sklaplace.core import progress
 from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import check_count
 from sklaplace.curvature.descent import SCHEDULE_CHECKS, Schedule
@@ -24,7 +25,7 @@ from sklaplace.estimators.trainer import Trainer
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import OutputSpec, as_forward
 from sklaplace.networks.trained import TrainedNetwork
-from sklaplace.posterior.swag import SWAGPosterior
+from sklaplace.posterior.swag import SWAGPosterior, swag_posterior
 from sklaplace.posterior.variational.module import random_weights
 
 # Further vectors of weights that running moments take.
@@ -107,8 +108,10 @@ class SWAGTrainer(Trainer):
     def _collect(self, trained: TrainedNetwork) -> SWAGPosterior:
         """Return the Gaussian of the iterates."""
         layout = self._random_weights(trained.net)
-        moments = self.descent(trained).moments(layout, self.schedule, self._rank)
-        posterior = SWAGPosterior.of(moments, layout)
+        with progress.phase("snapshots"):
+            descent = self.descent(trained)
+            moments = descent.moments(layout, self.schedule, self._rank)
+        posterior = swag_posterior(moments, layout)
         if not posterior.variance().isfinite().all():
             raise ValueError(
                 f"lr={self.schedule.lr:g} is too large here: gradient descent from the "
@@ -183,6 +186,8 @@ class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
     weights. Probabilities are averaged over networks drawn from it. A baseline for
     `LaplaceClassifier`, which takes no further training, and whose variance follows
     from the curvature of the loss rather than from a learning rate.
+
+    Read more in the :ref:`User Guide <swag>`.
 
     Parameters
     ----------
@@ -262,6 +267,8 @@ class SWAGRegressor(BaseSWAG, ProbabilisticRegressor):
 
     The counterpart of `SWAGClassifier` for real-valued targets; see there for the
     method and for when to prefer it.
+
+    Read more in the :ref:`User Guide <swag>`.
 
     Parameters
     ----------

@@ -21,9 +21,15 @@ from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
+from sklaplace.core.warn import warn_user
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.default import default_classifier, default_multilabel
+from sklaplace.networks.outputs import ONE_CLASS
+
+# Rows from which one label in each is hardly chance: fair coins, of two labels or more,
+# show that with a probability of 1e-3 at most.
+ENOUGH_ROWS = 10
 
 
 class TargetType(ABC):
@@ -94,7 +100,9 @@ class SingleLabel(TargetType):
         return column_or_1d(y, warn=True)
 
     def default_net(self, data: TrainingData, n_classes: int) -> Any:
-        """Return a classifier that ends in a softmax."""
+        """Return a classifier that ends in a softmax; raises for a single class."""
+        if n_classes == 1:
+            raise ValueError(f"y has 1 class. {ONE_CLASS}")
         return default_classifier(data.X, data.y, data.sample_weight, n_classes)
 
 
@@ -165,7 +173,17 @@ class MultiLabel(TargetType):
         return mean, cov
 
     def default_net(self, data: TrainingData, n_classes: int) -> Any:
-        """Return a classifier that ends in one sigmoid per label."""
+        """Return a classifier that ends in one sigmoid per label.
+
+        Warns of what may be meant as one label.
+        """
+        if len(data.y) >= ENOUGH_ROWS and (data.y.sum(axis=1) == 1).all():
+            warn_user(
+                f"y has {self.n_labels} columns with a single 1 in each row, and is "
+                "taken as several labels per row, whose probabilities do not add up to "
+                "one. If y is one-hot, pass y.argmax(axis=1); for labels that occur "
+                "alone by chance, ignore this."
+            )
         return default_multilabel(data.X, data.y, data.sample_weight)
 
 

@@ -13,6 +13,7 @@ from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from torch.utils.data import Subset
 
+from sklaplace.core import progress
 from sklaplace.core.checks import listed, naming
 from sklaplace.core.warn import warn_user
 from sklaplace.curvature.descent import Descent, weight_decays
@@ -204,7 +205,7 @@ class Trainer:
             context.enter_context(logits_alone(net, first_rows(net, dataset)))
 
         rows, mixins = (data.X, data.y, data.sample_weight), self.training_mixins()
-        with ExitStack() as context:
+        with progress.phase("train"), ExitStack() as context:
             seen, held_out = train(net, *rows, check, mixins, **fit_params)
         _check_history(net)
         return seen, held_out

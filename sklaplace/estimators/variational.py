@@ -19,6 +19,7 @@ from sklaplace.estimators.output_model import (
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.sampling import BaseSampling
+from sklaplace.estimators.summary import of_training
 from sklaplace.estimators.trainer import Trainer, inner_net, is_frozen
 from sklaplace.estimators.variational_trainer import VariationalTrainer
 from sklaplace.networks.trained import TrainedNetwork
@@ -124,7 +125,8 @@ class BaseVariational(BaseSampling):
     def _summary(self) -> str:
         return (
             f"{self.posterior_.distribution.name} posterior over "
-            f"{self.posterior_.layout.n_parameters:,} weights, ELBO {self.elbo_:.1f}, "
+            f"{self.posterior_.layout.n_parameters:,} weights, "
+            f"{of_training(self, is_kept=False)}, ELBO {self.elbo_:.1f}, "
             f"KL {self.kl_:.1f} (weight {self.kl_weight:g})"
         )
 
@@ -173,6 +175,8 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
     evidence lower bound. Prefer `LaplaceClassifier` for a network that is trained
     already; prefer this one where the distributions of the weights are of interest, or
     as a baseline.
+
+    Read more in the :doc:`User Guide </user_guide/bayes_by_backprop>`.
 
     Parameters
     ----------
@@ -287,6 +291,8 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     The counterpart of `VariationalClassifier` for real-valued targets, which estimates
     the observation noise during training. Prefer `LaplaceRegressor` for a network that
     is trained already.
+
+    Read more in the :doc:`User Guide </user_guide/bayes_by_backprop>`.
 
     Parameters
     ----------

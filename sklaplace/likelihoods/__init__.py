@@ -7,7 +7,7 @@ the closed forms of the Hessian in the outputs.
 
 from torch import nn
 
-from sklaplace.likelihoods.base import DataFit, Likelihood, output_weights, weighted
+from sklaplace.likelihoods.base import Likelihood, SeparableLikelihood
 from sklaplace.likelihoods.classification import (
     Bernoulli,
     Categorical,
@@ -23,7 +23,6 @@ from sklaplace.likelihoods.regression import (
     RegressionLikelihood,
 )
 
-# criterion of the skorch net -> (likelihood, what the module returns)
 CRITERIA: dict[type[nn.Module], tuple[Likelihood, str]] = {
     nn.CrossEntropyLoss: (Categorical(), "logits"),
     nn.NLLLoss: (Categorical(), "probabilities"),
@@ -33,6 +32,7 @@ CRITERIA: dict[type[nn.Module], tuple[Likelihood, str]] = {
     nn.PoissonNLLLoss: (Poisson(), "mean"),
     HeteroscedasticNLLLoss: (HeteroscedasticGaussian(), "mean"),
 }
+"""Likelihood of each criterion of a skorch net, and what the module returns."""
 
 __all__ = [
     "CRITERIA",
@@ -40,7 +40,6 @@ __all__ = [
     "Categorical",
     "CategoricalMap",
     "ClassificationLikelihood",
-    "DataFit",
     "Gaussian",
     "HeteroscedasticGaussian",
     "HeteroscedasticNLLLoss",
@@ -48,6 +47,5 @@ __all__ = [
     "MultilabelBernoulli",
     "Poisson",
     "RegressionLikelihood",
-    "output_weights",
-    "weighted",
+    "SeparableLikelihood",
 ]

@@ -34,7 +34,21 @@ def _log_softmax(f: Tensor) -> Tensor:
 
 
 class ClassificationLikelihood(Likelihood):
-    """Likelihood of class labels, to derive others from: one label per sample."""
+    """Likelihood of class labels, to derive others from: one label per sample.
+
+    Read more in the :doc:`User Guide </user_guide/networks>`.
+
+    See Also
+    --------
+    Categorical : For logits of several classes.
+    Bernoulli : For one logit of two classes.
+
+    Examples
+    --------
+    >>> from sklaplace.likelihoods import Categorical, ClassificationLikelihood
+    >>> isinstance(Categorical(), ClassificationLikelihood)
+    True
+    """
 
     is_classification = True
     noun = "class"
@@ -43,7 +57,28 @@ class ClassificationLikelihood(Likelihood):
     "dense" (one label at each position), or "" where they are refused."""
 
     def multilabel(self) -> Any:
-        """Likelihood of a matrix of labels that are 0 or 1; refused by default."""
+        """Likelihood of a matrix of labels that are 0 or 1.
+
+        Returns
+        -------
+        Likelihood
+            Of all columns.
+
+        Raises
+        ------
+        ValueError
+            If there is none, as by default.
+
+        See Also
+        --------
+        dense : For labels at positions.
+
+        Examples
+        --------
+        >>> from sklaplace.likelihoods import Bernoulli
+        >>> Bernoulli().multilabel()
+        MultilabelBernoulli(pos_weight=(1.0,))
+        """
         raise ValueError(
             "y has several columns, and should be a 1d array: "
             f"{type(self).__name__} is a likelihood of one label per row. Use "
@@ -52,7 +87,33 @@ class ClassificationLikelihood(Likelihood):
         )
 
     def dense(self, positions: tuple[int, ...]) -> Any:
-        """Likelihood of one label at each position; refused by default."""
+        """Likelihood of one label at each position.
+
+        Parameters
+        ----------
+        positions : tuple of int
+            Shape of the targets of a sample.
+
+        Returns
+        -------
+        Likelihood
+            Of all positions.
+
+        Raises
+        ------
+        ValueError
+            If there is none, as by default.
+
+        See Also
+        --------
+        multilabel : For labels that are 0 or 1.
+
+        Examples
+        --------
+        >>> from sklaplace.likelihoods import Categorical
+        >>> Categorical().dense((4, 5)).n_blocks
+        20
+        """
         raise ValueError(
             f"y has labels at positions {positions}, and {type(self).__name__} is a "
             "likelihood of one label per row. Use criterion=torch.nn.CrossEntropyLoss "
@@ -65,17 +126,90 @@ class ClassificationLikelihood(Likelihood):
 
     @abstractmethod
     def class_logits(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        """Gaussian over one logit per class, (b·r, K), from one over the outputs.
+        """Gaussian over one logit per class, from one over the outputs.
 
-        ``cov`` is (b, c, c), or (b, c) for variances alone; (b, r, K, K) of blocks.
+        Parameters
+        ----------
+        mean : Tensor of shape (b, c)
+            Means of the outputs.
+        cov : Tensor of shape (b, c, c), (b, c) or (b, r, K, K)
+            Their covariances, variances alone, or those of r labels.
+
+        Returns
+        -------
+        mean : Tensor of shape (b·r, K)
+            Means of the logits of K classes.
+        cov : Tensor of shape (b·r, K, K) or (b·r, K)
+            Their covariances, or variances.
+
+        See Also
+        --------
+        probabilities : Without uncertainty.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklaplace.likelihoods import Bernoulli
+        >>> f, y = torch.zeros(1, 1), torch.ones(1, 1)
+        >>> mean, cov = Bernoulli().class_logits(f, torch.ones(1, 1, 1))
+        >>> mean.shape, cov.shape
+        (torch.Size([1, 2]), torch.Size([1, 2, 2]))
         """
 
     @abstractmethod
     def probabilities(self, f: Tensor) -> Tensor:
-        """Class probabilities (..., K) of outputs (..., c); (..., r, K) of r labels."""
+        """Class probabilities of outputs.
+
+        Parameters
+        ----------
+        f : Tensor of shape (..., c)
+            Outputs of the network.
+
+        Returns
+        -------
+        Tensor of shape (..., K) or (..., r, K)
+            For K classes, or for each of r labels.
+
+        See Also
+        --------
+        class_logits : Logits with their uncertainty.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklaplace.likelihoods import Bernoulli
+        >>> f, y = torch.zeros(1, 1), torch.ones(1, 1)
+        >>> Bernoulli().probabilities(f)
+        tensor([[0.5000, 0.5000]])
+        """
 
     def log_loss(self, log_proba: Tensor, y: Tensor) -> Tensor:
-        """Loss per sample, (b,), under log-probabilities (b·r, K) of the classes."""
+        """Loss per sample under given log-probabilities.
+
+        Parameters
+        ----------
+        log_proba : Tensor of shape (b·r, K)
+            Of the classes of each label.
+        y : Tensor
+            Targets, as `targets` returns them.
+
+        Returns
+        -------
+        Tensor of shape (b,)
+            Summed over labels with their weights, in nats.
+
+        See Also
+        --------
+        loss : Of outputs.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklaplace.likelihoods import Categorical
+        >>> f, y = torch.zeros(1, 2), torch.tensor([1])
+        >>> Categorical().log_loss(f.log_softmax(-1), y)
+        tensor([0.6931])
+        """
         chosen = log_proba.gather(1, y.clamp(min=0).reshape(-1, 1).long())
         return -self._weighted_sum(chosen.reshape(len(y), -1), y)
 
@@ -94,12 +228,27 @@ class Categorical(ClassificationLikelihood):
     ``h_y = (1 - ε) w_y + ε/K Σ w_k``: loss and curvature of a sample are those of
     ``CE(t)``, times ``h_y``.
 
-    Attributes
+    Read more in the :doc:`User Guide </user_guide/networks>`.
+
+    Parameters
     ----------
     weight : tuple of float or None
         One per class.
     label_smoothing : float
         Probability that targets distribute uniformly over all classes.
+
+    See Also
+    --------
+    CategoricalMap : One label at each position.
+    Bernoulli : Two classes from one logit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.likelihoods import Categorical
+    >>> f, y = torch.zeros(1, 2), torch.tensor([1])
+    >>> Categorical().loss(f, y)  # log 2
+    tensor([0.6931])
     """
 
     weight: tuple[float, ...] | None = None
@@ -229,10 +378,25 @@ class _Sigmoid(SeparableLikelihood, ClassificationLikelihood):
 class Bernoulli(_Sigmoid):
     """Two classes from one logit: that of the second class.
 
-    Attributes
+    Read more in the :doc:`User Guide </user_guide/networks>`.
+
+    Parameters
     ----------
     pos_weight : float
         Factor of the loss of samples of the second class.
+
+    See Also
+    --------
+    MultilabelBernoulli : Several labels.
+    Categorical : One logit per class.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.likelihoods import Bernoulli
+    >>> f, y = torch.zeros(1, 1), torch.ones(1, 1)
+    >>> Bernoulli(pos_weight=3.0).loss_scale(y)
+    tensor([3.], dtype=torch.float64)
     """
 
     pos_weight: float = 1.0
@@ -279,10 +443,23 @@ class MultilabelBernoulli(_Sigmoid):
     Losses of a sample's labels are summed, each times its ``pos_weight`` where the
     label is 1.
 
-    Attributes
+    Read more in the :doc:`User Guide </user_guide/networks>`.
+
+    Parameters
     ----------
     pos_weight : tuple of float
         One per label, or one for all.
+
+    See Also
+    --------
+    Bernoulli : One label.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.likelihoods import MultilabelBernoulli
+    >>> MultilabelBernoulli().probabilities(torch.zeros(1, 3)).shape
+    torch.Size([1, 3, 2])
     """
 
     pos_weight: tuple[float, ...] = (1.0,)
@@ -332,12 +509,24 @@ class CategoricalMap(ClassificationLikelihood):
     Outputs are (b, r·K), position by position; targets (b, r). Losses of positions are
     summed; positions with a negative label are left out.
 
-    Attributes
+    Read more in the :doc:`User Guide </user_guide/networks>`.
+
+    Parameters
     ----------
     positions : tuple of int
         Shape of a map, of r positions in all.
     categorical : Categorical
         Likelihood at each position.
+
+    See Also
+    --------
+    Categorical : One label per sample.
+
+    Examples
+    --------
+    >>> from sklaplace.likelihoods import CategoricalMap
+    >>> CategoricalMap(positions=(4, 5)).n_outputs(3)
+    60
     """
 
     positions: tuple[int, ...]

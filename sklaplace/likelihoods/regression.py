@@ -31,13 +31,47 @@ class RegressionLikelihood(Likelihood):
     Outputs (n, c) are Gaussian with mean and variance ``var``; ``noise`` is σ, ignored
     by likelihoods without noise parameter. `log_density` takes tensors, the other
     predictive methods take arrays.
+
+    Read more in the :doc:`User Guide </user_guide/networks>`.
+
+    See Also
+    --------
+    Gaussian : For real numbers.
+    Poisson : For counts.
+
+    Examples
+    --------
+    >>> from sklaplace.likelihoods import Gaussian, RegressionLikelihood
+    >>> isinstance(Gaussian(), RegressionLikelihood)
+    True
     """
 
     is_classification = False
     noun = "column"
 
     def check_targets(self, y: Array) -> None:
-        """Raise for targets (n, t) outside the support; by default any are allowed."""
+        """Raise for targets outside of the support; by default none are.
+
+        Parameters
+        ----------
+        y : ndarray of shape (n, t)
+            Targets.
+
+        Raises
+        ------
+        ValueError
+            Saying which targets are allowed.
+
+        See Also
+        --------
+        targets : Targets as `loss` takes them.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from sklaplace.likelihoods import Poisson
+        >>> Poisson().check_targets(np.array([[0.0], [3.0]]))
+        """
 
     def targets(self, y: Tensor, f: Tensor) -> Tensor:
         """Targets, (b, c), in the dtype of the outputs."""
@@ -57,45 +91,215 @@ class RegressionLikelihood(Likelihood):
 
         Returns
         -------
-        shift, factor : ndarray of shape (c,), or None
-            Outputs become ``shift + factor · f``, and the noise of a likelihood that
-            has one is multiplied by ``scale``. None, as by default, if there are no
-            such outputs: targets then cannot be normalised.
+        tuple of two ndarrays of shape (c,), or None
+            ``shift`` and ``factor``: outputs become ``shift + factor · f``, and the
+            noise of a likelihood that has one is multiplied by ``scale``. None, as by
+            default, if there are no such outputs: targets then cannot be normalised.
+
+        See Also
+        --------
+        moments : Of targets in their own units.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from sklaplace.likelihoods import Gaussian
+        >>> shift, factor = Gaussian().rescaled_outputs(
+        ...     np.array([10.0]), np.array([2.0])
+        ... )
+        >>> shift, factor
+        (array([10.]), array([2.]))
         """
         return None
 
     @abstractmethod
     def moments(self, mean: Array, var: Array, noise: float) -> Pair:
-        """Mean and variance of new targets, (n, t), from (n, c)."""
+        """Mean and variance of new targets.
+
+        Parameters
+        ----------
+        mean : ndarray of shape (n, c)
+            Means of the outputs.
+        var : ndarray of shape (n, c)
+            Their variances.
+        noise : float
+            Standard deviation ``σ``; ignored by likelihoods without noise.
+
+        Returns
+        -------
+        mean : ndarray of shape (n, t)
+            Means.
+        variance : ndarray of shape (n, t)
+            Variances, noise included.
+
+        See Also
+        --------
+        joint_moments : Covariances between samples.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from sklaplace.likelihoods import Gaussian
+        >>> mean, var = np.zeros((1, 1)), np.full((1, 1), 3.0)
+        >>> Gaussian().moments(mean, var, noise=1.0)
+        (array([[0.]]), array([[4.]]))
+        """
 
     @abstractmethod
     def joint_moments(self, mean: Array, cov: Array, noise: float) -> Pair:
-        """Mean (n, t) and covariance (n, n, t) across samples.
+        """Mean and covariance of new targets across samples.
 
-        From outputs of mean (n, c) and covariance (n, n, c).
+        Parameters
+        ----------
+        mean : ndarray of shape (n, c)
+            Means of the outputs.
+        cov : ndarray of shape (n, n, c)
+            Covariances of each output across samples.
+        noise : float
+            Standard deviation ``σ``; ignored by likelihoods without noise.
+
+        Returns
+        -------
+        mean : ndarray of shape (n, t)
+            Means.
+        cov : ndarray of shape (n, n, t)
+            Covariances, with the noise on the diagonal.
+
+        See Also
+        --------
+        moments : Variances alone.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from sklaplace.likelihoods import Gaussian
+        >>> mean, var = np.zeros((1, 1)), np.full((1, 1), 3.0)
+        >>> Gaussian().joint_moments(mean, var[:, None], noise=1.0)[1].shape
+        (1, 1, 1)
         """
 
     @abstractmethod
     def quantiles(self, mean: Array, var: Array, noise: float, levels: Array) -> Array:
-        """Quantiles of new targets at levels (q,), (n, t, q)."""
+        """Quantiles of new targets.
+
+        Parameters
+        ----------
+        mean : ndarray of shape (n, c)
+            Means of the outputs.
+        var : ndarray of shape (n, c)
+            Their variances.
+        noise : float
+            Standard deviation ``σ``; ignored by likelihoods without noise.
+        levels : ndarray of shape (q,)
+            Between 0 and 1.
+
+        Returns
+        -------
+        ndarray of shape (n, t, q)
+            Noise included.
+
+        See Also
+        --------
+        moments : Means and variances.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from sklaplace.likelihoods import Gaussian
+        >>> mean, var = np.zeros((1, 1)), np.full((1, 1), 3.0)
+        >>> Gaussian().quantiles(mean, var, 1.0, np.array([0.5, 0.975])).round(2)
+        array([[[0.  , 3.92]]])
+        """
 
     @abstractmethod
     def sample(self, f: Array, noise: float, generator: np.random.Generator) -> Array:
-        """New targets (n, t, s) given draws of the outputs (n, c, s)."""
+        """Draws of new targets.
+
+        Parameters
+        ----------
+        f : ndarray of shape (n, c, s)
+            Draws of the outputs.
+        noise : float
+            Standard deviation ``σ``; ignored by likelihoods without noise.
+        generator : numpy.random.Generator
+            Source of the noise.
+
+        Returns
+        -------
+        ndarray of shape (n, t, s)
+            One target for each draw.
+
+        See Also
+        --------
+        moments : Means and variances.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from sklaplace.likelihoods import Poisson
+        >>> counts = Poisson().sample(
+        ...     np.zeros((2, 1, 5)), 1.0, np.random.default_rng(0)
+        ... )
+        >>> counts.shape
+        (2, 1, 5)
+        """
 
     @abstractmethod
     def log_density(self, mean: Tensor, var: Tensor, y: Tensor, noise: float) -> Tensor:
-        """Predictive log-density of targets ``y`` (b, t), summed over columns, (b,)."""
+        """Predictive log-density of targets.
+
+        Parameters
+        ----------
+        mean : Tensor of shape (b, c)
+            Means of the outputs.
+        var : Tensor of shape (b, c)
+            Their variances.
+        y : Tensor of shape (b, t)
+            Targets.
+        noise : float
+            Standard deviation ``σ``; ignored by likelihoods without noise.
+
+        Returns
+        -------
+        Tensor of shape (b,)
+            Summed over columns, in nats.
+
+        See Also
+        --------
+        quantiles : Of the same distribution.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklaplace.likelihoods import Gaussian
+        >>> zeros = torch.zeros(1, 1)
+        >>> Gaussian().log_density(zeros, zeros, zeros, noise=1.0)
+        tensor([-0.9189])
+        """
 
 
 @dataclass(frozen=True)
 class Gaussian(SeparableLikelihood, RegressionLikelihood):
     """Normal targets with the outputs as means and noise σ.
 
-    Attributes
+    Read more in the :ref:`User Guide <noise>`.
+
+    Parameters
     ----------
     relative : tuple of float or None
         ``r``: the noise of output k is ``σ r_k``. None: σ for all.
+
+    See Also
+    --------
+    HeteroscedasticGaussian : Noise that the network returns.
+    Poisson : Counts.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.likelihoods import Gaussian
+    >>> Gaussian().loss(torch.zeros(1, 1), torch.ones(1, 1))  # (y - f)² / 2
+    tensor([0.5000])
     """
 
     relative: tuple[float, ...] | None = None
@@ -171,7 +375,21 @@ class Gaussian(SeparableLikelihood, RegressionLikelihood):
 
 @dataclass(frozen=True)
 class Poisson(SeparableLikelihood, RegressionLikelihood):
-    """Counts with rates ``exp(f)``."""
+    """Counts with rates ``exp(f)``.
+
+    Read more in the :doc:`User Guide </user_guide/networks>`.
+
+    See Also
+    --------
+    Gaussian : Real numbers.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.likelihoods import Poisson
+    >>> Poisson().loss(torch.zeros(1, 1), torch.ones(1, 1))  # a rate of 1
+    tensor([1.])
+    """
 
     def check_targets(self, y: Array) -> None:
         """Raise for targets that are not counts."""
@@ -242,6 +460,20 @@ class HeteroscedasticGaussian(SeparableLikelihood, RegressionLikelihood):
     variances. `hessian` is the Fisher information ``diag(exp(-s), ½)``, the expected
     Hessian of the loss, which is positive definite where the Hessian itself may be
     indefinite.
+
+    Read more in the :doc:`User Guide </user_guide/regression>`.
+
+    See Also
+    --------
+    HeteroscedasticNLLLoss : The criterion.
+    Gaussian : One level of noise.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.likelihoods import HeteroscedasticGaussian
+    >>> HeteroscedasticGaussian().loss(torch.zeros(1, 2), torch.zeros(1, 1))
+    tensor([0.9189])
     """
 
     is_convex = False
@@ -333,10 +565,16 @@ class HeteroscedasticNLLLoss(nn.Module):
     Negative log-likelihood of normal targets. Of 2·t outputs the first half are means,
     the second half logarithms of variances, for t target columns.
 
+    Read more in the :doc:`User Guide </user_guide/regression>`.
+
     Parameters
     ----------
     reduction : {"mean", "sum", "none"}, default="mean"
         Of the losses of samples and target columns.
+
+    See Also
+    --------
+    HeteroscedasticGaussian : The likelihood of this criterion.
 
     References
     ----------
@@ -357,7 +595,31 @@ class HeteroscedasticNLLLoss(nn.Module):
         self.reduction = reduction
 
     def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Loss of outputs (b, 2·t) at targets (b, t)."""
+        """Compute the loss.
+
+        Parameters
+        ----------
+        outputs : Tensor of shape (b, 2·t)
+            Means, and logarithms of variances.
+        y : Tensor of shape (b, t)
+            Targets.
+
+        Returns
+        -------
+        Tensor of shape () or (b, t)
+            In nats; of each target with ``reduction="none"``.
+
+        See Also
+        --------
+        HeteroscedasticGaussian.loss : The same per sample.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklaplace.likelihoods import HeteroscedasticNLLLoss
+        >>> HeteroscedasticNLLLoss()(torch.zeros(4, 2), torch.zeros(4, 1))
+        tensor(0.9189)
+        """
         losses = _normal_losses(outputs, y.reshape(len(outputs), -1))
         if self.reduction == "none":
             return losses

@@ -33,6 +33,8 @@ def reliability_curve(
     What a reliability diagram shows, for two or more classes. The two are equal for a
     calibrated classifier and many samples.
 
+    Read more in the :doc:`User Guide </user_guide/classification>`.
+
     Parameters
     ----------
     y_true : array-like of shape (n,)
@@ -115,6 +117,8 @@ def expected_calibration_error(
     samples per bin and does not measure accuracy, so report it next to a proper
     scoring rule (log loss, Brier score).
 
+    Read more in the :doc:`User Guide </user_guide/classification>`.
+
     Parameters
     ----------
     y_true : array-like of shape (n,)
@@ -177,6 +181,8 @@ def maximum_calibration_error(
 
     For applications where no confidence may be wrong by much. A bin of few samples
     can decide it: look at the counts in a `ReliabilityDisplay`, too.
+
+    Read more in the :doc:`User Guide </user_guide/classification>`.
 
     Parameters
     ----------
@@ -241,6 +247,8 @@ def adaptive_calibration_error(
     empty in between, and the expected calibration error depends on few samples. Here
     each bin has about as many samples as the others, and all classes count.
 
+    Read more in the :doc:`User Guide </user_guide/classification>`.
+
     Parameters
     ----------
     y_true : array-like of shape (n,)
@@ -303,6 +311,8 @@ def class_sharpness(
     One for a classifier that is certain and right. To be read next to calibration: of
     two calibrated classifiers the sharper one is better.
 
+    Read more in the :doc:`User Guide </user_guide/classification>`.
+
     Parameters
     ----------
     y_true : array-like of shape (n,)
@@ -360,6 +370,8 @@ def brier_score(
     For two classes it is twice the Brier score of one of them. From scikit-learn 1.7
     on it equals ``sklearn.metrics.brier_score_loss`` with ``scale_by_half=False``,
     where columns are in sorted order of the labels. Here they may be in any order.
+
+    Read more in the :doc:`User Guide </user_guide/classification>`.
 
     Parameters
     ----------

@@ -16,6 +16,8 @@ def ood_auroc(confidence_in: Any, confidence_out: Any) -> float:
     The probability that the confidence of an in-distribution sample is larger than
     that of an out-of-distribution sample; ties count half.
 
+    Read more in the :ref:`User Guide <novelty>`.
+
     Parameters
     ----------
     confidence_in : array-like of shape (n,)
@@ -63,6 +65,8 @@ def ood_fpr(confidence_in: Any, confidence_out: Any, *, tpr: float = 0.95) -> fl
     Of the thresholds that at least a fraction ``tpr`` of the in-distribution samples
     reach, the highest is taken; the result is the fraction of out-of-distribution
     samples that reach it, too. At the default it is known as FPR95.
+
+    Read more in the :ref:`User Guide <novelty>`.
 
     Parameters
     ----------
@@ -118,6 +122,8 @@ def risk_coverage_curve(
 
     Selective prediction answers only above a threshold of confidence. A good confidence
     makes the risk of few answers small.
+
+    Read more in the :doc:`User Guide </user_guide/classification>`.
 
     Parameters
     ----------
@@ -178,6 +184,8 @@ def area_under_risk_coverage(
     Every sample's confidence is a threshold once. The result depends on the loss as
     well as on the order of the confidences: compare those of one model, or report the
     risk of all samples next to it.
+
+    Read more in the :doc:`User Guide </user_guide/classification>`.
 
     Parameters
     ----------

@@ -26,6 +26,8 @@ def gaussian_nll(
     A proper scoring rule to compare predictive distributions; dominated by outliers
     that were predicted confidently (``gaussian_crps`` less so).
 
+    Read more in the :doc:`User Guide </user_guide/regression>`.
+
     Parameters
     ----------
     y_true : array-like of shape (n,) or (n, C)
@@ -76,6 +78,8 @@ def gaussian_crps(
     ``∫ (F(t) − 1{t ≥ y})² dt`` for the predicted distribution function ``F``: a
     proper scoring rule that grows linearly with the error, and equals the absolute
     error for a standard deviation of zero.
+
+    Read more in the :doc:`User Guide </user_guide/regression>`.
 
     Parameters
     ----------
@@ -129,6 +133,8 @@ def interval_coverage(
     To be compared with the nominal coverage. Wide intervals have a high coverage, too,
     so report it next to a proper scoring rule.
 
+    Read more in the :doc:`User Guide </user_guide/regression>`.
+
     Parameters
     ----------
     y_true : array-like of shape (n,)
@@ -171,6 +177,8 @@ def interval_score(
     ``(u − l) + 2/α (l − y)₊ + 2/α (y − u)₊`` with ``α = 1 − coverage``: a proper
     scoring rule, minimised by the quantiles at ``α/2`` and ``1 − α/2``. Also known as
     Winkler score.
+
+    Read more in the :doc:`User Guide </user_guide/regression>`.
 
     Parameters
     ----------
@@ -228,6 +236,8 @@ def empirical_frequency(
 
     For a calibrated regression and many samples it equals the level of the quantile.
 
+    Read more in the :doc:`User Guide </user_guide/regression>`.
+
     Parameters
     ----------
     y_true : array-like of shape (n,)
@@ -275,6 +285,8 @@ def sharpness(y_std: Any, *, sample_weight: Any = None) -> float:
     """Mean predicted variance of a regression.
 
     Of two calibrated regressions the one of smaller variance is sharper, and better.
+
+    Read more in the :doc:`User Guide </user_guide/regression>`.
 
     Parameters
     ----------

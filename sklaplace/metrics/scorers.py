@@ -17,6 +17,8 @@ def neg_gaussian_nll_scorer(
     Prefer it to R² for the selection of a prior precision: in linearised predictions
     only the standard deviation depends on the prior.
 
+    Read more in the :doc:`User Guide </user_guide/search>`.
+
     Parameters
     ----------
     estimator : fitted regressor
@@ -67,6 +69,8 @@ def neg_gaussian_crps_scorer(
     Like ``neg_gaussian_nll_scorer``, but one outlier that was predicted confidently
     counts less.
 
+    Read more in the :doc:`User Guide </user_guide/search>`.
+
     Parameters
     ----------
     estimator : fitted regressor
@@ -113,6 +117,8 @@ def neg_interval_score_scorer(
 
     For another coverage, write ``-interval_score(y, estimator.predict_interval(X, q),
     coverage=q)`` as a function of ``estimator``, ``X`` and ``y``.
+
+    Read more in the :doc:`User Guide </user_guide/search>`.
 
     Parameters
     ----------
@@ -161,6 +167,8 @@ def neg_expected_calibration_error_scorer(
     To compare calibration over folds. It is not a proper scoring rule: to select a
     model, prefer ``"neg_log_loss"``.
 
+    Read more in the :doc:`User Guide </user_guide/search>`.
+
     Parameters
     ----------
     estimator : fitted classifier
@@ -207,6 +215,8 @@ def neg_area_under_risk_coverage_scorer(
     """Minus the AURC of a classifier, a ``scoring`` for model selection.
 
     The loss is the error of the most probable class, the confidence its probability.
+
+    Read more in the :doc:`User Guide </user_guide/search>`.
 
     Parameters
     ----------

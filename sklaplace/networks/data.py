@@ -19,6 +19,7 @@ from skorch.utils import multi_indexing, to_tensor
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, default_collate
 
+from sklaplace.core import progress
 from sklaplace.core.arrays import as_numbers, check_finite, detached
 from sklaplace.core.random import private_rng
 from sklaplace.core.stored import StoredArray
@@ -104,6 +105,11 @@ class Batches:
         batches = self._sliced(arrays) if arrays else self._loaded(options)
         for x, y, w in batches:
             yield self._on_device(x), self._on_device(y), self._on_device(w)
+
+    def tracked(self, label: str) -> Iterator[Batch]:
+        """Return the batches, which a progress bar counts where there is one."""
+        n_batches = -(-len(self.dataset) // self.batch_size)
+        return progress.tracked(self, label, n_batches)
 
     def _sliced(self, arrays: "_Arrays") -> Iterator[Batch]:
         """Batches of arrays, without a loop over samples."""

@@ -36,12 +36,13 @@ def check_one_module(net: Any, x: Any) -> None:
 
 
 def check_device(net: Any) -> None:
-    """Refuse a net on a device that has no float64.
+    """Refuse a net on a device that is not there, or has no float64.
 
     Raises
     ------
     ValueError
-        If it is to be trained on Apple's GPU, or is there already.
+        If it is to be trained on a GPU that torch does not see, or on Apple's, or is
+        there already.
     """
     module = getattr(net, "module_", net.module)
     parameters = module.parameters() if isinstance(module, nn.Module) else ()
@@ -52,6 +53,14 @@ def check_device(net: Any) -> None:
             "posterior and predictions are computed in float64, on the device of the "
             "net. Allowed are 'cpu' and 'cuda'. Train the net with device='cpu'; move "
             "a trained one by net.set_params(device='cpu') and net.module_.to('cpu')."
+        )
+    is_new = not getattr(net, "initialized_", False)  # others may have been loaded
+    is_on_gpu = str(net.device).startswith("cuda")
+    if is_new and is_on_gpu and not torch.cuda.is_available():
+        raise ValueError(
+            f"The net has device={str(net.device)!r}, but torch sees no GPU here: "
+            "torch.cuda.is_available() is False. Use device='cpu', or a build of torch "
+            "for the GPU with its driver."
         )
 
 

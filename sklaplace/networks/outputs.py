@@ -39,6 +39,10 @@ _BUILT_IN |= {CategoricalMap, MultilabelBernoulli}
 # Copies of the outputs in memory at once: about as many as the means, variances and
 # probabilities in float64 that are computed from them.
 OUTPUT_COPIES = 14
+ONE_CLASS = (
+    "Pass samples of two classes or more; where others come later, begin with "
+    "partial_fit(X, y, classes=...) of LaplaceClassifier."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -478,10 +482,7 @@ def _width_advice(
     if likelihood.noun != "class":
         return f"{advice}."
     if n_targets == 1:
-        return (
-            "Pass samples of two classes or more; where others come later, begin with "
-            "partial_fit(X, y, classes=...) of LaplaceClassifier."
-        )
+        return ONE_CLASS
     if found > needed:
         advice += (
             "; or, where y lacks some classes, name all of them in "

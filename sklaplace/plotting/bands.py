@@ -26,6 +26,8 @@ class PredictiveBandDisplay:
     For one feature and one target. Use `from_estimator` to create it. Parameters are
     stored as attributes.
 
+    Read more in the :doc:`User Guide </user_guide/regression>`.
+
     Parameters
     ----------
     x : ndarray of shape (n,)
@@ -129,6 +131,21 @@ class PredictiveBandDisplay:
             If the regressor cannot predict standard deviations.
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        plot : Plots what is stored.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import LaplaceRegressor
+        >>> from sklaplace.plotting import PredictiveBandDisplay
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> reg = LaplaceRegressor(random_state=0).fit(X[:, [2]], y)
+        >>> display = PredictiveBandDisplay.from_estimator(reg, X[:, [2]], coverage=0.9)
+        >>> len(display.bands_)
+        1
         """
         require_matplotlib()
         coverage = _check_coverage(coverage)
@@ -176,6 +193,21 @@ class PredictiveBandDisplay:
         ------
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        from_estimator : Predicts as well.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import LaplaceRegressor
+        >>> from sklaplace.plotting import PredictiveBandDisplay
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> reg = LaplaceRegressor(random_state=0).fit(X[:, [2]], y)
+        >>> display = PredictiveBandDisplay.from_estimator(reg, X[:, [2]], coverage=0.9)
+        >>> len(display.plot().bands_)
+        1
         """
         self.figure_, self.ax_ = new_axes(ax)
         levels = sorted(_check_coverage(self.coverage), reverse=True)

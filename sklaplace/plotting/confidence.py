@@ -21,6 +21,8 @@ class ConfidenceDisplay:
     Filled contours show the largest class probability, lines the decision boundaries.
     Use `from_estimator` to create it. Parameters are stored as attributes.
 
+    Read more in the :doc:`User Guide </user_guide/classification>`.
+
     Parameters
     ----------
     xx0, xx1 : ndarray of shape (grid_resolution, grid_resolution)
@@ -67,7 +69,23 @@ class ConfidenceDisplay:
 
     @property
     def confidence(self) -> np.ndarray:
-        """Largest class probability at each point of the grid."""
+        """Largest class probability at each point of the grid.
+
+        See Also
+        --------
+        from_estimator : Predicts and plots it.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import make_moons
+        >>> from sklearn.naive_bayes import GaussianNB
+        >>> from sklaplace.plotting import ConfidenceDisplay
+        >>> X, y = make_moons(100, noise=0.1, random_state=0)
+        >>> clf = GaussianNB().fit(X, y)
+        >>> display = ConfidenceDisplay.from_estimator(clf, X, grid_resolution=5)
+        >>> bool((display.confidence >= 0.5).all())
+        True
+        """
         return np.asarray(self.proba).max(axis=-1)
 
     @classmethod
@@ -113,6 +131,21 @@ class ConfidenceDisplay:
             If the classifier has no ``predict_proba``.
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        plot : Plots what is stored.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import make_moons
+        >>> from sklearn.naive_bayes import GaussianNB
+        >>> from sklaplace.plotting import ConfidenceDisplay
+        >>> X, y = make_moons(100, noise=0.1, random_state=0)
+        >>> clf = GaussianNB().fit(X, y)
+        >>> display = ConfidenceDisplay.from_estimator(clf, X, grid_resolution=5)
+        >>> display.confidence.shape
+        (5, 5)
         """
         require_matplotlib()
         require_proba(classifier)
@@ -151,10 +184,25 @@ class ConfidenceDisplay:
         ImportError
             If matplotlib is not installed.
 
+        See Also
+        --------
+        from_estimator : Predicts as well.
+
         Notes
         -----
         The colours always span 1/K to 1, so that one colour bar serves the plots of
         different classifiers.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import make_moons
+        >>> from sklearn.naive_bayes import GaussianNB
+        >>> from sklaplace.plotting import ConfidenceDisplay
+        >>> X, y = make_moons(100, noise=0.1, random_state=0)
+        >>> clf = GaussianNB().fit(X, y)
+        >>> display = ConfidenceDisplay.from_estimator(clf, X, grid_resolution=5)
+        >>> len(display.plot().figure_.axes)
+        1
         """
         self.figure_, self.ax_ = new_axes(ax)
         style: dict[str, Any]

@@ -28,6 +28,8 @@ class NoveltyDisplay:
     `from_estimator` or `from_predictions` to create it. Parameters are stored as
     attributes.
 
+    Read more in the :ref:`User Guide <novelty>`.
+
     Parameters
     ----------
     confidence_in : ndarray of shape (n,)
@@ -85,12 +87,36 @@ class NoveltyDisplay:
 
     @property
     def auroc(self) -> float:
-        """Area under the ROC curve."""
+        """Area under the ROC curve.
+
+        See Also
+        --------
+        sklaplace.metrics.ood_auroc : Without a plot.
+
+        Examples
+        --------
+        >>> from sklaplace.plotting import NoveltyDisplay
+        >>> display = NoveltyDisplay.from_predictions([3.0, 2.0, 1.0], [1.5, 0.5, 0.0])
+        >>> round(display.auroc, 2)
+        0.89
+        """
         return ood_auroc(self.confidence_in, self.confidence_out)
 
     @property
     def fpr95(self) -> float:
-        """False-positive rate at a true-positive rate of 95 %."""
+        """False-positive rate at a true-positive rate of 95 %.
+
+        See Also
+        --------
+        sklaplace.metrics.ood_fpr : Without a plot.
+
+        Examples
+        --------
+        >>> from sklaplace.plotting import NoveltyDisplay
+        >>> display = NoveltyDisplay.from_predictions([3.0, 2.0, 1.0], [1.5, 0.5, 0.0])
+        >>> round(display.fpr95, 2)
+        0.33
+        """
         return ood_fpr(self.confidence_in, self.confidence_out)
 
     @classmethod
@@ -140,6 +166,20 @@ class NoveltyDisplay:
             If the estimator has no ``score_samples``.
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        from_predictions : Of given scores.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> from sklaplace.plotting import NoveltyDisplay
+        >>> X, y = load_iris(return_X_y=True)
+        >>> clf = LaplaceClassifier(random_state=0).fit(X[:100], y[:100])
+        >>> bool(NoveltyDisplay.from_estimator(clf, X[:100], X[100:]).auroc > 0.5)
+        True
         """
         require_matplotlib()
         if not hasattr(estimator, "score_samples"):
@@ -193,6 +233,17 @@ class NoveltyDisplay:
             If an input is empty, not finite or not one-dimensional.
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        from_estimator : Computes the scores.
+
+        Examples
+        --------
+        >>> from sklaplace.plotting import NoveltyDisplay
+        >>> display = NoveltyDisplay.from_predictions([3.0, 2.0, 1.0], [1.5, 0.5, 0.0])
+        >>> round(display.auroc, 2)
+        0.89
         """
         display = cls(
             confidence_in=confidence_in, confidence_out=confidence_out, name=name
@@ -230,6 +281,17 @@ class NoveltyDisplay:
             If ``ax`` has not two axes, or a confidence is not valid.
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        from_predictions : Creates the display as well.
+
+        Examples
+        --------
+        >>> from sklaplace.plotting import NoveltyDisplay
+        >>> display = NoveltyDisplay.from_predictions([3.0, 2.0, 1.0], [1.5, 0.5, 0.0])
+        >>> len(display.plot().axes_)
+        2
         """
         require_matplotlib()
         label = f"AUROC {self.auroc:.3f}, FPR95 {self.fpr95:.3f}"  # checks both

@@ -23,6 +23,8 @@ class PriorPathDisplay:
     Shows how much the choice of the prior precision matters, and whether both criteria
     agree. Use `from_estimator` to create it. Parameters are stored as attributes.
 
+    Read more in the :doc:`User Guide </user_guide/prior>`.
+
     Parameters
     ----------
     prior_precisions : ndarray of shape (G,)
@@ -126,11 +128,25 @@ class PriorPathDisplay:
         ImportError
             If matplotlib is not installed.
 
+        See Also
+        --------
+        sklaplace.LaplaceClassifier.log_marginal_likelihood : The evidence.
+
         Notes
         -----
         Noise, temperature and the mean of the posterior are the fitted ones under every
         prior precision, in the evidence; scores have the noise that was chosen with
         each.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> from sklaplace.plotting import PriorPathDisplay
+        >>> PriorPathDisplay.from_estimator(model).evidence.shape
+        (25,)
         """
         require_matplotlib()
         if not hasattr(estimator, "log_marginal_likelihood"):
@@ -182,10 +198,25 @@ class PriorPathDisplay:
         ImportError
             If matplotlib is not installed.
 
+        See Also
+        --------
+        from_estimator : Computes the evidence as well.
+
         Notes
         -----
         Where the evidence falls steeply, the axis ends at three times the difference of
         its largest and its median value, below the largest.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from sklaplace.plotting import PriorPathDisplay
+        >>> display = PriorPathDisplay(
+        ...     prior_precisions=np.array([0.1, 1.0, 10.0]),
+        ...     evidence=np.array([-3.0, -1.0, -2.0]),
+        ... )
+        >>> display.plot().ax_.get_xlabel()
+        'prior precision'
         """
         self.figure_, self.ax_ = new_axes(ax)
         self.evidence_ax_ = self.ax_

@@ -33,6 +33,8 @@ class RegressionCalibrationDisplay:
     Use `from_estimator` or `from_predictions` to create it. Parameters are stored as
     attributes.
 
+    Read more in the :doc:`User Guide </user_guide/regression>`.
+
     Parameters
     ----------
     levels : ndarray of shape (n_levels,)
@@ -141,6 +143,21 @@ class RegressionCalibrationDisplay:
             If the regressor cannot predict standard deviations.
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        from_predictions : Of given means and standard deviations.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import LaplaceRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> model = LaplaceRegressor(random_state=0).fit(X, y)
+        >>> from sklaplace.plotting import RegressionCalibrationDisplay
+        >>> display = RegressionCalibrationDisplay.from_estimator(model, X, y)
+        >>> display.frequency.shape == display.levels.shape
+        True
         """
         require_matplotlib()
         levels = _check_levels(levels)
@@ -198,6 +215,21 @@ class RegressionCalibrationDisplay:
             out of range.
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        from_estimator : Predicts them.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from sklaplace.plotting import RegressionCalibrationDisplay
+        >>> y = np.random.default_rng(0).normal(size=100)
+        >>> display = RegressionCalibrationDisplay.from_predictions(
+        ...     y, np.zeros(100), np.ones(100)
+        ... )
+        >>> display.frequency.shape == display.levels.shape
+        True
         """
         require_matplotlib()
         levels = _check_levels(levels)
@@ -239,6 +271,21 @@ class RegressionCalibrationDisplay:
         ------
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        from_predictions : Creates the display as well.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from sklaplace.plotting import RegressionCalibrationDisplay
+        >>> y = np.random.default_rng(0).normal(size=100)
+        >>> display = RegressionCalibrationDisplay.from_predictions(
+        ...     y, np.zeros(100), np.ones(100)
+        ... )
+        >>> display.plot().ax_.get_xlabel()
+        'nominal coverage'
         """
         self.figure_, self.ax_ = new_axes(ax)
         self.reference_ = draw_diagonal(self.ax_)

@@ -33,6 +33,8 @@ class ReliabilityDisplay:
     `from_estimator` or `from_predictions` to create it. Parameters are stored as
     attributes.
 
+    Read more in the :doc:`User Guide </user_guide/classification>`.
+
     Parameters
     ----------
     frequency : ndarray of shape (n_bins,) or (K, n_bins)
@@ -91,7 +93,19 @@ class ReliabilityDisplay:
 
     @property
     def calibration_error(self) -> float:
-        """Mean difference of frequency and probability, weighted by the bins."""
+        """Mean difference of frequency and probability, weighted by the bins.
+
+        See Also
+        --------
+        sklaplace.metrics.expected_calibration_error : Without a plot.
+
+        Examples
+        --------
+        >>> from sklaplace.plotting import ReliabilityDisplay
+        >>> display = ReliabilityDisplay(frequency=[0.8], mean_proba=[0.9], weight=[10])
+        >>> round(display.calibration_error, 2)
+        0.1
+        """
         gaps = np.nan_to_num(np.subtract(self.frequency, self.mean_proba))
         return float((np.abs(gaps) * self.weight).sum() / np.sum(self.weight))
 
@@ -153,6 +167,20 @@ class ReliabilityDisplay:
             If the classifier has no ``predict_proba``.
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        from_predictions : Of given probabilities.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklearn.naive_bayes import GaussianNB
+        >>> from sklaplace.plotting import ReliabilityDisplay
+        >>> X, y = load_iris(return_X_y=True)
+        >>> clf = GaussianNB().fit(X, y)
+        >>> ReliabilityDisplay.from_estimator(clf, X, y, kind="per_class").class_names
+        ['0', '1', '2']
         """
         require_matplotlib()
         require_proba(classifier)
@@ -214,6 +242,21 @@ class ReliabilityDisplay:
             If shapes or classes are inconsistent, or an option is not known.
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        from_estimator : Predicts the probabilities.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklearn.naive_bayes import GaussianNB
+        >>> from sklaplace.plotting import ReliabilityDisplay
+        >>> X, y = load_iris(return_X_y=True)
+        >>> clf = GaussianNB().fit(X, y)
+        >>> display = ReliabilityDisplay.from_predictions(y, clf.predict_proba(X))
+        >>> round(display.calibration_error, 2)
+        0.02
         """
         require_matplotlib()
         frequency, mean_proba, weight = reliability_curve(
@@ -265,6 +308,21 @@ class ReliabilityDisplay:
             If ``classes`` has one that is not known, or the display has one curve.
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        from_predictions : Computes the curve as well.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from sklaplace.plotting import ReliabilityDisplay
+        >>> values = np.array([0.2, 0.9])
+        >>> display = ReliabilityDisplay(
+        ...     frequency=values, mean_proba=values, weight=np.array([5, 10])
+        ... )
+        >>> len(display.plot().lines_)
+        1
         """
         per_class = np.ndim(self.frequency) == 2
         names, drawn = self._names(per_class), self._positions(per_class, classes)

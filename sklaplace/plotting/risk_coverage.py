@@ -27,6 +27,8 @@ class RiskCoverageDisplay:
     makes the curve rise to the right. Use `from_estimator` or `from_predictions` to
     create it. Parameters are stored as attributes.
 
+    Read more in the :doc:`User Guide </user_guide/classification>`.
+
     Parameters
     ----------
     coverage : ndarray of shape (m,)
@@ -125,6 +127,21 @@ class RiskCoverageDisplay:
             If the estimator has no confidence.
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        from_predictions : Of given errors and confidences.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklearn.naive_bayes import GaussianNB
+        >>> from sklaplace.plotting import RiskCoverageDisplay
+        >>> X, y = load_iris(return_X_y=True)
+        >>> clf = GaussianNB().fit(X, y)
+        >>> display = RiskCoverageDisplay.from_estimator(clf, X, y)
+        >>> display.risk[-1].item()
+        0.04
         """
         require_matplotlib()
         if is_classifier(estimator):
@@ -192,6 +209,17 @@ class RiskCoverageDisplay:
             If shapes are inconsistent or values not finite.
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        from_estimator : Predicts them.
+
+        Examples
+        --------
+        >>> from sklaplace.plotting import RiskCoverageDisplay
+        >>> display = RiskCoverageDisplay.from_predictions([0, 0, 1], [0.9, 0.8, 0.6])
+        >>> display.risk
+        array([0.        , 0.        , 0.33333333])
         """
         require_matplotlib()
         given = {"sample_weight": sample_weight}
@@ -223,6 +251,17 @@ class RiskCoverageDisplay:
         ------
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        from_predictions : Creates the display as well.
+
+        Examples
+        --------
+        >>> from sklaplace.plotting import RiskCoverageDisplay
+        >>> display = RiskCoverageDisplay.from_predictions([0, 0, 1], [0.9, 0.8, 0.6])
+        >>> display.plot().ax_.get_xlabel()
+        'coverage'
         """
         self.figure_, self.ax_ = new_axes(ax)
         label = with_number(self.name, "AURC", self.area)

@@ -21,6 +21,8 @@ class DirichletDisplay:
     the centre is ``(1/3, 1/3, 1/3)``. Use `from_estimator` or `from_predictions` to
     create it. Parameters are stored as attributes.
 
+    Read more in the :ref:`User Guide <dirichlet>`.
+
     Parameters
     ----------
     proba : ndarray of shape (n, 3)
@@ -119,6 +121,21 @@ class DirichletDisplay:
             If the classifier has no ``predict_dirichlet``.
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        from_predictions : Of given concentrations.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> from sklaplace.plotting import DirichletDisplay
+        >>> X, y = load_iris(return_X_y=True)
+        >>> clf = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> display = DirichletDisplay.from_estimator(clf, X[70:71])
+        >>> display.mean.shape
+        (3,)
         """
         require_matplotlib()
         if not hasattr(classifier, "predict_dirichlet"):
@@ -175,6 +192,16 @@ class DirichletDisplay:
             If there are not three concentrations, or one is not positive.
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        from_estimator : Predicts the concentrations.
+
+        Examples
+        --------
+        >>> from sklaplace.plotting import DirichletDisplay
+        >>> DirichletDisplay.from_predictions([6.0, 3.0, 1.0]).mean
+        array([0.6, 0.3, 0.1])
         """
         require_matplotlib()
         check_count("grid_resolution", grid_resolution, smallest=2)
@@ -215,6 +242,17 @@ class DirichletDisplay:
         ------
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        from_predictions : Creates the display as well.
+
+        Examples
+        --------
+        >>> from sklaplace.plotting import DirichletDisplay
+        >>> display = DirichletDisplay.from_predictions([6.0, 3.0, 1.0])
+        >>> len(display.plot().texts_)
+        3
         """
         self.figure_, self.ax_ = new_axes(ax)
         style: dict[str, Any]

@@ -19,6 +19,8 @@ class UncertaintyDisplay:
     more samples do not reduce, and the epistemic one, which they do. Use
     `from_estimator` to create it. Parameters are stored as attributes.
 
+    Read more in the :doc:`User Guide </user_guide/classification>`.
+
     Parameters
     ----------
     xx0, xx1 : ndarray of shape (grid_resolution, grid_resolution)
@@ -117,6 +119,21 @@ class UncertaintyDisplay:
             If the classifier has no ``predict_uncertainty``.
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        sklaplace.LaplaceClassifier.predict_uncertainty : What is plotted.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import make_moons
+        >>> from sklaplace import LaplaceClassifier
+        >>> from sklaplace.plotting import UncertaintyDisplay
+        >>> X, y = make_moons(100, noise=0.1, random_state=0)
+        >>> clf = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> display = UncertaintyDisplay.from_estimator(clf, X, grid_resolution=5)
+        >>> display.uncertainty.shape
+        (5, 5, 3)
         """
         require_matplotlib()
         if not hasattr(classifier, "predict_uncertainty"):
@@ -167,9 +184,24 @@ class UncertaintyDisplay:
         ImportError
             If matplotlib is not installed.
 
+        See Also
+        --------
+        from_estimator : Predicts as well.
+
         Notes
         -----
         The colours span zero to the largest total uncertainty on the grid.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import make_moons
+        >>> from sklaplace import LaplaceClassifier
+        >>> from sklaplace.plotting import UncertaintyDisplay
+        >>> X, y = make_moons(100, noise=0.1, random_state=0)
+        >>> clf = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> display = UncertaintyDisplay.from_estimator(clf, X, grid_resolution=5)
+        >>> len(display.plot(colorbar=False).axes_)
+        3
         """
         self.figure_, self.axes_ = several_axes(ax, 3)
         # zero everywhere would leave no levels; rounding can make parts negative

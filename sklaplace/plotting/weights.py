@@ -20,6 +20,8 @@ class WeightPosteriorDisplay:
     All have the same height, so that narrow and wide ones are seen together. Use
     `from_estimator` to create it. Parameters are stored as attributes.
 
+    Read more in the :doc:`User Guide </user_guide/theory>`.
+
     Parameters
     ----------
     mean : ndarray of shape (m,)
@@ -98,6 +100,21 @@ class WeightPosteriorDisplay:
             If the estimator has no such posterior.
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        sklaplace.posterior.gaussian.GaussianPosterior.variance : Of all weights.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> from sklaplace.plotting import WeightPosteriorDisplay
+        >>> display = WeightPosteriorDisplay.from_estimator(model, weights=[0, 1])
+        >>> display.names
+        ['head.weight[0, 0]', 'head.weight[0, 1]']
         """
         require_matplotlib()
         check_is_fitted(estimator)
@@ -139,6 +156,19 @@ class WeightPosteriorDisplay:
         ------
         ImportError
             If matplotlib is not installed.
+
+        See Also
+        --------
+        from_estimator : Takes the weights from an estimator.
+
+        Examples
+        --------
+        >>> from sklaplace.plotting import WeightPosteriorDisplay
+        >>> display = WeightPosteriorDisplay(
+        ...     mean=[0.0, 1.0], std=[1.0, 0.1], names=["a", "b"]
+        ... )
+        >>> len(display.plot().densities_)
+        2
         """
         self.figure_, self.ax_ = new_axes(ax)
         self.zero_ = self.ax_.axvline(0, color="grey", linestyle=":")

@@ -8,12 +8,13 @@ immutable class for all structures, subsets of weights and likelihoods.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from sklaplace.core.budget import move
+from sklaplace.core.budget import move, require_bytes
+from sklaplace.core.checks import as_generator
 from sklaplace.core.lazy import cached_property
 from sklaplace.curvature import priors
 from sklaplace.curvature.layout import Layout
@@ -23,17 +24,24 @@ from sklaplace.curvature.structures.rounding import (
     UNRESOLVED,
     variance_error,
 )
-from sklaplace.likelihoods import DataFit, Gaussian, Likelihood
+from sklaplace.likelihoods import Gaussian, Likelihood
+from sklaplace.likelihoods.base import DataFit
+
+__all__ = ["GaussianPosterior", "Hyperparameters"]
 
 # Relative difference of noise levels that rounding to float32 explains.
 PROPORTIONAL = 1e-6
+# Matrices of P × P numbers: the curvature, times its scale, and with the prior.
+DENSE_COPIES = 3
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
     """Hyperparameters that the curvature does not depend on. All float64.
 
-    Attributes
+    Read more in the :doc:`User Guide </user_guide/prior>`.
+
+    Parameters
     ----------
     prior_precision : Tensor of shape (), (L,) or (P,)
         Inverse prior variance of the weights; L parameter tensors.
@@ -43,6 +51,19 @@ class Hyperparameters:
         Standard deviation of the observation noise; ignored by likelihoods without.
     temperature : Tensor of shape ()
         Divides the log-likelihood; values below one sharpen the posterior.
+
+    See Also
+    --------
+    GaussianPosterior : Has them.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklaplace import LaplaceClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+    >>> posterior.hyperparameters.temperature
+    tensor(1., dtype=torch.float64)
     """
 
     prior_precision: Tensor
@@ -55,7 +76,9 @@ class Hyperparameters:
 class GaussianPosterior:
     """Gaussian over the selected weights.
 
-    Attributes
+    Read more in the :doc:`User Guide </user_guide/theory>`.
+
+    Parameters
     ----------
     mean : Tensor of shape (P,)
         Most probable weights (MAP).
@@ -78,6 +101,20 @@ class GaussianPosterior:
         The prior, if it is the posterior of an earlier task; see `under`. ``structure``
         then holds the curvature of all tasks under exactly these hyperparameters, of
         which ``prior_precision`` is that of the first task.
+
+    See Also
+    --------
+    sklaplace.LaplaceClassifier : Its ``posterior_``.
+    sklaplace.posterior.swag.SWAGPosterior : From iterates of gradient descent.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklaplace import LaplaceClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+    >>> posterior.mean.shape, posterior.variance().shape
+    (torch.Size([111]), torch.Size([111]))
     """
 
     mean: Tensor
@@ -102,48 +139,194 @@ class GaussianPosterior:
         )
 
     def shown_precision(self) -> str:
-        """Prior precision as text: a number, or the range of several."""
+        """Prior precision as text: a number, or the range of several.
+
+        Returns
+        -------
+        str
+            With three digits.
+
+        See Also
+        --------
+        prior_precision : The numbers.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+        >>> isinstance(posterior.shown_precision(), str)
+        True
+        """
         low, high = self.prior_precision.aminmax()
         several = self.prior_precision.numel() > 1
         return f"{low:.3g} to {high:.3g}" if several else f"{low:.3g}"
 
     @property
     def prior_precision(self) -> Tensor:
-        """Prior precision, (), (L,) or (P,)."""
+        """Prior precision, (), (L,) or (P,).
+
+        See Also
+        --------
+        replace : The posterior under another one.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+        >>> bool(posterior.prior_precision > 0)
+        True
+        """
         return self.hyperparameters.prior_precision
 
     @cached_property
     def scale(self) -> Tensor:
-        """Factor of ``H`` in the posterior precision, ()."""
+        """Factor of ``H`` in the posterior precision, ().
+
+        See Also
+        --------
+        loss_scale : Factor of the loss.
+        precision : The posterior precision.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+        >>> posterior.scale  # one over the temperature, as there is no noise
+        tensor(1., dtype=torch.float64)
+        """
         h = self.hyperparameters
         noise_scale = self.likelihood.scale(h.sigma_noise)
         return noise_scale**self.curvature_order / h.temperature
 
     @cached_property
     def precision(self) -> Precision:
-        """Posterior precision ``scale·H + diag δ``, as a linear operator."""
+        """Posterior precision ``scale·H + diag δ``, as a linear operator.
+
+        See Also
+        --------
+        precision_matrix : The same as a matrix.
+        variance : Variances of the weights.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+        >>> bool(posterior.precision.logdet() == posterior.logdet())
+        True
+        """
         return self.structure.precision(self.prior_precision, self.scale)
 
     @property
     def loss_scale(self) -> Tensor:
-        """Factor of the loss in the negative log-posterior, ()."""
+        """Factor of the loss in the negative log-posterior, ().
+
+        See Also
+        --------
+        scale : Factor of the curvature.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+        >>> posterior.loss_scale
+        tensor(1., dtype=torch.float64)
+        """
         h = self.hyperparameters
         return self.likelihood.scale(h.sigma_noise) / h.temperature
 
     @property
     def is_refitted(self) -> bool:
-        """Whether ``mean`` differs from the weights of the network."""
+        """Whether ``mean`` differs from the weights of the network.
+
+        See Also
+        --------
+        sklaplace.LaplaceClassifier : Its option ``refine`` says when they are.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LaplaceClassifier(refine=True, prior_precision=1.0, random_state=0)
+        >>> model.fit(X, y).posterior_.is_refitted
+        True
+        """
         is_same = self.mean is self.weights  # both are large
         return not (is_same or torch.equal(self.mean, self.weights))
 
     def check_resolved(self, dtype: torch.dtype) -> None:
-        """Raise if variances would be rounding errors, for a network of a dtype."""
+        """Raise if variances would be rounding errors.
+
+        Parameters
+        ----------
+        dtype : torch.dtype
+            That of the network.
+
+        Raises
+        ------
+        ValueError
+            If the prior precision is too small beside the curvature.
+
+        See Also
+        --------
+        variance : The variances.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+        >>> posterior.check_resolved(torch.float32)
+        """
         eps = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
         if not variance_error(self.precision, eps) <= MAX_ERROR:  # also for NaN
             raise ValueError(UNRESOLVED)
 
     def replace(self, **hyperparameters: Tensor) -> "GaussianPosterior":
-        """Posterior with the same mean and curvature under other hyperparameters."""
+        """Posterior with the same mean and curvature under other hyperparameters.
+
+        Parameters
+        ----------
+        **hyperparameters : Tensor
+            Values in place of those in `Hyperparameters`, by their names.
+
+        Returns
+        -------
+        GaussianPosterior
+            A new one, differentiable in the values.
+
+        Raises
+        ------
+        ValueError
+            If the prior is the posterior of an earlier task.
+
+        See Also
+        --------
+        with_noise_levels : Under noise levels of each output.
+        sklaplace.posterior.tuning.evidence.marglik : Those of highest evidence.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+        >>> wide = posterior.replace(prior_precision=posterior.prior_precision / 100)
+        >>> bool((wide.variance() > posterior.variance()).all())
+        True
+        """
         if self.earlier is not None:
             raise ValueError(
                 "The prior is the posterior of an earlier task, for which prior and "
@@ -154,7 +337,21 @@ class GaussianPosterior:
 
     @property
     def noise_proportions(self) -> Tensor:
-        """``r`` of noise levels ``σ r``, (c,); (1,) if they are equal."""
+        """``r`` of noise levels ``σ r``, (c,); (1,) if they are equal.
+
+        See Also
+        --------
+        with_noise_levels : Changes them.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+        >>> posterior.noise_proportions.tolist()
+        [1.0]
+        """
         relative = getattr(self.likelihood, "relative", None)
         return self.mean.new_tensor(relative or (1.0,))
 
@@ -172,6 +369,21 @@ class GaussianPosterior:
         GaussianPosterior or None
             None where the proportions are others than those under which the curvature
             was summed, from which that under the new ones does not follow.
+
+        See Also
+        --------
+        replace : Other hyperparameters.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from sklaplace import LaplaceRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> posterior = LaplaceRegressor(random_state=0).fit(X, y).posterior_
+        >>> sigma = posterior.hyperparameters.sigma_noise
+        >>> louder = posterior.with_noise_levels(2 * sigma.reshape(1))
+        >>> bool(louder.scale < posterior.scale)
+        True
         """
         if len(levels) == 1:
             return self.replace(sigma_noise=levels[0])
@@ -195,38 +407,171 @@ class GaussianPosterior:
             data_fit=self.data_fit.with_output_factors(factors**2),
         )
 
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """``n`` weight samples, (n, P)."""
+    def sample(self, n: int = 1, random_state: Any = 0) -> Tensor:
+        """Draw weights.
+
+        Parameters
+        ----------
+        n : int, default=1
+            Number of draws.
+        random_state : int, RandomState, torch.Generator or None, default=0
+            Source of the noise. None gives other draws in each call.
+
+        Returns
+        -------
+        Tensor of shape (n, P)
+            Float64, on the device of the posterior.
+
+        See Also
+        --------
+        variance : Variances of the draws.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+        >>> posterior.sample(5, random_state=0).shape
+        torch.Size([5, 111])
+        """
+        generator = as_generator(random_state)
         size = n, self.layout.n_parameters
         noise = torch.empty(size, dtype=torch.float64, device=generator.device)
         noise = noise.normal_(generator=generator).to(self.mean.device)
         return self.mean + self.precision.sample(noise)
 
     def variance(self) -> Tensor:
-        """Marginal variances of the weights, (P,)."""
+        """Marginal variances of the weights.
+
+        Returns
+        -------
+        Tensor of shape (P,)
+            The diagonal of the covariance.
+
+        See Also
+        --------
+        precision_matrix : The inverse of the covariance.
+        sklaplace.plotting.WeightPosteriorDisplay : A plot of marginals.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+        >>> bool((posterior.variance() > 0).all())
+        True
+        """
         return self.precision.variance()
 
     def precision_matrix(self) -> Tensor:
-        """Posterior precision matrix, (P, P); for small models."""
+        """Posterior precision as a matrix; for small models.
+
+        Returns
+        -------
+        Tensor of shape (P, P)
+            ``scale·H + diag δ``.
+
+        Raises
+        ------
+        ValueError
+            If memory does not suffice.
+
+        See Also
+        --------
+        precision : A linear operator, for models of any size.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+        >>> posterior.precision_matrix().shape
+        torch.Size([111, 111])
+        """
+        require_bytes(
+            DENSE_COPIES * 8 * self.layout.n_parameters**2,
+            self.mean.device,
+            f"the precision matrix of {self.layout.n_parameters:,} weights",
+            "variance() has the marginal variances of the weights",
+        )
         return self.scale * self.structure.dense() + self.precision.delta.diag()
 
     def log_likelihood(self) -> Tensor:
-        """Log-likelihood of the training targets at ``mean``, in nats."""
+        """Log-likelihood of the training targets at ``mean``.
+
+        Returns
+        -------
+        Tensor of shape ()
+            In nats.
+
+        See Also
+        --------
+        log_marginal_likelihood : Averaged over the prior.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+        >>> bool(posterior.log_likelihood() < 0)
+        True
+        """
         loss, n_targets = self.data_fit.loss, self.data_fit.n_targets
         normalizer = self.likelihood.log_normalizer(self.hyperparameters.sigma_noise)
         return -loss * self.loss_scale - n_targets * normalizer
 
     def scatter(self) -> Tensor:
-        """``(mean - μ₀)ᵀ P₀ (mean - μ₀)`` under the prior ``N(μ₀, P₀⁻¹)``, ()."""
+        """Squared distance from the mean of the prior, ``(mean - μ₀)ᵀ P₀ (mean - μ₀)``.
+
+        Returns
+        -------
+        Tensor of shape ()
+            Under the prior ``N(μ₀, P₀⁻¹)``.
+
+        See Also
+        --------
+        log_marginal_likelihood : Which half of it is a part of.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+        >>> bool(posterior.scatter() > 0)
+        True
+        """
         return self._prior.quadratic_form(self.mean)
 
     def log_marginal_likelihood(self) -> Tensor:
-        """Laplace approximation of the log evidence ``log p(D)``, in nats.
+        """Laplace approximation of the log evidence ``log p(D)``.
 
         ``log p(D|mean) - ½(log det P - log det diag δ + scatter)``
         (MacKay 1992, "Bayesian interpolation", eq. 4.2); differentiable in the
         hyperparameters. Under an earlier posterior it is
         ``log p(new data | old data)``, so that values of successive tasks add up.
+
+        Returns
+        -------
+        Tensor of shape ()
+            In nats.
+
+        See Also
+        --------
+        sklaplace.posterior.tuning.evidence.marglik : Maximises it.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+        >>> bool(posterior.log_marginal_likelihood() < posterior.log_likelihood())
+        True
         """
         complexity = self.logdet() - self._prior.logdet() + self.scatter()
         return self.log_likelihood() - complexity / 2
@@ -240,21 +585,110 @@ class GaussianPosterior:
 
     # --------------------------------------------- the prior of the next task
     def logdet(self) -> Tensor:
-        """``log det P`` of the posterior precision, in nats."""
+        """Log-determinant of the posterior precision, ``log det P``.
+
+        Returns
+        -------
+        Tensor of shape ()
+            In nats.
+
+        See Also
+        --------
+        precision : The posterior precision.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+        >>> posterior.logdet().shape
+        torch.Size([])
+        """
         return self.precision.logdet()
 
     def quadratic_form(self, theta: Tensor) -> Tensor:
-        """``(θ - mean)ᵀ P (θ - mean)`` with the posterior precision ``P``, ()."""
+        """Squared distance of weights from the mean, ``(θ - mean)ᵀ P (θ - mean)``.
+
+        Parameters
+        ----------
+        theta : Tensor of shape (P,)
+            Weights.
+
+        Returns
+        -------
+        Tensor of shape ()
+            With the posterior precision ``P``.
+
+        See Also
+        --------
+        gradient : Half of its gradient.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+        >>> float(posterior.quadratic_form(posterior.mean))
+        0.0
+        """
         return (theta - self.mean) @ self.gradient(theta)
 
     def gradient(self, theta: Tensor) -> Tensor:
-        """``P (θ - mean)``, (P,), without forming the posterior precision ``P``."""
+        """Gradient of minus the log-density, ``P (θ - mean)``.
+
+        Without forming the posterior precision ``P``.
+
+        Parameters
+        ----------
+        theta : Tensor of shape (P,)
+            Weights.
+
+        Returns
+        -------
+        Tensor of shape (P,)
+            Zero at the mean.
+
+        See Also
+        --------
+        quadratic_form : Minus twice the log-density, up to a constant.
+        sklaplace.PriorTraining : Trains with it.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+        >>> bool((posterior.gradient(posterior.mean) == 0).all())
+        True
+        """
         offset = theta - self.mean
         delta = priors.expand(self.prior_precision, self.layout)
         return self.scale * self.structure.product(offset) + delta * offset
 
     def as_prior(self) -> "GaussianPosterior":
-        """The posterior as a prior: without the prior of its own."""
+        """The posterior as a prior: without the prior of its own.
+
+        Returns
+        -------
+        GaussianPosterior
+            With ``earlier`` None.
+
+        See Also
+        --------
+        under : The posterior of the next task.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+        >>> posterior.as_prior().earlier is None
+        True
+        """
         return replace(self, earlier=None)
 
     def under(
@@ -276,12 +710,28 @@ class GaussianPosterior:
             those of one fit to the data of both tasks, where samples of the earlier
             ones have weight scale₀/scale.
 
+        See Also
+        --------
+        sklaplace.LaplaceClassifier : Does this with its option ``prior``.
+
         References
         ----------
         Ritter, Botev, Barber (2018), "Online structured Laplace approximations for
         overcoming catastrophic forgetting". Huszár (2018), "Note on the
         quadratic penalties in elastic weight consolidation": one penalty for all
         earlier tasks, centred at the latest posterior mean.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> first = LaplaceClassifier(prior_precision=1.0).fit(X[::2], y[::2])
+        >>> second = LaplaceClassifier(
+        ...     first.estimator_, prior=first.posterior_, random_state=0
+        ... ).fit(X[1::2], y[1::2])
+        >>> second.posterior_.earlier is not None
+        True
         """
         both, new = accumulator(self.layout), accumulator(self.layout)
         earlier.structure.scaled(earlier.scale / self.scale).resume(both)
@@ -293,5 +743,29 @@ class GaussianPosterior:
         return replace(self, structure=structure, hyperparameters=h, earlier=earlier)
 
     def to(self, device: torch.device | str) -> "GaussianPosterior":
-        """Copy with all tensors on a device; itself if they are there already."""
+        """Copy with all tensors on a device.
+
+        Parameters
+        ----------
+        device : torch.device or str
+            Such as ``"cpu"`` or ``"cuda"``.
+
+        Returns
+        -------
+        GaussianPosterior
+            Itself if the tensors are there already.
+
+        See Also
+        --------
+        sklaplace.LaplaceClassifier : Computes where the net is.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import LaplaceClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> posterior = LaplaceClassifier(random_state=0).fit(X, y).posterior_
+        >>> posterior.to("cpu").mean.device
+        device(type='cpu')
+        """
         return move(self, device)

@@ -22,7 +22,7 @@ from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures import Accumulator, Structure
 from sklaplace.curvature.structures.full import FullAccumulator
-from sklaplace.likelihoods import DataFit, Likelihood, output_weights
+from sklaplace.likelihoods.base import DataFit, Likelihood, output_weights
 from sklaplace.posterior.gaussian import GaussianPosterior
 
 Operator = Callable[[Tensor], Tensor]

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import jacrev, vmap
 from torch.utils.data import default_collate
 
+from sklaplace.core import progress
 from sklaplace.core.budget import CACHE
 from sklaplace.core.trees import leaves, tree_rows
 from sklaplace.curvature import jacobian as jac
@@ -182,10 +183,13 @@ def network_draws(
     at_once = CACHE // 8 // (weights.shape[1] + ACTIVATIONS_PER_INPUT * n_inputs)
     with torch.no_grad():
         if at_once > 1 and forward.takes_many:
-            draws = _vectorised(outputs, forward, weights.split(at_once))
+            parts = weights.split(at_once)
+            parts = progress.tracked(parts, "draws", len(parts))
+            draws = _vectorised(outputs, forward, parts)
             if draws is not None:
                 return draws.movedim(0, -1)
-        return torch.stack([outputs(vector) for vector in weights], -1)
+        vectors = progress.tracked(weights, "draws", len(weights))
+        return torch.stack([outputs(vector) for vector in vectors], -1)
 
 
 def _vectorised(

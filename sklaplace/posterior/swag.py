@@ -6,19 +6,25 @@ simple baseline for Bayesian uncertainty in deep learning", section 3.3).
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sklaplace.core.checks import as_generator
 from sklaplace.curvature.descent import WeightMoments
 from sklaplace.curvature.layout import Layout
+
+__all__ = ["SWAGPosterior"]
 
 
 @dataclass(frozen=True)
 class SWAGPosterior:
     """The Gaussian over the weights of a network.
 
-    Attributes
+    Read more in the :ref:`User Guide <swag>`.
+
+    Parameters
     ----------
     mean : Tensor of shape (P,)
         Mean of the iterates, float64: the weights of stochastic weight averaging.
@@ -28,6 +34,21 @@ class SWAGPosterior:
         The last K iterates, each less the mean of those up to it.
     layout : Layout
         Names and shapes of the weights.
+
+    See Also
+    --------
+    sklaplace.SWAGClassifier : Its ``posterior_``.
+    sklaplace.posterior.gaussian.GaussianPosterior : The Laplace approximation.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklaplace import SWAGClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = SWAGClassifier(n_snapshots=5, random_state=0).fit(X, y)
+    >>> posterior = model.posterior_
+    >>> len(posterior.deviations)
+    5
     """
 
     mean: Tensor
@@ -35,32 +56,48 @@ class SWAGPosterior:
     deviations: Tensor
     layout: Layout
 
-    @classmethod
-    def of(cls, moments: WeightMoments, layout: Layout) -> "SWAGPosterior":
-        """The Gaussian with the moments of iterates."""
-        deviations = torch.stack(list(moments.deviations))
-        return cls(moments.mean, moments.variance, deviations, layout)
-
     def __repr__(self) -> str:
         """One line without tensors."""
         rank = len(self.deviations)
         return f"SWAGPosterior({self.layout.n_parameters:,} weights, rank {rank})"
 
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw weights, (n, P), float64.
+    def sample(self, n: int = 1, random_state: Any = 0) -> Tensor:
+        """Draw weights.
 
         Parameters
         ----------
-        n : int
+        n : int, default=1
             Number of draws.
-        generator : torch.Generator
-            On the CPU.
+        random_state : int, RandomState, torch.Generator or None, default=0
+            Source of the noise; a generator on the CPU. None gives other draws in each
+            call.
+
+        Returns
+        -------
+        Tensor of shape (n, P)
+            Float64.
+
+        See Also
+        --------
+        variance : Variances of the draws.
 
         Notes
         -----
         O(n K P). Independent noise for the diagonal and for the deviations (Maddox et
         al. 2019, eq. (1)).
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import SWAGClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = SWAGClassifier(n_snapshots=5, random_state=0).fit(X, y)
+        >>> posterior = model.posterior_
+        >>> draws = posterior.sample(4, random_state=0)
+        >>> draws.shape == (4, len(posterior.mean))
+        True
         """
+        generator = as_generator(random_state)
         k, p = self.deviations.shape
         single, shared = (
             torch.randn(n, size, generator=generator, dtype=torch.float64).to(self.mean)
@@ -71,6 +108,32 @@ class SWAGPosterior:
         return single.add_(self.mean)
 
     def variance(self) -> Tensor:
-        """Variances of the weights, (P,), float64."""
+        """Variances of the weights.
+
+        Returns
+        -------
+        Tensor of shape (P,)
+            Float64.
+
+        See Also
+        --------
+        sample : Draws of the weights.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_iris
+        >>> from sklaplace import SWAGClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = SWAGClassifier(n_snapshots=5, random_state=0).fit(X, y)
+        >>> posterior = model.posterior_
+        >>> bool((posterior.variance() >= 0).all())
+        True
+        """
         k = len(self.deviations)
         return (self.diagonal + self.deviations.square().sum(0) / (k - 1)) / 2
+
+
+def swag_posterior(moments: WeightMoments, layout: Layout) -> SWAGPosterior:
+    """Return the Gaussian with the moments of iterates."""
+    deviations = torch.stack(list(moments.deviations))
+    return SWAGPosterior(moments.mean, moments.variance, deviations, layout)

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sklaplace import dirichlet
-from sklaplace.dirichlet import NORMS, inverse_bridge, kl_projection, laplace_bridge
+from sklaplace.dirichlet import inverse_bridge, kl_projection, laplace_bridge
+from sklaplace.dirichlet.bridge import NORMS
 
 pytestmark = [pytest.mark.numerical, pytest.mark.usefixtures("rng_untouched")]
 

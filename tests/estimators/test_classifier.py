@@ -252,12 +252,11 @@ class TestLabels:
     @pytest.mark.parametrize(
         "net",
         [
-            None,
             classifier(module__n_out=1),
             classifier(SoftmaxMLP, criterion=nn.NLLLoss, module__n_out=1),
             binary_classifier(),
         ],
-        ids=["default", "logits", "softmax", "binary"],
+        ids=["logits", "softmax", "binary"],
     )
     def test_one_class(self, net, rows):
         X, _ = rows

@@ -29,6 +29,7 @@ from sklaplace.posterior.tuning.evidence import marglik
 STRUCTURES = ["diag", "full", "kron"]
 every_structure = pytest.mark.parametrize("structure", STRUCTURES)
 SIGMA, DELTA = 0.5, 0.8
+TWO = {"module__n_out": 2}
 
 
 # ---------------------------------------------------------------- linear and Gaussian
@@ -96,6 +97,20 @@ def test_two_tasks_are_one(n, prior_structure, delta, full):
     form = offset @ torch.tensor(P1) @ offset
     assert_equal(earlier.quadratic_form(theta), form, 1e-9)
     assert_equal(earlier.logdet(), torch.logdet(torch.tensor(P1)), 1e-10)
+
+
+def test_two_tasks_are_one_under_a_noise_level_for_each_column():
+    X, y = linear_rows()
+    Y = np.c_[y, 2 * y[::-1]]
+    net = FrozenEstimator(initialised(regressor(LinearModel, module__n_in=3, **TWO)))
+    settings = {"net": net, "sigma_noise": [SIGMA, 3 * SIGMA]}
+    first = linear_model(None, prior_precision=DELTA, **settings).fit(X[:12], Y[:12])
+    second = linear_model(None, prior=first.posterior_, **settings).fit(X[12:], Y[12:])
+    joint = linear_model(None, prior_precision=DELTA, **settings).fit(X, Y)
+    expected = joint.posterior_.precision_matrix()
+    assert_equal(second.posterior_.precision_matrix(), expected, 1e-10)
+    ratio = np.divide(*joint.latent_mean_and_variance(X)[1].T)
+    assert (ratio < 1).all()  # the levels are not those of equal columns
 
 
 def test_three_tasks_with_other_noise_and_temperature():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from nets import (
     MLP,
+    QUIET,
     RecordTraining,
     binary_classifier,
     blobs,
@@ -18,13 +19,15 @@ from nets import (
 from refusals import CLASSIFIERS, REGRESSORS, refused, refused_fit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
-from skorch import NeuralNetClassifier
+from skorch import NeuralNet, NeuralNetClassifier
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sklaplace import (
     DeepEnsembleClassifier,
+    DeepEnsembleRegressor,
     LaplaceClassifier,
     LaplaceRanker,
     LaplaceRegressor,
@@ -48,6 +51,7 @@ SEVERAL = "skorch.NeuralNet with criterion=torch.nn.BCEWithLogitsLoss"
 OWN = "pass likelihood=", "sklaplace.likelihoods."
 ONE_LOGIT = "One logit stands for two classes", "size of its last layer to 1"
 DATASET = "is a DataLoader", "fit(loader.dataset, targets)"
+ALONE = "requires y to be passed", "fit(dataset, [y for _, y in dataset])"
 
 
 class Absolute(nn.Module):
@@ -63,7 +67,7 @@ def case(name, error, estimator, X, y, *words):
 
 # what is passed as estimator, X and y, and words of the message
 FOR_CLASSES = [
-    case("a module", TypeError, MLP(), X, Y, "got MLP, a torch module", CE, "Frozen"),
+    case("a module", TypeError, MLP(), X, Y, "got MLP, a torch module", CE),
     case("its class", TypeError, MLP, X, Y, "an instance, not the class", CE),
     case(
         *("a class of nets", TypeError, NeuralNetClassifier, X, Y),
@@ -104,9 +108,14 @@ FOR_CLASSES = [
         *("one class", ValueError, of_classes(), X, np.zeros(60, int), "y has 1 class"),
         *("two classes or more", "partial_fit(X, y, classes=...) of LaplaceClassifier"),
     ),
+    case(
+        *("one class by default", ValueError, None, X, np.zeros(60, int)),
+        *("y has 1 class", "two classes or more", "classes=...) of LaplaceClassifier"),
+    ),
+    case("a dataset alone", ValueError, of_classes(), LOADER.dataset, None, *ALONE),
 ]
 FOR_NUMBERS = [
-    case("a module", TypeError, MLP(), X_REG, Y_REG, "got MLP", MSE, "Frozen"),
+    case("a module", TypeError, MLP(), X_REG, Y_REG, "got MLP", MSE),
     case("its class", TypeError, MLP, X_REG, Y_REG, "not the class", MSE),
     case(
         *("a net for classes", ValueError, of_classes(), X_REG, Y_REG),
@@ -118,6 +127,7 @@ FOR_NUMBERS = [
         *("criterion=L1Loss", "torch.nn.MSELoss", *OWN),
     ),
     case("a loader", TypeError, of_numbers(), LOADER, Y_REG, *DATASET),
+    case("a dataset alone", ValueError, of_numbers(), LOADER.dataset, None, *ALONE),
     case(
         *("one-hot targets", ValueError, of_classes(), X, np.eye(3)[Y]),
         *("is for class labels", "Classifier"),
@@ -135,6 +145,70 @@ def test_of_classifiers(kind, error, estimator, X, y, words):
 @pytest.mark.parametrize(("error", "estimator", "X", "y", "words"), FOR_NUMBERS)
 def test_of_regressors(kind, error, estimator, X, y, words):
     refused_fit(kind(estimator, random_state=0), *words, error=error, data=(X, y))
+
+
+@pytest.mark.parametrize("kind", [*CLASSIFIERS, *REGRESSORS])
+@pytest.mark.parametrize("given", [MLP(), LogisticRegression()])
+def test_frozen_nets_are_named_where_they_are_of_use(kind, given):
+    """Not by an ensemble, which refuses them."""
+    is_used = kind not in (DeepEnsembleClassifier, DeepEnsembleRegressor)
+    with pytest.raises(TypeError, match="estimator must be a skorch net") as caught:
+        kind(given).fit(X, Y)
+    assert ("Frozen" in str(caught.value)) == is_used
+
+
+@pytest.mark.parametrize("kind", [*CLASSIFIERS, *REGRESSORS, LaplaceRanker])
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [(LOADER, TypeError, DATASET), (LOADER.dataset, ValueError, ALONE)],
+    ids=["loader", "dataset"],
+)
+def test_no_targets_at_all(kind, given, error, words):
+    """``fit(loader)`` and ``fit(dataset)`` are told what to pass, too."""
+    model = kind()
+    refused(error, words, partial(model.fit, given), model)
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_columns_with_one_label_each(kind):
+    """One-hot labels make several labels per row, of which the default net warns."""
+    few = {"cv": 2, "prior_precisions": [1.0], "n_snapshots": 8, "n_estimators": 1}
+    names = kind().get_params()
+    few = {name: value for name, value in few.items() if name in names}
+    for n_classes, labels in [(3, Y), (2, TWO)]:
+        with pytest.warns(UserWarning, match=r"one-hot, pass y\.argmax\(axis=1\)"):
+            kind(random_state=0, **few).fit(X, np.eye(n_classes)[labels])
+
+
+@pytest.mark.parametrize("reason", ["several", "none", "few rows", "a net for them"])
+def test_columns_that_are_meant_as_several_labels(reason):
+    """Those of a row with several or none, few rows, and nets that take columns."""
+    columns, net, n = np.eye(3)[Y], None, 60
+    if reason in ("several", "none"):
+        columns[0] = reason == "several"
+    if reason == "few rows":
+        n = 9
+    if reason == "a net for them":
+        net = NeuralNet(MLP, nn.BCEWithLogitsLoss, max_epochs=1, **QUIET)
+    fixed = {"prior_precision": 1.0, "random_state": 0}
+    model = LaplaceClassifier(net, **fixed).fit(X[:n], columns[:n].astype(np.float32))
+    assert model.predict_proba(X).shape == (60, 3)
+
+
+@pytest.mark.parametrize("kind", REGRESSORS)
+@pytest.mark.parametrize(
+    ("levels", "words"),
+    [
+        ([5, 95], ("alpha has 5, 95", "Did you mean 0.05, 0.95?")),
+        ([0.5, -1, 2.5], ("alpha has -1.0, 2.5", "such as 0.95")),
+        ([0.5, 0, 95], ("alpha has 0.0, 95.0", "such as 0.95")),
+    ],
+)
+def test_all_wrong_levels_are_named(kind, levels, words):
+    model = kind()
+    call = partial(model.predict_quantiles, X_REG, levels)
+    message = refused(ValueError, words, call, model)
+    assert ("Did you mean" in message) == ("mean" in words[1])
 
 
 @pytest.mark.parametrize(
@@ -165,6 +239,13 @@ def test_of_regressors(kind, error, estimator, X, y, words):
 )
 def test_of_the_ranker(error, estimator, X, y, words):
     refused_fit(LaplaceRanker(estimator), *words, error=error, data=(X, y))
+
+
+@pytest.mark.parametrize("y", [None, Y])
+def test_loaders_to_tune_on(y):
+    model = LaplaceClassifier(random_state=0).fit(X, Y)
+    words = "is a DataLoader", "tune(loader.dataset, targets)"
+    refused(TypeError, words, partial(model.tune, LOADER, y), model)
 
 
 @pytest.mark.parametrize("option", ["return_std", "return_cov"])

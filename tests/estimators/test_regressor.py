@@ -594,6 +594,10 @@ class TestCounts:
         expected = alone.fit(*counts()).coef_
         assert_allclose(model.posterior_.mean, expected, atol=1e-6)
 
+    def test_the_empirical_fisher_matrix_has_no_noise_that_is_chosen(self, model):
+        other = clone(model).set_params(curvature="ef").fit(*counts())
+        assert_allclose(other.posterior_.mean, model.posterior_.mean, atol=1e-6)
+
     def test_predictions(self, model):
         X, y = counts(n=4000, seed=1)
         mean, std = model.predict(X, return_std=True)

@@ -403,7 +403,7 @@ def test_one_logit_is_a_beta(binary_net, method):
     assert (found[:, 0] <= np.log(2)).all()
 
 
-NETS_OF_ONE = {"default": None, "binary": binary_classifier()}
+NETS_OF_ONE = {"binary": binary_classifier()}
 NETS_OF_ONE["logits"] = classifier(module__n_out=1)
 
 

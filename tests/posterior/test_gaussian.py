@@ -89,6 +89,22 @@ def test_draws_come_from_the_generator_alone(name, prior):
     assert not torch.equal(posterior.sample(5, generator(4)), draws)
 
 
+def test_draws_with_an_integer_are_those_of_a_generator_with_that_seed(rng_untouched):
+    posterior = problem("mlp").posterior("kron", "scalar")
+    draws = posterior.sample(5, generator(3))
+    assert torch.equal(posterior.sample(5, random_state=3), draws)
+    assert torch.equal(posterior.sample(1), posterior.sample())
+    assert not torch.equal(posterior.sample(5, None), posterior.sample(5, None))
+
+
+def test_a_precision_matrix_beyond_the_memory_is_refused(monkeypatch):
+    posterior = problem("mlp").posterior("kron", "scalar")
+    p = posterior.layout.n_parameters
+    monkeypatch.setattr("sklaplace.core.budget.free_bytes", lambda _: 8 * p**2)
+    with pytest.raises(ValueError, match=rf"of {p:,} weights needs .* variance\(\)"):
+        posterior.precision_matrix()
+
+
 @every_prior
 def test_copies_answer_alike(name, prior):
     found = problem("mlp")

@@ -5,7 +5,7 @@ import torch
 
 from sklaplace.curvature.descent import WeightMoments
 from sklaplace.curvature.layout import BlockSpec, Layout
-from sklaplace.posterior.swag import SWAGPosterior
+from sklaplace.posterior.swag import swag_posterior
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 P, K = 4, 3
@@ -21,7 +21,7 @@ def posterior():
     moments = WeightMoments(torch.ones(P, dtype=torch.float64), K)
     for vector in torch.randn(6, P, generator=generator(0), dtype=torch.float64):
         moments.update(vector)
-    return SWAGPosterior.of(moments, layout)
+    return swag_posterior(moments, layout)
 
 
 def covariance(posterior):
@@ -39,6 +39,7 @@ def test_draws_are_those_of_equation_1(posterior):
         single = 0.5**0.5 * posterior.diagonal.sqrt() * z1[n]
         shared = posterior.deviations.T @ z2[n] / (2 * (K - 1)) ** 0.5
         torch.testing.assert_close(found[n], posterior.mean + single + shared)
+    assert torch.equal(posterior.sample(5, random_state=3), found)
 
 
 def test_draws_have_the_moments_of_the_gaussian(posterior):

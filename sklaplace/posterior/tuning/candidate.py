@@ -8,6 +8,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from sklaplace.core import progress
 from sklaplace.curvature.structures import projected
 from sklaplace.likelihoods import ClassificationLikelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
@@ -40,6 +41,7 @@ def scored(problem: TuningProblem, path: list[Tensor]) -> list[Candidate]:
             mean = linearised_mean(part.posterior, batch.f, batch.jacobian)
             known.append((batch, mean, projected(structure, batch.jacobian, n_blocks)))
         for ratio, parts in zip(path, scores, strict=True):
+            progress.count("prior path")
             precision = part.precision_under(ratio)
             for batch, mean, projection in known:
                 u = part.output_covariance(projection, precision)

@@ -24,6 +24,8 @@ from sklaplace.core.warn import warn_user
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.tuning.problem import SMALLEST, TuningProblem, clamped
 
+__all__ = ["marglik"]
+
 # Bounds of log δ and log σ around typical values, see `NegativeEvidence`.
 LOG_BOUND = 20.0
 # largest number of hyperparameters for Newton's method; L-BFGS above
@@ -66,6 +68,8 @@ def marglik(
 ) -> GaussianPosterior:
     """Maximise the evidence at the posterior's mean (empirical Bayes).
 
+    Read more in the :doc:`User Guide </user_guide/prior>`.
+
     Parameters
     ----------
     posterior : GaussianPosterior
@@ -83,11 +87,27 @@ def marglik(
     ConvergenceWarning
         If the maximum was not found.
 
+    See Also
+    --------
+    sklaplace.LaplaceClassifier : With ``prior_precision="marglik"``.
+    sklaplace.LaplaceClassifier.tune : Of a fitted estimator.
+
     Notes
     -----
     Newton's method in the logarithms, on eigenvalues that are computed once:
     O(P) and rarely more than ten evaluations. Unreliable at weights that were not
     trained under this very prior; see `LinearModel`.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from sklaplace import LaplaceClassifier
+    >>> from sklaplace.posterior.tuning.evidence import marglik
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = LaplaceClassifier(prior_precision=1.0, random_state=0).fit(X, y)
+    >>> best = marglik(model.posterior_)
+    >>> bool(best.log_marginal_likelihood() > model.log_marginal_likelihood())
+    True
     """
     free_noise = free_noise and posterior.likelihood.has_noise
     if not (free_prior or free_noise):

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sklaplace.core import progress
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.candidate import Candidate, implied_variance, scored
 from sklaplace.posterior.tuning.problem import TuningProblem
@@ -195,6 +196,7 @@ def _refitted(
     tolerance: float,
 ) -> Candidate:
     """Candidate with models refitted under one ratio, from other refits' means."""
+    progress.count("prior path")
 
     def refit(part: TuningProblem, start: GaussianPosterior) -> TuningProblem:
         if part.free_prior:

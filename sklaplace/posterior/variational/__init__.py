@@ -27,6 +27,7 @@ from sklaplace.posterior.variational.priors import (
     GaussianPrior,
     ScaleMixturePrior,
     UniformPrior,
+    WeightPrior,
 )
 from sklaplace.posterior.variational.quantile import Quantile
 
@@ -46,4 +47,5 @@ __all__ = [
     "ScaleMixturePrior",
     "UniformPrior",
     "WeightPosterior",
+    "WeightPrior",
 ]

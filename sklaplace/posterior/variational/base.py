@@ -31,6 +31,8 @@ class WeightPosterior(nn.Module, ABC):
     `transform`, `log_prob`, `median`, `mean` and `variance`; `noise` where it is not
     normal.
 
+    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+
     Parameters
     ----------
     location : Tensor of shape (P,)
@@ -39,14 +41,6 @@ class WeightPosterior(nn.Module, ABC):
         Initial standard deviations, positive.
     bound : float, default=3.0
         Where ``is_bounded``, the support is ``(-bound, bound)``; ignored otherwise.
-
-    Raises
-    ------
-    ValueError
-        If the shapes differ or are not (P,), numbers are not finite, scales are not
-        positive, or the bound is not.
-    TypeError
-        If a tensor is not of floating point.
 
     Attributes
     ----------
@@ -64,12 +58,30 @@ class WeightPosterior(nn.Module, ABC):
         Options of the constructor beyond those above, which ``posterior_params`` sets,
         each with a check ``(name, value)`` that raises for values that are not valid.
 
+    Raises
+    ------
+    ValueError
+        If the shapes differ or are not (P,), numbers are not finite, scales are not
+        positive, or the bound is not.
+    TypeError
+        If a tensor is not of floating point.
+
+    See Also
+    --------
+    MeanFieldGaussian : The default.
+    sklaplace.VariationalClassifier : Learns one for the weights of a network.
+
     Notes
     -----
     Before a family of one's own is trained, draws at its start are checked: their
     shapes, that they are finite, differentiable and functions of the generator, and
     that `log_prob` gives the log densities that come with them; so are shapes and types
     of the moments, and that variances are not far from those of the draws.
+
+    References
+    ----------
+    Blundell, Cornebise, Kavukcuoglu, Wierstra (2015), "Weight uncertainty in neural
+    networks", ICML.
 
     Examples
     --------
@@ -110,11 +122,6 @@ class WeightPosterior(nn.Module, ABC):
     >>> w, log_q = q.sample(5, torch.Generator().manual_seed(0))
     >>> w.shape, torch.allclose(log_q, q.log_prob(w), atol=1e-5)
     (torch.Size([5, 3]), True)
-
-    References
-    ----------
-    Blundell, Cornebise, Kavukcuoglu, Wierstra (2015), "Weight uncertainty in neural
-    networks", ICML.
     """
 
     name: ClassVar[str]
@@ -160,11 +167,50 @@ class WeightPosterior(nn.Module, ABC):
         ------
         ValueError
             If ``n`` is not a positive integer.
+
+        See Also
+        --------
+        transform : Of given noise.
+        log_prob : Log densities at other weights.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklaplace.posterior.variational import MeanFieldGaussian
+        >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
+        >>> w, log_q = q.sample(5, torch.Generator().manual_seed(0))
+        >>> w.shape, log_q.shape
+        (torch.Size([5, 3]), torch.Size([5, 3]))
         """
         return self.transform(self.noise(n, generator))
 
     def noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Noise (s, P) that `transform` takes, drawn on the generator's device."""
+        """Noise that `transform` takes.
+
+        Parameters
+        ----------
+        n : int
+            Number of draws, s.
+        generator : torch.Generator or None
+            Source of the noise, on whose device it is drawn. None takes the global one.
+
+        Returns
+        -------
+        Tensor of shape (s, P)
+            On the device of the parameters.
+
+        See Also
+        --------
+        sample : Noise, transformed.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklaplace.posterior.variational import MeanFieldGaussian
+        >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
+        >>> q.noise(5, torch.Generator().manual_seed(0)).shape
+        torch.Size([5, 3])
+        """
         check_count("n", n)
         like = next(self.parameters())
         device = like.device if generator is None else generator.device
@@ -173,26 +219,149 @@ class WeightPosterior(nn.Module, ABC):
 
     @abstractmethod
     def transform(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights ``g(ε)`` and their log densities, (s, P) each, from noise (s, P)."""
+        """Weights as a function of noise.
+
+        Parameters
+        ----------
+        noise : Tensor of shape (s, P)
+            From `noise`.
+
+        Returns
+        -------
+        w : Tensor of shape (s, P)
+            Weights ``g(ε)``.
+        log_q : Tensor of shape (s, P)
+            Their log densities, in nats.
+
+        See Also
+        --------
+        sample : Of noise that is drawn.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklaplace.posterior.variational import MeanFieldGaussian
+        >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
+        >>> w, _ = q.transform(torch.ones(1, 3))  # one standard deviation above
+        >>> w.detach()
+        tensor([[0.1000, 0.1000, 0.1000]])
+        """
 
     @abstractmethod
     def log_prob(self, w: Tensor) -> Tensor:
-        """Log density of weights (..., P), in nats; −inf outside of the support."""
+        """Log density of each weight.
+
+        Parameters
+        ----------
+        w : Tensor of shape (..., P)
+            Weights.
+
+        Returns
+        -------
+        Tensor of shape (..., P)
+            In nats; −inf outside of the support.
+
+        See Also
+        --------
+        sample : Draws with their log densities.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklaplace.posterior.variational import MeanFieldGaussian
+        >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
+        >>> q.log_prob(torch.zeros(3)).detach().round(decimals=2)
+        tensor([1.3800, 1.3800, 1.3800])
+        """
 
     @abstractmethod
     def median(self) -> Tensor:
-        """Medians, (P,)."""
+        """Medians of the weights.
+
+        Returns
+        -------
+        Tensor of shape (P,)
+            Where the network is evaluated after training.
+
+        See Also
+        --------
+        mean : Means.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklaplace.posterior.variational import MeanFieldGaussian
+        >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
+        >>> q.median().detach()
+        tensor([0., 0., 0.])
+        """
 
     @abstractmethod
     def mean(self) -> Tensor:
-        """Means, (P,)."""
+        """Means of the weights.
+
+        Returns
+        -------
+        Tensor of shape (P,)
+            In closed form or by quadrature.
+
+        See Also
+        --------
+        median : Medians.
+        variance : Variances.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklaplace.posterior.variational import MeanFieldGaussian
+        >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
+        >>> q.mean().detach()
+        tensor([0., 0., 0.])
+        """
 
     @abstractmethod
     def variance(self) -> Tensor:
-        """Variances, (P,)."""
+        """Variances of the weights.
+
+        Returns
+        -------
+        Tensor of shape (P,)
+            In closed form or by quadrature.
+
+        See Also
+        --------
+        mean : Means.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklaplace.posterior.variational import MeanFieldGaussian
+        >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
+        >>> q.variance().detach().round(decimals=3)
+        tensor([0.0100, 0.0100, 0.0100])
+        """
 
     def closed_form(self) -> tuple[Tensor, Tensor] | None:
-        """Entropies in nats and ``E[w²]``, (P,) each; None without a closed form."""
+        """Entropy and second moment, where there are closed forms.
+
+        Returns
+        -------
+        tuple of two Tensors of shape (P,), or None
+            Entropies in nats, and ``E[w²]``; None, as by default, without closed forms.
+
+        See Also
+        --------
+        log_prob : What the entropy is the expectation of, with its sign changed.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklaplace.posterior.variational import MeanFieldGaussian
+        >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
+        >>> entropy, second_moment = q.closed_form()
+        >>> second_moment.detach().round(decimals=3)
+        tensor([0.0100, 0.0100, 0.0100])
+        """
         return None
 
     def extra_repr(self) -> str:
@@ -225,7 +394,20 @@ class LocationScale(WeightPosterior):
 
     @property
     def scale(self) -> Tensor:
-        """Scales ``σ``, (P,)."""
+        """Scales ``σ``, a Tensor of shape (P,).
+
+        See Also
+        --------
+        WeightPosterior.variance : Variances, which other families have, too.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklaplace.posterior.variational import MeanFieldGaussian
+        >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
+        >>> q.scale.detach()
+        tensor([0.1000, 0.1000, 0.1000])
+        """
         return positive(self.raw_scale)
 
     def transform(self, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,6 +38,8 @@ class Density(LocationScale):
     Experimental: on small problems it was not better than the Gaussian beyond the
     variation among seeds.
 
+    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+
     Parameters
     ----------
     location : Tensor of shape (P,)
@@ -61,6 +63,11 @@ class Density(LocationScale):
     TypeError
         If a tensor is not of floating point.
 
+    See Also
+    --------
+    WeightPosterior : What all families have.
+    Quantile : Cheaper.
+
     Notes
     -----
     ``2 + K`` parameters per weight: ``μ``, ``σ`` and the heights ``v_k``, in nats. The
@@ -73,6 +80,14 @@ class Density(LocationScale):
     References
     ----------
     Figurnov, Mohamed, Mnih (2018), "Implicit reparameterization gradients", NeurIPS.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.posterior.variational import Density
+    >>> q = Density(torch.zeros(3), torch.full((3,), 0.1))
+    >>> q.sample(5, torch.Generator().manual_seed(0))[0].shape
+    torch.Size([5, 3])
     """
 
     name: ClassVar[str] = "density"

@@ -17,7 +17,7 @@ import torch
 from skorch.utils import to_tensor
 from torch import Tensor, nn
 
-from sklaplace.likelihoods import Likelihood, weighted
+from sklaplace.likelihoods.base import Likelihood, weighted
 from sklaplace.networks.data import Batches
 from sklaplace.networks.forward import OUTPUT_MAPS, Forward, as_columns
 from sklaplace.networks.outputs import OutputSpec, unwrapped

@@ -16,6 +16,8 @@ class MeanFieldGaussian(LocationScale):
     The default: it is the cheapest, and its moments, entropy and divergence from a
     Gaussian prior have closed forms. It has a single mode and thin tails.
 
+    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+
     Parameters
     ----------
     location : Tensor of shape (P,)
@@ -32,6 +34,11 @@ class MeanFieldGaussian(LocationScale):
     TypeError
         If a tensor is not of floating point.
 
+    See Also
+    --------
+    WeightPosterior : What all families have.
+    Quantile : Other shapes.
+
     Notes
     -----
     Two parameters per weight. O(s P) time and memory for s draws.
@@ -40,11 +47,23 @@ class MeanFieldGaussian(LocationScale):
     ----------
     Blundell, Cornebise, Kavukcuoglu, Wierstra (2015), "Weight uncertainty in neural
     networks", ICML, section 3.2.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.posterior.variational import MeanFieldGaussian
+    >>> q = MeanFieldGaussian(torch.zeros(3), torch.full((3,), 0.1))
+    >>> w, log_q = q.sample(5, torch.Generator().manual_seed(0))
+    >>> w.shape, log_q.shape
+    (torch.Size([5, 3]), torch.Size([5, 3]))
     """
 
     name: ClassVar[str] = "gaussian"
     is_experimental: ClassVar[bool] = False
     is_closed_form_cheap: ClassVar[bool] = True
+
+    def __init__(self, location: Tensor, scale: Tensor, bound: float = 3.0) -> None:
+        super().__init__(location, scale, bound)
 
     def median(self) -> Tensor:
         """Medians, (P,)."""

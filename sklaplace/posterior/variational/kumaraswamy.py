@@ -41,6 +41,8 @@ class Kumaraswamy(WeightPosterior):
     skewness of −1.1 (in ``x``), and it can be bimodal at the bounds. Experimental: on
     small problems it was not better than the Gaussian beyond the variation among seeds.
 
+    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+
     Parameters
     ----------
     location : Tensor of shape (P,)
@@ -58,6 +60,11 @@ class Kumaraswamy(WeightPosterior):
         `WeightPosterior`.
     TypeError
         If a tensor is not of floating point.
+
+    See Also
+    --------
+    WeightPosterior : What all families have.
+    UniformPrior : The prior on the same interval.
 
     Notes
     -----
@@ -77,6 +84,15 @@ class Kumaraswamy(WeightPosterior):
     tractability advantages", Statistical Methodology 6 (moments).
     Wasserman and Mateos (2024), "Stabilizing the Kumaraswamy distribution",
     arXiv:2410.00660 (unstable terms of the usual formulas).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.posterior.variational import Kumaraswamy
+    >>> q = Kumaraswamy(torch.zeros(3), torch.full((3,), 0.1))
+    >>> w, _ = q.sample(5, torch.Generator().manual_seed(0))
+    >>> bool((w.abs() < q.bound).all())
+    True
     """
 
     name: ClassVar[str] = "kumaraswamy"

@@ -14,11 +14,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from sklaplace.core.budget import batch_rows
+from sklaplace.core.checks import as_generator
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.networks.forward import first_tensor, recorded_outputs
 from sklaplace.posterior.variational.base import WeightPosterior
 from sklaplace.posterior.variational.divergence import divergence, exact_divergence
 from sklaplace.posterior.variational.priors import WeightPrior
+
+__all__ = ["VariationalPosterior"]
 
 # Initial standard deviations as a fraction of the root mean square of each tensor:
 # small enough to leave the network's signal intact.
@@ -142,7 +145,9 @@ class StochasticModule(nn.Module):
 class VariationalPosterior:
     """The learned mean-field posterior over the weights of a network.
 
-    Attributes
+    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+
+    Parameters
     ----------
     distribution : WeightPosterior
         Distribution of P weights.
@@ -150,6 +155,30 @@ class VariationalPosterior:
         Prior of each weight.
     layout : Layout
         Names and shapes of the weights.
+
+    See Also
+    --------
+    sklaplace.posterior.variational.WeightPosterior : Its ``distribution``.
+    sklaplace.VariationalClassifier : Fits it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklearn.datasets import load_iris
+    >>> from skorch import NeuralNetClassifier
+    >>> from sklaplace import VariationalClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> net = NeuralNetClassifier(
+    ...     torch.nn.Linear,
+    ...     module__in_features=4,
+    ...     module__out_features=3,
+    ...     criterion=torch.nn.CrossEntropyLoss,
+    ...     max_epochs=1,
+    ...     verbose=0,
+    ... )
+    >>> posterior = VariationalClassifier(net, random_state=0).fit(X, y).posterior_
+    >>> posterior
+    VariationalPosterior(gaussian over 15 weights, GaussianPrior(scale=1.0))
     """
 
     distribution: WeightPosterior
@@ -162,12 +191,50 @@ class VariationalPosterior:
         return f"VariationalPosterior({weights}, {self.prior})"
 
     @torch.no_grad()
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """``n`` draws of the weights, (n, P), float64.
+    def sample(self, n: int = 1, random_state: Any = 0) -> Tensor:
+        """Draw weights.
 
+        Parameters
+        ----------
+        n : int, default=1
+            Number of draws.
+        random_state : int, RandomState, torch.Generator or None, default=0
+            Source of the noise. None gives other draws in each call.
+
+        Returns
+        -------
+        Tensor of shape (n, P)
+            Float64.
+
+        See Also
+        --------
+        sklaplace.posterior.variational.WeightPosterior.sample : With log densities.
+
+        Notes
+        -----
         In chunks: densities and noise of all draws would take several times the memory
         of the draws.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklearn.datasets import load_iris
+        >>> from skorch import NeuralNetClassifier
+        >>> from sklaplace import VariationalClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> net = NeuralNetClassifier(
+        ...     torch.nn.Linear,
+        ...     module__in_features=4,
+        ...     module__out_features=3,
+        ...     criterion=torch.nn.CrossEntropyLoss,
+        ...     max_epochs=1,
+        ...     verbose=0,
+        ... )
+        >>> posterior = VariationalClassifier(net, random_state=0).fit(X, y).posterior_
+        >>> posterior.sample(2, random_state=0).shape
+        torch.Size([2, 15])
         """
+        generator = as_generator(random_state)
         location = self.distribution.median()
         drawn = location.new_empty((n, len(location)), dtype=torch.float64)
         for part in drawn.split(batch_rows(4 * 8 * len(location))):
@@ -177,22 +244,145 @@ class VariationalPosterior:
     @property
     @torch.no_grad()
     def mean(self) -> Tensor:
-        """Means of the weights, (P,), float64."""
+        """Means of the weights, (P,), float64.
+
+        See Also
+        --------
+        variance : Variances of the weights.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklearn.datasets import load_iris
+        >>> from skorch import NeuralNetClassifier
+        >>> from sklaplace import VariationalClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> net = NeuralNetClassifier(
+        ...     torch.nn.Linear,
+        ...     module__in_features=4,
+        ...     module__out_features=3,
+        ...     criterion=torch.nn.CrossEntropyLoss,
+        ...     max_epochs=1,
+        ...     verbose=0,
+        ... )
+        >>> posterior = VariationalClassifier(net, random_state=0).fit(X, y).posterior_
+        >>> posterior.mean.shape
+        torch.Size([15])
+        """
         return self.distribution.mean().double()
 
     @torch.no_grad()
     def variance(self) -> Tensor:
-        """Variances of the weights, (P,), float64."""
+        """Variances of the weights.
+
+        Returns
+        -------
+        Tensor of shape (P,)
+            Float64.
+
+        See Also
+        --------
+        mean : Means of the weights.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklearn.datasets import load_iris
+        >>> from skorch import NeuralNetClassifier
+        >>> from sklaplace import VariationalClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> net = NeuralNetClassifier(
+        ...     torch.nn.Linear,
+        ...     module__in_features=4,
+        ...     module__out_features=3,
+        ...     criterion=torch.nn.CrossEntropyLoss,
+        ...     max_epochs=1,
+        ...     verbose=0,
+        ... )
+        >>> posterior = VariationalClassifier(net, random_state=0).fit(X, y).posterior_
+        >>> bool((posterior.variance() > 0).all())
+        True
+        """
         return self.distribution.variance().double()
 
     @torch.no_grad()
     def log_prob(self, w: Tensor) -> Tensor:
-        """Log density of each weight at ``w`` (..., P), in nats, in its shape."""
+        """Log density of each weight.
+
+        Parameters
+        ----------
+        w : Tensor of shape (..., P)
+            Weights.
+
+        Returns
+        -------
+        Tensor of shape (..., P)
+            In nats, without gradients.
+
+        See Also
+        --------
+        sklaplace.posterior.variational.WeightPosterior.log_prob : With gradients.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklearn.datasets import load_iris
+        >>> from skorch import NeuralNetClassifier
+        >>> from sklaplace import VariationalClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> net = NeuralNetClassifier(
+        ...     torch.nn.Linear,
+        ...     module__in_features=4,
+        ...     module__out_features=3,
+        ...     criterion=torch.nn.CrossEntropyLoss,
+        ...     max_epochs=1,
+        ...     verbose=0,
+        ... )
+        >>> posterior = VariationalClassifier(net, random_state=0).fit(X, y).posterior_
+        >>> posterior.log_prob(posterior.mean.float()).shape
+        torch.Size([15])
+        """
         return self.distribution.log_prob(w)
 
     @torch.no_grad()
     def kl(self, n_samples: int, generator: torch.Generator) -> Tensor:
-        """``KL(posterior ‖ prior)`` in nats, (): in closed form, or from draws."""
+        """Kullback-Leibler divergence of the prior, ``KL(posterior ‖ prior)``.
+
+        Parameters
+        ----------
+        n_samples : int
+            Number of draws where there is no closed form.
+        generator : torch.Generator
+            Source of their noise.
+
+        Returns
+        -------
+        Tensor of shape ()
+            In nats, float64.
+
+        See Also
+        --------
+        sklaplace.posterior.variational.WeightPosterior.closed_form : Without draws.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklearn.datasets import load_iris
+        >>> from skorch import NeuralNetClassifier
+        >>> from sklaplace import VariationalClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> net = NeuralNetClassifier(
+        ...     torch.nn.Linear,
+        ...     module__in_features=4,
+        ...     module__out_features=3,
+        ...     criterion=torch.nn.CrossEntropyLoss,
+        ...     max_epochs=1,
+        ...     verbose=0,
+        ... )
+        >>> posterior = VariationalClassifier(net, random_state=0).fit(X, y).posterior_
+        >>> bool(posterior.kl(20, torch.Generator().manual_seed(0)) > 0)
+        True
+        """
         kl = exact_divergence(self.distribution, self.prior)
         if kl is None:
             drawn = self.distribution.sample(n_samples, generator)

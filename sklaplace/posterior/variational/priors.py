@@ -19,6 +19,8 @@ from sklaplace.posterior.variational.base import LOG_ROOT_TWO_PI
 class WeightPrior(ABC):
     """The prior of each weight.
 
+    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+
     Attributes
     ----------
     name : str
@@ -27,6 +29,17 @@ class WeightPrior(ABC):
         Whether the support is ``(-bound, bound)``.
     bound : float
         Infinite where the support is unbounded.
+
+    See Also
+    --------
+    GaussianPrior : The default.
+    WeightPosterior : What it is the prior of.
+
+    Examples
+    --------
+    >>> from sklaplace.posterior.variational import PRIORS, WeightPrior
+    >>> all(issubclass(prior, WeightPrior) for prior in PRIORS.values())
+    True
     """
 
     name: ClassVar[str]
@@ -35,10 +48,56 @@ class WeightPrior(ABC):
 
     @abstractmethod
     def log_prob(self, w: Tensor) -> Tensor:
-        """Log density of each weight, in nats, in the shape of ``w``."""
+        """Log density of each weight.
+
+        Parameters
+        ----------
+        w : Tensor
+            Weights, of any shape.
+
+        Returns
+        -------
+        Tensor
+            In nats, in the shape of ``w``; −inf outside of the support.
+
+        See Also
+        --------
+        expected_log_prob : The expectation, where it follows from a moment.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklaplace.posterior.variational import GaussianPrior
+        >>> prior = GaussianPrior()
+        >>> prior.log_prob(torch.zeros(1))
+        tensor([-0.9189])
+        """
 
     def expected_log_prob(self, second_moment: Tensor) -> Tensor | None:
-        """``E[log p(w)]`` in nats from ``E[w²]``, (P,); None where not a function."""
+        """Expected log density from second moments.
+
+        Parameters
+        ----------
+        second_moment : Tensor of shape (P,)
+            ``E[w²]`` of the weights.
+
+        Returns
+        -------
+        Tensor of shape (P,), or None
+            ``E[log p(w)]`` in nats; None where it is not a function of them.
+
+        See Also
+        --------
+        log_prob : The log density.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from sklaplace.posterior.variational import GaussianPrior
+        >>> prior = GaussianPrior()
+        >>> prior.expected_log_prob(torch.ones(1))
+        tensor([-1.4189])
+        """
         return None
 
 
@@ -48,7 +107,9 @@ class GaussianPrior(WeightPrior):
 
     The default; the divergence from a Gaussian posterior has a closed form.
 
-    Attributes
+    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+
+    Parameters
     ----------
     scale : float
         Standard deviation.
@@ -57,6 +118,19 @@ class GaussianPrior(WeightPrior):
     ------
     ValueError
         If the scale is not positive and finite.
+
+    See Also
+    --------
+    ScaleMixturePrior : Two widths.
+    UniformPrior : On an interval.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.posterior.variational import GaussianPrior
+    >>> prior = GaussianPrior(scale=1.0)
+    >>> prior.log_prob(torch.tensor([0.0, 1.0]))
+    tensor([-0.9189, -1.4189])
     """
 
     scale: float = 1.0
@@ -85,7 +159,9 @@ class ScaleMixturePrior(WeightPrior):
     Shrinks most weights to zero and a few hardly at all, where that helps to prune. The
     divergence is estimated from draws, which adds variance to gradients.
 
-    Attributes
+    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+
+    Parameters
     ----------
     scale : float
         Standard deviation of the wide component.
@@ -100,11 +176,23 @@ class ScaleMixturePrior(WeightPrior):
         If a standard deviation is not positive and finite, or the fraction not between
         0 and 1.
 
+    See Also
+    --------
+    GaussianPrior : One width.
+
     References
     ----------
     Blundell, Cornebise, Kavukcuoglu, Wierstra (2015), "Weight uncertainty in neural
     networks", ICML, eq. (7), who search fractions of 1/4, 1/2, 3/4, and ``−log`` of the
     standard deviations among 0, 1, 2 and 6, 7, 8.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.posterior.variational import ScaleMixturePrior
+    >>> prior = ScaleMixturePrior(narrow=0.01)
+    >>> prior.log_prob(torch.tensor([0.0, 1.0]))
+    tensor([ 3.0030, -2.1121])
     """
 
     scale: float = 1.0
@@ -131,7 +219,9 @@ class UniformPrior(WeightPrior):
 
     For bounded posteriors; the divergence of others is infinite.
 
-    Attributes
+    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+
+    Parameters
     ----------
     bound : float
         Largest magnitude of a weight.
@@ -140,6 +230,19 @@ class UniformPrior(WeightPrior):
     ------
     ValueError
         If the bound is not positive and finite.
+
+    See Also
+    --------
+    GaussianPrior : Without bounds.
+    Kumaraswamy : A posterior on an interval.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.posterior.variational import UniformPrior
+    >>> prior = UniformPrior(bound=3.0)
+    >>> prior.log_prob(torch.tensor([0.0, 4.0]))
+    tensor([-1.7918,    -inf])
     """
 
     bound: float = 3.0

@@ -42,6 +42,8 @@ class Quantile(LocationScale):
     on small problems it was not better than the Gaussian beyond the variation among
     seeds.
 
+    Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
+
     Parameters
     ----------
     location : Tensor of shape (P,)
@@ -62,6 +64,11 @@ class Quantile(LocationScale):
     TypeError
         If a tensor is not of floating point.
 
+    See Also
+    --------
+    WeightPosterior : What all families have.
+    Density : More flexible, and more expensive.
+
     Notes
     -----
     ``2 + K`` parameters per weight: ``μ``, ``σ`` and the heights ``v_k``. Slopes
@@ -71,6 +78,14 @@ class Quantile(LocationScale):
     one quadrature for all weights. O(s P K) time and memory for s draws, and
     O(s P K²) time for each further layer; draws of one layer have first derivatives
     only.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from sklaplace.posterior.variational import Quantile
+    >>> q = Quantile(torch.zeros(3), torch.full((3,), 0.1))
+    >>> q.sample(5, torch.Generator().manual_seed(0))[0].shape
+    torch.Size([5, 3])
     """
 
     name: ClassVar[str] = "quantile"

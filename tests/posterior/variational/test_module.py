@@ -221,6 +221,7 @@ class TestVariationalPosterior:
 
     def test_moments_and_draws(self, posterior, rng_untouched):
         drawn = posterior.sample(20_000, torch.Generator().manual_seed(0))
+        assert torch.equal(posterior.sample(20_000, random_state=0), drawn)
         assert drawn.dtype == posterior.mean.dtype == torch.float64
         # 20,000 draws: standard errors of 0.0021 and, of variances, 0.0009
         np.testing.assert_allclose(drawn.mean(0), posterior.mean, atol=0.01)

@@ -1,0 +1,218 @@
+"""Scopes of what is printed: phases, progress bars, threads, forks, failures."""
+
+import os
+import re
+import sys
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sklaplace.core import progress
+
+TIME = r"(under 0\.1 s|\d+\.\d s|\d+ min \d+ s|\d+ h \d+ min)"
+
+
+@pytest.fixture
+def bars(monkeypatch):
+    """Stand-ins for the bars of tqdm, each of which notes what is done with it."""
+    made = []
+
+    class Bar:
+        def __init__(self, total, desc, leave):
+            self.total, self.desc, self.leave = total, desc, leave
+            self.n, self.n_closed = 0, 0
+            assert not any(bar.n_closed == 0 for bar in made), "two bars at a time"
+            made.append(self)
+
+        def update(self):
+            assert not self.n_closed
+            self.n += 1
+
+        def close(self):
+            self.n_closed += 1
+
+    monkeypatch.setitem(sys.modules, "tqdm.auto", SimpleNamespace(tqdm=Bar))
+    return made
+
+
+def fails(*_):
+    raise RuntimeError("a failure")
+
+
+class TestPhases:
+    @pytest.mark.parametrize("verbose", [0, False, np.False_, None, "loud"])
+    def test_silent(self, verbose, capsys):
+        """Values that are refused later do not get in the way of their message."""
+        with progress.reporting("Name", verbose), progress.phase("train"):
+            progress.line("a line")
+        progress.line("outside of all scopes")
+        assert capsys.readouterr() == ("", "")
+
+    @pytest.mark.parametrize("verbose", [1, True, np.True_, np.int64(2)])
+    def test_names_and_times(self, verbose, capsys):
+        with progress.reporting("Name", verbose):
+            progress.line("a line")
+            with progress.phase("train"):
+                pass
+        first, second = capsys.readouterr().out.splitlines()
+        assert first == "[Name] a line"
+        assert re.fullmatch(rf"\[Name\] train: {TIME}", second)
+
+    def test_phases_within_a_phase_are_parts_of_it(self, capsys):
+        with progress.reporting("Name", 1):
+            with progress.phase("folds"):
+                for _ in range(3):
+                    with progress.phase("train"):
+                        progress.line("a line")
+            with progress.phase("tune"):
+                pass
+        assert re.findall(r"\] (\w+):", capsys.readouterr().out) == ["folds", "tune"]
+
+    def test_a_failed_phase_is_not_printed_and_the_next_one_is(self, capsys):
+        with progress.reporting("Name", 1):
+            with pytest.raises(RuntimeError), progress.phase("train"):
+                fails()
+            with progress.phase("tune"):
+                pass
+        assert re.findall(r"\] (\w+):", capsys.readouterr().out) == ["tune"]
+
+    def test_the_scope_around_goes_on(self, capsys):
+        """Also where the one within fails, and whatever it prints."""
+        with progress.reporting("Outer", 1):
+            with pytest.raises(RuntimeError), progress.reporting("Inner", 0):
+                fails()
+            progress.line("here")
+        assert capsys.readouterr().out == "[Outer] here\n"
+
+
+class TestTimes:
+    SECONDS = np.concatenate([np.geomspace(1e-9, 1e6, 4001), [59.94, 59.96, 3599.6]])
+
+    @pytest.mark.parametrize("seconds", [0.0, *SECONDS[::400], *SECONDS[-3:]])
+    def test_form(self, seconds):
+        text = progress.duration(seconds)
+        assert re.fullmatch(TIME, text)
+        numbers = list(map(float, re.findall(r"[\d.]+", text)))
+        assert len(numbers) == 1 or numbers[-1] < 60  # carried over
+
+    def test_value(self):
+        """What is read differs by half a unit of the smallest one at most."""
+        units = {"s": 1, "min": 60, "h": 3600}
+        for seconds in self.SECONDS:
+            found = re.findall(
+                r"([\d.]+) (s|min|h)", text := progress.duration(seconds)
+            )
+            read = sum(float(number) * units[unit] for number, unit in found)
+            size = 0.05 if "." in text else units[found[-1][1]]
+            assert abs(read - seconds) <= size + 0.1 * text.startswith("under")
+
+
+class TestBars:
+    @pytest.mark.parametrize("verbose", [0, 1])
+    def test_none_unless_requested(self, verbose, bars):
+        with progress.reporting("Name", verbose):
+            assert not progress.shows_bars()
+            assert list(progress.tracked("abc", "letters", 3)) == ["a", "b", "c"]
+            progress.count("steps")
+        assert bars == []
+
+    def test_counts_all_items_and_leaves_nothing(self, bars):
+        with progress.reporting("Name", 2):
+            assert list(progress.tracked(iter("abc"), "letters", 3)) == ["a", "b", "c"]
+        (bar,) = bars
+        assert (bar.total, bar.n, bar.n_closed, bar.leave) == (3, 3, 1, False)
+        assert bar.desc == "[Name] letters"
+
+    def test_one_at_a_time(self, bars):
+        """A loop within a loop shows none, unless the outer one has one step."""
+        with progress.reporting("Name", 2):
+            for _ in progress.tracked("ab", "outer", 2):
+                list(progress.tracked("abc", "inner", 3))
+                progress.count("steps")
+            for _ in progress.tracked("a", "single", 1):
+                list(progress.tracked("abc", "inner", 3))
+        assert [(bar.desc[7:], bar.n) for bar in bars] == [("outer", 2), ("inner", 3)]
+
+    def test_a_count_lasts_for_the_phase(self, bars):
+        with progress.reporting("Name", 2):
+            with progress.phase("tune"):
+                for _ in range(4):
+                    progress.count("path")
+                    progress.count("steps of a step")
+                    list(progress.tracked("abc", "inner", 3))
+                assert bars[0].n_closed == 0
+            with progress.phase("refit"):
+                progress.count("steps")
+        assert [(bar.desc[7:], bar.n) for bar in bars] == [("path", 4), ("steps", 1)]
+        assert [(bar.total, bar.n_closed) for bar in bars] == [(None, 1), (None, 1)]
+
+    def test_closed_where_a_loop_fails(self, bars):
+        """While the error is about, which keeps the generator of the loop alive."""
+
+        @progress.phase("train")
+        def loop():
+            for item in progress.tracked("abc", "letters", 3):
+                fails(item)
+
+        with progress.reporting("Name", 2):
+            with pytest.raises(RuntimeError) as caught:
+                loop()
+            assert caught.tb is not None
+            assert bars[0].n_closed == 1
+            list(progress.tracked("ab", "more", 2))
+        assert [bar.n_closed for bar in bars] == [1, 1]
+
+    def test_closed_where_the_items_fail(self, bars):
+        with pytest.raises(RuntimeError), progress.reporting("Name", 2):
+            list(progress.tracked(map(fails, "abc"), "letters", 3))
+        assert [bar.n_closed for bar in bars] == [1]
+
+    def test_closed_where_a_loop_ends_early(self, bars):
+        with progress.reporting("Name", 2):
+            items = progress.tracked("abc", "letters", 3)
+            next(items)
+        assert [bar.n_closed for bar in bars] == [1]
+
+    def test_without_tqdm(self, monkeypatch, capsys):
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+        monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+        with progress.reporting("Name", 2), progress.phase("train"):
+            assert list(progress.tracked("abc", "letters", 3)) == ["a", "b", "c"]
+            progress.count("steps")
+        out, err = capsys.readouterr()
+        assert re.fullmatch(rf"\[Name\] train: {TIME}\n", out)
+        assert err == ""
+
+    def test_with_tqdm(self, capsys):
+        """On the stream of errors, and wiped out at the end."""
+        pytest.importorskip("tqdm")
+        with progress.reporting("Name", 2):
+            list(progress.tracked("abc", "letters", 3))
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert "[Name] letters" in err
+        assert err.rsplit("\r", 2)[1].strip() == ""
+
+
+class TestElsewhere:
+    def test_other_threads_are_silent(self, capsys, bars):
+        def work():
+            progress.line("from a thread")
+            list(progress.tracked("abc", "letters", 3))
+
+        with progress.reporting("Name", 2):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            progress.line("from here")
+        assert capsys.readouterr().out == "[Name] from here\n"
+        assert bars == []
+
+    def test_a_forked_process_is_silent(self, monkeypatch, capsys):
+        with progress.reporting("Name", 1):
+            number = os.getpid()
+            monkeypatch.setattr(os, "getpid", lambda: number + 1)
+            progress.line("from a fork")
+        assert capsys.readouterr().out == ""

@@ -1,0 +1,159 @@
+"""What estimators, callbacks and posteriors show in print and in a notebook."""
+
+import html
+import re
+
+import numpy as np
+import pytest
+from nets import blobs, classifier, waves
+from refusals import CLASSIFIERS, REGRESSORS
+from sklearn.base import is_classifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import sklaplace
+from sklaplace import (
+    LaplaceClassifier,
+    LaplaceRegressor,
+    MarglikTraining,
+    PriorTraining,
+    likelihoods,
+)
+from sklaplace.estimators import diagram
+
+X, Y = blobs()
+X_REG, Y_REG = waves()
+
+
+def shown(model):
+    """The text of a diagram."""
+    found = re.sub(r"<(script|style).*?</\1>", "", model._repr_html_(), flags=re.S)
+    return re.sub(r"\s+", " ", html.unescape(re.sub("<[^>]+>", " ", found)))
+
+
+def attributes(model):
+    """Names in the table of fitted attributes; none before scikit-learn has one."""
+    table = getattr(diagram.BaseEstimator, "_get_fitted_attr_html", None)
+    if table is None:
+        pytest.skip("this scikit-learn has no table of fitted attributes")
+    return set(model._get_fitted_attr_html())
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return LaplaceClassifier(random_state=0).fit(X, Y)
+
+
+class TestDiagram:
+    @pytest.mark.parametrize("kind", [*CLASSIFIERS, *REGRESSORS])
+    def test_says_what_was_fitted(self, kind):
+        model = kind(random_state=0)
+        assert re.search("(Categorical|Gaussian) likelihood", shown(model)) is None
+        model.fit(*((X, Y) if is_classifier(model) else (X_REG, Y_REG)))
+        assert f"{kind.__name__} {model._summary()}" in shown(model)
+        assert repr(model) == f"{kind.__name__}(random_state=0)"
+
+    def test_within_a_pipeline(self, fitted):
+        pipeline = make_pipeline(StandardScaler(), LaplaceClassifier(random_state=0))
+        assert "posterior over" not in shown(pipeline)
+        found = shown(pipeline.fit(X, Y))
+        assert pipeline[-1]._summary() in found
+
+    def test_a_net_is_shown_before_the_fit(self):
+        """As scikit-learn shows what an estimator wraps."""
+        model = LaplaceClassifier(classifier(), random_state=0)
+        assert "estimator: NeuralNetClassifier" in shown(model)
+        assert "posterior over" in shown(model.fit(X, Y))
+
+    def test_no_evidence_that_misleads(self, fitted):
+        """Where the prior was not chosen by it, and weights need not be probable."""
+        name = "log_marginal_likelihood_value_"
+        assert name not in attributes(fitted)
+        model = LaplaceClassifier(prior_precision="marglik", random_state=0).fit(X, Y)
+        assert name in attributes(model)
+        value = f"{model.log_marginal_likelihood_value_:.1f}"
+        assert f"log evidence {value}" in shown(model)
+        assert hasattr(fitted, name)
+
+    def test_attributes_are_documented(self, fitted):
+        """No internal ones: each is named in the docstring of the class."""
+        model = LaplaceRegressor(random_state=0).fit(X_REG, Y_REG)
+        for found in (fitted, model):
+            documented = type(found).__doc__.partition("Attributes\n")[2]
+            missing = {name for name in attributes(found) if name not in documented}
+            assert missing == set()
+
+
+class TestLink:
+    @pytest.fixture
+    def metadata(self, monkeypatch):
+        """Stand-in for those of the installed package."""
+        entries = []
+
+        class Metadata:
+            def get_all(self, name):
+                assert name == "Project-URL"
+                return entries or None
+
+        monkeypatch.setattr(diagram, "metadata", lambda name: Metadata())
+        return entries
+
+    def test_none_without_an_address(self, fitted, metadata):
+        assert fitted._get_doc_link() == ""
+        metadata.append("Source, https://source.example")
+        assert fitted._get_doc_link() == ""
+        assert "Documentation" not in shown(fitted)
+
+    def test_none_where_it_is_not_installed(self, fitted, monkeypatch):
+        def missing(name):
+            raise diagram.PackageNotFoundError(name)
+
+        monkeypatch.setattr(diagram, "metadata", missing)
+        assert fitted._get_doc_link() == ""
+
+    @pytest.mark.parametrize("kind", [*CLASSIFIERS, *REGRESSORS])
+    def test_page_of_the_class(self, kind, metadata):
+        """The page that the table of contents of the API makes."""
+        metadata += ["Source, https://a.example", "Documentation, https://b.example/x/"]
+        page = f"https://b.example/x/generated/sklaplace.{kind.__name__}.html"
+        assert kind()._get_doc_link() == page
+        assert f'href="{page}"' in kind()._repr_html_()
+
+    def test_none_of_classes_of_others(self, metadata):
+        metadata.append("Documentation, https://b.example")
+        assert type("Mine", (LaplaceClassifier,), {})()._get_doc_link() == ""
+
+
+class TestReprs:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "MarglikTraining()",
+            "MarglikTraining(hessian_structure='diag', n_burnin=3)",
+            "MarglikTraining(subset_of_weights=['head'], prior_precision=0.5)",
+        ],
+    )
+    def test_callbacks_can_be_evaluated(self, text):
+        assert repr(eval(text, vars(sklaplace))) == text
+
+    def test_an_array_among_the_settings(self):
+        callback = MarglikTraining(prior_precision=np.ones(2))
+        assert repr(callback) == "MarglikTraining(prior_precision=array([1., 1.]))"
+
+    def test_an_earlier_posterior(self, fitted):
+        callback = PriorTraining(fitted.posterior_, temperature=2.0)
+        prior = repr(fitted.posterior_)
+        assert repr(callback) == f"PriorTraining(prior={prior}, temperature=2.0)"
+        assert len(prior) < 88
+
+    def test_a_trained_callback_shows_its_settings_alone(self):
+        callback = MarglikTraining(prior_structure="scalar")
+        classifier(callbacks=[callback], max_epochs=2).fit(X, Y.astype(np.int64))
+        assert repr(callback) == "MarglikTraining(prior_structure='scalar')"
+
+    @pytest.mark.parametrize(
+        "kind", ["Bernoulli", "Categorical", "Gaussian", "Poisson"]
+    )
+    def test_likelihoods_can_be_evaluated(self, kind):
+        text = repr(getattr(likelihoods, kind)())
+        assert repr(eval(text, vars(likelihoods))) == text

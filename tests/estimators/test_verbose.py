@@ -1,0 +1,326 @@
+"""What fits print under ``verbose``: nothing, phases, and progress bars."""
+
+import pickle
+import re
+import sys
+import threading
+
+import joblib
+import numpy as np
+import pytest
+from nets import MLP, classifier, regressor, seeded
+from refusals import CLASSES, CLASSIFIERS, NUMBERS, REGRESSORS
+from sklearn.base import is_classifier
+from sklearn.frozen import FrozenEstimator
+from torch import nn
+
+from sklaplace import (
+    DeepEnsembleClassifier,
+    LaplaceClassifier,
+    LaplaceClassifierCV,
+    LaplaceRanker,
+    LaplaceRegressor,
+    LaplaceRegressorCV,
+    MCDropoutClassifier,
+    SWAGRegressor,
+    VariationalRegressor,
+)
+from sklaplace.core import progress
+from sklaplace.posterior import predictive
+
+X, Y = CLASSES
+X_REG, Y_REG = NUMBERS
+PAIRS = np.random.default_rng(0).normal(size=(40, 2, 2)).astype(np.float32)
+PREFERRED = (PAIRS[:, 1].sum(1) > PAIRS[:, 0].sum(1)).astype(int)
+
+SMALL = {
+    "n_samples": 8,
+    "n_estimators": 2,
+    "n_snapshots": 8,
+    "cv": 2,
+    "prior_precisions": [0.1, 1.0, 10.0],
+    "random_state": 0,
+}
+EVERY = [*CLASSIFIERS, *REGRESSORS, LaplaceRanker]
+# phases of each kind, with its defaults and so few samples
+LAPLACE = ["train", "train on folds", "curvature", "tune"]
+PHASES = {
+    "LaplaceClassifier": LAPLACE,
+    "LaplaceRegressor": LAPLACE,
+    "LaplaceRanker": ["train", "curvature", "tune"],
+    "LaplaceClassifierCV": ["folds", "train", "curvature"],
+    "LaplaceRegressorCV": ["folds", "tune", "train", "curvature"],
+    "DeepEnsembleClassifier": ["train"],
+    "DeepEnsembleRegressor": ["train", "tune"],
+    "MCDropoutClassifier": ["train"],
+    "MCDropoutRegressor": ["train", "tune"],
+    "VariationalClassifier": ["train"],
+    "VariationalRegressor": ["train", "tune"],
+    "SWAGClassifier": ["train", "snapshots"],
+    "SWAGRegressor": ["train", "snapshots", "tune"],
+}
+
+
+class WithDropout(MLP):
+    """An MLP with a layer of dropout, which Monte Carlo dropout needs."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, X):
+        return self.head(self.dropout(self.hidden(X).tanh()))
+
+
+def made(kind, **params):
+    """An estimator of a kind around a quick net, and samples for it."""
+    names = kind().get_params(deep=False)
+    settings = {name: value for name, value in SMALL.items() if name in names}
+    if kind is LaplaceRanker:
+        return kind(**{**settings, **params}), (PAIRS, PREFERRED)
+    net = classifier if is_classifier(kind()) else regressor
+    given = {"estimator": net(WithDropout, max_epochs=2), **settings, **params}
+    return kind(**given), (CLASSES if is_classifier(kind()) else NUMBERS)
+
+
+def fitted(kind, **params):
+    model, samples = made(kind, **params)
+    return model.fit(*samples)
+
+
+def phases(printed):
+    """Names of the phases in a text, each of which has a line with its time."""
+    return re.findall(r"^\[\w+\] ([a-z ]+): (?:under )?\d", printed, re.MULTILINE)
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_zero_is_silent(kind, capfd):
+    model, samples = made(kind)
+    outputs = model.fit(*samples).predict(samples[0])
+    assert len(outputs) == len(samples[0])
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_one_prints_phases_and_a_summary(kind, capsys):
+    model = fitted(kind, verbose=1)
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert all(line.startswith(f"[{kind.__name__}] ") for line in lines)
+    assert phases(out) == PHASES[kind.__name__]
+    assert len(lines) == len(phases(out)) + 1
+    assert lines[-1] == f"[{kind.__name__}] {model._summary()}"
+    assert err == ""
+
+
+@pytest.mark.parametrize("has_tqdm", [True, False])
+@pytest.mark.parametrize("kind", EVERY)
+def test_two_adds_bars(kind, has_tqdm, capsys, monkeypatch):
+    """Where tqdm is installed; the lines are those of one."""
+    if not has_tqdm:
+        monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    fitted(kind, verbose=2)
+    out, err = capsys.readouterr()
+    assert phases(out) == PHASES[kind.__name__]
+    assert bool(err) == (has_tqdm and kind.__name__ not in NO_LONG_LOOP)
+    for shown in re.findall(r"\[(\w+)\] ", err):
+        assert shown == kind.__name__
+    assert err.rpartition("\r")[2].strip() == ""  # nothing is left of a bar
+
+
+# kinds whose fits of few samples have no loop of several steps
+NO_LONG_LOOP = {
+    *("MCDropoutClassifier", "VariationalClassifier", "VariationalRegressor"),
+    "LaplaceRanker",
+}
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_no_number_changes(kind):
+    """Neither by printing, nor by bars, whether in fit or in predictions."""
+    models = [fitted(kind, verbose=verbose) for verbose in (0, 1, 2)]
+    samples = made(kind)[1][0]
+    silent, *others = (model.predict(samples) for model in models)
+    for found in others:
+        np.testing.assert_array_equal(found, silent)
+
+
+@pytest.mark.parametrize("verbose", [1, 2])
+@pytest.mark.parametrize("kind", [LaplaceClassifier, DeepEnsembleClassifier])
+def test_nothing_of_it_is_stored(kind, verbose, capsys):
+    """A pickle of a fit that printed has the size of one that did not."""
+    loud, silent = (fitted(kind, verbose=v) for v in (verbose, 0))
+    assert vars(loud).keys() == vars(silent).keys()
+    sizes = [len(pickle.dumps(model.set_params(verbose=0))) for model in (loud, silent)]
+    assert abs(sizes[0] - sizes[1]) < 100  # times in the history of the net
+    assert progress._current() is progress._SILENT
+
+
+class TestLaplace:
+    def test_only_what_happens_is_a_phase(self, capsys):
+        net = FrozenEstimator(seeded(classifier(), X, Y.astype(np.int64)))
+        LaplaceClassifier(net, prior_precision=1.0, verbose=1).fit(X, Y)
+        assert phases(capsys.readouterr().out) == ["curvature"]
+        fixed = {"prior_precision": 1.0, "refine": True, "verbose": 1}
+        LaplaceClassifier(net, **fixed).fit(X, Y)
+        assert phases(capsys.readouterr().out) == ["curvature", "refit"]
+        LaplaceRegressor(regressor(), sigma_noise=0.1, **fixed).fit(X_REG, Y_REG)
+        assert phases(capsys.readouterr().out) == ["train", "curvature", "refit"]
+
+    def test_later_calls(self, capsys):
+        model = fitted(LaplaceRegressor, verbose=1)
+        capsys.readouterr()
+        model.tune(X_REG, Y_REG, parameters="temperature")
+        out = capsys.readouterr().out
+        assert phases(out) == ["tune"]
+        assert out.splitlines()[-1].endswith(model._summary())
+        model.partial_fit(X_REG, Y_REG)
+        assert phases(capsys.readouterr().out) == ["curvature"]
+        model.predict(X_REG, return_std=True)
+        assert capsys.readouterr() == ("", "")
+
+    def test_partial_fit_prints_as_fit_does(self, capsys):
+        model, samples = made(LaplaceClassifier, verbose=1)
+        model.partial_fit(*samples)
+        assert phases(capsys.readouterr().out) == LAPLACE
+
+    def test_memory(self, capsys, tmp_path):
+        given = {"memory": str(tmp_path / "cache"), "verbose": 1}
+        fitted(LaplaceClassifier, **given)
+        assert "train" in phases(capsys.readouterr().out)
+        fitted(LaplaceClassifier, **given)
+        out = capsys.readouterr().out
+        assert "network and curvature: from memory\n" in out
+        assert phases(out) == ["tune"]
+
+    @pytest.mark.parametrize("n_jobs", [None, 2])
+    def test_bar_of_the_curvature(self, n_jobs, capsys):
+        """Over batches here, over shards in workers."""
+        given = {"batch_size": 4, "n_shards": 3, "n_jobs": n_jobs, "verbose": 2}
+        model = fitted(LaplaceClassifier, prior_precision=1.0, **given)
+        assert "[LaplaceClassifier] curvature" in capsys.readouterr().err
+        model.predict_proba(X)
+        out, err = capsys.readouterr()
+        assert "[LaplaceClassifier] predictions" in err
+        assert out == ""
+
+    def test_bar_of_a_refit(self, capsys):
+        fitted(LaplaceClassifier, prior_precision=1.0, refine=True, verbose=2)
+        assert "[LaplaceClassifier] refit" in capsys.readouterr().err
+
+    def test_bar_of_draws(self, capsys, monkeypatch):
+        """Of weights, one after the other where their outputs are large."""
+        monkeypatch.setattr(predictive, "CACHE", 0)
+        model = fitted(LaplaceClassifier, pred_type="nn", verbose=2)
+        capsys.readouterr()
+        model.predict_proba(X)
+        assert "[LaplaceClassifier] draws" in capsys.readouterr().err
+        fitted(MCDropoutClassifier, verbose=2).predict_proba(X)
+        assert "[MCDropoutClassifier] draws" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("verbose", [1, 2])
+    def test_a_failure_ends_it(self, verbose, capsys):
+        """The estimator that fails next to a bar prints no phase that did not end."""
+        model, (samples, _) = made(LaplaceClassifier, verbose=verbose, batch_size=4)
+        model.set_params(estimator=classifier(FailsOnLaterBatches, max_epochs=1))
+        with pytest.raises(ZeroDivisionError):
+            model.set_params(prior_precision=1.0).fit(samples, Y)
+        out, err = capsys.readouterr()
+        assert phases(out) == ["train"]
+        assert ("curvature" in err) == (verbose == 2)
+        assert err.rpartition("\r")[2].strip() == ""
+        assert progress._current() is progress._SILENT
+
+
+class FailsOnLaterBatches(MLP):
+    """A network that cannot be applied to the seventh of small batches."""
+
+    def forward(self, X):
+        if len(X) == 4 and not self.training:
+            self.n_calls = getattr(self, "n_calls", 0) + 1
+            if self.n_calls > 6:
+                raise ZeroDivisionError
+        return super().forward(X)
+
+
+class TestWorkers:
+    @pytest.mark.parametrize("backend", ["loky", "threading", "multiprocessing"])
+    @pytest.mark.parametrize(
+        "kind", [LaplaceClassifierCV, LaplaceRegressorCV, DeepEnsembleClassifier]
+    )
+    def test_lines_are_those_of_one_process(self, kind, backend, capfd):
+        with joblib.parallel_config(backend):
+            fitted(kind, n_jobs=2, verbose=2)
+        out, err = capfd.readouterr()
+        assert phases(out) == PHASES[kind.__name__]
+        assert re.search(rf"\[{kind.__name__}\] (folds|networks): ", err)
+
+    def test_threads_print_for_themselves(self, capsys):
+        """A silent fit beside a loud one prints nothing."""
+        models = [made(LaplaceRegressor, verbose=v)[0] for v in (1, 0)]
+        start = threading.Barrier(2)
+
+        def fit(model):
+            start.wait()
+            model.fit(X_REG, Y_REG)
+
+        threads = [threading.Thread(target=fit, args=(model,)) for model in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert phases(capsys.readouterr().out) == LAPLACE
+
+
+class TestSummary:
+    """The last line names what was chosen."""
+
+    def test_of_a_classifier(self):
+        text = fitted(LaplaceClassifier, refine=False)._summary()
+        assert text.startswith("kron posterior over 21 weights (last_layer)")
+        for words in ("weights kept", "prior_precision ", "Categorical likelihood"):
+            assert words in text
+        assert "link_approx " in text
+        assert "link_approx auto" not in text
+        assert "temperature" not in text
+
+    def test_of_a_regressor(self):
+        model = fitted(LaplaceRegressor, temperature=2.0, refine=True)
+        text = model._summary()
+        for words in ("weights refitted", "temperature 2", "Gaussian likelihood"):
+            assert words in text
+        assert f"sigma_noise {model.sigma_noise_:.3g}" in text
+        assert "link" not in text
+
+    def test_of_several_noise_levels(self):
+        columns = np.stack([Y_REG, 2 * Y_REG], 1)
+        net = regressor(module__n_out=2, max_epochs=2)
+        model = LaplaceRegressor(net, random_state=0).fit(X_REG, columns)
+        low, high = model.sigma_noise_
+        assert f"sigma_noise {low:.3g} to {high:.3g}" in model._summary()
+
+    def test_of_named_weights_and_draws(self):
+        subset = {"subset_of_weights": ["head.bias"], "pred_type": "nn"}
+        text = fitted(LaplaceClassifier, hessian_structure="diag", **subset)._summary()
+        assert "diag posterior over 3 weights (head.bias)" in text
+        assert "pred_type nn" in text
+        assert "link" not in text
+
+    def test_evidence_only_where_it_was_maximised(self):
+        """Elsewhere the weights need not be probable under the prior."""
+        assert "evidence" not in fitted(LaplaceClassifier)._summary()
+        model = fitted(LaplaceClassifier, prior_precision="marglik")
+        value = f"log evidence {model.log_marginal_likelihood_value_:.1f}"
+        assert value in model._summary()
+
+    def test_of_other_methods(self):
+        text = fitted(VariationalRegressor)._summary()
+        assert "trained for 2 epochs, Gaussian likelihood, sigma_noise " in text
+        net = FrozenEstimator(seeded(regressor(), X_REG, Y_REG[:, None]))
+        model = SWAGRegressor(net, random_state=0, n_snapshots=8).fit(X_REG, Y_REG)
+        assert model._summary().startswith("weights kept, Gaussian likelihood")
+
+    def test_one_epoch(self):
+        net = classifier(WithDropout, max_epochs=1)
+        model = MCDropoutClassifier(net, random_state=0).fit(X, Y)
+        assert model._summary() == "trained for 1 epoch, Categorical likelihood"

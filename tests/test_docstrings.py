@@ -1,0 +1,111 @@
+"""Every public name is documented: numpydoc's checks, and a place in the reference."""
+
+import inspect
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from numpydoc.docscrape import get_doc_object
+from numpydoc.validate import Validator, validate
+
+DOCS = Path(__file__).parent.parent / "docs"
+sys.path.append(str(DOCS))
+from public_names import is_documented_by_base, members, public_objects  # noqa: E402
+
+PUBLIC = public_objects()
+CLASSES = {value for value in PUBLIC.values() if inspect.isclass(value)}
+EXEMPT = {
+    # a function may be named, and described, by what it returns: "Draws of …"; as D401
+    "SS05",
+    # one sentence can say all there is, as pydocstyle's convention has it
+    "ES01",
+}
+SAME = re.compile(r"As for `([\w.]+)`")
+
+
+def full_names():
+    """Classes, functions, and each method where it is defined, by their full names."""
+    found = {}
+    for name, value in PUBLIC.items():
+        if not callable(value):
+            continue
+        found[value] = name
+        for method, base in members(value).items() if inspect.isclass(value) else ():
+            if not is_documented_by_base(method, base, CLASSES):
+                found.setdefault((base, method), f"{name}.{method}")
+    return sorted(found.values())
+
+
+def is_public(name):
+    """Whether it is the name of a public object, or of a method of a public class."""
+    owner, _, method = name.rpartition(".")
+    return name in PUBLIC or (owner in PUBLIC and hasattr(PUBLIC[owner], method))
+
+
+@cache
+def documented(name):
+    """Names of the parameters that the docstring of an object describes."""
+    return Documented(name).doc_parameters
+
+
+class Documented(Validator):
+    """Docstrings in which parameters can be described as those of another object."""
+
+    def __init__(self, obj_name):
+        super().__init__(get_doc_object(self._load_obj(obj_name)))
+        self.owner = obj_name.rpartition(".")[0]
+
+    def _doc_parameters(self, sections):
+        """Parameters; those that are as for another object have the type given there.
+
+        Long lists of names are continued on a second line.
+        """
+        found = {}
+        for section in sections:
+            for names, kind, text in self.doc[section]:
+                other = SAME.match(" ".join(text))
+                for name in re.split(r",\s+", names):
+                    known = self._of(other[1])[name] if other and not kind else None
+                    found[name] = (known[0], text) if known else (kind, text)
+        return found
+
+    def _of(self, other):
+        """Parameters of an object that is named as in its own class or module."""
+        names = f"{self.owner}.{other}", f"sklaplace.{other}"
+        return documented(next(name for name in names if is_public(name)))
+
+    @property
+    def parameter_mismatches(self):
+        """Differences from the signature; keyword-only parameters have no order."""
+        found = super().parameter_mismatches
+        has_order = not inspect.isclass(self.obj)
+        return [(code, text) for code, text in found if has_order or code != "PR03"]
+
+
+@pytest.mark.parametrize("name", full_names())
+def test_docstring(name):
+    found = validate(name, Documented)["errors"]
+    assert [error for error in found if error[0] not in EXEMPT] == []
+
+
+def listed():
+    """Full names of what the API reference has in its tables, in order."""
+    module, found = "", []
+    for line in (DOCS / "api.rst").read_text(encoding="utf-8").splitlines():
+        if line.startswith(".. currentmodule::"):
+            module = line.split()[-1]
+        elif re.fullmatch(r"   ~?[\w.]+", line):
+            found.append(f"{module}.{line.strip(' ~')}")
+    return found
+
+
+def test_the_reference_lists_every_public_name_once():
+    assert sorted(listed()) == sorted(PUBLIC)
+
+
+def test_classes_and_functions_link_to_the_user_guide():
+    callables = [(name, value) for name, value in PUBLIC.items() if callable(value)]
+    missing = [name for name, value in callables if "User Guide <" not in value.__doc__]
+    assert missing == []
