@@ -7,6 +7,7 @@ functions are short.
 
 import ast
 import sys
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import FunctionType
@@ -118,6 +119,7 @@ def faults(source, module):
     return found
 
 
+@cache
 def graph():
     """Return the modules of the package, each with those that it imports."""
     trees = {name: ast.parse(path.read_text("utf-8")) for name, path in FILES.items()}

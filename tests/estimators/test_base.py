@@ -490,6 +490,7 @@ class TestSampleWeight:
             plain.log_marginal_likelihood_value_, rel=1e-13
         )
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("split", ["none", "share", "predefined"])
     def test_weights_go_with_any_split_and_loader(self, kind, split, recwarn):
         X, y = data_for(kind)

@@ -311,6 +311,7 @@ class TestInputs:
         assert_taken_as((X.tolist(), y.tolist()), rows)
 
     # as booleans they are hardly distinct, so that none can be held out
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore:There are no rows that the network did not see")
     @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int32, bool])
     def test_numbers_are_cast_to_the_dtype_of_the_net(self, dtype, rows):

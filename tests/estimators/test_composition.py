@@ -249,6 +249,7 @@ GRID = {"prior_precision": [1e-4, 1.0, 1e4], "temperature": [0.5, 2.0]}
 
 
 class TestSearch:
+    @pytest.mark.slow
     @pytest.mark.parametrize("frozen", [True, False])
     def test_grid(self, frozen, rows, net):
         estimator = FrozenEstimator(net) if frozen else classifier(max_epochs=5)
@@ -318,6 +319,7 @@ class TestCrossValidation:
 
 
 class TestMeta:
+    @pytest.mark.slow
     @pytest.mark.parametrize("method", ["sigmoid", "isotonic", "temperature"])
     def test_calibration(self, method, rows):
         X, y = rows
@@ -347,6 +349,7 @@ class TestMeta:
         np.testing.assert_allclose(voting.predict_proba(X), np.mean(each, 0))
         assert not np.allclose(each[0], each[1])
 
+    @pytest.mark.slow
     def test_bagging(self, rows):
         X, y = rows
         model = LaplaceClassifier(classifier(max_epochs=5))

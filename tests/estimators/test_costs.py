@@ -148,6 +148,7 @@ def test_bytes_are_counted_once_until_they_are_free():
     assert costs.largest == 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", ["is_grads_batched", "vmap", "loop"])
 def test_backward_passes_are_seen_however_they_are_batched(batched):
     net, k = Deep(width=40), 4
@@ -505,6 +506,7 @@ def test_a_wide_head_takes_little_beside_inputs_and_factors(structure, set_budge
     assert predict.peak <= budget + squares + 2 * factors + 2 * 8 * len(X) * c
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("subset", [LAST, ALL])
 def test_structures_take_no_more_than_they_announce(subset, structure, set_budget):

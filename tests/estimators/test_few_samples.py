@@ -210,6 +210,7 @@ def test_folds_are_stored_in_memory(kind, tmp_path):
         np.testing.assert_array_equal(model.predict(data[0]), plain.predict(data[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [MIN_ROWS - 1, 2 * MIN_ROWS])
 def test_tuners_that_hold_out_other_samples_do_not_share_memory(n, tmp_path):
     """Nor does it matter which of them was first."""

@@ -58,6 +58,7 @@ def blocks(cov):
     return np.moveaxis(cov.reshape(len(X), K, K, R), -1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [None, WEIGHT])
 @pytest.mark.parametrize("ignored", [False, True])
 def test_posterior_is_that_of_the_dense_formula(trained, weight, ignored):

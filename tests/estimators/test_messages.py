@@ -169,6 +169,7 @@ def test_no_targets_at_all(kind, given, error, words):
     refused(error, words, partial(model.fit, given), model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CLASSIFIERS)
 def test_columns_with_one_label_each(kind):
     """One-hot labels make several labels per row, of which the default net warns."""

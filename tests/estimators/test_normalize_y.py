@@ -392,6 +392,7 @@ class TestWarning:
     def settings(self, **params):
         return {"optimizer": torch.optim.Adam, "lr": 1e-3, **params}
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("unit", [300.0, 1e-4])
     def test_units_that_are_not_learned(self, unit):
         X, y = waves(60, dtype=np.float64)

@@ -138,6 +138,7 @@ class TestAgainstGridSearch:
         model = made(kind, **chosen, **NOISE[kind]).fit(*DATA[kind])
         assert_same_choice(model, grid_search(model, *DATA[kind]))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "settings",
         [
@@ -164,6 +165,7 @@ class TestAgainstGridSearch:
         search = grid_search(model, X, Y)
         assert_same_choice(model.fit(X, Y), search)
 
+    @pytest.mark.slow
     def test_refitted_heads_of_regressors(self):
         model = for_numbers(sigma_noise=0.3, refine=True).fit(X_REG, Y_REG)
         assert_same_choice(model, grid_search(model, X_REG, Y_REG))
@@ -199,6 +201,7 @@ class TestAgainstGridSearch:
         assert value == plain.log_marginal_likelihood(2.0)
         assert isinstance(model, PLAIN[kind])
 
+    @pytest.mark.slow
     def test_two_targets_are_scored_by_their_sum(self):
         X, y = waves(n_targets=2, dtype=np.float64)
         net = regressor(module__n_out=2, **DOUBLE)
@@ -266,6 +269,7 @@ class TestNoise:
         inside = (interval[:, 0] < y) & (y < interval[:, 1])
         assert 0.8 < inside.mean() < 0.98
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("scale", [1e-6, 1e6])
     def test_follows_the_unit_of_the_targets(self, scale):
         """The default network and the prior in units of the targets do."""
@@ -409,6 +413,7 @@ class TestScores:
         by_name = for_classes(scoring="neg_log_loss").fit(X, Y, w)
         np.testing.assert_allclose(fold_scores(by_name), fold_scores(model), rtol=1e-10)
 
+    @pytest.mark.slow
     def test_scorers_get_weights_if_they_take_them(self):
         seen = []
 
@@ -485,6 +490,7 @@ class TestComposition:
         model.fit(X, labels.tolist())
         assert not hasattr(model, "feature_names_in_")
 
+    @pytest.mark.slow
     def test_dicts_and_datasets(self):
         sides = {"left": X.astype(np.float32), "right": np.float32(X[:, [0, 1, 0]])}
         net = classifier(TwoInputs, module__n_out=3)
@@ -587,6 +593,7 @@ class TestBadInput:
         words = "Split 2 of cv has no rows to score"
         refused(for_classes(net, cv=KFold(3)), words, sample_weight=w)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("settings", "words"),
         [

@@ -155,6 +155,7 @@ def test_loaders_are_refused():
         FITTED.predict(loader)
 
 
+@pytest.mark.slow
 def test_predictions_name_what_to_use():
     model = LaplaceClassifier(NET, prior_precision=1.0).fit(X, Y)
     for method in (model.predict_proba, model.score_samples, model.predict_dirichlet):

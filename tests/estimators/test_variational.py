@@ -120,6 +120,7 @@ class TestLinearModel:
     def test_posterior_is_the_best_independent_one(self, linear, line):
         self.assert_optimal(linear, *line, SIGMA)
 
+    @pytest.mark.slow
     def test_elbo_is_that_of_the_optimum(self, linear, line):
         expected, spread = self.bound(*line, SIGMA, SCALE)
         # five standard errors of 20 draws, and what is lost by being a little off
@@ -187,6 +188,7 @@ class TestQuality:
         assert model.score(*moons(4000, 99)) > 0.9
         assert np.isfinite(model.elbo_)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "options",
         [
@@ -301,6 +303,7 @@ class TestFrozenStart:
         with pytest.warns(UserWarning, match="worse than the network"):
             model.fit(X_REG, Y_REG)
 
+    @pytest.mark.slow
     def test_no_word_where_it_is_no_worse(self, net):
         # warnings are errors here
         started(seeded(clone(net), X, Y).set_params(max_epochs=200, lr=0.02))
@@ -338,6 +341,7 @@ class TestFamilies:
         draws = [m.sample_proba(X, 3, random_state=1) for m in (model, restored)]
         np.testing.assert_array_equal(*draws)
 
+    @pytest.mark.slow
     def test_searches_vary_families_and_sizes(self):
         first = VariationalClassifier(classifier(), random_state=0).fit(X, Y)
         start = first.posterior_.distribution

@@ -135,6 +135,7 @@ NO_LONG_LOOP = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EVERY)
 def test_no_number_changes(kind):
     """Neither by printing, nor by bars, whether in fit or in predictions."""
@@ -193,6 +194,7 @@ class TestLaplace:
         assert "network and curvature: from memory\n" in out
         assert phases(out) == ["tune"]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("n_jobs", [None, 2])
     def test_bar_of_the_curvature(self, n_jobs, capsys):
         """Over batches here, over shards in workers."""
@@ -244,6 +246,7 @@ class FailsOnLaterBatches(MLP):
 
 
 class TestWorkers:
+    @pytest.mark.slow
     @pytest.mark.parametrize("backend", ["loky", "threading", "multiprocessing"])
     @pytest.mark.parametrize(
         "kind", [LaplaceClassifierCV, LaplaceRegressorCV, DeepEnsembleClassifier]

@@ -62,6 +62,7 @@ def test_scorers_of_classifiers_know_classes_that_a_fold_lacks():
     assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scorer",
     [neg_expected_calibration_error_scorer, neg_area_under_risk_coverage_scorer],
