@@ -4,8 +4,9 @@ Novelty detection
 
 A classifier assigns one of its classes to any input, often with high confidence.
 ``score_samples`` measures how similar an input is to the training samples: the higher,
-the more similar. Here, images are rotated by 90 degrees. Of classes that were not in
-training, the largest probability is a good measure as well:
+the more similar. Here, images are rotated by 90 degrees; their largest probabilities
+are higher than those of the images that the classifier knows. Of classes that were not
+in training, the largest probability is a good measure as well:
 :doc:`/auto_examples/studies/plot_novelty` compares them.
 """
 

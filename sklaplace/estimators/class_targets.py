@@ -280,7 +280,7 @@ class ClassTargets(Targets):
             raise ValueError(
                 f"The train_split of estimator, a {kind}, keeps shares of classes, "
                 "which several labels per row do not have. Use skorch.NeuralNet, or "
-                "train_split=None."
+                "train_split=None; if y is one-hot, pass y.argmax(axis=1)."
             )
 
     def check_held_out(self, dataset: Any, held_out: Any) -> None:

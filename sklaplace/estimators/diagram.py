@@ -45,7 +45,11 @@ def fitted_block(model: Any) -> Any:
         from sklearn.utils._repr_html.estimator import _VisualBlock
     except ImportError:  # before scikit-learn 1.7
         from sklearn.utils._estimator_html_repr import _VisualBlock
-    name, caption = type(model).__name__, model._summary()
+    try:
+        caption = model._summary()
+    except ValueError:  # of a parameter that was set after fit, and is refused later
+        caption = None
+    name = type(model).__name__
     return _VisualBlock(
         "single", model, names=name, name_details=str(model), name_caption=caption
     )

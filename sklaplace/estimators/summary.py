@@ -14,12 +14,16 @@ def reporting_for(model: Any) -> AbstractContextManager[Reporter]:
 
 
 def of_posterior(model: Any) -> str:
-    """Return one line on the posterior of a fitted Laplace estimator."""
-    posterior, subset = model.posterior_, model.subset_of_weights
+    """Return one line on the posterior of a fitted Laplace estimator.
+
+    Of that posterior, and of what predictions are made of it now.
+    """
+    posterior, options = model.posterior_, model._options
+    subset = options.subset_of_weights
     if not isinstance(subset, str):
         subset = ", ".join(subset)
     parts = [
-        f"{model.hessian_structure} posterior over "
+        f"{options.hessian_structure} posterior over "
         f"{posterior.layout.n_parameters:,} weights ({subset})",
         "weights refitted" if posterior.is_refitted else "weights kept",
     ]

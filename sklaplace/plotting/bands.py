@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from scipy.stats import norm
+from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_array
 
 from sklaplace.core.checks import as_levels
@@ -241,6 +242,8 @@ def mean_and_std(regressor: Any, X: Any) -> tuple[np.ndarray, np.ndarray]:
     """Means and standard deviations of one target, (n,) each."""
     try:
         mean, std = regressor.predict(X, return_std=True)
+    except NotFittedError:  # which is an AttributeError
+        raise
     except (AttributeError, TypeError) as error:
         raise TypeError(
             f"{type(regressor).__name__} does not predict standard deviations. Pass a "

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from sklaplace.core.checks import check_positive
 from sklaplace.plotting.axes import (
@@ -154,6 +155,7 @@ class PriorPathDisplay:
                 f"{type(estimator).__name__} has no log_marginal_likelihood. Pass a "
                 "fitted Laplace estimator; of a pipeline, its last step."
             )
+        check_is_fitted(estimator)
         results = getattr(estimator, "cv_results_", {})
         if results and prior_precisions is not None:
             raise ValueError(

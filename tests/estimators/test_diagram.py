@@ -59,6 +59,16 @@ class TestDiagram:
         found = shown(pipeline.fit(X, Y))
         assert pipeline[-1]._summary() in found
 
+    def test_parameters_that_were_set_after_the_fit(self):
+        model = LaplaceClassifier(random_state=0).fit(X, Y)
+        found = model._summary()
+        model.set_params(hessian_structure="diag", subset_of_weights="all")
+        assert model._summary() == found
+        assert found in shown(model)
+        model.set_params(link_approx="none")  # refused by predictions
+        assert "posterior over" not in shown(model)
+        assert "LaplaceClassifier" in shown(make_pipeline(model))
+
     def test_a_net_is_shown_before_the_fit(self):
         """As scikit-learn shows what an estimator wraps."""
         model = LaplaceClassifier(classifier(), random_state=0)

@@ -22,6 +22,7 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from skorch import NeuralNet, NeuralNetClassifier
+from skorch.dataset import ValidSplit
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -90,6 +91,10 @@ FOR_CLASSES = [
     case(
         *("one-hot targets", ValueError, of_classes(), X, np.eye(3)[Y]),
         *("If y is one-hot, pass y.argmax(axis=1)", SEVERAL),
+    ),
+    case(
+        *("one-hot, a split", ValueError, of_classes(train_split=ValidSplit(5, True))),
+        *(X, np.eye(3)[Y], "if y is one-hot, pass y.argmax(axis=1)"),
     ),
     case(
         *("one-hot, one logit", ValueError, binary_classifier(**RECORD), X),

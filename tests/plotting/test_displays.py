@@ -5,7 +5,9 @@ import sys
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from sklearn.base import clone
 from sklearn.datasets import load_iris
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression
 from sklearn.svm import LinearSVC
 
@@ -99,6 +101,13 @@ def test_other_numbers_of_axes_are_refused(kind, arguments):
     _, ax = plt.subplots()
     with pytest.raises(ValueError, match=f"1 axes, but {N_AXES[kind.__name__]} are"):
         kind.from_estimator(*given, ax=ax, **options)
+
+
+@of_displays
+def test_estimators_have_to_be_fitted(kind, arguments):
+    given, options = arguments
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        kind.from_estimator(clone(given[0]), *given[1:], **options)
 
 
 @of_displays
