@@ -142,6 +142,7 @@ class TestAverage:
 
 
 class TestTraining:
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", [DeepEnsembleClassifier, DeepEnsembleRegressor])
     def test_processes_change_nothing(self, kind):
         net, data, ask = {

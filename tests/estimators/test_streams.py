@@ -190,6 +190,7 @@ INPUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INPUTS)
 def test_predictions_are_those_of_all_samples(name):
     found = list(iter_predictions(FITTED, INPUTS[name], block_size=40))

@@ -82,6 +82,7 @@ def test_names_of_a_subnetwork_are_those_of_the_whole_parameter():
         assert float(parameters[parameter][index]) == pytest.approx(mean, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_swag_has_a_posterior_too():
     model = SWAGClassifier(random_state=0).fit(*load_iris(return_X_y=True))
     display = draw(model, weights=[3])
