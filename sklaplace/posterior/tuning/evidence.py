@@ -34,7 +34,8 @@ MAX_EVALUATIONS = 100
 # length of the last Newton step in log δ and log σ
 STEP_TOLERANCE = 1e-6
 MAX_FIXED_POINT = 100
-# Relative precision of the loss of models that are refitted far from the fixed point:
+# Relative precision of the loss of models that are refitted far from the fixed point of
+# a single precision:
 # the square of a tenth of the last change in a logarithm, within these bounds. Below
 # them, as for the model that is returned, it is that of rounding.
 COARSEST, FINEST = 1e-3, 1e-7
@@ -288,8 +289,11 @@ def marglik_refitted(problem: TuningProblem) -> GaussianPosterior:
     if not (problem.free_prior or problem.free_noise):
         return model.refit(posterior)
     evidence = NegativeEvidence(posterior, problem.free_prior, problem.free_noise)
-    tolerance = COARSEST
-    best = posterior = model.refit(evidence.start(), tolerance=tolerance)
+    start = evidence.start()
+    # coupled precisions take more steps to the fixed point if they begin imprecisely
+    is_single = len(evidence.logs(start.hyperparameters)) == 1
+    tolerance = COARSEST if is_single else ROUNDING
+    best = posterior = model.refit(start, tolerance=tolerance)
     history: list[Tensor] = []
     for n in range(1, MAX_FIXED_POINT + 1):
         now = evidence.logs(posterior.hyperparameters)
