@@ -126,3 +126,15 @@ def as_column(values: Any) -> NDArray[Any]:
     """Values of any type as a vector."""
     with config_context(array_api_dispatch=False):
         return column_or_1d(values)
+
+
+def misclassified(classifier: Any, proba: NDArray[Any], y: Any) -> NDArray[np.bool_]:
+    """Whether the most probable class is another than that of the sample, (n,)."""
+    labels = np.asarray(y)
+    if labels.shape != (len(proba),):
+        raise ValueError(
+            f"y has shape {labels.shape}, but probabilities are of {len(proba)} "
+            "samples. Pass one label per row of X."
+        )
+    predicted = np.asarray(classifier.classes_)[proba.argmax(axis=1)]
+    return np.asarray(labels != predicted)

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import numpy as np
-
+from sklaplace.metrics.checks import misclassified
 from sklaplace.metrics.classification import expected_calibration_error
 from sklaplace.metrics.detection import area_under_risk_coverage
 from sklaplace.metrics.regression import gaussian_crps, gaussian_nll, interval_score
@@ -253,7 +252,7 @@ def neg_area_under_risk_coverage_scorer(
     -0.0034
     """
     proba = estimator.predict_proba(X)
-    losses = np.asarray(y) != estimator.classes_[proba.argmax(axis=1)]
+    losses = misclassified(estimator, proba, y)
     return -area_under_risk_coverage(
         losses, proba.max(axis=1), sample_weight=sample_weight
     )

@@ -7,6 +7,7 @@ import numpy as np
 from sklearn.base import is_classifier
 
 from sklaplace.metrics import area_under_risk_coverage, risk_coverage_curve
+from sklaplace.metrics.checks import misclassified
 from sklaplace.plotting.axes import (
     BLUE,
     Keywords,
@@ -147,7 +148,7 @@ class RiskCoverageDisplay:
         if is_classifier(estimator):
             require_proba(estimator)
             proba = np.asarray(estimator.predict_proba(X))
-            losses, loss_name = _errors(estimator, proba, y), "error"
+            losses, loss_name = misclassified(estimator, proba, y), "error"
             confidence = proba.max(axis=1)
         else:
             mean, std = mean_and_std(estimator, X)
@@ -271,14 +272,3 @@ class RiskCoverageDisplay:
         self.ax_.set_xlim(0, 1)
         draw_legend(self.ax_)
         return self
-
-
-def _errors(classifier: Any, proba: np.ndarray, y: Any) -> np.ndarray:
-    """Whether the most probable class is another than that of the sample."""
-    labels = np.asarray(y)
-    if labels.shape != (len(proba),):
-        raise ValueError(
-            f"y has shape {labels.shape}, but probabilities are of {len(proba)} "
-            "samples. Pass one label per row of X."
-        )
-    return labels != np.asarray(classifier.classes_)[proba.argmax(axis=1)]

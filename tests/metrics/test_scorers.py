@@ -88,3 +88,10 @@ def test_scorer_needs_standard_deviations():
     X, y = make_regression(10, 1, random_state=0)
     with pytest.raises(TypeError, match="return_std"):
         neg_gaussian_nll_scorer(LinearRegression().fit(X, y), X, y)
+
+
+def test_selective_prediction_takes_one_label_per_sample():
+    X, y = load_iris(return_X_y=True)
+    model = LogisticRegression(max_iter=1000).fit(X, y)
+    with pytest.raises(ValueError, match=r"y has shape \(150, 1\), but probabilities"):
+        neg_area_under_risk_coverage_scorer(model, X, y[:, None])
