@@ -7,8 +7,9 @@ too well: then 90 % intervals do not hold 90 % of new targets. ``recalibrate`` f
 factor for all standard deviations under which held-out samples are most probable.
 """
 
+from functools import partial
+
 import matplotlib.pyplot as plt
-import numpy as np
 import torch
 from sklearn.datasets import make_friedman1
 from sklearn.model_selection import train_test_split
@@ -16,6 +17,7 @@ from skorch import NeuralNetRegressor
 from torch import nn
 
 from sklaplace import LaplaceRegressor
+from sklaplace.plotting import RegressionCalibrationDisplay
 
 X, y = make_friedman1(1200, noise=2.0, random_state=0)
 X_rest, X_test, y_rest, y_test = train_test_split(X, y, test_size=600, random_state=0)
@@ -39,22 +41,9 @@ options = {"sigma_noise": "marglik", "prior_precision": "marglik"}
 model = LaplaceRegressor(net, normalize_y=True, random_state=0, **options)
 model.fit(X_train, y_train)
 
-nominal = np.linspace(0.05, 0.95, 19)
-
-
-def coverage():
-    found = []
-    for level in nominal:
-        low, high = model.predict_interval(X_test, coverage=level).T
-        found.append(np.mean((low <= y_test) & (y_test <= high)))
-    return found
-
-
-figure, ax = plt.subplots(figsize=(5, 4), layout="constrained")
-ax.plot([0, 1], [0, 1], color="0.6", lw=1)
-ax.plot(nominal, coverage(), marker="o", ms=3, color="#D55E00", label="after fit")
+display = partial(RegressionCalibrationDisplay.from_estimator, model, X_test, y_test)
+figure, axes = plt.subplots(1, 2, figsize=(9, 4.5), layout="constrained")
+display(name="after fit", ax=axes[0])
 model.recalibrate(X_new, y_new)
-ax.plot(nominal, coverage(), marker="o", ms=3, color="#0072B2", label="recalibrated")
-ax.set(xlabel="nominal coverage", ylabel="fraction of test targets", aspect="equal")
-ax.legend()
+display(name="recalibrated", ax=axes[1])
 plt.show()
