@@ -4,6 +4,7 @@ Passes through a network, columns of backward passes, decompositions and the byt
 tensors are seen where torch does them, whatever way led there.
 """
 
+import re
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,13 +17,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-aten = torch.ops.aten
-EIGH = {aten._linalg_eigh.default, aten._linalg_svd.default, aten.linalg_eig.default}
-CHOLESKY = {
-    *(aten.linalg_cholesky_ex.default, aten.cholesky.default),
-    *(aten.linalg_ldl_factor_ex.default, aten.linalg_lu_factor_ex.default),
-    *(aten.linalg_inv_ex.default, aten._linalg_solve_ex.default),
-}
+# names of operators, which differ between releases of torch
+EIGH = re.compile("_?(linalg_)?(eigh?|svd)")
+CHOLESKY = re.compile("_?(linalg_)?(cholesky|ldl_factor|lu_factor|inv|solve)(_ex)?")
 
 
 @dataclass
@@ -69,10 +66,14 @@ class _Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         for tensor in tree_leaves((args, kwargs)):
             self._note(tensor, is_new=False)
-        if func in EIGH | CHOLESKY:
-            n = args[0].shape[-1]
-            sizes = self.costs.eigh if func in EIGH else self.costs.cholesky
-            sizes += [n] * (args[0].numel() // max(1, n * args[0].shape[-2]))
+        name = func._schema.name.removeprefix("aten::")
+        for kind, sizes in (
+            (EIGH, self.costs.eigh),
+            (CHOLESKY, self.costs.cholesky),
+        ):
+            if kind.fullmatch(name):
+                n = args[0].shape[-1]
+                sizes += [n] * (args[0].numel() // max(1, n * args[0].shape[-2]))
         found = func(*args, **kwargs)
         for tensor in tree_leaves(found):
             self._note(tensor, is_new=True)

@@ -331,6 +331,11 @@ def simulated_gpu() -> Iterator[list[str]]:
                 stack.enter_context(mock.patch.object(torch, name, made))
         for name, value in _CUDA.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        # whose streams optimisers ask for, also of a build that finds no GPU
+        no_streams = mock.patch.object(
+            torch.accelerator, "current_accelerator", lambda **_: None
+        )
+        stack.enter_context(no_streams)
         stack.enter_context(mock.patch.object(torch, "Generator", _Generator))
         entry = [simulation.package(), *registry]
         stack.enter_context(

@@ -461,10 +461,10 @@ def _least_explained(gram: Tensor, keys: Tensor, n: int) -> Tensor:
     left, factors = gram.diagonal().clone(), gram[:, :0]
     size = float(left.sum())
     chosen: list[int] = []
+    is_chosen = torch.zeros(len(names), dtype=torch.bool, device=gram.device)
     for _ in range(min(n, len(names))):
         traces = left.new_zeros(len(names)).index_add_(0, owner, left)
-        traces[chosen] = -1.0
-        best = int(traces.argmax())
+        best = int(traces.masked_fill_(is_chosen, -1.0).argmax())
         own = (owner == best).nonzero().flatten()
         rest = gram[:, own] - factors @ factors[own].T
         values, vectors = symmetric_eigh(rest[own])
@@ -473,4 +473,5 @@ def _least_explained(gram: Tensor, keys: Tensor, n: int) -> Tensor:
         factors = torch.cat([factors, factor], 1)
         left = (left - (factor**2).sum(1)).clamp(min=0)
         chosen.append(best)
+        is_chosen[best] = True
     return names[chosen]
