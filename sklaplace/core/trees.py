@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -28,6 +29,15 @@ def mapped(function: Callable[[Any], Any], x: Any) -> Any:
 def tree_rows(x: Any, rows: slice | int | Tensor) -> Any:
     """Return samples of a batch, a tree of tensors."""
     return mapped(lambda leaf: leaf[rows], x)
+
+
+def joined_rows(x: Any, y: Any) -> Any:
+    """Return the samples of two batches of one structure, one after the other."""
+    if isinstance(x, dict):
+        return {key: joined_rows(value, y[key]) for key, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return type(x)(map(joined_rows, x, y))
+    return torch.cat([x, y])
 
 
 def without_groups(x: Any) -> tuple[Any, int]:

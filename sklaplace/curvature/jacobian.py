@@ -28,17 +28,24 @@ from sklaplace.curvature.blocks import (
     variances,
 )
 from sklaplace.curvature.derivatives import DEPENDENT_SAMPLES, dense_rows
+from sklaplace.curvature.graph import count_uses
 from sklaplace.curvature.layout import BlockSpec, Head, Layout
 from sklaplace.curvature.patches import LAYER_INPUTS, Inputs, joined_inputs, unfolded
 from sklaplace.curvature.recorder import (
     MixedSamplesError,
     Recorder,
     first_input,
+    layer_parameters,
     n_samples,
 )
 from sklaplace.curvature.shared import IdentityMap, SharedBlock
+from sklaplace.curvature.uses import UnseenUseError
 from sklaplace.likelihoods.output_hessian import Factored, OutputHessian
-from sklaplace.networks.forward import Forward
+from sklaplace.networks.forward import Forward, requiring_grad
+
+
+# samples that show an unseen use, at most
+N_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -319,11 +326,11 @@ def backpropagate_batch(
     ------
     MixedSamplesError
         If the entries of some layer's input are not those samples, in order.
+    UnseenUseError
+        If some samples use a layer otherwise than those that the layout is from.
     """
-    with torch.enable_grad(), Recorder(forward.module, layout.layers) as recorder:
-        f = forward(x)
-        outputs = f.detach()
-        recorder.check(forward, x, outputs, layout.rounding)
+    f, recorder = recorded(forward, x, layout)
+    outputs = f.detach()
     columns = _columns(outputs, cotangents)
     others = [spec for spec in layout.blocks if spec.layer is None]
     per_part = recorder.columns_at_once(columns)
@@ -333,6 +340,30 @@ def backpropagate_batch(
         dense = dense_rows(forward, x, others, some) if others else {}
         blocks = [_block(spec, factors, dense) for spec in layout.blocks]
         yield outputs, Jacobian(blocks, first_column=start)
+
+
+def recorded(forward: Forward, x: Any, layout: Layout) -> tuple[Tensor, Recorder]:
+    """Outputs with their graph, and the calls of layers, which raises as above."""
+    with torch.enable_grad(), Recorder(forward.module, layout) as recorder:
+        f = forward(x)
+        layer = recorder.unseen_use(forward, x, f)
+        if layer is None:
+            recorder.check(forward, x, f.detach(), layout.rounding)
+            return f, recorder
+    raise UnseenUseError(layer, _narrowed(forward, x, layout))
+
+
+def _narrowed(forward: Forward, x: Any, layout: Layout) -> Any:
+    """A few samples of a batch with an unseen use, that has it too."""
+    n = n_samples(x)
+    for half in (slice(n // 2), slice(n // 2, n)) if n > N_SHOWN else ():
+        try:
+            recorded(forward, tree_rows(x, half), layout)
+        except UnseenUseError as error:
+            return error.samples
+        except MixedSamplesError:
+            continue
+    return x
 
 
 def _one_by_one(
@@ -458,11 +489,17 @@ def _through_head(
     def record(_layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
         calls.append([(t, t._version) for t in (first_input(args, kwargs), output)])
 
-    with torch.no_grad(), layer.register_forward_hook(record, with_kwargs=True):
+    leaves = layer_parameters(forward.module, layout).values()
+    hook = layer.register_forward_hook(record, with_kwargs=True)
+    with torch.enable_grad(), requiring_grad(leaves), hook:
         f = forward(x)
     if len(calls) != 1 or any(tensor._version != v for tensor, v in calls[0]):
         return None
-    inputs, hidden = (tensor.to(f.dtype) for tensor, _ in calls[0])
+    # a weight that is used below its layer, or once more above it
+    if calls[0][0][0].requires_grad or any(n > 1 for n in count_uses([f]).values()):
+        return None
+    f = f.detach()
+    inputs, hidden = (tensor.detach().to(f.dtype) for tensor, _ in calls[0])
     if hidden.ndim != 2 or len(hidden) != n_samples(x) or not head.fits(hidden, f):
         return None
     factors = [None if s.is_bias else inputs.unsqueeze(1) for s in layout.blocks]

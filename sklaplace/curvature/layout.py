@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sklaplace.core.lazy import cached_property
 from sklaplace.core.persistence import FieldsOnly
 from sklaplace.curvature.shared import IdentityMap, SharedColumns
+from sklaplace.curvature.uses import Uses
 
 
 @dataclass(frozen=True)
@@ -133,12 +134,15 @@ class Layout(FieldsOnly):
     is_separable : bool
         Whether they are those of one layer, each of whose outputs is for one output of
         the network alone.
+    uses : Uses or None
+        What each batch is compared with; None where the network has no graph.
     """
 
     blocks: tuple[BlockSpec, ...]
     head: Head | None = None
     rounding: float = field(default=0.0, compare=False)
     is_separable: bool = field(default=False, compare=False)
+    uses: Uses | None = field(default=None, compare=False)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:

@@ -18,7 +18,10 @@ from sklaplace.core.budget import BUDGET
 from sklaplace.core.linalg import agree, all_finite
 from sklaplace.core.trees import leaves, tree_rows
 from sklaplace.curvature.derivatives import DEPENDENT_SAMPLES, vectorised
-from sklaplace.networks.forward import Forward
+from sklaplace.curvature.graph import count_uses
+from sklaplace.curvature.layout import Layout
+from sklaplace.curvature.uses import bypassing
+from sklaplace.networks.forward import Forward, requiring_grad
 
 # gradients of a column that are alive at once: those kept, and those passed on
 BACKWARD_COPIES = 2
@@ -88,6 +91,14 @@ def _agree_each(found: list[Tensor], expected: list[Tensor], precision: float) -
     )
 
 
+def layer_parameters(module: nn.Module, layout: Layout) -> dict[str, nn.Parameter]:
+    """Parameters in layer form, by name, if their uses can be counted."""
+    if layout.uses is None:
+        return {}
+    named = dict(module.named_parameters())
+    return {b.name: named[b.name] for b in layout.blocks if b.layer is not None}
+
+
 class Recorder(ExitStack):
     """Records the calls of the layers of a layout during one forward pass.
 
@@ -95,11 +106,19 @@ class Recorder(ExitStack):
     in-place activation changes what the tensor stands for, never the edge.
     """
 
-    def __init__(self, module: nn.Module, layers: list[str]) -> None:
+    def __init__(self, module: nn.Module, layout: Layout) -> None:
         super().__init__()
         self._alone: dict[str, list[Tensor]] | None = None
-        self.calls: dict[str, list[_Call]] = {name: [] for name in layers}
-        for name in layers:
+        self._layout, self._parameters = layout, layer_parameters(module, layout)
+        self._unseen_calls: list[str] = []
+        self.calls: dict[str, list[_Call]] = {name: [] for name in layout.layers}
+        self.enter_context(requiring_grad(self._parameters.values()))
+        if layout.uses is not None and layout.uses.beside is not None:
+            for name, layer in module.named_modules():
+                if name not in layout.uses.called and list(layer.parameters(False)):
+                    note = partial(self._note_unseen, name)
+                    self.enter_context(layer.register_forward_pre_hook(note))
+        for name in layout.layers:
             layer, record = module.get_submodule(name), partial(self._record, name)
             start = partial(self._enter, name)
             hook = layer.register_forward_pre_hook(start, with_kwargs=True)
@@ -122,6 +141,9 @@ class Recorder(ExitStack):
             return None
         return (x if x.requires_grad else x.detach().requires_grad_(),), {}
 
+    def _note_unseen(self, name: str, _layer: nn.Module, _args: Any) -> None:
+        self._unseen_calls.append(name)
+
     def _record(
         self, name: str, layer: Any, args: Any, _kwargs: Any, output: Tensor
     ) -> Tensor:
@@ -137,6 +159,27 @@ class Recorder(ExitStack):
     @property
     def _all_calls(self) -> list[_Call]:
         return [call for calls in self.calls.values() for call in calls]
+
+    def unseen_use(self, forward: Forward, x: Any, f: Tensor) -> str | None:
+        """Layer or parameter that is used otherwise than in the inference, if any.
+
+        ``f`` are the outputs (b, c) of samples ``x``, with their graph. Where a last
+        layer does not give them as it did, or others are called, a further forward
+        pass finds the parameters that reach the outputs beside it.
+        """
+        uses, counts = self._layout.uses, count_uses([f])
+        for name, parameter in self._parameters.items():
+            layer = name.rpartition(".")[0]
+            if counts[id(parameter)] > len(self.calls[layer]):
+                return layer
+        if uses is None or uses.beside is None:
+            return None
+        if self._layout.head is None and not self._unseen_calls:
+            return None
+        self._alone = {name: [] for name in self.calls}  # of no interest here
+        found = bypassing(forward, x, self._layout.layers)
+        others = [name for name in found if name not in uses.beside]
+        return (others[0].rpartition(".")[0] or others[0]) if others else None
 
     def check(self, forward: Forward, x: Any, f: Tensor, rounding: float) -> None:
         """Compare layers and outputs with those of some samples of the batch alone.

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from sklaplace.core.checks import Check, check_count, listed
+from sklaplace.core.random import private_rng
 from sklaplace.core.trees import leaves as tensors
 from sklaplace.curvature.graph import count_uses
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import BlockSpec, Head, Layout
 from sklaplace.curvature.patches import has_layer_form
 from sklaplace.curvature.shared import MAX_DENSE, IdentityMap
+from sklaplace.curvature.uses import Uses, bypassing, restarted_at
 from sklaplace.curvature.verification import check_jacobian_bytes, probe, verified
 from sklaplace.networks.forward import Forward, first_tensor, requiring_grad, rounding
 
@@ -34,7 +36,7 @@ N_WEIGHTS, CRITERION = 100, "magnitude"
 def all_weights(forward: Forward, x: Any) -> Layout:
     """Every parameter of the network."""
     calls = _called_layers(forward, x)
-    return verified(forward, x, calls.outputs, _specs(forward.module, calls))
+    return _layout(forward, x, calls, _specs(forward.module, calls))
 
 
 def last_layer(forward: Forward, x: Any) -> Layout:
@@ -50,7 +52,8 @@ def last_layer(forward: Forward, x: Any) -> Layout:
     """
     calls = _called_layers(forward, x)
     own: set[int] = set()
-    for name in _last_layers(forward, x, calls.names):
+    last = _last_layers(forward, x, calls.names)
+    for name in last:
         head = forward.module.get_submodule(name)
         if not isinstance(head, nn.Linear):
             raise ValueError(
@@ -63,7 +66,7 @@ def last_layer(forward: Forward, x: Any) -> Layout:
         own |= {id(parameter) for parameter in head.parameters()}
     names = [n for n, p in forward.module.named_parameters() if id(p) in own]
     specs = [s for s in _specs(forward.module, calls) if s.name in names]
-    return _with_head(forward, x, verified(forward, x, calls.outputs, specs))
+    return _with_head(forward, x, _layout(forward, x, calls, specs, last))
 
 
 def ending_layers(
@@ -117,7 +120,7 @@ def named(forward: Forward, x: Any, names: Sequence[str]) -> Layout:
             f"{known}{more}.{hint}"
         )
     chosen = [s for s in specs if any(_contains(name, s.name) for name in names)]
-    return _with_head(forward, x, verified(forward, x, calls.outputs, chosen))
+    return _with_head(forward, x, _layout(forward, x, calls, chosen))
 
 
 def subnetwork(
@@ -162,6 +165,51 @@ def subnetwork(
         if len(inside):
             blocks.append(replace(block, indices=inside))
     return replace(whole, blocks=tuple(blocks))
+
+
+def _layout(
+    forward: Forward,
+    x: Any,
+    calls: "_Calls",
+    specs: list[BlockSpec],
+    last: list[str] | None = None,
+) -> Layout:
+    """The verified layout of specs, with the uses of the layers, the ``last`` ones."""
+    layout = verified(forward, x, calls.outputs, specs)
+    if not calls.uses:
+        return layout
+    beside = None if last is None else bypassing(forward, x, last)
+    without_gradient = tuple(_without_gradient(forward, x, calls, specs))
+    return replace(layout, uses=Uses(tuple(calls.names), beside, without_gradient))
+
+
+def _without_gradient(
+    forward: Forward, x: Any, calls: "_Calls", specs: list[BlockSpec]
+) -> list[str]:
+    """Names of parameters that outputs depend on, and whose gradients are hidden."""
+    parameters = dict(forward.module.named_parameters())
+    n_uses = {spec.name: calls.uses[id(parameters[spec.name])] for spec in specs}
+    owners = {name: name.rpartition(".")[0] for name in n_uses}
+    hidden = [
+        name
+        for name, n in n_uses.items()
+        if owners[name] in calls.without_graph and n < calls.n_calls[owners[name]]
+    ]
+    unused = {name for name, n in n_uses.items() if not n} - {*hidden}
+    return hidden + sorted(unused & _used_in_training(forward, x) if unused else unused)
+
+
+def _used_in_training(forward: Forward, x: Any) -> set[str]:
+    """Names of parameters that the outputs of a copy in training mode depend on."""
+    try:
+        twin = forward.twin()
+        leaves = _differentiable(twin.module.train())
+        device = leaves[0].device
+        with private_rng(0, device), torch.enable_grad(), requiring_grad(leaves):
+            uses = count_uses([twin(x)])
+    except (RuntimeError, ValueError):  # as of normalisation over a batch of one
+        return set()
+    return {name for name, p in twin.module.named_parameters() if uses[id(p)]}
 
 
 def _with_head(forward: Forward, x: Any, layout: Layout) -> Layout:
@@ -246,23 +294,18 @@ def _ends(forward: Forward, x: Any, layers: list[str]) -> list[str]:
 
     The graph starts anew at each layer.
     """
-    starts: dict[str, list[Tensor]] = {name: [] for name in layers}
     inputs: list[Tensor] = []
 
     def enter(_layer: nn.Module, args: Any, kwargs: Any) -> None:
         given = (v for v in tensors((args, kwargs)) if isinstance(v, Tensor))
         inputs.extend(v for v in given if v.requires_grad)
 
-    def leave(name: str, _layer: nn.Module, _args: Any, output: Any) -> Any:
-        return _restarted(output, starts[name])
-
     with torch.enable_grad(), ExitStack() as hooks:
         for name in layers:
             layer = forward.module.get_submodule(name)
             before = layer.register_forward_pre_hook(enter, with_kwargs=True)
             hooks.enter_context(before)
-            after = layer.register_forward_hook(partial(leave, name))
-            hooks.enter_context(after)
+        starts = hooks.enter_context(restarted_at(forward.module, layers))
         reached = count_uses([forward(x)])
     entered = count_uses(inputs)
     return [
@@ -271,16 +314,6 @@ def _ends(forward: Forward, x: Any, layers: list[str]) -> list[str]:
         if any(id(start) in reached for start in own)
         and not any(id(start) in entered for start in own)
     ]
-
-
-def _restarted(output: Any, starts: list[Tensor]) -> Any:
-    """The output of a layer with a graph that begins at it, at leaves in ``starts``."""
-    if type(output) in (tuple, list):
-        return type(output)(_restarted(part, starts) for part in output)
-    if not isinstance(output, Tensor) or not output.is_floating_point():
-        return output
-    starts.append(output.detach().requires_grad_())
-    return starts[-1].clone()  # a copy may be written to in place
 
 
 def _last_called(forward: Forward, x: Any, layers: list[str]) -> str:
@@ -372,12 +405,15 @@ class _Calls:
         there is no graph.
     outputs : Tensor of shape (b, c)
         The network's outputs.
+    without_graph : set of str
+        Modules that are called where no graph is recorded, as reentrant checkpoints do.
     """
 
     names: list[str]
     n_calls: Counter[str]
     uses: Counter[int]
     outputs: Tensor
+    without_graph: set[str]
 
 
 def _called_layers(forward: Forward, x: Any) -> _Calls:
@@ -397,10 +433,13 @@ def _called_layers(forward: Forward, x: Any) -> _Calls:
 def _record_calls(forward: Forward, x: Any) -> _Calls:
     called: list[str] = []
     outputs: list[Any] = []
+    without_graph: set[str] = set()
 
     def record(name: str, _module: nn.Module, _args: Any, output: Any) -> None:
         called.append(name)
         outputs.append(first_tensor(output))
+        if not torch.is_grad_enabled():
+            without_graph.add(name)
 
     with ExitStack() as hooks:
         for name, module in forward.module.named_modules():
@@ -410,7 +449,8 @@ def _record_calls(forward: Forward, x: Any) -> _Calls:
         f = forward(x)
     forward.rounding = rounding([f, *outputs])
     names = list(dict.fromkeys(reversed(called)))[::-1]
-    return _Calls(names, Counter(called), count_uses([f]), f.detach())
+    n_calls, uses = Counter(called), count_uses([f])
+    return _Calls(names, n_calls, uses, f.detach(), without_graph)
 
 
 def _specs(module: nn.Module, calls: _Calls) -> list[BlockSpec]:

@@ -60,12 +60,19 @@ def verified(forward: Forward, x: Any, f: Tensor, specs: list[BlockSpec]) -> Lay
     ------
     ValueError
         If the outputs of a sample depend on the batch or have no derivatives, or if
-        there are no weights.
+        there are no weights or complex ones.
     """
     if not specs:
         raise ValueError(
             "subset_of_weights selects no weights: the layers that it means have no "
             "parameters with entries. Give them inputs and outputs, or select others."
+        )
+    parameters = dict(forward.module.named_parameters())
+    if complex_ := [s.name for s in specs if parameters[s.name].is_complex()]:
+        raise ValueError(
+            f"subset_of_weights selects {complex_[0]!r}, which has complex numbers; the "
+            "weights must be real. Select the names of other layers, or keep real and "
+            "imaginary parts in a real parameter and use torch.view_as_complex on it."
         )
     few, columns = _distinct(f, row_hash(x).tolist()), probe(f, 2)
     is_large = sum(math.prod(spec.shape) for spec in specs) > MAX_TOGETHER

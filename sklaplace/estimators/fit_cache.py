@@ -11,13 +11,17 @@ from sklaplace.core.distributed import Group
 from sklaplace.core.fingerprint import fingerprint
 from sklaplace.core.random import private_rng
 from sklaplace.core.stored import StoredArray
+from sklaplace.core.trees import joined_rows
 from sklaplace.core.warn import warn_user
-from sklaplace.estimators.laplace_fit import LaplaceFit
+from sklaplace.curvature.uses import UnseenUseError
+from sklaplace.estimators.laplace_fit import LaplaceFit, LaplaceSolver
+from sklaplace.estimators.laplace_trainer import LaplaceTrainer
 from sklaplace.estimators.options import LaplaceOptions
 from sklaplace.estimators.samples import Samples
 from sklaplace.estimators.trainer import inner_net
 from sklaplace.estimators.workers import Workers
 from sklaplace.networks.data import TrainingData
+from sklaplace.networks.trained import TrainedNetwork
 
 
 def cached_fit(
@@ -47,6 +51,8 @@ def cached_fit(
         # would wait for workers that wait for it
         with torch.inference_mode(False):
             networks = _networks(group, checkpoint, train)
+            if checkpoint is None and group.size == 1:
+                return _accumulated(model._solver(options), trainer, *networks)
             return model._solver(options).accumulate(*networks, checkpoint)
 
     group = Workers.of(options).group
@@ -64,6 +70,36 @@ def cached_fit(
     fit = cached(memory, key(), lambda: work().stored(), key)
     trainer.check_trained(fit.network)
     return fit
+
+
+def _accumulated(
+    solver: LaplaceSolver,
+    trainer: LaplaceTrainer,
+    network: TrainedNetwork,
+    folds: list[TrainedNetwork],
+) -> LaplaceFit:
+    """Return the fit of networks, whose layouts may be inferred from more samples.
+
+    Those use layers in ways that the first few do not.
+    """
+    shown: Any = None
+    while True:
+        try:
+            return solver.accumulate(network, folds)
+        except UnseenUseError as error:
+            more = error.samples
+            shown = more if shown is None else joined_rows(more, shown)
+            known = _paths(network)
+            network, *folds = (
+                trainer.including(one, shown) for one in (network, *folds)
+            )
+            if _paths(network) == known:
+                raise
+
+
+def _paths(network: TrainedNetwork) -> Any:
+    """Return what samples with other uses of layers change of a layout."""
+    return network.spec.layout.blocks, network.spec.layout.uses
 
 
 def _networks(

@@ -36,6 +36,7 @@ from torch import Tensor
 from sklaplace.core import progress
 from sklaplace.core.budget import require_bytes
 from sklaplace.core.random import private_rng
+from sklaplace.core.trees import joined_rows
 from sklaplace.core.warn import warn_user
 from sklaplace.curvature.network import NetworkSpec, infer_network_spec
 from sklaplace.curvature.subnetwork import SCORES, SelectionProblem, choose
@@ -291,6 +292,17 @@ class LaplaceTrainer(Trainer):
             return choose(problem, by, n_weights, **options)
 
     # --------------------------------------------------------------- specification
+    def including(self, network: TrainedNetwork, samples: Any) -> TrainedNetwork:
+        """Return a network whose layout is inferred from further samples as well."""
+        options = None
+        if self._selects_weights:
+            options = {"indices": self._selected_weights(network)}
+        given = network.net, network.train
+        spec = self.infer_spec(
+            *given, is_trained=True, options=options, further=samples
+        )
+        return replace(network, spec=spec)
+
     def infer_spec(
         self,
         net: Any,
@@ -298,11 +310,13 @@ class LaplaceTrainer(Trainer):
         *,
         is_trained: bool,
         options: dict[str, Any] | None = None,
+        further: Any = None,
     ) -> NetworkSpec:
         """Return the meaning of outputs, and the layout; raises for what is invalid."""
+        samples = spread_rows(net, dataset)
         spec = infer_network_spec(
             net,
-            spread_rows(net, dataset),
+            samples if further is None else joined_rows(further, samples),
             self.options.subset_of_weights,
             options=options or self.options.subset_params,
             **self.spec_options(is_trained),

@@ -4,6 +4,7 @@ Modules return logits, log-probabilities, probabilities or a squeezed axis. `For
 returns the parameters of the likelihood, without a change to the module.
 """
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -39,6 +40,34 @@ OUTPUT_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def agreeing(
+    logits: Tensor, raw: Tensor, is_binary: bool, tolerance: float = 0.0
+) -> Tensor:
+    """Where probabilities ``raw``, (b, ...), are those of logits, (b,).
+
+    The relative ``tolerance`` of their logarithms is some roundings at least; those of
+    probabilities close to zero are not compared.
+    """
+    tolerance = max(1e-4, 4 * rounding([raw, logits]), tolerance)
+    log = nn.functional.logsigmoid(logits) if is_binary else logits.log_softmax(1)
+    is_normal = raw > min(torch.finfo(raw.dtype).tiny * 1e6, 0.01)
+    is_near = (log - raw.log()).abs() <= tolerance * (1 + log.abs())
+    return (is_near | ~is_normal).reshape(len(raw), -1).all(1)
+
+
+def read_logits(raw: Tensor, calls: list[Any], probability_map: str) -> Tensor:
+    """Logits (b, ...) of probabilities ``raw``, the output of the only call of a layer.
+
+    Samples whose probabilities are not those of this layer take the map of theirs.
+    """
+    mapped = OUTPUT_MAPS[probability_map](at_least_single(raw))
+    if len(calls) != 1 or calls[0].numel() != raw.numel():
+        return mapped
+    logits = calls[0].reshape(raw.shape)
+    are_same = agreeing(logits, raw, probability_map == "logit")
+    return torch.where(are_same.reshape(-1, *[1] * (raw.ndim - 1)), logits, mapped)
+
+
 class Forward(nn.Module):
     """Calls a network and returns its outputs as (b, c), see `first_tensor`.
 
@@ -52,10 +81,13 @@ class Forward(nn.Module):
         Key of ``OUTPUT_MAPS``, applied to what the network returns.
     logit_layer : str or None, default=None
         Name of the submodule whose outputs are the logits, such as the layer before a
-        softmax; they are then read there, to full precision.
+        softmax; they are then read there, to full precision, for all samples whose
+        probabilities agree.
     shape : tuple of int or None, default=None
         Outputs of one sample, where known: a network for images accepts other sizes,
         whose outputs would belong to other positions.
+    probability_map : str, default="log"
+        Key of ``OUTPUT_MAPS`` for probabilities that are not those of the logit layer.
 
     Attributes
     ----------
@@ -75,19 +107,30 @@ class Forward(nn.Module):
         output_map: str = "identity",
         logit_layer: str | None = None,
         shape: tuple[int, ...] | None = None,
+        probability_map: str = "log",
     ) -> None:
         super().__init__()
         self.module, self.call, self.takes_many = module, call, True
         self.rounding = 0.0
         self.output_map, self.logit_layer, self.shape = output_map, logit_layer, shape
+        self.probability_map = probability_map
         named = module.named_parameters()
         self.trainable = frozenset(name for name, p in named if p.requires_grad)
 
     def with_output_map(self, output_map: str, logit_layer: str | None) -> "Forward":
         """`Forward` of the same network with another output map and logit layer."""
-        other = Forward(self.module, self.call, output_map, logit_layer, self.shape)
+        given = output_map, logit_layer, self.shape, self.probability_map
+        other = Forward(self.module, self.call, *given)
         other.trainable = self.trainable
         return other
+
+    def twin(self) -> "Forward":
+        """`Forward` of a copy of the network."""
+        module = copy.deepcopy(self.module)
+        net = getattr(self.call, "__self__", None)  # call is net.infer, or the module
+        call = module if net is None else with_module(net, module).infer
+        given = self.output_map, self.logit_layer, self.shape, self.probability_map
+        return Forward(module, call, *given)
 
     def forward(self, x: Any) -> Tensor:
         """Outputs (b, c) of a batch."""
@@ -95,8 +138,9 @@ class Forward(nn.Module):
             outputs = OUTPUT_MAPS[self.output_map](first_tensor(self.call(x)))
         else:
             with recorded_outputs(self.module, [self.logit_layer]) as recorded:
-                self.call(x)
-            outputs = recorded[self.logit_layer][-1]
+                raw = first_tensor(self.call(x))
+            calls = recorded.get(self.logit_layer, [])
+            outputs = read_logits(raw, calls, self.probability_map)
         shape, expected = tuple(outputs.shape[1:]), self.shape
         is_map = expected is not None and max(len(shape), len(expected)) > 1
         if is_map and shape != expected:
@@ -121,6 +165,10 @@ class Forward(nn.Module):
                     stack.enter_context(torch.autocast(device, enabled=False))
             for owner in self.module.modules():
                 stack.callback(setattr, owner, "training", owner.training)
+                if getattr(owner, "scale_grad_by_freq", False):
+                    # gradients that depend on the batch are no derivatives
+                    stack.callback(setattr, owner, "scale_grad_by_freq", True)
+                    owner.scale_grad_by_freq = False
             for owner, name, value in computed_tensors(self.module):
                 stack.callback(setattr, owner, name, value)
             for parameter in self.module.parameters():
@@ -156,6 +204,13 @@ def recorded_outputs(
             layer = module.get_submodule(name)
             stack.enter_context(layer.register_forward_hook(hook(name)))
         yield recorded
+
+
+def with_module(net: Any, module: nn.Module) -> Any:
+    """A skorch net that shares all but its module with another."""
+    bare = object.__new__(type(net))
+    vars(bare).update(vars(net), module_=module)
+    return bare
 
 
 def at_least_single(values: Tensor) -> Tensor:

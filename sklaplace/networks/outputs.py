@@ -25,9 +25,11 @@ from sklaplace.likelihoods import (
 )
 from sklaplace.networks.forward import (
     Forward,
+    agreeing,
     first_tensor,
     recorded_outputs,
     rounding,
+    with_module,
 )
 from sklaplace.networks.net_checks import check_nonlinearity, check_one_module
 
@@ -109,9 +111,11 @@ def as_forward(
     """`Forward` of a skorch net, which is not changed; parameters as there."""
     module, bare = unwrapped(net.module_), net
     if module is not net.module_:
-        bare = object.__new__(type(net))
-        vars(bare).update(vars(net), module_=module)
-    return Forward(module, bare.infer, output_map, logit_layer, shape)
+        bare = with_module(net, module)
+    is_binary = isinstance(unwrapped(net.criterion_), nn.BCELoss)
+    of_probabilities = "logit" if is_binary else "log"
+    given = output_map, logit_layer, shape, of_probabilities
+    return Forward(module, bare.infer, *given)
 
 
 def infer_output_spec(net: Any, x: Any, *expected: Any, **options: Any) -> OutputSpec:
@@ -404,12 +408,7 @@ def _are_logits(
         return False
     if out.numel() != raw.numel() or (raw.ndim > 2 and out.shape != raw.shape):
         return False
-    logits = out.reshape(raw.shape)
-    log = nn.functional.logsigmoid(logits) if binary else logits.log_softmax(1)
-    is_normal = raw > torch.finfo(raw.dtype).tiny * 1e6
-    difference = (log - raw.log())[is_normal].abs()
-    allowed = tolerance * (1 + log[is_normal].abs())
-    return bool((difference <= allowed).all())
+    return bool(agreeing(out.reshape(raw.shape), raw, binary, tolerance).all())
 
 
 def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:

@@ -113,6 +113,8 @@ class Elbo:
     def begin(self, module: StochasticModule, spec: OutputSpec) -> None:
         """Set what the outputs mean, before the first step."""
         module.logit_layer, self.spec = spec.logit_layer, spec
+        if not spec.likelihood.is_shift_invariant:
+            module.probability_map = "logit"
 
     def noise(self, module: StochasticModule) -> Tensor:
         """Current standard deviation of the observation noise, (), float64."""

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from sklaplace.core.budget import batch_rows
 from sklaplace.core.checks import as_generator
 from sklaplace.curvature.layout import BlockSpec, Layout
-from sklaplace.networks.forward import first_tensor, recorded_outputs
+from sklaplace.networks.forward import first_tensor, read_logits, recorded_outputs
 from sklaplace.posterior.variational.base import WeightPosterior
 from sklaplace.posterior.variational.divergence import divergence, exact_divergence
 from sklaplace.posterior.variational.priors import WeightPrior
@@ -97,9 +97,10 @@ class StochasticModule(nn.Module):
         self._orig_mod = base
         self.posterior, self.layout = posterior, layout
         self.logit_layer: str | None = None
+        self.probability_map = "log"
         self.register_buffer("noise_variance", torch.zeros((), dtype=torch.float64))
         self.drawn: tuple[Tensor, Tensor] | None = None
-        self._logits: Tensor | None = None
+        self._logits: list[Any] = []
         own = dict(base.named_parameters())
         self._dtypes = {block.name: own[block.name].dtype for block in layout.blocks}
         for name in self._dtypes:
@@ -118,19 +119,19 @@ class StochasticModule(nn.Module):
             return functional_call(self._orig_mod, values, args, kwargs)
         with recorded_outputs(self._orig_mod, [self.logit_layer]) as seen:
             returned = functional_call(self._orig_mod, values, args, kwargs)
-        self._logits = seen[self.logit_layer][-1]
+        self._logits = seen.get(self.logit_layer, [])
         return returned
 
     def outputs(self, returned: Any) -> Tensor:
         """Logits of the last pass, or its first output without a logit layer."""
         if self.logit_layer is None:
             return first_tensor(returned)
-        assert self._logits is not None
-        return self._logits
+        raw = first_tensor(returned)
+        return read_logits(raw, self._logits, self.probability_map)
 
     def __getstate__(self) -> dict[str, Any]:
         """Attributes to copy or pickle: without the graph of the last pass."""
-        return self.__dict__ | {"drawn": None, "_logits": None}
+        return self.__dict__ | {"drawn": None, "_logits": []}
 
     @torch.no_grad()
     def at_medians(self) -> nn.Module:

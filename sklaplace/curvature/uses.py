@@ -1,0 +1,112 @@
+"""Uses: through which layers and parameters outputs depend on the weights.
+
+They are recorded for a few samples, from which the form of the Jacobian is inferred.
+Other samples may take other paths, so that each batch is compared with them.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sklaplace.curvature.graph import count_uses
+from sklaplace.networks.forward import Forward, requiring_grad
+
+
+@dataclass(frozen=True)
+class Uses:
+    """Uses of layers and parameters by a few samples.
+
+    Attributes
+    ----------
+    called : tuple of str
+        Layers with parameters that the network calls.
+    beside : tuple of str or None
+        Parameters that reach the outputs through none of the last layers; None where
+        the selected parameters need not be those of the last layers.
+    without_gradient : tuple of str
+        Selected parameters that outputs depend on, and whose gradients are hidden.
+    """
+
+    called: tuple[str, ...]
+    beside: tuple[str, ...] | None
+    without_gradient: tuple[str, ...]
+
+
+class UnseenUseError(ValueError):
+    """Samples use a layer in a way that the samples of the inference do not.
+
+    Attributes
+    ----------
+    samples : batch
+        A few samples, at least one of which does so.
+    """
+
+    def __init__(self, layer: str, samples: Any) -> None:
+        super().__init__(layer, samples)
+        self.layer, self.samples = layer, samples
+
+    def __str__(self) -> str:
+        return (
+            f"Some samples use the layer {self.layer!r} in a way that no sample did "
+            "from which the fit has inferred how outputs depend on the weights, so "
+            "that their uncertainty is not known. Pass more such samples to fit, or "
+            "leave them out."
+        )
+
+
+def check_gradients(names: Sequence[str]) -> None:
+    """Raise for selected parameters without gradient."""
+    if names:
+        raise ValueError(
+            f"subset_of_weights selects {', '.join(map(repr, names[:3]))}, but the "
+            "outputs in evaluation mode have no gradient with respect to "
+            f"{'them' if len(names) > 1 else 'it'}. Compute weights that the module "
+            "merges or caches in evaluation mode in every call, use "
+            "torch.utils.checkpoint with use_reentrant=False, or select the names of "
+            "other layers."
+        )
+
+
+@contextmanager
+def restarted_at(
+    module: nn.Module, layers: Sequence[str]
+) -> Iterator[dict[str, list[Tensor]]]:
+    """Start the graph anew at the outputs of layers; yields the leaves there."""
+    starts: dict[str, list[Tensor]] = {name: [] for name in layers}
+
+    def leave(name: str, _layer: nn.Module, _args: Any, output: Any) -> Any:
+        return _restarted(output, starts[name])
+
+    with ExitStack() as hooks:
+        for name in layers:
+            layer = module.get_submodule(name)
+            hooks.enter_context(layer.register_forward_hook(partial(leave, name)))
+        yield starts
+
+
+def _restarted(output: Any, starts: list[Tensor]) -> Any:
+    """The output of a layer with a graph that begins at it, at leaves in ``starts``."""
+    if type(output) in (tuple, list):
+        return type(output)(_restarted(part, starts) for part in output)
+    if not isinstance(output, Tensor) or not output.is_floating_point():
+        return output
+    starts.append(output.detach().requires_grad_())
+    return starts[-1].clone()  # a copy may be written to in place
+
+
+def bypassing(forward: Forward, x: Any, layers: Sequence[str]) -> tuple[str, ...]:
+    """Parameters that reach the outputs through none of some layers, nearest first."""
+    names = {id(p): name for name, p in forward.module.named_parameters()}
+    leaves = [p for p in forward.module.parameters() if p.is_floating_point()]
+    with (
+        torch.enable_grad(),
+        requiring_grad(leaves),
+        restarted_at(forward.module, layers),
+    ):
+        reached = count_uses([forward(x)])
+    return tuple(names[key] for key in reached if key in names)
