@@ -1,7 +1,7 @@
 """Write the oldest releases that pyproject.toml allows as constraints of pip.
 
-    python .ci/floors.py > .ci/floors.txt
-    pip install -e ".[test]" -c .ci/floors.txt
+python .ci/floors.py > .ci/floors.txt
+pip install -e ".[test]" -c .ci/floors.txt
 """
 
 import re

@@ -333,7 +333,7 @@ def simulated_gpu() -> Iterator[list[str]]:
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         # whose streams optimisers ask for, also of a build that finds no GPU
         no_streams = mock.patch.object(
-            torch.accelerator, "current_accelerator", lambda **_: None
+            torch.accelerator, "current_accelerator", return_value=None
         )
         stack.enter_context(no_streams)
         stack.enter_context(mock.patch.object(torch, "Generator", _Generator))

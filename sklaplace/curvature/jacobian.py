@@ -37,12 +37,12 @@ from sklaplace.curvature.recorder import (
     first_input,
     layer_parameters,
     n_samples,
+    unseen_path,
 )
 from sklaplace.curvature.shared import IdentityMap, SharedBlock
 from sklaplace.curvature.uses import UnseenUseError
 from sklaplace.likelihoods.output_hessian import Factored, OutputHessian
 from sklaplace.networks.forward import Forward, requiring_grad
-
 
 # samples that show an unseen use, at most
 N_SHOWN = 4
@@ -351,6 +351,12 @@ def recorded(forward: Forward, x: Any, layout: Layout) -> tuple[Tensor, Recorder
             recorder.check(forward, x, f.detach(), layout.rounding)
             return f, recorder
     raise UnseenUseError(layer, _narrowed(forward, x, layout))
+
+
+def require_seen_paths(forward: Forward, x: Any, layout: Layout) -> None:
+    """Raise UnseenUseError where outputs bypass the last layers as none did before."""
+    if (layer := unseen_path(forward, x, layout)) is not None:
+        raise UnseenUseError(layer, x)
 
 
 def _narrowed(forward: Forward, x: Any, layout: Layout) -> Any:

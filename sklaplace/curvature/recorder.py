@@ -99,6 +99,15 @@ def layer_parameters(module: nn.Module, layout: Layout) -> dict[str, nn.Paramete
     return {b.name: named[b.name] for b in layout.blocks if b.layer is not None}
 
 
+def unseen_path(forward: Forward, x: Any, layout: Layout) -> str | None:
+    """Layer through which outputs of samples bypass the last ones selected, if any."""
+    if layout.uses is None or layout.uses.beside is None:
+        return None
+    found = bypassing(forward, x, layout.layers)
+    others = [name for name in found if name not in layout.uses.beside]
+    return (others[0].rpartition(".")[0] or others[0]) if others else None
+
+
 class Recorder(ExitStack):
     """Records the calls of the layers of a layout during one forward pass.
 
@@ -167,19 +176,15 @@ class Recorder(ExitStack):
         layer does not give them as it did, or others are called, a further forward
         pass finds the parameters that reach the outputs beside it.
         """
-        uses, counts = self._layout.uses, count_uses([f])
+        layout, counts = self._layout, count_uses([f])
         for name, parameter in self._parameters.items():
             layer = name.rpartition(".")[0]
             if counts[id(parameter)] > len(self.calls[layer]):
                 return layer
-        if uses is None or uses.beside is None:
-            return None
-        if self._layout.head is None and not self._unseen_calls:
+        if layout.head is None and not self._unseen_calls:
             return None
         self._alone = {name: [] for name in self.calls}  # of no interest here
-        found = bypassing(forward, x, self._layout.layers)
-        others = [name for name in found if name not in uses.beside]
-        return (others[0].rpartition(".")[0] or others[0]) if others else None
+        return unseen_path(forward, x, layout)
 
     def check(self, forward: Forward, x: Any, f: Tensor, rounding: float) -> None:
         """Compare layers and outputs with those of some samples of the batch alone.

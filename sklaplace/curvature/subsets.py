@@ -23,7 +23,12 @@ from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import BlockSpec, Head, Layout
 from sklaplace.curvature.patches import has_layer_form
 from sklaplace.curvature.shared import MAX_DENSE, IdentityMap
-from sklaplace.curvature.uses import Uses, bypassing, restarted_at
+from sklaplace.curvature.uses import (
+    Uses,
+    bypassing,
+    check_gradients,
+    restarted_at,
+)
 from sklaplace.curvature.verification import check_jacobian_bytes, probe, verified
 from sklaplace.networks.forward import Forward, first_tensor, requiring_grad, rounding
 
@@ -175,12 +180,14 @@ def _layout(
     last: list[str] | None = None,
 ) -> Layout:
     """The verified layout of specs, with the uses of the layers, the ``last`` ones."""
-    layout = verified(forward, x, calls.outputs, specs)
     if not calls.uses:
-        return layout
+        return verified(forward, x, calls.outputs, specs)
+    hidden = tuple(_without_gradient(forward, x, calls, specs))
+    if len(hidden) == len(specs):
+        check_gradients(hidden)
     beside = None if last is None else bypassing(forward, x, last)
-    without_gradient = tuple(_without_gradient(forward, x, calls, specs))
-    return replace(layout, uses=Uses(tuple(calls.names), beside, without_gradient))
+    uses = Uses(tuple(calls.names), beside, hidden)
+    return replace(verified(forward, x, calls.outputs, specs), uses=uses)
 
 
 def _without_gradient(

@@ -70,9 +70,9 @@ def verified(forward: Forward, x: Any, f: Tensor, specs: list[BlockSpec]) -> Lay
     parameters = dict(forward.module.named_parameters())
     if complex_ := [s.name for s in specs if parameters[s.name].is_complex()]:
         raise ValueError(
-            f"subset_of_weights selects {complex_[0]!r}, which has complex numbers; the "
-            "weights must be real. Select the names of other layers, or keep real and "
-            "imaginary parts in a real parameter and use torch.view_as_complex on it."
+            f"subset_of_weights selects the complex weights {complex_[0]!r}; weights "
+            "must be real. Select the names of other layers, or use "
+            "torch.view_as_complex of a real parameter in the module."
         )
     few, columns = _distinct(f, row_hash(x).tolist()), probe(f, 2)
     is_large = sum(math.prod(spec.shape) for spec in specs) > MAX_TOGETHER

@@ -168,7 +168,7 @@ class Forward(nn.Module):
                 if getattr(owner, "scale_grad_by_freq", False):
                     # gradients that depend on the batch are no derivatives
                     stack.callback(setattr, owner, "scale_grad_by_freq", True)
-                    owner.scale_grad_by_freq = False
+                    vars(owner)["scale_grad_by_freq"] = False
             for owner, name, value in computed_tensors(self.module):
                 stack.callback(setattr, owner, name, value)
             for parameter in self.module.parameters():

@@ -173,6 +173,7 @@ def network_draws(
     the network's own weights are not changed.
     """
     own = dict(forward.module.named_parameters())
+    jac.require_seen_paths(forward, x, posterior.layout)
 
     def outputs(vector: Tensor) -> Tensor:
         values = posterior.layout.unflatten(vector, forward.module)
@@ -246,6 +247,7 @@ def in_graph(
     """
     own = {name: p.detach() for name, p in forward.module.named_parameters()}
     layout = posterior.layout
+    jac.require_seen_paths(forward, x, layout)
     selected = {block.name: own[block.name] for block in layout.blocks}
 
     def outputs(values: dict[str, Tensor], row: Any) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,390 @@
+"""Networks that a few samples do not show: each is right, or refused by name."""
+
+import numpy as np
+import pytest
+import torch
+from nets import QUIET, RecordTraining
+from sklearn.frozen import FrozenEstimator
+from skorch import NeuralNetBinaryClassifier, NeuralNetClassifier, NeuralNetRegressor
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from sklaplace import LaplaceClassifier, LaplaceRegressor, VariationalClassifier
+
+N, N_RARE = 300, 5
+FIXED = {"prior_precision": 0.7, "sigma_noise": 0.8, "refine": False}
+
+
+@pytest.fixture(autouse=True)
+def seeded(rng_untouched):
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        yield
+
+
+def samples(seed=0):
+    """Inputs (n, 3), the first entry of which is above 2 for a few samples."""
+    X = np.random.RandomState(seed).uniform(-1, 1, (N, 3))
+    # none of them among those that a fit infers the structure from
+    rare = np.arange(N_RARE) * 47 + 31
+    X[rare, 0] = 2.5
+    return X, rare
+
+
+class Parts(nn.Module):
+    """Layers of a network in float64."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 2)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter)
+        self.double()
+
+
+class RareHead(Parts):
+    """Outputs of a few samples are those of another layer."""
+
+    def forward(self, x):
+        h = self.body(x).tanh()
+        out, rare = self.a(h).clone(), x[:, 0] > 2
+        if rare.any():
+            out[rare] = self.b(h[rare])
+        return out
+
+
+class AddedHead(Parts):
+    """Another layer is added for a few samples."""
+
+    def forward(self, x):
+        h = self.body(x).tanh()
+        rare = x[:, :1] > 2
+        return self.a(h) + torch.where(rare, self.b(h), 0) if rare.any() else self.a(h)
+
+
+class RareUse(Parts):
+    """The weight of the first layer is used once more for a few samples."""
+
+    def forward(self, x):
+        h, rare = self.body(x).tanh(), x[:, 0] > 2
+        if rare.any():
+            h = h.clone()
+            h[rare] = functional.linear(x[rare], self.body.weight).sin()
+        return self.a(h)
+
+
+class RareUseBelow(Parts):
+    """The weight of the last layer is used below it for a few samples."""
+
+    def forward(self, x):
+        h, rare = self.body(x).tanh(), x[:, :1] > 2
+        if rare.any():
+            h = h + torch.where(rare, self.a.weight[0], 0)
+        return self.a(h)
+
+
+class RareUseAbove(Parts):
+    """The weight of the last layer is used once more for a few samples."""
+
+    def forward(self, x):
+        h, rare = self.body(x).tanh(), x[:, 0] > 2
+        f = self.a(h)
+        again = functional.linear(h.sin(), self.a.weight)
+        return torch.where(rare[:, None], f * again, f) if rare.any() else f
+
+
+def frozen(module, net=NeuralNetRegressor):
+    return FrozenEstimator(net(module, **QUIET).initialize())
+
+
+def jacobian(net, X, names):
+    """Rows (n, c, P) by plain automatic differentiation of each sample alone."""
+    module = net.estimator.module_
+    weights = [p for n, p in module.named_parameters() if n.startswith(tuple(names))]
+    rows = []
+    for x in torch.as_tensor(X):
+        for f in module(x.unsqueeze(0))[0]:
+            options = {"retain_graph": True, "materialize_grads": True}
+            gradients = torch.autograd.grad(f, weights, **options)
+            rows.append(torch.cat([g.detach().flatten() for g in gradients]))
+    return torch.stack(rows).reshape(len(X), -1, rows[0].numel()).double()
+
+
+def exact_variance(rows, structure):
+    """Diagonals of ``J (JᵀJ/σ² + δ)⁻¹ Jᵀ``, (n, c)."""
+    hessian = torch.einsum("ncp,ncq->pq", rows, rows) / FIXED["sigma_noise"] ** 2
+    if structure == "diag":
+        hessian = hessian.diagonal().diag()
+    eye = torch.eye(len(hessian), dtype=torch.float64)
+    covariance = torch.linalg.inv(hessian + FIXED["prior_precision"] * eye)
+    return torch.einsum("ncp,pq,ncq->nc", rows, covariance, rows).numpy()
+
+
+CASES = {
+    "rare_head": (RareHead, "last_layer", ["a.", "b."]),
+    "added_head": (AddedHead, "last_layer", ["a.", "b."]),
+    "rare_use": (RareUse, "all", [""]),
+    "below-last": (RareUseBelow, "last_layer", ["a."]),
+    "above-last": (RareUseAbove, "last_layer", ["a."]),
+    "above-all": (RareUseAbove, "all", [""]),
+}
+
+
+@pytest.mark.parametrize("structure", ["full", "diag"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_path_of_a_few_training_samples_is_found(name, structure):
+    module, subset, names = CASES[name]
+    net, (X, rare) = frozen(module), samples()
+    model = LaplaceRegressor(
+        net,
+        subset_of_weights=subset,
+        hessian_structure=structure,
+        batch_size=40,
+        **FIXED,
+    ).fit(X, X[:, :2])
+    rows = jacobian(net, X, names)
+    expected = exact_variance(rows, structure)
+    assert (expected[rare] > 0).all()
+    few = np.r_[rare, 0:20]
+    found = model.latent_mean_and_variance(X[few])[1]
+    np.testing.assert_allclose(found, expected[few], rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_path_that_no_training_sample_takes_is_refused(name):
+    module, subset, names = CASES[name]
+    X, rare = samples()
+    usual = np.delete(X, rare, 0)
+    model = LaplaceRegressor(frozen(module), subset_of_weights=subset, **FIXED)
+    model.fit(usual, usual[:, :2])
+    before = model.latent_mean_and_variance(usual)[1]
+    layer = {"rare_use": "body"}.get(name, names[-1].rstrip(".") or "a")
+    with pytest.raises(ValueError, match=f"layer '{layer}' in a way.*to fit"):
+        model.latent_mean_and_variance(X)
+    np.testing.assert_array_equal(model.latent_mean_and_variance(usual)[1], before)
+
+
+@pytest.mark.parametrize("pred_type", ["glm", "nn"])
+def test_all_predictions_refuse_a_head_that_no_training_sample_used(pred_type):
+    X, rare = samples()
+    usual = np.delete(X, rare, 0)
+    model = LaplaceRegressor(frozen(RareHead), pred_type=pred_type, **FIXED)
+    model.fit(usual, usual[:, :2])
+    for predict in (model.predict, model.sample_y):
+        with pytest.raises(ValueError, match="layer 'b' in a way"):
+            predict(X, **{"return_std": True} if predict == model.predict else {})
+    if pred_type == "glm":
+        with pytest.raises(ValueError, match="layer 'b' in a way"):
+            model.predictive(torch.as_tensor(X))
+
+
+def test_samples_of_an_error_are_few_and_show_it():
+    X, rare = samples()
+    usual = np.delete(X, rare, 0)
+    model = LaplaceRegressor(frozen(RareHead), **FIXED).fit(usual, usual[:, :2])
+    with pytest.raises(ValueError, match="'b'") as caught:
+        model.latent_mean_and_variance(X)
+    assert len(caught.value.samples) <= 4
+    assert (caught.value.samples[:, 0] > 2).any()
+
+
+def test_workers_find_a_rare_path_as_well():
+    net, X = frozen(RareHead), samples()[0]
+    one, two = (
+        LaplaceRegressor(net, batch_size=40, n_jobs=n, n_shards=4, **FIXED)
+        .fit(X, X[:, :2])
+        .latent_mean_and_variance(X[:40])[1]
+        for n in (1, 2)
+    )
+    np.testing.assert_array_equal(one, two)
+
+
+# ------------------------------------------------------------------- logit layers
+class Fallback(nn.Module):
+    """Probabilities of a few samples are constant."""
+
+    def __init__(self, n_outputs=3):
+        super().__init__()
+        self.head, self.n_outputs = nn.Linear(3, n_outputs), n_outputs
+        self.last = nn.Softmax(1) if n_outputs > 1 else nn.Sigmoid()
+        nn.init.normal_(self.head.weight)
+
+    def forward(self, x):
+        constant = torch.full((), 1 / max(2, self.n_outputs))
+        return torch.where(x[:, :1] > 2, constant, self.last(self.head(x)))
+
+
+class BinaryNet(NeuralNetBinaryClassifier):
+    """A net whose module returns probabilities."""
+
+    def __init__(self, module, *, criterion=nn.BCELoss, **options):
+        super().__init__(module, criterion=criterion, **options)
+
+
+@pytest.mark.parametrize("n_outputs", [1, 2, 3])
+def test_probabilities_that_are_not_of_the_logit_layer_are_kept(n_outputs):
+    X, rare = samples()
+    X = X.astype("float32")
+    y = (X[:, 1] > 0).astype(int) if n_outputs < 3 else np.arange(N) % 3
+    if n_outputs == 1:
+        net = BinaryNet(Fallback, module__n_outputs=1, **QUIET)
+    else:
+        net = NeuralNetClassifier(Fallback, module__n_outputs=n_outputs, **QUIET)
+    model = LaplaceClassifier(FrozenEstimator(net.initialize()), prior_precision=1.0)
+    model.fit(np.delete(X, rare, 0), np.delete(y, rare))
+    assert model.network_spec_.logit_layer == "head"
+    found = model.predict_proba(X[rare])
+    np.testing.assert_allclose(found, 1 / max(2, n_outputs), atol=1e-6)
+
+
+def test_a_variational_fit_keeps_probabilities_that_are_not_of_the_logit_layer():
+    X, rare = samples()
+    y = (X[:, 1] > 0).astype(int)
+    net = NeuralNetClassifier(Fallback, module__n_outputs=2, max_epochs=3, verbose=0)
+    model = VariationalClassifier(net, random_state=0).fit(X.astype("float32"), y)
+    found = model.predict_proba(X[rare].astype("float32"))
+    np.testing.assert_allclose(found, 0.5, atol=1e-6)
+
+
+# -------------------------------------------------- gradients that are no derivatives
+class Complex(nn.Module):
+    """A layer with complex weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(3, 4, dtype=torch.complex64))
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head((x.to(torch.complex64) @ self.w).abs())
+
+
+class Embedded(nn.Module):
+    """Tokens that repeat themselves, in an embedding or a bag of them."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.tokens = kind(5, 4, scale_grad_by_freq=True)
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x):
+        h = self.tokens(x)
+        return self.head((h.sum(1) if h.ndim == 3 else h).tanh())
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_gradients_that_are_scaled_by_frequency(kind):
+    X = np.random.RandomState(0).randint(0, 3, (30, 6))
+    net = NeuralNetRegressor(Embedded, module__kind=kind, **QUIET).initialize()
+    net.module_.double()
+    options = {"subset_of_weights": "all", "hessian_structure": "full", **FIXED}
+    model = LaplaceRegressor(FrozenEstimator(net), **options).fit(X, X[:, :1] * 1.0)
+    assert net.module_.tokens.scale_grad_by_freq
+    assert model.estimator_.module_.tokens.scale_grad_by_freq
+    net.module_.tokens.scale_grad_by_freq = False
+    expected = exact_variance(jacobian(FrozenEstimator(net), X, [""]), "full")
+    found = model.latent_mean_and_variance(X)[1]
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+class Merging(nn.Linear):
+    """A low-rank adapter that is merged into the weight in evaluation mode."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.A = nn.Parameter(torch.randn(2, self.in_features))
+        self.B = nn.Parameter(torch.randn(self.out_features, 2))
+        self.merged = False
+
+    def train(self, mode=True):
+        super().train(mode)
+        if mode == self.merged:
+            sign = -1 if mode else 1
+            self.weight.data += sign * (self.B @ self.A).detach()
+            self.merged = not mode
+        return self
+
+    def forward(self, x):
+        out = super().forward(x)
+        return out if self.merged else out + x @ self.A.T @ self.B.T
+
+
+class Merged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = Merging(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(self.first(x).tanh())
+
+
+class Cached(nn.Module):
+    """The product of two layers' weights, kept in evaluation mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 4), nn.Linear(4, 4)
+        self.head, self.products = nn.Linear(4, 1), {}
+
+    def train(self, mode=True):
+        self.products.clear()
+        return super().train(mode)
+
+    def forward(self, x):
+        product = self.products.get("w")
+        if product is None:
+            product = self.two.weight @ self.one.weight
+            if not self.training:
+                self.products["w"] = product.detach()
+        return self.head((x @ product.T).tanh())
+
+
+class Reentrant(nn.Module):
+    """Activations of the first layers are computed again in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        h = checkpoint(self.first, x, use_reentrant=True)
+        return self.head(h.tanh())
+
+
+REFUSED = {
+    "complex": (Complex, "all", "complex weights 'w'.*view_as_complex"),
+    "merged": (Merged, "all", "'first.A', 'first.B'.*evaluation mode.*merges"),
+    "merged-names": (Merged, ["first.A"], "'first.A'.*evaluation mode.*merges"),
+    "cached": (Cached, "all", "'one.weight', 'two.weight'.*caches in evaluation"),
+    "reentrant": (Reentrant, "all", "'first.weight'.*use_reentrant=False"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("is_frozen", [False, True])
+@pytest.mark.parametrize("name", REFUSED)
+def test_hidden_gradients_are_refused_before_training(name, is_frozen):
+    module, subset, message = REFUSED[name]
+    X = samples()[0].astype("float32")
+    RecordTraining.steps.clear()
+    net = NeuralNetRegressor(module, **QUIET | {"callbacks": [RecordTraining]})
+    net = FrozenEstimator(net.initialize()) if is_frozen else net
+    before = None
+    if is_frozen:
+        weights = net.estimator.module_.state_dict()
+        before = {key: value.clone() for key, value in weights.items()}
+    with pytest.raises(ValueError, match=message):
+        LaplaceRegressor(net, subset_of_weights=subset).fit(X, X[:, :1])
+    assert not RecordTraining.steps
+    if is_frozen:
+        after = net.estimator.module_.state_dict()
+        assert all(torch.equal(after[key], before[key]) for key in before)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("module", [Complex, Merged, Cached, Reentrant])
+def test_the_last_layer_of_such_networks_is_treated(module):
+    X = samples()[0].astype("float32")
+    model = LaplaceRegressor(frozen(module), **FIXED).fit(X, X[:, :1])
+    assert (model.latent_mean_and_variance(X)[1] > 0).all()
