@@ -351,6 +351,7 @@ _CUDA: dict[str, Any] = {
     "is_available": lambda: True,
     "device_count": lambda: 1,
     "current_device": lambda: 0,
+    "is_current_stream_capturing": lambda: False,
     "init": lambda: None,
     "mem_get_info": lambda device=None: (8 * 2**30, 16 * 2**30),
     "manual_seed_all": lambda seed: None,

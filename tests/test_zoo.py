@@ -150,7 +150,7 @@ def test_outputs_that_depend_on_whole_batches(case, subset):
     x, _ = data(REFUSED_AFTER_TRAINING[case], "any")
     settings = {"train_split": None, "verbose": 0, "max_epochs": 1}
     net = NeuralNetRegressor(Fresh, module__name=case, **settings)
-    y = np.linspace(-1, 1, N_TRAIN * N_OUTPUTS).reshape(N_TRAIN, -1).astype("float32")
+    y = np.linspace(-1, 1, N_TRAIN * N_OUTPUTS).reshape(N_TRAIN, -1)
     with torch.random.fork_rng():
         fitted = FrozenEstimator(clone(net).fit(arrays(x), y))
     for estimator in (net, fitted):

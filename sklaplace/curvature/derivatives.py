@@ -159,7 +159,8 @@ def rows_by_loop(
         outputs.append(f.detach())
     shape = len(columns), columns.shape[-1], -1
     stacked = [torch.stack(p).reshape(shape) for p in zip(*rows, strict=True)]
-    return torch.cat(outputs), [piece.to(columns.dtype) for piece in stacked]
+    # zeros of unused leaves have a graph before torch 2.7
+    return torch.cat(outputs), [piece.detach().to(columns.dtype) for piece in stacked]
 
 
 def exact_hessian(

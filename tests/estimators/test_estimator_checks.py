@@ -109,8 +109,6 @@ def expected_failures(estimator):
 
 
 @pytest.mark.slow
-@parametrize_with_checks(
-    minibatch_nets(), expected_failed_checks=expected_failures, xfail_strict=True
-)
+@parametrize_with_checks(minibatch_nets(), expected_failed_checks=expected_failures)
 def test_around_a_minibatch_network(estimator, check):
     check(estimator)

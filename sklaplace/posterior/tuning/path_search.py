@@ -119,8 +119,9 @@ def _explored(
 ) -> dict[int, Candidate]:
     """Candidates at the best index of the path and around it, of the first precision.
 
-    Steps of two points from the middle of the path, where prior and data have equal
-    weight, as long as the score improves; each model starts at the best one so far.
+    Steps of two points in both directions from the middle of the path, where prior and
+    data have equal weight, as long as the score improves; each model starts at the
+    best one so far.
     Then the neighbours of the best, where a parabola through it and the two points
     around it does not rise steeply, and may reach ``below``. They start halfway.
     """
@@ -132,7 +133,9 @@ def _explored(
             ratio = path[index]
             candidates[index] = _refitted(problem, start, ratio, COARSE_TOLERANCE)
 
-    visit(min(MIDDLE, len(path) - 1), [part.posterior for part in problem.parts])
+    middle = min(MIDDLE, len(path) - 1)
+    visit(middle, [part.posterior for part in problem.parts])
+    visit(middle - 2, candidates[middle].refitted)
     for stride in (2, -2):
         while True:
             best = _best_index(candidates)
