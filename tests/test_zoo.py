@@ -83,7 +83,7 @@ def expected_variance(model, forward, x, x_new, structure):
     P = H / 0.8**2 + 0.6 * torch.eye(len(H), dtype=torch.float64)
     J = references.jacobian(forward, x_new, layout)
     cov = torch.einsum("ncp,pq,ncq->nc", J, torch.linalg.inv(P), J)
-    return (cov + 0.8**2).numpy()
+    return (cov + 0.8**2).detach().numpy()
 
 
 def variances(model, x_new):

@@ -82,7 +82,7 @@ def fingerprint(value: Any) -> Fingerprint:
     """
     walk = _Walk()
     precision = torch.get_float32_matmul_precision()
-    device = torch.get_default_device().type
+    device = torch.empty(0).device.type
     world = repr((LIBRARIES, torch.get_default_dtype(), device, precision))
     key = Fingerprint(hashed(world, [walk.hash(value)]).hex())
     key.definitions, key.digests = walk.definitions, walk.digests
@@ -308,7 +308,8 @@ def _skorch(value: Any) -> Node:
 def _of_library(value: Any, path: str) -> Node | None:
     """The node of what a library has under a name; None for anything else."""
     # functions in C may have no module
-    for home in (getattr(value, "__module__", None), "numpy", "scipy.special"):
+    known = "numpy", "scipy.special", "scipy.special._ufuncs"
+    for home in (getattr(value, "__module__", None), *known):
         version, found = loaded_version(home), sys.modules.get(home or "")
         for part in path.split("."):
             found = getattr(found, part, None)

@@ -147,10 +147,10 @@ def as_weights(sample_weight: Any, n: int, **options: Any) -> np.ndarray:
     """Return weights of n samples as float64; raises for others than real numbers."""
     check_array_library(sample_weight=sample_weight)
     options["dtype"] = np.float64
-    return cast(
-        np.ndarray,
-        _check_sample_weight(detached(sample_weight), np.empty((n, 1)), **options),
-    )
+    weights = _check_sample_weight(detached(sample_weight), np.empty((n, 1)), **options)
+    if not weights.any():
+        raise ValueError("Sample weights must contain at least one non-zero number.")
+    return cast(np.ndarray, weights)
 
 
 def warn_of_weight_scale(sample_weight: Any) -> None:
