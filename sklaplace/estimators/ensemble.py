@@ -107,6 +107,7 @@ class EnsembleTrainer(Trainer):
 
     n_estimators: int
     n_jobs: int | None
+    is_part: bool = True
 
     def train(
         self, data: TrainingData, validation: TrainingData | None, fit_params: Any

@@ -1,6 +1,7 @@
 """A fit of a Laplace estimator, from ``memory`` or a checkpoint where there is one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,10 @@ from sklaplace.networks.data import TrainingData
 from sklaplace.networks.trained import TrainedNetwork
 
 
+class UnfinishedFit(Exception):  # noqa: N818 - it is a result
+    """A fit around a network whose training was interrupted."""
+
+
 def cached_fit(
     model: Any,
     options: LaplaceOptions,
@@ -34,9 +39,14 @@ def cached_fit(
     """Return a fit from the ``memory`` of an estimator, or a new one.
 
     A new one goes on from the checkpoint of ``samples``, if it has one.
+
+    Raises
+    ------
+    UnfinishedFit
+        If training was interrupted. Its argument is the fit, which is not stored.
     """
-    memory, trainer = check_memory(model.memory), model._trainer(options)
-    params = samples.fit_params
+    memory, params = check_memory(model.memory), samples.fit_params
+    trainer = replace(model._trainer(options), is_part=samples.is_part)
 
     def key() -> str:
         return _key(model, options, data, validation, params)
@@ -50,10 +60,14 @@ def cached_fit(
         # outside of the context of training, which admits one thread at a time: it
         # would wait for workers that wait for it
         with torch.inference_mode(False):
-            networks = _networks(group, checkpoint, train)
+            networks, saved = _networks(group, checkpoint, trainer, train)
             if checkpoint is None and group.size == 1:
-                return _accumulated(model._solver(options), trainer, *networks)
-            return model._solver(options).accumulate(*networks, checkpoint)
+                fit = _accumulated(model._solver(options), trainer, *networks)
+            else:
+                fit = model._solver(options).accumulate(*networks, saved)
+        if trainer.is_interrupted:
+            raise UnfinishedFit(fit)
+        return fit
 
     group = Workers.of(options).group
     with group.together():
@@ -103,21 +117,23 @@ def _paths(network: TrainedNetwork) -> Any:
 
 
 def _networks(
-    group: Group, checkpoint: Checkpoint | None, train: Callable[[], Any]
-) -> Any:
-    """Return trained networks, of a checkpoint if all processes have them there.
+    group: Group, checkpoint: Checkpoint | None, trainer: Any, train: Callable[[], Any]
+) -> tuple[Any, Checkpoint | None]:
+    """Return trained networks, and the checkpoint unless training was interrupted.
 
-    Else all train, since they may do so together, and sums of other weights are lost.
+    They are of the checkpoint if all processes have them there. Else all train, since
+    they may do so together, and sums of other weights are lost.
     """
     with group.together():
         found = None if checkpoint is None else checkpoint.load("networks")
     if all(group.gather(found is not None)):
-        return found
+        return found, checkpoint
     with group.together():
         found = train()
-        if checkpoint is not None:
-            checkpoint.restart("networks", found)
-    return found
+        saved = None if trainer.is_interrupted else checkpoint
+        if saved is not None:
+            saved.restart("networks", found)
+    return found, saved
 
 
 def _checkpoint(

@@ -22,7 +22,7 @@ from sklaplace.core.persistence import (
 )
 from sklaplace.core.trees import without_groups
 from sklaplace.estimators.diagram import displayed
-from sklaplace.estimators.fit_cache import cached_fit
+from sklaplace.estimators.fit_cache import UnfinishedFit, cached_fit
 from sklaplace.estimators.given_net import note_new_weights
 from sklaplace.estimators.glm_outputs import OUTPUT_MODELS, CachedOutputs
 from sklaplace.estimators.group_sums import agree_on_data, agreed_seed
@@ -148,6 +148,12 @@ class BaseLaplace:
             If an option, the data or the network is not valid; the estimator,
             the network and the data are then unchanged.
 
+        Warns
+        -----
+        UserWarning
+            If Ctrl-C has ended the training of the network. The fit is that of the
+            weights learned so far, and is stored nowhere.
+
         See Also
         --------
         partial_fit : Adds samples to a fitted posterior.
@@ -200,7 +206,10 @@ class BaseLaplace:
             check_memory(self.memory)
             data, validation = encode_samples(self, samples)
         self._seed = agreed_seed(group, options, data, self.random_state)
-        return cached_fit(self, options, data, validation, samples)
+        try:
+            return cached_fit(self, options, data, validation, samples)
+        except UnfinishedFit as unfinished:
+            return unfinished.args[0]
 
     def _set_fitted(
         self,

@@ -55,7 +55,6 @@ from sklaplace.networks.data import TrainingData, spread_rows
 from sklaplace.networks.history import is_retraced, recorded_split, untrained
 from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork, device_of
-from sklaplace.networks.training import Interrupted, Interruptible
 from sklaplace.posterior.last_layer import refit_bytes
 
 # Folds of the samples, where they are too few to hold some out.
@@ -94,14 +93,11 @@ class LaplaceTrainer(Trainer):
     ----------
     options : LaplaceOptions
         Options of the approximation.
-    is_fold : bool
-        Whether some of the samples are left out, to be tuned on.
     takes_covariances : bool
         Whether tuning and predictions need those between the outputs of a sample.
     """
 
     options: LaplaceOptions
-    is_fold: bool = False
     takes_covariances: bool = False
 
     def train(
@@ -135,10 +131,6 @@ class LaplaceTrainer(Trainer):
             return data, None
         return super().hold_out(data)
 
-    def training_mixins(self) -> tuple[type, ...]:
-        """Return mixins of the net's class during training."""
-        return (Interruptible,) if self.is_fold else ()
-
     def own_split(self, net: Any, data: TrainingData) -> tuple[Any, Any] | None:
         """Return the samples that a frozen net has and has not seen, if it shows."""
         is_used = self.is_frozen and self.options.tunes_on_held_out
@@ -156,7 +148,7 @@ class LaplaceTrainer(Trainer):
         """Return the trained network, and those of folds where they are of use."""
         trained = self.train(data, validation, fit_params)
         on_folds = self.options.uses_folds and not is_stream(data.X)
-        if validation is not None or not on_folds:
+        if validation is not None or not on_folds or self.is_interrupted:
             return trained, []
         return trained, self._train_on_folds(trained, data, fit_params)
 
@@ -179,8 +171,6 @@ class LaplaceTrainer(Trainer):
         folds = folds[: math.ceil(N_FOLDS * ENOUGH / len(data.y))]
         try:
             networks = trainer._train_each(folds, data, fit_params)
-        except Interrupted:
-            raise KeyboardInterrupt from None
         except UNTRAINABLE:
             return []
         if self.is_frozen:
@@ -228,14 +218,14 @@ class LaplaceTrainer(Trainer):
         It stops early by the samples that are held out, if it does.
         """
         if self.estimator is None:
-            return replace(self, is_fold=True)
+            return replace(self, is_part=True)
         net = clone(self.estimator).set_params(verbose=0)
         if callbacks := _callbacks(net):  # bars are shown whatever verbose is
             kept = [c for c in callbacks if _kind(c) is not ProgressBar]
             net.set_params(callbacks=kept)
         if net.train_split:
             net.set_params(train_split=predefined_split(held_out.dataset(net)))
-        return replace(self, estimator=net, brings_encoded=True, is_fold=True)
+        return replace(self, estimator=net, brings_encoded=True, is_part=True)
 
     def require_no_held_out(self) -> None:
         """Raise, before training, if the tuner requires held-out samples."""

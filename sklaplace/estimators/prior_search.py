@@ -191,7 +191,7 @@ class PriorSearch:
             levels = params["sigma_noise"] * self._noise_proportions
             params = {**params, "sigma_noise": levels}
         model = self.model(**params, random_state=estimator.random_state)
-        model._fit(replace(samples, sample_weight=weights))
+        model._fit(replace(samples, sample_weight=weights, is_part=True))
         for name in ("n_features_in_", "feature_names_in_"):
             vars(estimator).pop(name, None)
         parameters = set(model.get_params(deep=False))
@@ -207,7 +207,8 @@ class PriorSearch:
         jobs = []
         for train, test in splits:
             params = _check_method_params(rows[1], samples.fit_params, indices=train)
-            part = Samples(*rows_of(rows, train), None, None, params, samples.classes)
+            given = *rows_of(rows, train), None, None, params
+            part = Samples(*given, samples.classes, is_part=True)
             jobs.append((self.model(**self.first_params()), part, rows_of(rows, test)))
         candidates = [{"prior_precision": value} for value in self.grid]
         candidates, scores = self._scores(jobs, candidates, scorer)

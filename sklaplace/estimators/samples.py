@@ -59,6 +59,8 @@ class Samples:
         All classes, where ``y`` may lack some.
     checkpoint : str, path or None
         Folder in which what was computed is saved until the fit ends.
+    is_part : bool
+        Whether this is one of several fits. Ctrl-C then raises.
     """
 
     X: Any
@@ -69,6 +71,7 @@ class Samples:
     fit_params: dict[str, Any]
     classes: np.ndarray | None = None
     checkpoint: Any = None
+    is_part: bool = False
 
 
 def encode_samples(

@@ -36,7 +36,7 @@ from sklaplace.networks.outputs import (
 from sklaplace.networks.split import hash_split
 from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork
-from sklaplace.networks.training import copied, logits_alone, train
+from sklaplace.networks.training import copied, logits_alone, noting_interrupts, train
 
 
 def inner_net(estimator: Any) -> Any:
@@ -70,6 +70,10 @@ class Trainer:
         Name of the estimator for targets of the other kind, for messages.
     brings_encoded : bool
         Whether targets that ``train_split`` brings, if any, are encoded.
+    is_part : bool
+        Whether other networks are trained as well. Ctrl-C then raises.
+    is_interrupted : bool
+        Whether Ctrl-C has ended the training.
     """
 
     estimator: Any
@@ -79,6 +83,8 @@ class Trainer:
     validation_fraction: float | None
     alternative: str
     brings_encoded: bool = False
+    is_part: bool = False
+    is_interrupted: bool = False
 
     has_prior: ClassVar[bool] = False
     """Whether any net is trained with a prior, rather than the default one alone."""
@@ -204,11 +210,27 @@ class Trainer:
             self.before_training(net, spec, kept)
             context.enter_context(logits_alone(net, first_rows(net, dataset)))
 
-        rows, mixins = (data.X, data.y, data.sample_weight), self.training_mixins()
+        def note() -> None:
+            self.is_interrupted = True
+
+        rows = data.X, data.y, data.sample_weight
+        mixins = noting_interrupts(note), *self.training_mixins()
         with progress.phase("train"), ExitStack() as context:
             seen, held_out = train(net, *rows, check, mixins, **fit_params)
+        if self.is_interrupted:
+            self._accept_interrupt(net, fit_params.get("epochs") or net.max_epochs)
         _check_history(net)
         return seen, held_out
+
+    def _accept_interrupt(self, net: Any, n_epochs: int) -> None:
+        """Warn of weights that are learned in part, or raise KeyboardInterrupt."""
+        if self.is_part or not net.history:
+            raise KeyboardInterrupt
+        warn_user(
+            f"Training was interrupted in epoch {len(net.history)} of {n_epochs}, and "
+            "the fit goes on with the weights learned so far. Fit again to train for "
+            "all epochs."
+        )
 
     def spec_options(self, is_trained: bool) -> dict[str, Any]:
         """Return what is known of the outputs, as `infer_output_spec` takes it."""

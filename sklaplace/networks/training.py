@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from dis import opmap
 from functools import partial
 from typing import Any
 
@@ -197,23 +198,37 @@ class _TrainingState:
     mean_weight: float = 1.0
 
 
-class Interruptible:
-    """Mixin of nets whose training an interrupt ends with the exception.
+def noting_interrupts(note: Callable[[], None]) -> type:
+    """Return a mixin of nets that call ``note`` when Ctrl-C ends their training.
 
-    skorch ends it without, as if the epochs had been enough. Callbacks that stop early
-    raise the same exception, but between epochs.
+    skorch ends the training without an exception, as if all epochs were done.
     """
 
-    def run_single_epoch(self, *args: Any, **kwargs: Any) -> Any:
-        """Train for an epoch, and raise `Interrupted` at an interrupt."""
-        try:
-            return super().run_single_epoch(*args, **kwargs)  # type: ignore[misc]
-        except KeyboardInterrupt as error:
-            raise Interrupted from error
+    class NotingInterrupts:
+        def fit_loop(self, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return super().fit_loop(*args, **kwargs)  # type: ignore[misc]
+            except KeyboardInterrupt as error:
+                if not _is_stop(error):
+                    note()
+                raise
+
+    return NotingInterrupts
 
 
-class Interrupted(BaseException):
-    """An interrupt, which skorch lets through."""
+def _is_stop(error: KeyboardInterrupt) -> bool:
+    """Whether a callback has raised an exception to stop early, as `EarlyStopping`.
+
+    Ctrl-C during a callback raises the same exception, but by no ``raise`` statement.
+    """
+    # Limit: a handler of SIGINT that is written in Python has such a statement, so that
+    # Ctrl-C during a callback counts as a stop.
+    names, trace = set[str](), error.__traceback__
+    while trace is not None:
+        code, last = trace.tb_frame.f_code, trace.tb_lasti
+        names.add(code.co_name)
+        trace = trace.tb_next
+    return "notify" in names and code.co_code[last] == opmap["RAISE_VARARGS"]
 
 
 def batch_weights(net: Any) -> Tensor | None:

@@ -1,0 +1,236 @@
+"""Ctrl-C while networks train: skorch ends such a training without an exception."""
+
+import signal
+from unittest import mock
+
+import joblib
+import numpy as np
+import pytest
+from nets import MLP, blobs, classifier, regressor, waves
+from sklearn.base import RegressorMixin, is_regressor
+from skorch.callbacks import Callback, EarlyStopping
+from torch import nn
+
+from sklaplace import (
+    DeepEnsembleClassifier,
+    DeepEnsembleRegressor,
+    LaplaceClassifier,
+    LaplaceClassifierCV,
+    LaplaceRegressor,
+    LaplaceRegressorCV,
+    MCDropoutClassifier,
+    SWAGRegressor,
+    VariationalRegressor,
+)
+from sklaplace.estimators.laplace_trainer import LaplaceTrainer
+
+N = 120
+NUMBERS, CLASSES = waves(N), blobs(N)
+WARNING = r"Training was interrupted in epoch 3 of 9, .* Fit again"
+
+
+def press(*, is_ignored=False):
+    """Choose whether Ctrl-C raises, as at a prompt and in notebooks."""
+    handlers = signal.default_int_handler, signal.SIG_IGN
+    return signal.signal(signal.SIGINT, handlers[is_ignored])
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_raises(rng_untouched):
+    before = press()
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class CtrlC(Callback):
+    """Ctrl-C in the third epoch."""
+
+    def on_batch_end(self, net, **kwargs):
+        if len(net.history) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+
+class CtrlCBetweenEpochs(Callback):
+    """Ctrl-C after the third epoch."""
+
+    def on_epoch_end(self, net, **kwargs):
+        if len(net.history) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+
+class Stops(Callback):
+    """Ends the training in the third epoch, as callbacks of skorch do."""
+
+    def on_batch_end(self, net, **kwargs):
+        if len(net.history) == 3:
+            raise KeyboardInterrupt
+
+
+class InterruptedMLP(MLP):
+    """Ctrl-C in the third step on so many samples."""
+
+    def __init__(self, n=N, **params):
+        super().__init__(**params)
+        self.n, self.n_steps = n, 0
+
+    def forward(self, X):
+        self.n_steps += self.training and len(X) == self.n
+        if self.training and self.n_steps == 3:
+            signal.raise_signal(signal.SIGINT)
+        return super().forward(X)
+
+
+class DropoutMLP(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(2, 9), nn.Dropout(), nn.Linear(9, 3))
+
+
+def model_of(kind, *callbacks, module=MLP, net=(), **params):
+    make = regressor if issubclass(kind, RegressorMixin) else classifier
+    settings = {"max_epochs": 9, "callbacks": [*callbacks], **dict(net)}
+    return kind(make(module, **settings), random_state=0, **params)
+
+
+def fitted(model, **options):
+    data = NUMBERS if is_regressor(model) else CLASSES
+    return model.fit(*data, **options)
+
+
+def interrupted(model, **options):
+    with pytest.warns(UserWarning, match=WARNING):
+        return fitted(model, **options)
+
+
+def n_entries(folder):
+    return len(joblib.Memory(folder, verbose=0).store_backend.get_items())
+
+
+# ----------------------------------------------------------------------- one network
+KINDS = [
+    LaplaceClassifier,
+    LaplaceRegressor,
+    MCDropoutClassifier,
+    SWAGRegressor,
+    VariationalRegressor,
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_network_keeps_what_it_has_learned(kind):
+    module = DropoutMLP if kind is MCDropoutClassifier else MLP
+    model = interrupted(model_of(kind, CtrlC(), module=module))
+    assert len(model.estimator_.history) == 3
+    assert np.isfinite(model.predict(CLASSES[0])).all()
+
+
+def test_interrupts_between_epochs():
+    assert interrupted(model_of(LaplaceClassifier, CtrlCBetweenEpochs())).n_iter_ == 3
+
+
+def test_interrupts_of_a_step():
+    options = {"net": {"module__n": 96}}  # the others are held out
+    model = model_of(LaplaceClassifier, module=InterruptedMLP, **options)
+    assert interrupted(model).n_iter_ == 3
+
+
+def test_epochs_that_fit_was_given():
+    model = model_of(LaplaceClassifier, CtrlC(), net={"max_epochs": 2})
+    assert interrupted(model, epochs=9).n_iter_ == 3
+
+
+def test_before_the_first_step_nothing_is_learned():
+    def split(dataset, y=None):
+        signal.raise_signal(signal.SIGINT)
+
+    model = model_of(LaplaceClassifier, net={"train_split": split})
+    before = dict(vars(model))
+    with pytest.raises(KeyboardInterrupt):
+        fitted(model)
+    assert vars(model) == before
+
+
+# -------------------------------------------------------------------- what is stored
+def test_interrupted_networks_are_not_in_memory(tmp_path):
+    model = model_of(LaplaceRegressor, CtrlC(), memory=tmp_path)
+    assert interrupted(model).n_iter_ == 3
+    assert n_entries(tmp_path) == 0
+    press(is_ignored=True)
+    assert fitted(model).n_iter_ == 9
+    assert n_entries(tmp_path) == 1
+    press()  # nothing is trained any more
+    assert fitted(model).n_iter_ == 9
+
+
+def test_interrupted_networks_are_in_no_checkpoint(tmp_path):
+    model = model_of(LaplaceClassifier, CtrlC())
+    name = "sklaplace.estimators.laplace.LaplaceSolver.posterior"
+    with (
+        mock.patch(name, side_effect=OSError("disk")),
+        pytest.warns(UserWarning, match=WARNING),
+        pytest.raises(OSError, match="disk"),
+    ):
+        fitted(model, checkpoint=tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["rank-0-key.checkpoint"]
+    press(is_ignored=True)
+    assert fitted(model, checkpoint=tmp_path).n_iter_ == 9
+
+
+STOPPING = EarlyStopping("train_loss", patience=2, sink=lambda text: None)
+
+
+@pytest.mark.parametrize("callback", [STOPPING, Stops()], ids=["skorch", "own"])
+def test_callbacks_that_stop_early_do_not_count(callback, tmp_path):
+    net = {"lr": 0.0}
+    model = model_of(LaplaceClassifier, callback, net=net, memory=tmp_path)
+    assert fitted(model).n_iter_ == 3
+    assert n_entries(tmp_path) == 1
+    assert fitted(model_of(DeepEnsembleClassifier, callback, net=net)).n_iter_ == 3
+
+
+# ------------------------------------------------------------------ several networks
+SEVERAL = [
+    LaplaceClassifierCV,
+    LaplaceRegressorCV,
+    DeepEnsembleClassifier,
+    DeepEnsembleRegressor,
+]
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_an_interrupt_of_one_of_several_networks_ends_fit(kind):
+    model = model_of(kind, CtrlC())
+    before = dict(vars(model))
+    with pytest.raises(KeyboardInterrupt):
+        fitted(model)
+    assert vars(model) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [LaplaceClassifierCV, DeepEnsembleClassifier])
+def test_an_interrupt_in_another_process_ends_fit(kind):
+    with pytest.raises(KeyboardInterrupt):
+        fitted(model_of(kind, CtrlC(), n_jobs=2))
+
+
+@pytest.mark.parametrize("kind", [LaplaceClassifierCV, LaplaceRegressorCV])
+def test_an_interrupt_of_the_last_fit_of_a_search_ends_it(kind):
+    with pytest.raises(KeyboardInterrupt):
+        fitted(model_of(kind, module=InterruptedMLP, cv=2))
+
+
+def test_an_interrupt_of_a_fold_ends_fit():
+    options = {"module": InterruptedMLP, "net": {"module__n": 32}}
+    with pytest.raises(KeyboardInterrupt):
+        model_of(LaplaceRegressor, **options).fit(*waves(40))
+
+
+def test_no_folds_are_trained_once_the_network_was_interrupted():
+    options = {"module": InterruptedMLP, "net": {"module__n": 40}}
+    model = model_of(LaplaceRegressor, **options)
+    with (
+        mock.patch.object(LaplaceTrainer, "_train_each") as train_folds,
+        pytest.warns(UserWarning, match=WARNING),
+        pytest.warns(UserWarning, match="sigma_noise comes from the training rows"),
+    ):
+        model.fit(*waves(40))
+    train_folds.assert_not_called()
