@@ -16,6 +16,8 @@ BUDGET = 64 * 2**20
 # Bytes for what is kept of samples from one pass to the next, where a pass can be
 # repeated or left out: the same on all machines, as results may depend on it.
 KEPT_BUDGET = 512 * 2**20
+# Bytes that are taken to be free: looking takes longer than a prediction of one row.
+SMALL = 2**20
 # Bytes of a batch that fits the caches of a CPU.
 CACHE = 32 * 2**20
 # Batches of fewer samples cost much more time per sample.
@@ -38,14 +40,14 @@ def free_bytes(device: torch.device) -> int:
 def require_bytes(
     needed: float, device: torch.device | str, subject: str, advice: str
 ) -> None:
-    """Raise an error where memory would not suffice.
+    """Raise an error where memory would not suffice for more than ``SMALL`` bytes.
 
     Raises
     ------
     ValueError
         "``subject`` needs ... GiB, and ... GiB are free; ``advice``."
     """
-    if needed > (available := free_bytes(torch.device(device))):
+    if needed > SMALL and needed > (available := free_bytes(torch.device(device))):
         free = f"{readable(available)} are free; {advice}."
         raise ValueError(f"{subject} needs {readable(needed)}, and {free}")
 

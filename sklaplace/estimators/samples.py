@@ -237,14 +237,23 @@ def _cast_inputs(model: Any, X: Any, *, reset: bool) -> np.ndarray | StoredArray
     n_axes = None if reset else getattr(model, "_n_axes", None)
     if getattr(X, "ndim", 0) > 1:  # before their features are compared
         _check_axes(X, n_axes)
-    # casting makes None and "nan" NaN, so that values are checked after it
-    options = {"dtype": None, "allow_nd": True, "ensure_all_finite": False}
-    X = validate_data(model, X, reset=reset, **options)
+    if reset or not _is_as_in_fit(model, X):
+        # casting makes None and "nan" NaN, so that values are checked after it
+        options = {"dtype": None, "allow_nd": True, "ensure_all_finite": False}
+        X = validate_data(model, X, reset=reset, **options)
     _check_axes(X, n_axes)
     if reset:
         model._n_axes = X.ndim
     inputs: np.ndarray = model._input_type.inputs(X)
     return inputs
+
+
+def _is_as_in_fit(model: Any, X: Any) -> bool:
+    """Whether `validate_data`, which takes long, would return an array as it is."""
+    is_numeric = type(X) is np.ndarray and X.dtype.kind in "fiu"
+    n_features = getattr(model, "n_features_in_", None)
+    names = getattr(model, "feature_names_in_", None)
+    return is_numeric and names is None and X.size > 0 and X.shape[1:2] == (n_features,)
 
 
 def _stored_inputs(model: Any, X: Any, *, reset: bool) -> np.ndarray | StoredArray:

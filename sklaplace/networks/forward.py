@@ -157,33 +157,36 @@ class Forward(nn.Module):
         One thread at a time, outside of inference mode and of autocast: results
         depend neither on other threads nor on the contexts of the caller.
         """
-        with ExitStack() as stack:
-            stack.enter_context(_EVALUATION)
-            stack.enter_context(torch.inference_mode(False))
-            for device in {"cpu", *(p.device.type for p in self.module.parameters())}:
+        with _EVALUATION, torch.inference_mode(False), ExitStack() as stack:
+            modules = list(self.module.modules())
+            parameters = list(self.module.parameters())
+            for device in {"cpu", *(p.device.type for p in parameters)}:
                 if torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, enabled=False))
-            for owner in self.module.modules():
-                stack.callback(setattr, owner, "training", owner.training)
-                if getattr(owner, "scale_grad_by_freq", False):
-                    # gradients that depend on the batch are no derivatives
-                    stack.callback(setattr, owner, "scale_grad_by_freq", True)
+            before: list[Any] = list(computed_tensors(modules))
+            before += [(owner, "training", owner.training) for owner in modules]
+            before += [(p, "requires_grad", p.requires_grad) for p in parameters]
+            # gradients that are scaled by frequencies in a batch are no derivatives
+            scaled = [m for m in modules if getattr(m, "scale_grad_by_freq", False)]
+            before += [(owner, "scale_grad_by_freq", True) for owner in scaled]
+            try:
+                for owner in scaled:
                     vars(owner)["scale_grad_by_freq"] = False
-            for owner, name, value in computed_tensors(self.module):
-                stack.callback(setattr, owner, name, value)
-            for parameter in self.module.parameters():
-                flag = parameter.requires_grad
-                stack.callback(setattr, parameter, "requires_grad", flag)
-            self.module.eval().requires_grad_(False)
-            yield
+                self.module.eval().requires_grad_(False)
+                yield
+            finally:
+                for owner, name, value in reversed(before):
+                    # setting an attribute of a module takes long
+                    if getattr(owner, name, None) is not value:
+                        setattr(owner, name, value)
 
 
-def computed_tensors(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+def computed_tensors(modules: Iterable[nn.Module]) -> Iterator[tuple[Any, str, Any]]:
     """Modules, names and values of attributes that are neither parameter nor buffer.
 
     Such as weights that a hook of ``weight_norm`` computes in each forward pass.
     """
-    for owner in module.modules():
+    for owner in modules:
         for name, value in vars(owner).items():
             if isinstance(value, Tensor):
                 yield owner, name, value

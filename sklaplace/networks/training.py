@@ -353,7 +353,7 @@ def copied(net: Any) -> Any:
         is_module = isinstance(value, nn.Module) and name.endswith("_")
         if is_module:
             # torch does not copy tensors with a graph, which hooks may have left
-            tensors = (tensor for _, _, tensor in computed_tensors(value))
+            tensors = (tensor for _, _, tensor in computed_tensors(value.modules()))
             memo |= {id(tensor): tensor.detach().clone() for tensor in tensors}
             value = copy.deepcopy(value, memo)
         twin.__dict__[name] = value

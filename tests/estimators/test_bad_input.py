@@ -737,6 +737,8 @@ class TestSizes:
 
     @pytest.fixture
     def little_memory(self, monkeypatch):
+        monkeypatch.setattr("sklaplace.core.budget.SMALL", 0)
+
         def leave(n_bytes):
             monkeypatch.setattr(
                 "sklaplace.core.budget.free_bytes", lambda _device: n_bytes

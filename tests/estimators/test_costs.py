@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from costs import calls, counted
+from costs import calls, counted, opened_files
 from nets import (
     LinearModel,
     binary_classifier,
@@ -237,6 +237,29 @@ def test_beside_training_a_fit_passes_its_rows_once():
     learned, held = N * 6 // 7, N // 7
     more = sum(costs.forward_rows(FEW)) - sum(alone.forward_rows(FEW))
     assert more == learned + held
+
+
+@pytest.mark.parametrize("link", ["auto", "probit"])
+@pytest.mark.parametrize("subset", [LAST, ALL])
+@pytest.mark.parametrize("structure", ["kron", "full", "variational"])
+def test_predicting_a_row_opens_no_file(structure, subset, link):
+    model = laplace(structure=structure, subset=subset, link_approx=link)
+    X, y = rows(50)
+    model.fit(X, y)
+    methods = "predict_proba", "predict", "predict_dirichlet", "score_samples"
+    for name in methods:  # the first call may import modules
+        getattr(model, name)(X[:1])
+    with opened_files() as names:
+        for name in methods:
+            getattr(model, name)(X[:1])
+    assert names == []
+
+
+def test_opened_files_are_seen(tmp_path):
+    with opened_files() as names:
+        (tmp_path / "file").write_text("")
+    (tmp_path / "file").read_text()
+    assert names == [str(tmp_path / "file")]
 
 
 # --------------------------------------------------------- passes: all weights

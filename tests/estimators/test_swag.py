@@ -147,6 +147,7 @@ def test_options_that_are_not_valid(kind, setting):
 
 
 def test_more_deviations_than_fit_into_memory(monkeypatch):
+    monkeypatch.setattr("sklaplace.core.budget.SMALL", 0)
     monkeypatch.setattr("sklaplace.core.budget.free_bytes", lambda device: 5_000)
     net = classifier(callbacks=[RecordTraining()])
     model = SWAGClassifier(net, n_samples=1, batch_size=1)
