@@ -294,6 +294,18 @@ class Softmax(OutputHessian):
         variances = (self.p @ m**2 - (self.p @ m) ** 2).clamp(min=0)
         return (variances * self.weights.unsqueeze(1)).to(self.dtype)
 
+    def grams(self, m: Map) -> Tensor:
+        """``MᵀΛM`` per sample, (b, o, o).
+
+        Rows of ``Λ`` sum to zero: ``1 - p`` would lose its digits.
+        """
+        if m is not None:
+            return super().grams(m)
+        products = (self.p * self.weights.neg()[:, None])[:, None] * self.p[:, :, None]
+        diagonal = products.diagonal(dim1=1, dim2=2).zero_()
+        diagonal.copy_(products.sum(1).neg_())
+        return products.to(self.dtype)
+
     def products(self, m: Map, u: Tensor) -> Tensor:
         """``MᵀΛM u`` for ``u`` (b, o, q) or (1, o, q), (b, o, q), in O(b·c·q).
 

@@ -27,6 +27,7 @@ OPERATIONS = {
     Case("W1", "last_layer", "full"): ("fit", "predict"),
     Case("W2", "last_layer", "kron"): ("fit", "predict", "tune"),
     Case("W2", "last_layer", "diag"): ("fit",),
+    Case("W2", "last_layer", "full"): ("fit", "predict"),
     Case("W2", "all", "kron"): ("fit", "predict"),
     Case("W2", "all", "diag"): ("predict",),
     Case("W2", "all", "lowrank"): ("fit", "predict"),

@@ -63,6 +63,17 @@ def test_dtype_of_large_parts_is_that_of_the_outputs(name):
     assert hessian.grams(None).dtype == torch.float32
 
 
+def test_grams_of_a_certain_network_are_not_rounding():
+    """``1 - p`` would be zero, where the others' probabilities are not."""
+    f = torch.tensor([[40.0, 0.0, -3.0], [0.0, 90.0, 2.0]], dtype=torch.float64)
+    p = f.softmax(1)
+    others = torch.stack([p[:, [1, 2]], p[:, [0, 2]], p[:, [0, 1]]], 1).sum(2)
+    expected = -p.unsqueeze(1) * p.unsqueeze(2)
+    expected.diagonal(dim1=1, dim2=2).copy_(p * others)
+    found = Categorical().hessian(f).grams(None)
+    torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
+
+
 def test_curvature_of_a_certain_network_is_not_rounding():
     """Probabilities that float32 rounds to one still have their curvature."""
     f = torch.tensor([[20.0, 0.0, -3.0], [0.0, 19.0, 2.0]])

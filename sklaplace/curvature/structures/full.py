@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.lazy import cached_property
-from sklaplace.core.linalg import all_finite, symmetric_eigh
+from sklaplace.core.linalg import all_finite, gram, symmetric_eigh
 from sklaplace.curvature.blocks import Block
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout
@@ -23,6 +23,11 @@ DUAL_FRACTION = 0.5
 # Largest norm of ``scale·H`` over the smallest prior precision for which Jacobians of
 # float32 are multiplied in float32: variances lose eps times the root of it.
 MAX_CONDITION = 1e6
+# And for which covariances of a float32 last layer are quadratic forms of its inputs,
+# in float64: the smallest variances lose eps times it, less than rounded inputs lose.
+MAX_FORM_CONDITION = 1e10
+# Samples whose products of inputs stay in the caches.
+CACHED_ROWS = 256
 # Negative eigenvalues of a Hessian that may be rounding in double precision, as a
 # fraction of the largest eigenvalue.
 ROUNDING = 1e-10
@@ -149,13 +154,15 @@ class FullPrecision(base.EigenPrecision):
         """``F = L⁻ᵀ`` (P, P), upper triangular, ``F Fᵀ = P⁻¹``."""
         return lower_inverse(self._cholesky()).T
 
-    @base.cache_last_call
-    def _narrow_root(self, dtype: torch.dtype) -> Tensor | None:
-        """``F`` in a dtype; None where variances would lose their digits."""
+    @cached_property
+    def _condition(self) -> float:
+        """Norm of ``scale·H`` over the smallest prior precision."""
         size = self.scale * self.structure.hessian.norm()
-        condition = size / self.prior_precision.min()
-        if dtype != torch.float64 and condition > MAX_CONDITION:
-            return None
+        return float((size / self.prior_precision.min()).item())
+
+    @base.cache_last_call
+    def _narrow_root(self, dtype: torch.dtype) -> Tensor:
+        """``F`` in a dtype."""
         return self._root.to(dtype)
 
     def logdet(self) -> Tensor:
@@ -189,17 +196,21 @@ class FullPrecision(base.EigenPrecision):
 
     def _narrow_whiten(self, jacobian: Jacobian) -> Tensor:
         """``J F`` in the dtype of ``J``, if its digits are enough."""
-        narrow = self._narrow_root(jacobian.dtype)
-        if narrow is not None:
-            rows = jacobian.matmul(narrow)
-            if rows.dtype == torch.float64 or all_finite(rows):
+        if jacobian.dtype != torch.float64 and self._condition <= MAX_CONDITION:
+            rows = jacobian.matmul(self._narrow_root(jacobian.dtype))
+            if all_finite(rows):
                 return rows
         return self.whiten(jacobian)
 
     def functional_covariance(self, jacobian: Jacobian) -> Tensor:
         """``(J F)(J F)ᵀ``, (b, c, c)."""
-        rows = self._narrow_whiten(jacobian)
-        return (rows @ rows.mT).double()
+        is_single = jacobian.is_shared and jacobian.dtype == torch.float32
+        if not is_single or self._condition > MAX_FORM_CONDITION:
+            rows = self._narrow_whiten(jacobian)
+            return (rows @ rows.mT).double()
+        n = jacobian.n_columns
+        forms = self._quadratic_forms(jacobian, slice(None))
+        return forms[:, _places(n, forms)].unflatten(1, (n, n))
 
     def covariance_of_rows(self, rows: Tensor) -> Tensor:
         """``(J F)(J F)ᵀ`` of a dense ``J``, (b, c, c)."""
@@ -211,26 +222,34 @@ class FullPrecision(base.EigenPrecision):
         if not jacobian.is_shared:
             rows = self._narrow_whiten(jacobian)
             return (rows * rows).sum(-1).double()
-        covariances = self._input_covariances(jacobian.blocks[0].g)
-        # terms of opposite sign cancel here
-        features = jacobian.features().double()
-        # one product for all outputs: (b, i) @ (i, k·i)
-        products = features @ covariances.transpose(0, 1).flatten(1)
-        products = products.unflatten(1, covariances.shape[::2])
-        return (products * features.unsqueeze(1)).sum(-1).clamp(min=0)
+        # each output with itself; terms of opposite sign cancel here
+        own = torch.arange(1, jacobian.n_columns + 1).cumsum(0) - 1
+        return self._quadratic_forms(jacobian, own).clamp(min=0)
+
+    def _quadratic_forms(self, jacobian: Jacobian, pairs: Any) -> Tensor:
+        """``aᵀ C a`` of inputs ``a`` for some `_input_covariances` ``C``, (b, n)."""
+        covariances = self._input_covariances(jacobian.blocks[0].g)[:, pairs]
+        # one product for all pairs: (b, i) @ (i, n·i)
+        joined, shape = covariances.flatten(1), covariances.shape[1:]
+        parts = jacobian.features().double().split(CACHED_ROWS)
+        products = ((a @ joined).unflatten(1, shape).mul_(a[:, None]) for a in parts)
+        return torch.cat([some.sum(-1) for some in products])
 
     @base.cache_last_call
     def _input_covariances(self, g: Tensor) -> Tensor:
-        """Covariance of ``Σₒ gₖₒ Wₒᵢ`` over inputs i, (k, i, i), for a shared ``g``.
+        """Covariances of ``Σₒ gₖₒ Wₒᵢ`` over inputs i, (i, k(k + 1)/2, i).
 
-        With it the variances take i² operations a sample and output in place of P².
+        For each pair of outputs once, with a ``g`` that all samples share. With them a
+        covariance takes i² operations a sample and pair, a half of P² for all pairs.
         """
         outputs = g.double().reshape(g.shape[1], -1)  # (k, o)
         split = self._root.split(self.structure.layout.sizes)
         roots = [root.unflatten(0, (len(outputs.T), -1)) for root in split]
         pieces = [torch.einsum("ko,oip->kip", outputs, root) for root in roots]
         rows = torch.cat(pieces, 1)  # (k, i or i + 1, P)
-        return rows @ rows.mT
+        products = gram(rows.flatten(0, 1).T).reshape(*rows.shape[:2], *rows.shape[:2])
+        row, column = torch.tril_indices(len(rows), len(rows), device=rows.device)
+        return products[row, :, column].transpose(0, 1).contiguous()
 
 
 class FullAccumulator(base.Accumulator):
@@ -378,7 +397,10 @@ def _products(left: Any, right: Any) -> _Products:
     shape = (*outputs.shape[1:], here.shape[1], there.shape[1])
     if left is right:
         row, column = torch.tril_indices(*shape[:2], device=outputs.device)
-        sums = outputs[:, row, column].T @ _pairs(here)
+        parts = (t.split(CACHED_ROWS) for t in (outputs[:, row, column], here))
+        sums = here.new_zeros(len(row), shape[2] * (shape[2] + 1) // 2)
+        for some, a in zip(*parts, strict=True):
+            sums.addmm_(some.T, _pairs(a))
         return _Products(sums, shape, is_symmetric=True)
     pairs = (here.unsqueeze(2) * there.unsqueeze(1)).flatten(1)
     return _Products(outputs.flatten(1).T @ pairs, shape)

@@ -3,6 +3,8 @@ import pytest
 import torch
 from cases import CASES, normal
 from contracts import N_ROWS, assert_equal, prior_precision, problem, scale
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from sklaplace.curvature.ggn import GGN, accumulate
 from sklaplace.curvature.jacobian import backpropagate, centring
@@ -13,6 +15,7 @@ from sklaplace.curvature.structures.dual import Dual
 from sklaplace.curvature.structures.full import Full, FullAccumulator
 from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.likelihoods import Categorical
+from sklaplace.networks.forward import Forward
 
 pytestmark = pytest.mark.numerical
 
@@ -74,6 +77,48 @@ def test_variances_are_those_of_the_covariance(form, prior):
     assert_equal(precision.functional_variance(jacobian), expected)
     found = structure.project(jacobian).covariance(precision, diagonal=True)
     assert_equal(found, expected)
+
+
+def single_head(n_rows=50, n_inputs=20, n_outputs=6):
+    """Structure and Jacobian of a last layer of float32, whose rows are centred."""
+    module = nn.Linear(n_inputs, n_outputs)
+    module.weight.data = normal(n_outputs, n_inputs, seed=1).float()
+    module.bias.data = normal(n_outputs, seed=2).float()
+    forward, x = Forward(module, module), 3 * normal(n_rows, n_inputs).float()
+    layout = SUBSETS["last_layer"](forward, x)
+    accumulator = FullAccumulator(layout)
+    y = torch.arange(n_rows) % n_outputs
+    accumulate(forward, [(x, y, None)], Categorical(), GGN, accumulator)
+    _, jacobian = backpropagate(forward, x, layout, centring)
+    return accumulator.decompose(), jacobian
+
+
+# under the last one the form would not be precise enough
+@pytest.mark.parametrize("delta", [1.0, 1e-3, 1e-7, 1e-12])
+def test_covariances_of_a_single_precision_layer_are_precise(delta):
+    structure, jacobian = single_head()
+    precision = structure.precision(torch.tensor(delta).double(), torch.ones(()))
+    rows = precision.whiten(jacobian)
+    found, expected = precision.functional_covariance(jacobian), rows @ rows.mT
+    scales = expected.diagonal(dim1=1, dim2=2).sqrt()
+    errors = (found - expected) / scales.unsqueeze(1) / scales.unsqueeze(2)
+    assert errors.abs().max() < 1e-5
+    # of all outputs but one, as rows that are centred sum to zero
+    leading = torch.linalg.eigvalsh(found[:, 1:, 1:])[:, 0]
+    torch.testing.assert_close(
+        leading, torch.linalg.eigvalsh(expected[:, 1:, 1:])[:, 0], rtol=1e-4, atol=0
+    )
+
+
+def test_covariances_of_a_layer_take_operations_for_pairs_of_inputs():
+    """Of one output with all inputs 2·i², for each pair of outputs once."""
+    structure, jacobian = single_head()
+    precision = structure.precision(torch.ones((), dtype=torch.float64), torch.ones(()))
+    precision.functional_covariance(jacobian)  # factorises
+    with FlopCounterMode(display=False) as counter:
+        precision.functional_covariance(jacobian)
+    n_rows, n_inputs, n_pairs = 50, 20 + 1, 6 * (6 + 1) // 2
+    assert counter.get_total_flops() <= n_rows * n_pairs * 2 * n_inputs**2
 
 
 def test_hessian_is_symmetric_to_the_last_bit():
