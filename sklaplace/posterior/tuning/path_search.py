@@ -135,7 +135,8 @@ def _explored(
 
     middle = min(MIDDLE, len(path) - 1)
     visit(middle, [part.posterior for part in problem.parts])
-    visit(middle - 2, candidates[middle].refitted)
+    for stride in (2, -2):
+        visit(middle + stride, candidates[middle].refitted)
     for stride in (2, -2):
         while True:
             best = _best_index(candidates)

@@ -75,3 +75,27 @@ def test_scores_that_are_equal_or_infinite_around_the_middle(score, visited):
 def test_all_are_scored_where_that_is_cheap(changes, visited):
     assert search(lambda index: -index % 5, **changes) == 0
     assert visited == list(range(changes.get("n_points", N_POINTS)))
+
+
+# Scores of refitted models with two minima, the better of which lies on the other side.
+TWO_MINIMA = [103.7, 103.4, 103.1, 102.3, 100.2, 99.1, 98.5, 98.9, 100.3, 100.8, 100.2]
+TWO_MINIMA += [100.4, 100.5, 101.6, 102.5, 103.1, 103.5, 103.7, 103.8, 103.9, 104.0]
+
+
+@pytest.mark.parametrize("scores", [TWO_MINIMA, TWO_MINIMA[16::-1]])
+def test_the_better_of_two_minima_around_the_middle_is_found(scores, monkeypatch):
+    def refitted(problem, start, ratio, tolerance):
+        return Candidate([None], scores[int(ratio)], 1.0)
+
+    monkeypatch.setattr(path_search, "_refitted", refitted)
+    monkeypatch.setattr(path_search, "_between", lambda posteriors: posteriors)
+    problem = SimpleNamespace(
+        parts=[SimpleNamespace(posterior=None)],
+        posterior=SimpleNamespace(
+            likelihood=SimpleNamespace(has_noise=True),
+            prior_precision=torch.ones(()),
+        ),
+    )
+    path = list(torch.arange(len(scores)))
+    found = path_search.best_refitted(problem, path)
+    assert found.score == min(scores)
