@@ -35,7 +35,6 @@ from sklaplace.curvature.recorder import (
     MixedSamplesError,
     Recorder,
     first_input,
-    layer_parameters,
     n_samples,
     unseen_path,
 )
@@ -495,7 +494,7 @@ def _through_head(
     def record(_layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
         calls.append([(t, t._version) for t in (first_input(args, kwargs), output)])
 
-    leaves = layer_parameters(forward.module, layout).values()
+    leaves = [] if layout.uses is None else list(layer.parameters(recurse=False))
     hook = layer.register_forward_hook(record, with_kwargs=True)
     with torch.enable_grad(), requiring_grad(leaves), hook:
         f = forward(x)

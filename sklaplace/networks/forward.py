@@ -172,7 +172,10 @@ class Forward(nn.Module):
             try:
                 for owner in scaled:
                     vars(owner)["scale_grad_by_freq"] = False
-                self.module.eval().requires_grad_(False)
+                if any(owner.training for owner in modules):
+                    self.module.eval()
+                for parameter in parameters:
+                    parameter.requires_grad = False
                 yield
             finally:
                 for owner, name, value in reversed(before):
