@@ -7,16 +7,13 @@ are the same on every device, except in the cases that are ``trained_there``: su
 differ in the last bit, and the generators of a GPU, lead to other weights.
 """
 
-import contextlib
 import io
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import product
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import joblib
 import numpy as np
@@ -43,7 +40,7 @@ from torch import nn
 
 import sklaplace
 from sklaplace import dirichlet
-from sklaplace.curvature.ggn import CURVATURES, add_pass
+from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.patches import LAYER_INPUTS
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import STRUCTURES
@@ -668,7 +665,6 @@ def later() -> Cases:
     yield "tune-on-samples", Case(tuned_on_samples)
     yield "tune-temperature", Case(tuned_temperature)
     yield "n_shards", case_of(n_shards=3)
-    yield "checkpoint", Case(continued_fit)
     yield "recalibrate", Case(recalibrated)
     yield "sample", Case(drawn)
     yield "memory", Case(cached)
@@ -716,25 +712,6 @@ def second_task(structure: str, device: str, first: str | None = None) -> Arrays
         on(trained(), device), prior=earlier.posterior_, random_state=0, **settings
     )
     return brief(model.fit(X, CLASSES), X)
-
-
-def continued_fit(device: str) -> Arrays:
-    """A fit that saves what it has summed, and one that goes on from there."""
-    X, name = samples(2), "sklaplace.estimators.curvature_sums.add_pass"
-    settings = {**ALL, "batch_size": 6, "n_shards": 3}
-    model = sklaplace.LaplaceClassifier(on(trained(), device), **settings)
-    passes = mock.Mock(side_effect=[None, InterruptedError])  # the second shard
-
-    def interrupted(*given: Any) -> Any:
-        passes()
-        return add_pass(*given)
-
-    with tempfile.TemporaryDirectory() as folder:
-        with mock.patch(name, interrupted), contextlib.suppress(InterruptedError):
-            model.fit(X, CLASSES, checkpoint=folder)
-        assert list(Path(folder).iterdir())
-        model.fit(X, CLASSES, checkpoint=folder)
-    return brief(model, X)
 
 
 def recalibrated(device: str) -> Arrays:

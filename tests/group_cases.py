@@ -15,10 +15,8 @@ import warnings
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
-import pytest
 import torch
 import torch.distributed as dist
 from nets import blobs, classifier, regressor, seeded, waves
@@ -27,8 +25,6 @@ from skorch.callbacks import Callback
 from skorch.dataset import Dataset
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
-from sklaplace.core.distributed import OtherProcessError
-from sklaplace.curvature import ggn
 from sklaplace.curvature.structures import STRUCTURES
 
 DOUBLE = {"module__dtype": torch.float64}
@@ -180,14 +176,6 @@ def a_further_sample(process):
     model.partial_fit(X[50:], Y[50:] if process.is_last else Y[50:] + 9)
 
 
-@case("a-checkpoint")
-def a_checkpoint(process):
-    path = process.folder / "file"
-    if process.is_last:
-        path.touch()
-    process.model().fit(X, Y, checkpoint=path if process.is_last else process.folder)
-
-
 # ------------------------------------------------------------------- other arguments
 @case("sizes")
 def sizes(process):
@@ -219,57 +207,6 @@ def random_state(process):
 @case("parameters")
 def parameters(process):
     process.model(n_shards=5 + process.rank, batch_size=4 + process.rank).fit(X, Y)
-
-
-# ------------------------------------------------------------------------- checkpoint
-def broken_after(n_shards):
-    """A fit may compute so many shards."""
-    left = [n_shards]
-
-    def add_pass(*args):
-        if not left[0]:
-            raise BrokenError("interrupted")
-        left[0] -= 1
-        return ggn.add_pass(*args)
-
-    return mock.patch("sklaplace.estimators.curvature_sums.add_pass", add_pass)
-
-
-def interrupted(process, name, n_shards, net=None):
-    """A fit that ended early, and its folder."""
-    folder = process.folder / name
-    model = process.model(net or classifier(**DOUBLE, max_epochs=2))
-    raised = pytest.raises((BrokenError, OtherProcessError), match="interrupted")
-    with broken_after(n_shards), raised:
-        model.fit(X, Y, checkpoint=folder)
-    return model, folder
-
-
-@case("resumed")
-def resumed(process):
-    """One process fails alone; the others have all of their sums then."""
-    model, folder = interrupted(process, "resumed", 1 if process.rank == 0 else 9)
-    assert list(folder.glob(f"rank-{process.rank}-*"))
-    return numbers(model.fit(X, Y, checkpoint=folder))
-
-
-@case("resumed-without-files-of-one")
-def resumed_without_files_of_one(process):
-    """All train again if one lacks the network, since they may train together."""
-    net = classifier(**DOUBLE, max_epochs=2, callbacks=[Meeting()])
-    model, folder = interrupted(process, "lost", 0, net)
-    if process.is_last:
-        for file in folder.glob(f"rank-{process.rank}-networks*"):
-            file.unlink()
-    return numbers(model.fit(X, Y, checkpoint=folder))
-
-
-class Meeting(Callback):
-    """Waits in training for the other processes, as DistributedDataParallel does."""
-
-    def on_train_begin(self, net, **kwargs):
-        if dist.is_initialized():
-            dist.barrier()
 
 
 # ------------------------------------------------------------------------------- run

@@ -1,15 +1,13 @@
 """Packing: a value as bytes, a pickle and its checksum.
 
 Functions and classes of the user are replaced by the names that a key of `fingerprint`
-has for them, so that they need not be importable, and large objects that whoever reads
-has as well by names that are given.
+has for them, so that they need not be importable.
 """
 
 import io
 import pickle
 from collections.abc import Mapping
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,16 +15,9 @@ from skorch import NeuralNet
 from torch import Tensor
 
 from sklaplace.core.fingerprint import hashed
-from sklaplace.core.stored import StoredArray
-
-_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-class DamagedError(ValueError):
-    """Bytes that are not what was packed under a key."""
-
-
-def pack(value: Any, key: str, named: Mapping[str, Any] = _NONE) -> bytes:
+def pack(value: Any, key: str) -> bytes:
     """Return a value as bytes.
 
     Parameters
@@ -35,26 +26,24 @@ def pack(value: Any, key: str, named: Mapping[str, Any] = _NONE) -> bytes:
         Anything that can be pickled, but for definitions of the user.
     key : str
         From `fingerprint`.
-    named : mapping
-        Objects by name, which are not packed.
     """
     file = io.BytesIO()
-    _Pickler(file, key, named).dump(value)
+    _Pickler(file, key).dump(value)
     return hashed(key, data=file.getbuffer()) + file.getvalue()
 
 
-def unpack(packed: bytes, key: str, named: Mapping[str, Any] = _NONE) -> Any:
-    """Return what was packed, with the definitions and objects of this process.
+def unpack(packed: bytes, key: str) -> Any:
+    """Return what was packed, with the definitions of this process.
 
     Raises
     ------
-    DamagedError
+    ValueError
         If it was packed under another key, or has changed since.
     """
     checksum, content = packed[:32], packed[32:]
     if checksum != hashed(key, data=content):
-        raise DamagedError("packed under another key, or damaged")
-    return _Unpickler(io.BytesIO(content), key, named).load()
+        raise ValueError("packed under another key, or damaged")
+    return _Unpickler(io.BytesIO(content), key).load()
 
 
 class _Pickler(pickle.Pickler):
@@ -63,16 +52,13 @@ class _Pickler(pickle.Pickler):
     So they need not be importable: a key holds those of the process that reads.
     """
 
-    def __init__(self, file: io.BytesIO, key: str, named: Mapping[str, Any]) -> None:
+    def __init__(self, file: io.BytesIO, key: str) -> None:
         super().__init__(file, protocol=5)
         self.definitions = getattr(key, "definitions", {})
         self.names = {id_: k for k, v in self.definitions.items() for id_ in v}
-        self.given = {id(value): name for name, value in named.items()}
 
     def persistent_id(self, value: Any) -> Any:
-        """Return the name of what is not stored, None for all else."""
-        if id(value) in self.given:
-            return (self.given[id(value)],)
+        """Return the name of a definition, None for all else."""
         name = self.names.get(id(value))
         if name and len(self.definitions[name]) > 1:
             raise pickle.PicklingError(f"Several different {value!r} are in use")
@@ -83,8 +69,6 @@ class _Pickler(pickle.Pickler):
 
         As arrays they load several times as fast as in torch's own form.
         """
-        if type(value) is StoredArray and id(value.source) in self.given:
-            return StoredArray, (value.source, value.cast, value.rows)
         if type(value) is Tensor and (reduced := reduced_as_array(value)):
             return reduced
         if isinstance(value, NeuralNet):
@@ -108,12 +92,10 @@ def _set_state(value: Any, attributes: Mapping[str, Any]) -> None:
 class _Unpickler(pickle.Unpickler):
     """Reads what `_Pickler` has written, in this process or another."""
 
-    def __init__(self, file: io.BytesIO, key: str, named: Mapping[str, Any]) -> None:
+    def __init__(self, file: io.BytesIO, key: str) -> None:
         super().__init__(file)
-        self.definitions, self.named = getattr(key, "definitions", {}), named
+        self.definitions = getattr(key, "definitions", {})
 
     def persistent_load(self, name: Any) -> Any:
-        """Return what has that name: an object, or the one function or class."""
-        if isinstance(name, tuple):
-            return self.named[name[0]]
+        """Return the one function or class of that name."""
         return next(iter(self.definitions[name].values()))

@@ -1,17 +1,14 @@
-"""A fit of a Laplace estimator, from ``memory`` or a checkpoint where there is one."""
+"""A fit of a Laplace estimator, from ``memory`` where it is stored."""
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from sklaplace.core.cache import cached, check_memory
-from sklaplace.core.checkpoint import Checkpoint
-from sklaplace.core.distributed import Group
 from sklaplace.core.fingerprint import fingerprint
 from sklaplace.core.random import private_rng
-from sklaplace.core.stored import StoredArray
 from sklaplace.core.trees import joined_rows
 from sklaplace.core.warn import warn_user
 from sklaplace.curvature.uses import UnseenUseError
@@ -20,7 +17,7 @@ from sklaplace.estimators.laplace_trainer import LaplaceTrainer
 from sklaplace.estimators.options import LaplaceOptions
 from sklaplace.estimators.samples import Samples
 from sklaplace.estimators.trainer import inner_net
-from sklaplace.estimators.workers import Workers
+from sklaplace.estimators.workers import group_of
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.trained import TrainedNetwork
 
@@ -38,8 +35,6 @@ def cached_fit(
 ) -> LaplaceFit:
     """Return a fit from the ``memory`` of an estimator, or a new one.
 
-    A new one goes on from the checkpoint of ``samples``, if it has one.
-
     Raises
     ------
     UnfinishedFit
@@ -47,31 +42,24 @@ def cached_fit(
     """
     memory, params = check_memory(model.memory), samples.fit_params
     trainer = replace(model._trainer(options), is_part=samples.is_part)
-
-    def key() -> str:
-        return _key(model, options, data, validation, params)
-
-    def train() -> Any:
-        device = getattr(inner_net(model.estimator), "device", "cpu")
-        with private_rng(model._seed, device):
-            return trainer.train_with_folds(data, validation, params)
+    key = partial(_key, model, options, data, validation, params)
+    group = group_of(model)
+    device = getattr(inner_net(model.estimator), "device", "cpu")
 
     def work() -> LaplaceFit:
-        # outside of the context of training, which admits one thread at a time: it
-        # would wait for workers that wait for it
         with torch.inference_mode(False):
-            networks, saved = _networks(group, checkpoint, trainer, train)
-            if checkpoint is None and group.size == 1:
+            with group.together(), private_rng(model._seed, device):
+                networks = trainer.train_with_folds(data, validation, params)
+            # after `private_rng`, which admits one thread at a time: a fit would wait
+            # for workers that wait for the fit
+            if group.size == 1:
                 fit = _accumulated(model._solver(options), trainer, *networks)
             else:
-                fit = model._solver(options).accumulate(*networks, saved)
+                fit = model._solver(options).accumulate(*networks)
         if trainer.is_interrupted:
             raise UnfinishedFit(fit)
         return fit
 
-    group = Workers.of(options).group
-    with group.together():
-        checkpoint = _checkpoint(group.rank, model, data, validation, samples, key)
     if model.memory is None:
         return work()
     if model.random_state is None:
@@ -114,51 +102,6 @@ def _accumulated(
 def _paths(network: TrainedNetwork) -> Any:
     """Return what samples with other uses of layers change of a layout."""
     return network.spec.layout.blocks, network.spec.layout.uses
-
-
-def _networks(
-    group: Group, checkpoint: Checkpoint | None, trainer: Any, train: Callable[[], Any]
-) -> tuple[Any, Checkpoint | None]:
-    """Return trained networks, and the checkpoint unless training was interrupted.
-
-    They are of the checkpoint if all processes have them there. Else all train, since
-    they may do so together, and sums of other weights are lost.
-    """
-    with group.together():
-        found = None if checkpoint is None else checkpoint.load("networks")
-    if all(group.gather(found is not None)):
-        return found, checkpoint
-    with group.together():
-        found = train()
-        saved = None if trainer.is_interrupted else checkpoint
-        if saved is not None:
-            saved.restart("networks", found)
-    return found, saved
-
-
-def _checkpoint(
-    rank: int,
-    model: Any,
-    data: TrainingData,
-    validation: TrainingData | None,
-    samples: Samples,
-    key: Callable[[], str],
-) -> Checkpoint | None:
-    """Return the checkpoint of a fit, if it has one."""
-    if samples.checkpoint is None:
-        return None
-    if model.random_state is None:
-        raise ValueError(
-            "checkpoint needs random_state, since a fit that starts anew would have "
-            "another seed. Set random_state to a number."
-        )
-    named = {f"data-{name}": value for name, value in vars(data).items()}
-    if validation is not None:
-        named |= {f"val-{name}": value for name, value in vars(validation).items()}
-    # parts of an array on disk are stored as positions in it
-    stored = {k: v.source for k, v in named.items() if isinstance(v, StoredArray)}
-    named |= {f"{name}-source": source for name, source in stored.items()}
-    return Checkpoint.at(samples.checkpoint, key(), named, rank)
 
 
 def _key(

@@ -1,36 +1,44 @@
-"""Sums over the shards of all processes of a `Group`, the same in each of them."""
+"""Sums over the shards of all processes of a `Group`, the same in each of them.
 
-from collections.abc import Callable
+Shards are added in their order, so that sums do not depend on the number of workers.
+"""
+
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from sklaplace.core import progress
 from sklaplace.core.distributed import Group
+from sklaplace.core.parallel import ordered_map
 from sklaplace.curvature.structures import Accumulator
-from sklaplace.estimators.curvature_sums import CurvatureSums
+from sklaplace.estimators.curvature_sums import CurvaturePass, CurvatureSums
 from sklaplace.estimators.options import LaplaceOptions
 from sklaplace.estimators.samples import draw_seed
 from sklaplace.networks.data import TrainingData
+from sklaplace.networks.shards import Shards
 from sklaplace.networks.trained import TrainedNetwork
 
 # Options that change no result, and may be of any code.
 _OWN_OPTIONS = "n_jobs", "distributed", "likelihood", "prior"
 
 
-def added_over_group(
-    group: Group, work: Callable[[], CurvatureSums | None], blank: Accumulator
+def added_up(
+    work: CurvaturePass, shards: Shards, group: Group, n_jobs: int | None
 ) -> CurvatureSums:
-    """Return the sums of all processes.
+    """Return the sums over all shards, in as many passes as they need.
 
     Parameters
     ----------
+    work : CurvaturePass
+        The first pass.
+    shards : Shards
+        Training samples.
     group : Group
-        The processes.
-    work : callable
-        Computes the sums of this one, None if it has no samples.
-    blank : Accumulator
-        Without samples.
+        Processes, each of which adds up a part of the shards.
+    n_jobs : int or None
+        Number of workers of each process, see `ordered_map`.
 
     Raises
     ------
@@ -42,23 +50,33 @@ def added_over_group(
     Tensors that are added entry by entry are sent in one reduction; what has another
     form, such as samples that are kept, is sent to all by each.
     """
+    total = _one_pass(work, shards, group, n_jobs)
+    while total.accumulator.needs_another_pass():
+        again = replace(work, accumulator=total.accumulator, is_first=False)
+        total.accumulator = _one_pass(again, shards, group, n_jobs).accumulator
+    return total
+
+
+def _one_pass(
+    work: CurvaturePass, shards: Shards, group: Group, n_jobs: int | None
+) -> CurvatureSums:
+    """Return the sums of one pass, over the shards of all processes."""
     with group.together():
-        own = work()
-    if group.size == 1:
-        assert own is not None
-        return own
-    return _merged(group, own, blank)
+        rows = group.part(shards.rows)
+        found = ordered_map(work, rows, shards.load, n_jobs)
+        own = _in_order(progress.tracked(found, "curvature", len(rows)))
+    return own if group.size == 1 else _merged(group, own, work.accumulator)
 
 
 def _merged(
     group: Group, own: CurvatureSums | None, blank: Accumulator
 ) -> CurvatureSums:
+    """Return the sums of all processes; ``own`` is None if this one has no shard."""
     tensors = None if own is None else own.accumulator.summands()
     form = None if tensors is None else [tensor.shape for tensor in tensors]
     forms = group.gather(form)
     if own is None or form is None or any(other != form for other in forms):
-        parts = group.gather(own)
-        return _in_order([part for part in parts if part is not None])
+        return _in_order(part for part in group.gather(own) if part is not None)
     assert tensors is not None
     group.add_up(tensors)
     total = _in_order(group.gather(replace(own, accumulator=blank)))
@@ -66,9 +84,11 @@ def _merged(
     return total
 
 
-def _in_order(parts: list[CurvatureSums]) -> CurvatureSums:
-    total = parts[0]
-    for part in parts[1:]:
+def _in_order(parts: Iterable[CurvatureSums]) -> Any:
+    """Return the sum of parts, None if there are none."""
+    parts = iter(parts)
+    total: Any = next(parts, None)
+    for part in parts:
         total.merge(part)
     return total
 

@@ -8,7 +8,6 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from sklaplace.core import checkpoint as checkpoints
 from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import check_memory
@@ -54,7 +53,7 @@ from sklaplace.estimators.samples import (
     weighted_data,
 )
 from sklaplace.estimators.summary import of_posterior, reporting_for
-from sklaplace.estimators.workers import Workers, group_of
+from sklaplace.estimators.workers import group_of
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
@@ -108,7 +107,6 @@ class BaseLaplace:
         *,
         X_val: Any = None,
         y_val: Any = None,
-        checkpoint: Any = None,
         **fit_params: Any,
     ) -> Any:
         """Train the network unless it is frozen, and fit the posterior around it.
@@ -128,11 +126,6 @@ class BaseLaplace:
         X_val, y_val : optional
             Samples that the network does not see, used by the ``"validation"`` and
             ``"auto"`` tuners only.
-        checkpoint : str or path, optional
-            Folder, made if need be, in which the trained network and the sums so far
-            are saved, after each of ``n_shards`` shards. A fit that was interrupted, in
-            whatever way, goes on from there when it is called again, with the same
-            result. Its files are removed when the fit ends. Needs a ``random_state``.
         **fit_params : dict
             Passed to the ``fit`` of the skorch net. They must not change what the
             module computes: predictions are made without them.
@@ -174,14 +167,13 @@ class BaseLaplace:
         >>> model.posterior_.mean.shape
         torch.Size([111])
         """
-        given = X, y, sample_weight, X_val, y_val, fit_params
+        samples = Samples(X, y, sample_weight, X_val, y_val, fit_params)
         with reporting_for(self):
-            return self._fit(Samples(*given, checkpoint=checkpoint))
+            return self._fit(samples)
 
     def _fit(self, samples: Samples) -> Any:
         with unchanged_on_error(self):
-            group = group_of(self)
-            with group.together():
+            with group_of(self).together():
                 options = self._check_options()
                 note_new_weights(self)
                 warn_of_weight_scale(samples.sample_weight)
@@ -192,7 +184,6 @@ class BaseLaplace:
             self._set_fitted(options, fit.network, posterior)
             self._check_loss(loss_per_target(fit.data_fit, fit.network, posterior))
             self._novelty = fit.novelty
-            checkpoints.clear(samples.checkpoint, group.rank)
         if self.verbose:
             progress.line(self._summary())
         return self
@@ -201,7 +192,7 @@ class BaseLaplace:
         self, options: LaplaceOptions, samples: Samples
     ) -> LaplaceFit:
         """Train and accumulate the curvature; or load both from ``memory``."""
-        group = Workers.of(options).group
+        group = group_of(self)
         with group.together():
             check_memory(self.memory)
             data, validation = encode_samples(self, samples)

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from sklaplace.core import progress
 from sklaplace.core.budget import KEPT_BUDGET, move
-from sklaplace.core.checkpoint import Checkpoint
+from sklaplace.core.distributed import Group
 from sklaplace.core.random import row_hash
 from sklaplace.curvature.jacobian import Centring, backpropagate
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import Structure
 from sklaplace.curvature.structures.rounding import check_finite
 from sklaplace.estimators.curvature_sums import CurvaturePass, CurvatureSums
-from sklaplace.estimators.group_sums import agree_on_network
+from sklaplace.estimators.group_sums import added_up, agree_on_network
 from sklaplace.estimators.noise import (
     root_mean_square,
     with_column_noises,
@@ -32,8 +32,6 @@ from sklaplace.estimators.noise import (
 )
 from sklaplace.estimators.novelty_recorder import NoveltyRecorder
 from sklaplace.estimators.options import LaplaceOptions
-from sklaplace.estimators.saved_sums import SavedSums, added_up
-from sklaplace.estimators.workers import Workers
 from sklaplace.likelihoods.base import DataFit, weighted
 from sklaplace.networks.data import Batches, TrainingData
 from sklaplace.networks.outputs import as_forward
@@ -148,10 +146,7 @@ class LaplaceSolver:
 
     # ------------------------------------------------------------------- curvature
     def accumulate(
-        self,
-        network: TrainedNetwork,
-        folds: Iterable[TrainedNetwork] = (),
-        checkpoint: Checkpoint | None = None,
+        self, network: TrainedNetwork, folds: Iterable[TrainedNetwork] = ()
     ) -> LaplaceFit:
         """Return the curvature and the loss over the training samples.
 
@@ -161,33 +156,27 @@ class LaplaceSolver:
             The network.
         folds : iterable of TrainedNetwork
             Networks that hold out a fold of the samples each.
-        checkpoint : Checkpoint, optional
-            Where sums are saved, and taken from where there are any.
         """
         networks = [network, *folds]
         if not self.options.tunes_on_held_out:
             networks = [replace(network, held_out=None)]
         if self.options.free_noise:
             networks = with_column_noises(networks)
-        saved = [SavedSums(checkpoint, f"sums-{k}") for k in range(len(networks))]
         with progress.phase("curvature"):
-            fit, *others = map(self._accumulated, networks, saved)
+            fit, *others = map(self._accumulated, networks)
         return replace(fit, folds=tuple(others))
 
-    def _accumulated(self, network: TrainedNetwork, saved: SavedSums) -> LaplaceFit:
+    def _accumulated(self, network: TrainedNetwork) -> LaplaceFit:
         refits = self.options.refits(network.spec, len(network.train))
         head_map = network.spec.head_map if refits else None
-        sums = self._added_up(network, saved, head_map)
+        sums = self._added_up(network, head_map)
         head_rows, structure = sums.head_rows, sums.accumulator.decompose()
         needs_rows = self.options.refine is True and not head_rows.is_linear
         found = network, structure, sums.data_fit, head_rows, needs_rows
         return LaplaceFit(*found, sums.novelty)
 
     def _added_up(
-        self,
-        network: TrainedNetwork,
-        saved: SavedSums,
-        head_map: Tensor | None = None,
+        self, network: TrainedNetwork, head_map: Tensor | None = None
     ) -> CurvatureSums:
         """Return the sums over the training samples of a network."""
         options = self.options
@@ -199,10 +188,10 @@ class LaplaceSolver:
             options.accumulator(network.spec.layout),
             head_map,
         )
-        workers = Workers.of(options)
-        agree_on_network(workers.group, network)
+        group = Group.of(options.distributed)
+        agree_on_network(group, network)
         shards = Shards.of(network.train, batch_size, options.n_shards)
-        return added_up(work, shards, workers, saved)
+        return added_up(work, shards, group, options.n_jobs)
 
     def add_novelty(
         self, novelty: Novelty | None, network: TrainedNetwork
@@ -210,9 +199,8 @@ class LaplaceSolver:
         """Return the novelty after further samples, those of a network as trained."""
         if novelty is None:
             return None
-        batches = self._batches(network, network.train)
         with NoveltyRecorder(network, novelty) as recorder:
-            recorder.add_all(batches)
+            recorder.add_all(self._batches(network, network.train))
         return recorder.result()
 
     def add(
@@ -228,7 +216,7 @@ class LaplaceSolver:
             At the posterior's mean, with the further samples to add.
         """
         with progress.phase("curvature"):
-            more = self._added_up(network, SavedSums(None, ""))
+            more = self._added_up(network)
         accumulator = self.options.accumulator(posterior.layout)
         with network.forward().frozen():
             posterior.structure.resume(accumulator)

@@ -57,8 +57,6 @@ class Samples:
         For the ``fit`` of the skorch net.
     classes : ndarray or None
         All classes, where ``y`` may lack some.
-    checkpoint : str, path or None
-        Folder in which what was computed is saved until the fit ends.
     is_part : bool
         Whether this is one of several fits. Ctrl-C then raises.
     """
@@ -70,7 +68,6 @@ class Samples:
     y_val: Any
     fit_params: dict[str, Any]
     classes: np.ndarray | None = None
-    checkpoint: Any = None
     is_part: bool = False
 
 

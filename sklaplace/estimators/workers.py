@@ -1,6 +1,5 @@
-"""Workers: the processes, of joblib and of torch.distributed, that compute sums."""
+"""Workers: parameters of the processes, of joblib and torch.distributed."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,27 +8,6 @@ from sklaplace.core.checks import check_count, check_n_jobs
 from sklaplace.core.distributed import Group
 
 _BOOL = bool, np.bool_
-
-
-@dataclass(frozen=True)
-class Workers:
-    """What computes sums over samples.
-
-    Attributes
-    ----------
-    group : Group
-        Processes, each of which computes those of a part of the shards.
-    n_jobs : int or None
-        Number of workers of each of them, see `ordered_map`.
-    """
-
-    group: Group
-    n_jobs: int | None
-
-    @classmethod
-    def of(cls, options: Any) -> "Workers":
-        """Return those that parameters of an estimator describe."""
-        return cls(Group.of(options.distributed), options.n_jobs)
 
 
 def group_of(model: Any) -> Group:
@@ -45,10 +23,9 @@ def check_workers(model: Any) -> None:
     value = model.distributed
     if not isinstance(value, _BOOL):
         raise ValueError(f"distributed={value!r} is not known. Choose True or False.")
-    Workers.of(model)  # raises where there is no group
+    Group.of(value)  # raises where there is no group
     if value and model.memory is not None:
         raise ValueError(
             "distributed=True cannot be used with memory: what one process finds there "
-            "another may lack, and the first would wait for it. Use memory=None, or "
-            "fit(X, y, checkpoint=...)."
+            "another may lack, and the first would wait for it. Use memory=None."
         )

@@ -8,7 +8,6 @@ import pytest
 
 from sklaplace.core import stored
 from sklaplace.core.fingerprint import fingerprint
-from sklaplace.core.packing import pack, unpack
 from sklaplace.core.stored import StoredArray, is_stored
 
 N = 50
@@ -153,13 +152,6 @@ def test_what_cannot_be_pickled_is_sent_by_value():
 
     part = StoredArray(Unpicklable(), single).part(slice(3, 9))
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(part)).read(), VALUES[3:9])
-
-
-def test_parts_of_what_has_a_name_are_packed_as_positions(array):
-    key, named = fingerprint({}), {"source": array.source}
-    packed = pack(array.part(slice(0, 40)), key, named)
-    assert len(packed) < VALUES.nbytes / 4
-    np.testing.assert_array_equal(unpack(packed, key, named).read(), VALUES[:40])
 
 
 def test_changes_that_a_map_keeps_to_itself(tmp_path):

@@ -26,14 +26,13 @@ KINDS = [f"{kind}-{subset}" for kind in sorted(STRUCTURES) for subset in SUBSETS
 EQUAL = [*KINDS, "fewer-shards", "monte-carlo", "trained", "regression"]
 EQUAL += ["further-samples"]
 # what is computed by two processes alone
-EQUAL_OF_TWO = ["two-workers", "resumed", "resumed-without-files-of-one"]
+EQUAL_OF_TWO = ["two-workers"]
 # error of the process that fails, and words of its message
 FAILURES = {
     "an-option": ("ValueError", "hessian_structure='wrong'"),
     "an-input": ("ValueError", "X contains NaN"),
     "training": ("BrokenError", "in training"),
     "a-shard": ("BrokenError", "sample 80 is unreadable"),
-    "a-checkpoint": ("NotADirectoryError", "checkpoint="),
 }
 DIFFERENCES = {
     "sizes": "number of samples, targets",
@@ -84,10 +83,9 @@ def group(request):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def alone():
     """What one process computes in a case; that of a group has few other cases."""
-    process = Process(folder=tmp_path_factory.mktemp("alone"))
-    known = {}
+    process, known = Process(), {}
 
     def computed(name):
         if name not in known:
@@ -120,7 +118,7 @@ def test_a_group_computes_what_one_process_does(name, group, alone):
 
 
 @pytest.mark.parametrize("name", EQUAL_OF_TWO)
-def test_workers_and_checkpoints_in_a_group(name, two, alone):
+def test_workers_in_a_group(name, two, alone):
     test_a_group_computes_what_one_process_does(name, two, alone)
 
 

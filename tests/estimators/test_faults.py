@@ -1,14 +1,10 @@
-"""Killed processes, full disks, unreadable samples: an error, and nothing is lost."""
+"""Full disks and unreadable samples: an error, and nothing is lost."""
 
 import os
-import pickle
 import subprocess
-import sys
 from contextlib import contextmanager
-from pathlib import Path
 from unittest import mock
 
-import killed_fits
 import numpy as np
 import pytest
 from joblib.memory import CacheWarning
@@ -20,8 +16,6 @@ from skorch.dataset import Dataset
 from sklaplace import LaplaceClassifier
 from sklaplace.core import stored
 
-TESTS = Path(killed_fits.__file__).parent
-N_KILLED = 10
 X, Y = blobs(90)
 NET = FrozenEstimator(classifier().fit(X, Y))
 
@@ -37,23 +31,6 @@ def assert_equal(found, expected):
         np.testing.assert_array_equal(ours, theirs)
     ours, theirs = (some.posterior_.structure.dense() for some in (found, expected))
     np.testing.assert_array_equal(ours, theirs)
-
-
-# ---------------------------------------------------------------------------- killed
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
-def test_fits_that_were_killed_go_on_to_the_same_bits(tmp_path):
-    """At moments all over a fit: in training, in sums and while files are written."""
-    command = [sys.executable, str(TESTS / "killed_fits.py")]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
-    subprocess.run([*command, str(tmp_path), str(N_KILLED)], env=env, check=True)
-    found = pickle.loads((tmp_path / "killed.pickle").read_bytes())
-    expected = killed_fits.digest(killed_fits.fitted())
-    assert [one["digest"] for one in found["killed"]] == [expected] * N_KILLED
-    # before and after the network was trained
-    left = [one["left"] for one in found["killed"]]
-    were_trained = ["rank-0-networks.checkpoint" in files for files in left]
-    assert set(were_trained) == {True, False}
 
 
 # ----------------------------------------------------------------------- a full disk
@@ -117,23 +94,6 @@ def small_disk(folder):
 LARGE = {"subset_of_weights": "all", "hessian_structure": "full"}
 
 
-def test_a_checkpoint_on_a_full_disk(tmp_path):
-    expected = model(**LARGE).fit(X, Y)
-    found = model(**LARGE)
-    with small_disk(tmp_path / "disk") as disk:
-        folder = disk.folder / "fit"
-        with pytest.raises(OSError, match="checkpoint=") as raised:
-            found.fit(X, Y, checkpoint=folder)
-        assert "make space" in str(raised.value)
-        assert not hasattr(found, "posterior_")
-        left = {file.name for file in folder.iterdir()}
-        assert not [name for name in left if "new" in name]
-        disk.make_space()
-        found.fit(X, Y, checkpoint=folder)
-        assert not folder.exists()
-    assert_equal(found, expected)
-
-
 def test_a_cache_on_a_full_disk(tmp_path):
     expected = model(**LARGE).fit(X, Y)
     found = model(**LARGE)
@@ -161,13 +121,11 @@ class Unreadable(Dataset):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("has_checkpoint", [False, True])
-def test_an_unreadable_sample(has_checkpoint, tmp_path):
-    checkpoint = tmp_path / "fit" if has_checkpoint else None
+def test_an_unreadable_sample():
     data, found = Unreadable(X, Y), model(NET, prior_precision=1.0).fit(X, Y)
     expected, before = clone(found).fit(Dataset(X, Y), Y), dict(vars(found))
     with pytest.raises(OSError, match=r"shard-50.parquet is damaged"):
-        found.fit(data, Y, checkpoint=checkpoint)
+        found.fit(data, Y)
     assert vars(found) == before
     data.is_broken = False
     assert_equal(found.fit(data, Y), expected)

@@ -161,20 +161,6 @@ def test_interrupted_networks_are_not_in_memory(tmp_path):
     assert fitted(model).n_iter_ == 9
 
 
-def test_interrupted_networks_are_in_no_checkpoint(tmp_path):
-    model = model_of(LaplaceClassifier, CtrlC())
-    name = "sklaplace.estimators.laplace.LaplaceSolver.posterior"
-    with (
-        mock.patch(name, side_effect=OSError("disk")),
-        pytest.warns(UserWarning, match=WARNING),
-        pytest.raises(OSError, match="disk"),
-    ):
-        fitted(model, checkpoint=tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["rank-0-key.checkpoint"]
-    press(is_ignored=True)
-    assert fitted(model, checkpoint=tmp_path).n_iter_ == 9
-
-
 STOPPING = EarlyStopping("train_loss", patience=2, sink=lambda text: None)
 
 

@@ -22,7 +22,6 @@ from sklaplace import (
     VariationalClassifier,
 )
 from sklaplace.core import stored
-from sklaplace.core.packing import pack
 from sklaplace.curvature.structures import STRUCTURES
 
 X, Y = blobs(120)
@@ -96,27 +95,12 @@ def test_further_and_held_out_samples(mapped):
     np.testing.assert_array_equal(found.posterior_.structure.dense(), dense)
 
 
-def test_weights_workers_and_checkpoints(mapped, tmp_path):
+def test_weights_and_workers(mapped):
     model = LaplaceClassifier(NEW, **SMALL, n_shards=4, n_jobs=2)
     with joblib.parallel_config(backend="threading"):
         expected = model.fit(X, Y, 1.0 * Y).predict_proba(X)
-        folder = tmp_path / "fit"
-        found = model.fit(mapped(X), Y, 1.0 * Y, checkpoint=folder).predict_proba(X)
+        found = model.fit(mapped(X), Y, 1.0 * Y).predict_proba(X)
     np.testing.assert_array_equal(found, expected)
-
-
-def test_checkpoints_have_no_samples(mapped, tmp_path):
-    wide = np.c_[X, np.zeros((120, 2000))]
-    net = classifier(max_epochs=1, module__n_in=2002)
-    model = LaplaceClassifier(net, **SMALL)
-    sizes = []
-
-    def save(self, name, value):
-        sizes.append(len(pack(value, self.key, self.named)))
-
-    with mock.patch("sklaplace.core.checkpoint.Checkpoint.save", save):
-        model.fit(mapped(wide), Y, checkpoint=tmp_path / "fit")
-    assert max(sizes) < wide.nbytes / 4
 
 
 def test_fits_are_taken_from_memory(mapped, tmp_path):

@@ -1,10 +1,9 @@
-"""Shards, workers and checkpoints change neither posterior nor predictions.
+"""Shards and workers change neither posterior nor predictions.
 
 Workers are threads here, which need no time to start; tests/clients has processes.
 """
 
 import threading
-from contextlib import contextmanager
 from unittest import mock
 
 import joblib
@@ -26,7 +25,6 @@ from sklaplace import (
 )
 from sklaplace.core.parallel import ordered_map
 from sklaplace.core.random import private_rng
-from sklaplace.curvature import ggn
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.networks.outputs import as_forward
 
@@ -170,184 +168,9 @@ def test_no_lock_is_held_while_workers_compute():
         yield from ordered_map(*args)
 
     model = LaplaceClassifier(NET, **SMALL, prior_precision=1.0)
-    with mock.patch("sklaplace.estimators.saved_sums.ordered_map", watched):
+    with mock.patch("sklaplace.estimators.group_sums.ordered_map", watched):
         model.fit(X, Y)
     assert entered
-
-
-# ------------------------------------------------------------------- checkpoints
-class InterruptionError(Exception):
-    """Of a fit, between two shards."""
-
-
-@contextmanager
-def breaking_after(n_shards):
-    left = [n_shards]
-
-    def add_pass(*args):
-        if not left[0]:
-            raise InterruptionError
-        left[0] -= 1
-        return ggn.add_pass(*args)
-
-    with mock.patch("sklaplace.estimators.curvature_sums.add_pass", add_pass):
-        yield
-
-
-def in_shards(**params):
-    return LaplaceClassifier(classifier(max_epochs=1), **SMALL, n_shards=6, **params)
-
-
-def tried(model, folder, n_shards):
-    """Whether a fit ends that may add up so many shards."""
-    with breaking_after(n_shards):
-        try:
-            model.fit(X, Y, checkpoint=folder)
-        except InterruptionError:
-            assert not hasattr(model, "posterior_")
-            return False
-    return True
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        {},
-        {"prior_precision": "marglik", "hessian_structure": "diag"},
-        {"hessian_structure": "nystrom", "prior_precision": 1.0},
-        {"subset_of_weights": "all", "refine": True, "prior_precision": 1.0},
-    ],
-    ids=["default", "marglik", "two passes", "refitted"],
-)
-def test_an_interrupted_fit_goes_on(params, tmp_path):
-    folder, model = tmp_path / "fit", in_shards(**params)
-    expected = numbers(clone(model).fit(X, Y), X, METHODS[:2])
-    n_tries = 1
-    while not tried(model, folder, 2):
-        n_tries += 1
-    assert n_tries > 2
-    assert_equal(numbers(model, X, METHODS[:2]), expected)
-    assert not folder.exists()
-
-
-def test_a_fit_goes_on_with_other_workers(tmp_path):
-    model = in_shards(n_jobs=1)
-    expected = numbers(clone(model).fit(X, Y), X, METHODS[:2])
-    with joblib.parallel_config(backend="threading"):
-        while not tried(model, tmp_path / "fit", 2):
-            model.set_params(n_jobs=3 - model.n_jobs)
-    assert_equal(numbers(model, X, METHODS[:2]), expected)
-
-
-def test_the_network_is_trained_once(tmp_path):
-    model, folder = in_shards(), tmp_path / "fit"
-    assert not tried(model, folder, 3)
-    trained = (folder / "rank-0-networks.checkpoint").read_bytes()
-    with mock.patch("sklaplace.estimators.trainer.train", side_effect=AssertionError):
-        assert not tried(model, folder, 1)
-    assert (folder / "rank-0-networks.checkpoint").read_bytes() == trained
-
-
-def test_data_in_memory_are_not_stored(tmp_path):
-    wide = np.concatenate([X, np.zeros((90, 2000), "f4")], 1)
-    model = in_shards(prior_precision="marglik")
-    model.set_params(estimator__module__n_in=2002)
-    with breaking_after(2), pytest.raises(InterruptionError):
-        model.fit(wide, Y, checkpoint=tmp_path)
-    n_weights = 4 * 2002 * 6
-    sizes = [file.stat().st_size for file in tmp_path.iterdir()]
-    assert max(sizes) < 4 * n_weights < wide.nbytes
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"X": X + 1},
-        {"y": (Y + 1) % 3},
-        {"sample_weight": 1 + Y},
-        {"subset_of_weights": "all"},
-        {"random_state": 1},
-        {"n_shards": 5},
-        {"estimator__max_epochs": 2},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_files_of_another_fit_are_refused(change, tmp_path):
-    model = in_shards()
-    assert not tried(model, tmp_path, 3)
-    data = {"X": X, "y": Y} | {k: v for k, v in change.items() if k not in PARAMS}
-    model.set_params(**{k: v for k, v in change.items() if k in PARAMS})
-    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
-    with pytest.raises(ValueError, match="another fit"):
-        model.fit(**data, checkpoint=tmp_path)
-    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
-
-
-PARAMS = {"subset_of_weights", "random_state", "n_shards", "estimator__max_epochs"}
-
-
-def test_a_damaged_file_is_computed_again(tmp_path):
-    model = in_shards()
-    expected = numbers(clone(model).fit(X, Y), X, METHODS[:2])
-    for name in ("networks", "sums-0", "sums-0-rows-0"):
-        assert not tried(model, tmp_path, 3)
-        file = tmp_path / f"rank-0-{name}.checkpoint"
-        file.write_bytes(file.read_bytes()[:-10])
-    assert_equal(
-        numbers(model.fit(X, Y, checkpoint=tmp_path), X, METHODS[:2]), expected
-    )
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "error", "words"),
-    [
-        (3, TypeError, ["checkpoint", "int", "path"]),
-        ("file", OSError, ["checkpoint=", "folder"]),
-    ],
-)
-def test_what_is_no_folder_is_refused(checkpoint, error, words, tmp_path):
-    if checkpoint == "file":
-        checkpoint = tmp_path / "file"
-        checkpoint.touch()
-    with pytest.raises(error) as raised:
-        in_shards().fit(X, Y, checkpoint=checkpoint)
-    assert all(word in str(raised.value) for word in words)
-
-
-def test_a_seed_is_needed(tmp_path):
-    model = in_shards().set_params(random_state=None)
-    message = refused_fit(model, "random_state", data=(X, Y), checkpoint=tmp_path)
-    assert "checkpoint" in message
-
-
-def test_a_full_disk(tmp_path, file_size_limit):
-    """What was saved is kept, and the next fit goes on from it."""
-    model = in_shards(hessian_structure="full", subset_of_weights="all")
-    expected = numbers(clone(model).fit(X, Y), X, METHODS[:2])
-    with file_size_limit(4000), pytest.raises(OSError, match="checkpoint=") as raised:
-        model.fit(X, Y, checkpoint=tmp_path)
-    assert "make space" in str(raised.value)
-    assert not hasattr(model, "posterior_")
-    assert not [file for file in tmp_path.iterdir() if "new" in file.name]
-    assert_equal(
-        numbers(model.fit(X, Y, checkpoint=tmp_path), X, METHODS[:2]), expected
-    )
-
-
-@pytest.fixture
-def file_size_limit():
-    resource = pytest.importorskip("resource")
-
-    @contextmanager
-    def limited(n_bytes):
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-    return limited
 
 
 # ------------------------------------------------------------------- distributed
