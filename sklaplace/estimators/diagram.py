@@ -41,10 +41,8 @@ def fitted_block(model: Any) -> Any:
 
     Others have scikit-learn's own.
     """
-    try:
-        from sklearn.utils._repr_html.estimator import _VisualBlock
-    except ImportError:  # before scikit-learn 1.7
-        from sklearn.utils._estimator_html_repr import _VisualBlock
+    from sklearn.utils._repr_html.estimator import _VisualBlock
+
     try:
         caption = model._summary()
     except ValueError:  # of a parameter that was set after fit, and is refused later

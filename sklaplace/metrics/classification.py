@@ -367,9 +367,9 @@ def brier_score(
     """Squared distance between probabilities and outcome, summed over classes.
 
     A proper scoring rule that, unlike the log loss, is bounded for confident errors.
-    For two classes it is twice the Brier score of one of them. From scikit-learn 1.7
-    on it equals ``sklearn.metrics.brier_score_loss`` with ``scale_by_half=False``,
-    where columns are in sorted order of the labels. Here they may be in any order.
+    For two classes it is twice the Brier score of one of them. It equals
+    ``sklearn.metrics.brier_score_loss`` with ``scale_by_half=False``, where columns are
+    in sorted order of the labels. Here they may be in any order.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 

@@ -116,10 +116,7 @@ def three_classes():
 def test_brier_score_is_that_of_scikit_learn(three_classes):
     y, proba, weights = three_classes
     options = {"sample_weight": weights, "labels": [0, 1, 2]}
-    try:
-        expected = brier_score_loss(y, proba, scale_by_half=False, **options)
-    except TypeError:
-        pytest.skip("scikit-learn before 1.7 has it for two classes only")
+    expected = brier_score_loss(y, proba, scale_by_half=False, **options)
     assert brier_score(y, proba, **options) == pytest.approx(expected)
 
 
