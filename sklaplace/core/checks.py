@@ -70,6 +70,12 @@ def check_count(name: str, value: Any, smallest: int = 1) -> None:
         )
 
 
+def check_batch_size(batch_size: Any) -> None:
+    """Raise an error unless a value is None or a number of samples."""
+    if batch_size is not None:
+        check_count("batch_size", batch_size)
+
+
 def check_n_jobs(n_jobs: Any) -> None:
     """Raise an error unless a value is a number of processes."""
     if n_jobs is not None and (not _is_number(n_jobs, Integral) or n_jobs == 0):

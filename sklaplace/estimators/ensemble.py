@@ -190,6 +190,7 @@ class BaseEnsemble(BaseSampling):
         return f"{len(self.estimators_)} networks, {super()._summary()}"
 
     def _output_model(self) -> OutputModel:
+        check_n_jobs(self.n_jobs)
         n = len(self._networks)
         return EnsembleDraws(n, self._seed, self._networks, tuple(range(n)))
 

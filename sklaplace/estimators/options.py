@@ -18,6 +18,7 @@ from sklearn.base import is_classifier
 
 from sklaplace.core.budget import KEPT_BUDGET, require_bytes
 from sklaplace.core.checks import (
+    check_batch_size,
     check_count,
     check_fraction,
     check_option,
@@ -189,8 +190,7 @@ def check_common(model: Any) -> None:
     if not isinstance(model.verbose, (bool, np.bool_)):
         check_count("verbose", model.verbose, smallest=0)
     check_seed("random_state", model.random_state)
-    if model.batch_size is not None:
-        check_count("batch_size", model.batch_size)
+    check_batch_size(model.batch_size)
 
 
 def _check_laplace(model: Any) -> None:

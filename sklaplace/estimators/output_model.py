@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sklaplace.core import progress
 from sklaplace.core.budget import require_bytes
-from sklaplace.core.checks import check_count
+from sklaplace.core.checks import check_batch_size, check_count, check_n_jobs
 from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import all_finite
 from sklaplace.core.parallel import n_workers, ordered_map, torch_threads
@@ -216,6 +216,12 @@ class BatchedOutputs:
     row_elements: int = 0
     n_jobs: int | None = None
     scope: tuple[str, Any] = ("", 0)
+
+    def __post_init__(self) -> None:
+        """Raise for values that are not valid, as they may be set after fit."""
+        check_batch_size(self.batch_size)
+        check_n_jobs(self.n_jobs)
+        self.model.check_draws()
 
     # ------------------------------------------------------------------- Gaussians
     def map_gaussian(
