@@ -7,6 +7,7 @@ pandas and labels of several types raise errors about comparisons.
 import datetime as dt
 import math
 import reprlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,21 @@ def detached(values: Any) -> Any:
     return values.float() if values.dtype == torch.bfloat16 else values
 
 
+def check_unmasked(values: Any, name: str) -> None:
+    """Raise for masked entries of ``numpy.ma``, whose mask numpy would drop."""
+    parts: Any = values if isinstance(values, (list, tuple)) else ()
+    parts = values.values() if isinstance(values, Mapping) else parts
+    if np.ma.is_masked(values) or any(map(np.ma.is_masked, parts)):
+        raise ValueError(
+            f"{name} has masked entries, whose mask would be lost. Pass "
+            f"{name}.filled(value), leave out these samples, or impute "
+            f"{name}.filled(numpy.nan) (SimpleImputer in a Pipeline)."
+        )
+
+
 def as_array(values: Any, name: str) -> np.ndarray:
     """Return an array; raises for data that has no common dtype, or no shape."""
+    check_unmasked(values, name)
     try:
         return np.asarray(detached(values))
     except (TypeError, ValueError) as error:

@@ -14,6 +14,8 @@ from sklearn import get_config
 from sklearn.utils import check_random_state
 from torch import Tensor
 
+from sklaplace.core.arrays import check_unmasked
+
 # raises an error for an invalid value of the option in the first argument
 Check = Callable[[str, Any], None]
 
@@ -143,12 +145,14 @@ def as_levels(name: str, value: Any, hint: str) -> np.ndarray:
     return levels
 
 
-def check_array_library(**arrays: Any) -> None:
-    """Raise an error for arrays of other libraries under ``array_api_dispatch``.
+def check_arrays(**arrays: Any) -> None:
+    """Raise an error for masked arrays, and those of others under dispatch.
 
     Results are numpy's, and scikit-learn takes them to be of the library of the inputs
     there. Without dispatch, tensors are converted.
     """
+    for name, value in arrays.items():
+        check_unmasked(value, name)
     if not get_config()["array_api_dispatch"]:
         return
     for name, value in arrays.items():

@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_array, check_is_fitted
 from torch import Tensor, nn
 
 from sklaplace.core.arrays import detached
-from sklaplace.core.checks import check_array_library, naming
+from sklaplace.core.checks import check_arrays, naming
 from sklaplace.core.trees import leaves, mapped
 from sklaplace.curvature.network import NetworkSpec
 from sklaplace.estimators.class_targets import ClassTargets
@@ -423,7 +423,7 @@ class LaplaceRanker(LaplaceClassifier):
 
     def _single_items(self, items: Any) -> Any:
         """Return items (n, ...) as the network takes them, (n, 1, ...), checked."""
-        check_array_library(items=items)
+        check_arrays(items=items)
         if isinstance(items, Mapping):
             items = as_given(items, self._input_type.dtype)
             return super()._check_inputs(mapped(lambda leaf: leaf[:, None], items))

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from sklaplace.core.arrays import as_array, check_columns, detached
-from sklaplace.core.checks import check_array_library, naming
+from sklaplace.core.checks import check_arrays, naming
 from sklaplace.core.stored import StoredArray, check_file, is_stored
 from sklaplace.core.trees import leaves, mapped
 from sklaplace.core.warn import warn_user
@@ -84,7 +84,7 @@ def encode_samples(
             f"{missing} is missing: rows to tune on need inputs and targets. "
             "Pass both X_val and y_val, or neither."
         )
-    check_array_library(X_val=samples.X_val, y_val=samples.y_val)
+    check_arrays(X_val=samples.X_val, y_val=samples.y_val)
     check_loader(samples.X)
     if samples.y is None:
         raise ValueError(
@@ -145,7 +145,7 @@ def weighted_data(
 @naming(sample_weight="sample_weight")
 def as_weights(sample_weight: Any, n: int, **options: Any) -> np.ndarray:
     """Return weights of n samples as float64; raises for others than real numbers."""
-    check_array_library(sample_weight=sample_weight)
+    check_arrays(sample_weight=sample_weight)
     options["dtype"] = np.float64
     weights = _check_sample_weight(detached(sample_weight), np.empty((n, 1)), **options)
     if not weights.any():
@@ -180,7 +180,7 @@ def warn_of_weight_scale(sample_weight: Any) -> None:
 def check_samples(model: Any, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
     """Return inputs, checked and cast, and targets, checked."""
     check_loader(X)
-    check_array_library(X=X, y=y)
+    check_arrays(X=X, y=y)
     check_file(y, "y")
     if is_opaque(X):
         X, y = as_given(X, model._input_type.dtype), _as_targets(y, allow_nd=True)
@@ -199,7 +199,7 @@ def check_samples(model: Any, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]
 def check_inputs(model: Any, X: Any) -> Any:
     """Return inputs to predict, checked and cast."""
     check_loader(X)
-    check_array_library(X=X)
+    check_arrays(X=X)
     if is_opaque(X):
         X = as_given(X, model._input_type.dtype)
         count_rows(X)  # refuses streams
