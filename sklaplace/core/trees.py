@@ -22,8 +22,14 @@ def mapped(function: Callable[[Any], Any], x: Any) -> Any:
     if isinstance(x, dict):
         return {key: mapped(function, value) for key, value in x.items()}
     if isinstance(x, (list, tuple)):
-        return type(x)(mapped(function, value) for value in x)
+        make = getattr(type(x), "_make", type(x))  # of named tuples
+        return make(mapped(function, value) for value in x)
     return function(x)
+
+
+def copied(x: Any) -> Any:
+    """Return a tree with a copy of each tensor."""
+    return mapped(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, x)
 
 
 def tree_rows(x: Any, rows: slice | int | Tensor) -> Any:

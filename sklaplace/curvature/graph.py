@@ -1,19 +1,21 @@
 """Graph: which leaves the autograd graph of some tensors leads to, and how often."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Any
 
 from torch import Tensor
 
 
-def count_uses(tensors: Iterable[Tensor]) -> Counter[int]:
+def count_uses(tensors: Iterable[Tensor], walls: Collection[Any] = ()) -> Counter[int]:
     """Edges of the graph of some tensors that end in each leaf, by ``id`` of the leaf.
 
     A parameter that a network uses in one place has one, whatever the values are: a
-    gradient that is zero for some samples shows no such use.
+    gradient that is zero for some samples shows no such use. Nodes in ``walls`` lead
+    nowhere.
     """
     stack = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    visited, uses = set(stack), Counter[int]()
+    visited, uses = {*stack, *walls}, Counter[int]()
     # a tensor that is a leaf itself has no node
     uses.update(id(t) for t in tensors if t.grad_fn is None and t.requires_grad)
     while stack:

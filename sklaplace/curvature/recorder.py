@@ -146,7 +146,7 @@ class Recorder(ExitStack):
         """
         x = first_input(args, kwargs)
         if self._alone is not None:
-            self._alone[name].append(x)
+            self._alone[name].append(x.detach())
             return None
         return (x if x.requires_grad else x.detach().requires_grad_(),), {}
 

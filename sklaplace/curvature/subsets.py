@@ -312,15 +312,10 @@ def _ends(forward: Forward, x: Any, layers: list[str]) -> list[str]:
             layer = forward.module.get_submodule(name)
             before = layer.register_forward_pre_hook(enter, with_kwargs=True)
             hooks.enter_context(before)
-        starts = hooks.enter_context(restarted_at(forward.module, layers))
-        reached = count_uses([forward(x)])
-    entered = count_uses(inputs)
-    return [
-        name
-        for name, own in starts.items()
-        if any(id(start) in reached for start in own)
-        and not any(id(start) in entered for start in own)
-    ]
+        starts, walls = hooks.enter_context(restarted_at(forward.module, layers))
+        reached = count_uses([forward(x)], walls)
+    ends = reached.keys() - count_uses(inputs, walls).keys()
+    return [name for name, start in starts.items() if id(start) in ends]
 
 
 def _last_called(forward: Forward, x: Any, layers: list[str]) -> str:

@@ -75,28 +75,34 @@ def check_gradients(names: Sequence[str]) -> None:
 @contextmanager
 def restarted_at(
     module: nn.Module, layers: Sequence[str]
-) -> Iterator[dict[str, list[Tensor]]]:
-    """Start the graph anew at the outputs of layers; yields the leaves there."""
-    starts: dict[str, list[Tensor]] = {name: [] for name in layers}
+) -> Iterator[tuple[dict[str, Tensor], set[Any]]]:
+    """Add a leaf to the outputs of each layer; yields leaves, and nodes before them.
+
+    The graph goes on behind, as networks may differentiate in their inputs.
+    """
+    starts = {name: torch.zeros(()).requires_grad_() for name in layers}
+    walls: set[Any] = set()
 
     def leave(name: str, _layer: nn.Module, _args: Any, output: Any) -> Any:
-        return _restarted(output, starts[name])
+        return _restarted(output, starts[name], walls)
 
     with ExitStack() as hooks:
         for name in layers:
             layer = module.get_submodule(name)
             hooks.enter_context(layer.register_forward_hook(partial(leave, name)))
-        yield starts
+        yield starts, walls
 
 
-def _restarted(output: Any, starts: list[Tensor]) -> Any:
-    """The output of a layer with a graph that begins at it, at leaves in ``starts``."""
+def _restarted(output: Any, start: Tensor, walls: set[Any]) -> Any:
+    """The output of a layer plus a zero, a leaf; the node before it is a wall."""
     if type(output) in (tuple, list):
-        return type(output)(_restarted(part, starts) for part in output)
+        return type(output)(_restarted(part, start, walls) for part in output)
     if not isinstance(output, Tensor) or not output.is_floating_point():
         return output
-    starts.append(output.detach().requires_grad_())
-    return starts[-1].clone()  # a copy may be written to in place
+    if output.grad_fn is None:  # perhaps a parameter, which is a leaf itself
+        output = output.detach()
+    walls.add(output.grad_fn)
+    return output + start  # a new tensor may be written to in place
 
 
 def bypassing(forward: Forward, x: Any, layers: Sequence[str]) -> tuple[str, ...]:
@@ -106,7 +112,7 @@ def bypassing(forward: Forward, x: Any, layers: Sequence[str]) -> tuple[str, ...
     with (
         torch.enable_grad(),
         requiring_grad(leaves),
-        restarted_at(forward.module, layers),
+        restarted_at(forward.module, layers) as (_, walls),
     ):
-        reached = count_uses([forward(x)])
+        reached = count_uses([forward(x)], walls)
     return tuple(names[key] for key in reached if key in names)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sklaplace.core.trees import copied
+
 # Modes, hooks and gradient flags belong to the network, not to the thread.
 _EVALUATION = RLock()
 if hasattr(os, "register_at_fork"):  # not on Windows
@@ -132,13 +134,26 @@ class Forward(nn.Module):
         given = self.output_map, self.logit_layer, self.shape, self.probability_map
         return Forward(module, call, *given)
 
+    def returned(self, x: Any) -> Any:
+        """What the network returns for a batch, which does not change.
+
+        The network may write to its input, or differentiate inside: it gets a copy, and
+        gradients are enabled.
+        """
+        with torch.enable_grad():
+            return self.call(copied(x))
+
     def forward(self, x: Any) -> Tensor:
-        """Outputs (b, c) of a batch."""
+        """Outputs (b, c) of a batch; in their graph where gradients are enabled."""
+        outputs = self._columns(x)
+        return outputs if torch.is_grad_enabled() else outputs.detach()
+
+    def _columns(self, x: Any) -> Tensor:
         if self.logit_layer is None:
-            outputs = OUTPUT_MAPS[self.output_map](first_tensor(self.call(x)))
+            outputs = OUTPUT_MAPS[self.output_map](first_tensor(self.returned(x)))
         else:
             with recorded_outputs(self.module, [self.logit_layer]) as recorded:
-                raw = first_tensor(self.call(x))
+                raw = first_tensor(self.returned(x))
             calls = recorded.get(self.logit_layer, [])
             outputs = read_logits(raw, calls, self.probability_map)
         shape, expected = tuple(outputs.shape[1:]), self.shape

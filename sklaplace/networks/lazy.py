@@ -19,7 +19,7 @@ def initialise_lazy_modules(net: Any, x: Any) -> None:
     modes = {module: module.training for module in net.module_.modules()}
     try:
         net.module_.eval()
-        with torch.no_grad():
+        with torch.enable_grad():  # it may differentiate inside
             net.infer(x)
     finally:
         for module, mode in modes.items():

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sklaplace.core.linalg import MANY_ROUNDINGS
+from sklaplace.core.trees import copied
 from sklaplace.likelihoods import Likelihood
 
 
@@ -20,13 +21,13 @@ def check_one_module(net: Any, x: Any) -> None:
     """
     names = [name for name in getattr(net, "_modules", ()) if name != "module"]
     called: list[str] = []
-    with ExitStack() as stack, torch.no_grad():
+    with ExitStack() as stack, torch.enable_grad():
         for name in names:
             for part in getattr(net, f"{name}_").modules():
                 note = lambda *_, name=name: called.append(name)  # noqa: E731
                 stack.enter_context(part.register_forward_hook(note))
         if names:
-            net.infer(x)
+            net.infer(copied(x))
     if called:
         raise ValueError(
             f"The net infers by {called[0]}_ besides module_, whose weights would be "

@@ -297,9 +297,9 @@ def raw_outputs(net: Any, x: Any) -> Tensor:
     if isinstance(x, Tensor):
         shown = f"rows of shape {tuple(x.shape[1:])} and type {x.dtype}"
     forward = as_forward(net)
-    with torch.no_grad(), recorded_outputs(forward.module, [""]) as recorded:
+    with recorded_outputs(forward.module, [""]) as recorded:
         try:
-            found = first_tensor(forward.call(x))
+            found = first_tensor(forward.returned(x))
         except AttributeError as error:
             _check_binary(net, recorded, error)
             raise
@@ -316,7 +316,7 @@ def raw_outputs(net: Any, x: Any) -> Tensor:
             "whose first entry is one, or a mapping or an object with a tensor named "
             "logits."
         )
-    return found
+    return found.detach()
 
 
 def _check_binary(net: Any, recorded: dict[str, list[Any]], error: Exception) -> None:

@@ -142,8 +142,8 @@ def _takes_logits(net: Any, x: Any) -> bool:
     skorch hands tuples on, which another criterion, or a step of the user's, may take.
     """
     forward = as_forward(net)
-    with forward.frozen(), torch.no_grad():
-        outputs = forward.call(x)
+    with forward.frozen():
+        outputs = forward.returned(x)
     if isinstance(outputs, tuple):
         takes_tensor = type(unwrapped(net.criterion_)) in CRITERIA
         return takes_tensor and not _overrides(net, *_STEPS)

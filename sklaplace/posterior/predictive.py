@@ -260,7 +260,17 @@ def in_graph(
             rows, f = vmap(linearised)(x)
     except RuntimeError:  # an operator without a batching rule: one by one
         n_rows = len(next(leaves(x)))
-        rows, f = default_collate([linearised(tree_rows(x, n)) for n in range(n_rows)])
+        try:
+            parts = [linearised(tree_rows(x, n)) for n in range(n_rows)]
+        except RuntimeError as error:
+            if "requires_grad_" not in str(error):
+                raise
+            raise ValueError(
+                "The network calls requires_grad_, which predictive cannot transform. "
+                "Let it use torch.func.grad or torch.func.vjp for derivatives inside, "
+                "or call latent_mean_and_variance."
+            ) from error
+        rows, f = default_collate(parts)
     jacobian = layout.flatten(rows[block.name] for block in layout.blocks).double()
     mean = f.double() + jacobian @ (posterior.mean - posterior.weights)
     mean, jacobian = (

@@ -164,9 +164,9 @@ class Elbo:
         """Mean squared residual of held-out samples at the medians of the weights."""
         likelihood, module = self.spec.likelihood, net.module_
         total, count = 0.0, 0.0
-        with Forward(module, module).frozen():
+        with Forward(module, module).frozen(), torch.enable_grad():
             for x, y, w in Batches(net, self.held_out, self.spec.batch_size()):
-                f = as_columns(module.outputs(net.infer(x))).double()
+                f = as_columns(module.outputs(net.infer(x))).detach().double()
                 losses = likelihood.loss(f, likelihood.targets(y, f))
                 weights = torch.ones_like(losses) if w is None else w.to(losses)
                 total += float(weights @ losses)
