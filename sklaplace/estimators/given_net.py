@@ -7,7 +7,7 @@ from torch import nn
 
 from sklaplace.core import progress
 from sklaplace.estimators.trainer import inner_net, is_frozen
-from sklaplace.networks.net_checks import check_device, check_wrapper
+from sklaplace.networks.net_checks import check_device, check_scripted, check_wrapper
 
 
 def check_net(model: Any) -> None:
@@ -23,6 +23,7 @@ def check_net(model: Any) -> None:
             "its outputs cannot be read. Pass the network as it was before "
             "trim_for_prediction()."
         )
+    check_scripted(net)
     check_device(net)
     check_wrapper(net)
     if is_frozen(model.estimator) and not getattr(net, "initialized_", False):

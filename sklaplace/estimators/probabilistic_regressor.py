@@ -383,6 +383,11 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         """
         levels = as_levels("coverage", coverage, "Choose a probability, such as 0.9.")
         tails = np.stack([(1 - levels) / 2, (1 + levels) / 2])  # (2, n_levels)
+        for level in levels[tails[1] == 1].tolist():
+            raise ValueError(
+                f"coverage={level!r} is so close to 1 that its interval has no ends. "
+                "Choose a smaller one, such as 0.9999."
+            )
         values = self.predict_quantiles(X, tails.ravel())
         values = values.reshape(*values.shape[:-1], *tails.shape)
         return values if np.ndim(coverage) else values[..., 0]

@@ -7,6 +7,7 @@ are passed to skorch unchanged; batches are those of the net's own validation lo
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -244,7 +245,12 @@ def _is_dataset(X: Any) -> bool:
 
 
 def is_opaque(X: Any) -> bool:
-    """Whether X is passed to skorch as given: a dict, a dataset, a tuple of arrays."""
+    """Whether X is passed to skorch as given: a dict, a dataset, a tuple of arrays.
+
+    A tuple of tuples of numbers holds rows, as everywhere in scikit-learn.
+    """
+    if isinstance(X, tuple) and all(isinstance(row, tuple) for row in X):
+        return not isinstance(next(leaves(X), None), Real)
     is_known = _is_dataset(X) or isinstance(X, (Mapping, tuple, SliceDict))
     return is_known and not issparse(X)  # one of scipy's formats is a dict
 

@@ -65,6 +65,27 @@ def check_device(net: Any) -> None:
         )
 
 
+def check_scripted(net: Any) -> None:
+    """Refuse modules of TorchScript, whose weights and hooks torch does not let change.
+
+    Raises
+    ------
+    TypeError
+        If the module of the net, or a part of it, is one.
+    """
+    module = getattr(net, "module_", net.module)
+    module = getattr(module, "_orig_mod", module)
+    for name, part in module.named_modules() if isinstance(module, nn.Module) else ():
+        if isinstance(part, torch.jit.ScriptModule):
+            kind = getattr(part, "original_name", type(part).__name__)
+            where = f"its submodule {name!r}" if name else "it"
+            raise TypeError(
+                f"The module of the net cannot be used: {where} is a {kind} compiled "
+                "by torch.jit (TorchScript). Pass the original torch.nn.Module, with "
+                "the weights by load_state_dict, in place of torch.jit.script or trace."
+            )
+
+
 def check_wrapper(net: Any) -> None:
     """Refuse a net of skorch's AccelerateMixin that stays in mixed precision.
 

@@ -16,6 +16,7 @@ from nets import (
 from refusals import CLASSIFIERS, REGRESSORS, refused
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
+from skorch import NeuralNetRegressor
 from torch import nn
 from torch.func import grad, jacrev, vmap
 
@@ -232,3 +233,48 @@ def test_predictive_says_which_derivatives_it_takes():
     net = FrozenEstimator(initialised(regressor(ForceOfTorchFunc)))
     model = LaplaceRegressor(net, **FIXED).fit(X_REG, Y_REG)
     assert model.predictive(torch.tensor(X_REG))[0].isfinite().all()
+
+
+# -------------------------------------------------------------------- TorchScript
+def scripted():
+    return torch.jit.script(nn.Linear(2, 1))
+
+
+def traced():
+    return torch.jit.trace(nn.Linear(2, 1), torch.zeros(3, 2))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
+@pytest.mark.parametrize("make", [scripted, traced])
+@pytest.mark.parametrize("way", ["instance", "frozen", "function", "submodule"])
+def test_modules_of_torchscript_are_refused(make, way):
+    module = make if way == "function" else make()
+    if way == "submodule":
+        module = nn.Sequential(nn.Linear(2, 2), module)
+    net = NeuralNetRegressor(module, callbacks=[RecordTraining()], verbose=0)
+    if way == "frozen":
+        net = FrozenEstimator(net.initialize())
+    where = "submodule '1'" if way == "submodule" else "it is a Linear"
+    words = where, "TorchScript", "original torch.nn.Module"
+    for kind in (LaplaceRegressor, VariationalRegressor):
+        model = kind(net, random_state=0)
+        refused(TypeError, words, lambda m=model: m.fit(X_REG, Y_REG), model)
+
+
+# -------------------------------------------------------------- intervals and rows
+@pytest.mark.parametrize("coverage", [1 - 1e-16, [0.5, 1 - 1e-16]])
+def test_intervals_of_almost_all_targets_name_coverage(linear, coverage):
+    words = "coverage=0.9999999999999999", "0.9999."
+    call = lambda: linear.predict_interval(X_REG, coverage)  # noqa: E731
+    assert "alpha" not in refused(ValueError, words, call, linear)
+    assert np.isfinite(linear.predict_interval(X_REG, 1 - 1e-15)).all()
+
+
+def test_a_tuple_of_tuples_holds_rows(linear):
+    rows = tuple(map(tuple, X_REG.tolist()))
+    np.testing.assert_array_equal(linear.predict(rows), linear.predict(X_REG))
+    again = clone(linear).fit(rows, tuple(Y_REG))
+    np.testing.assert_array_equal(again.predict(X_REG), linear.predict(X_REG))
+    message = refused(ValueError, ["X has"], lambda: linear.predict(((1.0, 2.0, 3.0),)))
+    assert "features" in message
