@@ -41,13 +41,12 @@ def detached(values: Any) -> Any:
 
 def check_unmasked(values: Any, name: str) -> None:
     """Raise for masked entries of ``numpy.ma``, whose mask numpy would drop."""
-    parts: Any = values if isinstance(values, (list, tuple)) else ()
-    parts = values.values() if isinstance(values, Mapping) else parts
-    if np.ma.is_masked(values) or any(map(np.ma.is_masked, parts)):
+    parts = values.values() if isinstance(values, Mapping) else values
+    parts = parts if isinstance(values, (list, tuple, Mapping)) else [values]
+    if any(map(np.ma.is_masked, parts)):
         raise ValueError(
-            f"{name} has masked entries, whose mask would be lost. Pass "
-            f"{name}.filled(value), leave out these samples, or impute "
-            f"{name}.filled(numpy.nan) (SimpleImputer in a Pipeline)."
+            f"{name} has masked entries. Pass {name}.filled(value), leave out these "
+            f"samples, or impute {name}.filled(numpy.nan) (SimpleImputer)."
         )
 
 

@@ -153,9 +153,8 @@ def check_arrays(**arrays: Any) -> None:
     """
     for name, value in arrays.items():
         check_unmasked(value, name)
-    if not get_config()["array_api_dispatch"]:
-        return
-    for name, value in arrays.items():
+        if not get_config()["array_api_dispatch"]:
+            continue
         has_namespace = hasattr(value, "__array_namespace__")
         is_numpy = isinstance(value, np.ndarray | np.generic)
         if isinstance(value, Tensor) or (has_namespace and not is_numpy):

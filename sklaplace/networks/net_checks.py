@@ -77,12 +77,10 @@ def check_scripted(net: Any) -> None:
     module = getattr(module, "_orig_mod", module)
     for name, part in module.named_modules() if isinstance(module, nn.Module) else ():
         if isinstance(part, torch.jit.ScriptModule):
-            kind = getattr(part, "original_name", type(part).__name__)
-            where = f"its submodule {name!r}" if name else "it"
+            where = f"The submodule {name!r}" if name else "The module"
             raise TypeError(
-                f"The module of the net cannot be used: {where} is a {kind} compiled "
-                "by torch.jit (TorchScript). Pass the original torch.nn.Module, with "
-                "the weights by load_state_dict, in place of torch.jit.script or trace."
+                f"{where} of the net, a {part.original_name}, is in TorchScript. Pass "
+                "the original torch.nn.Module, with its weights by load_state_dict."
             )
 
 

@@ -266,9 +266,8 @@ def in_graph(
             if "requires_grad_" not in str(error):
                 raise
             raise ValueError(
-                "The network calls requires_grad_, which predictive cannot transform. "
-                "Let it use torch.func.grad or torch.func.vjp for derivatives inside, "
-                "or call latent_mean_and_variance."
+                "The network calls requires_grad_ inside, which predictive cannot "
+                "take. Use torch.func.grad there, or latent_mean_and_variance."
             ) from error
         rows, f = default_collate(parts)
     jacobian = layout.flatten(rows[block.name] for block in layout.blocks).double()

@@ -255,7 +255,7 @@ def test_modules_of_torchscript_are_refused(make, way):
     net = NeuralNetRegressor(module, callbacks=[RecordTraining()], verbose=0)
     if way == "frozen":
         net = FrozenEstimator(net.initialize())
-    where = "submodule '1'" if way == "submodule" else "it is a Linear"
+    where = "submodule '1'" if way == "submodule" else "The module of the net, a Linear"
     words = where, "TorchScript", "original torch.nn.Module"
     for kind in (LaplaceRegressor, VariationalRegressor):
         model = kind(net, random_state=0)
