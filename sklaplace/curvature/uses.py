@@ -63,12 +63,10 @@ def check_gradients(names: Sequence[str]) -> None:
     """Raise for selected parameters without gradient."""
     if names:
         raise ValueError(
-            f"subset_of_weights selects {', '.join(map(repr, names[:3]))}, but the "
-            "outputs in evaluation mode have no gradient with respect to "
-            f"{'them' if len(names) > 1 else 'it'}. Compute weights that the module "
-            "merges or caches in evaluation mode in every call, use "
-            "torch.utils.checkpoint with use_reentrant=False, or select the names of "
-            "other layers."
+            f"subset_of_weights selects {', '.join(map(repr, names[:3]))}, without a "
+            "gradient in evaluation mode. Select other layers by name, let the module "
+            "compute in every call what it merges or caches in evaluation mode, or "
+            "use torch.utils.checkpoint with use_reentrant=False."
         )
 
 

@@ -9,7 +9,6 @@ import torch
 from sklaplace.core.cache import cached, check_memory
 from sklaplace.core.fingerprint import fingerprint
 from sklaplace.core.random import private_rng
-from sklaplace.core.trees import joined_rows
 from sklaplace.core.warn import warn_user
 from sklaplace.curvature.uses import UnseenUseError
 from sklaplace.estimators.laplace_fit import LaplaceFit, LaplaceSolver
@@ -84,24 +83,17 @@ def _accumulated(
 
     Those use layers in ways that the first few do not.
     """
-    shown: Any = None
+    shown: list[Any] = []
     while True:
         try:
             return solver.accumulate(network, folds)
         except UnseenUseError as error:
-            more = error.samples
-            shown = more if shown is None else joined_rows(more, shown)
-            known = _paths(network)
-            network, *folds = (
-                trainer.including(one, shown) for one in (network, *folds)
-            )
-            if _paths(network) == known:
+            shown.append(error.samples)
+            before, including = network.spec.layout, trainer.including
+            network, *folds = (including(one, shown) for one in (network, *folds))
+            after = network.spec.layout
+            if (before.blocks, before.uses) == (after.blocks, after.uses):
                 raise
-
-
-def _paths(network: TrainedNetwork) -> Any:
-    """Return what samples with other uses of layers change of a layout."""
-    return network.spec.layout.blocks, network.spec.layout.uses
 
 
 def _key(

@@ -6,10 +6,10 @@ its Jacobian, and single weights are selected once it has been trained.
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -282,14 +282,14 @@ class LaplaceTrainer(Trainer):
             return choose(problem, by, n_weights, **options)
 
     # --------------------------------------------------------------- specification
-    def including(self, network: TrainedNetwork, samples: Any) -> TrainedNetwork:
-        """Return a network whose layout is inferred from further samples as well."""
+    def including(self, network: TrainedNetwork, batches: list[Any]) -> TrainedNetwork:
+        """Return a network whose layout is inferred from further batches as well."""
         options = None
         if self._selects_weights:
             options = {"indices": self._selected_weights(network)}
         given = network.net, network.train
         spec = self.infer_spec(
-            *given, is_trained=True, options=options, further=samples
+            *given, is_trained=True, options=options, further=batches
         )
         return replace(network, spec=spec)
 
@@ -300,13 +300,12 @@ class LaplaceTrainer(Trainer):
         *,
         is_trained: bool,
         options: dict[str, Any] | None = None,
-        further: Any = None,
+        further: Iterable[Any] = (),
     ) -> NetworkSpec:
         """Return the meaning of outputs, and the layout; raises for what is invalid."""
-        samples = spread_rows(net, dataset)
         spec = infer_network_spec(
             net,
-            samples if further is None else joined_rows(further, samples),
+            reduce(joined_rows, [*further, spread_rows(net, dataset)]),
             self.options.subset_of_weights,
             options=options or self.options.subset_params,
             **self.spec_options(is_trained),
