@@ -646,6 +646,8 @@ def violations(configuration: Configuration) -> list[str]:
     """Return what is wrong in a configuration, empty where nothing is."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        warnings.simplefilter("error", DeprecationWarning)
+        warnings.simplefilter("error", FutureWarning)
         run = Run(copy.deepcopy(configuration))
         if not configuration.in_thread:
             return run.all()

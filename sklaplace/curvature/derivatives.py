@@ -30,7 +30,7 @@ DEPENDENT_SAMPLES = (
 def quiet_batching() -> Iterator[None]:
     """Without torch's warning that some operator is looped over."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*batching rule.*")
+        warnings.filterwarnings("ignore", ".*batching rule.*", UserWarning)
         yield
 
 

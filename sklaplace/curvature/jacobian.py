@@ -43,9 +43,6 @@ from sklaplace.curvature.uses import UnseenUseError
 from sklaplace.likelihoods.output_hessian import Factored, OutputHessian
 from sklaplace.networks.forward import Forward, requiring_grad
 
-# samples that show an unseen use, at most
-N_SHOWN = 4
-
 
 @dataclass(frozen=True)
 class Jacobian:
@@ -358,10 +355,10 @@ def require_seen_paths(forward: Forward, x: Any, layout: Layout) -> None:
         raise UnseenUseError(layer, x)
 
 
-def _narrowed(forward: Forward, x: Any, layout: Layout) -> Any:
-    """A few samples of a batch with an unseen use, that has it too."""
+def _narrowed(forward: Forward, x: Any, layout: Layout, few: int = 4) -> Any:
+    """A ``few`` samples of a batch with an unseen use, one of which has it too."""
     n = n_samples(x)
-    for half in (slice(n // 2), slice(n // 2, n)) if n > N_SHOWN else ():
+    for half in (slice(n // 2), slice(n // 2, n)) if n > few else ():
         try:
             recorded(forward, tree_rows(x, half), layout)
         except UnseenUseError as error:

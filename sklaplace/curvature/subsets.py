@@ -183,8 +183,7 @@ def _layout(
     if not calls.uses:
         return verified(forward, x, calls.outputs, specs)
     hidden = tuple(_without_gradient(forward, x, calls, specs))
-    if len(hidden) == len(specs):
-        check_gradients(hidden)
+    check_gradients(hidden if len(hidden) == len(specs) else ())
     beside = None if last is None else bypassing(forward, x, last)
     uses = Uses(tuple(calls.names), beside, hidden)
     return replace(verified(forward, x, calls.outputs, specs), uses=uses)

@@ -393,5 +393,6 @@ def _kind(callback: Any) -> type:
 def _no_warnings() -> Iterator[None]:
     """No warnings, which those of the training on all samples would repeat."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("ignore", RuntimeWarning)
         yield

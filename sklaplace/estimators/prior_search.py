@@ -285,7 +285,8 @@ def _check_score(estimator: Any, scorer: Any, y: np.ndarray, split: Split) -> No
     kind = DummyClassifier if is_classifier(estimator) else DummyRegressor
     train, test = (np.zeros((len(rows), 1)) for rows in split)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("ignore", RuntimeWarning)
         try:
             scorer(kind().fit(train, y[split[0]]), test, y[split[1]])
         except (TypeError, ValueError, AttributeError) as error:

@@ -68,7 +68,7 @@ def predicted(model):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_estimators_are_loaded_with_the_trusted_types(name, tmp_path, figure):
     model = MODELS[name]()
     is_regressor = "Regressor" in type(model).__name__
@@ -133,7 +133,7 @@ def test_flipped_bits_are_noticed_or_change_nothing(place):
         np.testing.assert_array_equal(predicted(back), predicted(model))
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_mlflow_by_default(tmp_path):
     flavour = pytest.importorskip("mlflow.sklearn")
     model = LaplaceClassifier(classifier(), random_state=0).fit(X, Y)

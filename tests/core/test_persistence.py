@@ -191,7 +191,7 @@ class Labelled(LaplaceRegressor):
         return {**super().__getstate__(), "label": "stored"}
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_states_of_subclasses_are_kept():
     model = Labelled(regressor(), random_state=0).fit(X, T)
     for back in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
@@ -200,7 +200,7 @@ def test_states_of_subclasses_are_kept():
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_estimators(name):
     model, y = ESTIMATORS[name]
     model = clone(model).fit(X, y)

@@ -576,7 +576,7 @@ class TestDivergence:
         assert global_rng_states() == before
 
     # further warnings, as of the refit, may come before this one or after it
-    @pytest.mark.filterwarnings("ignore")
+    @pytest.mark.filterwarnings("ignore::UserWarning")
     @pytest.mark.parametrize("module", [MLP, SoftmaxMLP])
     def test_of_a_classifier_to_huge_finite_logits(self, module):
         criterion = nn.CrossEntropyLoss if module is MLP else nn.NLLLoss

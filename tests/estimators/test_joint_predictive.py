@@ -126,7 +126,9 @@ FITTED = {
 def trained(name):
     model, y = FITTED[name]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # networks are trained for a few epochs
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # networks are trained for a few epochs
         return model.fit(X, y)
 
 

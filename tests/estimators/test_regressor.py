@@ -481,7 +481,9 @@ def test_marglik_reports_no_convergence_as_a_warning(net, rows, monkeypatch):
 def test_few_rows(n):
     X, y = waves(n)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of noise that comes from training rows
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # of noise that comes from training rows
         model = LaplaceRegressor(random_state=0).fit(X, y)
     assert np.isfinite(model.predict(X, return_std=True)).all()
 

@@ -387,7 +387,7 @@ class TestScores:
         found = model.cv_results_["param_prior_precision"]
         np.testing.assert_allclose(found, np.logspace(-3, 3, 20))
 
-    @pytest.mark.filterwarnings("ignore")  # it has diverged indeed
+    @pytest.mark.filterwarnings("ignore::UserWarning")  # it has diverged indeed
     def test_are_finite_where_the_network_is_surely_wrong(self):
         sure = MLP(dtype=torch.float64)
         with torch.no_grad():

@@ -263,7 +263,7 @@ class TestFrozenStart:
         for name, value in model.estimator_.module_.named_parameters():
             torch.testing.assert_close(value, own[name], rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.filterwarnings("ignore")
+    @pytest.mark.filterwarnings("ignore::UserWarning")
     def test_the_net_is_as_it_was(self, net):
         before = {k: v.clone() for k, v in net.module_.state_dict().items()}
         attributes, history = dict(vars(net)), len(net.history)
