@@ -189,6 +189,7 @@ def test_samples_of_an_error_are_few_and_show_it():
     assert (caught.value.samples[:, 0] > 2).any()
 
 
+@pytest.mark.slow
 def test_workers_find_a_rare_path_as_well():
     net, X = frozen(RareHead), samples()[0]
     one, two = (

@@ -44,8 +44,16 @@ def fitted():
     return LaplaceClassifier(random_state=0).fit(X, Y)
 
 
+# one of each kind in every run
+FIRST_QUICK = [
+    kind if kind is kinds[0] else pytest.param(kind, marks=pytest.mark.slow)
+    for kinds in (list(CLASSIFIERS), list(REGRESSORS))
+    for kind in kinds
+]
+
+
 class TestDiagram:
-    @pytest.mark.parametrize("kind", [*CLASSIFIERS, *REGRESSORS])
+    @pytest.mark.parametrize("kind", FIRST_QUICK)
     def test_says_what_was_fitted(self, kind):
         model = kind(random_state=0)
         assert re.search("(Categorical|Gaussian) likelihood", shown(model)) is None

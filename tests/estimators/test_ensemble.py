@@ -156,6 +156,7 @@ class TestTraining:
         np.testing.assert_array_equal(found, getattr(alone, ask)(data[0]))
         assert len(together.estimators_) == 2
 
+    @pytest.mark.slow  # other processes
     @pytest.mark.parametrize("weights", [None, np.linspace(0.1, 2, 60)])
     def test_processes_return_nets_of_classes_that_no_module_has(self, weights):
         """As those of a notebook or of a script, which pickle does not find."""

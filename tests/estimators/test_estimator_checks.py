@@ -34,6 +34,16 @@ pytestmark = [
 ]
 
 
+# without networks of folds, which take most of the time
+FIXED = {"prior_precision": 1.0}
+
+
+@parametrize_with_checks([LaplaceClassifier(**FIXED), LaplaceRegressor(**FIXED)])
+def test_fixed_prior(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
 @parametrize_with_checks([LaplaceClassifier(), LaplaceRegressor()])
 def test_defaults(estimator, check):
     check(estimator)
