@@ -34,18 +34,17 @@ pytestmark = [
 ]
 
 
-# without networks of folds, which take most of the time
-FIXED = {"prior_precision": 1.0}
+DEFAULTS = [LaplaceClassifier(), LaplaceRegressor()]
 
 
-@parametrize_with_checks([LaplaceClassifier(**FIXED), LaplaceRegressor(**FIXED)])
-def test_fixed_prior(estimator, check):
+@parametrize_with_checks(DEFAULTS)
+def test_defaults(estimator, check):
     check(estimator)
 
 
 @pytest.mark.slow
-@parametrize_with_checks([LaplaceClassifier(), LaplaceRegressor()])
-def test_defaults(estimator, check):
+@parametrize_with_checks(DEFAULTS)
+def test_defaults_trained_in_full(estimator, check):
     check(estimator)
 
 

@@ -25,6 +25,8 @@ from sklaplace.networks.outputs import infer_output_spec
 from sklaplace.networks.split import MIN_ROWS, are_few, hash_folds
 from sklaplace.networks.trained import TrainedNetwork
 
+pytestmark = pytest.mark.usefixtures("full_training")
+
 
 def noise(n, seed=0):
     """Targets that do not depend on the inputs, with as many to test."""

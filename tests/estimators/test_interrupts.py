@@ -204,6 +204,7 @@ def test_an_interrupt_of_the_last_fit_of_a_search_ends_it(kind):
         fitted(model_of(kind, module=InterruptedMLP, cv=2))
 
 
+@pytest.mark.usefixtures("full_training")
 def test_an_interrupt_of_a_fold_ends_fit():
     options = {"module": InterruptedMLP, "net": {"module__n": 32}}
     with pytest.raises(KeyboardInterrupt):

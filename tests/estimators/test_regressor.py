@@ -465,6 +465,7 @@ class TestUnits:
         assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.usefixtures("full_training")
 def test_default_beats_the_mean():
     X, y = waves(200, dtype=np.float64)
     model = LaplaceRegressor(random_state=0).fit(X[:120], y[:120])
