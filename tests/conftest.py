@@ -24,7 +24,7 @@ hypothesis.settings.load_profile("sklaplace")
 
 
 # A test with more sets of parameters than this is a table of combinations.
-TABLE = 6
+TABLE = 3
 
 
 def parameters(item):

@@ -131,6 +131,7 @@ def test_other_numbers_of_samples_are_refused(n, words):
     refused_fit(model, "IterableDataset", words, data=(Stream(X, n=n), y))
 
 
+@pytest.mark.slow  # other processes, which take long to end
 def test_workers_of_a_loader_are_refused():
     net = classifier().fit(X, Y)
     net.iterator_valid__num_workers = 2
