@@ -22,9 +22,13 @@ def mapped(function: Callable[[Any], Any], x: Any) -> Any:
     if isinstance(x, dict):
         return {key: mapped(function, value) for key, value in x.items()}
     if isinstance(x, (list, tuple)):
-        make = getattr(type(x), "_make", type(x))  # of named tuples
-        return make(mapped(function, value) for value in x)
+        return _maker(x)(mapped(function, value) for value in x)
     return function(x)
+
+
+def _maker(x: Any) -> Callable[[Any], Any]:
+    """Return what makes a list or tuple of its kind, named tuples included."""
+    return getattr(type(x), "_make", type(x))
 
 
 def copied(x: Any) -> Any:
@@ -42,7 +46,7 @@ def joined_rows(x: Any, y: Any) -> Any:
     if isinstance(x, dict):
         return {key: joined_rows(value, y[key]) for key, value in x.items()}
     if isinstance(x, (list, tuple)):
-        return type(x)(map(joined_rows, x, y))
+        return _maker(x)(map(joined_rows, x, y))
     return torch.cat([x, y])
 
 

@@ -298,7 +298,7 @@ def _without_parametrization(name: str) -> str:
 def _ends(forward: Forward, x: Any, layers: list[str]) -> list[str]:
     """Layers whose outputs reach those of the network through no other layer.
 
-    The graph starts anew at each layer.
+    The graph is followed to each layer, and not below it.
     """
     inputs: list[Tensor] = []
 

@@ -45,7 +45,7 @@ OUTPUT_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
 def agreeing(
     logits: Tensor, raw: Tensor, is_binary: bool, tolerance: float = 0.0
 ) -> Tensor:
-    """Where probabilities ``raw``, (b, ...), are those of logits, (b,).
+    """Whether probabilities ``raw`` (b, ...) are those of logits, by sample, (b,).
 
     The relative ``tolerance`` of their logarithms is some roundings at least; those of
     probabilities close to zero are not compared.

@@ -1,5 +1,7 @@
 """Networks that a few samples do not show: each is right, or refused by name."""
 
+from collections import namedtuple
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor, VariationalClassifier
+from sklaplace.core.trees import joined_rows, leaves
 
 N, N_RARE = 300, 5
 FIXED = {"prior_precision": 0.7, "sigma_noise": 0.8, "refine": False}
@@ -199,6 +202,15 @@ def test_workers_find_a_rare_path_as_well():
         for n in (1, 2)
     )
     np.testing.assert_array_equal(one, two)
+
+
+def test_samples_are_joined_in_trees_of_every_kind():
+    pair = namedtuple("pair", "one two")
+    a, b = torch.zeros(2, 1), torch.ones(1, 1)
+    trees = [{"x": pair(value, [value, (value,)])} for value in (a, b)]
+    found = joined_rows(*trees)
+    assert type(found["x"]) is pair
+    assert all(torch.equal(leaf, torch.cat([a, b])) for leaf in leaves(found))
 
 
 # ------------------------------------------------------------------- logit layers
