@@ -43,7 +43,7 @@ def check_unmasked(values: Any, name: str) -> None:
     """Raise for masked entries of ``numpy.ma``, whose mask numpy would drop."""
     parts = values.values() if isinstance(values, Mapping) else values
     parts = parts if isinstance(values, (list, tuple, Mapping)) else [values]
-    if any(map(np.ma.is_masked, parts)):
+    if any(isinstance(p, np.ma.MaskedArray) and np.ma.is_masked(p) for p in parts):
         raise ValueError(
             f"{name} has masked entries. Pass {name}.filled(value), leave out these "
             f"samples, or impute {name}.filled(numpy.nan) (SimpleImputer)."

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from sklaplace.core.checks import Check, check_count, listed
-from sklaplace.core.random import private_rng
 from sklaplace.core.trees import leaves as tensors
 from sklaplace.curvature.graph import count_uses
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
@@ -28,6 +27,7 @@ from sklaplace.curvature.uses import (
     bypassing,
     check_gradients,
     restarted_at,
+    with_all_gradients,
 )
 from sklaplace.curvature.verification import check_jacobian_bytes, probe, verified
 from sklaplace.networks.forward import Forward, first_tensor, requiring_grad, rounding
@@ -182,10 +182,9 @@ def _layout(
     """The verified layout of specs, with the uses of the layers, the ``last`` ones."""
     if not calls.uses:
         return verified(forward, x, calls.outputs, specs)
-    hidden = tuple(_without_gradient(forward, x, calls, specs))
-    check_gradients(hidden if len(hidden) == len(specs) else ())
+    check_gradients(_without_gradient(forward, x, calls, specs))
     beside = None if last is None else bypassing(forward, x, last)
-    uses = Uses(tuple(calls.names), beside, hidden)
+    uses = Uses(tuple(calls.names), beside)
     return replace(verified(forward, x, calls.outputs, specs), uses=uses)
 
 
@@ -201,21 +200,22 @@ def _without_gradient(
         for name, n in n_uses.items()
         if owners[name] in calls.without_graph and n < calls.n_calls[owners[name]]
     ]
-    unused = {name for name, n in n_uses.items() if not n} - {*hidden}
-    return hidden + sorted(unused & _used_in_training(forward, x) if unused else unused)
+    unused = sorted({name for name, n in n_uses.items() if not n} - {*hidden})
+    if unused and _change_outputs(forward, x, unused):
+        hidden += [name for name in unused if _change_outputs(forward, x, [name])]
+    return hidden
 
 
-def _used_in_training(forward: Forward, x: Any) -> set[str]:
-    """Names of parameters that the outputs of a copy in training mode depend on."""
-    try:
-        twin = forward.twin()
-        leaves = _differentiable(twin.module.train())
-        device = leaves[0].device
-        with private_rng(0, device), torch.enable_grad(), requiring_grad(leaves):
-            uses = count_uses([twin(x)])
-    except (RuntimeError, ValueError):  # as of normalisation over a batch of one
-        return set()
-    return {name for name, p in twin.module.named_parameters() if uses[id(p)]}
+def _change_outputs(forward: Forward, x: Any, names: list[str]) -> bool:
+    """Whether outputs change with parameters, in evaluation mode that is set anew."""
+    twin = forward.twin()
+    with torch.no_grad():
+        before = twin(x)
+        twin.module.train()
+        for name in names:
+            twin.module.get_parameter(name).add_(1)
+        twin.module.eval()
+        return not torch.equal(twin(x), before)
 
 
 def _with_head(forward: Forward, x: Any, layout: Layout) -> Layout:
@@ -421,11 +421,11 @@ def _called_layers(forward: Forward, x: Any) -> _Calls:
     """Modules that a network calls.
 
     Parameters require gradients meanwhile, since some modules do not call their
-    submodules otherwise, unless the network writes to one of them in place.
+    submodules otherwise; those alone that are trained where the network writes to
+    others in place.
     """
     try:
-        with torch.enable_grad(), requiring_grad(_differentiable(forward.module)):
-            return _record_calls(forward, x)
+        return with_all_gradients(forward, partial(_record_calls, forward, x))
     except RuntimeError:
         with torch.no_grad():
             return _record_calls(forward, x)

@@ -4,7 +4,7 @@ They are recorded for a few samples, from which the form of the Jacobian is infe
 Other samples may take other paths, so that each batch is compared with them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,13 +28,10 @@ class Uses:
     beside : tuple of str or None
         Parameters that reach the outputs through none of the last layers; None where
         the selected parameters need not be those of the last layers.
-    without_gradient : tuple of str
-        Selected parameters that outputs depend on, and whose gradients are hidden.
     """
 
     called: tuple[str, ...]
     beside: tuple[str, ...] | None
-    without_gradient: tuple[str, ...]
 
 
 class UnseenUseError(ValueError):
@@ -52,10 +49,9 @@ class UnseenUseError(ValueError):
 
     def __str__(self) -> str:
         return (
-            f"Some samples use the layer {self.layer!r} in a way that no sample did "
-            "from which the fit has inferred how outputs depend on the weights, so "
-            "that their uncertainty is not known. Pass more such samples to fit, or "
-            "leave them out."
+            f"Some samples take a path through {self.layer!r} that no training sample "
+            "took that fit has looked at, so that their uncertainty is not known. Add "
+            "such samples to the training samples, or leave them out."
         )
 
 
@@ -63,10 +59,12 @@ def check_gradients(names: Sequence[str]) -> None:
     """Raise for selected parameters without gradient."""
     if names:
         raise ValueError(
-            f"subset_of_weights selects {', '.join(map(repr, names[:3]))}, without a "
-            "gradient in evaluation mode. Select other layers by name, let the module "
-            "compute in every call what it merges or caches in evaluation mode, or "
-            "use torch.utils.checkpoint with use_reentrant=False."
+            f"subset_of_weights selects {', '.join(map(repr, names[:3]))}, on which "
+            "the outputs depend without a gradient in evaluation mode. Use "
+            "subset_of_weights='trainable' or names of other layers; or let the module "
+            "compute in every call what it merges or caches in evaluation mode, "
+            "without torch.no_grad() and detach(), and use torch.utils.checkpoint with "
+            "use_reentrant=False."
         )
 
 
@@ -103,14 +101,29 @@ def _restarted(output: Any, start: Tensor, walls: set[Any]) -> Any:
     return output + start  # a new tensor may be written to in place
 
 
+def with_all_gradients(forward: Forward, function: Callable[[], Any]) -> Any:
+    """Call a function while parameters require gradients.
+
+    Those alone that are trained, where the network writes to others in place.
+    """
+    named = forward.module.named_parameters()
+    floats = {name: p for name, p in named if p.is_floating_point()}
+    try:
+        with torch.enable_grad(), requiring_grad(floats.values()):
+            return function()
+    except RuntimeError:
+        trained = [p for name, p in floats.items() if name in forward.trainable]
+        with torch.enable_grad(), requiring_grad(trained):
+            return function()
+
+
 def bypassing(forward: Forward, x: Any, layers: Sequence[str]) -> tuple[str, ...]:
     """Parameters that reach the outputs through none of some layers, nearest first."""
     names = {id(p): name for name, p in forward.module.named_parameters()}
-    leaves = [p for p in forward.module.parameters() if p.is_floating_point()]
-    with (
-        torch.enable_grad(),
-        requiring_grad(leaves),
-        restarted_at(forward.module, layers) as (_, walls),
-    ):
-        reached = count_uses([forward(x)], walls)
+
+    def reached_past() -> Iterable[int]:
+        with restarted_at(forward.module, layers) as (_, walls):
+            return count_uses([forward(x)], walls)
+
+    reached = with_all_gradients(forward, reached_past)
     return tuple(names[key] for key in reached if key in names)

@@ -225,10 +225,12 @@ class Trainer:
 
     def _accept_interrupt(self, net: Any, n_epochs: int) -> None:
         """Warn of weights that are learned in part, or raise KeyboardInterrupt."""
-        if self.is_part or not net.history:
+        epochs = [*net.history]
+        has_learned = any("train_loss" in b for e in epochs for b in e["batches"])
+        if self.is_part or not has_learned:
             raise KeyboardInterrupt
         warn_user(
-            f"Training was interrupted in epoch {len(net.history)} of {n_epochs}, and "
+            f"Training was interrupted in epoch {len(epochs)} of {n_epochs}, and "
             "the fit goes on with the weights learned so far. Fit again to train for "
             "all epochs."
         )

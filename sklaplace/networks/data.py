@@ -189,7 +189,11 @@ def first_rows(net: Any, dataset: Any, n: int = 3) -> Any:
     return next(iter(Batches(net, first, n)))[0]
 
 
-def spread_rows(net: Any, dataset: Any, n: int = 16) -> Any:
+# samples that the form of a network is inferred from, at most
+N_SPREAD = 16
+
+
+def spread_rows(net: Any, dataset: Any, n: int = N_SPREAD) -> Any:
     """Inputs of up to n samples from across a dataset, the first few as well."""
     m = min(n, len(dataset))
     even = np.linspace(0, len(dataset) - 1, m).round().astype(int)

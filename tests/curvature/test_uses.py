@@ -163,7 +163,7 @@ def test_a_path_that_no_training_sample_takes_is_refused(name):
     model.fit(usual, usual[:, :2])
     before = model.latent_mean_and_variance(usual)[1]
     layer = {"rare_use": "body"}.get(name, names[-1].rstrip(".") or "a")
-    with pytest.raises(ValueError, match=f"layer '{layer}' in a way.*to fit"):
+    with pytest.raises(ValueError, match=f"path through '{layer}'.*training samples"):
         model.latent_mean_and_variance(X)
     np.testing.assert_array_equal(model.latent_mean_and_variance(usual)[1], before)
 
@@ -175,10 +175,10 @@ def test_all_predictions_refuse_a_head_that_no_training_sample_used(pred_type):
     model = LaplaceRegressor(frozen(RareHead), pred_type=pred_type, **FIXED)
     model.fit(usual, usual[:, :2])
     for predict in (model.predict, model.sample_y):
-        with pytest.raises(ValueError, match="layer 'b' in a way"):
+        with pytest.raises(ValueError, match="path through 'b'"):
             predict(X, **{"return_std": True} if predict == model.predict else {})
     if pred_type == "glm":
-        with pytest.raises(ValueError, match="layer 'b' in a way"):
+        with pytest.raises(ValueError, match="path through 'b'"):
             model.predictive(torch.as_tensor(X))
 
 
@@ -365,7 +365,41 @@ class Reentrant(nn.Module):
         return self.head(h.tanh())
 
 
+class WithoutGradient(nn.Module):
+    """A body without gradients, as a network that was trained before."""
+
+    def __init__(self, detaches=False):
+        super().__init__()
+        self.body, self.head, self.detaches = nn.Linear(3, 4), nn.Linear(4, 1), detaches
+
+    def forward(self, x):
+        if self.detaches:
+            return self.head(self.body(x).detach().tanh())
+        with torch.no_grad():
+            h = self.body(x)
+        return self.head(h.tanh())
+
+
+def detaching():
+    return WithoutGradient(detaches=True)
+
+
+class OnlyInTraining(nn.Module):
+    """Outputs get noise in training, whose scale is learned."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.scale = nn.Linear(3, 1), nn.Linear(3, 1)
+        self.double()
+
+    def forward(self, x):
+        f = self.head(x)
+        return f + self.scale(x) * torch.randn_like(f) if self.training else f
+
+
 REFUSED = {
+    "no_grad": (WithoutGradient, "all", "'body.*no_grad"),
+    "detach": (detaching, "all", "'body.*'trainable'.*detach"),
     "complex": (Complex, "all", "complex weights 'w'.*view_as_complex"),
     "merged": (Merged, "all", "'first.A', 'first.B'.*evaluation mode.*merges"),
     "merged-names": (Merged, ["first.A"], "'first.A'.*evaluation mode.*merges"),
@@ -393,6 +427,35 @@ def test_hidden_gradients_are_refused_before_training(name, is_frozen):
     if is_frozen:
         after = net.estimator.module_.state_dict()
         assert all(torch.equal(after[key], before[key]) for key in before)
+
+
+def test_weights_that_only_training_uses_have_their_prior():
+    X = samples()[0]
+    net = frozen(OnlyInTraining)
+    model = LaplaceRegressor(net, subset_of_weights="all", **FIXED).fit(X, X[:, :1])
+    alone = LaplaceRegressor(net, subset_of_weights=["head"], **FIXED).fit(X, X[:, :1])
+    expected = alone.latent_mean_and_variance(X)[1]
+    np.testing.assert_allclose(model.latent_mean_and_variance(X)[1], expected)
+
+
+class CountsItself(RareHead):
+    """A network that writes to a parameter in place, which is no weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.counter = nn.Parameter(torch.zeros(1).double(), requires_grad=False)
+
+    def forward(self, x):
+        self.counter.add_(1)
+        return super().forward(x)
+
+
+def test_a_network_that_writes_to_a_parameter_keeps_its_checks():
+    X, rare = samples()
+    usual = np.delete(X, rare, 0)
+    model = LaplaceRegressor(frozen(CountsItself), **FIXED).fit(usual, usual[:, :2])
+    with pytest.raises(ValueError, match="path through 'b'"):
+        model.latent_mean_and_variance(X[rare])
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")

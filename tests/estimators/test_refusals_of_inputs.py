@@ -278,3 +278,10 @@ def test_a_tuple_of_tuples_holds_rows(linear):
     np.testing.assert_array_equal(again.predict(X_REG), linear.predict(X_REG))
     message = refused(ValueError, ["X has"], lambda: linear.predict(((1.0, 2.0, 3.0),)))
     assert "features" in message
+
+
+def test_a_column_of_the_name_of_a_mask_is_no_mask():
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame({"_mask": [0.0, 1.0, 2.0, 3.0], "b": [1.0, 0.0, 1.0, 2.0]})
+    model = LaplaceRegressor(prior_precision=1.0, sigma_noise=1.0, random_state=0)
+    assert model.fit(frame, [0.0, 1.0, 2.0, 3.0]).predict(frame).shape == (4,)

@@ -28,6 +28,7 @@ MAX_CONDITION = 1e6
 MAX_FORM_CONDITION = 1e10
 # Samples whose products of inputs stay in the caches.
 CACHED_ROWS = 256
+CACHED_BYTES = 2**23
 # Negative eigenvalues of a Hessian that may be rounding in double precision, as a
 # fraction of the largest eigenvalue.
 ROUNDING = 1e-10
@@ -397,8 +398,9 @@ def _products(left: Any, right: Any) -> _Products:
     shape = (*outputs.shape[1:], here.shape[1], there.shape[1])
     if left is right:
         row, column = torch.tril_indices(*shape[:2], device=outputs.device)
-        parts = (t.split(CACHED_ROWS) for t in (outputs[:, row, column], here))
         sums = here.new_zeros(len(row), shape[2] * (shape[2] + 1) // 2)
+        n_rows = max(CACHED_ROWS, CACHED_BYTES // (8 * sums.shape[1]))
+        parts = (t.split(n_rows) for t in (outputs[:, row, column], here))
         for some, a in zip(*parts, strict=True):
             sums.addmm_(some.T, _pairs(a))
         return _Products(sums, shape, is_symmetric=True)
