@@ -19,6 +19,7 @@ from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.recorder import BACKWARD_COPIES, n_samples
 from sklaplace.curvature.shared import MAX_DENSE, IdentityMap
 from sklaplace.curvature.subsets import common_gradient, select
+from sklaplace.curvature.uses import check_gradients
 from sklaplace.curvature.verification import check_jacobian_bytes
 from sklaplace.networks import outputs
 from sklaplace.networks.data import N_SPREAD
@@ -110,6 +111,7 @@ def infer_network_spec(
         # further samples, which show other uses of layers, come first
         n_verified = max(N_ROWS, found.batch_size(), n_samples(x) - N_SPREAD)
         layout = select(forward, tree_rows(x, slice(n_verified)), subset, options or {})
+        check_gradients(layout.uses.without_gradient if layout.uses else ())
         few = tree_rows(x, slice(N_ROWS))
         sizes = {name: n * len(few) // len(raw) for name, n in sizes.items()}
         _check_map_bytes(raw[:N_ROWS], sizes, layout)

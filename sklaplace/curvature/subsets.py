@@ -182,9 +182,10 @@ def _layout(
     """The verified layout of specs, with the uses of the layers, the ``last`` ones."""
     if not calls.uses:
         return verified(forward, x, calls.outputs, specs)
-    check_gradients(_without_gradient(forward, x, calls, specs))
+    hidden = tuple(_without_gradient(forward, x, calls, specs))
+    check_gradients(hidden if len(hidden) == len(specs) else ())
     beside = None if last is None else bypassing(forward, x, last)
-    uses = Uses(tuple(calls.names), beside)
+    uses = Uses(tuple(calls.names), beside, hidden)
     return replace(verified(forward, x, calls.outputs, specs), uses=uses)
 
 

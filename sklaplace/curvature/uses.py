@@ -28,10 +28,13 @@ class Uses:
     beside : tuple of str or None
         Parameters that reach the outputs through none of the last layers; None where
         the selected parameters need not be those of the last layers.
+    without_gradient : tuple of str
+        Selected parameters that outputs depend on, and whose gradients are hidden.
     """
 
     called: tuple[str, ...]
     beside: tuple[str, ...] | None
+    without_gradient: tuple[str, ...]
 
 
 class UnseenUseError(ValueError):
