@@ -147,6 +147,7 @@ USUAL = {
     "prior_structure": _values("scalar", "layerwise", "diag"),
     "prior_mean": _values(0.0, 0.3, "map"),
     "refine": _values(True, False, "auto"),
+    "residual": _values("auto", "none", 0.1),
     "temperature": _values(1.0, 0.5, 1e-8),
     "validation_fraction": _values(0.2, 0.5, 0.999, 1e-9),
     "pred_type": _values("glm", "nn"),

@@ -45,14 +45,27 @@ class FeatureRecorder(ExitStack):
     layers : sequence of str
         Names of its last layers.
 
+    keeps_graph : bool
+        Whether features stay in the graph of the inputs.
+
+    Attributes
+    ----------
+    outputs : Tensor of shape (b, c)
+        Outputs of the pass.
+
     Notes
     -----
     Only the first pass since the last `take` is recorded, that of a whole batch: passes
     of single samples, or under transformations, follow it.
     """
 
-    def __init__(self, forward: Forward, layers: Sequence[str]) -> None:
+    outputs: Tensor
+
+    def __init__(
+        self, forward: Forward, layers: Sequence[str], keeps_graph: bool = False
+    ) -> None:
         super().__init__()
+        self._keeps_graph = keeps_graph
         self._is_complete = False
         self._inputs: dict[str, list[Tensor | None]] = {name: [] for name in layers}
         self._seen: list[tuple[str, Tensor]] = []
@@ -71,10 +84,12 @@ class FeatureRecorder(ExitStack):
         elif not any(other != name and _is_same(x, y) for other, y in self._seen):
             # kept, so that its memory is not that of a later input
             self._seen.append((name, x))
+            x = x if self._keeps_graph else x.detach()
             self._inputs[name].append(_mean_over_positions(layer, x))
 
-    def _complete(self, *_: Any) -> None:
-        self._is_complete = True
+    def _complete(self, _forward: Forward, _args: Any, outputs: Tensor) -> None:
+        if not self._is_complete:
+            self._is_complete, self.outputs = True, outputs.detach()
 
     def take(self, n_samples: int) -> Tensor | None:
         """Return features (b, i) of b samples; None if inputs are not one per sample.
@@ -110,7 +125,7 @@ def _is_same(x: Tensor, y: Tensor) -> bool:
 
 def _mean_over_positions(layer: nn.Module, x: Tensor) -> Tensor:
     """Return a copy of a layer's inputs as (b, i): the network may write to them."""
-    x = at_least_single(x.detach())
+    x = at_least_single(x)
     if isinstance(layer, _CONVOLUTIONS):
         return x.flatten(2).mean(2)
     if x.ndim == 2:

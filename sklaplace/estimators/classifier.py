@@ -100,6 +100,13 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         nothing is tuned, other weights are selected, or the loss is not convex in the
         outputs. Under True these other weights need ``pred_type="glm"``, and losses
         that are not convex are refused, and so is ``prior``.
+    residual : float or {"auto", "none"}, default="auto"
+        Variance of a Gaussian process that is added to the logits, and grows with the
+        distance from the training samples until predictions there are uncertain: its
+        variance at a distance that 95 % of the samples do not exceed. ``"auto"`` is
+        0.05 with ``prior_precision="auto"``, and otherwise ``"none"``, under which the
+        weights alone are random. Networks without features, see `score_samples`, have
+        none. See the :ref:`User Guide <far>`.
     temperature : float, default=1.0
         Divides the log-likelihood in the posterior; values below one sharpen it.
     validation_fraction : float, default=0.2

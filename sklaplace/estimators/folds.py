@@ -67,6 +67,7 @@ class Fold:
             )
         self._start: Tensor | None = None
         self.model._cache = LinearisationCache()
+        self.model._novelty = self.fit.novelty
 
     def under(self, params: Params) -> Any:
         """Return the model under other hyperparameters, as if it was fitted so."""

@@ -6,7 +6,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import (
     Linearisation,
     glm,
+    in_graph,
     linearise,
     linearised_draws,
     linearised_mean,
@@ -38,7 +39,10 @@ class GLMOutputs(WeightDraws):
 
     posterior: GaussianPosterior
 
-    is_gaussian: ClassVar[bool] = True
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether outputs are Gaussian in closed form."""
+        return True
 
     def draws(self, forward: Forward, x: Any) -> Tensor:
         """Return outputs (b, c, s) of the linearised network under drawn weights."""
@@ -68,6 +72,10 @@ class GLMOutputs(WeightDraws):
             rows = root.flatten(0, 1)
             return mean, rows @ rows.mT
         return mean, torch.einsum("ncp,mcp->nmc", root, root)
+
+    def in_graph(self, forward: Forward, x: Any, n_joint: int) -> tuple[Tensor, Tensor]:
+        """Return mean and covariance in the graph of ``x``, see `in_graph`."""
+        return in_graph(self.posterior, forward, x, n_joint)
 
 
 # pred_type -> distribution of outputs

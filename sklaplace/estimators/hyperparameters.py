@@ -16,6 +16,7 @@ from sklaplace.estimators.options import LaplaceOptions, check_prior_shape
 from sklaplace.estimators.samples import applicable, check_loader, weighted_data
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.novelty import Novelty
 
 # what `tune` can choose
 TUNABLE = "prior_precision", "sigma_noise", "temperature"
@@ -76,8 +77,8 @@ def _under_noise(model: Any, posterior: GaussianPosterior, noise: Tensor) -> Any
 
 def retuned(
     model: Any, X: Any, y: Any, sample_weight: Any, parameters: Any
-) -> GaussianPosterior:
-    """Return the posterior under hyperparameters that are chosen anew.
+) -> tuple[GaussianPosterior, Novelty | None]:
+    """Return the posterior under hyperparameters that are chosen anew, and the novelty.
 
     On given samples, or by the evidence of the training data if ``X`` is None.
     """
@@ -104,7 +105,10 @@ def retuned(
     score = replace(model._score(network.spec.likelihood), is_given=True)
     solver = model._solver(model._options)
     with progress.phase("tune"), nullcontext() if X is None else naming(X="X"):
-        return solver.retuned(posterior, network, score, free)
+        posterior = solver.retuned(posterior, network, score, free, model._novelty)
+    if model._novelty is None:
+        return posterior, None
+    return posterior, model._novelty.inflated(score.leverages)
 
 
 def _free_names(posterior: GaussianPosterior, parameters: Any) -> frozenset[str]:

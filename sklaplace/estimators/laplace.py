@@ -11,7 +11,7 @@ from torch import Tensor
 from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import check_memory
-from sklaplace.core.checks import check_option
+from sklaplace.core.checks import check_option, check_positive
 from sklaplace.core.linalg import plain
 from sklaplace.core.persistence import (
     from_portable,
@@ -41,6 +41,7 @@ from sklaplace.estimators.noise import loss_per_target
 from sklaplace.estimators.novelty_recorder import novelty_scores
 from sklaplace.estimators.options import LaplaceOptions, sibling
 from sklaplace.estimators.output_model import BatchedOutputs, require_finite
+from sklaplace.estimators.residual_outputs import ResidualOutputs
 from sklaplace.estimators.samples import (
     Samples,
     applicable,
@@ -52,12 +53,12 @@ from sklaplace.estimators.samples import (
     warn_of_weight_scale,
     weighted_data,
 )
-from sklaplace.estimators.summary import of_posterior, reporting_for
+from sklaplace.estimators.summary import of_posterior, reporting_for, warn_if_alone
 from sklaplace.estimators.workers import group_of
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.predictive import in_graph
+from sklaplace.posterior.residual import RESIDUALS, Residual
 
 # attributes of a fitted estimator
 _WITH_TENSORS = "posterior_", "network_spec_", "_novelty"
@@ -83,6 +84,7 @@ class BaseLaplace:
     prior_mean: Any = 0.0
     prior: Any = None
     refine: Any = "auto"
+    residual: Any = "auto"
     temperature: float = 1.0
     validation_fraction: float = 0.2
     pred_type: str = "glm"
@@ -183,7 +185,8 @@ class BaseLaplace:
             posterior = self._solver(options).posterior(fit, score)
             self._set_fitted(options, fit.network, posterior)
             self._check_loss(loss_per_target(fit.data_fit, fit.network, posterior))
-            self._novelty = fit.novelty
+            self._novelty = fit.novelty and fit.novelty.inflated(score.leverages)
+            warn_if_alone(self)
         if self.verbose:
             progress.line(self._summary())
         return self
@@ -252,13 +255,27 @@ class BaseLaplace:
         check_is_fitted(self)
         check_option("pred_type", self.pred_type, OUTPUT_MODELS)
         kind = OUTPUT_MODELS[self.pred_type]
-        model = kind(self.n_samples, self._seed, self.posterior_)
+        draws = self.n_samples, self._seed, self.posterior_
+        model, residual = kind(*draws), self._residual()
+        if residual is not None:
+            layers = self.network_spec_.feature_layers
+            model = ResidualOutputs(*draws, model, residual, layers)
         network = TrainedNetwork(self.estimator_, self.network_spec_)
         elements = self._options.row_elements(self.network_spec_)
         given = network, model, self.batch_size, elements
         if self._cache is not None:
             return CachedOutputs(*given, cache=self._cache)
         return BatchedOutputs(*given, self.n_jobs, (type(self).__name__, self.verbose))
+
+    def _residual(self) -> Residual | None:
+        """Return the residual of the outputs, None where there is none."""
+        check_positive("residual", self.residual, RESIDUALS)
+        # it may have been set after fit
+        variance = replace(self._options, residual=self.residual).residual_variance
+        exists = Residual.exists_for(self.posterior_.likelihood)
+        if self._novelty is None or not (variance and exists):
+            return None
+        return Residual.of(self._novelty, self.posterior_, variance)
 
     # ----------------------------------------------------------------------- samples
     def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
@@ -341,6 +358,12 @@ class BaseLaplace:
         See Also
         --------
         log_marginal_likelihood : Under other hyperparameters, with gradients.
+
+        Notes
+        -----
+        Models compare by it under ``prior_precision="marglik"``. A prior precision that
+        held-out samples chose can be far from the one that maximises it, and the value
+        there says little of the model.
 
         Examples
         --------
@@ -477,9 +500,10 @@ class BaseLaplace:
         """
         check_is_fitted(self)
         with reporting_for(self), unchanged_on_error(self):
-            posterior = retuned(self, X, y, sample_weight, parameters)
+            posterior, novelty = retuned(self, X, y, sample_weight, parameters)
             network = TrainedNetwork(self.estimator_, self.network_spec_)
             self._set_fitted(self._options, network, posterior)
+            self._novelty = novelty
             if self.verbose:
                 progress.line(self._summary())
         return self
@@ -550,7 +574,7 @@ class BaseLaplace:
             rows, n_joint = without_groups(rows)
         with forward.frozen(), torch.enable_grad():
             raw_outputs(self.estimator_, rows)  # raises for inputs that do not fit
-            found = require_finite(*in_graph(self.posterior_, forward, rows, n_joint))
+            found = require_finite(*outputs.model.in_graph(forward, rows, n_joint))
             return self._targets.restored_outputs(self._likelihood, *found)
 
     # ------------------------------------------------------------- persistence

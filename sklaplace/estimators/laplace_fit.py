@@ -9,7 +9,7 @@ posterior under the hyperparameters that are given or tuned:
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -19,6 +19,7 @@ from sklaplace.core import progress
 from sklaplace.core.budget import KEPT_BUDGET, move
 from sklaplace.core.distributed import Group
 from sklaplace.core.random import row_hash
+from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.curvature.jacobian import Centring, backpropagate
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import Structure
@@ -43,7 +44,7 @@ from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.last_layer import LastLayerRecorder, refit_bytes
 from sklaplace.posterior.linear_model import LinearModel
 from sklaplace.posterior.linearised import LinearisedNetwork
-from sklaplace.posterior.novelty import Novelty
+from sklaplace.posterior.novelty import FeatureBatch, Novelty
 from sklaplace.posterior.tuning import TUNERS
 from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem
 from sklaplace.posterior.tuning.temperature import tune_temperature
@@ -115,6 +116,9 @@ class HeldOutScore:
         Whether ``log_proba`` takes no longer than the variances.
     is_centred : bool
         Whether outputs whose mean does not matter are centred.
+    leverages : list of Tensor
+        Leverages of the samples that were scored, beside their weights; see
+        `Novelty.inflated`. They are added in each pass over the samples.
     """
 
     log_proba: Callable[[Tensor, Tensor], Tensor] | None = None
@@ -123,10 +127,12 @@ class HeldOutScore:
     is_given: bool = False
     is_cheap: bool = False
     is_centred: bool = True
+    leverages: list[Tensor] = field(default_factory=list)
 
     def of_problem(self) -> dict[str, Any]:
         """Return what a `TuningProblem` needs beside the samples."""
-        return {name: x for name, x in vars(self).items() if name != "is_centred"}
+        own = "is_centred", "leverages"
+        return {name: value for name, value in vars(self).items() if name not in own}
 
 
 @dataclass(frozen=True)
@@ -310,7 +316,7 @@ class LaplaceSolver:
         return TuningProblem(
             posterior=posterior,
             linear_model=head,
-            validation=self._held_out(fit.network, score)
+            validation=self._held_out(fit.network, score, fit.novelty)
             if self.options.tunes_on_held_out
             else None,
             free_prior=self.options.free_prior,
@@ -327,6 +333,7 @@ class LaplaceSolver:
         network: TrainedNetwork,
         score: HeldOutScore,
         free: Collection[str],
+        novelty: Novelty | None,
     ) -> GaussianPosterior:
         """Return a posterior under hyperparameters chosen anew; its mean is kept.
 
@@ -340,11 +347,13 @@ class LaplaceSolver:
             What samples are scored by.
         free : collection of str
             Names of the hyperparameters to choose.
+        novelty : Novelty or None
+            How unlike the training samples others are.
         """
         if self.options.configured_curvature(self.seed).is_exact:
             _check_definite(posterior, is_tuned=True)
         with network.forward().frozen():
-            held_out = self._held_out(network, score)
+            held_out = self._held_out(network, score, novelty)
             if "sigma_noise" in free:
                 posterior = with_residual_noise(posterior, held_out)
             problem = TuningProblem(
@@ -365,7 +374,7 @@ class LaplaceSolver:
 
     # --------------------------------------------------------------------- batches
     def _held_out(
-        self, network: TrainedNetwork, score: HeldOutScore
+        self, network: TrainedNetwork, score: HeldOutScore, novelty: Novelty | None
     ) -> Iterable[LinearisedBatch] | None:
         """Return held-out samples, linearised; those of a last layer are kept.
 
@@ -376,7 +385,13 @@ class LaplaceSolver:
         batches = self._batches(
             network, network.held_out, with_covariance=not score.diagonal
         )
-        rows = LinearisedSamples(network, batches, is_centred=score.is_centred)
+        rows = LinearisedSamples(
+            network,
+            batches,
+            is_centred=score.is_centred,
+            novelty=novelty if self.options.residual_variance else None,
+            leverages=score.leverages,
+        )
         layout = network.spec.layout
         if layout.head is None:
             return rows
@@ -403,12 +418,18 @@ class LinearisedSamples:
         Whether samples have hashes, as a refit needs.
     is_centred : bool
         Whether outputs whose mean does not matter are centred.
+    novelty : Novelty or None
+        With it leverages of the samples are computed.
+    leverages : list of Tensor
+        To which they are added, see `HeldOutScore`.
     """
 
     network: TrainedNetwork
     batches: Batches
     in_training: bool = False
     is_centred: bool = True
+    novelty: Novelty | None = None
+    leverages: list[Tensor] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[LinearisedBatch]:
         forward, spec = self.network.forward(), self.network.spec
@@ -416,11 +437,17 @@ class LinearisedSamples:
         if likelihood.is_shift_invariant and self.is_centred:
             columns = Centring(likelihood.n_blocks)
         for x, y, weights in self.batches:
-            f, jacobian = backpropagate(forward, x, spec.layout, columns)
+            with FeatureRecorder(forward, spec.feature_layers) as recorder:
+                f, jacobian = backpropagate(forward, x, spec.layout, columns)
             targets = likelihood.targets(y, f)
             weights = weighted(likelihood, targets, weights)
             if weights is None:
                 weights = torch.ones_like(f[:, 0])
+            features = recorder.take(len(f))
+            if self.novelty is not None and features is not None:
+                batch = FeatureBatch.of(likelihood, features, f, x=x)
+                found = [part.compared(batch) for part in self.novelty.distances]
+                self.leverages.append(torch.stack([*found, weights.double()], 1))
             keys = row_hash(x) if self.in_training else None
             yield LinearisedBatch(f, jacobian, targets, weights, keys)
 

@@ -49,7 +49,7 @@ class NoveltyRecorder(FeatureRecorder):
             self._is_checked = True
             self._is_known = self._are_of_samples(features, x, f)
         keys = row_hash(x)
-        batch = FeatureBatch.of(self._likelihood, features, f, weights, keys)
+        batch = FeatureBatch.of(self._likelihood, features, f, weights, keys, x)
         if self._novelty is None:
             self._novelty = Novelty.of(self._likelihood, batch, f.shape[1])
         else:
@@ -83,7 +83,7 @@ def novelty_scores(
         If the network has no features.
     """
 
-    def scores(features: Tensor | None, f: Tensor) -> Tensor:
+    def scores(features: Tensor | None, f: Tensor, _x: Any) -> Tensor:
         if novelty is None or features is None:
             raise ValueError(
                 "score_samples needs features: the inputs of the last layer that has "

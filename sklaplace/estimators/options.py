@@ -43,11 +43,15 @@ from sklaplace.likelihoods import (
 )
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.last_layer import refit_bytes
+from sklaplace.posterior.residual import RESIDUALS, VARIANCE
 from sklaplace.posterior.tuning import TUNERS
 
 # Vectors of as many float64 numbers as weights, beside the structure: mean,
 # eigenvalues, variances and what they are computed from.
 WEIGHT_COPIES = 5
+
+
+PARAMS = "subset_params", "structure_params", "curvature_params"
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class LaplaceOptions:
     prior_mean: Any
     prior: GaussianPosterior | None
     refine: bool | Literal["auto"]
+    residual: Any
     temperature: float
     validation_fraction: float
     pred_type: str
@@ -88,14 +93,12 @@ class LaplaceOptions:
         _check_laplace(model)
         names = {field.name for field in fields(cls)} - {"sigma_noise"}
         values = {name: getattr(model, name) for name in names}
-        for name in ("subset_params", "structure_params", "curvature_params"):
+        for name in (*PARAMS, "subset_of_weights"):
             values[name] = copy.deepcopy(values[name] or {})
-        values["subset_of_weights"] = copy.copy(model.subset_of_weights)
         # numpy's booleans are not True or False
         values["refine"] = "auto" if model.refine == "auto" else bool(model.refine)
         return cls(**values)
 
-    # ----------------------------------------------------------- value or a tuner
     @property
     def free_prior(self) -> bool:
         """Whether the prior precision is tuned."""
@@ -112,6 +115,12 @@ class LaplaceOptions:
         values = [self.prior_precision] * self.free_prior
         values += [self.sigma_noise] * self.free_noise
         return min(values, key=lambda name: name == "auto", default=None)
+
+    @property
+    def residual_variance(self) -> float:
+        """Variance of the residual, zero where there is none."""
+        is_on = self.free_prior and self.prior_precision == "auto"
+        return {"auto": VARIANCE * is_on, "none": 0.0}.get(self.residual, self.residual)
 
     @property
     def noise_on_held_out(self) -> bool:
@@ -152,27 +161,23 @@ class LaplaceOptions:
         needed = refit_bytes(spec.layout, n_samples, spec.n_outputs)
         return self.refine is True or needed <= KEPT_BUDGET
 
-    # ------------------------------------------------------------------- curvature
     def configured_curvature(self, seed: int) -> Curvature:
         """Return the curvature with its options."""
         return CURVATURES[self.curvature].configured(self.curvature_params, seed)
 
     def accumulator(self, layout: Layout) -> Accumulator:
         """Return an empty accumulator of the structure."""
-        kind, _ = STRUCTURES[self.hessian_structure]
-        return kind(layout, **self.structure_params)
+        return STRUCTURES[self.hessian_structure][0](layout, **self.structure_params)
 
     def row_elements(self, spec: Any) -> int:
         """Return the float64 numbers that the structure computes for each sample."""
-        kind, _ = STRUCTURES[self.hessian_structure]
-        return kind.row_elements(spec.layout, spec.n_outputs, **self.structure_params)
+        kind, given = STRUCTURES[self.hessian_structure][0], self.structure_params
+        return kind.row_elements(spec.layout, spec.n_outputs, **given)
 
     def curvature_settings(self) -> dict[str, Any]:
         """Return the options that decide which curvature is kept, and how."""
-        kinds = "subset", "structure", "curvature"
-        names = ["subset_of_weights", "hessian_structure", "curvature"]
-        names += [f"{kind}_params" for kind in kinds]
-        return {name: getattr(self, name) for name in names}
+        names = "subset_of_weights", "hessian_structure", "curvature"
+        return {name: getattr(self, name) for name in (*names, *PARAMS)}
 
 
 def sibling(model: Any) -> str:
@@ -203,6 +208,7 @@ def _check_laplace(model: Any) -> None:
     }
     for name, registry in registries.items():
         check_option(name, getattr(model, name), registry)
+    check_positive("residual", model.residual, RESIDUALS)
     check_subset(model.subset_of_weights, model.subset_params)
     _check_params(model)
     check_workers(model)

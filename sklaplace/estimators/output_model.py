@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,8 +47,10 @@ class OutputModel(ABC):
     n_samples: int
     seed: int
 
-    is_gaussian: ClassVar[bool] = False
-    """Whether outputs are Gaussian in closed form, so that no draws are needed."""
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether outputs are Gaussian in closed form, so that no draws are needed."""
+        return False
 
     @abstractmethod
     def draws(self, forward: Forward, x: Any) -> Tensor:
@@ -281,9 +283,9 @@ class BatchedOutputs:
         return self.map_gaussian(X, function, diagonal=not full_cov)
 
     def map_features(
-        self, X: Any, function: Callable[[Tensor | None, Tensor], Tensor]
+        self, X: Any, function: Callable[[Tensor | None, Tensor, Any], Tensor]
     ) -> np.ndarray:
-        """Return a function of features and outputs of the network as trained.
+        """Return a function of features, outputs and inputs of the network as trained.
 
         See `FeatureRecorder`.
         """
@@ -293,7 +295,7 @@ class BatchedOutputs:
             with FeatureRecorder(forward, layers) as recorder, torch.no_grad():
                 f = forward(x)
                 require_finite(f, f)
-                return (function(recorder.take(len(f)), f),)
+                return (function(recorder.take(len(f)), f, x),)
 
         return self._mapped(X, of_batch)[0].numpy()
 

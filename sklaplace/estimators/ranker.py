@@ -251,6 +251,8 @@ class LaplaceRanker(LaplaceClassifier):
             n_samples, batch_size, n_shards, n_jobs, distributed, memory, \
             random_state, verbose
         As for `LaplaceClassifier`.
+    residual : "none"
+        Pairs have no residual: it would not be that of a difference of two scores.
 
     Attributes
     ----------
@@ -298,11 +300,13 @@ class LaplaceRanker(LaplaceClassifier):
     subset_of_weights: str | list[str] = "all"
     hessian_structure: str = "full"
     prior_precision: Any = "marglik"
+    residual: Any = "none"
 
     _targets_kind = PairTargets
 
     def _check_options(self) -> LaplaceOptions:
         options = super()._check_options()
+        self._residual()
         if options.structure_params.get("weight_sharing") == "reduce":
             raise ValueError(
                 "structure_params={'weight_sharing': 'reduce'} adds up the gradients "
@@ -310,6 +314,14 @@ class LaplaceRanker(LaplaceClassifier):
                 "their sum says nothing. Use 'expand', or hessian_structure='full'."
             )
         return options
+
+    def _residual(self) -> None:
+        """Raise for a residual, which is not that of a difference of two scores."""
+        if self.residual != "none":
+            raise ValueError(
+                f"residual={self.residual!r} cannot be used for pairs: it would not be "
+                "that of a difference of two scores. Use residual='none'."
+            )
 
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
         return PairTrainer(**vars(super()._trainer(options)))

@@ -45,8 +45,8 @@ class LaplaceClassifierCV(LaplaceClassifier):
         on the prior precision.
     likelihood, subset_of_weights, subset_params, hessian_structure, \
             structure_params, curvature, curvature_params, prior_structure, \
-            prior_mean, refine, temperature, class_weight, pred_type, link_approx, \
-            dirichlet_approx, n_samples, batch_size, n_shards, distributed
+            prior_mean, refine, residual, temperature, class_weight, pred_type, \
+            link_approx, dirichlet_approx, n_samples, batch_size, n_shards, distributed
         As for `LaplaceClassifier`. Under a ``prior_structure`` other than
         ``"scalar"`` all precisions are the same. ``refine=True`` refits the
         selected weights under every prior precision; ``"auto"`` is False.
@@ -211,8 +211,8 @@ class LaplaceRegressorCV(LaplaceRegressor):
         ``refine=True``.
     likelihood, subset_of_weights, subset_params, hessian_structure, \
             structure_params, curvature, curvature_params, prior_structure, \
-            prior_mean, refine, temperature, pred_type, n_samples, batch_size, \
-            n_shards, distributed
+            prior_mean, refine, residual, temperature, pred_type, n_samples, \
+            batch_size, n_shards, distributed
         As for `LaplaceRegressor`. Under a ``prior_structure`` other than
         ``"scalar"`` all precisions are the same. ``refine=True`` refits the
         selected weights under every prior precision; ``"auto"`` is False.

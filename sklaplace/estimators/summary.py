@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from sklaplace.core.progress import Reporter, reporting
+from sklaplace.core.warn import warn_user
 
 
 def reporting_for(model: Any) -> AbstractContextManager[Reporter]:
@@ -27,10 +28,7 @@ def of_posterior(model: Any) -> str:
         f"{posterior.layout.n_parameters:,} weights ({subset})",
         "weights refitted" if posterior.is_refitted else "weights kept",
     ]
-    if posterior.earlier is None:
-        parts.append(f"prior_precision {posterior.shown_precision()}")
-    else:
-        parts.append("prior of an earlier task")
+    parts += _of_prior(model)
     if model.temperature_ != 1:
         parts.append(f"temperature {model.temperature_:.3g}")
     parts += of_outputs(model)
@@ -44,6 +42,41 @@ def of_posterior(model: Any) -> str:
         tried = f"{len(model.cv_results_['params'])} tried in {model.n_splits_} folds"
         parts.append(f"{tried}, score {model.best_score_:.4g}")
     return ", ".join(parts)
+
+
+def _of_prior(model: Any) -> list[str]:
+    """Return the prior of a fitted Laplace estimator, and the residual if any."""
+    if model.posterior_.earlier is not None:
+        return ["prior of an earlier task"]
+    parts = [f"prior_precision {model.posterior_.shown_precision()}"]
+    if are_certain(model):
+        parts.append("weights hardly uncertain")
+    if (residual := model._residual()) is not None:
+        parts.append(f"residual {residual.variance:.3g}")
+    return parts
+
+
+def are_certain(model: Any) -> bool:
+    """Whether a prior was chosen under which the weights are hardly uncertain.
+
+    The effective number of parameters (MacKay 1992) is less than one then. It is at
+    most the trace of the curvature over the prior precision.
+    """
+    posterior = model.posterior_
+    size = posterior.scale * posterior.structure.trace()
+    return bool(model._options.free_prior and size < posterior.prior_precision.min())
+
+
+def warn_if_alone(model: Any) -> None:
+    """Warn where predictions at the default are the network's own."""
+    is_missing = model._options.residual_variance and model._residual() is None
+    if is_missing and are_certain(model):
+        warn_user(
+            "Held-out rows are predicted best without uncertainty of the weights "
+            f"(prior_precision_={model.posterior_.shown_precision()}), and this network "
+            "has no residual, so that predictions are its own, also far from the data. "
+            "Use prior_precision='marglik' or a number."
+        )
 
 
 def maximises_evidence(model: Any) -> bool:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.lazy import cached_property
-from sklaplace.core.linalg import gram, symmetric_eigh
+from sklaplace.core.linalg import gram
 from sklaplace.core.persistence import FieldsOnly
 
 # more features than this are hashed
@@ -37,24 +37,24 @@ _ROUNDING = 1e-12
 
 @lru_cache(maxsize=8)
 @torch.inference_mode(False)  # else no gradients can be taken later
-def _hashing(i: int) -> tuple[Tensor, Tensor]:
+def _hashing(i: int, most: int) -> tuple[Tensor, Tensor]:
     """Return the place and the sign of each of ``i`` features; always the same."""
     generator = torch.Generator().manual_seed(i)
-    places = torch.randint(MAX_FEATURES, (i,), generator=generator)
+    places = torch.randint(most, (i,), generator=generator)
     signs = 2 * torch.randint(2, (i,), generator=generator) - 1
     return places, signs
 
 
-def sketched(features: Tensor) -> Tensor:
+def sketched(features: Tensor, most: int = MAX_FEATURES) -> Tensor:
     """Return features (b, i), or where there are too many, sums of some of them.
 
     Products of samples are unbiased estimates of those of all features.
     """
     i = features.shape[1]
-    if i <= MAX_FEATURES:
+    if i <= most:
         return features
-    places, signs = (part.to(features.device) for part in _hashing(i))
-    found = features.new_zeros(len(features), MAX_FEATURES)
+    places, signs = (part.to(features.device) for part in _hashing(i, most))
+    found = features.new_zeros(len(features), most)
     return found.index_add_(1, places, features * signs)
 
 
@@ -133,49 +133,73 @@ class Leverage(FieldsOnly):
         return torch.where(counts.unsqueeze(1) > 0, means, overall)
 
     @cached_property
-    def _spectrum(self) -> tuple[Tensor, Tensor]:
-        """Eigenvectors (i, i) of ``W``, and ``1/(λ + ε)`` for each ridge, (i, R)."""
-        roots = self.moments.counts.sqrt().unsqueeze(1)
-        scatter = self.moments.squares - gram(self.means * roots)
-        values, vectors = symmetric_eigh(scatter)
-        ridges = values.new_tensor(self.ridges) * values.mean()
-        smallest = _ROUNDING * self.moments.squares.diagonal().mean() + _SMALLEST
-        return vectors, 1 / (values.unsqueeze(1) + ridges.clamp(min=smallest))
-
-    @cached_property
-    def _rotations(self) -> dict[torch.dtype, list[Tensor]]:
+    def _whitenings(self) -> dict[tuple[int, torch.dtype], Tensor]:
         return {}
 
-    def _rotated(self, dtype: torch.dtype) -> list[Tensor]:
-        """Return eigenvectors, means in their basis, and scales, in a dtype."""
-        if dtype not in self._rotations:
-            vectors, scales = self._spectrum
-            parts = vectors, self.means @ vectors, scales
-            self._rotations[dtype] = [part.to(dtype) for part in parts]
-        return self._rotations[dtype]
+    def _whitening(self, ridge: int, dtype: torch.dtype) -> Tensor:
+        """Return ``M`` (i, i) with ``M Mᵀ = (W + ε)⁻¹`` for a ridge, in a dtype."""
+        key = ridge, torch.float64
+        if key not in self._whitenings:
+            roots = self.moments.counts.sqrt().unsqueeze(1)
+            scatter = self.moments.squares - gram(self.means * roots)
+            smallest = _ROUNDING * self.moments.squares.diagonal().mean() + _SMALLEST
+            size = self.ridges[ridge] * scatter.diagonal().mean()
+            identity = torch.eye(len(scatter)).to(scatter)
+            root = torch.linalg.cholesky(scatter + size.maximum(smallest) * identity)
+            inverse = torch.linalg.solve_triangular(root, identity, upper=False)
+            self._whitenings[key] = inverse.mT
+        if (ridge, dtype) not in self._whitenings:
+            self._whitenings[ridge, dtype] = self._whitenings[key].to(dtype)
+        return self._whitenings[ridge, dtype]
 
-    def _distances(self, features: Tensor, groups: Tensor) -> Tensor:
-        """Return ``(φ - μ)ᵀ (W + ε)⁻¹ (φ - μ)`` under each ridge, (b, R), float64."""
-        vectors, means, scales = self._rotated(features.dtype)
-        distances = (features @ vectors - means[groups]).square() @ scales
-        return distances.double().clamp(max=_LARGEST)
+    def _distances(
+        self, features: Tensor, groups: Tensor, n_ridges: int | None
+    ) -> Tensor:
+        """Return ``(φ - μ)ᵀ (W + ε)⁻¹ (φ - μ)`` under ridges, (b, R), float64."""
+        deviations = features - self.means.to(features.dtype)[groups]
+        ridges = range(n_ridges or len(self.ridges))
+        whitenings = [self._whitening(ridge, features.dtype) for ridge in ridges]
+        found = [(deviations @ m).square().sum(1).double() for m in whitenings]
+        return torch.stack(found, 1).clamp(max=_LARGEST)
 
-    def __call__(self, features: Tensor, groups: Tensor) -> Tensor:
-        """Return leverages (b, R) of new samples (b, i) in groups (b,), float64."""
-        counts = self.moments.counts[groups].unsqueeze(1)
-        inverse = torch.where(counts > 0, 1 / counts.clamp(min=_SMALLEST), 1.0)
-        return inverse + self._distances(features, groups)
+    def __call__(
+        self, features: Tensor, groups: Tensor, n_ridges: int | None = None
+    ) -> Tensor:
+        """Return leverages (b, R) of new samples (b, i) in groups (b,), float64.
 
-    def left_out(self, features: Tensor, groups: Tensor) -> Tensor:
+        Under the first ``n_ridges``, or all.
+        """
+        counts = self.moments.counts[groups]
+        distances = self._distances(features, groups, n_ridges)
+        return self._inverse(counts).unsqueeze(1) + distances
+
+    def whitened(self, features: Tensor, groups: Tensor) -> Tensor:
+        """Return ``ψ`` (b, i + 1), whose squared norm is the first leverage; float64.
+
+        In the graph of the features, if they have one.
+        """
+        deviations = features.double() - self.means[groups]
+        whitened = deviations @ self._whitening(0, torch.float64)
+        constant = self._inverse(self.moments.counts[groups]).sqrt()
+        return torch.cat([whitened, constant.unsqueeze(1)], 1)
+
+    @staticmethod
+    def _inverse(counts: Tensor) -> Tensor:
+        return torch.where(counts > 0, 1 / counts.clamp(min=_SMALLEST), 1.0)
+
+    def left_out(
+        self, features: Tensor, groups: Tensor, n_ridges: int | None = None
+    ) -> Tensor:
         """Return leverages (b, R) of training samples, each among the others.
 
         By Sherman and Morrison's formula; ``h / (1 - h)`` without a ridge, and exact
         with one that stays the same. Of one count of a sample that counts more; of
         samples alone in their group infinite.
         """
+        features = features.double()
         counts = self.moments.counts[groups].unsqueeze(1)
         factors = counts / (counts - 1).clamp(min=_SMALLEST)
-        distances = self._distances(features.double(), groups)
+        distances = self._distances(features, groups, n_ridges)
         remaining = (1 - factors * distances).clamp(min=_ROUNDING)
         found = factors / counts + factors**2 * distances / remaining
         return torch.where(counts > 1, found, torch.inf)

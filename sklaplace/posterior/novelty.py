@@ -16,6 +16,7 @@ combined by the sum of their logarithms); see `leverage` for others.
 """
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,16 +34,28 @@ from sklaplace.posterior.leverage import (
 # ε as fractions of the mean eigenvalue of W. Under the first, directions in which
 # features hardly vary count; under the second, the distance to the group's mean.
 RIDGES = 1e-3, 1.0
+# share of the samples that are no farther away than is usual
+USUAL = 0.95
 # training samples whose leverages are compared with, at most
 MAX_KEPT = 256
 # standard deviation of logarithms, where all training samples agree
 SMALLEST_STD = 1e-2
+# Of inputs, whose columns may have different units; more than this are hashed.
+INPUT_RIDGE, MAX_INPUTS = 1e-2, 256
 # Numbers of the sums over features of each class, at most: 32 MiB, which are copied for
 # each batch.
 MAX_SUMS = 2**22
 # of mean log-probabilities
 _LARGEST = 1e6
 _TINY = 1e-300
+
+
+def weighted_quantile(values: Tensor, weights: Tensor, share: float) -> float:
+    """Return the smallest value up to which there is a share of the weights."""
+    values, order = values.sort()
+    totals = weights[order].cumsum(0)
+    index = torch.searchsorted(totals, share * totals[-1])
+    return float(values[index.clamp(max=len(values) - 1)])
 
 
 # ---------------------------------------------------------------------------- tails
@@ -97,6 +110,10 @@ class FeatureBatch:
         Weights, float64.
     keys : Tensor of shape (b,)
         Hashes of the samples' inputs.
+    outputs : Tensor of shape (b, c) or (b, 0)
+        Outputs of the network, for numbers.
+    inputs : Tensor of shape (b, d) or (b, 0)
+        Inputs of the network, where they are rows of real numbers.
     """
 
     features: Tensor
@@ -104,6 +121,8 @@ class FeatureBatch:
     undecided: Tensor
     weights: Tensor
     keys: Tensor
+    outputs: Tensor
+    inputs: Tensor
 
     @classmethod
     def of(
@@ -113,11 +132,14 @@ class FeatureBatch:
         f: Tensor,
         weights: Tensor | None = None,
         keys: Tensor | None = None,
+        x: Any = None,
     ) -> "FeatureBatch":
-        """Return a batch from features (b, i) and outputs (b, c)."""
+        """Return a batch from features (b, i), outputs (b, c) and inputs."""
         groups = torch.zeros(len(f), dtype=torch.long, device=f.device)
         undecided = torch.zeros(len(f), 0, dtype=torch.float64, device=f.device)
+        outputs = f.double()
         if isinstance(likelihood, ClassificationLikelihood):
+            outputs = undecided
             logits, _ = likelihood.class_logits(f, torch.zeros_like(f))
             by_label = logits.reshape(len(f), -1, logits.shape[1])
             if by_label.shape[1] == 1 and _has_groups(logits.shape[1], features):
@@ -126,7 +148,10 @@ class FeatureBatch:
             undecided = log_proba.mean(1, keepdim=True).double().clamp(min=-_LARGEST)
         weights = torch.ones_like(groups) if weights is None else weights
         keys = torch.zeros_like(groups) if keys is None else keys.to(groups)
-        return cls(sketched(features), groups, undecided, weights.double(), keys)
+        found = sketched(features), groups, undecided, weights.double(), keys
+        is_table = isinstance(x, Tensor) and x.ndim == 2 and x.is_floating_point()
+        inputs = sketched(x, MAX_INPUTS) if is_table else features[:, :0]
+        return cls(*found, outputs, inputs)
 
     def joined(self, other: "FeatureBatch") -> "FeatureBatch":
         """Return the samples of both."""
@@ -149,6 +174,44 @@ class FeatureBatch:
 
 # -------------------------------------------------------------------------- novelty
 @dataclass(frozen=True)
+class Distance:
+    """Leverages of features or inputs, in units of what is usual.
+
+    Attributes
+    ----------
+    name : {"features", "inputs"}
+        Attribute of a `FeatureBatch`.
+    leverage : Leverage
+        Its leverages.
+    usual : float
+        Leverage that a share `USUAL` of the training samples do not exceed, each among
+        the others. Samples alone in their group do not count.
+    inflation : float
+        See `Novelty`.
+    """
+
+    name: str
+    leverage: Leverage
+    usual: float
+    inflation: float
+
+    def compared(self, batch: FeatureBatch) -> Tensor:
+        """Return leverages in units of ``usual``, (b,)."""
+        return (
+            self.leverage(getattr(batch, self.name), batch.groups, 1)[:, 0] / self.usual
+        )
+
+    def relative(self, batch: FeatureBatch) -> Tensor:
+        """Return leverages in units of the larger one of held-out samples, (b,)."""
+        return self.compared(batch) / self.inflation
+
+    def whitened(self, batch: FeatureBatch) -> Tensor:
+        """Return vectors whose squared norms are `relative`, (b, i + 1)."""
+        found = self.leverage.whitened(getattr(batch, self.name), batch.groups)
+        return found / (self.usual * self.inflation) ** 0.5
+
+
+@dataclass(frozen=True)
 class Novelty(FieldsOnly):
     """How unlike the training samples a sample is.
 
@@ -158,13 +221,20 @@ class Novelty(FieldsOnly):
         What outputs mean.
     moments : FeatureMoments
         Sums over the training samples.
+    input_moments : FeatureMoments
+        The same of inputs.
     samples : FeatureBatch
         Some of them, to compare with.
+    inflation : tuple of float
+        How many times larger the leverages of features and inputs are for samples that
+        the network has not seen; one where there are none.
     """
 
     likelihood: Likelihood
     moments: FeatureMoments
+    input_moments: FeatureMoments
     samples: FeatureBatch
+    inflation: tuple[float, ...] = (1.0, 1.0)
 
     @classmethod
     def of(cls, likelihood: Likelihood, batch: FeatureBatch, c: int) -> "Novelty":
@@ -175,21 +245,28 @@ class Novelty(FieldsOnly):
             n_labels, n_classes = likelihood.class_logits(zeros, zeros)[0].shape
             if n_labels == 1 and _has_groups(n_classes, batch.features):
                 n_groups = n_classes
-        moments = FeatureMoments.empty(n_groups, batch.features)
-        moments = moments.added(batch.features, batch.groups, batch.weights)
-        return cls(likelihood, moments, batch.kept())
+        parts = batch.features, batch.inputs
+        features, inputs = (FeatureMoments.empty(n_groups, part) for part in parts)
+        return cls(likelihood, features, inputs, batch.kept())._counted(batch)
 
     def added(self, batch: FeatureBatch) -> "Novelty":
         """Return the novelty after further training samples, whatever their order."""
-        moments = self.moments.added(batch.features, batch.groups, batch.weights)
         samples = self.samples.joined(batch).kept()
-        return replace(self, moments=moments, samples=samples)
+        return replace(self, samples=samples)._counted(batch)
+
+    def _counted(self, batch: FeatureBatch) -> "Novelty":
+        """Return the novelty with the sums of further training samples."""
+        of = batch.groups, batch.weights
+        moments = self.moments.added(batch.features, *of)
+        inputs = self.input_moments.added(batch.inputs, *of)
+        return replace(self, moments=moments, input_moments=inputs)
 
     def merged(self, other: "Novelty") -> "Novelty":
         """Return the novelty of the training samples of both."""
         moments = self.moments.merged(other.moments)
+        inputs = self.input_moments.merged(other.input_moments)
         samples = self.samples.joined(other.samples).kept()
-        return replace(self, moments=moments, samples=samples)
+        return replace(self, moments=moments, input_moments=inputs, samples=samples)
 
     @cached_property
     def leverage(self) -> Leverage:
@@ -200,6 +277,41 @@ class Novelty(FieldsOnly):
         """
         n_groups = len(self.moments.counts)
         return Leverage(self.moments, RIDGES if n_groups > 1 else RIDGES[:1])
+
+    @cached_property
+    def distances(self) -> list["Distance"]:
+        """Leverages of the features, and of the inputs where these are a table."""
+        samples, groups = self.samples, self.samples.groups
+        leverages = self.leverage, Leverage(self.input_moments, (INPUT_RIDGE,))
+        found = []
+        for n, name in enumerate(("features", "inputs")):
+            values = getattr(samples, name)
+            if values.shape[1]:
+                left_out = leverages[n].left_out(values, groups, 1)[:, 0]
+                weights = samples.weights * left_out.isfinite()
+                usual = weighted_quantile(left_out, weights, USUAL)
+                found.append(Distance(name, leverages[n], usual, self.inflation[n]))
+        return found
+
+    def inflated(self, compared: list[Tensor]) -> "Novelty":
+        """Return the novelty after a look at samples that the network has not seen.
+
+        A network has fitted its training samples, so that the leverages of others can
+        be larger. ``compared`` are theirs, see `Distance.compared`, beside weights,
+        (b, 2) or (b, 3); those of networks that are like this one will do.
+        """
+        if not compared:
+            return self
+        *columns, weights = torch.cat(compared).unbind(1)
+        found = [weighted_quantile(column, weights, USUAL) for column in columns]
+        return replace(self, inflation=tuple(max(1.0, value) for value in found))
+
+    @cached_property
+    def output_variances(self) -> Tensor:
+        """Variances of the network's outputs among the training samples, (c,)."""
+        weights = self.samples.weights / self.samples.weights.sum()
+        outputs = self.samples.outputs
+        return weights @ (outputs - weights @ outputs) ** 2
 
     @cached_property
     def tails(self) -> NormalTails:

@@ -622,6 +622,7 @@ class TestCounts:
         assert_allclose(np.sqrt(np.diag(cov)), std[:5])
         assert model.score(X, y) > 0.4
 
+    @pytest.mark.filterwarnings("ignore:Held-out rows are predicted best without")
     @pytest.mark.parametrize("prior", ["validation", "marglik", "auto"])
     def test_tuning(self, prior):
         settings = {"prior_precision": prior, "sigma_noise": prior, "random_state": 0}
@@ -672,6 +673,7 @@ class TestNoiseThatDepends:
         training = {"criterion": HeteroscedasticNLLLoss, "lr": 0.02, "max_epochs": 150}
         return regressor(**sizes, **training)
 
+    @pytest.mark.filterwarnings("ignore:Held-out rows are predicted best without")
     def test_predictions(self, net):
         model = LaplaceRegressor(net, random_state=0, **FULL).fit(*noisy())
         X, y = noisy(2000, seed=1)

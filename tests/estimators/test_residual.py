@@ -1,0 +1,424 @@
+"""The residual of the outputs, which grows with the distance from the data."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from nets import (
+    binary_classifier,
+    blobs,
+    classifier,
+    regressor,
+    waves,
+)
+from numpy.testing import assert_allclose, assert_array_equal
+from skorch.dataset import Dataset
+from torch import nn
+
+from sklaplace import (
+    LaplaceClassifier,
+    LaplaceClassifierCV,
+    LaplaceRanker,
+    LaplaceRegressor,
+)
+from sklaplace.posterior.residual import EXPONENT, SPREADS, VARIANCE
+
+KINDS = [LaplaceClassifier, LaplaceRegressor]
+DOUBLE = {"module__dtype": torch.float64}
+
+
+def data(kind, n=120, **options):
+    make = blobs if kind is LaplaceClassifier else waves
+    return make(n, dtype=np.float64, **options)
+
+
+def model(kind, **params):
+    make = classifier if kind is LaplaceClassifier else regressor
+    net = make(**DOUBLE | params.pop("net", {}))
+    return kind(net, **{"random_state": 0} | params)
+
+
+def far(kind, distance=30.0, n=20):
+    X, _ = data(kind)
+    directions = np.random.default_rng(0).normal(size=(n, X.shape[1]))
+    return distance * directions / np.linalg.norm(directions, axis=1, keepdims=True)
+
+
+def added(fitted, X):
+    """What the residual adds to the variances of a classifier's logits, on average."""
+    pair = fitted, without(fitted)
+    with_it, alone = (m.latent_mean_and_variance(X)[1].mean() for m in pair)
+    return with_it - alone
+
+
+def without(fitted):
+    """The same model without its residual."""
+    return pickle.loads(pickle.dumps(fitted)).set_params(residual="none")
+
+
+# ------------------------------------------------------------------- its definition
+def leverage(rows, groups, row, group, ridge):
+    """Leverage of a row in its group, by the covariance within groups."""
+    means = {g: rows[groups == g].mean(0) for g in set(groups)}
+    deviations = rows - np.stack([means[g] for g in groups])
+    scatter = deviations.T @ deviations
+    scatter += ridge * np.trace(scatter) / len(scatter) * np.eye(len(scatter))
+    difference = row - means[group]
+    n = (groups == group).sum()
+    return 1 / n + difference @ np.linalg.solve(scatter, difference)
+
+
+def left_out(rows, groups, n, ridge):
+    """The same for a training sample among the others, under the same ridge."""
+    others = np.arange(len(rows)) != n
+    means = {g: rows[groups == g].mean(0) for g in set(groups)}
+    deviations = rows - np.stack([means[g] for g in groups])
+    scatter = deviations.T @ deviations
+    size = ridge * np.trace(scatter) / len(scatter) * np.eye(len(scatter))
+    rows, groups, row, group = rows[others], groups[others], rows[n], groups[n]
+    means = {g: rows[groups == g].mean(0) for g in set(groups)}
+    deviations = rows - np.stack([means[g] for g in groups])
+    difference = row - means[group]
+    scatter = deviations.T @ deviations + size
+    n_group = (groups == group).sum()
+    return 1 / n_group + difference @ np.linalg.solve(scatter, difference)
+
+
+def quantile(values):
+    """Smallest value that 95 % do not exceed."""
+    return np.sort(values)[int(np.ceil(0.95 * len(values))) - 1]
+
+
+def relative_variances(fitted, seen, held_out, new):
+    """Variances of the residual in units of its scale, by their definition."""
+    net = fitted.estimator_
+
+    def features(X):
+        module = net.module_
+        with torch.no_grad():
+            h = torch.tanh(module.hidden(torch.as_tensor(X))).numpy()
+            groups = module(torch.as_tensor(X)).numpy().argmax(1)
+        return h, groups if isinstance(fitted, LaplaceClassifier) else 0 * groups
+
+    total = 0
+    for part, ridge in ((0, 1e-3), (1, 1e-2)):
+        (rows, groups), *others = (
+            (features(X)[0] if part == 0 else X, features(X)[1])
+            for X in (seen, held_out, new)
+        )
+        own = quantile([left_out(rows, groups, n, ridge) for n in range(len(rows))])
+        of_held_out, of_new = (
+            np.array(
+                [
+                    leverage(rows, groups, *pair, ridge)
+                    for pair in zip(*given, strict=True)
+                ]
+            )
+            for given in others
+        )
+        total += (of_new / max(own, quantile(of_held_out))) ** EXPONENT
+    return total
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_variance_is_that_of_its_definition(kind):
+    X, y = data(kind)
+    X_val = 1.2 * X[::3]
+    fitted = model(kind, net={"train_split": None})
+    fitted.fit(X, y, X_val=X_val, y_val=y[::3])
+    new = np.vstack([X[:5], far(kind, 4.0)])
+    mean, variance = fitted.latent_mean_and_variance(new)
+    alone_mean, alone = without(fitted).latent_mean_and_variance(new)
+    assert_array_equal(mean, alone_mean)
+    relative = relative_variances(fitted, X, X_val, new)[:, None]
+    if kind is LaplaceClassifier:
+        assert_allclose(variance, alone + VARIANCE * relative, rtol=1e-8)
+        return
+    noise = fitted.sigma_noise_**2
+    outputs = fitted.estimator_.predict(X.astype(np.float64))
+    bound = SPREADS**2 * (outputs.var() + noise)
+    added = alone + VARIANCE * noise * relative
+    assert_allclose(variance, added / (1 + added / bound), rtol=1e-8)
+
+
+# --------------------------------------------------------------- what is predicted
+@pytest.mark.parametrize("subset", ["last_layer", "all"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_moments_agree(kind, subset):
+    fitted = model(kind, subset_of_weights=subset).fit(*data(kind))
+    X = np.vstack([data(kind)[0][:3], far(kind, 6.0, 3)])
+    mean, variance = fitted.latent_mean_and_variance(X)
+    assert (variance > 1.01 * without(fitted).latent_mean_and_variance(X)[1]).any()
+    _, cov = fitted.latent_mean_and_variance(X, full_cov=True)
+    assert_allclose(cov.diagonal(axis1=1, axis2=2), variance, rtol=1e-7)
+    _, joint = fitted.latent_mean_and_variance(X, joint=True)
+    assert_allclose(joint.diagonal().reshape(variance.shape), variance, rtol=1e-7)
+    lowest = np.linalg.eigvalsh(joint / np.sqrt(np.outer(*[joint.diagonal()] * 2)))[0]
+    assert lowest > -1e-9
+    by_torch = fitted.predictive(torch.as_tensor(X))
+    assert_allclose(by_torch[0], mean, rtol=1e-7)
+    assert_allclose(by_torch[1], cov, rtol=1e-6, atol=1e-9)
+    of_groups = fitted.predictive(torch.as_tensor(X).unflatten(0, (2, 3)), joint=True)
+    n = joint.shape[0] // 2
+    assert_allclose(of_groups[1][1], joint[n:, n:], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("pred_type", ["glm", "nn"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_have_its_moments(kind, pred_type):
+    fitted = model(kind, pred_type=pred_type, n_samples=4000).fit(*data(kind))
+    X = np.vstack([data(kind)[0][:3], far(kind, 6.0, 3)])
+    draws = fitted.sample_latent(X, n_samples=4000, random_state=1)
+    if kind is LaplaceRegressor and draws.ndim == 2:
+        draws = draws[:, None]
+    _, variance = fitted.latent_mean_and_variance(X)
+    assert_allclose(draws.var(-1), variance, rtol=0.15)
+    _, joint = fitted.latent_mean_and_variance(X, joint=True)
+    rows = draws.reshape(-1, draws.shape[-1])
+    sizes = np.sqrt(np.outer(*[joint.diagonal()] * 2))
+    assert_allclose(np.cov(rows) / sizes, joint / sizes, atol=0.12)
+    alone = fitted.sample_latent(X[3:], n_samples=4000, random_state=1)
+    assert_allclose(alone.reshape(draws[3:].shape), draws[3:], rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_covariances_of_targets_have_its_variances(kind):
+    fitted = model(LaplaceRegressor, net={"module__n_out": 2})
+    fitted.fit(*data(LaplaceRegressor, n_targets=2))
+    X = far(kind, 6.0, 4)
+    _, std = fitted.predict(X, return_std=True)
+    _, cov = fitted.predict(X, return_cov=True)
+    assert_allclose(np.sqrt(cov.diagonal()).T, std, rtol=1e-7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_differences(kind):
+    fitted = model(kind).fit(*data(kind))
+    x = torch.as_tensor(far(kind, 3.0, 2)).requires_grad_()
+
+    def total(x):
+        mean, cov = fitted.predictive(x)
+        return mean.sum() + cov.diagonal(dim1=1, dim2=2).log().sum()
+
+    assert torch.autograd.gradcheck(total, x, eps=1e-6, atol=1e-4)
+
+
+def test_far_from_the_data_nothing_is_known_about_classes():
+    fitted = model(LaplaceClassifier).fit(*data(LaplaceClassifier))
+    for distance in (30.0, 1e3, 1e6, 1e12):
+        X = far(LaplaceClassifier, distance)
+        assert fitted.predict_proba(X).max() < 0.4
+        assert fitted.predict_dirichlet(X).max() < 0.1
+        total, aleatoric, epistemic = fitted.predict_uncertainty(X).T
+        assert (epistemic > 0.9 * np.log(3)).all()
+        assert_allclose(aleatoric + epistemic, total, atol=1e-9)
+        assert fitted.predict_set(X).all()
+    X, _ = data(LaplaceClassifier)
+    near, alone = fitted.predict_proba(X), without(fitted).predict_proba(X)
+    assert np.median(np.abs(near - alone).max(1)) < 0.01
+
+
+def test_far_bands_are_as_wide_as_the_targets_vary():
+    X, y = data(LaplaceRegressor)
+    for settings in ({}, {"prior_precision": 1e-6, "residual": VARIANCE}):
+        fitted = model(LaplaceRegressor, **settings).fit(X, y)
+        for distance in (30.0, 1e3, 1e9):
+            _, std = fitted.predict(far(LaplaceRegressor, distance), return_std=True)
+            assert (np.std(y) < std).all()
+            assert (std < 3 * np.std(y)).all()
+
+
+# ------------------------------------------------------------------- where there is one
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("prior", [1.0, "marglik", "validation"])
+def test_only_the_default_has_one(kind, prior):
+    noise = {"sigma_noise": 0.5} if kind is LaplaceRegressor else {}
+    X, y = data(kind)
+    fitted = model(kind, prior_precision=prior, **noise).fit(X, y)
+    new = far(kind)
+    found = fitted.latent_mean_and_variance(new)[1]
+    assert_array_equal(found, without(fitted).latent_mean_and_variance(new)[1])
+    more = fitted.set_params(residual=0.3).latent_mean_and_variance(new)[1]
+    assert (more > found).any()
+
+
+def test_the_summary_names_it_and_weights_that_are_certain():
+    X, y = data(LaplaceClassifier)
+    fitted = model(LaplaceClassifier).fit(X, y)
+    assert "residual 0.05" in fitted._summary()
+    assert "residual" not in without(fitted)._summary()
+    assert ("hardly uncertain" in fitted._summary()) == (fitted.prior_precision_ > 1e3)
+    strong = model(LaplaceClassifier).fit(X, y, X_val=X, y_val=y)
+    strong.posterior_ = strong.posterior_.replace(
+        prior_precision=torch.tensor(1e9, dtype=torch.float64)
+    )
+    assert "weights hardly uncertain" in strong._summary()
+    given = model(LaplaceClassifier, prior_precision=1e9).fit(X, y)
+    assert "hardly uncertain" not in given._summary()
+
+
+@pytest.mark.parametrize("value", ["none", 0.2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_may_be_set_after_fit(kind, value):
+    X, y = data(kind)
+    changed = model(kind).fit(X, y).set_params(residual=value)
+    fitted = model(kind, residual=value).fit(X, y)
+    new = far(kind, 5.0)
+    found = changed.latent_mean_and_variance(new)
+    assert_allclose(found, fitted.latent_mean_and_variance(new), rtol=1e-9)
+
+
+class Sorted(nn.Module):
+    """Samples are in another order where the last layer sees them: no features."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.head = nn.Linear(2, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = self.hidden(x).tanh()
+        order = h.sum(1).argsort()
+        return self.head(h[order])[order.argsort()]
+
+
+def test_networks_without_features_have_none():
+    X, y = blobs(120)
+    with pytest.warns(
+        UserWarning, match="Held-out rows .* this network has no residual"
+    ):
+        fitted = LaplaceClassifier(classifier(Sorted), random_state=0).fit(X, y)
+    assert "weights hardly uncertain" in fitted._summary()
+    new = far(LaplaceClassifier).astype(np.float32)
+    found = fitted.predict_proba(new)
+    assert_array_equal(found, without(fitted).predict_proba(new))
+
+
+@pytest.mark.filterwarnings("ignore:Held-out rows are predicted best without")
+def test_counts_have_none():
+    X, y = waves(120)
+    counts = np.round(np.exp(y)).astype(np.float32)
+    net = regressor(criterion=nn.PoissonNLLLoss)
+    fitted = LaplaceRegressor(net, random_state=0).fit(X, counts)
+    found = fitted.predict(X, return_std=True)
+    assert_array_equal(found, without(fitted).predict(X, return_std=True))
+
+
+@pytest.mark.parametrize("link", ["auto", "mc", "probit", "mean_field", "gumbel"])
+@pytest.mark.parametrize("y", ["binary", "one logit", "labels", "many"])
+def test_all_kinds_of_classes_have_one(y, link):
+    X, labels = blobs(200, n_classes=40 if y == "many" else 2)
+    net = classifier(module__n_out=40 if y == "many" else 2)
+    if y == "one logit":
+        net = binary_classifier()
+    elif y == "labels":
+        net = classifier(module__n_out=2, criterion=nn.BCEWithLogitsLoss)
+        labels = np.stack([labels, X[:, 0] > 0], 1).astype(np.float32)
+    fitted = LaplaceClassifier(net, link_approx=link, random_state=0).fit(X, labels)
+    proba = fitted.predict_proba(far(LaplaceClassifier, 1e3).astype(np.float32))
+    n_classes = 1 / 0.5 if y == "labels" else proba.shape[1]
+    assert_allclose(proba, 1 / n_classes, atol=0.05)
+
+
+def test_samples_alone_in_their_class_count_for_nothing():
+    X, y = blobs(40)
+    X = np.vstack([X, [[9.0, 9.0]]]).astype(np.float32)
+    fitted = LaplaceClassifier(random_state=0).fit(X, [*y, 3])
+    assert np.isfinite(fitted.predict_proba(X)).all()
+    assert fitted.predict_proba(X * 100).max() < 0.6
+
+
+# ------------------------------------------------------------------ same numbers
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_do_not_depend_on_how_they_are_computed(kind):
+    X, y = data(kind)
+    fitted = model(kind).fit(X, y)
+    new = np.vstack([X[:4], far(kind, 5.0, 6)])
+    expected = fitted.latent_mean_and_variance(new)[1]
+    loaded = pickle.loads(pickle.dumps(fitted))
+    assert_array_equal(loaded.latent_mean_and_variance(new)[1], expected)
+    for params in ({"batch_size": 3}, {"n_jobs": 2}):
+        found = loaded.set_params(**params).latent_mean_and_variance(new)[1]
+        assert_allclose(found, expected, rtol=1e-9)
+    found = fitted.latent_mean_and_variance(new[::-1])[1]
+    assert_allclose(found[::-1], expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_counts(kind):
+    X, y = data(kind, n=60)
+    counts = np.random.default_rng(0).integers(0, 3, 60)
+    net, given = {"train_split": None}, {"X_val": X[::2], "y_val": y[::2]}
+    weighted = model(kind, net=net).fit(X, y, counts.astype(float), **given)
+    repeated = model(kind, net=net).fit(
+        X.repeat(counts, 0), y.repeat(counts, 0), **given
+    )
+    new = far(kind, 5.0)
+    found, expected = (m.latent_mean_and_variance(new)[1] for m in (weighted, repeated))
+    assert_allclose(found, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_further_samples_are_no_longer_far(kind):
+    X, y = data(kind)
+    fitted = model(kind).fit(X, y)
+    new = np.tile(far(kind, 6.0, 8), (10, 1)) + np.random.default_rng(0).normal(
+        size=(80, X.shape[1])
+    )
+    before = added(fitted, new)
+    fitted.partial_fit(new, y[:80])
+    assert added(fitted, new) < before / 100
+
+
+def test_held_out_samples_that_are_farther_count():
+    X, y = data(LaplaceClassifier)
+    net, new = {"train_split": None}, far(LaplaceClassifier, 5.0)
+    near, farther = (
+        model(LaplaceClassifier, net=net).fit(X, y, X_val=factor * X[:30], y_val=y[:30])
+        for factor in (1, 3)
+    )
+    assert added(farther, new) < added(near, new) / 100
+    farther.tune(X, y)
+    assert_allclose(added(farther, new), added(near, new), rtol=0.5)
+
+
+def test_datasets_and_folds_have_one():
+    X, y = blobs(60)  # so few that networks of folds are trained
+    new = far(LaplaceClassifier, 1e3).astype(np.float32)
+    fitted = LaplaceClassifier(classifier(train_split=None), random_state=0).fit(X, y)
+    assert fitted.predict_proba(new).max() < 0.45
+    X, y = blobs(120)
+    fitted = LaplaceClassifier(classifier(), random_state=0).fit(Dataset(X, y), y)
+    assert fitted.predict_proba(new).max() < 0.45
+
+
+def test_searches_score_with_it():
+    X, y = data(LaplaceClassifier)
+    net = classifier(**DOUBLE)
+    options = {"prior_precisions": [0.1, 10.0], "cv": 2, "random_state": 0}
+    plain = LaplaceClassifierCV(net, **options).fit(X, y)
+    wide = LaplaceClassifierCV(net, residual=30.0, **options).fit(X, y)
+    assert wide.best_score_ != plain.best_score_
+    assert wide.predict_proba(X).max() < plain.predict_proba(X).max()
+
+
+# ----------------------------------------------------------------------- bad input
+@pytest.mark.parametrize("value", [-1.0, 0.0, np.nan, np.inf, "all", None, [0.1, 0.2]])
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_values_are_refused(kind, value):
+    X, y = data(kind)
+    with pytest.raises(ValueError, match=r"residual.*'auto', 'none'"):
+        model(kind, residual=value).fit(X, y)
+    fitted = model(kind).fit(X, y)
+    with pytest.raises(ValueError, match=r"residual.*'auto', 'none'"):
+        fitted.set_params(residual=value).predict(X)
+
+
+def test_pairs_have_none():
+    pairs = np.random.default_rng(0).normal(size=(60, 2, 3))
+    y = pairs[:, 1].sum(1) > pairs[:, 0].sum(1)
+    with pytest.raises(ValueError, match=r"residual=0\.1 cannot be used for pairs"):
+        LaplaceRanker(residual=0.1).fit(pairs, y)
+    fitted = LaplaceRanker(random_state=0).fit(pairs, y)
+    with pytest.raises(ValueError, match="Use residual='none'"):
+        fitted.set_params(residual="auto").predict_proba(pairs)
