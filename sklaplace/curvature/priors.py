@@ -36,6 +36,17 @@ def expand(prior_precision: Tensor, layout: Layout) -> Tensor:
     return prior_precision.expand(layout.n_parameters)
 
 
+def of_tensors(precisions: Tensor, structure: str, layout: Layout) -> Tensor:
+    """Prior precision of a structure from that of each parameter tensor, (L,).
+
+    One precision of all weights is the geometric mean over them.
+    """
+    if structure == "layerwise":
+        return precisions
+    of_weights = expand(precisions, layout)
+    return of_weights if structure == "diag" else of_weights.log().mean().exp()
+
+
 class Prior(Protocol):
     """A Gaussian ``N(μ₀, P₀⁻¹)`` over the selected parameters."""
 

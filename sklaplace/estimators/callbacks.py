@@ -4,6 +4,7 @@
 the training; `PriorTraining` takes the posterior of an earlier task as the prior.
 """
 
+import math
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -92,6 +93,8 @@ class MarglikTraining(PriorCallback):
         Log marginal likelihood of that epoch, in nats.
     best_epoch_ : int
         Number of that epoch, from one.
+    precisions_ : dict of str to float
+        Prior precision of each parameter tensor, the geometric mean over its entries.
 
     Raises
     ------
@@ -218,6 +221,7 @@ class MarglikTraining(PriorCallback):
 
     def on_train_end(self, net: Any, X: Any = None, y: Any = None, **kw: Any) -> None:
         """Load the weights with the highest evidence into the module."""
+        layout = self.training_.layout
         super().on_train_end(net, X=X, y=y, **kw)
         best = self.__dict__.pop("best_", None)
         h = self.__dict__.pop("hyperparameters_", None)
@@ -235,6 +239,10 @@ class MarglikTraining(PriorCallback):
         if best.hyperparameters is not None:
             self.prior_precision_ = plain(best.hyperparameters.prior_precision)
             self.sigma_noise_ = plain(best.hyperparameters.sigma_noise)
+            logs = priors.expand(best.hyperparameters.prior_precision, layout).log()
+            means = [math.exp(piece.mean()) for piece in layout.split(logs)]
+            names = [block.name for block in layout.blocks]
+            self.precisions_ = dict(zip(names, means, strict=True))
 
     def _posterior(self, net: Any) -> GaussianPosterior:
         """Return the posterior at the current weights and hyperparameters."""

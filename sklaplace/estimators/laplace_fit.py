@@ -21,7 +21,7 @@ from sklaplace.core.distributed import Group
 from sklaplace.core.random import row_hash
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.curvature.jacobian import Centring, backpropagate
-from sklaplace.curvature.priors import PRIOR_STRUCTURES
+from sklaplace.curvature.priors import PRIOR_STRUCTURES, of_tensors
 from sklaplace.curvature.structures import Structure
 from sklaplace.curvature.structures.rounding import check_finite
 from sklaplace.estimators.curvature_sums import CurvaturePass, CurvatureSums
@@ -323,9 +323,23 @@ class LaplaceSolver:
             free_noise=self.options.free_noise and posterior.likelihood.has_noise,
             refine=self.options.refine,
             noise_on_held_out=self.options.noise_on_held_out,
+            learned=self._learned(fit.network, posterior),
             **score.of_problem(),
             folds=tuple(self._problem(fold, score) for fold in fit.folds),
         )
+
+    def _learned(
+        self, network: TrainedNetwork, posterior: GaussianPosterior
+    ) -> Tensor | None:
+        """Return the prior precision that a callback learned in training, if any."""
+        names = [block.name for block in posterior.layout.blocks]
+        for _, callback in getattr(network.net, "callbacks_", []):
+            found = getattr(callback, "precisions_", {})
+            if self.options.free_prior and found.keys() >= {*names}:
+                values = posterior.mean.new_tensor([found[name] for name in names])
+                structure = self.options.prior_structure
+                return of_tensors(values, structure, posterior.layout)
+        return None
 
     def retuned(
         self,

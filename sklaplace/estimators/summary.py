@@ -73,7 +73,7 @@ def warn_if_alone(model: Any) -> None:
     if is_missing and are_certain(model):
         warn_user(
             "Held-out rows are predicted best without uncertainty of the weights "
-            f"(prior_precision_={model.posterior_.shown_precision()}), and this network "
+            f"(prior precision {model.posterior_.shown_precision()}), and this network "
             "has no residual, so that predictions are its own, also far from the data. "
             "Use prior_precision='marglik' or a number."
         )

@@ -594,3 +594,41 @@ def test_noisy_rows_are_not_learned_by_heart():
             found.append(log_loss(y[60:], proba))
         losses[name] = np.mean(found)
     assert losses["prior"] < losses["alone"] - 0.2
+
+
+@pytest.mark.parametrize("structure", ["scalar", "layerwise", "diag"])
+def test_the_default_keeps_the_prior_that_was_learned(structure):
+    X, y = make_moons(200, noise=0.3, random_state=0)
+    net = classifier(module__n_out=2, callbacks=[MarglikTraining()], max_epochs=8)
+    model = LaplaceClassifier(
+        net, hessian_structure="diag", prior_structure=structure, random_state=0
+    ).fit(X.astype(np.float32), y)
+    callback = next(c for _, c in model.estimator_.callbacks_ if hasattr(c, "every"))
+    names = [block.name for block in model.posterior_.layout.blocks]
+    sizes = model.posterior_.layout.sizes
+    learned = np.array([callback.precisions_[name] for name in names])
+    expected = {
+        "scalar": np.exp(np.average(np.log(learned), weights=sizes)),
+        "layerwise": learned,
+        "diag": learned.repeat(sizes),
+    }
+    np.testing.assert_allclose(model.prior_precision_, expected[structure], rtol=1e-6)
+    assert not model.posterior_.is_refitted
+    every = dict(zip(callback.precisions_, callback.prior_precision_, strict=True))
+    assert callback.precisions_ == pytest.approx(every)
+    chosen = LaplaceClassifier(net, prior_precision="validation", random_state=0)
+    chosen.fit(X.astype(np.float32), y)
+    assert chosen.prior_precision_ != pytest.approx(expected["scalar"], rel=1e-3)
+
+
+def test_noise_is_chosen_under_the_prior_that_was_learned():
+    X, y = waves(200)
+    net = regressor(callbacks=[MarglikTraining(prior_structure="scalar")], max_epochs=8)
+    model = LaplaceRegressor(net, random_state=0).fit(X, y)
+    callback = next(c for _, c in model.estimator_.callbacks_ if hasattr(c, "every"))
+    assert model.prior_precision_ == pytest.approx(callback.prior_precision_, rel=1e-6)
+    given = LaplaceRegressor(
+        net, prior_precision=model.prior_precision_, sigma_noise="validation"
+    )
+    given.set_params(random_state=0, refine=False).fit(X, y)
+    assert model.sigma_noise_ == pytest.approx(given.sigma_noise_, rel=1e-6)

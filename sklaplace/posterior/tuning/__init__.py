@@ -18,7 +18,14 @@ from sklaplace.posterior.tuning.validation import tune_on_validation
 
 
 def auto(problem: TuningProblem) -> GaussianPosterior:
-    """Tune on held-out data if there is any, else by the evidence, with a warning."""
+    """Tune on held-out data if there is any, else by the evidence, with a warning.
+
+    A prior precision that was learned while the network was trained is kept.
+    """
+    if problem.learned is not None:
+        problem = problem.under(problem.learned, refine=False)
+        if not problem.free_noise:
+            return problem.posterior
     if problem.has_held_out:
         return tune_on_validation(problem)
     is_kept = problem.linear_model is None or problem.refine is False

@@ -66,6 +66,8 @@ class TuningProblem:
     log_density : callable or None
         ``(mean (b, c), variance (b, c), targets) -> (b,)`` for regression with a
         likelihood that has no noise level to choose.
+    learned : Tensor or None
+        Prior precision that the network was trained under, where it was learned.
     folds : tuple of TuningProblem
         Those of networks that hold out a fold of the data each, where there is no
         other held-out data: hyperparameters are scored on all folds together.
@@ -83,6 +85,7 @@ class TuningProblem:
     diagonal: bool = False
     is_cheap: bool = False
     log_density: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    learned: Tensor | None = None
     folds: tuple["TuningProblem", ...] = ()
 
     @property
