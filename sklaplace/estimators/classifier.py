@@ -103,8 +103,8 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     residual : float or {"auto", "none"}, default="auto"
         Variance of a Gaussian process that is added to the logits, and grows with the
         distance from the training samples until predictions there are uncertain: its
-        variance at a distance that 95 % of the samples do not exceed. ``"auto"`` is
-        0.05 with ``prior_precision="auto"``, and otherwise ``"none"``, under which the
+        variance at a distance that 99 % of the samples do not exceed. ``"auto"`` is
+        0.5 with ``prior_precision="auto"``, and otherwise ``"none"``, under which the
         weights alone are random. Networks without features, see `score_samples`, have
         none. See the :ref:`User Guide <far>`.
     temperature : float, default=1.0

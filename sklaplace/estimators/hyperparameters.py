@@ -103,7 +103,7 @@ def retuned(
         data = weighted_data(model, applicable(model, inputs), targets, sample_weight)
         network = replace(network, held_out=data.dataset(model.estimator_))
     score = replace(model._score(network.spec.likelihood), is_given=True)
-    solver = model._solver(model._options)
+    solver = model._solver(replace(model._options, residual=model.residual))
     with progress.phase("tune"), nullcontext() if X is None else naming(X="X"):
         posterior = solver.retuned(posterior, network, score, free, model._novelty)
     if model._novelty is None:

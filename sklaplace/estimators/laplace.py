@@ -275,6 +275,8 @@ class BaseLaplace:
         exists = Residual.exists_for(self.posterior_.likelihood)
         if self._novelty is None or not (variance and exists):
             return None
+        if not self._novelty.distances:  # all samples are alone in their class
+            return None
         return Residual.of(self._novelty, self.posterior_, variance)
 
     # ----------------------------------------------------------------------- samples

@@ -103,8 +103,8 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     residual : float or {"auto", "none"}, default="auto"
         Variance of a Gaussian process that is added to the outputs, and grows with the
         distance from the training samples until predictions there are uncertain: its
-        variance, in units of that of the noise, at a distance that 95 % of the samples
-        do not exceed. ``"auto"`` is 0.05 with ``prior_precision="auto"``, and otherwise
+        variance, in units of that of the noise, at a distance that 99 % of the samples
+        do not exceed. ``"auto"`` is 0.5 with ``prior_precision="auto"``, and otherwise
         ``"none"``, under which the weights alone are random. Outputs then vary by at
         most about twice the standard deviation of ``y``. Networks without features, see
         `score_samples`, have none, nor have likelihoods other than the normal one with

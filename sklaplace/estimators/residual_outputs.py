@@ -13,7 +13,12 @@ from torch import Tensor
 
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.estimators.glm_outputs import GLMOutputs
-from sklaplace.estimators.output_model import BatchedOutputs, OutputModel, WeightDraws
+from sklaplace.estimators.output_model import (
+    BatchedOutputs,
+    OutputModel,
+    WeightDraws,
+    require_draws,
+)
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.predictive import moments
 from sklaplace.posterior.residual import Residual
@@ -71,6 +76,7 @@ class ResidualOutputs(WeightDraws):
         found, residual = self.inner.draws(forward, x), self.residual
         rows = residual.rows(*self._features(forward, x), x)
         _, c, s = found.shape
+        require_draws(s, rows.shape[1] * c)
         drawn = found + residual.drawn(rows, c, s, self.seed + _OTHER)
         if residual.bounds is None:
             return drawn

@@ -69,8 +69,14 @@ def are_certain(model: Any) -> bool:
 
 def warn_if_alone(model: Any) -> None:
     """Warn where predictions at the default are the network's own."""
-    is_missing = model._options.residual_variance and model._residual() is None
-    if is_missing and are_certain(model):
+    if not model._options.residual_variance or model._residual() is not None:
+        return
+    if model.residual != "auto":
+        warn_user(
+            f"residual={model.residual} has no effect: the network has no features, or "
+            "its likelihood no unit for a residual. See score_samples; or use 'none'."
+        )
+    elif are_certain(model):
         warn_user(
             "Held-out rows are predicted best without uncertainty of the weights "
             f"(prior precision {model.posterior_.shown_precision()}), and this network "

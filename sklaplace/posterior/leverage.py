@@ -188,18 +188,26 @@ class Leverage(FieldsOnly):
         return torch.where(counts > 0, 1 / counts.clamp(min=_SMALLEST), 1.0)
 
     def left_out(
-        self, features: Tensor, groups: Tensor, n_ridges: int | None = None
+        self,
+        features: Tensor,
+        groups: Tensor,
+        n_ridges: int | None = None,
+        weights: Tensor | None = None,
     ) -> Tensor:
         """Return leverages (b, R) of training samples, each among the others.
 
         By Sherman and Morrison's formula; ``h / (1 - h)`` without a ridge, and exact
-        with one that stays the same. Of one count of a sample that counts more; of
-        samples alone in their group infinite.
+        with one that stays the same. Of one count of a sample with a weight (b,) above
+        one; of samples alone in their group infinite.
         """
         features = features.double()
         counts = self.moments.counts[groups].unsqueeze(1)
-        factors = counts / (counts - 1).clamp(min=_SMALLEST)
+        removed = torch.ones_like(counts)
+        if weights is not None:
+            removed = weights.to(counts).clamp(max=1).unsqueeze(1)
+        factors = counts / (counts - removed).clamp(min=_SMALLEST)
         distances = self._distances(features, groups, n_ridges)
-        remaining = (1 - factors * distances).clamp(min=_ROUNDING)
+        remaining = (1 - removed * factors * distances).clamp(min=_ROUNDING)
         found = factors / counts + factors**2 * distances / remaining
-        return torch.where(counts > 1, found, torch.inf)
+        is_alone = counts <= removed * (1 + _ROUNDING)
+        return torch.where(is_alone, torch.inf, found)

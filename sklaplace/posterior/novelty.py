@@ -15,6 +15,7 @@ classes); Fisher (1932), "Statistical methods for research workers" (tail probab
 combined by the sum of their logarithms); see `leverage` for others.
 """
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -35,7 +36,7 @@ from sklaplace.posterior.leverage import (
 # features hardly vary count; under the second, the distance to the group's mean.
 RIDGES = 1e-3, 1.0
 # share of the samples that are no farther away than is usual
-USUAL = 0.95
+USUAL = 0.99
 # training samples whose leverages are compared with, at most
 MAX_KEPT = 256
 # standard deviation of logarithms, where all training samples agree
@@ -89,9 +90,9 @@ class NormalTails:
 
 
 # -------------------------------------------------------------------------- samples
-def _has_groups(n_classes: int, features: Tensor) -> bool:
+def _has_groups(n_classes: int, *parts: Tensor) -> bool:
     """Whether features (b, i) are compared with those of the predicted class alone."""
-    return n_classes * min(features.shape[1], MAX_FEATURES) <= MAX_SUMS
+    return n_classes * max(min(p.shape[1], MAX_FEATURES) for p in parts) <= MAX_SUMS
 
 
 @dataclass(frozen=True)
@@ -137,20 +138,22 @@ class FeatureBatch:
         """Return a batch from features (b, i), outputs (b, c) and inputs."""
         groups = torch.zeros(len(f), dtype=torch.long, device=f.device)
         undecided = torch.zeros(len(f), 0, dtype=torch.float64, device=f.device)
+        is_table = isinstance(x, Tensor) and x.ndim == 2 and x.is_floating_point()
+        inputs = sketched(x, MAX_INPUTS) if is_table else features[:, :0]
         outputs = f.double()
         if isinstance(likelihood, ClassificationLikelihood):
             outputs = undecided
             logits, _ = likelihood.class_logits(f, torch.zeros_like(f))
             by_label = logits.reshape(len(f), -1, logits.shape[1])
-            if by_label.shape[1] == 1 and _has_groups(logits.shape[1], features):
+            if by_label.shape[1] == 1 and _has_groups(
+                logits.shape[1], features, inputs
+            ):
                 groups = logits.argmax(1)
             log_proba = by_label.mean(2) - by_label.logsumexp(2)
             undecided = log_proba.mean(1, keepdim=True).double().clamp(min=-_LARGEST)
         weights = torch.ones_like(groups) if weights is None else weights
         keys = torch.zeros_like(groups) if keys is None else keys.to(groups)
         found = sketched(features), groups, undecided, weights.double(), keys
-        is_table = isinstance(x, Tensor) and x.ndim == 2 and x.is_floating_point()
-        inputs = sketched(x, MAX_INPUTS) if is_table else features[:, :0]
         return cls(*found, outputs, inputs)
 
     def joined(self, other: "FeatureBatch") -> "FeatureBatch":
@@ -243,7 +246,7 @@ class Novelty(FieldsOnly):
         if isinstance(likelihood, ClassificationLikelihood):
             zeros = batch.features.new_zeros(1, c)
             n_labels, n_classes = likelihood.class_logits(zeros, zeros)[0].shape
-            if n_labels == 1 and _has_groups(n_classes, batch.features):
+            if n_labels == 1 and _has_groups(n_classes, batch.features, batch.inputs):
                 n_groups = n_classes
         parts = batch.features, batch.inputs
         features, inputs = (FeatureMoments.empty(n_groups, part) for part in parts)
@@ -283,14 +286,17 @@ class Novelty(FieldsOnly):
         """Leverages of the features, and of the inputs where these are a table."""
         samples, groups = self.samples, self.samples.groups
         leverages = self.leverage, Leverage(self.input_moments, (INPUT_RIDGE,))
-        found = []
+        found: list[Distance] = []
         for n, name in enumerate(("features", "inputs")):
             values = getattr(samples, name)
             if values.shape[1]:
-                left_out = leverages[n].left_out(values, groups, 1)[:, 0]
+                of = values, groups, 1, samples.weights
+                left_out = leverages[n].left_out(*of)[:, 0]
                 weights = samples.weights * left_out.isfinite()
                 usual = weighted_quantile(left_out, weights, USUAL)
-                found.append(Distance(name, leverages[n], usual, self.inflation[n]))
+                if math.isfinite(usual):
+                    inflation = self.inflation[len(found)]
+                    found.append(Distance(name, leverages[n], usual, inflation))
         return found
 
     def inflated(self, compared: list[Tensor]) -> "Novelty":
@@ -300,11 +306,13 @@ class Novelty(FieldsOnly):
         be larger. ``compared`` are theirs, see `Distance.compared`, beside weights,
         (b, 2) or (b, 3); those of networks that are like this one will do.
         """
+        n = len(self.distances) + 1 if compared else 0  # decompositions take time
+        compared = [values for values in compared if values.shape[1] == n]
         if not compared:
             return self
         *columns, weights = torch.cat(compared).unbind(1)
-        found = [weighted_quantile(column, weights, USUAL) for column in columns]
-        return replace(self, inflation=tuple(max(1.0, value) for value in found))
+        found = [max(1.0, weighted_quantile(v, weights, USUAL)) for v in columns]
+        return replace(self, inflation=(*found, 1.0))
 
     @cached_property
     def output_variances(self) -> Tensor:
@@ -317,7 +325,8 @@ class Novelty(FieldsOnly):
     def tails(self) -> NormalTails:
         """Distributions of what is compared, for the training samples."""
         samples = self.samples
-        left_out = self.leverage.left_out(samples.features, samples.groups)
+        of = samples.features, samples.groups, None, samples.weights
+        left_out = self.leverage.left_out(*of)
         values = torch.cat([left_out.log(), samples.undecided], 1)
         return NormalTails.of(values, samples.weights)
 

@@ -5,7 +5,7 @@ the weights. Its variance for the output k is
 
     Var g_k(x) = s_k² (h(φ(x)) / h₀)⁴.
 
-``h`` is the leverage of the features, see `leverage`. ``h₀`` is the leverage that 95 %
+``h`` is the leverage of the features, see `leverage`. ``h₀`` is the leverage that 99 %
 of the samples do not exceed: the training samples, each among the others, and the
 held-out samples, if there are any. Far away a leverage grows as the square of the
 distance. Logits and their standard deviations grow as the distance (Hein,
@@ -40,7 +40,7 @@ from sklaplace.posterior.novelty import FeatureBatch, Novelty
 # Values of the parameter that are no numbers.
 RESIDUALS = "auto", "none"
 # Default of ``s²``, of class logits; for numbers in units of the variance of the noise.
-VARIANCE = 0.05
+VARIANCE = 0.5
 # Power of the leverage. Smaller ones cost more near the data for the same uncertainty
 # far from them.
 EXPONENT = 4
@@ -109,8 +109,8 @@ class Residual:
         for part in self.novelty.distances:
             whitened = part.whitened(batch)
             size = whitened.square().sum(1, keepdim=True)
-            power = (EXPONENT - 1) / 2
-            found.append(whitened * size.clamp(max=_LARGEST) ** power)
+            length = size.clamp(max=_LARGEST) ** (EXPONENT / 2)
+            found.append(whitened * (length * size.rsqrt()))
         return torch.cat(found, 1)
 
     # ------------------------------------------------------------------ of outputs

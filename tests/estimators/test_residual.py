@@ -1,6 +1,7 @@
 """The residual of the outputs, which grows with the distance from the data."""
 
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -86,8 +87,8 @@ def left_out(rows, groups, n, ridge):
 
 
 def quantile(values):
-    """Smallest value that 95 % do not exceed."""
-    return np.sort(values)[int(np.ceil(0.95 * len(values))) - 1]
+    """Smallest value that 99 % do not exceed."""
+    return np.sort(values)[int(np.ceil(0.99 * len(values))) - 1]
 
 
 def relative_variances(fitted, seen, held_out, new):
@@ -246,7 +247,7 @@ def test_only_the_default_has_one(kind, prior):
 def test_the_summary_names_it_and_weights_that_are_certain():
     X, y = data(LaplaceClassifier)
     fitted = model(LaplaceClassifier).fit(X, y)
-    assert "residual 0.05" in fitted._summary()
+    assert "residual 0.5" in fitted._summary()
     assert "residual" not in without(fitted)._summary()
     assert ("hardly uncertain" in fitted._summary()) == (fitted.prior_precision_ > 1e3)
     strong = model(LaplaceClassifier).fit(X, y, X_val=X, y_val=y)
@@ -422,3 +423,52 @@ def test_pairs_have_none():
     fitted = LaplaceRanker(random_state=0).fit(pairs, y)
     with pytest.raises(ValueError, match="Use residual='none'"):
         fitted.set_params(residual="auto").predict_proba(pairs)
+
+
+# ------------------------------------------------------------------- what is not far
+@pytest.mark.parametrize("kind", KINDS)
+def test_rare_categories_are_not_far(kind):
+    rng = np.random.default_rng(0)
+    codes = rng.choice(4, 1000, p=[0.5, 0.4, 0.07, 0.03])
+    X = np.eye(4)[codes]
+    if kind is LaplaceClassifier:
+        y = (rng.random(1000) < np.array([0.1, 0.9, 0.1, 0.9])[codes]).astype(int)
+    else:
+        y = np.array([0.0, 1.0, 2.0, 3.0])[codes] + 0.5 * rng.normal(size=1000)
+    fitted = kind(random_state=0).fit(X, y)
+    if kind is LaplaceClassifier:
+        assert_allclose(
+            fitted.predict_proba(np.eye(4))[:, 1], [0.1, 0.9, 0.1, 0.9], atol=0.2
+        )
+    else:
+        pair = fitted, without(fitted)
+        std, alone = (m.predict(np.eye(4), return_std=True)[1] for m in pair)
+        assert (std < 1.5 * alone).all()
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.02, 1.0])
+def test_weights_may_be_fractions(scale):
+    X, y = data(LaplaceClassifier)
+    weights = np.full(len(y), scale)
+    net = {"train_split": None}
+    fitted = model(LaplaceClassifier, net=net, prior_precision=scale, residual=0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        fitted.fit(X, y, weights)
+    expected = model(LaplaceClassifier, net=net, prior_precision=1.0, residual=0.5)
+    new = far(LaplaceClassifier, 5.0)
+    assert_allclose(added(fitted, new), added(expected.fit(X, y), new), rtol=0.1)
+
+
+def test_a_number_that_has_no_effect_is_warned_of():
+    X, y = blobs(120)
+    net = classifier(Sorted)
+    with pytest.warns(UserWarning, match=r"residual=0\.3 has no effect"):
+        LaplaceClassifier(net, residual=0.3, random_state=0).fit(X, y)
+
+
+def test_one_sample_in_each_class():
+    X = np.random.default_rng(0).normal(size=(12, 2))
+    fitted = LaplaceClassifier(prior_precision=1.0, random_state=0)
+    fitted.fit(X, np.arange(12)).set_params(residual=0.5)
+    assert np.isfinite(fitted.predict_proba(100 * X)).all()
