@@ -40,7 +40,7 @@ def mlp():  # two outputs: mean and noise
 
 net = NeuralNetRegressor(mlp, criterion=HeteroscedasticNLLLoss, max_epochs=100)
 net.set_params(optimizer=torch.optim.Adam, lr=0.02, verbose=0)
-model = LaplaceRegressor(net, random_state=0).fit(X_train, y_train)
+model = LaplaceRegressor(net, residual="none", random_state=0).fit(X_train, y_train)
 
 scaled = ResidualNormalisedScore(Deviation(), prefit=True)
 order, noisy = X_test[:, 0].argsort(), np.abs(X_test[:, 0]) > 2
