@@ -176,7 +176,7 @@ def accumulate(
     curvature: Curvature,
     accumulator: Accumulator,
     observe: Callable[..., None] | None = None,
-    after_batch: Callable[[Any, Tensor, Tensor | None], None] | None = None,
+    after_batch: Callable[[Any, Tensor, Any, Tensor | None], None] | None = None,
 ) -> DataFit:
     """Sum the curvature and the loss over batches ``(x, y, weights)``.
 
@@ -220,7 +220,7 @@ def add_pass(
     curvature: Curvature,
     accumulator: Accumulator,
     observe: Callable[..., None] | None = None,
-    after_batch: Callable[[Any, Tensor, Tensor | None], None] | None = None,
+    after_batch: Callable[[Any, Tensor, Any, Tensor | None], None] | None = None,
 ) -> DataFit:
     """Add one pass over batches to an accumulator; see `accumulate`."""
     fits: list[DataFit] = []
@@ -233,7 +233,7 @@ def add_pass(
             # no rows are compared, but a whole batch may have other outputs
             compare_alone(forward, batch.x, f, accumulator.layout.rounding)
         if after_batch is not None:
-            after_batch(batch.x, f, batch.given_weights)
+            after_batch(batch.x, f, batch.targets, batch.given_weights)
         fits.append(batch.data_fit(f.double()))
     return DataFit.total(fits)
 

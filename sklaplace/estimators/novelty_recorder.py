@@ -39,7 +39,7 @@ class NoveltyRecorder(FeatureRecorder):
         self._rounding = network.spec.layout.rounding
         self._novelty, self._is_known, self._is_checked = earlier, True, False
 
-    def add(self, x: Any, f: Tensor, weights: Tensor | None) -> None:
+    def add(self, x: Any, f: Tensor, targets: Any, weights: Tensor | None) -> None:
         """Add a batch that has passed the network, with outputs (b, c)."""
         features = self.take(len(f))
         if features is None or not self._is_known:
@@ -49,7 +49,8 @@ class NoveltyRecorder(FeatureRecorder):
             self._is_checked = True
             self._is_known = self._are_of_samples(features, x, f)
         keys = row_hash(x)
-        batch = FeatureBatch.of(self._likelihood, features, f, weights, keys, x)
+        given = self._likelihood, features, f, weights, keys, x
+        batch = FeatureBatch.of(*given, targets)
         if self._novelty is None:
             self._novelty = Novelty.of(self._likelihood, batch, f.shape[1])
         else:
@@ -64,8 +65,9 @@ class NoveltyRecorder(FeatureRecorder):
     def add_all(self, batches: Batches) -> None:
         """Add batches, which pass the network here."""
         with self.forward.frozen(), torch.no_grad():
-            for x, _, weights in batches:
-                self.add(x, self.forward(x), weights)
+            for x, y, weights in batches:
+                f = self.forward(x)
+                self.add(x, f, self._likelihood.targets(y, f), weights)
 
     def result(self) -> Novelty | None:
         """Return the novelty; None where the network has no features."""

@@ -111,8 +111,8 @@ class FeatureBatch:
         Weights, float64.
     keys : Tensor of shape (b,)
         Hashes of the samples' inputs.
-    outputs : Tensor of shape (b, c) or (b, 0)
-        Outputs of the network, for numbers.
+    targets : Tensor of shape (b, c) or (b, 0)
+        Targets, where they are numbers with a noise level.
     inputs : Tensor of shape (b, d) or (b, 0)
         Inputs of the network, where they are rows of real numbers.
     """
@@ -122,7 +122,7 @@ class FeatureBatch:
     undecided: Tensor
     weights: Tensor
     keys: Tensor
-    outputs: Tensor
+    targets: Tensor
     inputs: Tensor
 
     @classmethod
@@ -134,15 +134,16 @@ class FeatureBatch:
         weights: Tensor | None = None,
         keys: Tensor | None = None,
         x: Any = None,
+        targets: Any = None,
     ) -> "FeatureBatch":
-        """Return a batch from features (b, i), outputs (b, c) and inputs."""
+        """Return a batch from features (b, i), outputs (b, c), inputs and targets."""
         groups = torch.zeros(len(f), dtype=torch.long, device=f.device)
         undecided = torch.zeros(len(f), 0, dtype=torch.float64, device=f.device)
         is_table = isinstance(x, Tensor) and x.ndim == 2 and x.is_floating_point()
         inputs = sketched(x, MAX_INPUTS) if is_table else features[:, :0]
-        outputs = f.double()
+        is_known = likelihood.has_noise and targets is not None
+        targets = targets.double() if is_known else undecided
         if isinstance(likelihood, ClassificationLikelihood):
-            outputs = undecided
             logits, _ = likelihood.class_logits(f, torch.zeros_like(f))
             by_label = logits.reshape(len(f), -1, logits.shape[1])
             if by_label.shape[1] == 1 and _has_groups(
@@ -154,7 +155,7 @@ class FeatureBatch:
         weights = torch.ones_like(groups) if weights is None else weights
         keys = torch.zeros_like(groups) if keys is None else keys.to(groups)
         found = sketched(features), groups, undecided, weights.double(), keys
-        return cls(*found, outputs, inputs)
+        return cls(*found, targets, inputs)
 
     def joined(self, other: "FeatureBatch") -> "FeatureBatch":
         """Return the samples of both."""
@@ -315,11 +316,11 @@ class Novelty(FieldsOnly):
         return replace(self, inflation=(*found, 1.0))
 
     @cached_property
-    def output_variances(self) -> Tensor:
-        """Variances of the network's outputs among the training samples, (c,)."""
+    def target_variances(self) -> Tensor:
+        """Variances of the targets of the training samples, (c,)."""
         weights = self.samples.weights / self.samples.weights.sum()
-        outputs = self.samples.outputs
-        return weights @ (outputs - weights @ outputs) ** 2
+        targets = self.samples.targets
+        return weights @ (targets - weights @ targets) ** 2
 
     @cached_property
     def tails(self) -> NormalTails:

@@ -82,8 +82,8 @@ class Residual:
             return cls(novelty, variance, variance * one)
         sigma = posterior.hyperparameters.sigma_noise
         noise = (sigma * posterior.noise_proportions.to(sigma)) ** 2
-        spread = novelty.output_variances + noise
-        return cls(novelty, variance, variance * noise, SPREADS**2 * spread)
+        bounds = SPREADS**2 * (novelty.target_variances + noise)
+        return cls(novelty, variance, variance * noise, bounds)
 
     @staticmethod
     def exists_for(likelihood: Likelihood) -> bool:
