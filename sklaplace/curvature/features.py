@@ -44,7 +44,6 @@ class FeatureRecorder(ExitStack):
         The network, inside ``forward.frozen()``.
     layers : sequence of str
         Names of its last layers.
-
     keeps_graph : bool
         Whether features stay in the graph of the inputs.
 

@@ -271,11 +271,8 @@ class BaseLaplace:
         """Return the residual of the outputs, None where there is none."""
         check_positive("residual", self.residual, RESIDUALS)
         # it may have been set after fit
-        variance = replace(self._options, residual=self.residual).residual_variance
-        exists = Residual.exists_for(self.posterior_.likelihood)
-        if self._novelty is None or not (variance and exists):
-            return None
-        if not self._novelty.distances:  # all samples are alone in their class
+        variance = self._options.residual_variance(self.residual)
+        if self._novelty is None or not variance:
             return None
         return Residual.of(self._novelty, self.posterior_, variance)
 

@@ -399,11 +399,12 @@ class LaplaceSolver:
         batches = self._batches(
             network, network.held_out, with_covariance=not score.diagonal
         )
+        options = self.options
         rows = LinearisedSamples(
             network,
             batches,
             is_centred=score.is_centred,
-            novelty=novelty if self.options.residual_variance else None,
+            novelty=novelty if options.residual_variance(options.residual) else None,
             leverages=score.leverages,
         )
         layout = network.spec.layout

@@ -116,11 +116,10 @@ class LaplaceOptions:
         values += [self.sigma_noise] * self.free_noise
         return min(values, key=lambda name: name == "auto", default=None)
 
-    @property
-    def residual_variance(self) -> float:
-        """Variance of the residual, zero where there is none."""
+    def residual_variance(self, residual: Any) -> float:
+        """Return the variance of a residual, zero where there is none."""
         is_on = self.free_prior and self.prior_precision == "auto"
-        return {"auto": VARIANCE * is_on, "none": 0.0}.get(self.residual, self.residual)
+        return {"auto": VARIANCE * is_on, "none": 0.0}.get(residual, residual)
 
     @property
     def noise_on_held_out(self) -> bool:

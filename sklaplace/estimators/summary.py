@@ -69,7 +69,8 @@ def are_certain(model: Any) -> bool:
 
 def warn_if_alone(model: Any) -> None:
     """Warn where predictions at the default are the network's own."""
-    if not model._options.residual_variance or model._residual() is not None:
+    is_asked = model._options.residual_variance(model.residual)
+    if not is_asked or model._residual() is not None:
         return
     if model.residual != "auto":
         warn_user(

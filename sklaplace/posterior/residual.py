@@ -5,6 +5,7 @@ the weights. Its variance for the output k is
 
     Var g_k(x) = s_k² (h(φ(x)) / h₀)⁴.
 
+A second term of this form has the leverage of the inputs, where these are a table.
 ``h`` is the leverage of the features, see `leverage`. ``h₀`` is the leverage that 99 %
 of the samples do not exceed: the training samples, each among the others, and the
 held-out samples, if there are any. Far away a leverage grows as the square of the
@@ -33,7 +34,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sklaplace.likelihoods import Likelihood
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.novelty import FeatureBatch, Novelty
 
@@ -74,21 +74,23 @@ class Residual:
     @classmethod
     def of(
         cls, novelty: Novelty, posterior: GaussianPosterior, variance: float
-    ) -> "Residual":
-        """Return the residual of a variance ``s²``, as the noise is its unit."""
+    ) -> "Residual | None":
+        """Return the residual of a variance ``s²``.
+
+        None without a unit for it, as for counts, or where all samples are alone in
+        their class.
+        """
         likelihood = posterior.likelihood
-        one = novelty.moments.counts.new_ones(1)
+        has_unit = likelihood.is_classification or likelihood.has_noise
+        if not (has_unit and novelty.distances):
+            return None
         if likelihood.is_classification:
+            one = novelty.moments.counts.new_ones(1)
             return cls(novelty, variance, variance * one)
         sigma = posterior.hyperparameters.sigma_noise
         noise = (sigma * posterior.noise_proportions.to(sigma)) ** 2
         bounds = SPREADS**2 * (novelty.target_variances + noise)
         return cls(novelty, variance, variance * noise, bounds)
-
-    @staticmethod
-    def exists_for(likelihood: Likelihood) -> bool:
-        """Whether outputs have a unit that the residual can be measured in."""
-        return likelihood.is_classification or likelihood.has_noise
 
     # ----------------------------------------------------------------- of samples
     def relative(self, features: Tensor, f: Tensor, x: Any) -> Tensor:
@@ -97,10 +99,8 @@ class Residual:
         Of samples ``x`` with features (b, i) and outputs (b, c) of the network.
         """
         batch = FeatureBatch.of(self.novelty.likelihood, features, f, x=x)
-        relative = (part.relative(batch) for part in self.novelty.distances)
-        return sum(
-            (h.clamp(max=_LARGEST) ** EXPONENT for h in relative), start=f.new_zeros(())
-        )
+        parts = [part.relative(batch) for part in self.novelty.distances]
+        return (torch.stack(parts).clamp(max=_LARGEST) ** EXPONENT).sum(0)
 
     def rows(self, features: Tensor, f: Tensor, x: Any) -> Tensor:
         """Return rows (b, p) whose products are covariances of ``g_k / s_k``."""
@@ -167,8 +167,7 @@ class Residual:
 
     def bounded_draws(self, draws: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return draws (b, c, s) of outputs whose variance (b, c) was not bounded."""
-        if self.bounds is None:
-            return draws
+        assert self.bounds is not None
         mean, shrink = mean.unsqueeze(-1), (1 + variance / self.bounds).rsqrt()
         return mean + (draws - mean) * shrink.unsqueeze(-1)
 
