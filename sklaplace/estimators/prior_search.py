@@ -157,8 +157,8 @@ class PriorSearch:
         except ValueError as error:
             raise ValueError(
                 f"cv={self.estimator.cv!r} cannot split {len(y)} samples: "
-                f"{str(error).rstrip('.')}. Use fewer folds, or leave out classes with "
-                "few samples."
+                f"{str(error).rstrip('.')}. Use fewer folds, or leave out classes of "
+                "y with few samples."
             ) from error
         if not splits:
             raise ValueError("cv has no splits. Give at least one pair (train, test).")

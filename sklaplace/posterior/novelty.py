@@ -24,6 +24,7 @@ from torch import Tensor
 
 from sklaplace.core.lazy import cached_property
 from sklaplace.core.persistence import FieldsOnly
+from sklaplace.core.trees import leaves
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
 from sklaplace.posterior.leverage import (
     MAX_FEATURES,
@@ -90,9 +91,16 @@ class NormalTails:
 
 
 # -------------------------------------------------------------------------- samples
-def _has_groups(n_classes: int, *parts: Tensor) -> bool:
+def _has_groups(n_classes: int, features: Tensor) -> bool:
     """Whether features (b, i) are compared with those of the predicted class alone."""
-    return n_classes * max(min(p.shape[1], MAX_FEATURES) for p in parts) <= MAX_SUMS
+    return n_classes * max(min(features.shape[1], MAX_FEATURES), MAX_INPUTS) <= MAX_SUMS
+
+
+def _table(x: Any) -> Tensor | None:
+    """Return inputs that are rows of real numbers, None for others."""
+    first, *others = leaves(x)
+    is_table = isinstance(first, Tensor) and first.ndim == 2 and not others
+    return first if is_table and first.is_floating_point() else None
 
 
 @dataclass(frozen=True)
@@ -139,16 +147,14 @@ class FeatureBatch:
         """Return a batch from features (b, i), outputs (b, c), inputs and targets."""
         groups = torch.zeros(len(f), dtype=torch.long, device=f.device)
         undecided = torch.zeros(len(f), 0, dtype=torch.float64, device=f.device)
-        is_table = isinstance(x, Tensor) and x.ndim == 2 and x.is_floating_point()
-        inputs = sketched(x, MAX_INPUTS) if is_table else features[:, :0]
+        table = _table(x)
+        inputs = features[:, :0] if table is None else sketched(table, MAX_INPUTS)
         is_known = likelihood.has_noise and targets is not None
         targets = targets.double() if is_known else undecided
         if isinstance(likelihood, ClassificationLikelihood):
             logits, _ = likelihood.class_logits(f, torch.zeros_like(f))
             by_label = logits.reshape(len(f), -1, logits.shape[1])
-            if by_label.shape[1] == 1 and _has_groups(
-                logits.shape[1], features, inputs
-            ):
+            if by_label.shape[1] == 1 and _has_groups(logits.shape[1], features):
                 groups = logits.argmax(1)
             log_proba = by_label.mean(2) - by_label.logsumexp(2)
             undecided = log_proba.mean(1, keepdim=True).double().clamp(min=-_LARGEST)
@@ -201,9 +207,7 @@ class Distance:
 
     def compared(self, batch: FeatureBatch) -> Tensor:
         """Return leverages in units of ``usual``, (b,)."""
-        return (
-            self.leverage(getattr(batch, self.name), batch.groups, 1)[:, 0] / self.usual
-        )
+        return self.leverage(self._values(batch), batch.groups, 1)[:, 0] / self.usual
 
     def relative(self, batch: FeatureBatch) -> Tensor:
         """Return leverages in units of the larger one of held-out samples, (b,)."""
@@ -211,8 +215,19 @@ class Distance:
 
     def whitened(self, batch: FeatureBatch) -> Tensor:
         """Return vectors whose squared norms are `relative`, (b, i + 1)."""
-        found = self.leverage.whitened(getattr(batch, self.name), batch.groups)
+        found = self.leverage.whitened(self._values(batch), batch.groups)
         return found / (self.usual * self.inflation) ** 0.5
+
+    def _values(self, batch: FeatureBatch) -> Tensor:
+        """Return features or inputs; raises where they are not as in training."""
+        values, n = getattr(batch, self.name), self.leverage.moments.sums.shape[1]
+        if values.shape[1] != n:
+            raise ValueError(
+                f"X has other {self.name} than in fit, where they were {n} real "
+                "numbers a row, so that their distance from the training samples is "
+                "unknown. Give X as in fit, or use residual='none'."
+            )
+        return values
 
 
 @dataclass(frozen=True)
@@ -247,7 +262,7 @@ class Novelty(FieldsOnly):
         if isinstance(likelihood, ClassificationLikelihood):
             zeros = batch.features.new_zeros(1, c)
             n_labels, n_classes = likelihood.class_logits(zeros, zeros)[0].shape
-            if n_labels == 1 and _has_groups(n_classes, batch.features, batch.inputs):
+            if n_labels == 1 and _has_groups(n_classes, batch.features):
                 n_groups = n_classes
         parts = batch.features, batch.inputs
         features, inputs = (FeatureMoments.empty(n_groups, part) for part in parts)
@@ -255,8 +270,25 @@ class Novelty(FieldsOnly):
 
     def added(self, batch: FeatureBatch) -> "Novelty":
         """Return the novelty after further training samples, whatever their order."""
-        samples = self.samples.joined(batch).kept()
-        return replace(self, samples=samples)._counted(batch)
+        novelty = self._beside(batch.inputs)
+        batch = replace(batch, inputs=batch.inputs[:, : novelty._n_inputs])
+        samples = novelty.samples.joined(batch).kept()
+        return replace(novelty, samples=samples)._counted(batch)
+
+    @property
+    def _n_inputs(self) -> int:
+        return self.samples.inputs.shape[1]
+
+    def _beside(self, inputs: Tensor) -> "Novelty":
+        """Return the novelty, without inputs where others have another width.
+
+        Such are no table, but sequences whose batches are padded.
+        """
+        if inputs.shape[1] == self._n_inputs:
+            return self
+        samples = replace(self.samples, inputs=self.samples.inputs[:, :0])
+        moments = FeatureMoments.empty(len(self.moments.counts), samples.inputs)
+        return replace(self, input_moments=moments, samples=samples)
 
     def _counted(self, batch: FeatureBatch) -> "Novelty":
         """Return the novelty with the sums of further training samples."""
@@ -267,6 +299,8 @@ class Novelty(FieldsOnly):
 
     def merged(self, other: "Novelty") -> "Novelty":
         """Return the novelty of the training samples of both."""
+        own, others = self.samples.inputs, other.samples.inputs
+        self, other = self._beside(others), other._beside(own)
         moments = self.moments.merged(other.moments)
         inputs = self.input_moments.merged(other.input_moments)
         samples = self.samples.joined(other.samples).kept()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from nets import (
+    MLP,
     binary_classifier,
     blobs,
     classifier,
@@ -471,3 +472,63 @@ def test_one_sample_in_each_class():
     fitted = LaplaceClassifier(prior_precision=1.0, random_state=0)
     fitted.fit(X, np.arange(12)).set_params(residual=0.5)
     assert np.isfinite(fitted.predict_proba(100 * X)).all()
+
+
+def test_a_table_in_a_dict_is_a_table():
+    X, y = data(LaplaceClassifier)
+    rows = np.vstack([X[:20], far(LaplaceClassifier)])
+    for samples in X, {"X": X}:
+        fitted = model(LaplaceClassifier).fit(samples, y)
+        expected = fitted.predict_proba(rows)
+        assert_array_equal(fitted.predict_proba({"X": rows}), expected)
+        assert [d.name for d in fitted._residual().novelty.distances][1:] == ["inputs"]
+
+
+def pad(samples):
+    """Make a batch of rows of different lengths, which end in zeros."""
+    rows, targets = zip(*samples, strict=True)
+    longest = max(int(np.count_nonzero(row)) for row in rows)
+    X = torch.stack([torch.as_tensor(row[:longest]) for row in rows])
+    return X, torch.as_tensor(np.array(targets))
+
+
+class OfLengths(nn.Module):
+    """A network of the sum and the mean square of a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, X):
+        return self.head(torch.stack([X.sum(1), X.square().sum(1)], 1))
+
+
+def test_padded_sequences_are_no_table():
+    """Batches have different widths, whichever comes first."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(120, 9)).astype(np.float32)
+    X[np.arange(9) >= np.repeat([3, 9, 6, 5], 30)[:, None]] = 0
+    y = (X.sum(1) > 0).astype(int)
+    net = classifier(OfLengths, iterator_train__collate_fn=pad, batch_size=10)
+    net.set_params(iterator_valid__collate_fn=pad, iterator_train__shuffle=False)
+    found = []
+    for n in (10, 30, 120):
+        fitted = LaplaceClassifier(net, batch_size=n, random_state=0).fit(X, y)
+        found.append(fitted.latent_mean_and_variance(100 * X)[1])
+    assert (found[0] > 1e3).all()
+    assert_allclose(found[1], found[0], rtol=1e-4)
+    assert_allclose(found[2], found[0], rtol=1e-4)
+
+
+def test_inputs_of_another_kind_are_refused():
+    class Casting(MLP):
+        def forward(self, X):
+            return super().forward(X.float())
+
+    X, y = data(LaplaceClassifier)
+    fitted = LaplaceClassifier(classifier(Casting), random_state=0).fit(
+        X.astype(np.float32), y
+    )
+    for call in fitted.predict_proba, fitted.sample_proba:
+        with pytest.raises(ValueError, match="X has other inputs than in fit"):
+            call(Dataset(X.astype(int), y))
