@@ -185,7 +185,7 @@ def timed(fit, *arguments):
 # Laplace in six ways: by default; around a frozen network, which has held out the same
 # samples; with the prior of the largest evidence; and without a network of the
 # user's. Then with all samples for training: the estimator may hold out some itself,
-# and around a frozen network it trains others anew, with a warning.
+# and around a frozen network it keeps the predictions, with a warning.
 
 OURS = ["default", "frozen", "marglik", "no net", "no split", "frozen all"]
 

@@ -28,6 +28,7 @@ from sklaplace.estimators.curvature_sums import CurvaturePass, CurvatureSums
 from sklaplace.estimators.group_sums import added_up, agree_on_network
 from sklaplace.estimators.noise import (
     root_mean_square,
+    seen_noise,
     with_column_noises,
     with_residual_noise,
 )
@@ -324,6 +325,7 @@ class LaplaceSolver:
             refine=self.options.refine,
             noise_on_held_out=self.options.noise_on_held_out,
             learned=self._learned(fit.network, posterior),
+            seen_noise=_seen_noise(fit, posterior),
             **score.of_problem(),
             folds=tuple(self._problem(fold, score) for fold in fit.folds),
         )
@@ -465,6 +467,16 @@ class LinearisedSamples:
                 self.leverages.append(torch.stack([*found, weights.double()], 1))
             keys = row_hash(x) if self.in_training else None
             yield LinearisedBatch(f, jacobian, targets, weights, keys)
+
+
+def _seen_noise(fit: LaplaceFit, posterior: GaussianPosterior) -> Tensor | None:
+    """Return the noise by training samples, None where the likelihood has none."""
+    if not posterior.likelihood.has_noise:
+        return None
+    module = as_forward(fit.network.net).module
+    n_layers = sum(p.ndim > 1 for p in module.parameters())
+    relative = posterior.noise_proportions
+    return seen_noise(fit.data_fit, fit.novelty, n_layers, relative)
 
 
 def _check_definite(posterior: GaussianPosterior, *, is_tuned: bool) -> None:

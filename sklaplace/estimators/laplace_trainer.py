@@ -52,7 +52,7 @@ from sklaplace.estimators.targets import brings_targets
 from sklaplace.estimators.trainer import Trainer
 from sklaplace.networks import split
 from sklaplace.networks.data import TrainingData, spread_rows
-from sklaplace.networks.history import is_retraced, recorded_split, untrained
+from sklaplace.networks.history import recorded_split
 from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork, device_of
 from sklaplace.posterior.last_layer import refit_bytes
@@ -63,13 +63,6 @@ N_FOLDS = 5
 FEW = 100
 # Held-out samples from which more would tell hardly more: further folds are not used.
 ENOUGH = 200
-# Samples times epochs times weights, beyond which a frozen net is not trained anew.
-MAX_COST = 1e10
-_TRAINED_ANEW = (
-    "Too few rows are known that the frozen network did not see, so that {} "
-    "trained anew, as its history records, to tune on rows that were left out. "
-    "Pass X_val and y_val to fit to save their time."
-)
 # callbacks that only watch or steer the training
 SILENT = {
     *(BatchScoring, EarlyStopping, EpochScoring, EpochTimer, Freezer, Initializer),
@@ -157,12 +150,15 @@ class LaplaceTrainer(Trainer):
     ) -> list[TrainedNetwork]:
         """Return networks trained without a fold of the samples each, which they hold.
 
-        None where ``trained`` has samples to tune on, or enough to hold some out; or
-        where networks cannot be trained on so few, or callbacks may write files. Of
-        many samples, some folds are enough.
+        There are none for a frozen net, which is never trained; where ``trained`` has
+        samples to tune on, or enough to hold some out; and where networks cannot be
+        trained on so few, or callbacks may write files. Of many samples, some folds
+        are enough.
         """
-        trainer = self._trainer_on_folds(trained, data)
-        if trainer is None:
+        is_few = split.are_few(data.X, len(data.y), FEW)
+        if self.is_frozen or not (is_few and _is_silent(self.estimator)):
+            return []
+        if _has_others(self.estimator, trained):
             return []
         stratify = self.targets.stratify
         folds = split.hash_folds(data.X, data.y, N_FOLDS, self.seed, stratify=stratify)
@@ -170,17 +166,9 @@ class LaplaceTrainer(Trainer):
             return []
         folds = folds[: math.ceil(N_FOLDS * ENOUGH / len(data.y))]
         try:
-            networks = trainer._train_each(folds, data, fit_params)
+            return self._train_each(folds, data, fit_params)
         except UNTRAINABLE:
             return []
-        if self.is_frozen:
-            anew = [(network.net, network.held_out) for network in networks]
-            if not is_retraced(trained.net, trained.train, anew):
-                return []
-            n = len(networks)
-            found = "another network was" if n == 1 else f"{n} networks were"
-            warn_user(_TRAINED_ANEW.format(found))
-        return networks
 
     @progress.phase("train on folds")
     def _train_each(
@@ -194,23 +182,6 @@ class LaplaceTrainer(Trainer):
                 trainer = self._quiet(held_out)
                 networks.append(trainer.train(seen, held_out, fit_params))
         return networks
-
-    def _trainer_on_folds(
-        self, trained: TrainedNetwork, data: TrainingData
-    ) -> "LaplaceTrainer | None":
-        """Return a trainer of networks on folds, None if there should be none."""
-        n, net = len(data.y), self.estimator
-        is_unsplit = self.is_frozen and trained.held_out is None
-        if not (is_unsplit or split.are_few(data.X, n, FEW)):
-            return None
-        if self.is_frozen:
-            net = untrained(trained.net, n) if data.sample_weight is None else None
-            n_weights = sum(map(torch.numel, trained.net.module_.parameters()))
-            if net is None or net.max_epochs * n * n_weights > MAX_COST:
-                return None
-        elif _has_others(net, trained):
-            return None
-        return replace(self, estimator=net) if _is_silent(net) else None
 
     def _quiet(self, held_out: TrainingData) -> "LaplaceTrainer":
         """Return a trainer of the same net, which prints nothing.

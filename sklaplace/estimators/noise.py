@@ -16,6 +16,7 @@ from sklaplace.likelihoods import Gaussian
 from sklaplace.likelihoods.base import DataFit
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.novelty import Novelty
 from sklaplace.posterior.predictive import linearised_mean, moments
 from sklaplace.posterior.tuning.problem import LinearisedBatch
 
@@ -70,6 +71,8 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: Any) -> float:
 
 # Smallest noise of a target column over the largest, by which others are not divided.
 _SMALLEST_RATIO = 1e-3
+# Mean leverage beyond which residuals tell nothing.
+_LARGEST_LEVERAGE = 0.99
 # Factor between proportions of noise levels of which is warned.
 NOTABLE_CHANGE = 2.0
 
@@ -139,6 +142,45 @@ def with_residual_noise(
             _warn_of_kept_proportions(posterior, levels)
         posterior = moved or posterior
     return posterior.replace(sigma_noise=root_mean_square(posterior.data_fit))
+
+
+def seen_noise(
+    data_fit: DataFit, novelty: Novelty | None, n_layers: int, relative: Tensor
+) -> Tensor:
+    """Return the noise () by residuals of samples that the network was trained on.
+
+    For residuals ``r`` and leverages ``h`` of the last layer's features,
+
+        σ² = min(mean r² / (1 - mean h)^{2L}, variance of the targets).
+
+    With L = 1 it is the generalised cross-validation of the last layer, which estimates
+    the mean square of its leave-one-out residuals. The features have seen the samples,
+    too: each of the L layers counts as the last one. A network that predicts worse than
+    the mean of the targets has another noise than such a mean.
+
+    Parameters
+    ----------
+    data_fit : DataFit
+        Losses of the training samples.
+    novelty : Novelty or None
+        Features of the training samples; without them, residuals are not widened.
+    n_layers : int
+        Number of layers L with a weight matrix.
+    relative : Tensor of shape (c,)
+        Noise levels of the columns over their common factor.
+
+    References
+    ----------
+    Golub, Heath and Wahba (1979), "Generalized cross-validation as a method for
+    choosing a good ridge parameter".
+    """
+    level = root_mean_square(data_fit)
+    if novelty is None:
+        return level
+    leverage = float(novelty.mean_leverage().clamp(max=_LARGEST_LEVERAGE))
+    spread = (novelty.target_variances / relative**2).mean().sqrt()
+    widened = level * (1 - leverage) ** -n_layers
+    return torch.minimum(widened, torch.maximum(spread, level))
 
 
 def root_mean_square(data_fit: DataFit) -> Tensor:

@@ -76,11 +76,11 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     prior_precision : float, array or {"auto", "validation", "marglik"}, default="auto"
         Inverse prior variance of the weights. ``"marglik"`` maximises the marginal
         likelihood of the training data, ``"validation"`` the score of samples that the
-        network did not see; ``"auto"`` is the second where there are such samples, else
-        the first. They are taken from ``X_val``, else from what the net's
-        ``train_split`` holds out, else from ``validation_fraction``. With few samples,
-        and for a frozen net that has seen them all, networks are trained without a fold
-        of them each, for ``"auto"``.
+        network did not see. ``"auto"`` is the second where there are such samples; else
+        predictions near the data stay the network's own, with a warning. The samples
+        are taken from ``X_val``, else from what the net's ``train_split`` holds out,
+        else from ``validation_fraction``. With few samples, ``"auto"`` trains a network
+        without each fold of them. A frozen net is never trained.
     prior_structure : {"scalar", "layerwise", "diag"}, default="scalar"
         One precision for all weights, one per parameter tensor (not for ``nystrom`` and
         ``variational``), or one per weight (for ``full``, ``lowrank`` and ``diag``).

@@ -4,16 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
-from sklearn.base import clone
 from skorch.dataset import unpack_data
 
 from sklaplace.core.random import private_rng
 
 # relative difference of losses that order of sums and instructions explain
 _TOLERANCE = 1e-4
-# A loss is far larger than another if it is so by more than this fraction of it.
-_UNLIKE = 2.0
 
 
 def recorded_split(net: Any, X: Any, y: np.ndarray) -> tuple[Any, Any] | None:
@@ -53,94 +49,18 @@ def recorded_split(net: Any, X: Any, y: np.ndarray) -> tuple[Any, Any] | None:
     return (train, valid) if is_close.any() else None
 
 
-def untrained(net: Any, n_samples: int) -> Any | None:
-    """Return a net that can be trained as a net was, if its history tells how.
-
-    Its module is constructed anew, and it has as many epochs as were recorded.
-
-    Parameters
-    ----------
-    net : skorch.NeuralNet
-        Trained.
-    n_samples : int
-        Samples that it should have been trained on.
-
-    Returns
-    -------
-    net : skorch.NeuralNet or None
-        A clone with new parameters. None where an epoch has recorded another number of
-        samples, or where the module was an instance, whose weights are no longer those
-        before training.
-    """
-    epochs = getattr(net, "history_", None) or []
-    sizes = {_n_recorded(epoch) for epoch in epochs}
-    if sizes != {n_samples} or isinstance(net.module, torch.nn.Module):
-        return None
-    return clone(net).set_params(max_epochs=len(epochs))
-
-
-def is_retraced(net: Any, dataset: Any, others: list[tuple[Any, Any]]) -> bool:
-    """Whether nets that were trained anew can stand for a net.
-
-    They cannot where it has learned from more than its history tells, as by weights
-    that were loaded: its first epoch then has a far smaller loss than theirs. Nor
-    where it was trained on other samples, as many as these: its loss is then far larger
-    than that of the others, also on samples that they did not see.
-
-    Parameters
-    ----------
-    net : skorch.NeuralNet
-        Trained; a copy, whose mode may change.
-    dataset : Dataset
-        Samples that it should have been trained on.
-    others : list of (skorch.NeuralNet, Dataset)
-        Nets that were trained on some of the samples, and the rest.
-
-    Notes
-    -----
-    One forward pass over the data, and one over the rest of each.
-    """
-    firsts = [_recorded_loss(other.history_[0], "train") for other, _ in others]
-    with private_rng(None):
-        try:
-            seen = _validation_loss(net, dataset)
-        except (IndexError, RuntimeError, TypeError, ValueError):
-            return False  # other samples or targets than those of its training
-        losses = [_validation_loss(*other) for other in others]
-    held_out = float(np.average(losses, weights=[len(rest) for _, rest in others]))
-    recorded = _recorded_loss(net.history_[0], "train")
-    first = float(np.mean(firsts))
-    return not (_is_larger(first, recorded) or _is_larger(seen, held_out))
-
-
-def _is_larger(loss: float, other: float) -> bool:
-    """Whether a loss, which may be negative, is far larger than another."""
-    return not loss <= other + _UNLIKE * abs(other)
-
-
-def _n_recorded(epoch: dict[str, Any]) -> int:
-    """Training and validation samples of an epoch."""
-    names = "train_batch_size", "valid_batch_size"
-    return sum(batch.get(name, 0) for batch in epoch["batches"] for name in names)
-
-
 def _recorded_losses(net: Any) -> Iterator[float]:
     """Validation loss of each epoch, as skorch averages it over batches."""
     for epoch in getattr(net, "history_", None) or []:
         if any("valid_loss" in batch for batch in epoch["batches"]):
-            yield _recorded_loss(epoch, "valid")
-
-
-def _recorded_loss(epoch: dict[str, Any], kind: str) -> float:
-    """Mean loss of the training or validation samples of an epoch."""
-    names = f"{kind}_loss", f"{kind}_batch_size"
-    batches = [[b[n] for n in names] for b in epoch["batches"] if names[0] in b]
-    losses, sizes = np.transpose(batches)
-    return float(np.average(losses, weights=sizes))
+            names = "valid_loss", "valid_batch_size"
+            batches = [[b[n] for n in names] for b in epoch["batches"] if names[0] in b]
+            losses, sizes = np.transpose(batches)
+            yield float(np.average(losses, weights=sizes))
 
 
 def _validation_loss(net: Any, valid: Any) -> float:
-    """The same at the weights of the net."""
+    """Return the validation loss at the weights of the net."""
     losses, sizes, is_flat = [], [], None
     for batch in net.get_iterator(valid, training=False):
         X, y = unpack_data(batch)

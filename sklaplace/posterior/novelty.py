@@ -349,6 +349,12 @@ class Novelty(FieldsOnly):
         found = [max(1.0, weighted_quantile(v, weights, USUAL)) for v in columns]
         return replace(self, inflation=(*found, 1.0))
 
+    def mean_leverage(self) -> Tensor:
+        """Return the mean leverage of the features of training samples, ()."""
+        samples = self.samples
+        values = self.leverage(samples.features, samples.groups, 1)[:, 0]
+        return samples.weights @ values / samples.weights.sum()
+
     @cached_property
     def target_variances(self) -> Tensor:
         """Variances of the targets of the training samples, (c,)."""

@@ -591,7 +591,7 @@ class TestDivergence:
         model = for_classes(FrozenEstimator(net))
         refused_fit(model, "not finite", "weights were not loaded")
 
-    @pytest.mark.filterwarnings("ignore:Too few rows are known that the frozen")
+    @pytest.mark.filterwarnings("ignore:There are no rows that the network did not")
     def test_on_some_rows_only(self):
         net = seeded(classifier(ReLUNet), X, Y)
         rows = X.copy()

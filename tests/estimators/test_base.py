@@ -37,7 +37,7 @@ from sklaplace import LaplaceClassifier, LaplaceRegressor
 ESTIMATORS = [LaplaceClassifier, LaplaceRegressor]
 
 MAY_USE_TRAINING_ROWS = pytest.mark.filterwarnings(
-    "ignore:Too few rows are known that the frozen"
+    "ignore:There are no rows that the network did not"
 )
 LABELS_AT_RANDOM = pytest.mark.filterwarnings("ignore:Under no prior precision are")
 ALL = {"subset_of_weights": "all"}

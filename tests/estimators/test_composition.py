@@ -336,7 +336,7 @@ class TestMeta:
         CalibratedClassifierCV(FrozenEstimator(model), method="sigmoid").fit(X, y)
         assert_same_answers(model, X, expected, rtol=0)
 
-    @pytest.mark.filterwarnings("ignore:Too few rows are known that the frozen")
+    @pytest.mark.filterwarnings("ignore:There are no rows that the network did not")
     def test_voting(self, rows, net):
         X, y = rows
         members = [

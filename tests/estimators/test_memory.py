@@ -63,7 +63,7 @@ def test_a_grid_over_refine(tmp_path):
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore:Too few rows are known that the frozen")
+@pytest.mark.filterwarnings("ignore:There are no rows that the network did not")
 def test_what_is_refused_without_memory_is_refused_with_it(
     tmp_path, before, values, message
 ):

@@ -5,16 +5,15 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from nets import MLP, blobs, classifier, initialised, regressor, seeded, waves
+from nets import MLP, blobs, classifier, regressor, seeded, waves
 from sklearn.frozen import FrozenEstimator
 from skorch.callbacks import Checkpoint
 from skorch.dataset import Dataset, ValidSplit
 from skorch.helper import predefined_split
-from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
 from sklaplace.estimators.laplace_trainer import FEW
-from sklaplace.networks.history import recorded_split, untrained
+from sklaplace.networks.history import recorded_split
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 X, Y = blobs()
@@ -92,39 +91,6 @@ def test_no_split_is_found_after_further_training():
     assert held_out(net) is None
 
 
-# ---------------------------------------------------------------------- training anew
-@pytest.mark.parametrize("train_split", [None, ValidSplit(5)])
-def test_a_net_can_be_trained_as_it_was(train_split):
-    net = classifier(MLP, train_split=train_split, max_epochs=3)
-    net = seeded(net, X, Y).set_params(max_epochs=7)
-    again = untrained(net, len(X))
-    assert not again.initialized_
-    assert again.max_epochs == 3
-    expected = seeded(classifier(MLP, train_split=train_split, max_epochs=3), X, Y)
-    states = (n.module_.state_dict().values() for n in (seeded(again, X, Y), expected))
-    assert all(map(torch.equal, *states))
-
-
-UNKNOWN = {
-    "weights before training are lost": (classifier(nn.Linear(2, 3)), len(X)),
-    "other samples": (classifier(MLP), len(X) - 1),
-    "incomplete batches": (
-        classifier(MLP, iterator_train__drop_last=True, batch_size=50),
-        len(X),
-    ),
-}
-
-
-@pytest.mark.parametrize("case", UNKNOWN)
-def test_no_net_is_trained_anew_unless_the_history_tells_how(case):
-    net, n = UNKNOWN[case]
-    assert untrained(seeded(net, X, Y), n) is None
-
-
-def test_a_net_without_a_history_is_not_trained_anew():
-    assert untrained(initialised(classifier(MLP)), len(X)) is None
-
-
 # ------------------------------------------------------------------------- estimators
 @pytest.mark.parametrize("kind", [LaplaceClassifier, LaplaceRegressor])
 def test_frozen_nets_are_tuned_on_what_they_held_out(kind):
@@ -148,14 +114,6 @@ def test_frozen_nets_are_tuned_on_what_they_held_out(kind):
     assert same.fit(*data).prior_precision_ == found.prior_precision_
 
 
-def test_few_samples_are_held_out_in_turn_by_networks_that_are_trained_anew():
-    X, y = waves(FEW - 1)
-    net = seeded(regressor(train_split=ValidSplit(5)), X, y[:, None])
-    model = LaplaceRegressor(FrozenEstimator(net), random_state=0)
-    with pytest.warns(UserWarning, match="5 networks were trained anew"):
-        model.fit(X, y)
-
-
 def test_samples_with_weights_are_not_recognised():
     net = seeded(regressor(train_split=ValidSplit(5)), X_REG, TARGETS)
     model = LaplaceRegressor(FrozenEstimator(net), random_state=0)
@@ -164,11 +122,7 @@ def test_samples_with_weights_are_not_recognised():
 
 
 def test_too_few_samples_are_not_tuned_on():
-    """Networks that hold out more are trained in their place."""
     net = seeded(regressor(train_split=ValidSplit(7)), X_REG, TARGETS)
     model = LaplaceRegressor(FrozenEstimator(net), random_state=0)
-    with pytest.warns(UserWarning, match="5 networks were trained anew"):
-        model.fit(X_REG, TARGETS)
-    model.estimator.estimator.history.clear()
     with pytest.warns(UserWarning, match="no rows that the network did not see"):
         model.fit(X_REG, TARGETS)

@@ -1,10 +1,10 @@
 """Tuning: choose prior precision and noise, and whether to refit the linear model.
 
 A tuner is a function ``(TuningProblem) -> GaussianPosterior``: ``marglik`` maximises
-the evidence, ``validation`` scores the predictive on held-out data, and ``auto`` does
-the second if there is such data, else the first. Evidence comes last because it prefers
-far too weak a prior at weights that do not minimise the regularised loss, and because
-training residuals of an overfitted network underestimate the noise.
+the evidence, and ``validation`` scores the predictive on held-out data. So does
+``auto`` if there is such data; else it keeps the network's own predictions near the
+data. The evidence prefers far too weak a prior at weights that do not minimise the
+regularised loss.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,19 @@ from sklaplace.core.warn import warn_user
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.evidence import maximise_evidence
 from sklaplace.posterior.tuning.levels import maximise_with_levels
-from sklaplace.posterior.tuning.problem import TuningProblem
+from sklaplace.posterior.tuning.problem import TuningProblem, clamped
 from sklaplace.posterior.tuning.validation import tune_on_validation
+
+# Standard deviation of the weights' prior over their root mean square, where there is
+# nothing to choose it by: their uncertainty changes no prediction.
+RELATIVE_STD = 1e-3
 
 
 def auto(problem: TuningProblem) -> GaussianPosterior:
-    """Tune on held-out data if there is any, else by the evidence, with a warning.
+    """Tune on held-out data if there is any, else keep the network, with a warning.
 
-    A prior precision that was learned while the network was trained is kept.
+    A prior precision that was learned while the network was trained is kept. The
+    evidence chooses where a refit, or the noise alone, was asked for.
     """
     if problem.learned is not None:
         problem = problem.under(problem.learned, refine=False)
@@ -28,19 +33,39 @@ def auto(problem: TuningProblem) -> GaussianPosterior:
             return problem.posterior
     if problem.has_held_out:
         return tune_on_validation(problem)
-    is_kept = problem.linear_model is None or problem.refine is False
-    if problem.free_noise and not is_kept:
+    if not problem.free_prior:
         warn_user(_NOISE_OF_TRAINING)
-    else:
-        where = (
-            "at the network's own weights" if is_kept else "of a refitted last layer"
-        )
+        return maximise_with_levels(problem)
+    if problem.refine is True:
         warn_user(
             "There are no rows that the network did not see, so 'auto' maximises the "
-            f"evidence {where}, which can make predictions worse than the network's. "
-            "Pass X_val and y_val to fit."
+            "evidence of the refitted weights, which can make predictions worse than "
+            "the network's. Pass X_val and y_val to fit."
         )
-    return maximise_with_levels(problem)
+        return maximise_with_levels(problem)
+    return network_alone(problem)
+
+
+def network_alone(problem: TuningProblem) -> GaussianPosterior:
+    """Return a posterior under which predictions are the network's own.
+
+    The prior's standard deviation is `RELATIVE_STD` of the root mean square of the
+    weights. The noise is `TuningProblem.seen_noise`.
+    """
+    noise = ", and sigma_noise comes from the training rows" * problem.free_noise
+    warn_user(
+        "There are no rows that the network did not see, so 'auto' leaves its "
+        f"predictions near the data as they are{noise}. Pass X_val and y_val to fit, "
+        "which choose how uncertain predictions are there."
+    )
+    posterior = problem.posterior
+    if problem.free_noise and problem.seen_noise is not None:
+        posterior = posterior.replace(sigma_noise=clamped(problem.seen_noise))
+    mean_square = posterior.weights.double().square().mean()
+    precision = clamped(1 / (RELATIVE_STD**2 * mean_square))
+    return posterior.replace(
+        prior_precision=precision.expand(posterior.prior_precision.shape).clone()
+    )
 
 
 _NOISE_OF_TRAINING = (

@@ -68,6 +68,8 @@ class TuningProblem:
         likelihood that has no noise level to choose.
     learned : Tensor or None
         Prior precision that the network was trained under, where it was learned.
+    seen_noise : Tensor or None
+        Noise level () by the training data, for likelihoods that have noise.
     folds : tuple of TuningProblem
         Those of networks that hold out a fold of the data each, where there is no
         other held-out data: hyperparameters are scored on all folds together.
@@ -86,6 +88,7 @@ class TuningProblem:
     is_cheap: bool = False
     log_density: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     learned: Tensor | None = None
+    seen_noise: Tensor | None = None
     folds: tuple["TuningProblem", ...] = ()
 
     @property

@@ -19,23 +19,33 @@ def test_auto_prefers_held_out_rows():
     assert torch.equal(found.mean, expected.mean)
 
 
-def test_auto_without_rows_refits():
-    problem = tuning_problem(fit("Categorical"))
-    with pytest.warns(UserWarning, match="evidence of a refitted last layer"):
+def test_auto_without_rows_keeps_the_network():
+    """The weights have hardly any uncertainty, and the noise is the given one."""
+    for name, words in {
+        "Categorical": "as they are",
+        "Gaussian": "noise comes",
+    }.items():
+        noise = torch.tensor(0.7, dtype=torch.float64)
+        problem = tuning_problem(fit(name), seen_noise=noise)
+        with pytest.warns(UserWarning, match=f"leaves its predictions.*{words}"):
+            found = TUNERS["auto"](problem)
+        assert torch.equal(found.mean, problem.posterior.weights)
+        variance = 1 / found.prior_precision
+        expected = 1e-6 * problem.posterior.weights.square().mean()
+        torch.testing.assert_close(variance, expected.double(), check_device=False)
+        if name == "Gaussian":
+            assert found.hyperparameters.sigma_noise == 0.7
+
+
+def test_auto_without_rows_maximises_the_evidence_of_what_was_asked_for():
+    problem = tuning_problem(fit("Categorical"), refine=True)
+    with pytest.warns(UserWarning, match="evidence of the refitted weights"):
         found = TUNERS["auto"](problem)
-    expected = marglik_refitted(problem)
-    assert torch.equal(found.mean, expected.mean)
-    assert found.is_refitted
-
-
-def test_auto_warns_without_held_out_rows():
+    assert torch.equal(found.mean, marglik_refitted(problem).mean)
+    problem = tuning_problem(fit("Gaussian"), free_prior=False)
     with pytest.warns(UserWarning, match="sigma_noise comes from the training rows"):
-        TUNERS["auto"](tuning_problem(fit("Gaussian")))
-    words = "maximises the evidence at the network's own"
-    for options in ({"refine": False}, {"linear_model": None}):
-        with pytest.warns(UserWarning, match=words):
-            found = TUNERS["auto"](tuning_problem(fit("Categorical"), **options))
-        assert not found.is_refitted
+        found = TUNERS["auto"](problem)
+    assert found.prior_precision == problem.posterior.prior_precision
 
 
 def test_marglik_keeps_the_weights_where_it_must():
