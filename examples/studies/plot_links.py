@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from sklaplace.core.random import sobol_normals
-from sklaplace.dirichlet.links import DIAGONAL, LINKS, UNCENTRED, choose_link
+from sklaplace.dirichlet.links import LINKS, choose_link
 from sklaplace.dirichlet.logits import centre
 
 torch.set_num_threads(1)
@@ -67,7 +67,7 @@ def softmax_of_mean(mean, cov, draws):
     return mean.softmax(-1)
 
 
-centring = {name: link for name, link in LINKS.items() if name not in UNCENTRED}
+centring = {name: link for name, link in LINKS.items() if link.centred}
 links = {"softmax": softmax_of_mean, **centring}
 kinds = {
     "random matrices": random_matrix,
@@ -151,7 +151,7 @@ for n_classes in CLASSES:
     variances = cov.diagonal(dim1=-2, dim2=-1).contiguous()
     draws = sobol_normals(100, n_classes, seed=0)
     for name, link in centring.items():
-        spread = variances if name in DIAGONAL else cov
+        spread = variances if LINKS[name].diagonal else cov
         seconds = []
         for _ in range(3):
             start = perf_counter()

@@ -11,6 +11,7 @@ the approximations of the expected softmax, by name in ``LINKS``.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
@@ -33,23 +34,45 @@ from sklaplace.dirichlet.distribution import (
 )
 from sklaplace.dirichlet.projection import kl_projection
 
-Approximation = Callable[[Tensor, Tensor], Tensor]
 
-# those of the logits as they are; all others centre them first
-UNCENTRED = frozenset({"bridge_conditioned", "bridge_norm_conditioned"})
-# those that need only the variances of the centred logits
-DIAGONAL = frozenset({"bridge", "bridge_norm", "bridge_norm_published"})
+@dataclass(frozen=True)
+class Approximation:
+    """A Dirichlet approximation of Gaussian logits' softmax, and what it needs.
+
+    Attributes
+    ----------
+    function : callable
+        From means (b, K) and covariances (b, K, K) of logits to concentrations (b, K).
+    diagonal : bool
+        Whether ``function`` also takes variances (b, K) in place of covariances.
+    centred : bool
+        Whether the logits are centred first.
+    """
+
+    function: Callable[[Tensor, Tensor], Tensor]
+    diagonal: bool = False
+    centred: bool = True
+
+    def __call__(self, mean: Tensor, cov: Tensor) -> Tensor:
+        """Return concentrations (b, K) of Gaussian logits."""
+        return self.function(mean, cov)
+
 
 APPROXIMATIONS: dict[str, Approximation] = {
-    "bridge": centred_bridge,
-    "bridge_conditioned": laplace_bridge,
-    "bridge_norm": partial(centred_bridge, norm="guarded"),
-    "bridge_norm_conditioned": partial(laplace_bridge, norm="published"),
-    "bridge_norm_published": partial(centred_bridge, norm="published"),
-    "projection": kl_projection,
+    "bridge": Approximation(centred_bridge, diagonal=True),
+    "bridge_conditioned": Approximation(laplace_bridge, centred=False),
+    "bridge_norm": Approximation(
+        partial(centred_bridge, norm="guarded"), diagonal=True
+    ),
+    "bridge_norm_conditioned": Approximation(
+        partial(laplace_bridge, norm="published"), centred=False
+    ),
+    "bridge_norm_published": Approximation(
+        partial(centred_bridge, norm="published"), diagonal=True
+    ),
+    "projection": Approximation(kl_projection),
 }
-"""Functions from means (b, K) and covariances (b, K, K) of logits to concentrations
-(b, K), by their name in ``dirichlet_approx``."""
+"""Dirichlet approximations by their name in ``dirichlet_approx``."""
 
 __all__ = [
     "APPROXIMATIONS",

@@ -1,12 +1,13 @@
 """Link approximations: from a Gaussian over logits to class probabilities.
 
 All approximate ``p = E[softmax(f)]``, ``f ~ N(μ, Σ)``, which depends only on the
-centred Gaussian ``N(m, S)``; see `sklaplace.dirichlet.logits`. Those in ``UNCENTRED``
-take the logits as they are, as some publications do.
+centred Gaussian ``N(m, S)``; see `sklaplace.dirichlet.logits`. A `Link` says what an
+approximation needs: some take the logits as they are, as some publications do.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -34,7 +35,7 @@ __all__ = [
     "sodpp",
 ]
 
-Link = Callable[[Tensor, Tensor, Tensor], Tensor]
+Probabilities = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # Up to this largest variance the second-order expansion is more accurate than the
 # quadrature.
@@ -526,20 +527,55 @@ def bridge_norm(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
     return dirichlet.mean(dirichlet.APPROXIMATIONS["bridge_norm"](mean, cov))
 
 
-# links that use their draws
-SAMPLED = frozenset({"mc"})
-# links of the logits as they are; all others centre them first
-UNCENTRED = frozenset({"probit_uncentred"})
-# links that need only the variances of the logits
-DIAGONAL = UNCENTRED | {"bridge", "bridge_norm", "gumbel", "probit"}
-# links that take no longer than the variances
-CHEAP = DIAGONAL - {"gumbel"}
+@dataclass(frozen=True)
+class Link:
+    """An approximation of the expected softmax, and what it needs.
 
-_ALL = bridge, bridge_norm, gumbel, mc, mean_field, probit, probit_uncentred, sodpp
-LINKS: dict[str, Link] = {link.__name__: link for link in _ALL}
+    Attributes
+    ----------
+    function : callable
+        ``(mean (b, K), cov (b, K, K), draws (s, K)) -> (b, K)``.
+    diagonal : bool
+        Whether ``function`` also takes variances (b, K) in place of covariances.
+    centred : bool
+        Whether the logits are centred first.
+    draws : bool
+        Whether draws are used.
+    cheap : bool
+        Whether ``function`` takes no longer than the computation of the variances.
+    single : callable or None
+        Single-precision version of ``function``, which is faster, if there is one.
+    """
+
+    function: Probabilities
+    diagonal: bool = False
+    centred: bool = True
+    draws: bool = False
+    cheap: bool = False
+    single: Probabilities | None = None
+
+    def __call__(self, mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
+        """Return probabilities (b, K) of Gaussian logits."""
+        return self.function(mean, cov, draws)
+
+    def score(self, mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
+        """Return probabilities for sums over many samples: single precision will do."""
+        return (self.single or self.function)(mean, cov, draws)
+
+
+LINKS: dict[str, Link] = {
+    "bridge": Link(bridge, diagonal=True, cheap=True),
+    "bridge_norm": Link(bridge_norm, diagonal=True, cheap=True),
+    "gumbel": Link(gumbel, diagonal=True),
+    "mc": Link(mc, draws=True, single=partial(mc, dtype=torch.float32)),
+    "mean_field": Link(mean_field),
+    "probit": Link(probit, diagonal=True, cheap=True),
+    "probit_uncentred": Link(
+        probit_uncentred, diagonal=True, centred=False, cheap=True
+    ),
+    "sodpp": Link(sodpp),
+}
 """Links by their name in ``link_approx``."""
-SCORE_LINKS: dict[str, Link] = {**LINKS, "mc": partial(mc, dtype=torch.float32)}
-"""The same for sums over many samples, where single precision suffices."""
 
 
 # Largest numbers of classes for `mean_field` and `mc`, and fewest draws for the latter

@@ -1,6 +1,6 @@
 """LaplaceClassifier: class probabilities under a posterior over the weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,8 +10,7 @@ from torch import Tensor
 
 from sklaplace.core.arrays import as_array
 from sklaplace.core.checks import check_count, check_option
-from sklaplace.dirichlet import links
-from sklaplace.dirichlet.links import LINKS
+from sklaplace.dirichlet.links import LINKS, Link, choose_link
 from sklaplace.estimators.class_targets import is_ignored
 from sklaplace.estimators.laplace import BaseLaplace
 from sklaplace.estimators.laplace_fit import HeldOutScore
@@ -236,23 +235,23 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
 
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
         is_linearised = options.pred_type == "glm"
-        needs = is_linearised and not self._is_diagonal(self._link_name())
+        needs = is_linearised and not self._needs_variances_only(self._link().diagonal)
         return replace(super()._trainer(options), takes_covariances=needs)
 
     def _score(self, likelihood: ClassificationLikelihood) -> HeldOutScore:
         tiny = torch.finfo(torch.float64).tiny
-        name = self._link_name()
+        link = self._link()
 
         def log_proba(mean: Tensor, cov: Tensor) -> Tensor:
             logits = likelihood.class_logits(mean, cov)
-            proba = self._link(name, *logits, links.SCORE_LINKS)
+            proba = self._proba_of_gaussian(link, *logits, single=True)
             return proba.clamp(min=tiny).log()
 
-        diagonal = self._is_diagonal(name)
-        is_centred = name not in links.UNCENTRED
-        is_cheap = name in links.CHEAP
         return HeldOutScore(
-            log_proba, diagonal=diagonal, is_centred=is_centred, is_cheap=is_cheap
+            log_proba,
+            diagonal=self._needs_variances_only(link.diagonal),
+            is_centred=link.centred,
+            is_cheap=link.cheap,
         )
 
     def partial_fit(
@@ -336,37 +335,32 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         outputs = self._outputs
         if not outputs.model.is_gaussian:
             return super()._map_proba(X, function)
-        name = self._link_name()
-        (found,) = outputs.map_gaussian(
+        link = self._link()
+        (proba,) = outputs.map_gaussian(
             self._check_inputs(X),
-            self._of_logits(lambda mean, cov: function(self._link(name, mean, cov))),
-            diagonal=self._is_diagonal(name),
-            centred=self._is_centred(name, links.UNCENTRED),
+            self._of_logits(lambda m, S: function(self._proba_of_gaussian(link, m, S))),
+            diagonal=self._needs_variances_only(link.diagonal),
+            centred=self._is_centred(link.centred),
         )
-        return found
+        return proba
+
+    def _link(self) -> Link:
+        return LINKS[self._link_name()]
 
     def _link_name(self) -> str:
         """Return the link in use; it may have been set after fit."""
         check_option("link_approx", self.link_approx, ["auto", *LINKS])
         check_count("n_samples", self.n_samples)
         if self.link_approx == "auto":
-            return links.choose_link(self._targets.n_classes, self.n_samples)
+            return choose_link(self._targets.n_classes, self.n_samples)
         return self.link_approx
 
-    def _is_diagonal(self, link: str) -> bool:
-        """Whether a link uses variances of the logits alone."""
-        return self._needs_variances_only(link in links.DIAGONAL)
-
-    def _link(
-        self,
-        name: str,
-        mean: Tensor,
-        cov: Tensor,
-        of_names: Mapping[str, links.Link] = LINKS,
+    def _proba_of_gaussian(
+        self, link: Link, mean: Tensor, cov: Tensor, *, single: bool = False
     ) -> Tensor:
         """Return probabilities (b, K) of Gaussian logits."""
         # scrambling takes time: no points for links that use none
         points = mean.new_empty(0, mean.shape[1])
-        if name in links.SAMPLED:
+        if link.draws:
             points = self._sobol_normals(mean)
-        return of_names[name](mean, cov, points)
+        return (link.score if single else link.function)(mean, cov, points)

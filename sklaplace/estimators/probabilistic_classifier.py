@@ -82,8 +82,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         class_logits = self._likelihood.class_logits
         return lambda mean, cov: (function(*class_logits(mean, cov)),)
 
-    def _is_centred(self, method: str, uncentred: frozenset[str]) -> bool:
-        return self._likelihood.is_shift_invariant and method not in uncentred
+    def _is_centred(self, method_is_centred: bool) -> bool:
+        return self._likelihood.is_shift_invariant and method_is_centred
 
     def _needs_variances_only(self, method_needs_variances_only: bool) -> bool:
         """Whether covariances between logits are not used."""
@@ -118,11 +118,12 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
         method = self.dirichlet_approx if method is None else method
         self._check_dirichlet("method", method)
+        approximation = dirichlet.APPROXIMATIONS[method]
         (alpha,) = self._outputs.map_gaussian(
             self._check_inputs(X),
-            self._of_logits(dirichlet.APPROXIMATIONS[method]),
-            diagonal=self._needs_variances_only(method in dirichlet.DIAGONAL),
-            centred=self._is_centred(method, dirichlet.UNCENTRED),
+            self._of_logits(approximation),
+            diagonal=self._needs_variances_only(approximation.diagonal),
+            centred=self._is_centred(approximation.centred),
         )
         return alpha[:, : self._targets.n_classes]
 

@@ -119,8 +119,8 @@ def test_a_position_is_a_problem_of_its_own(trained, link, subset):
     mean, cov = model.latent_mean_and_variance(X, full_cov=True)
     proba = by_position(model.predict_proba(X))
     np.testing.assert_allclose(proba.sum(-1), 1)
-    alone = model._link(
-        model._link_name(),
+    alone = model._proba_of_gaussian(
+        model._link(),
         torch.as_tensor(by_position(mean)).reshape(-1, K),
         torch.as_tensor(blocks(cov)).reshape(-1, K, K),
     )

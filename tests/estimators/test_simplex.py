@@ -102,7 +102,7 @@ def test_equal_to_the_function_of_the_gaussian(net, method, subset, structure):
     mean, cov = (part.numpy() for part in gaussian_of(model, X))
     centring = np.eye(3) - 1 / 3
     gaussian = mean @ centring, centring @ cov @ centring
-    if method in dirichlet.UNCENTRED:
+    if not dirichlet.APPROXIMATIONS[method].centred:
         gaussian = mean, cov
     if method == "projection":
         expected = dirichlet.kl_projection(*gaussian)
@@ -430,7 +430,7 @@ def test_many_classes_need_no_covariances(monkeypatch):
     with calls(output_model, "check_covariances") as asked:
         for method in METHODS:
             model.predict_dirichlet(rows, method)
-            assert bool(asked) == (method not in dirichlet.DIAGONAL)
+            assert bool(asked) == (not dirichlet.APPROXIMATIONS[method].diagonal)
             asked.clear()
 
 

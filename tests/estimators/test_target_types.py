@@ -125,7 +125,7 @@ def test_a_label_is_a_problem_of_two_classes(trained, link):
     for k in range(N_LABELS):
         gaussian = torch.as_tensor(mean[:, [k]]), torch.as_tensor(variance[:, k, None])
         logits = Bernoulli().class_logits(gaussian[0], gaussian[1].unsqueeze(-1))
-        alone = model._link(model._link_name(), *logits)
+        alone = model._proba_of_gaussian(model._link(), *logits)
         np.testing.assert_allclose(proba[:, k], alone[:, 1], rtol=1e-10, atol=1e-12)
 
 
