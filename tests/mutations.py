@@ -281,31 +281,16 @@ MUTATIONS = [
     Mutation(
         "key of the cache without refine",
         "sklaplace/estimators/fit_cache.py",
-        "                options.refine is True,\n",
-        "",
+        ", options.refine is True)",
+        ")",
         "estimators/test_memory.py::test_a_grid_over_refine",
     ),
     Mutation(
-        "cache used where its key may lack something",
+        "key of the cache without the source of classes",
         "sklaplace/core/cache.py",
-        'getattr(key, "unseen", {}).items()',
-        "{}.items()",
-        "core/test_modules.py::"
-        "test_nothing_is_taken_from_memory_where_a_key_may_lack_something",
-    ),
-    Mutation(
-        "cache in a folder that everybody may write to",
-        "sklaplace/core/folder.py",
-        "    if found.st_mode & stat.S_IWOTH:",
-        "    if False:",
-        "core/test_folder.py::test_folders_that_everybody_may_write_to",
-    ),
-    Mutation(
-        "entry of a cache loaded that others may have written",
-        "sklaplace/core/cache.py",
-        "require_private_entry(path, root)",
-        "pass",
-        "core/test_cache.py::test_entries_that_others_may_have_written_are_not_loaded",
+        "                self.save(_code(part))",
+        "                pass",
+        "core/test_cache.py::test_code_counts_by_source_and_by_what_is_loaded",
     ),
     Mutation(
         "skorch net unpickled without pickle",

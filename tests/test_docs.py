@@ -1,9 +1,7 @@
 """The Python of README, quickstart and guide runs as printed; lists are complete."""
 
 import ast
-import builtins
 import io
-import os
 import re
 import runpy
 import sys
@@ -12,8 +10,6 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
-
-from sklaplace.core import modules
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -65,14 +61,6 @@ def test_pages_run_from_top_to_bottom(page):
 def test_the_table_of_combinations_is_what_happens(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["combinations.py", "--check"])
     runpy.run_path(str(ROOT / "docs" / "combinations.py"), run_name="__main__")
-
-
-def test_all_that_memory_notices_is_documented():
-    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    for module, names in (modules._ACCESS | modules._ENVIRONMENT).items():
-        prefix = {builtins: "", os.path: "os.path."}.get(module, f"{module.__name__}.")
-        assert all(f"`{prefix}{name}`" in text for name in names.split())
-    assert all(f"`{name}`" in text for name in modules._ATTRIBUTES)
 
 
 def sentences(node):

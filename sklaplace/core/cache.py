@@ -1,27 +1,45 @@
-"""Cache: a store of results that are found by a key alone, see `fingerprint`.
+"""Cache: results in a `joblib.Memory`, under a hash of all that they depend on.
 
-joblib stores bytes, see `packing`.
+joblib's hasher takes arrays by their values, and classes and functions by their names.
+Here tensors and networks count by their values too, and the user's classes and
+functions by their source code. An edit in a function that this code calls goes
+unnoticed, as with ``memory`` of a scikit-learn ``Pipeline``.
 """
 
+import functools
+import inspect
+import io
+import linecache
+import marshal
 import os
+import pickle
+import sys
 import types
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, cast
 
 import joblib
+import numpy as np
+import scipy
+import sklearn
+import skorch
+import torch
+from joblib.hashing import Hasher, NumpyHasher
+from sklearn.utils.validation import check_memory as check_joblib_memory
+from torch import Tensor, nn
 
 from sklaplace.core import progress
-from sklaplace.core.folder import (
-    UnsafeFolderError,
-    make_private,
-    require_private,
-    require_private_entry,
-)
-from sklaplace.core.packing import pack, unpack
+from sklaplace.core.packing import reduced_as_array
+from sklaplace.core.stored import StoredArray
+from sklaplace.core.warn import warn_user
 
 T = TypeVar("T")
+_VERSIONS = {m.__name__: m.__version__ for m in (joblib, np, scipy, sklearn, skorch)}
+_VERSIONS |= {"torch": str(torch.__version__), "python": sys.version}
+# Their classes and functions count by name.
+_LIBRARIES = {*_VERSIONS, "sklaplace", *sys.stdlib_module_names} - {"__main__"}
 
 
 def check_memory(memory: Any) -> Any:
@@ -35,205 +53,222 @@ def check_memory(memory: Any) -> Any:
     Returns
     -------
     joblib.Memory
-        Or the object given, if it has a method ``cache`` like that of one.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If memory is none of these, or a folder that cannot be written to, or to which
-        others may write: results are pickles, which run code when they are loaded.
-    """
-    if hasattr(memory, "cache") and not isinstance(memory, type):
-        _require_private(memory)
-        return memory
-    if memory is not None and not isinstance(memory, (str, os.PathLike)):
-        choices = "None, the path of a folder, or a joblib.Memory"
-        raise TypeError(f"memory={memory!r} is not known. Choose {choices}.")
-    location = None if memory is None else os.fspath(memory)
-    with _explained(memory):
-        if location is not None:
-            require_private(location)
-            # where joblib stores, in a folder given by its name
-            make_private(os.path.join(location, "joblib"))
-        return joblib.Memory(location, verbose=0)
-
-
-def _require_private(memory: Any) -> None:
-    """Raise for the folder of a joblib.Memory that others may write to."""
-    holders = memory, getattr(memory, "store_backend", None)
-    if getattr(memory, "backend", None) == "local":
-        with _explained(memory):
-            for holder in holders:
-                if (location := getattr(holder, "location", None)) is not None:
-                    require_private(location)
-
-
-@contextmanager
-def _explained(memory: Any) -> Iterator[None]:
-    """Turn errors of a folder into errors of ``memory``."""
-    try:
-        with _refused(memory):
-            yield
-    except UnsafeFolderError:
-        raise
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"memory={memory!r} cannot be used as a folder ({error}). Choose one that "
-            "can be written to, or None."
-        ) from error
-
-
-@contextmanager
-def _refused(memory: Any) -> Iterator[None]:
-    """Name ``memory`` in an error of a folder that others may write to."""
-    try:
-        yield
-    except UnsafeFolderError as error:
-        raise UnsafeFolderError(
-            f"memory={memory!r} is not safe: {error}. What is loaded from there can "
-            "run any code. Choose a folder that you alone may write to, or None."
-        ) from error
-
-
-def cached(
-    memory: Any,
-    key: str,
-    work: Callable[[], T],
-    key_after: Callable[[], str] | None = None,
-) -> T:
-    """Return a result from the store if it is there, else compute and store it.
-
-    Parameters
-    ----------
-    memory : joblib.Memory or None
-        From `check_memory`.
-    key : str
-        Of everything that the result depends on, from `fingerprint`.
-    work : callable
-        Computes the result; called without arguments, at most once.
-    key_after : callable, optional
-        Computes the key again after ``work``, which should not have changed it.
-
-    Returns
-    -------
-    object
-        What ``work`` returns, or a copy of what it returned for this key before.
-        No two results share anything but the user's functions and classes.
+        Or the given object, if it has a method ``cache``.
 
     Raises
     ------
     ValueError
-        If others may write to what is in the store for this key.
+        If memory is none of these.
+    """
+    is_path = isinstance(memory, os.PathLike)
+    return check_joblib_memory(os.fspath(memory) if is_path else memory)
+
+
+def cached(memory: Any, key: str, work: Callable[[], T]) -> T:
+    """Return a result from the store if it is there, else compute and store it.
+
+    Parameters
+    ----------
+    memory : joblib.Memory
+        From `check_memory`.
+    key : str
+        From `fingerprint`, of everything that the result depends on.
+    work : callable
+        Computes the result; called without arguments, at most once.
+
+    Returns
+    -------
+    object
+        The value of ``work()``, or a copy of its value for the same key before.
 
     Warns
     -----
     UserWarning
-        If the result cannot be stored, or will not be found again, or if the key may
-        lack what the user's code depends on, in which case nothing is taken from the
-        store. The result is returned all the same.
+        If the store cannot be read, or the result cannot be stored. The result is
+        returned all the same.
     """
-    if not _is_on(memory, key):
-        return work()
     begun, fresh = list[str](), list[T]()
 
-    def packed_work() -> bytes:
+    def entry(key: str) -> bytes:  # joblib stores what it returns, by its argument
         begun.append(key)
         fresh.append(work())
-        return pack(fresh[0], key)
+        file = io.BytesIO()
+        _Pickler(file, protocol=5).dump(fresh[0])
+        return file.getvalue()
 
     try:
-        if found := _looked_up(memory, key, packed_work, fresh):
+        stored = memory.cache(entry)(key)
+        if not fresh:
+            found = pickle.loads(stored)
             progress.line("network and curvature: from memory")
-            return cast(T, found[0])
+            return cast(T, found)
     except Exception as error:
-        # an error of the work itself, or a refusal
-        if (begun and not fresh) or isinstance(error, UnsafeFolderError):
+        if begun and not fresh:  # an error of the work itself
             raise
-        _warn_of_failure(error)
-    if not fresh:
-        return work()
-    if key_after is not None:
-        _warn_of_change(key, key_after())
-    return fresh[0]
+        warn_without_memory(error)
+    return fresh[0] if fresh else work()
 
 
-def _looked_up(
-    memory: Any, key: str, pack: Callable[[], bytes], fresh: list[T]
-) -> list[Any]:
-    """What is in the store, in a list; ``pack`` fills ``fresh`` where nothing is."""
-    if (root := _folder(memory)) is not None:
-        # closed to others, so that the umask does not matter for what joblib adds
-        with _refused(memory):
-            make_private(os.path.join(root, _entry.__module__.partition(".")[0]))
-    # joblib notes which functions have an entry, but not in which folder
-    entry = types.FunctionType(_entry.__code__, globals(), _entry.__name__)
-    stored = memory.cache(entry, ignore=["work"])
-    shelved = getattr(stored, "call_and_shelve", stored)(str(key), pack)
-    if fresh:
-        return []
-    if root is not None:
-        path = os.path.join(root, shelved.func_id, shelved.args_id)
-        with _refused(memory):
-            require_private_entry(path, root)
-    with suppress(Exception):  # a damaged entry
-        packed = shelved if isinstance(shelved, bytes) else shelved.get()
-        return [unpack(packed, key)]
-    getattr(stored, "call", _entry)(str(key), pack)
-    return []
-
-
-def _folder(memory: Any) -> str | None:
-    """Where a joblib.Memory keeps its files, None if not in a folder."""
-    if getattr(memory, "backend", None) != "local":
-        return None
-    return cast(str | None, getattr(memory.store_backend, "location", None))
-
-
-def _warn_of_failure(error: Exception) -> None:
-    """Warn that a result is not in the store."""
-    advice = "Define classes and functions at the top level, where they can be pickled"
-    if isinstance(error, OSError):
-        advice = "Choose a folder with free space that you can write to"
-    warnings.warn(
-        f"The result was not cached: {error}. {advice}, or use memory=None.",
-        UserWarning,
-        stacklevel=3,
+def warn_without_memory(error: Exception) -> None:
+    """Warn that ``memory`` is not used, and why."""
+    warn_user(
+        f"memory has no effect: {error}. Use a folder with free space, and classes and "
+        "functions at the top level of a module; or use memory=None."
     )
 
 
-def _is_on(memory: Any, key: str) -> bool:
-    """Whether results are kept; warns if the key may lack what code depends on."""
-    if memory is None or getattr(memory, "store_backend", memory) is None:
-        return False
-    for function, reason in getattr(key, "unseen", {}).items():
-        warnings.warn(
-            f"memory has no effect: {function.split()[0]} {reason}, so that values may "
-            "change unnoticed. Name what it uses, as in config.WIDTH, or pass it as a "
-            "parameter of the module. Otherwise use memory=None.",
-            UserWarning,
-            stacklevel=3,
+def fingerprint(value: Any) -> str:
+    """Return a hash of a value, hexadecimal, equal in all processes.
+
+    It includes the versions of the libraries, and torch's default dtype, device and
+    precision.
+
+    Parameters
+    ----------
+    value : object
+        Arrays, tensors, modules, skorch nets, datasets, and containers of them.
+
+    Raises
+    ------
+    pickle.PicklingError, TypeError
+        If a part of the value cannot be pickled, or has no source code.
+
+    Notes
+    -----
+    Costs a SHA-256 of all arrays and about 20 µs per object. A hash may change with
+    what is shared: a list of two equal objects differs from a list of one object twice.
+    """
+    world = (
+        _VERSIONS,
+        _own_source(),
+        torch.get_default_dtype(),
+        torch.empty(0).device.type,
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+    try:
+        return str(_Hasher().hash((world, value)))
+    except pickle.PicklingError as error:
+        error.args = error.args[:1]  # joblib adds all that was to be hashed
+        raise
+
+
+class _Hasher(NumpyHasher):  # type: ignore[misc]
+    """A hasher that takes tensors and nets by value, and the user's code by source."""
+
+    def __init__(self) -> None:
+        super().__init__("sha256", coerce_mmap=True)
+        self.storages: dict[int, tuple[int, Any]] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return the class and the content of tensors, nets and stored arrays."""
+        is_dense = isinstance(value, Tensor) and value.layout == torch.strided
+        if is_dense and not (value.is_meta or nn.parameter.is_lazy(value)):
+            return type, (type(value),), self._content(value)
+        if isinstance(value, skorch.NeuralNet):
+            return type, (type(value),), _parameters(value)
+        if isinstance(value, StoredArray):
+            return type, (StoredArray,), value.digest()
+        return NotImplemented
+
+    def _content(self, tensor: Tensor) -> tuple[Any, ...]:
+        """Return what a result depends on; tensors that share memory train as one."""
+        storage = tensor.untyped_storage()
+        number, _ = self.storages.setdefault(
+            storage.data_ptr() or id(tensor), (len(self.storages), tensor)
         )
-        return False
-    return True
+        hooks = list((tensor._backward_hooks or {}).values())
+        plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        values = plain.reshape(-1).view(torch.uint8).numpy()
+        kind = str((tensor.dtype, tensor.shape, tensor.device.type))
+        place = number, tensor.storage_offset()
+        return kind, tensor.requires_grad, values, place, hooks, vars(tensor)
+
+    def save_global(self, value: Any, name: str | None = None) -> None:
+        """Save a class or function by its name, and the user's by its code as well."""
+        super().save_global(value, name)
+        for part in getattr(value, "__mro__", [value]):
+            if isinstance(part, (type, types.FunctionType)) and _is_of_user(part):
+                self.save(_code(part))
+
+    def _batch_setitems(self, items: Iterable[Any], *args: Any) -> None:
+        # unlike joblib, in their order, which is that of the layers of a module
+        super(Hasher, self)._batch_setitems(items, *args)
+
+    dispatch: ClassVar[dict[Any, Any]] = {
+        **NumpyHasher.dispatch,
+        **dict.fromkeys((type, types.FunctionType, type(len)), save_global),
+    }
 
 
-def _warn_of_change(before: str, after: str) -> None:
-    """Warn if the work has changed what its own key is made of."""
-    if after == before:
-        return
-    old, new = (getattr(key, "digests", {}) for key in (before, after))
-    # a definition comes after those that it refers to
-    changed = next((name for name in new if old.get(name) != new[name]), None)
-    what = f"something that {changed.split()[0]} refers to" if changed else "an input"
-    warnings.warn(
-        f"The result was cached, but will not be found again: {what} changed while "
-        "it was computed. Code that collects in a global or in an attribute of a class "
-        "makes every key a new one. Collect in the module, or in a callback.",
-        UserWarning,
-        stacklevel=3,
-    )
+def _parameters(net: skorch.NeuralNet) -> dict[str, Any]:
+    """Return parameters of a net, and the state of one that has been initialised."""
+    if net.initialized_:
+        timed = "batches", "dur"
+        rows = [{k: v for k, v in row.items() if k not in timed} for row in net.history]
+        found = {**vars(net), "history_": rows}
+    else:
+        found = net.get_params(deep=False)
+    dropped = "callbacks_", "virtual_params_", "_params_to_validate"
+    return {name: found[name] for name in sorted(found) if name not in dropped}
 
 
-def _entry(key: str, work: Callable[[], bytes]) -> bytes:
-    """Return what joblib stores by the key alone: bytes, whatever its settings."""
-    return work()
+def _is_of_user(value: Any) -> bool:
+    return str(value.__module__).partition(".")[0] not in _LIBRARIES
+
+
+def _code(value: Any) -> tuple[str, list[bytes]]:
+    """Return the source of a class or function, and the code that is loaded.
+
+    They differ where a file was edited after its import.
+    """
+    file = getattr(sys.modules.get(value.__module__), "__file__", None)
+    stamp = os.stat(file).st_mtime_ns if file and os.path.exists(file) else 0
+    codes = [c.replace(co_filename="", co_firstlineno=1) for c in _codes(value)]
+    # version 2 of the format does not depend on references
+    return _source(value, file, stamp), [marshal.dumps(code, 2) for code in codes]
+
+
+def _codes(value: Any) -> list[types.CodeType]:
+    functions = [value, *vars(value).values()]
+    return [f.__code__ for f in functions if isinstance(f, types.FunctionType)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _source(value: Any, file: str | None, stamp: int) -> str:
+    """Return the source of a class or function, of a file with a time stamp.
+
+    A class of a notebook, whose module has no file, counts by its whole cell.
+    """
+    if file and not file.endswith(".py"):  # compiled
+        return ""
+    try:
+        return inspect.getsource(value)
+    except (OSError, TypeError) as error:
+        cells = {code.co_filename for code in _codes(value)}
+        texts = ("".join(linecache.getlines(cell)) for cell in cells)
+        if source := "".join(sorted(texts)):
+            return source
+        raise pickle.PicklingError(f"{value!r} has no source code") from error
+
+
+@functools.cache
+def _own_source() -> str:
+    """Return a hash of this package, which changes with every edit."""
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return sha256(repr([*map(Path.read_bytes, files)]).encode()).hexdigest()
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles skorch nets and tensors faster than they pickle themselves."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is Tensor and (reduced := reduced_as_array(value)):
+            return reduced
+        if isinstance(value, skorch.NeuralNet):
+            return object.__new__, (type(value),), vars(value), None, None, _set_state
+        return NotImplemented
+
+
+def _set_state(value: Any, attributes: dict[str, Any]) -> None:
+    vars(value).update(attributes)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sklaplace.core.fingerprint import fingerprint
+from sklaplace.core.cache import fingerprint
 
 T = TypeVar("T")
 # Types of the values that a message shows.

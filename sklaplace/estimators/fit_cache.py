@@ -1,22 +1,25 @@
-"""A fit of a Laplace estimator, from ``memory`` where it is stored."""
+"""A trained network and its curvature, from ``memory`` where they are stored."""
 
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 
-from sklaplace.core.cache import cached, check_memory
-from sklaplace.core.fingerprint import fingerprint
+from sklaplace.core.cache import (
+    cached,
+    check_memory,
+    fingerprint,
+    warn_without_memory,
+)
+from sklaplace.core.distributed import Group
 from sklaplace.core.random import private_rng
 from sklaplace.core.warn import warn_user
+from sklaplace.curvature.structures.kron import Kron
 from sklaplace.curvature.uses import UnseenUseError
 from sklaplace.estimators.laplace_fit import LaplaceFit, LaplaceSolver
 from sklaplace.estimators.laplace_trainer import LaplaceTrainer
-from sklaplace.estimators.options import LaplaceOptions
-from sklaplace.estimators.samples import Samples
 from sklaplace.estimators.trainer import inner_net
-from sklaplace.estimators.workers import group_of
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.trained import TrainedNetwork
 
@@ -25,51 +28,115 @@ class UnfinishedFit(Exception):  # noqa: N818 - it is a result
     """A fit around a network whose training was interrupted."""
 
 
-def cached_fit(
-    model: Any,
-    options: LaplaceOptions,
-    data: TrainingData,
-    validation: TrainingData | None,
-    samples: Samples,
-) -> LaplaceFit:
-    """Return a fit from the ``memory`` of an estimator, or a new one.
+@dataclass(frozen=True)
+class FitWork:
+    """Training of a network and accumulation of its curvature, yet to be done.
 
-    Raises
-    ------
-    UnfinishedFit
-        If training was interrupted. Its argument is the fit, which is not stored.
+    Attributes
+    ----------
+    trainer : LaplaceTrainer
+        Trains the network.
+    solver : LaplaceSolver
+        Accumulates the curvature.
+    group : Group
+        Processes that compute the fit together.
+    data, validation : TrainingData
+        Training samples, and samples to tune on or None.
+    fit_params : dict
+        For the ``fit`` of the skorch net.
     """
-    memory, params = check_memory(model.memory), samples.fit_params
-    trainer = replace(model._trainer(options), is_part=samples.is_part)
-    key = partial(_key, model, options, data, validation, params)
-    group = group_of(model)
-    device = getattr(inner_net(model.estimator), "device", "cpu")
 
-    def work() -> LaplaceFit:
+    trainer: LaplaceTrainer
+    solver: LaplaceSolver
+    group: Group
+    data: TrainingData
+    validation: TrainingData | None
+    fit_params: dict[str, Any]
+
+    def done(self) -> LaplaceFit:
+        """Train and accumulate.
+
+        Raises
+        ------
+        UnfinishedFit
+            If training was interrupted. Its argument is the fit.
+        """
+        trainer = self.trainer
+        device = getattr(inner_net(trainer.estimator), "device", "cpu")
         with torch.inference_mode(False):
-            with group.together(), private_rng(model._seed, device):
-                networks = trainer.train_with_folds(data, validation, params)
+            with self.group.together(), private_rng(trainer.seed, device):
+                networks = trainer.train_with_folds(
+                    self.data, self.validation, self.fit_params
+                )
             # after `private_rng`, which admits one thread at a time: a fit would wait
             # for workers that wait for the fit
-            if group.size == 1:
-                fit = _accumulated(model._solver(options), trainer, *networks)
+            if self.group.size == 1:
+                fit = _accumulated(self.solver, trainer, *networks)
             else:
-                fit = model._solver(options).accumulate(*networks)
+                fit = self.solver.accumulate(*networks)
         if trainer.is_interrupted:
             raise UnfinishedFit(fit)
         return fit
 
-    if model.memory is None:
-        return work()
-    if model.random_state is None:
+    def key(self, settings: dict[str, Any]) -> str:
+        """Return a hash of everything that the `LaplaceFit` depends on."""
+        options = self.solver.options
+        rows = options.tunes_on_held_out, options.holds_out, options.uses_folds
+        return fingerprint(
+            {
+                "settings": settings,
+                "curvature": options.curvature_settings(),
+                "estimator": self.trainer.estimator,
+                "seed": self.trainer.seed,
+                "data": (self.data, self.validation, self.fit_params),
+                # a refit of all weights needs the training samples again
+                "rows": (rows, options.may_refit, options.refine is True),
+            }
+        )
+
+
+def cached_fit(
+    work: FitWork, memory: Any, random_state: Any, settings: dict[str, Any]
+) -> LaplaceFit:
+    """Return a fit from ``memory``, or a new one.
+
+    Parameters
+    ----------
+    work : FitWork
+        Makes a new fit.
+    memory, random_state
+        Parameters of the estimator.
+    settings : dict
+        Other values of the estimator that the fit depends on.
+
+    Raises
+    ------
+    UnfinishedFit
+        If training was interrupted. The fit is not stored.
+    """
+    if memory is None:
+        return work.done()
+    if random_state is None:
         warn_user(
             "memory has no effect with random_state=None, which makes every fit "
             "differ. Set random_state to a number.",
         )
-        return work()
+        return work.done()
+    try:
+        key = work.key(settings)
+    except Exception as error:
+        warn_without_memory(error)
+        return work.done()
+    fit = cached(check_memory(memory), key, lambda: _factorised(work.done()).stored())
+    work.trainer.check_trained(fit.network)
+    return fit
 
-    fit = cached(memory, key(), lambda: work().stored(), key)
-    trainer.check_trained(fit.network)
+
+def _factorised(fit: LaplaceFit) -> LaplaceFit:
+    """Compute the eigenvectors of a fit, which serve all prior precisions."""
+    if isinstance(fit.structure, Kron):
+        for factor in chain.from_iterable(fit.structure.factors):
+            factor.eigh()
     return fit
 
 
@@ -94,35 +161,3 @@ def _accumulated(
             after = network.spec.layout
             if (before.blocks, before.uses) == (after.blocks, after.uses):
                 raise
-
-
-def _key(
-    model: Any,
-    options: LaplaceOptions,
-    data: TrainingData,
-    validation: TrainingData | None,
-    fit_params: dict[str, Any],
-) -> str:
-    """Return a hash of everything that a `LaplaceFit` depends on."""
-    settings = options.curvature_settings()
-    settings |= {name: getattr(model, name) for name in ("batch_size", "n_shards")}
-    if options.tunes_on_held_out:
-        settings["validation_fraction"] = model.validation_fraction
-    return fingerprint(
-        {
-            "kind": model._targets.likelihoods,
-            "estimator": model.estimator,
-            "data": (data, model._targets.n_outputs),
-            "validation": validation,
-            "fit_params": fit_params,
-            "seed": model._seed,
-            "settings": settings,
-            # a refit of all weights needs the training samples again
-            "rows": (
-                (options.tunes_on_held_out, options.holds_out, options.uses_folds),
-                options.may_refit,
-                options.refine is True,
-            ),
-            "likelihood": model._likelihood_settings(),
-        }
-    )

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sklaplace.core import progress
+from sklaplace.core.cache import fingerprint
 from sklaplace.core.checks import check_option, check_positive, listed, naming
-from sklaplace.core.fingerprint import fingerprint
 from sklaplace.estimators.options import LaplaceOptions, check_prior_shape
 from sklaplace.estimators.samples import applicable, check_loader, weighted_data
 from sklaplace.networks.trained import TrainedNetwork

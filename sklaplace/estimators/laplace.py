@@ -21,7 +21,7 @@ from sklaplace.core.persistence import (
 )
 from sklaplace.core.trees import without_groups
 from sklaplace.estimators.diagram import displayed
-from sklaplace.estimators.fit_cache import UnfinishedFit, cached_fit
+from sklaplace.estimators.fit_cache import FitWork, UnfinishedFit, cached_fit
 from sklaplace.estimators.given_net import note_new_weights
 from sklaplace.estimators.glm_outputs import OUTPUT_MODELS, CachedOutputs
 from sklaplace.estimators.group_sums import agree_on_data, agreed_seed
@@ -200,8 +200,23 @@ class BaseLaplace:
             check_memory(self.memory)
             data, validation = encode_samples(self, samples)
         self._seed = agreed_seed(group, options, data, self.random_state)
+        work = FitWork(
+            trainer=replace(self._trainer(options), is_part=samples.is_part),
+            solver=self._solver(options),
+            group=group,
+            data=data,
+            validation=validation,
+            fit_params=samples.fit_params,
+        )
+        settings = {
+            "targets": (self._targets.likelihoods, self._targets.n_outputs),
+            "likelihood": self._likelihood_settings(),
+            "batches": (self.batch_size, self.n_shards),
+        }
+        if options.tunes_on_held_out:
+            settings["validation_fraction"] = self.validation_fraction
         try:
-            return cached_fit(self, options, data, validation, samples)
+            return cached_fit(work, self.memory, self.random_state, settings)
         except UnfinishedFit as unfinished:
             return unfinished.args[0]
 

@@ -141,10 +141,9 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     memory : None, str, path or joblib.Memory, default=None
         Cache of the trained network and its curvature, so that a grid search over
         prior, noise, temperature or link trains once per fold. Needs a
-        ``random_state``. Loading from the folder can run any code, as with pickle: one
-        that others may write to is refused. Where your code reaches a module of yours
-        by strings, as in ``getattr(config, name)``, nothing is cached, and a warning
-        says so.
+        ``random_state``. An edit of your module trains anew, an edit of a function
+        that the module calls does not: clear the folder then. Loading from the folder
+        can run any code, as with pickle: use a folder that you alone may write to.
     random_state : int, RandomState or None, default=None
         Seeds training, the held-out samples and the draws. None differs every time.
         The global generators are never touched.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sklaplace.core import stored
-from sklaplace.core.fingerprint import fingerprint
+from sklaplace.core.cache import fingerprint
 from sklaplace.core.stored import StoredArray, is_stored
 
 N = 50

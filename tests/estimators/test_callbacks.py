@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from cases import DOUBLE
-from keys import Rows
 from nets import (
     MLP,
     BatchNormMLP,
@@ -21,6 +20,7 @@ from nets import (
     seeded,
     waves,
 )
+from shared import Rows
 from sklearn.base import clone
 from sklearn.datasets import make_moons
 from sklearn.frozen import FrozenEstimator

@@ -1,13 +1,9 @@
-"""Full disks and unreadable samples: an error, and nothing is lost."""
+"""Unreadable samples: an error, and nothing is lost."""
 
 import os
-import subprocess
-from contextlib import contextmanager
-from unittest import mock
 
 import numpy as np
 import pytest
-from joblib.memory import CacheWarning
 from nets import blobs, classifier
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
@@ -31,82 +27,6 @@ def assert_equal(found, expected):
         np.testing.assert_array_equal(ours, theirs)
     ours, theirs = (some.posterior_.structure.dense() for some in (found, expected))
     np.testing.assert_array_equal(ours, theirs)
-
-
-# ----------------------------------------------------------------------- a full disk
-class SmallDisk:
-    """A folder with little space, which can be made more."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __enter__(self):
-        self.mount("-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs")
-        return self
-
-    def make_space(self):
-        self.mount("-o", "remount,size=16m")
-
-    def mount(self, *options):
-        command = ["mount", *options, str(self.folder)]
-        subprocess.run(command, check=True, capture_output=True)
-
-    def __exit__(self, *_):
-        subprocess.run(["umount", str(self.folder)], check=True)
-
-
-class SmallFiles:
-    """A folder in which files are small, where nothing may be mounted."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.resource = pytest.importorskip("resource")
-        self.before = self.resource.getrlimit(self.resource.RLIMIT_FSIZE)
-
-    def __enter__(self):
-        self.limit(8000)
-        return self
-
-    def make_space(self):
-        self.limit(self.before[0])
-
-    def limit(self, n_bytes):
-        kind = self.resource.RLIMIT_FSIZE
-        self.resource.setrlimit(kind, (n_bytes, self.before[1]))
-
-    def __exit__(self, *_):
-        self.make_space()
-
-
-@contextmanager
-def small_disk(folder):
-    folder.mkdir()
-    try:
-        disk = SmallDisk(folder).__enter__()
-    except (subprocess.CalledProcessError, FileNotFoundError):
-        disk = SmallFiles(folder).__enter__()
-    try:
-        yield disk
-    finally:
-        disk.__exit__()
-
-
-LARGE = {"subset_of_weights": "all", "hessian_structure": "full"}
-
-
-def test_a_cache_on_a_full_disk(tmp_path):
-    expected = model(**LARGE).fit(X, Y)
-    found = model(**LARGE)
-    with small_disk(tmp_path / "disk") as disk:
-        found.set_params(memory=disk.folder)
-        with pytest.warns(CacheWarning, match="No space left|File too large"):
-            found.fit(X, Y)
-        assert_equal(found, expected)
-        disk.make_space()
-        assert_equal(clone(found).fit(X, Y), expected)
-        broken = mock.patch("sklaplace.estimators.trainer.train", side_effect=OSError)
-        with broken:
-            assert_equal(clone(found).fit(X, Y), expected)
 
 
 # -------------------------------------------------------------------- unreadable data

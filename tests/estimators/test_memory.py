@@ -1,16 +1,16 @@
 """What estimators take from memory= is what they would compute without it."""
 
-import os
 import re
+from unittest import mock
 
-import joblib
 import numpy as np
 import pytest
 from costs import calls
-from nets import MLP, classifier
+from nets import MLP, TanhMLP, classifier
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import GridSearchCV
+from skorch.callbacks import EpochScoring
 
 from sklaplace import LaplaceClassifier
 from sklaplace.estimators import trainer
@@ -77,15 +77,72 @@ def test_what_is_refused_without_memory_is_refused_with_it(
             refused.fit(X, Y)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs permissions")
-def test_a_folder_of_all_is_refused_before_training(tmp_path):
-    tmp_path.chmod(0o777)
-    for memory in (tmp_path, joblib.Memory(tmp_path, verbose=0)):
-        own = model(memory)
-        with (
-            calls(trainer, "train") as trained,
-            pytest.raises(ValueError, match=r"memory=.* run chmod go-w"),
-        ):
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"X": X + 1},
+        {"y": Y[::-1]},
+        {"sample_weight": 1.0 + Y},
+        {"random_state": 1},
+        {"estimator": classifier(MLP, max_epochs=2, lr=0.5)},
+        {"estimator": classifier(TanhMLP, max_epochs=2)},
+        {"estimator": fitted_net()},
+        {"curvature": "ef"},
+    ],
+    ids=lambda change: "-".join(change),
+)
+def test_whatever_the_fit_depends_on_makes_a_new_one(tmp_path, change):
+    data = {"X": X, "y": Y}
+    model(tmp_path).fit(**data)
+    data |= {k: v for k, v in change.items() if k in ("X", "y", "sample_weight")}
+    params = {k: v for k, v in change.items() if k not in data}
+    changed = model(tmp_path).set_params(**params).fit(**data)
+    wanted = clone(changed).set_params(memory=None).fit(**data)
+    for name in ("predict_proba", "score_samples"):
+        found, expected = (getattr(some, name)(X) for some in (changed, wanted))
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_search_over_priors_trains_once_per_fold(tmp_path):
+    grid = {"prior_precision": [0.1, 1.0, 10.0], "temperature": [0.5, 1.0]}
+    found, expected = (
+        GridSearchCV(model(memory, pred_type="glm"), grid, cv=2, refit=False)
+        for memory in (tmp_path, None)
+    )
+    with calls(trainer, "train") as trained:
+        found.fit(X, Y)
+    assert len(trained) == 2
+    expected.fit(X, Y)
+    for name in ("split0_test_score", "split1_test_score"):
+        np.testing.assert_array_equal(
+            found.cv_results_[name], expected.cv_results_[name]
+        )
+
+
+def test_what_cannot_be_pickled_is_fitted_without_memory(tmp_path):
+    class Local(MLP):
+        pass
+
+    for net in (classifier(Local), classifier(callbacks=[EpochScoring(lambda *_: 0)])):
+        own = model(tmp_path).set_params(estimator=net)
+        with pytest.warns(UserWarning, match="memory has no effect: ") as log:
             own.fit(X, Y)
-        assert not trained
-        assert not hasattr(own, "estimator_")
+        assert len(str(log[0].message)) < 500
+        wanted = clone(own).set_params(memory=None).fit(X, Y)
+        np.testing.assert_array_equal(own.predict_proba(X), wanted.predict_proba(X))
+    assert not list(tmp_path.rglob("output.pkl"))
+
+
+def test_a_failed_training_leaves_no_entry(tmp_path):
+    with (
+        mock.patch("sklaplace.estimators.trainer.train", side_effect=OSError("gone")),
+        pytest.raises(OSError, match="gone"),
+    ):
+        model(tmp_path).fit(X, Y)
+    assert not list(tmp_path.rglob("output.pkl"))
+
+
+def test_without_a_random_state_nothing_is_stored(tmp_path):
+    with pytest.warns(UserWarning, match="memory has no effect with random_state=None"):
+        model(tmp_path, random_state=None).fit(X, Y)
+    assert not list(tmp_path.rglob("output.pkl"))

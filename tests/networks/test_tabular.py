@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from keys import seeded
+from shared import seeded
 
 from sklaplace.networks.tabular import (
     DROPOUT_RATE,

@@ -1,0 +1,20 @@
+"""A data set, and random numbers from a seed, that several tests share."""
+
+import torch
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, X, y):
+        self.X, self.y = X, y
+
+    def __len__(self):
+        return len(self.X)
+
+    def __getitem__(self, index):
+        return self.X[index], self.y[index]
+
+
+def seeded(make, seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return make()
