@@ -1,25 +1,20 @@
 """ConfidenceDisplay: the largest class probability over a plane."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sklaplace.plotting.axes import (
-    Keywords,
-    new_axes,
-    require_matplotlib,
-    require_proba,
-)
-from sklaplace.plotting.grid import as_frame_like, axes_of_grid, check_columns
+from sklaplace.plotting.axes import label_axes
+from sklaplace.plotting.display import Display, Style, require_proba, styled
+from sklaplace.plotting.grid import grid_over
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class ConfidenceDisplay:
+class ConfidenceDisplay(Display):
     """Confidence of a classifier over the plane of its two features.
 
     Filled contours show the largest class probability, lines the decision boundaries.
-    Use `from_estimator` to create it. Parameters are stored as attributes.
+    Use `from_estimator` to create the display. Parameters are stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -50,6 +45,11 @@ class ConfidenceDisplay:
     PredictiveBandDisplay : Mean and bands of a regression.
     sklearn.inspection.DecisionBoundaryDisplay : Predicted classes.
 
+    Notes
+    -----
+    The colours always span 1/K to 1, so that one colour bar serves the plots of
+    different classifiers.
+
     Examples
     --------
     >>> from sklearn.datasets import make_moons
@@ -65,15 +65,15 @@ class ConfidenceDisplay:
     xx0: Any
     xx1: Any
     proba: Any
-    feature_names: tuple[str | None, str | None] = (None, None)
+    feature_names: tuple[str | None, ...] = (None, None)
 
     @property
-    def confidence(self) -> np.ndarray:
+    def confidence(self) -> NDArray[Any]:
         """Largest class probability at each point of the grid.
 
         See Also
         --------
-        from_estimator : Predicts and plots it.
+        from_estimator : Predicts and plots the probabilities.
 
         Examples
         --------
@@ -97,9 +97,8 @@ class ConfidenceDisplay:
         grid_resolution: int = 100,
         eps: float = 1.0,
         ax: Any = None,
-        surface_kw: Keywords = None,
-        boundary_kw: Keywords = None,
-    ) -> "ConfidenceDisplay":
+        **options: Any,
+    ) -> Self:
         """Predict over a plane and plot the confidence.
 
         Parameters
@@ -112,11 +111,12 @@ class ConfidenceDisplay:
         grid_resolution : int, default=100
             Number of values per feature.
         eps : float, default=1.0
-            Extension of the range of `X` on each side, in its units.
+            Extension of the range of `X` on each side, in units of `X`.
         ax : matplotlib Axes, default=None
-            Axes to plot on. A new figure by default.
-        surface_kw, boundary_kw : dict, default=None
-            Keywords for matplotlib's ``contourf`` and ``contour``.
+            Axes to plot on. None creates a figure.
+        **options : dict
+            `surface_kw` and `boundary_kw`: dicts of keywords for matplotlib's
+            ``contourf`` and ``contour``.
 
         Returns
         -------
@@ -134,7 +134,7 @@ class ConfidenceDisplay:
 
         See Also
         --------
-        plot : Plots what is stored.
+        plot : Plots the stored data.
 
         Examples
         --------
@@ -147,87 +147,33 @@ class ConfidenceDisplay:
         >>> display.confidence.shape
         (5, 5)
         """
-        require_matplotlib()
         require_proba(classifier)
-        axes = axes_of_grid(check_columns(X, 2), grid_resolution, eps)
-        xx0, xx1 = np.meshgrid(*axes)
-        grid = np.stack([xx0.ravel(), xx1.ravel()], axis=1)
-        proba = np.asarray(classifier.predict_proba(as_frame_like(grid, X)))
-        proba = proba.reshape(*xx0.shape, -1)
-        names = tuple(getattr(X, "columns", [None, None]))
-        display = cls(xx0=xx0, xx1=xx1, proba=proba, feature_names=names)
-        return display.plot(ax, surface_kw=surface_kw, boundary_kw=boundary_kw)
+        grid = grid_over(X, 2, grid_resolution, eps)
+        proba = grid.reshaped(classifier.predict_proba(grid.points))
+        xx0, xx1 = grid.mesh
+        display = cls(xx0=xx0, xx1=xx1, proba=proba, feature_names=grid.names)
+        return display.plot(ax, **options)
 
-    def plot(
-        self,
-        ax: Any = None,
-        *,
-        surface_kw: Keywords = None,
-        boundary_kw: Keywords = None,
-    ) -> "ConfidenceDisplay":
-        """Plot confidence and decision boundaries.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, default=None
-            Axes to plot on. A new figure by default.
-        surface_kw, boundary_kw : dict, default=None
-            Keywords for matplotlib's ``contourf`` and ``contour``.
-
-        Returns
-        -------
-        ConfidenceDisplay
-            The display.
-
-        Raises
-        ------
-        ImportError
-            If matplotlib is not installed.
-
-        See Also
-        --------
-        from_estimator : Predicts as well.
-
-        Notes
-        -----
-        The colours always span 1/K to 1, so that one colour bar serves the plots of
-        different classifiers.
-
-        Examples
-        --------
-        >>> from sklearn.datasets import make_moons
-        >>> from sklearn.naive_bayes import GaussianNB
-        >>> from sklaplace.plotting import ConfidenceDisplay
-        >>> X, y = make_moons(100, noise=0.1, random_state=0)
-        >>> clf = GaussianNB().fit(X, y)
-        >>> display = ConfidenceDisplay.from_estimator(clf, X, grid_resolution=5)
-        >>> len(display.plot().figure_.axes)
-        1
-        """
-        self.figure_, self.ax_ = new_axes(ax)
-        style: dict[str, Any]
+    def _draw(self, *, surface_kw: Style = None, boundary_kw: Style = None) -> None:
+        """Draw the confidence and the decision boundaries."""
         proba = np.asarray(self.proba)
         n_classes = proba.shape[-1]
-        # without it, values outside [1/K, 1] by rounding would be left blank
+        # Values that rounding puts outside of [1/K, 1] would be left blank.
         confidence = self.confidence.clip(1 / n_classes, 1)
         levels = np.linspace(1 / max(n_classes, 2), 1, 11)
-        style = {"cmap": "cividis", "levels": levels} | dict(surface_kw or {})
+        style = styled(surface_kw, cmap="cividis", levels=levels)
         self.surface_ = self.ax_.contourf(self.xx0, self.xx1, confidence, **style)
-        style = {"colors": "white", "linewidths": 1.5} | dict(boundary_kw or {})
-        style["levels"] = [0.0]
+        style = styled(boundary_kw, colors="white", linewidths=1.5) | {"levels": [0.0]}
         self.boundaries_ = [
             self.ax_.contour(self.xx0, self.xx1, margin, **style)
             for margin in _margins(proba)
             if margin.min() < 0 < margin.max()
         ]
-        for name, label in zip(self.feature_names, "xy", strict=True):
-            if name is not None:
-                self.ax_.set(**{f"{label}label": name})
-        return self
+        label_axes(self.ax_, *self.feature_names)
 
 
-def _margins(proba: np.ndarray) -> list[np.ndarray]:
-    """Margin of each class over the best other; only of the first of two classes."""
+def _margins(proba: NDArray[Any]) -> list[NDArray[Any]]:
+    """Return each class's margin over the best other; of two classes, the first's."""
     n_classes = proba.shape[-1]
     if n_classes < 2:
         return []

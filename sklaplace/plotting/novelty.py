@@ -1,27 +1,19 @@
 """NoveltyDisplay: how well a score separates known from unknown samples."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from sklearn.metrics import roc_curve
 
 from sklaplace.metrics import ood_auroc, ood_fpr
-from sklaplace.plotting.axes import (
-    BLUE,
-    VERMILION,
-    Keywords,
-    draw_legend,
-    require_matplotlib,
-    several_axes,
-)
+from sklaplace.plotting.axes import BLUE, VERMILION, draw_legend
+from sklaplace.plotting.display import Display, Style, require_method, styled
 
 # quantiles between which the bins of the histograms are
 _TAILS = 0.005, 0.995
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class NoveltyDisplay:
+class NoveltyDisplay(Display):
     """Histograms of a confidence for known and unknown samples, and its ROC curve.
 
     For any score that should be larger for samples like those of the training. Use
@@ -81,6 +73,7 @@ class NoveltyDisplay:
     2
     """
 
+    n_axes = 2
     confidence_in: Any
     confidence_out: Any
     name: str | None = None
@@ -127,11 +120,9 @@ class NoveltyDisplay:
         X_out: Any,
         *,
         name: str | None = None,
-        bins: Any = 30,
         ax: Any = None,
-        hist_kw: Keywords = None,
-        line_kw: Keywords = None,
-    ) -> "NoveltyDisplay":
+        **options: Any,
+    ) -> Self:
         """Score known and unknown samples and plot the result.
 
         Parameters
@@ -144,14 +135,11 @@ class NoveltyDisplay:
         X_out : array-like of shape (m, ...)
             Unknown samples.
         name : str, default=None
-            Label of the confidence; ``"score_samples"`` by default.
-        bins : int or sequence, default=30
-            Number of bins between the quantiles of 0.005 and 0.995 of all scores, or
-            edges of bins. Scores beyond are counted in the first and the last bin.
+            Label of the confidence. None is the same as ``"score_samples"``.
         ax : sequence of two matplotlib Axes, default=None
-            Axes for histograms and ROC curve. A new figure by default.
-        hist_kw, line_kw : dict, default=None
-            Keywords for matplotlib's ``hist`` and ``plot``.
+            Axes for histograms and ROC curve. None creates a figure.
+        **options : dict
+            `bins`, `hist_kw` and `line_kw`, as for `from_predictions`.
 
         Returns
         -------
@@ -181,21 +169,14 @@ class NoveltyDisplay:
         >>> bool(NoveltyDisplay.from_estimator(clf, X[:100], X[100:]).auroc > 0.5)
         True
         """
-        require_matplotlib()
-        if not hasattr(estimator, "score_samples"):
-            raise TypeError(
-                f"{type(estimator).__name__} has no score_samples. Pass an estimator "
-                "that has it, or any scores to NoveltyDisplay.from_predictions."
-            )
-        return cls.from_predictions(
-            estimator.score_samples(X_in),
-            estimator.score_samples(X_out),
-            name="score_samples" if name is None else name,
-            bins=bins,
-            ax=ax,
-            hist_kw=hist_kw,
-            line_kw=line_kw,
+        hint = (
+            "Pass an estimator that has it, or any scores to "
+            "NoveltyDisplay.from_predictions."
         )
+        require_method(estimator, "score_samples", hint)
+        inside, outside = map(estimator.score_samples, (X_in, X_out))
+        name = "score_samples" if name is None else name
+        return cls.from_predictions(inside, outside, name=name, ax=ax, **options)
 
     @classmethod
     def from_predictions(
@@ -204,11 +185,9 @@ class NoveltyDisplay:
         confidence_out: Any,
         *,
         name: str | None = None,
-        bins: Any = 30,
         ax: Any = None,
-        hist_kw: Keywords = None,
-        line_kw: Keywords = None,
-    ) -> "NoveltyDisplay":
+        **options: Any,
+    ) -> Self:
         """Plot any confidence of known and unknown samples.
 
         Parameters
@@ -219,8 +198,13 @@ class NoveltyDisplay:
             Confidence of unknown samples.
         name : str, default=None
             Label of the confidence.
-        bins, ax, hist_kw, line_kw
-            As for `from_estimator`.
+        ax : sequence of two matplotlib Axes, default=None
+            Axes for histograms and ROC curve. None creates a figure.
+        **options : dict
+            `bins`, default 30: number of bins between the quantiles of 0.005 and 0.995
+            of all scores, or edges of bins. The first and the last bin count the scores
+            beyond, too. `hist_kw` and `line_kw`: dicts of keywords for matplotlib's
+            ``hist`` and ``plot``.
 
         Returns
         -------
@@ -248,55 +232,13 @@ class NoveltyDisplay:
         display = cls(
             confidence_in=confidence_in, confidence_out=confidence_out, name=name
         )
-        return display.plot(ax, bins=bins, hist_kw=hist_kw, line_kw=line_kw)
+        return display.plot(ax, **options)
 
-    def plot(
-        self,
-        ax: Any = None,
-        *,
-        bins: Any = 30,
-        hist_kw: Keywords = None,
-        line_kw: Keywords = None,
-    ) -> "NoveltyDisplay":
-        """Plot histograms and ROC curve.
-
-        Parameters
-        ----------
-        ax : sequence of two matplotlib Axes, default=None
-            Axes for histograms and ROC curve. A new figure by default.
-        bins : int or sequence, default=30
-            Number of bins between the quantiles of 0.005 and 0.995 of all scores, or
-            edges of bins. Scores beyond are counted in the first and the last bin.
-        hist_kw, line_kw : dict, default=None
-            Keywords for matplotlib's ``hist`` and ``plot``.
-
-        Returns
-        -------
-        NoveltyDisplay
-            The display.
-
-        Raises
-        ------
-        ValueError
-            If ``ax`` has not two axes, or a confidence is not valid.
-        ImportError
-            If matplotlib is not installed.
-
-        See Also
-        --------
-        from_predictions : Creates the display as well.
-
-        Examples
-        --------
-        >>> from sklaplace.plotting import NoveltyDisplay
-        >>> display = NoveltyDisplay.from_predictions([3.0, 2.0, 1.0], [1.5, 0.5, 0.0])
-        >>> len(display.plot().axes_)
-        2
-        """
-        require_matplotlib()
+    def _draw(
+        self, *, bins: Any = 30, hist_kw: Style = None, line_kw: Style = None
+    ) -> None:
+        """Draw the histograms and the ROC curve."""
         label = f"AUROC {self.auroc:.3f}, FPR95 {self.fpr95:.3f}"  # checks both
-        self.figure_, self.axes_ = several_axes(ax, 2)
-        histogram, roc = self.axes_
         inside, outside = (
             np.asarray(values, dtype=float).ravel()
             for values in (self.confidence_in, self.confidence_out)
@@ -304,27 +246,23 @@ class NoveltyDisplay:
         both = np.concatenate([inside, outside])
         if np.ndim(bins) == 0:  # a few extreme values leave one bin for the others
             low, high = np.quantile(both, _TAILS)
-            inside_range = both[(low <= both) & (both <= high)]
-            bins = np.histogram_bin_edges(inside_range, bins)
-        edges = np.asarray(bins)
+            bins = np.histogram_bin_edges(both[(low <= both) & (both <= high)], bins)
+        bins, (histogram, roc) = np.asarray(bins), self.axes_
         self.histograms_ = []
         for values, kind, color in (
             (inside, "known", BLUE),
             (outside, "unknown", VERMILION),
         ):
             style = {"color": color, "alpha": 0.5, "density": True, "label": kind}
-            style |= dict(hist_kw or {})
-            shown = values.clip(edges[0], edges[-1])
-            self.histograms_.append(histogram.hist(shown, bins=edges, **style))
+            values = values.clip(bins[0], bins[-1])
+            drawn = histogram.hist(values, bins=bins, **styled(hist_kw, **style))
+            self.histograms_.append(drawn)
         histogram.set(xlabel=self.name or "confidence", ylabel="density")
         histogram.locator_params(axis="x", nbins=6)  # labels that do not overlap
         draw_legend(histogram)
         truth = np.repeat([1, 0], [len(inside), len(outside)])
         false, true, _ = roc_curve(truth, both, drop_intermediate=False)
-        style = {"color": "grey", "linestyle": ":"}
-        (self.chance_,) = roc.plot([0, 1], [0, 1], **style)
-        style = {"color": BLUE, "label": label} | dict(line_kw or {})
-        (self.roc_,) = roc.plot(false, true, **style)
+        (self.chance_,) = roc.plot([0, 1], [0, 1], color="grey", linestyle=":")
+        (self.roc_,) = roc.plot(false, true, **styled(line_kw, color=BLUE, label=label))
         roc.set(xlabel="unknown accepted", ylabel="known accepted")
         draw_legend(roc)
-        return self

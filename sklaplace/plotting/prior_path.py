@@ -1,24 +1,17 @@
 """PriorPathDisplay: score and evidence along prior precisions."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from sklaplace.core.checks import check_positive
-from sklaplace.plotting.axes import (
-    BLUE,
-    VERMILION,
-    Keywords,
-    draw_legend,
-    new_axes,
-    require_matplotlib,
-)
+from sklaplace.plotting.axes import BLUE, VERMILION, draw_legend
+from sklaplace.plotting.display import Display, Style, require_method, styled
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class PriorPathDisplay:
+class PriorPathDisplay(Display):
     """Score of cross-validation and log evidence along prior precisions.
 
     Shows how much the choice of the prior precision matters, and whether both criteria
@@ -61,6 +54,11 @@ class PriorPathDisplay:
     sklaplace.LaplaceClassifierCV : Chooses the prior precision by cross-validation.
     sklaplace.LaplaceRegressorCV : The same for a regression.
 
+    Notes
+    -----
+    Where the evidence falls steeply, the axis ends at three times the difference of the
+    largest and the median evidence, below the largest.
+
     References
     ----------
     MacKay (1992), "Bayesian interpolation", Neural Computation 4(3).
@@ -92,9 +90,8 @@ class PriorPathDisplay:
         *,
         prior_precisions: Any = None,
         ax: Any = None,
-        score_kw: Keywords = None,
-        evidence_kw: Keywords = None,
-    ) -> "PriorPathDisplay":
+        **options: Any,
+    ) -> Self:
         """Compute the evidence along prior precisions and plot it with the scores.
 
         Nothing is trained: the evidence is that of the fitted network and curvature.
@@ -110,9 +107,10 @@ class PriorPathDisplay:
             ``cv_results_``, and cannot be replaced there; else 25 from a thousandth of
             the fitted one to a thousand times, of several of their geometric mean.
         ax : matplotlib Axes, default=None
-            Axes to plot on. A new figure by default.
-        score_kw, evidence_kw : dict, default=None
-            Keywords for matplotlib's ``plot`` of score and evidence.
+            Axes to plot on. None creates a figure.
+        **options : dict
+            `score_kw` and `evidence_kw`: dicts of keywords for matplotlib's ``plot`` of
+            score and evidence.
 
         Returns
         -------
@@ -149,133 +147,73 @@ class PriorPathDisplay:
         >>> PriorPathDisplay.from_estimator(model).evidence.shape
         (25,)
         """
-        require_matplotlib()
-        if not hasattr(estimator, "log_marginal_likelihood"):
-            raise TypeError(
-                f"{type(estimator).__name__} has no log_marginal_likelihood. Pass a "
-                "fitted Laplace estimator; of a pipeline, its last step."
-            )
+        hint = "Pass a fitted Laplace estimator; of a pipeline, its last step."
+        require_method(estimator, "log_marginal_likelihood", hint)
         check_is_fitted(estimator)
-        results = getattr(estimator, "cv_results_", {})
-        if results and prior_precisions is not None:
-            raise ValueError(
-                "prior_precisions was given, but cv_results_ has scores of others. "
-                "Leave it out, or fit with prior_precisions."
+        results = getattr(estimator, "cv_results_", None)
+        score = std = None
+        if results:
+            if prior_precisions is not None:
+                raise ValueError(
+                    "prior_precisions was given, but cv_results_ has scores of others. "
+                    "Leave it out, or fit with prior_precisions."
+                )
+            path = np.asarray(results["param_prior_precision"], dtype=np.float64)
+            order = np.argsort(path)
+            path = path[order]
+            score, std = (
+                np.asarray(results[f"{part}_test_score"])[order]
+                for part in ("mean", "std")
             )
-        path = _path(estimator, results, prior_precisions)
+        else:
+            path = _path(estimator.prior_precision_, prior_precisions)
         evidence = [estimator.log_marginal_likelihood(value) for value in path]
         fitted = np.asarray(estimator.prior_precision_)
-        display = cls(
+        return cls(
             prior_precisions=path,
             evidence=np.array(evidence),
-            score=_sorted_by_prior(results, "mean_test_score"),
-            score_std=_sorted_by_prior(results, "std_test_score"),
+            score=score,
+            score_std=std,
             chosen=float(fitted) if fitted.ndim == 0 else None,
-        )
-        return display.plot(ax, score_kw=score_kw, evidence_kw=evidence_kw)
+        ).plot(ax, **options)
 
-    def plot(
-        self,
-        ax: Any = None,
-        *,
-        score_kw: Keywords = None,
-        evidence_kw: Keywords = None,
-    ) -> "PriorPathDisplay":
-        """Plot score and evidence.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, default=None
-            Axes to plot on. A new figure by default.
-        score_kw, evidence_kw : dict, default=None
-            Keywords for matplotlib's ``plot`` of score and evidence.
-
-        Returns
-        -------
-        PriorPathDisplay
-            The display.
-
-        Raises
-        ------
-        ImportError
-            If matplotlib is not installed.
-
-        See Also
-        --------
-        from_estimator : Computes the evidence as well.
-
-        Notes
-        -----
-        Where the evidence falls steeply, the axis ends at three times the difference of
-        its largest and its median value, below the largest.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from sklaplace.plotting import PriorPathDisplay
-        >>> display = PriorPathDisplay(
-        ...     prior_precisions=np.array([0.1, 1.0, 10.0]),
-        ...     evidence=np.array([-3.0, -1.0, -2.0]),
-        ... )
-        >>> display.plot().ax_.get_xlabel()
-        'prior precision'
-        """
-        self.figure_, self.ax_ = new_axes(ax)
+    def _draw(self, *, score_kw: Style = None, evidence_kw: Style = None) -> None:
+        """Draw score and evidence, and the fitted prior precision."""
         self.evidence_ax_ = self.ax_
         self.score_line_ = self.score_band_ = self.chosen_ = None
-        lines: list[Any] = []
+        x, evidence = self.prior_precisions, self.evidence
         if self.score is not None:
             self.evidence_ax_ = self.ax_.twinx()
-            self._plot_score(score_kw)
-            lines.append(self.score_line_)
+            marked = {"marker": "o", "markersize": 4, "label": "score"}
+            style = styled(score_kw, color=BLUE, **marked)
+            (self.score_line_,) = self.ax_.plot(x, self.score, **style)
+            self.ax_.set_ylabel("mean score over folds")
+        if self.score_line_ and self.score_std is not None:
+            score, std = np.asarray(self.score), np.asarray(self.score_std)
+            style = {"color": self.score_line_.get_color(), "alpha": 0.15}
+            self.score_band_ = self.ax_.fill_between(
+                x, score - std, score + std, linewidth=0, **style
+            )
         style = {"color": VERMILION, "linestyle": "--", "label": "log evidence"}
-        style |= dict(evidence_kw or {})
-        (self.evidence_line_,) = self.evidence_ax_.plot(
-            self.prior_precisions, self.evidence, **style
-        )
-        lines.append(self.evidence_line_)
+        style = styled(evidence_kw, **style)
+        (self.evidence_line_,) = self.evidence_ax_.plot(x, evidence, **style)
         if self.chosen is not None:
             style = {"color": "grey", "linestyle": ":", "label": "fitted"}
             self.chosen_ = self.ax_.axvline(self.chosen, **style)
-            lines.append(self.chosen_)
         self.ax_.set(xscale="log", xlabel="prior precision")
         self.evidence_ax_.set_ylabel("log evidence (nats)")
-        top, middle = np.max(self.evidence), np.median(self.evidence)
-        bottom = max(np.min(self.evidence), top - 3 * (top - middle))
+        top, bottom = np.max(evidence), np.min(evidence)
+        bottom = max(bottom, top - 3 * (top - np.median(evidence)))
         if bottom < top:
             pad = 0.05 * (top - bottom)
             self.evidence_ax_.set_ylim(bottom - pad, top + pad)
-        draw_legend(self.ax_, lines)
-        return self
-
-    def _plot_score(self, score_kw: Keywords) -> None:
-        """Plot the mean score, and its deviation over folds."""
-        style = {"color": BLUE, "marker": "o", "markersize": 4, "label": "score"}
-        style |= dict(score_kw or {})
-        (self.score_line_,) = self.ax_.plot(self.prior_precisions, self.score, **style)
-        if self.score_std is not None:
-            band = self.score - self.score_std, self.score + self.score_std
-            style = {"color": self.score_line_.get_color(), "alpha": 0.15}
-            self.score_band_ = self.ax_.fill_between(
-                self.prior_precisions, *band, linewidth=0, **style
-            )
-        self.ax_.set_ylabel("mean score over folds")
+        lines = self.score_line_, self.evidence_line_, self.chosen_
+        draw_legend(self.ax_, [line for line in lines if line is not None])
 
 
-def _path(estimator: Any, results: Any, given: Any) -> np.ndarray:
-    """Prior precisions to plot, ascending."""
-    if results:
-        given = results["param_prior_precision"]
-    if given is None:
-        centre = np.exp(np.log(estimator.prior_precision_).mean())
-        return centre * np.logspace(-3, 3, 25)
-    check_positive("prior_precisions", given, scalar=False)
-    return np.sort(np.atleast_1d(np.asarray(given, dtype=np.float64)))
-
-
-def _sorted_by_prior(results: Any, column: str) -> Any:
-    """Column of ``cv_results_`` in the order of prior precisions, None without."""
-    if not results:
-        return None
-    order = np.argsort(results["param_prior_precision"])
-    return np.asarray(results[column])[order]
+def _path(fitted: Any, prior_precisions: Any) -> NDArray[Any]:
+    """Return prior precisions in ascending order, by default around the fitted one."""
+    if prior_precisions is None:
+        return np.exp(np.log(fitted).mean()) * np.logspace(-3, 3, 25)
+    check_positive("prior_precisions", prior_precisions, scalar=False)
+    return np.sort(np.atleast_1d(np.asarray(prior_precisions, dtype=np.float64)))

@@ -1,23 +1,17 @@
 """RegressionCalibrationDisplay: empirical against nominal coverage of a regression."""
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Self
 
 import numpy as np
 from scipy.stats import norm
 
 from sklaplace.core.checks import as_levels, check_option
 from sklaplace.metrics import empirical_frequency, sharpness
-from sklaplace.plotting.axes import (
-    BLUE,
-    Keywords,
-    draw_diagonal,
-    draw_legend,
-    new_axes,
-    require_matplotlib,
-    with_number,
-)
-from sklaplace.plotting.bands import mean_and_std
+from sklaplace.plotting import axes
+from sklaplace.plotting.display import Display, Style, styled
+from sklaplace.plotting.regression import mean_and_std
 
 _LABELS = {
     "interval": ("nominal coverage", "empirical coverage"),
@@ -25,8 +19,7 @@ _LABELS = {
 }
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class RegressionCalibrationDisplay:
+class RegressionCalibrationDisplay(Display):
     """Empirical against nominal coverage of a regression, with its sharpness.
 
     Below the diagonal intervals are too narrow, above it too wide. For one target.
@@ -92,18 +85,8 @@ class RegressionCalibrationDisplay:
 
     @classmethod
     def from_estimator(
-        cls,
-        regressor: Any,
-        X: Any,
-        y: Any,
-        *,
-        kind: str = "interval",
-        levels: Any = None,
-        sample_weight: Any = None,
-        name: str | None = None,
-        ax: Any = None,
-        line_kw: Keywords = None,
-    ) -> "RegressionCalibrationDisplay":
+        cls, regressor: Any, X: Any, y: Any, *, name: str | None = None, **options: Any
+    ) -> Self:
         """Predict quantiles and plot how many targets are below them.
 
         Parameters
@@ -115,20 +98,11 @@ class RegressionCalibrationDisplay:
             Samples that the regressor was not trained on.
         y : array-like of shape (n,)
             Their targets.
-        kind : {"interval", "quantile"}, default="interval"
-            Coverage of central intervals, or frequency of targets below quantiles. The
-            second also shows whether targets are too often on one side.
-        levels : array-like of shape (n_levels,), default=None
-            Nominal coverages or levels, each in (0, 1). 0.05, 0.1 and so on to 0.95 by
-            default.
-        sample_weight : array-like of shape (n,), default=None
-            Sample weights.
         name : str, default=None
-            Name in the legend; that of the class of the estimator by default.
-        ax : matplotlib Axes, default=None
-            Axes to plot on. A new figure by default.
-        line_kw : dict, default=None
-            Keywords for matplotlib's ``plot``.
+            Name in the legend. None takes the name of the estimator's class.
+        **options : dict
+            `kind`, `levels`, `sample_weight`, `ax` and `line_kw`, as for
+            `from_predictions`.
 
         Returns
         -------
@@ -159,24 +133,11 @@ class RegressionCalibrationDisplay:
         >>> display.frequency.shape == display.levels.shape
         True
         """
-        require_matplotlib()
-        levels = _check_levels(levels)
-        tails = _tails(kind, levels)
         mean, std = mean_and_std(regressor, X)
+        options["name"] = type(regressor).__name__ if name is None else name
         if hasattr(regressor, "predict_quantiles"):
-            quantiles = np.asarray(regressor.predict_quantiles(X, tails))
-            quantiles = quantiles.reshape(len(mean), -1)
-        else:
-            quantiles = _gaussian_quantiles(mean, std, tails)
-        frequency = _frequency(kind, y, quantiles, sample_weight)
-        display = cls(
-            levels=levels,
-            frequency=frequency,
-            sharpness=sharpness(std, sample_weight=sample_weight),
-            kind=kind,
-            name=type(regressor).__name__ if name is None else name,
-        )
-        return display.plot(ax, line_kw=line_kw)
+            options["quantiles"] = partial(regressor.predict_quantiles, X)
+        return cls.from_predictions(y, mean, std, **options)
 
     @classmethod
     def from_predictions(
@@ -187,12 +148,13 @@ class RegressionCalibrationDisplay:
         *,
         kind: str = "interval",
         levels: Any = None,
+        quantiles: Callable[[Any], Any] | None = None,
         sample_weight: Any = None,
         name: str | None = None,
         ax: Any = None,
-        line_kw: Keywords = None,
-    ) -> "RegressionCalibrationDisplay":
-        """Plot the calibration of Gaussian predictions.
+        **options: Any,
+    ) -> Self:
+        """Plot the calibration of predictions, Gaussian by default.
 
         Parameters
         ----------
@@ -200,8 +162,23 @@ class RegressionCalibrationDisplay:
             Targets.
         y_mean, y_std : array-like of shape (n,)
             Predicted means and standard deviations, observation noise included.
-        kind, levels, sample_weight, name, ax, line_kw
-            As for `from_estimator`; ``name`` is None by default.
+        kind : {"interval", "quantile"}, default="interval"
+            Coverage of central intervals, or frequency of targets below quantiles. The
+            second also shows whether targets are too often on one side.
+        levels : array-like of shape (n_levels,), default=None
+            Nominal coverages or levels, each in (0, 1). None takes 0.05, 0.1 and so on
+            to 0.95.
+        quantiles : callable, default=None
+            Function of levels (m,) that returns the predicted quantiles (n, m). None
+            takes the quantiles of Gaussians.
+        sample_weight : array-like of shape (n,), default=None
+            Sample weights.
+        name : str, default=None
+            Name in the legend.
+        ax : matplotlib Axes, default=None
+            Axes to plot on. None creates a figure.
+        **options : dict
+            `line_kw`: dict of keywords for matplotlib's ``plot``.
 
         Returns
         -------
@@ -231,8 +208,6 @@ class RegressionCalibrationDisplay:
         >>> display.frequency.shape == display.levels.shape
         True
         """
-        require_matplotlib()
-        levels = _check_levels(levels)
         sharp = sharpness(y_std, sample_weight=sample_weight)
         mean, std = (np.asarray(values, dtype=float) for values in (y_mean, y_std))
         if mean.ndim != 1 or mean.shape != std.shape:
@@ -240,93 +215,34 @@ class RegressionCalibrationDisplay:
                 f"y_mean and y_std have shapes {mean.shape} and {std.shape}. Pass one "
                 "number per sample in each; plot several targets one by one."
             )
-        quantiles = _gaussian_quantiles(mean, std, _tails(kind, levels))
-        display = cls(
-            levels=levels,
-            frequency=_frequency(kind, y_true, quantiles, sample_weight),
-            sharpness=sharp,
-            kind=kind,
-            name=name,
+        check_option("kind", kind, _LABELS)
+        levels = np.arange(1, 20) / 20 if levels is None else levels
+        levels = np.sort(
+            as_levels("levels", levels, "Choose probabilities, such as 0.9.")
         )
-        return display.plot(ax, line_kw=line_kw)
+        # of intervals, all lower before all upper ends
+        ends = [levels] if kind == "quantile" else [(1 - levels) / 2, (1 + levels) / 2]
+        tails = np.concatenate(ends)
+        if quantiles is None:
+            below = mean[:, None] + std[:, None] * norm.ppf(tails)
+        else:
+            below = np.asarray(quantiles(tails)).reshape(len(mean), -1)
+        frequency = empirical_frequency(y_true, below, sample_weight=sample_weight)
+        if kind == "interval":
+            lower, upper = np.split(frequency, 2)
+            frequency = upper - lower
+        return cls(
+            levels=levels, frequency=frequency, sharpness=sharp, kind=kind, name=name
+        ).plot(ax, **options)
 
-    def plot(
-        self, ax: Any = None, *, line_kw: Keywords = None
-    ) -> "RegressionCalibrationDisplay":
-        """Plot the curve.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, default=None
-            Axes to plot on. A new figure by default.
-        line_kw : dict, default=None
-            Keywords for matplotlib's ``plot``.
-
-        Returns
-        -------
-        RegressionCalibrationDisplay
-            The display.
-
-        Raises
-        ------
-        ImportError
-            If matplotlib is not installed.
-
-        See Also
-        --------
-        from_predictions : Creates the display as well.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from sklaplace.plotting import RegressionCalibrationDisplay
-        >>> y = np.random.default_rng(0).normal(size=100)
-        >>> display = RegressionCalibrationDisplay.from_predictions(
-        ...     y, np.zeros(100), np.ones(100)
-        ... )
-        >>> display.plot().ax_.get_xlabel()
-        'nominal coverage'
-        """
-        self.figure_, self.ax_ = new_axes(ax)
-        self.reference_ = draw_diagonal(self.ax_)
-        label = with_number(self.name, "sharpness", self.sharpness)
-        style = {"color": BLUE, "marker": "o", "markersize": 4, "label": label}
-        style |= dict(line_kw or {})
+    def _draw(self, *, line_kw: Style = None) -> None:
+        """Draw the curve and the diagonal."""
+        self.reference_ = axes.draw_diagonal(self.ax_)
+        sharpness = axes.three_digits(self.sharpness)
+        label = axes.curve_label(self.name, f"sharpness {sharpness}")
+        style = {"color": axes.BLUE, "marker": "o", "markersize": 4, "label": label}
+        style = styled(line_kw, **style)
         (self.line_,) = self.ax_.plot(self.levels, self.frequency, **style)
         x_label, y_label = _LABELS[self.kind]
         self.ax_.set(xlabel=x_label, ylabel=y_label, xlim=(0, 1), ylim=(0, 1))
-        draw_legend(self.ax_)
-        return self
-
-
-def _check_levels(levels: Any) -> np.ndarray:
-    """Levels in ascending order, some twenty by default."""
-    if levels is None:
-        return np.arange(1, 20) / 20
-    return np.sort(as_levels("levels", levels, "Choose probabilities, such as 0.9."))
-
-
-def _tails(kind: str, levels: np.ndarray) -> np.ndarray:
-    """Levels of the quantiles to predict: of intervals, all lower before all upper."""
-    check_option("kind", kind, _LABELS)
-    if kind == "quantile":
-        return levels
-    return np.concatenate([(1 - levels) / 2, (1 + levels) / 2])
-
-
-def _gaussian_quantiles(
-    mean: np.ndarray, std: np.ndarray, tails: np.ndarray
-) -> np.ndarray:
-    """Quantiles of Gaussians, (n, n_levels)."""
-    return mean[:, None] + std[:, None] * norm.ppf(tails)
-
-
-def _frequency(
-    kind: str, y: Any, quantiles: np.ndarray, sample_weight: Any
-) -> np.ndarray:
-    """Fraction of targets at most the quantiles, or between two."""
-    below = empirical_frequency(y, quantiles, sample_weight=sample_weight)
-    if kind == "quantile":
-        return below
-    lower, upper = np.split(below, 2)
-    return upper - lower
+        axes.draw_legend(self.ax_)

@@ -1,32 +1,19 @@
 """ReliabilityDisplay: empirical frequency against predicted probability."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sklaplace.metrics import reliability_curve
-from sklaplace.plotting.axes import (
-    BLUE,
-    Keywords,
-    class_style,
-    draw_diagonal,
-    draw_legend,
-    new_axes,
-    require_matplotlib,
-    require_proba,
-)
+from sklaplace.plotting import axes
+from sklaplace.plotting.display import Display, Style, require_proba, styled
 
-_LABELS = {
-    "top_label": ("confidence", "accuracy"),
-    "per_class": ("predicted probability", "empirical frequency"),
-}
 # curves that can be told apart on one plot
 _MOST_CLASSES = 5
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class ReliabilityDisplay:
+class ReliabilityDisplay(Display):
     """Reliability diagram of a classifier, with the number of samples per bin.
 
     For two or more classes: of the most probable class, or of each. Use
@@ -106,26 +93,12 @@ class ReliabilityDisplay:
         >>> round(display.calibration_error, 2)
         0.1
         """
-        gaps = np.nan_to_num(np.subtract(self.frequency, self.mean_proba))
-        return float((np.abs(gaps) * self.weight).sum() / np.sum(self.weight))
+        return float(self._errors().sum() / np.sum(self.weight))
 
     @classmethod
     def from_estimator(
-        cls,
-        classifier: Any,
-        X: Any,
-        y: Any,
-        *,
-        kind: str = "top_label",
-        n_bins: int = 10,
-        strategy: str = "uniform",
-        sample_weight: Any = None,
-        classes: Any = None,
-        name: str | None = None,
-        ax: Any = None,
-        line_kw: Keywords = None,
-        bar_kw: Keywords = None,
-    ) -> "ReliabilityDisplay":
+        cls, classifier: Any, X: Any, y: Any, *, name: str | None = None, **options: Any
+    ) -> Self:
         """Predict probabilities and plot the reliability diagram.
 
         Parameters
@@ -136,23 +109,11 @@ class ReliabilityDisplay:
             Samples that the classifier was not trained on.
         y : array-like of shape (n,)
             Their labels.
-        kind : {"top_label", "per_class"}, default="top_label"
-            Of the most probable class, or of each class against all others.
-        n_bins : int, default=10
-            Number of bins.
-        strategy : {"uniform", "quantile"}, default="uniform"
-            Bins of equal width, or of equal weight.
-        sample_weight : array-like of shape (n,), default=None
-            Sample weights.
-        classes : array-like, default=None
-            Classes to plot with ``kind="per_class"``. By default all, or, of more than
-            five, the five of the largest calibration error.
         name : str, default=None
-            Name in the legend; that of the class of the estimator by default.
-        ax : matplotlib Axes, default=None
-            Axes to plot on. A new figure by default.
-        line_kw, bar_kw : dict, default=None
-            Keywords for matplotlib's ``plot`` and ``bar``.
+            Name in the legend. None takes the name of the estimator's class.
+        **options : dict
+            `kind`, `n_bins`, `strategy`, `sample_weight`, `ax`, `classes`, `line_kw`
+            and `bar_kw`, as for `from_predictions`.
 
         Returns
         -------
@@ -182,22 +143,10 @@ class ReliabilityDisplay:
         >>> ReliabilityDisplay.from_estimator(clf, X, y, kind="per_class").class_names
         ['0', '1', '2']
         """
-        require_matplotlib()
         require_proba(classifier)
-        return cls.from_predictions(
-            y,
-            classifier.predict_proba(X),
-            labels=classifier.classes_,
-            kind=kind,
-            n_bins=n_bins,
-            strategy=strategy,
-            sample_weight=sample_weight,
-            classes=classes,
-            name=type(classifier).__name__ if name is None else name,
-            ax=ax,
-            line_kw=line_kw,
-            bar_kw=bar_kw,
-        )
+        proba = classifier.predict_proba(X)
+        options["name"] = type(classifier).__name__ if name is None else name
+        return cls.from_predictions(y, proba, labels=classifier.classes_, **options)
 
     @classmethod
     def from_predictions(
@@ -210,12 +159,10 @@ class ReliabilityDisplay:
         n_bins: int = 10,
         strategy: str = "uniform",
         sample_weight: Any = None,
-        classes: Any = None,
         name: str | None = None,
         ax: Any = None,
-        line_kw: Keywords = None,
-        bar_kw: Keywords = None,
-    ) -> "ReliabilityDisplay":
+        **options: Any,
+    ) -> Self:
         """Plot the reliability diagram of predicted probabilities.
 
         Parameters
@@ -228,8 +175,22 @@ class ReliabilityDisplay:
         labels : array-like of shape (K,), default=None
             Classes in the order of the columns. By default the sorted values of
             ``y_true``.
-        kind, n_bins, strategy, sample_weight, classes, name, ax, line_kw, bar_kw
-            As for `from_estimator`; ``name`` is None by default.
+        kind : {"top_label", "per_class"}, default="top_label"
+            Of the most probable class, or of each class against all others.
+        n_bins : int, default=10
+            Number of bins.
+        strategy : {"uniform", "quantile"}, default="uniform"
+            Bins of equal width, or of equal weight.
+        sample_weight : array-like of shape (n,), default=None
+            Sample weights.
+        name : str, default=None
+            Name in the legend.
+        ax : matplotlib Axes, default=None
+            Axes to plot on. None creates a figure.
+        **options : dict
+            `classes`: classes to plot with ``kind="per_class"``, by default all, or the
+            five with the largest calibration errors. `line_kw` and `bar_kw`: dicts of
+            keywords for matplotlib's ``plot`` and ``bar``.
 
         Returns
         -------
@@ -258,7 +219,6 @@ class ReliabilityDisplay:
         >>> round(display.calibration_error, 2)
         0.02
         """
-        require_matplotlib()
         frequency, mean_proba, weight = reliability_curve(
             y_true,
             y_proba,
@@ -268,119 +228,67 @@ class ReliabilityDisplay:
             labels=labels,
             sample_weight=sample_weight,
         )
-        known = np.unique(y_true) if labels is None else np.asarray(labels)
-        display = cls(
+        classes = np.unique(y_true) if labels is None else np.asarray(labels)
+        return cls(
             frequency=frequency,
             mean_proba=mean_proba,
             weight=weight,
-            class_names=[str(label) for label in known.tolist()],
+            class_names=[str(label) for label in classes.tolist()],
             name=name,
-        )
-        return display.plot(ax, classes=classes, line_kw=line_kw, bar_kw=bar_kw)
+        ).plot(ax, **options)
 
-    def plot(
-        self,
-        ax: Any = None,
-        *,
-        classes: Any = None,
-        line_kw: Keywords = None,
-        bar_kw: Keywords = None,
-    ) -> "ReliabilityDisplay":
-        """Plot the curves, and numbers of samples in the lower third, on a log scale.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, default=None
-            Axes to plot on. A new figure by default.
-        classes : array-like, default=None
-            As for `from_estimator`.
-        line_kw, bar_kw : dict, default=None
-            Keywords for matplotlib's ``plot`` and ``bar``.
-
-        Returns
-        -------
-        ReliabilityDisplay
-            The display.
-
-        Raises
-        ------
-        ValueError
-            If ``classes`` has one that is not known, or the display has one curve.
-        ImportError
-            If matplotlib is not installed.
-
-        See Also
-        --------
-        from_predictions : Computes the curve as well.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from sklaplace.plotting import ReliabilityDisplay
-        >>> values = np.array([0.2, 0.9])
-        >>> display = ReliabilityDisplay(
-        ...     frequency=values, mean_proba=values, weight=np.array([5, 10])
-        ... )
-        >>> len(display.plot().lines_)
-        1
-        """
+    def _draw(
+        self, *, classes: Any = None, line_kw: Style = None, bar_kw: Style = None
+    ) -> None:
+        """Draw curves, and counts in the lower third of the plot on a log scale."""
         per_class = np.ndim(self.frequency) == 2
-        names, drawn = self._names(per_class), self._positions(per_class, classes)
-        stored = self.frequency, self.mean_proba, self.weight
-        curves = [np.atleast_2d(a)[drawn] for a in stored]
-        self.figure_, self.ax_ = new_axes(ax)
-        self.reference_ = draw_diagonal(self.ax_)
+        names, drawn = self._names(), self._rows(classes)
+        self.reference_ = axes.draw_diagonal(self.ax_)
         self.count_ax_ = self.ax_.twinx()
         self.lines_, self.bars_ = [], []
-        for k, (frequency, mean_proba, weight) in enumerate(zip(*curves, strict=True)):
-            used = weight > 0  # a line stops at nan
-            style = class_style(k) | {"marker": "o", "markersize": 4}
-            style |= {"label": names[drawn[k]]} | dict(line_kw or {})
-            self.lines_ += self.ax_.plot(mean_proba[used], frequency[used], **style)
-            style = {"color": class_style(k)["color"] if per_class else BLUE}
-            style |= {"alpha": 0.25, "width": 0.02} | dict(bar_kw or {})
-            bars = self.count_ax_.bar(mean_proba[used], weight[used], **style)
-            self.bars_.append(bars)
-        x_label, y_label = _LABELS["per_class" if per_class else "top_label"]
+        data = [
+            np.atleast_2d(a) for a in (self.mean_proba, self.frequency, self.weight)
+        ]
+        for k, row in enumerate(drawn):
+            # A line stops at nan, which empty bins have.
+            x, frequency, weight = (a[row][data[-1][row] > 0] for a in data)
+            style = axes.class_style(k) | {"marker": "o", "markersize": 4}
+            style = styled(line_kw, label=names[row], **style)
+            self.lines_ += self.ax_.plot(x, frequency, **style)
+            color = axes.class_style(k)["color"]
+            style = styled(bar_kw, color=color, alpha=0.25, width=0.02)
+            self.bars_.append(self.count_ax_.bar(x, weight, **style))
+        x_label = "predicted probability" if per_class else "confidence"
         if len(drawn) < len(names):
             x_label += f" ({len(drawn)} of {len(names)} classes)"
+        y_label = "empirical frequency" if per_class else "accuracy"
         limits = -0.03, 1.03  # markers at zero and one are seen in full
         self.ax_.set(xlabel=x_label, ylabel=y_label, xlim=limits, ylim=limits)
-        self._scale_counts(curves[-1])
+        _scale_counts(self.count_ax_, data[-1][drawn])
         self.ax_.set_zorder(self.count_ax_.get_zorder() + 1)  # lines before bars
         self.ax_.patch.set_visible(False)
-        draw_legend(self.ax_)
-        return self
+        axes.draw_legend(self.ax_)
 
-    def _scale_counts(self, weight: np.ndarray) -> None:
-        """Let the counts take the lower third of the plot."""
-        fewest, most = weight[weight > 0].min(), weight.max()
-        low = fewest / 2
-        self.count_ax_.set(yscale="log", ylim=(low, low * (most / low) ** 3))
-        self.count_ax_.set_ylabel("samples per bin", loc="bottom")
-        decades = 10.0 ** np.arange(np.ceil(np.log10(low)), np.log10(most) + 1e-9)
-        ticks = decades if len(decades) > 1 else np.unique([fewest, most])
-        self.count_ax_.set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
-        self.count_ax_.set_yticks([], minor=True)
+    def _errors(self) -> NDArray[Any]:
+        """Return the sum of weighted differences of each curve, (K,) or ()."""
+        gaps = np.nan_to_num(np.subtract(self.frequency, self.mean_proba))
+        return np.asarray((np.abs(gaps) * self.weight).sum(axis=-1))
 
-    def _names(self, per_class: bool) -> list[str]:
-        """Labels of the curves."""
-        if not per_class:
+    def _names(self) -> list[str]:
+        """Return the labels of all curves."""
+        if np.ndim(self.frequency) == 1:
             error = f"ECE {self.calibration_error:.3f}"
-            return [error if self.name is None else f"{self.name} ({error})"]
-        if self.class_names is None:
-            return [str(k) for k in range(len(self.frequency))]
-        return list(self.class_names)
+            return [axes.curve_label(self.name, error)]
+        return list(self.class_names or map(str, range(len(self.frequency))))
 
-    def _positions(self, per_class: bool, classes: Any) -> list[int]:
-        """Rows of the curves to draw."""
-        names = self._names(per_class)
+    def _rows(self, classes: Any) -> list[int]:
+        """Return the rows of the curves to draw."""
         if classes is None:
-            gaps = np.atleast_2d(np.subtract(self.frequency, self.mean_proba))
-            errors = (np.abs(np.nan_to_num(gaps)) * self.weight).sum(axis=1)
-            return sorted(np.argsort(-errors, kind="stable")[:_MOST_CLASSES].tolist())
+            worst = np.argsort(-np.atleast_1d(self._errors()), kind="stable")
+            return sorted(worst[:_MOST_CLASSES].tolist())
+        names = self._names()
         chosen = [str(label) for label in np.asarray(classes).ravel().tolist()]
-        if not per_class:
+        if np.ndim(self.frequency) == 1:
             raise ValueError(
                 f"classes={chosen} was given, but the curve is that of the most "
                 "probable class. Pass kind='per_class' with it."
@@ -391,3 +299,15 @@ class ReliabilityDisplay:
                 f"classes={chosen} has {unknown or 'no class'}. Choose among {names}."
             )
         return [names.index(label) for label in chosen]
+
+
+def _scale_counts(ax: Any, weight: NDArray[Any]) -> None:
+    """Scale the axes of counts so that the bars take the lower third."""
+    fewest, most = weight[weight > 0].min(), weight.max()
+    low = fewest / 2
+    ax.set(yscale="log", ylim=(low, low * (most / low) ** 3))
+    ax.set_ylabel("samples per bin", loc="bottom")
+    decades = 10.0 ** np.arange(np.ceil(np.log10(low)), np.log10(most) + 1e-9)
+    ticks = decades if len(decades) > 1 else np.unique([fewest, most])
+    ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+    ax.set_yticks([], minor=True)

@@ -1,27 +1,18 @@
 """RiskCoverageDisplay: loss of the most confident predictions."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from sklearn.base import is_classifier
 
 from sklaplace.metrics import area_under_risk_coverage, risk_coverage_curve
 from sklaplace.metrics.checks import misclassified
-from sklaplace.plotting.axes import (
-    BLUE,
-    Keywords,
-    draw_legend,
-    new_axes,
-    require_matplotlib,
-    require_proba,
-    with_number,
-)
-from sklaplace.plotting.bands import mean_and_std
+from sklaplace.plotting.axes import BLUE, curve_label, draw_legend, three_digits
+from sklaplace.plotting.display import Display, Style, require_proba, styled
+from sklaplace.plotting.regression import mean_and_std
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class RiskCoverageDisplay:
+class RiskCoverageDisplay(Display):
     """Mean loss of the most confident predictions against their fraction.
 
     Shows what is gained where a model may leave samples unanswered. A useful confidence
@@ -88,11 +79,9 @@ class RiskCoverageDisplay:
         X: Any,
         y: Any,
         *,
-        sample_weight: Any = None,
         name: str | None = None,
-        ax: Any = None,
-        line_kw: Keywords = None,
-    ) -> "RiskCoverageDisplay":
+        **options: Any,
+    ) -> Self:
         """Predict and plot the risk.
 
         Parameters
@@ -106,14 +95,10 @@ class RiskCoverageDisplay:
             Samples that the estimator was not trained on.
         y : array-like of shape (n,)
             Their targets.
-        sample_weight : array-like of shape (n,), default=None
-            Sample weights.
         name : str, default=None
-            Name in the legend; that of the class of the estimator by default.
-        ax : matplotlib Axes, default=None
-            Axes to plot on. A new figure by default.
-        line_kw : dict, default=None
-            Keywords for matplotlib's ``plot``.
+            Name in the legend. None takes the name of the estimator's class.
+        **options : dict
+            `sample_weight`, `ax` and `line_kw`, as for `from_predictions`.
 
         Returns
         -------
@@ -144,7 +129,6 @@ class RiskCoverageDisplay:
         >>> display.risk[-1].item()
         0.04
         """
-        require_matplotlib()
         if is_classifier(estimator):
             require_proba(estimator)
             proba = np.asarray(estimator.predict_proba(X))
@@ -158,17 +142,10 @@ class RiskCoverageDisplay:
                     f"y has shape {target.shape}, but {mean.shape} is predicted. Pass "
                     "one target per row of X."
                 )
-            losses, confidence = (target - mean) ** 2, -std
-            loss_name = "squared error"
-        return cls.from_predictions(
-            losses,
-            confidence,
-            sample_weight=sample_weight,
-            loss_name=loss_name,
-            name=type(estimator).__name__ if name is None else name,
-            ax=ax,
-            line_kw=line_kw,
-        )
+            losses, loss_name = (target - mean) ** 2, "squared error"
+            confidence = -std
+        options["name"] = type(estimator).__name__ if name is None else name
+        return cls.from_predictions(losses, confidence, loss_name=loss_name, **options)
 
     @classmethod
     def from_predictions(
@@ -180,8 +157,8 @@ class RiskCoverageDisplay:
         loss_name: str = "loss",
         name: str | None = None,
         ax: Any = None,
-        line_kw: Keywords = None,
-    ) -> "RiskCoverageDisplay":
+        **options: Any,
+    ) -> Self:
         """Plot the risk from losses and confidences of samples.
 
         Parameters
@@ -196,8 +173,10 @@ class RiskCoverageDisplay:
             What the risk is the mean of.
         name : str, default=None
             Name in the legend.
-        ax, line_kw
-            As for `from_estimator`.
+        ax : matplotlib Axes, default=None
+            Axes to plot on. None creates a figure.
+        **options : dict
+            `line_kw`: dict of keywords for matplotlib's ``plot``.
 
         Returns
         -------
@@ -222,53 +201,21 @@ class RiskCoverageDisplay:
         >>> display.risk
         array([0.        , 0.        , 0.33333333])
         """
-        require_matplotlib()
-        given = {"sample_weight": sample_weight}
-        coverage, risk = risk_coverage_curve(losses, confidence, **given)
-        area = area_under_risk_coverage(losses, confidence, **given)
-        display = cls(
-            coverage=coverage, risk=risk, area=area, loss_name=loss_name, name=name
-        )
-        return display.plot(ax, line_kw=line_kw)
+        weight = {"sample_weight": sample_weight}
+        coverage, risk = risk_coverage_curve(losses, confidence, **weight)
+        return cls(
+            coverage=coverage,
+            risk=risk,
+            area=area_under_risk_coverage(losses, confidence, **weight),
+            loss_name=loss_name,
+            name=name,
+        ).plot(ax, **options)
 
-    def plot(
-        self, ax: Any = None, *, line_kw: Keywords = None
-    ) -> "RiskCoverageDisplay":
-        """Plot the curve.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, default=None
-            Axes to plot on. A new figure by default.
-        line_kw : dict, default=None
-            Keywords for matplotlib's ``plot``.
-
-        Returns
-        -------
-        RiskCoverageDisplay
-            The display.
-
-        Raises
-        ------
-        ImportError
-            If matplotlib is not installed.
-
-        See Also
-        --------
-        from_predictions : Creates the display as well.
-
-        Examples
-        --------
-        >>> from sklaplace.plotting import RiskCoverageDisplay
-        >>> display = RiskCoverageDisplay.from_predictions([0, 0, 1], [0.9, 0.8, 0.6])
-        >>> display.plot().ax_.get_xlabel()
-        'coverage'
-        """
-        self.figure_, self.ax_ = new_axes(ax)
-        label = with_number(self.name, "AURC", self.area)
-        style = {"color": BLUE, "label": label} | dict(line_kw or {})
+    def _draw(self, *, line_kw: Style = None) -> None:
+        """Draw the curve."""
+        label = curve_label(self.name, f"AURC {three_digits(self.area)}")
+        style = styled(line_kw, color=BLUE, label=label)
         (self.line_,) = self.ax_.plot(self.coverage, self.risk, **style)
         self.ax_.set(xlabel="coverage", ylabel=f"risk: mean {self.loss_name}")
         self.ax_.set_xlim(0, 1)
         draw_legend(self.ax_)
-        return self

@@ -1,20 +1,20 @@
 """DirichletDisplay: density of a Dirichlet over the probabilities of three classes."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sklaplace.core.checks import check_count
 from sklaplace.dirichlet import log_density, mean
-from sklaplace.plotting.axes import VERMILION, Keywords, new_axes, require_matplotlib
+from sklaplace.plotting.axes import VERMILION
+from sklaplace.plotting.display import Display, Style, require_method, styled
 
 # where the probabilities of the three classes are one: an equilateral triangle
 _CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class DirichletDisplay:
+class DirichletDisplay(Display):
     """Density of a Dirichlet on the simplex of three classes.
 
     A point of the triangle is a vector of three probabilities: a corner is certainty,
@@ -81,16 +81,8 @@ class DirichletDisplay:
 
     @classmethod
     def from_estimator(
-        cls,
-        classifier: Any,
-        X: Any,
-        *,
-        method: str | None = None,
-        grid_resolution: int = 100,
-        ax: Any = None,
-        surface_kw: Keywords = None,
-        point_kw: Keywords = None,
-    ) -> "DirichletDisplay":
+        cls, classifier: Any, X: Any, *, method: str | None = None, **options: Any
+    ) -> Self:
         """Predict the Dirichlet of one sample and plot it.
 
         Parameters
@@ -101,12 +93,9 @@ class DirichletDisplay:
             The sample.
         method : str, default=None
             Dirichlet approximation, as for ``predict_dirichlet``.
-        grid_resolution : int, default=100
-            Number of points along an edge.
-        ax : matplotlib Axes, default=None
-            Axes to plot on. A new figure by default.
-        surface_kw, point_kw : dict, default=None
-            Keywords for matplotlib's ``tricontourf`` and for the ``plot`` of the mean.
+        **options : dict
+            `grid_resolution`, `ax`, `surface_kw` and `point_kw`, as for
+            `from_predictions`.
 
         Returns
         -------
@@ -137,27 +126,19 @@ class DirichletDisplay:
         >>> display.mean.shape
         (3,)
         """
-        require_matplotlib()
-        if not hasattr(classifier, "predict_dirichlet"):
-            raise TypeError(
-                f"{type(classifier).__name__} has no predict_dirichlet. Pass a fitted "
-                "LaplaceClassifier, or concentrations to "
-                "DirichletDisplay.from_predictions."
-            )
+        hint = (
+            "Pass a fitted LaplaceClassifier, or concentrations to "
+            "DirichletDisplay.from_predictions."
+        )
+        require_method(classifier, "predict_dirichlet", hint)
         alpha = np.asarray(classifier.predict_dirichlet(X, method=method))
         if len(alpha) != 1:
             raise ValueError(
                 f"X has {len(alpha)} samples, but one Dirichlet is plotted. Pass one "
                 "row, such as X[:1]."
             )
-        return cls.from_predictions(
-            alpha[0],
-            class_names=[str(label) for label in classifier.classes_],
-            grid_resolution=grid_resolution,
-            ax=ax,
-            surface_kw=surface_kw,
-            point_kw=point_kw,
-        )
+        names = [str(label) for label in classifier.classes_]
+        return cls.from_predictions(alpha[0], class_names=names, **options)
 
     @classmethod
     def from_predictions(
@@ -167,9 +148,8 @@ class DirichletDisplay:
         class_names: Any = None,
         grid_resolution: int = 100,
         ax: Any = None,
-        surface_kw: Keywords = None,
-        point_kw: Keywords = None,
-    ) -> "DirichletDisplay":
+        **options: Any,
+    ) -> Self:
         """Plot the density for given concentrations.
 
         Parameters
@@ -178,8 +158,13 @@ class DirichletDisplay:
             Concentrations, positive.
         class_names : sequence of three str, default=None
             Labels of the corners; 0, 1 and 2 by default.
-        grid_resolution, ax, surface_kw, point_kw
-            As for `from_estimator`.
+        grid_resolution : int, default=100
+            Number of points along an edge.
+        ax : matplotlib Axes, default=None
+            Axes to plot on. None creates a figure.
+        **options : dict
+            `surface_kw` and `point_kw`: dicts of keywords for matplotlib's
+            ``tricontourf`` and for the ``plot`` of the mean.
 
         Returns
         -------
@@ -203,7 +188,6 @@ class DirichletDisplay:
         >>> DirichletDisplay.from_predictions([6.0, 3.0, 1.0]).mean
         array([0.6, 0.3, 0.1])
         """
-        require_matplotlib()
         check_count("grid_resolution", grid_resolution, smallest=2)
         alpha = np.asarray(alpha, dtype=np.float64)
         names = ["0", "1", "2"] if class_names is None else list(class_names)
@@ -213,59 +197,24 @@ class DirichletDisplay:
                 "three of each, one for every corner of the triangle."
             )
         proba = _inner_points(grid_resolution)
-        display = cls(
+        return cls(
             proba=proba,
             log_density=log_density(alpha, proba),
             mean=mean(alpha),
             class_names=names,
-        )
-        return display.plot(ax, surface_kw=surface_kw, point_kw=point_kw)
+        ).plot(ax, **options)
 
-    def plot(
-        self, ax: Any = None, *, surface_kw: Keywords = None, point_kw: Keywords = None
-    ) -> "DirichletDisplay":
-        """Plot the density, and the mean as a point.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, default=None
-            Axes to plot on. A new figure by default.
-        surface_kw, point_kw : dict, default=None
-            Keywords for matplotlib's ``tricontourf`` and for the ``plot`` of the mean.
-
-        Returns
-        -------
-        DirichletDisplay
-            The display.
-
-        Raises
-        ------
-        ImportError
-            If matplotlib is not installed.
-
-        See Also
-        --------
-        from_predictions : Creates the display as well.
-
-        Examples
-        --------
-        >>> from sklaplace.plotting import DirichletDisplay
-        >>> display = DirichletDisplay.from_predictions([6.0, 3.0, 1.0])
-        >>> len(display.plot().texts_)
-        3
-        """
-        self.figure_, self.ax_ = new_axes(ax)
-        style: dict[str, Any]
-        style = {"cmap": "cividis", "levels": np.linspace(0, 1, 21)}
-        style |= dict(surface_kw or {})
+    def _draw(self, *, surface_kw: Style = None, point_kw: Style = None) -> None:
+        """Draw the density, the mean, and the triangle with its labels."""
         x, y = (np.asarray(self.proba) @ _CORNERS).T
-        # relative to the largest, as densities of narrow distributions underflow
+        # Relative to the largest value, as densities of narrow distributions underflow.
         density = np.exp(self.log_density - np.max(self.log_density))
+        style = styled(surface_kw, cmap="cividis", levels=np.linspace(0, 1, 21))
         self.surface_ = self.ax_.tricontourf(x, y, density, **style)
         corners = _CORNERS[[0, 1, 2, 0]].T
         (self.edges_,) = self.ax_.plot(*corners, color="black", linewidth=1)
-        style = {"color": VERMILION, "marker": "o", "linestyle": "", "label": "mean"}
-        style |= {"markersize": 4} | dict(point_kw or {})
+        point = {"marker": "o", "markersize": 4, "linestyle": "", "label": "mean"}
+        style = styled(point_kw, color=VERMILION, **point)
         (self.mean_,) = self.ax_.plot(*(np.asarray(self.mean) @ _CORNERS), **style)
         names = ["0", "1", "2"] if self.class_names is None else self.class_names
         sides = [(-0.04, "top"), (-0.04, "top"), (0.03, "bottom")]
@@ -275,13 +224,11 @@ class DirichletDisplay:
         ]
         self.ax_.set(aspect="equal", xlim=(-0.1, 1.1), ylim=(-0.14, 1.0))
         self.ax_.set_axis_off()
-        return self
 
 
-def _inner_points(resolution: int) -> np.ndarray:
-    """Evenly spaced points inside the simplex, (n, 3)."""
-    steps = np.stack(np.meshgrid(*[np.arange(resolution)] * 2, indexing="ij"), axis=-1)
-    steps = steps.reshape(-1, 2)
-    steps = steps[steps.sum(axis=1) < resolution]
+def _inner_points(resolution: int) -> NDArray[Any]:
+    """Return evenly spaced points inside the simplex, (n, 3)."""
+    edge = np.arange(resolution)
+    steps = np.argwhere(np.add.outer(edge, edge) < resolution)
     steps = np.column_stack([steps, resolution - 1 - steps.sum(axis=1)])
     return (steps + 1 / 3) / resolution

@@ -1,23 +1,22 @@
 """UncertaintyDisplay: total, aleatoric and epistemic uncertainty over a plane."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from sklaplace.plotting.axes import Keywords, require_matplotlib, several_axes
-from sklaplace.plotting.grid import as_frame_like, axes_of_grid, check_columns
+from sklaplace.plotting.axes import label_axes
+from sklaplace.plotting.display import Display, Style, require_method, styled
+from sklaplace.plotting.grid import grid_over
 
-KINDS = "total", "aleatoric", "epistemic"
+KINDS = ("total", "aleatoric", "epistemic")
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class UncertaintyDisplay:
+class UncertaintyDisplay(Display):
     """Uncertainty of a classifier over the plane of its two features.
 
-    Three maps on one scale: total uncertainty is the sum of the aleatoric part, which
-    more samples do not reduce, and the epistemic one, which they do. Use
-    `from_estimator` to create it. Parameters are stored as attributes.
+    Three maps on one scale. Total uncertainty is the sum of an aleatoric part, which
+    more samples do not reduce, and an epistemic part, which more samples reduce. Use
+    `from_estimator` to create the display. Parameters are stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -35,17 +34,21 @@ class UncertaintyDisplay:
     axes_ : list of three matplotlib Axes
         Axes of total, aleatoric and epistemic uncertainty.
     figure_ : matplotlib Figure
-        Their figure.
+        The figure of `axes_`.
     surfaces_ : list of three matplotlib QuadContourSet
         The filled contours.
     colorbar_ : matplotlib Colorbar or None
-        The scale of all three, in nats; None with ``colorbar=False``.
+        The scale of all three maps, in nats; None with ``colorbar=False``.
 
     See Also
     --------
     ConfidenceDisplay : The largest class probability.
     DirichletDisplay : The distribution behind one prediction.
     sklearn.inspection.DecisionBoundaryDisplay : Predicted classes.
+
+    Notes
+    -----
+    The colours span zero to the largest total uncertainty on the grid.
 
     References
     ----------
@@ -65,10 +68,11 @@ class UncertaintyDisplay:
     (20, 20, 3)
     """
 
+    n_axes = 3
     xx0: Any
     xx1: Any
     uncertainty: Any
-    feature_names: tuple[str | None, str | None] = (None, None)
+    feature_names: tuple[str | None, ...] = (None, None)
 
     @classmethod
     def from_estimator(
@@ -80,9 +84,8 @@ class UncertaintyDisplay:
         grid_resolution: int = 100,
         eps: float = 1.0,
         ax: Any = None,
-        colorbar: bool = True,
-        surface_kw: Keywords = None,
-    ) -> "UncertaintyDisplay":
+        **options: Any,
+    ) -> Self:
         """Predict over a plane and plot the uncertainty.
 
         Parameters
@@ -97,13 +100,12 @@ class UncertaintyDisplay:
         grid_resolution : int, default=100
             Number of values per feature.
         eps : float, default=1.0
-            Extension of the range of `X` on each side, in its units.
+            Extension of the range of `X` on each side, in units of `X`.
         ax : sequence of three matplotlib Axes, default=None
-            Axes to plot on. A new figure by default.
-        colorbar : bool, default=True
-            Whether to draw the scale.
-        surface_kw : dict, default=None
-            Keywords for matplotlib's ``contourf``.
+            Axes to plot on. None creates a figure.
+        **options : dict
+            `colorbar`, default True: whether to draw the scale. `surface_kw`: dict of
+            keywords for matplotlib's ``contourf``.
 
         Returns
         -------
@@ -122,7 +124,7 @@ class UncertaintyDisplay:
 
         See Also
         --------
-        sklaplace.LaplaceClassifier.predict_uncertainty : What is plotted.
+        sklaplace.LaplaceClassifier.predict_uncertainty : Computes the uncertainty.
 
         Examples
         --------
@@ -135,92 +137,35 @@ class UncertaintyDisplay:
         >>> display.uncertainty.shape
         (5, 5, 3)
         """
-        require_matplotlib()
-        if not hasattr(classifier, "predict_uncertainty"):
-            raise TypeError(
-                f"{type(classifier).__name__} has no predict_uncertainty. Pass a "
-                "fitted classifier of sklaplace."
-            )
-        axes = axes_of_grid(check_columns(X, 2), grid_resolution, eps)
-        xx0, xx1 = np.meshgrid(*axes)
-        grid = as_frame_like(np.stack([xx0.ravel(), xx1.ravel()], axis=1), X)
-        found = np.asarray(classifier.predict_uncertainty(grid, method=method))
-        if found.ndim != 2:
+        hint = "Pass a fitted classifier of sklaplace."
+        require_method(classifier, "predict_uncertainty", hint)
+        grid = grid_over(X, 2, grid_resolution, eps)
+        parts = np.asarray(classifier.predict_uncertainty(grid.points, method=method))
+        if parts.ndim != 2:
             raise ValueError(
-                f"The uncertainty of a sample has shape {found.shape[1:]}, but that of "
+                f"The uncertainty of a sample has shape {parts.shape[1:]}, but that of "
                 "one label is plotted. Fit one label per sample."
             )
-        display = cls(
-            xx0=xx0,
-            xx1=xx1,
-            uncertainty=found.reshape(*xx0.shape, 3),
-            feature_names=tuple(getattr(X, "columns", [None, None])),
-        )
-        return display.plot(ax, colorbar=colorbar, surface_kw=surface_kw)
+        parts, (xx0, xx1) = grid.reshaped(parts), grid.mesh
+        display = cls(xx0=xx0, xx1=xx1, uncertainty=parts, feature_names=grid.names)
+        return display.plot(ax, **options)
 
-    def plot(
-        self, ax: Any = None, *, colorbar: bool = True, surface_kw: Keywords = None
-    ) -> "UncertaintyDisplay":
-        """Plot the three maps.
-
-        Parameters
-        ----------
-        ax : sequence of three matplotlib Axes, default=None
-            Axes to plot on. A new figure by default.
-        colorbar : bool, default=True
-            Whether to draw the scale.
-        surface_kw : dict, default=None
-            Keywords for matplotlib's ``contourf``.
-
-        Returns
-        -------
-        UncertaintyDisplay
-            The display.
-
-        Raises
-        ------
-        ValueError
-            If ``ax`` has not three axes.
-        ImportError
-            If matplotlib is not installed.
-
-        See Also
-        --------
-        from_estimator : Predicts as well.
-
-        Notes
-        -----
-        The colours span zero to the largest total uncertainty on the grid.
-
-        Examples
-        --------
-        >>> from sklearn.datasets import make_moons
-        >>> from sklaplace import LaplaceClassifier
-        >>> from sklaplace.plotting import UncertaintyDisplay
-        >>> X, y = make_moons(100, noise=0.1, random_state=0)
-        >>> clf = LaplaceClassifier(random_state=0).fit(X, y)
-        >>> display = UncertaintyDisplay.from_estimator(clf, X, grid_resolution=5)
-        >>> len(display.plot(colorbar=False).axes_)
-        3
-        """
-        self.figure_, self.axes_ = several_axes(ax, 3)
-        # zero everywhere would leave no levels; rounding can make parts negative
+    def _draw(self, *, colorbar: bool = True, surface_kw: Style = None) -> None:
+        """Draw the three maps and their scale."""
+        # Zero everywhere would leave no levels; rounding can make parts negative.
         top = max(float(np.max(self.uncertainty)), np.finfo(np.float64).tiny)
-        values = np.clip(self.uncertainty, 0, top)
-        style = {"cmap": "cividis", "levels": np.linspace(0, top, 11)}
-        style |= dict(surface_kw or {})
-        self.surfaces_ = [
-            axes.contourf(self.xx0, self.xx1, values[..., k], **style)
-            for k, axes in enumerate(self.axes_)
-        ]
-        for axes, kind in zip(self.axes_, KINDS, strict=True):
+        values = np.moveaxis(np.clip(self.uncertainty, 0, top), -1, 0)
+        style = styled(surface_kw, cmap="cividis", levels=np.linspace(0, top, 11))
+        self.surfaces_ = []
+        for axes, kind, part in zip(self.axes_, KINDS, values, strict=True):
+            self.surfaces_.append(axes.contourf(self.xx0, self.xx1, part, **style))
             axes.set_title(kind)
-            axes.set_xlabel(self.feature_names[0] or "")
-        self.axes_[0].set_ylabel(self.feature_names[1] or "")
+            label_axes(axes, self.feature_names[0])
+        label_axes(self.axes_[0], *self.feature_names)
         self.colorbar_ = None
         if colorbar:
-            label = {"label": "uncertainty (nats)", "format": "%.2f"}
-            self.colorbar_ = self.figure_.colorbar(
-                self.surfaces_[0], ax=self.axes_, **label
+            scale = self.figure_.colorbar(
+                self.surfaces_[0], ax=self.axes_, format="%.2f"
             )
-        return self
+            scale.set_label("uncertainty (nats)")
+            self.colorbar_ = scale

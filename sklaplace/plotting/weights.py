@@ -1,24 +1,24 @@
 """WeightPosteriorDisplay: marginal posteriors of chosen weights."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import norm
 from sklearn.utils.validation import check_is_fitted
 
-from sklaplace.plotting.axes import BLUE, Keywords, new_axes, require_matplotlib
+from sklaplace.plotting.axes import BLUE
+from sklaplace.plotting.display import Display, Style, require_matplotlib, styled
 
-# Half width of a marginal in standard deviations, and its height in rows.
+# half width of a marginal in standard deviations, and its height in rows
 _REACH, _HEIGHT = 4.0, 0.85
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class WeightPosteriorDisplay:
+class WeightPosteriorDisplay(Display):
     """Marginal posteriors of chosen weights: one Gaussian per row.
 
-    All have the same height, so that narrow and wide ones are seen together. Use
-    `from_estimator` to create it. Parameters are stored as attributes.
+    All marginals have the same height, so that narrow and wide ones are seen together.
+    Use `from_estimator` to create the display. Parameters are stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/theory>`.
 
@@ -44,7 +44,7 @@ class WeightPosteriorDisplay:
 
     See Also
     --------
-    PriorPathDisplay : What the width of the prior is chosen by.
+    PriorPathDisplay : Criteria that choose the width of the prior.
     sklaplace.LaplaceClassifier : Fits ``posterior_``.
 
     Examples
@@ -65,13 +65,8 @@ class WeightPosteriorDisplay:
 
     @classmethod
     def from_estimator(
-        cls,
-        estimator: Any,
-        *,
-        weights: Any = None,
-        ax: Any = None,
-        density_kw: Keywords = None,
-    ) -> "WeightPosteriorDisplay":
+        cls, estimator: Any, *, weights: Any = None, ax: Any = None, **options: Any
+    ) -> Self:
         """Plot marginals of ``posterior_``.
 
         Parameters
@@ -83,9 +78,9 @@ class WeightPosteriorDisplay:
             Positions among the weights of the posterior. None takes eight, evenly
             spaced from the first to the last, or all if there are fewer.
         ax : matplotlib Axes, default=None
-            Axes to plot on. A new figure by default.
-        density_kw : dict, default=None
-            Keywords for matplotlib's ``fill_between``.
+            Axes to plot on. None creates a figure.
+        **options : dict
+            `density_kw`: dict of keywords for matplotlib's ``fill_between``.
 
         Returns
         -------
@@ -95,7 +90,7 @@ class WeightPosteriorDisplay:
         Raises
         ------
         ValueError
-            If a position is not that of a weight.
+            If there is no weight at one of the positions.
         TypeError
             If the estimator has no such posterior.
         ImportError
@@ -128,89 +123,49 @@ class WeightPosteriorDisplay:
         mean = posterior.mean.detach().numpy(force=True)
         std = np.sqrt(posterior.variance().detach().numpy(force=True))
         if weights is None:
-            last = len(mean) - 1
-            weights = np.unique(np.linspace(0, last, 8).round().astype(int))
+            weights = np.unique(np.linspace(0, len(mean) - 1, 8).round().astype(int))
         chosen = _check_positions(weights, len(mean))
-        names = _names(posterior.layout, chosen)
+        names = [_name(posterior.layout, int(position)) for position in chosen]
         display = cls(mean=mean[chosen], std=std[chosen], names=names)
-        return display.plot(ax, density_kw=density_kw)
+        return display.plot(ax, **options)
 
-    def plot(
-        self, ax: Any = None, *, density_kw: Keywords = None
-    ) -> "WeightPosteriorDisplay":
-        """Plot the marginals.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, default=None
-            Axes to plot on. A new figure by default.
-        density_kw : dict, default=None
-            Keywords for matplotlib's ``fill_between``.
-
-        Returns
-        -------
-        WeightPosteriorDisplay
-            The display.
-
-        Raises
-        ------
-        ImportError
-            If matplotlib is not installed.
-
-        See Also
-        --------
-        from_estimator : Takes the weights from an estimator.
-
-        Examples
-        --------
-        >>> from sklaplace.plotting import WeightPosteriorDisplay
-        >>> display = WeightPosteriorDisplay(
-        ...     mean=[0.0, 1.0], std=[1.0, 0.1], names=["a", "b"]
-        ... )
-        >>> len(display.plot().densities_)
-        2
-        """
-        self.figure_, self.ax_ = new_axes(ax)
+    def _draw(self, *, density_kw: Style = None) -> None:
+        """Draw the marginals and the line at zero."""
         self.zero_ = self.ax_.axvline(0, color="grey", linestyle=":")
         z = np.linspace(-_REACH, _REACH, 101)
         height = _HEIGHT * norm.pdf(z) / norm.pdf(0)
         rows = range(len(self.mean))[::-1]
-        style = {"color": BLUE, "alpha": 0.5} | dict(density_kw or {})
+        style = styled(density_kw, color=BLUE, alpha=0.5)
         self.densities_ = [
             self.ax_.fill_between(m + s * z, row, row + height, **style)
             for m, s, row in zip(self.mean, self.std, rows, strict=True)
         ]
         self.ax_.set_yticks(list(rows), list(self.names))
         self.ax_.set(xlabel="weight", ylim=(-0.2, len(self.mean)))
-        return self
 
 
-def _check_positions(weights: Any, n: int) -> np.ndarray:
-    """Positions as integers; raise unless each is that of a weight."""
-    given = np.atleast_1d(np.asarray(weights))
-    if given.ndim != 1 or given.size == 0 or given.dtype.kind not in "iu":
+def _check_positions(weights: Any, n: int) -> NDArray[Any]:
+    """Return positions of weights as integers; raise an error for other values."""
+    positions = np.atleast_1d(np.asarray(weights))
+    if positions.ndim != 1 or not positions.size or positions.dtype.kind not in "iu":
         raise ValueError(
             f"weights={weights!r} are no positions. Pass integers from 0 to {n - 1}, "
             "such as [0, 1, 2]."
         )
-    if given.min() < 0 or given.max() >= n:
+    if positions.min() < 0 or positions.max() >= n:
         raise ValueError(
-            f"weights has values between {given.min()} and {given.max()}, but the "
-            f"posterior has {n} weights. Pass integers from 0 to {n - 1}."
+            f"weights has values between {positions.min()} and {positions.max()}, but "
+            f"the posterior has {n} weights. Pass integers from 0 to {n - 1}."
         )
-    return given
+    return positions
 
 
-def _names(layout: Any, positions: np.ndarray) -> list[str]:
-    """Parameter and index of each weight, such as ``"weight[0, 3]"``."""
-    starts = np.cumsum([0, *layout.sizes])
-    found = []
-    for position in positions:
-        number = int(np.searchsorted(starts, position, side="right")) - 1
-        block = layout.blocks[number]
-        flat = int(position - starts[number])
-        if block.indices is not None:
-            flat = int(block.indices[flat])
-        index = ", ".join(str(i) for i in np.unravel_index(flat, block.shape))
-        found.append(f"{block.name}[{index}]")
-    return found
+def _name(layout: Any, position: int) -> str:
+    """Return parameter and index of a weight, such as ``"weight[0, 3]"``."""
+    for block in layout.blocks:
+        if position < block.size:
+            break
+        position -= block.size
+    flat = position if block.indices is None else int(block.indices[position])
+    index = ", ".join(str(i) for i in np.unravel_index(flat, block.shape))
+    return f"{block.name}[{index}]"
