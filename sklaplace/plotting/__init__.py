@@ -1,8 +1,8 @@
 """Displays of predictions and of their uncertainty.
 
-They follow scikit-learn's displays: ``from_estimator`` predicts and plots,
-``from_predictions`` plots given predictions, ``plot`` plots what is stored. matplotlib
-is imported at the first plot.
+Displays work as in scikit-learn: ``from_estimator`` predicts and plots,
+``from_predictions`` plots predictions, and ``plot`` plots the stored data again.
+matplotlib is imported at the first plot.
 """
 
 from sklaplace.plotting.bands import PredictiveBandDisplay

@@ -1,13 +1,25 @@
 """Colours, labels, legends and reference lines on axes of matplotlib."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
+Style = Mapping[str, Any] | None
 
 # The palette of Okabe and Ito (2008) is distinct for all types of colour vision.
 BLUE = "#0072B2"
 VERMILION = "#D55E00"
 PALETTE = (BLUE, "#E69F00", "#009E73", "#CC79A7", "#56B4E9", VERMILION, "black")
+
+# styles of lines to compare with, and of lines through few points
+REFERENCE = {"color": "grey", "linestyle": ":"}
+MARKED = {"marker": "o", "markersize": 4}
+
+
+def styled(style: Style, **defaults: Any) -> dict[str, Any]:
+    """Return keywords for matplotlib: the defaults, overridden by the user's style."""
+    return defaults | dict(style or {})
 
 
 def class_style(k: int) -> dict[str, Any]:
@@ -16,13 +28,19 @@ def class_style(k: int) -> dict[str, Any]:
     return {"color": PALETTE[k % len(PALETTE)], "linestyle": style}
 
 
+def draw_line(ax: Any, x: Any, y: Any, style: Style, **defaults: Any) -> Any:
+    """Draw one line, in blue by default; return it."""
+    (line,) = ax.plot(x, y, **styled(style, **{"color": BLUE} | defaults))
+    return line
+
+
 def draw_diagonal(ax: Any) -> Any:
     """Draw the line of perfect calibration once; return it."""
     label = "perfectly calibrated"
     for line in ax.lines:
         if line.get_label() == label:
             return line
-    return ax.plot([0, 1], [0, 1], color="grey", linestyle=":", label=label)[0]
+    return draw_line(ax, [0, 1], [0, 1], None, label=label, **REFERENCE)
 
 
 def label_axes(ax: Any, x: str | None, y: str | None = None) -> None:

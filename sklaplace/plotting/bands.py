@@ -11,8 +11,8 @@ from scipy.stats import norm
 from sklearn.utils import check_array
 
 from sklaplace.core.checks import as_levels
-from sklaplace.plotting.axes import BLUE, label_axes
-from sklaplace.plotting.display import Display, Style, require_matplotlib, styled
+from sklaplace.plotting.axes import BLUE, Style, draw_line, label_axes, styled
+from sklaplace.plotting.display import Display, require_matplotlib
 from sklaplace.plotting.grid import grid_over
 from sklaplace.plotting.regression import mean_and_std
 
@@ -179,12 +179,11 @@ class PredictiveBandDisplay(Display):
         opacities = np.linspace(*_OPACITY, len(levels))
         for level, alpha in zip(levels, opacities, strict=True):
             half = norm.ppf((1 + level) / 2) * std
-            style = {"color": BLUE, "alpha": alpha, "linewidth": 0}
-            style = styled(band_kw, label=f"{level:.0%} interval", **style)
+            style = styled(band_kw, color=BLUE, alpha=alpha, linewidth=0)
+            style = {"label": f"{level:.0%} interval"} | style
             band = self.ax_.fill_between(self.x, mean - half, mean + half, **style)
             self.bands_.append(band)
-        style = styled(line_kw, color=BLUE, label="mean")
-        (self.line_,) = self.ax_.plot(self.x, mean, **style)
+        self.line_ = draw_line(self.ax_, self.x, mean, line_kw, label="mean")
         self.points_ = None
         if self.points is not None:
             style = styled(points_kw, color="black", s=8, zorder=3, label="data")

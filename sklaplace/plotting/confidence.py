@@ -5,8 +5,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sklaplace.plotting.axes import label_axes
-from sklaplace.plotting.display import Display, Style, require_proba, styled
+from sklaplace.plotting.axes import Style, label_axes, styled
+from sklaplace.plotting.display import Display
 from sklaplace.plotting.grid import grid_over
 
 
@@ -147,7 +147,7 @@ class ConfidenceDisplay(Display):
         >>> display.confidence.shape
         (5, 5)
         """
-        require_proba(classifier)
+        cls._require(classifier, "predict_proba")
         grid = grid_over(X, 2, grid_resolution, eps)
         proba = grid.reshaped(classifier.predict_proba(grid.points))
         xx0, xx1 = grid.mesh

@@ -1,12 +1,10 @@
 """The base of displays, which plots their data on axes of matplotlib."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, dataclass_transform
 
 import numpy as np
-
-Style = Mapping[str, Any] | None
 
 
 def require_matplotlib() -> Any:
@@ -20,30 +18,13 @@ def require_matplotlib() -> Any:
     return plt
 
 
-def require_method(estimator: Any, method: str, hint: str) -> None:
-    """Raise an error if matplotlib or a method of the estimator is missing."""
-    require_matplotlib()
-    if not hasattr(estimator, method):
-        raise TypeError(f"{type(estimator).__name__} has no {method}. {hint}")
-
-
-def require_proba(classifier: Any) -> None:
-    """Raise an error if matplotlib or ``predict_proba`` is missing."""
-    hint = "Pass a fitted classifier that gives probabilities."
-    require_method(classifier, "predict_proba", hint)
-
-
-def styled(style: Style, **defaults: Any) -> dict[str, Any]:
-    """Return keywords for matplotlib: the defaults, overridden by the user's style."""
-    return defaults | dict(style or {})
-
-
 @dataclass_transform(eq_default=False, kw_only_default=True)
 class Display:
     """Base class of displays, as in scikit-learn.
 
     Subclasses become dataclasses. Their fields are the data, their class methods
-    compute the data, and `_draw` sets the artists as attributes.
+    compute the data, and `_draw` draws on `axes_`, of which `ax_` is the first, and
+    sets the artists as attributes.
     """
 
     n_axes: ClassVar[int] = 1
@@ -54,6 +35,18 @@ class Display:
 
     def __init_subclass__(cls) -> None:
         dataclass(eq=False, repr=False, kw_only=True)(cls)
+
+    @classmethod
+    def _require(cls, estimator: Any, method: str) -> None:
+        """Raise an error if matplotlib or a method of the estimator is missing."""
+        require_matplotlib()
+        if not hasattr(estimator, method):
+            other = f", or use {cls.__name__}.from_predictions"
+            raise TypeError(
+                f"{type(estimator).__name__} has no {method}. Pass a fitted estimator "
+                f"that has it{other if hasattr(cls, 'from_predictions') else ''}. Of a "
+                "pipeline, pass the last step."
+            )
 
     def plot(self, ax: Any = None, **options: Any) -> Self:
         """Plot the stored data.
@@ -101,11 +94,7 @@ class Display:
                 f"ax has {len(axes)} axes, but {n} are plotted on. Pass {n}, or None "
                 "for a new figure."
             )
-        self.figure_ = axes[0].figure
-        if n == 1:
-            self.ax_ = axes[0]
-        else:
-            self.axes_ = axes
+        self.figure_, self.ax_, self.axes_ = axes[0].figure, axes[0], axes
         try:
             self._draw(**options)
         except BaseException:

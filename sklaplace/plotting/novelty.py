@@ -6,8 +6,9 @@ import numpy as np
 from sklearn.metrics import roc_curve
 
 from sklaplace.metrics import ood_auroc, ood_fpr
-from sklaplace.plotting.axes import BLUE, VERMILION, draw_legend
-from sklaplace.plotting.display import Display, Style, require_method, styled
+from sklaplace.plotting import axes
+from sklaplace.plotting.axes import Style
+from sklaplace.plotting.display import Display
 
 # quantiles between which the bins of the histograms are
 _TAILS = 0.005, 0.995
@@ -16,9 +17,9 @@ _TAILS = 0.005, 0.995
 class NoveltyDisplay(Display):
     """Histograms of a confidence for known and unknown samples, and its ROC curve.
 
-    For any score that should be larger for samples like those of the training. Use
-    `from_estimator` or `from_predictions` to create it. Parameters are stored as
-    attributes.
+    For any score that should be larger for samples that resemble the training data. Use
+    `from_estimator` or `from_predictions` to create the display. Parameters are stored
+    as attributes.
 
     Read more in the :ref:`User Guide <novelty>`.
 
@@ -40,10 +41,10 @@ class NoveltyDisplay(Display):
     axes_ : list of two matplotlib Axes
         Axes of histograms and ROC curve.
     figure_ : matplotlib Figure
-        Their figure.
+        The figure of `axes_`.
     histograms_ : list of two tuples
-        What matplotlib's ``hist`` returns: densities, edges and patches, of known and
-        of unknown samples.
+        Densities, edges and patches from matplotlib's ``hist``, for known and for
+        unknown samples.
     roc_ : matplotlib Line2D
         The ROC curve; known samples are the positive class.
     chance_ : matplotlib Line2D
@@ -157,7 +158,7 @@ class NoveltyDisplay(Display):
 
         See Also
         --------
-        from_predictions : Of given scores.
+        from_predictions : Plots scores from elsewhere.
 
         Examples
         --------
@@ -169,11 +170,7 @@ class NoveltyDisplay(Display):
         >>> bool(NoveltyDisplay.from_estimator(clf, X[:100], X[100:]).auroc > 0.5)
         True
         """
-        hint = (
-            "Pass an estimator that has it, or any scores to "
-            "NoveltyDisplay.from_predictions."
-        )
-        require_method(estimator, "score_samples", hint)
+        cls._require(estimator, "score_samples")
         inside, outside = map(estimator.score_samples, (X_in, X_out))
         name = "score_samples" if name is None else name
         return cls.from_predictions(inside, outside, name=name, ax=ax, **options)
@@ -193,7 +190,7 @@ class NoveltyDisplay(Display):
         Parameters
         ----------
         confidence_in : array-like of shape (n,)
-            Confidence of known samples: larger than that of others if it is good.
+            Confidence of known samples. A good confidence is larger for known samples.
         confidence_out : array-like of shape (m,)
             Confidence of unknown samples.
         name : str, default=None
@@ -238,31 +235,30 @@ class NoveltyDisplay(Display):
         self, *, bins: Any = 30, hist_kw: Style = None, line_kw: Style = None
     ) -> None:
         """Draw the histograms and the ROC curve."""
-        label = f"AUROC {self.auroc:.3f}, FPR95 {self.fpr95:.3f}"  # checks both
-        inside, outside = (
-            np.asarray(values, dtype=float).ravel()
-            for values in (self.confidence_in, self.confidence_out)
-        )
-        both = np.concatenate([inside, outside])
+        label = f"AUROC {self.auroc:.3f}, FPR95 {self.fpr95:.3f}"  # checks the scores
+        known = np.ravel(np.asarray(self.confidence_in, dtype=float))
+        unknown = np.ravel(np.asarray(self.confidence_out, dtype=float))
+        scores = np.concatenate([known, unknown])
         if np.ndim(bins) == 0:  # a few extreme values leave one bin for the others
-            low, high = np.quantile(both, _TAILS)
-            bins = np.histogram_bin_edges(both[(low <= both) & (both <= high)], bins)
-        bins, (histogram, roc) = np.asarray(bins), self.axes_
+            low, high = np.quantile(scores, _TAILS)
+            inner = scores[(low <= scores) & (scores <= high)]
+            bins = np.histogram_bin_edges(inner, bins)
+        histogram, roc = self.axes_
         self.histograms_ = []
-        for values, kind, color in (
-            (inside, "known", BLUE),
-            (outside, "unknown", VERMILION),
+        for kind, part, color in (
+            ("known", known, axes.BLUE),
+            ("unknown", unknown, axes.VERMILION),
         ):
             style = {"color": color, "alpha": 0.5, "density": True, "label": kind}
-            values = values.clip(bins[0], bins[-1])
-            drawn = histogram.hist(values, bins=bins, **styled(hist_kw, **style))
-            self.histograms_.append(drawn)
+            style = axes.styled(hist_kw, bins=bins, **style)
+            part = part.clip(bins[0], bins[-1])
+            self.histograms_.append(histogram.hist(part, **style))
         histogram.set(xlabel=self.name or "confidence", ylabel="density")
         histogram.locator_params(axis="x", nbins=6)  # labels that do not overlap
-        draw_legend(histogram)
-        truth = np.repeat([1, 0], [len(inside), len(outside)])
-        false, true, _ = roc_curve(truth, both, drop_intermediate=False)
-        (self.chance_,) = roc.plot([0, 1], [0, 1], color="grey", linestyle=":")
-        (self.roc_,) = roc.plot(false, true, **styled(line_kw, color=BLUE, label=label))
+        truth = np.repeat([1, 0], [len(known), len(unknown)])
+        false, true, _ = roc_curve(truth, scores, drop_intermediate=False)
+        (self.chance_,) = roc.plot([0, 1], [0, 1], **axes.REFERENCE)
+        self.roc_ = axes.draw_line(roc, false, true, line_kw, label=label)
         roc.set(xlabel="unknown accepted", ylabel="known accepted")
-        draw_legend(roc)
+        for ax in self.axes_:
+            axes.draw_legend(ax)

@@ -7,15 +7,17 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from sklaplace.core.checks import check_positive
-from sklaplace.plotting.axes import BLUE, VERMILION, draw_legend
-from sklaplace.plotting.display import Display, Style, require_method, styled
+from sklaplace.plotting import axes
+from sklaplace.plotting.axes import Style, draw_line
+from sklaplace.plotting.display import Display
 
 
 class PriorPathDisplay(Display):
     """Score of cross-validation and log evidence along prior precisions.
 
     Shows how much the choice of the prior precision matters, and whether both criteria
-    agree. Use `from_estimator` to create it. Parameters are stored as attributes.
+    agree. Use `from_estimator` to create the display. Parameters are stored as
+    attributes.
 
     Read more in the :doc:`User Guide </user_guide/prior>`.
 
@@ -52,7 +54,7 @@ class PriorPathDisplay(Display):
     See Also
     --------
     sklaplace.LaplaceClassifierCV : Chooses the prior precision by cross-validation.
-    sklaplace.LaplaceRegressorCV : The same for a regression.
+    sklaplace.LaplaceRegressorCV : Chooses the prior precision of a regression.
 
     Notes
     -----
@@ -94,7 +96,7 @@ class PriorPathDisplay(Display):
     ) -> Self:
         """Compute the evidence along prior precisions and plot it with the scores.
 
-        Nothing is trained: the evidence is that of the fitted network and curvature.
+        Nothing is trained. The evidence uses the fitted network and curvature.
 
         Parameters
         ----------
@@ -103,9 +105,11 @@ class PriorPathDisplay(Display):
             ``cv_results_`` has the scores, or a fitted `LaplaceClassifier` or
             `LaplaceRegressor`, of which the evidence alone is plotted.
         prior_precisions : array-like of shape (G,), default=None
-            Prior precisions, each one for all weights. None takes those of
-            ``cv_results_``, and cannot be replaced there; else 25 from a thousandth of
-            the fitted one to a thousand times, of several of their geometric mean.
+            Prior precisions, each one for all weights. With
+            ``cv_results_``, its prior precisions are plotted, and this parameter has to
+            be None. Without, None takes 25 values from a thousandth of the fitted prior
+            precision to a thousand times; several fitted prior precisions are replaced
+            by their geometric mean.
         ax : matplotlib Axes, default=None
             Axes to plot on. None creates a figure.
         **options : dict
@@ -147,26 +151,21 @@ class PriorPathDisplay(Display):
         >>> PriorPathDisplay.from_estimator(model).evidence.shape
         (25,)
         """
-        hint = "Pass a fitted Laplace estimator; of a pipeline, its last step."
-        require_method(estimator, "log_marginal_likelihood", hint)
+        cls._require(estimator, "log_marginal_likelihood")
         check_is_fitted(estimator)
-        results = getattr(estimator, "cv_results_", None)
-        score = std = None
-        if results:
-            if prior_precisions is not None:
-                raise ValueError(
-                    "prior_precisions was given, but cv_results_ has scores of others. "
-                    "Leave it out, or fit with prior_precisions."
-                )
-            path = np.asarray(results["param_prior_precision"], dtype=np.float64)
-            order = np.argsort(path)
-            path = path[order]
-            score, std = (
-                np.asarray(results[f"{part}_test_score"])[order]
-                for part in ("mean", "std")
+        results = getattr(estimator, "cv_results_", None) or {}
+        if results and prior_precisions is not None:
+            raise ValueError(
+                "prior_precisions was given, but cv_results_ has scores of others. "
+                "Leave it out, or fit with prior_precisions."
             )
-        else:
-            path = _path(estimator.prior_precision_, prior_precisions)
+        path = results.get("param_prior_precision", prior_precisions)
+        order = np.argsort(path) if results else ()
+        path = _path(estimator.prior_precision_, path)
+        score, std = (
+            np.asarray(results[f"{part}_test_score"])[order] if results else None
+            for part in ("mean", "std")
+        )
         evidence = [estimator.log_marginal_likelihood(value) for value in path]
         fitted = np.asarray(estimator.prior_precision_)
         return cls(
@@ -179,36 +178,34 @@ class PriorPathDisplay(Display):
 
     def _draw(self, *, score_kw: Style = None, evidence_kw: Style = None) -> None:
         """Draw score and evidence, and the fitted prior precision."""
-        self.evidence_ax_ = self.ax_
+        ax = self.ax_
+        self.evidence_ax_ = ax if self.score is None else ax.twinx()
         self.score_line_ = self.score_band_ = self.chosen_ = None
         x, evidence = self.prior_precisions, self.evidence
         if self.score is not None:
-            self.evidence_ax_ = self.ax_.twinx()
-            marked = {"marker": "o", "markersize": 4, "label": "score"}
-            style = styled(score_kw, color=BLUE, **marked)
-            (self.score_line_,) = self.ax_.plot(x, self.score, **style)
-            self.ax_.set_ylabel("mean score over folds")
-        if self.score_line_ and self.score_std is not None:
-            score, std = np.asarray(self.score), np.asarray(self.score_std)
-            style = {"color": self.score_line_.get_color(), "alpha": 0.15}
-            self.score_band_ = self.ax_.fill_between(
-                x, score - std, score + std, linewidth=0, **style
-            )
-        style = {"color": VERMILION, "linestyle": "--", "label": "log evidence"}
-        style = styled(evidence_kw, **style)
-        (self.evidence_line_,) = self.evidence_ax_.plot(x, evidence, **style)
+            style = {"label": "score", **axes.MARKED}
+            self.score_line_ = draw_line(ax, x, self.score, score_kw, **style)
+            ax.set_ylabel("mean score over folds")
+            if self.score_std is not None:
+                ends = [
+                    self.score + sign * np.asarray(self.score_std) for sign in (-1, 1)
+                ]
+                style = {"color": self.score_line_.get_color(), "alpha": 0.15}
+                self.score_band_ = ax.fill_between(x, *ends, linewidth=0, **style)
+        style = {"color": axes.VERMILION, "linestyle": "--", "label": "log evidence"}
+        right = self.evidence_ax_
+        self.evidence_line_ = draw_line(right, x, evidence, evidence_kw, **style)
         if self.chosen is not None:
-            style = {"color": "grey", "linestyle": ":", "label": "fitted"}
-            self.chosen_ = self.ax_.axvline(self.chosen, **style)
-        self.ax_.set(xscale="log", xlabel="prior precision")
-        self.evidence_ax_.set_ylabel("log evidence (nats)")
+            self.chosen_ = ax.axvline(self.chosen, label="fitted", **axes.REFERENCE)
+        ax.set(xscale="log", xlabel="prior precision")
+        right.set_ylabel("log evidence (nats)")
         top, bottom = np.max(evidence), np.min(evidence)
         bottom = max(bottom, top - 3 * (top - np.median(evidence)))
         if bottom < top:
             pad = 0.05 * (top - bottom)
-            self.evidence_ax_.set_ylim(bottom - pad, top + pad)
+            right.set_ylim(bottom - pad, top + pad)
         lines = self.score_line_, self.evidence_line_, self.chosen_
-        draw_legend(self.ax_, [line for line in lines if line is not None])
+        axes.draw_legend(ax, [line for line in lines if line is not None])
 
 
 def _path(fitted: Any, prior_precisions: Any) -> NDArray[Any]:

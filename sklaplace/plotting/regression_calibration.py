@@ -10,7 +10,8 @@ from scipy.stats import norm
 from sklaplace.core.checks import as_levels, check_option
 from sklaplace.metrics import empirical_frequency, sharpness
 from sklaplace.plotting import axes
-from sklaplace.plotting.display import Display, Style, styled
+from sklaplace.plotting.axes import Style
+from sklaplace.plotting.display import Display
 from sklaplace.plotting.regression import mean_and_std
 
 _LABELS = {
@@ -23,8 +24,8 @@ class RegressionCalibrationDisplay(Display):
     """Empirical against nominal coverage of a regression, with its sharpness.
 
     Below the diagonal intervals are too narrow, above it too wide. For one target.
-    Use `from_estimator` or `from_predictions` to create it. Parameters are stored as
-    attributes.
+    Use `from_estimator` or `from_predictions` to create the display. Parameters are
+    stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
@@ -37,7 +38,7 @@ class RegressionCalibrationDisplay(Display):
     sharpness : float
         Mean predicted variance.
     kind : {"interval", "quantile"}, default="interval"
-        What the levels are.
+        Whether the levels are coverages of intervals or levels of quantiles.
     name : str, default=None
         Name in the legend.
 
@@ -55,7 +56,7 @@ class RegressionCalibrationDisplay(Display):
     See Also
     --------
     PredictiveBandDisplay : The intervals themselves.
-    sklaplace.metrics.empirical_frequency : What is plotted for quantiles.
+    sklaplace.metrics.empirical_frequency : Computes the curve of quantiles.
     sklaplace.metrics.sharpness : The number in the legend.
 
     References
@@ -92,8 +93,8 @@ class RegressionCalibrationDisplay(Display):
         Parameters
         ----------
         regressor : object
-            Fitted, with ``predict(X, return_std=True)``. Quantiles are those of its
-            ``predict_quantiles`` if it has one, else of a Gaussian.
+            Fitted, with ``predict(X, return_std=True)``. A regressor with
+            ``predict_quantiles`` predicts the quantiles; else they are Gaussian.
         X : array-like of shape (n, ...)
             Samples that the regressor was not trained on.
         y : array-like of shape (n,)
@@ -120,7 +121,7 @@ class RegressionCalibrationDisplay(Display):
 
         See Also
         --------
-        from_predictions : Of given means and standard deviations.
+        from_predictions : Plots predictions from elsewhere.
 
         Examples
         --------
@@ -195,7 +196,7 @@ class RegressionCalibrationDisplay(Display):
 
         See Also
         --------
-        from_estimator : Predicts them.
+        from_estimator : Predicts means and standard deviations.
 
         Examples
         --------
@@ -216,10 +217,9 @@ class RegressionCalibrationDisplay(Display):
                 "number per sample in each; plot several targets one by one."
             )
         check_option("kind", kind, _LABELS)
+        hint = "Choose probabilities, such as 0.9."
         levels = np.arange(1, 20) / 20 if levels is None else levels
-        levels = np.sort(
-            as_levels("levels", levels, "Choose probabilities, such as 0.9.")
-        )
+        levels = np.sort(as_levels("levels", levels, hint))
         # of intervals, all lower before all upper ends
         ends = [levels] if kind == "quantile" else [(1 - levels) / 2, (1 + levels) / 2]
         tails = np.concatenate(ends)
@@ -238,11 +238,10 @@ class RegressionCalibrationDisplay(Display):
     def _draw(self, *, line_kw: Style = None) -> None:
         """Draw the curve and the diagonal."""
         self.reference_ = axes.draw_diagonal(self.ax_)
-        sharpness = axes.three_digits(self.sharpness)
-        label = axes.curve_label(self.name, f"sharpness {sharpness}")
-        style = {"color": axes.BLUE, "marker": "o", "markersize": 4, "label": label}
-        style = styled(line_kw, **style)
-        (self.line_,) = self.ax_.plot(self.levels, self.frequency, **style)
+        number = f"sharpness {axes.three_digits(self.sharpness)}"
+        label = axes.curve_label(self.name, number)
+        curve, style = (self.levels, self.frequency), {"label": label, **axes.MARKED}
+        self.line_ = axes.draw_line(self.ax_, *curve, line_kw, **style)
         x_label, y_label = _LABELS[self.kind]
         self.ax_.set(xlabel=x_label, ylabel=y_label, xlim=(0, 1), ylim=(0, 1))
         axes.draw_legend(self.ax_)

@@ -7,8 +7,13 @@ from numpy.typing import NDArray
 
 from sklaplace.metrics import reliability_curve
 from sklaplace.plotting import axes
-from sklaplace.plotting.display import Display, Style, require_proba, styled
+from sklaplace.plotting.axes import Style
+from sklaplace.plotting.display import Display
 
+_LABELS = {
+    "top_label": ("confidence", "accuracy"),
+    "per_class": ("predicted probability", "empirical frequency"),
+}
 # curves that can be told apart on one plot
 _MOST_CLASSES = 5
 
@@ -17,8 +22,8 @@ class ReliabilityDisplay(Display):
     """Reliability diagram of a classifier, with the number of samples per bin.
 
     For two or more classes: of the most probable class, or of each. Use
-    `from_estimator` or `from_predictions` to create it. Parameters are stored as
-    attributes.
+    `from_estimator` or `from_predictions` to create the display. Parameters are stored
+    as attributes.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -39,8 +44,8 @@ class ReliabilityDisplay(Display):
     Attributes
     ----------
     calibration_error : float
-        Mean difference of frequency and probability, weighted by the bins. Of the most
-        probable class it is the expected calibration error.
+        Mean difference of frequency and probability, weighted by the bins. For the most
+        probable class, the expected calibration error.
     ax_ : matplotlib Axes
         Axes of the plot.
     count_ax_ : matplotlib Axes
@@ -57,7 +62,7 @@ class ReliabilityDisplay(Display):
     See Also
     --------
     sklaplace.metrics.expected_calibration_error : The curve as one number.
-    sklaplace.metrics.reliability_curve : What is plotted.
+    sklaplace.metrics.reliability_curve : Computes the curves.
     sklearn.calibration.CalibrationDisplay : For two classes, without counts.
 
     Examples
@@ -131,7 +136,7 @@ class ReliabilityDisplay(Display):
 
         See Also
         --------
-        from_predictions : Of given probabilities.
+        from_predictions : Plots probabilities from elsewhere.
 
         Examples
         --------
@@ -143,7 +148,7 @@ class ReliabilityDisplay(Display):
         >>> ReliabilityDisplay.from_estimator(clf, X, y, kind="per_class").class_names
         ['0', '1', '2']
         """
-        require_proba(classifier)
+        cls._require(classifier, "predict_proba")
         proba = classifier.predict_proba(X)
         options["name"] = type(classifier).__name__ if name is None else name
         return cls.from_predictions(y, proba, labels=classifier.classes_, **options)
@@ -171,7 +176,7 @@ class ReliabilityDisplay(Display):
             Class labels.
         y_proba : array-like of shape (n, K) or (n,)
             Probabilities, one column per class in the order of ``labels``; a 1d
-            array has those of the second of two classes.
+            array has the probabilities of the second of two classes.
         labels : array-like of shape (K,), default=None
             Classes in the order of the columns. By default the sorted values of
             ``y_true``.
@@ -241,33 +246,33 @@ class ReliabilityDisplay(Display):
         self, *, classes: Any = None, line_kw: Style = None, bar_kw: Style = None
     ) -> None:
         """Draw curves, and counts in the lower third of the plot on a log scale."""
-        per_class = np.ndim(self.frequency) == 2
-        names, drawn = self._names(), self._rows(classes)
-        self.reference_ = axes.draw_diagonal(self.ax_)
-        self.count_ax_ = self.ax_.twinx()
-        self.lines_, self.bars_ = [], []
-        data = [
-            np.atleast_2d(a) for a in (self.mean_proba, self.frequency, self.weight)
+        names, ax = self._names(), self.ax_
+        rows = self._rows(classes, names)
+        curves = [
+            np.atleast_2d(values)[rows]
+            for values in (self.mean_proba, self.frequency, self.weight)
         ]
-        for k, row in enumerate(drawn):
+        self.reference_ = axes.draw_diagonal(ax)
+        self.count_ax_ = ax.twinx()
+        self.lines_, self.bars_ = [], []
+        for k, curve in enumerate(zip(*curves, strict=True)):
             # A line stops at nan, which empty bins have.
-            x, frequency, weight = (a[row][data[-1][row] > 0] for a in data)
-            style = axes.class_style(k) | {"marker": "o", "markersize": 4}
-            style = styled(line_kw, label=names[row], **style)
-            self.lines_ += self.ax_.plot(x, frequency, **style)
-            color = axes.class_style(k)["color"]
-            style = styled(bar_kw, color=color, alpha=0.25, width=0.02)
+            x, frequency, weight = (values[curve[-1] > 0] for values in curve)
+            style = axes.class_style(k) | axes.MARKED | {"label": names[rows[k]]}
+            self.lines_.append(axes.draw_line(ax, x, frequency, line_kw, **style))
+            style = {"color": axes.class_style(k)["color"], "alpha": 0.25}
+            style = axes.styled(bar_kw, width=0.02, **style)
             self.bars_.append(self.count_ax_.bar(x, weight, **style))
-        x_label = "predicted probability" if per_class else "confidence"
-        if len(drawn) < len(names):
-            x_label += f" ({len(drawn)} of {len(names)} classes)"
-        y_label = "empirical frequency" if per_class else "accuracy"
+        kind = "top_label" if np.ndim(self.frequency) == 1 else "per_class"
+        x_label, y_label = _LABELS[kind]
+        if len(rows) < len(names):
+            x_label += f" ({len(rows)} of {len(names)} classes)"
         limits = -0.03, 1.03  # markers at zero and one are seen in full
-        self.ax_.set(xlabel=x_label, ylabel=y_label, xlim=limits, ylim=limits)
-        _scale_counts(self.count_ax_, data[-1][drawn])
-        self.ax_.set_zorder(self.count_ax_.get_zorder() + 1)  # lines before bars
-        self.ax_.patch.set_visible(False)
-        axes.draw_legend(self.ax_)
+        ax.set(xlabel=x_label, ylabel=y_label, xlim=limits, ylim=limits)
+        _scale_counts(self.count_ax_, curves[-1])
+        ax.set_zorder(self.count_ax_.get_zorder() + 1)  # lines before bars
+        ax.patch.set_visible(False)
+        axes.draw_legend(ax)
 
     def _errors(self) -> NDArray[Any]:
         """Return the sum of weighted differences of each curve, (K,) or ()."""
@@ -277,20 +282,18 @@ class ReliabilityDisplay(Display):
     def _names(self) -> list[str]:
         """Return the labels of all curves."""
         if np.ndim(self.frequency) == 1:
-            error = f"ECE {self.calibration_error:.3f}"
-            return [axes.curve_label(self.name, error)]
+            return [axes.curve_label(self.name, f"ECE {self.calibration_error:.3f}")]
         return list(self.class_names or map(str, range(len(self.frequency))))
 
-    def _rows(self, classes: Any) -> list[int]:
+    def _rows(self, classes: Any, names: list[str]) -> list[int]:
         """Return the rows of the curves to draw."""
         if classes is None:
             worst = np.argsort(-np.atleast_1d(self._errors()), kind="stable")
             return sorted(worst[:_MOST_CLASSES].tolist())
-        names = self._names()
-        chosen = [str(label) for label in np.asarray(classes).ravel().tolist()]
+        chosen = [str(label) for label in np.ravel(classes).tolist()]
         if np.ndim(self.frequency) == 1:
             raise ValueError(
-                f"classes={chosen} was given, but the curve is that of the most "
+                f"classes={chosen} was given, but the curve is for the most "
                 "probable class. Pass kind='per_class' with it."
             )
         unknown = sorted(set(chosen) - set(names))

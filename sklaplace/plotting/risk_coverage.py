@@ -7,8 +7,9 @@ from sklearn.base import is_classifier
 
 from sklaplace.metrics import area_under_risk_coverage, risk_coverage_curve
 from sklaplace.metrics.checks import misclassified
-from sklaplace.plotting.axes import BLUE, curve_label, draw_legend, three_digits
-from sklaplace.plotting.display import Display, Style, require_proba, styled
+from sklaplace.plotting import axes
+from sklaplace.plotting.axes import Style
+from sklaplace.plotting.display import Display
 from sklaplace.plotting.regression import mean_and_std
 
 
@@ -17,7 +18,7 @@ class RiskCoverageDisplay(Display):
 
     Shows what is gained where a model may leave samples unanswered. A useful confidence
     makes the curve rise to the right. Use `from_estimator` or `from_predictions` to
-    create it. Parameters are stored as attributes.
+    create the display. Parameters are stored as attributes.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -30,7 +31,7 @@ class RiskCoverageDisplay(Display):
     area : float
         Area under the curve (AURC).
     loss_name : str, default="loss"
-        What the risk is the mean of.
+        Name of the loss, whose mean is the risk.
     name : str, default=None
         Name in the legend.
 
@@ -47,7 +48,7 @@ class RiskCoverageDisplay(Display):
     --------
     NoveltyDisplay : Whether a score separates unknown samples.
     sklaplace.metrics.area_under_risk_coverage : The curve as one number.
-    sklaplace.metrics.risk_coverage_curve : What is plotted.
+    sklaplace.metrics.risk_coverage_curve : Computes the curve.
 
     References
     ----------
@@ -74,13 +75,7 @@ class RiskCoverageDisplay(Display):
 
     @classmethod
     def from_estimator(
-        cls,
-        estimator: Any,
-        X: Any,
-        y: Any,
-        *,
-        name: str | None = None,
-        **options: Any,
+        cls, estimator: Any, X: Any, y: Any, *, name: str | None = None, **options: Any
     ) -> Self:
         """Predict and plot the risk.
 
@@ -116,7 +111,7 @@ class RiskCoverageDisplay(Display):
 
         See Also
         --------
-        from_predictions : Of given errors and confidences.
+        from_predictions : Plots losses and confidences from elsewhere.
 
         Examples
         --------
@@ -130,7 +125,7 @@ class RiskCoverageDisplay(Display):
         0.04
         """
         if is_classifier(estimator):
-            require_proba(estimator)
+            cls._require(estimator, "predict_proba")
             proba = np.asarray(estimator.predict_proba(X))
             losses, loss_name = misclassified(estimator, proba, y), "error"
             confidence = proba.max(axis=1)
@@ -170,7 +165,7 @@ class RiskCoverageDisplay(Display):
         sample_weight : array-like of shape (n,), default=None
             Sample weights.
         loss_name : str, default="loss"
-            What the risk is the mean of.
+            Name of the loss, whose mean is the risk.
         name : str, default=None
             Name in the legend.
         ax : matplotlib Axes, default=None
@@ -192,7 +187,7 @@ class RiskCoverageDisplay(Display):
 
         See Also
         --------
-        from_estimator : Predicts them.
+        from_estimator : Predicts losses and confidences.
 
         Examples
         --------
@@ -213,9 +208,9 @@ class RiskCoverageDisplay(Display):
 
     def _draw(self, *, line_kw: Style = None) -> None:
         """Draw the curve."""
-        label = curve_label(self.name, f"AURC {three_digits(self.area)}")
-        style = styled(line_kw, color=BLUE, label=label)
-        (self.line_,) = self.ax_.plot(self.coverage, self.risk, **style)
-        self.ax_.set(xlabel="coverage", ylabel=f"risk: mean {self.loss_name}")
-        self.ax_.set_xlim(0, 1)
-        draw_legend(self.ax_)
+        label = axes.curve_label(self.name, f"AURC {axes.three_digits(self.area)}")
+        curve = self.coverage, self.risk
+        self.line_ = axes.draw_line(self.ax_, *curve, line_kw, label=label)
+        y_label = f"risk: mean {self.loss_name}"
+        self.ax_.set(xlabel="coverage", ylabel=y_label, xlim=(0, 1))
+        axes.draw_legend(self.ax_)

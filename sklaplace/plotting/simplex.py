@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from sklaplace.core.checks import check_count
 from sklaplace.dirichlet import log_density, mean
-from sklaplace.plotting.axes import VERMILION
-from sklaplace.plotting.display import Display, Style, require_method, styled
+from sklaplace.plotting.axes import MARKED, VERMILION, Style, draw_line, styled
+from sklaplace.plotting.display import Display
 
 # where the probabilities of the three classes are one: an equilateral triangle
 _CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
@@ -19,7 +19,7 @@ class DirichletDisplay(Display):
 
     A point of the triangle is a vector of three probabilities: a corner is certainty,
     the centre is ``(1/3, 1/3, 1/3)``. Use `from_estimator` or `from_predictions` to
-    create it. Parameters are stored as attributes.
+    create the display. Parameters are stored as attributes.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -53,7 +53,7 @@ class DirichletDisplay(Display):
     See Also
     --------
     UncertaintyDisplay : Uncertainty of all predictions over a plane.
-    sklaplace.dirichlet.log_density : What is plotted.
+    sklaplace.dirichlet.log_density : Computes the density.
 
     Notes
     -----
@@ -113,7 +113,7 @@ class DirichletDisplay(Display):
 
         See Also
         --------
-        from_predictions : Of given concentrations.
+        from_predictions : Plots the density for concentrations.
 
         Examples
         --------
@@ -126,11 +126,7 @@ class DirichletDisplay(Display):
         >>> display.mean.shape
         (3,)
         """
-        hint = (
-            "Pass a fitted LaplaceClassifier, or concentrations to "
-            "DirichletDisplay.from_predictions."
-        )
-        require_method(classifier, "predict_dirichlet", hint)
+        cls._require(classifier, "predict_dirichlet")
         alpha = np.asarray(classifier.predict_dirichlet(X, method=method))
         if len(alpha) != 1:
             raise ValueError(
@@ -150,7 +146,7 @@ class DirichletDisplay(Display):
         ax: Any = None,
         **options: Any,
     ) -> Self:
-        """Plot the density for given concentrations.
+        """Plot the density for concentrations.
 
         Parameters
         ----------
@@ -213,9 +209,9 @@ class DirichletDisplay(Display):
         self.surface_ = self.ax_.tricontourf(x, y, density, **style)
         corners = _CORNERS[[0, 1, 2, 0]].T
         (self.edges_,) = self.ax_.plot(*corners, color="black", linewidth=1)
-        point = {"marker": "o", "markersize": 4, "linestyle": "", "label": "mean"}
-        style = styled(point_kw, color=VERMILION, **point)
-        (self.mean_,) = self.ax_.plot(*(np.asarray(self.mean) @ _CORNERS), **style)
+        style = {"color": VERMILION, "linestyle": "", "label": "mean", **MARKED}
+        x, y = np.asarray(self.mean) @ _CORNERS
+        self.mean_ = draw_line(self.ax_, x, y, point_kw, **style)
         names = ["0", "1", "2"] if self.class_names is None else self.class_names
         sides = [(-0.04, "top"), (-0.04, "top"), (0.03, "bottom")]
         self.texts_ = [

@@ -4,8 +4,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from sklaplace.plotting.axes import label_axes
-from sklaplace.plotting.display import Display, Style, require_method, styled
+from sklaplace.plotting.axes import Style, label_axes, styled
+from sklaplace.plotting.display import Display
 from sklaplace.plotting.grid import grid_over
 
 KINDS = ("total", "aleatoric", "epistemic")
@@ -137,8 +137,7 @@ class UncertaintyDisplay(Display):
         >>> display.uncertainty.shape
         (5, 5, 3)
         """
-        hint = "Pass a fitted classifier of sklaplace."
-        require_method(classifier, "predict_uncertainty", hint)
+        cls._require(classifier, "predict_uncertainty")
         grid = grid_over(X, 2, grid_resolution, eps)
         parts = np.asarray(classifier.predict_uncertainty(grid.points, method=method))
         if parts.ndim != 2:

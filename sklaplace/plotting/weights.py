@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 from sklearn.utils.validation import check_is_fitted
 
-from sklaplace.plotting.axes import BLUE
-from sklaplace.plotting.display import Display, Style, require_matplotlib, styled
+from sklaplace.plotting.axes import BLUE, REFERENCE, Style, styled
+from sklaplace.plotting.display import Display, require_matplotlib
 
 # half width of a marginal in standard deviations, and its height in rows
 _REACH, _HEIGHT = 4.0, 0.85
@@ -131,7 +131,7 @@ class WeightPosteriorDisplay(Display):
 
     def _draw(self, *, density_kw: Style = None) -> None:
         """Draw the marginals and the line at zero."""
-        self.zero_ = self.ax_.axvline(0, color="grey", linestyle=":")
+        self.zero_ = self.ax_.axvline(0, **REFERENCE)
         z = np.linspace(-_REACH, _REACH, 101)
         height = _HEIGHT * norm.pdf(z) / norm.pdf(0)
         rows = range(len(self.mean))[::-1]

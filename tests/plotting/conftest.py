@@ -1,14 +1,12 @@
 """Data and estimators to plot; every figure is closed after its test."""
 
+import displays
 import matplotlib as mpl
 
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pytest
-from sklearn.datasets import make_moons
-from sklearn.linear_model import BayesianRidge, LogisticRegression
 
 
 @pytest.fixture(autouse=True)
@@ -17,23 +15,21 @@ def close_figures():
     plt.close("all")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def line():
-    generator = np.random.default_rng(0)
-    X = generator.uniform(-1, 1, (60, 1))
-    return X, np.sin(2 * X[:, 0]) + 0.1 * generator.normal(size=60)
+    return displays.LINE
 
 
-@pytest.fixture(scope="module")
-def ridge(line):
-    return BayesianRidge().fit(*line)
+@pytest.fixture
+def ridge():
+    return displays.ridge()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def moons():
-    return make_moons(60, noise=0.2, random_state=0)
+    return displays.MOONS
 
 
-@pytest.fixture(scope="module")
-def logistic(moons):
-    return LogisticRegression().fit(*moons)
+@pytest.fixture
+def logistic():
+    return displays.logistic()

@@ -1,15 +1,9 @@
-import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
-import polars as pl
 import pytest
-from matplotlib.colors import to_rgba
 from sklearn.datasets import make_blobs
 from sklearn.dummy import DummyClassifier
 from sklearn.linear_model import LogisticRegression
-from sklearn.svm import LinearSVC
 
-from sklaplace import LaplaceClassifier
 from sklaplace.plotting import ConfidenceDisplay
 
 draw_confidence = ConfidenceDisplay.from_estimator
@@ -58,44 +52,3 @@ def test_confidence_without_a_boundary_in_sight(moons, n_second, confidence):
     display = draw_confidence(model, moons[0], grid_resolution=5)
     assert display.boundaries_ == []
     np.testing.assert_allclose(display.confidence, confidence)
-
-
-def test_confidence_of_laplace_and_of_its_network(moons):
-    X = moons[0].astype(np.float32)
-    laplace = LaplaceClassifier(random_state=0).fit(X, moons[1])
-    _, axes = plt.subplots(1, 2)
-    options = {"grid_resolution": 10, "eps": 3.0}
-    displays = [draw_confidence(laplace, X, ax=ax, **options) for ax in axes]
-    assert [display.ax_ for display in displays] == list(axes)
-    np.testing.assert_array_equal(*(display.surface_.levels for display in displays))
-
-
-def test_confidence_takes_styles(logistic, moons):
-    display = draw_confidence(
-        logistic,
-        moons[0],
-        grid_resolution=10,
-        surface_kw={"cmap": "magma", "levels": [0.5, 0.75, 1.0]},
-        boundary_kw={"colors": "red"},
-    )
-    assert display.surface_.get_cmap().name == "magma"
-    assert len(display.surface_.levels) == 3
-    assert tuple(display.boundaries_[0].get_edgecolor()[0]) == to_rgba("red")
-
-
-def test_confidence_refuses_what_has_no_probabilities(moons):
-    with pytest.raises(TypeError, match="LinearSVC has no predict_proba"):
-        draw_confidence(LinearSVC().fit(*moons), moons[0])
-
-
-@pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame])
-def test_feature_names_are_kept(moons, frame):
-    X = frame({"width": moons[0][:, 0], "height": moons[0][:, 1]})
-    model = LogisticRegression().fit(X, moons[1])
-    ax = draw_confidence(model, X, grid_resolution=5).ax_
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("width", "height")
-
-
-def test_one_feature_is_refused(logistic, moons):
-    with pytest.raises(ValueError, match="X has 1 features, but this display needs 2"):
-        draw_confidence(logistic, moons[0][:, :1])

@@ -1,4 +1,3 @@
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from sklearn.ensemble import IsolationForest
@@ -53,17 +52,3 @@ def test_any_estimator_with_score_samples(moons):
     np.testing.assert_array_equal(display.confidence_out, model.score_samples(X + 3))
     assert display.axes_[0].get_xlabel() == "score_samples"
     assert display.histograms_[0][2][0].get_alpha() == 1.0
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (([], [1.0]), "minimum of 1 is required"),
-        (([1.0], [np.inf]), "confidence_out contains infinity"),
-        (([1.0], [[1.0, 2.0]]), "1d array"),
-    ],
-)
-def test_wrong_scores_are_named_before_a_figure_is_made(given, message):
-    with pytest.raises(ValueError, match=message):
-        NoveltyDisplay.from_predictions(*given)
-    assert plt.get_fignums() == []

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 from scipy.stats import norm
-from sklearn.gaussian_process import GaussianProcessRegressor
 
 from sklaplace import LaplaceRegressor
 from sklaplace.metrics import interval_coverage, sharpness
@@ -61,26 +60,3 @@ def test_narrow_intervals_are_below_the_diagonal():
     display = of_predictions(2 * z, [0.0] * 1000, [1.0] * 1000, name="narrow")
     assert (display.frequency < display.levels).all()
     assert display.line_.get_label() == "narrow (sharpness 1)"
-
-
-@pytest.mark.parametrize(
-    ("given", "options", "message"),
-    [
-        (([0, 1], [0, 1], [1, 0]), {}, "y_std has the value 0.0"),
-        (([0, 1], [0], [1, 1]), {}, r"shapes \(1,\) and \(2,\). Pass one number per"),
-        (([0], [0, 1], [1, 1]), {}, "inconsistent numbers of samples"),
-        (([0], [[0, 1]], [[1, 1]]), {}, "plot several targets one by one"),
-        (([0], [0], [1]), {"levels": 1.5}, "levels=1.5 is not between 0 and 1"),
-        (([0], [0], [1]), {"kind": "both"}, "kind='both' is not known"),
-    ],
-)
-def test_wrong_predictions_are_named(given, options, message):
-    with pytest.raises(ValueError, match=message):
-        of_predictions(*given, **options)
-
-
-def test_several_targets_are_refused(line):
-    y = np.c_[line[1], line[1]]
-    model = GaussianProcessRegressor(alpha=0.1).fit(line[0], y)
-    with pytest.raises(ValueError, match="predicts 2 targets"):
-        RegressionCalibrationDisplay.from_estimator(model, line[0], y)

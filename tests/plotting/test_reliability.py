@@ -139,20 +139,3 @@ def test_counts_have_decades_or_their_limits_as_ticks(most, ticks):
         frequency=np.array([0.2, 0.8]), mean_proba=np.array([0.2, 0.8]), weight=counts
     )
     assert display.plot().count_ax_.get_yticks().tolist() == ticks
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"classes": ["setosa"]}, "Pass kind='per_class'"),
-        ({"kind": "per_class", "classes": ["rose"]}, r"\['rose'\]. Choose among"),
-        ({"kind": "per_class", "classes": []}, "has no class"),
-        ({"kind": "all"}, "kind='all' is not known"),
-        ({"strategy": "wide"}, "strategy='wide' is not known"),
-        ({"n_bins": 0}, "n_bins=0 is not valid"),
-        ({"sample_weight": [1.0]}, "inconsistent numbers of samples"),
-    ],
-)
-def test_wrong_options_are_named(iris, options, message):
-    with pytest.raises(ValueError, match=message):
-        ReliabilityDisplay.from_estimator(*iris, **options)

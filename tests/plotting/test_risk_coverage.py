@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 
 from sklaplace.metrics import area_under_risk_coverage, risk_coverage_curve
 from sklaplace.plotting import RiskCoverageDisplay
@@ -38,13 +37,3 @@ def test_any_loss_can_be_plotted():
     assert display.line_.get_label() == "AURC 0.25"
     assert display.line_.get_color() == "red"
     assert display.ax_.get_ylabel() == "risk: mean cost"
-
-
-def test_other_shapes_of_targets_are_refused(line, ridge, moons, logistic):
-    draw = RiskCoverageDisplay.from_estimator
-    with pytest.raises(ValueError, match=r"y has shape \(60, 1\), but \(60,\) is"):
-        draw(ridge, line[0], line[1][:, None])
-    with pytest.raises(ValueError, match=r"y has shape \(3,\), but probabilities"):
-        draw(logistic, moons[0], moons[1][:3])
-    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
-        RiskCoverageDisplay.from_predictions([1.0], [1.0, 2.0])

@@ -49,31 +49,8 @@ def test_the_prediction_of_one_sample_is_plotted(model):
     assert [text.get_text() for text in display.texts_] == ["a", "b", "c"]
 
 
-def test_other_numbers_of_samples_and_classes_are_refused(model, moons):
-    X = load_iris().data[:2]
-    with pytest.raises(ValueError, match="X has 2 samples, but one Dirichlet"):
-        DirichletDisplay.from_estimator(model, X)
-    two = LaplaceClassifier(random_state=0).fit(*moons)
-    with pytest.raises(ValueError, match=r"alpha has shape \(2,\)"):
-        DirichletDisplay.from_estimator(two, moons[0][:1])
-
-
 def test_a_narrow_distribution_is_drawn_where_it_is():
     display = draw([1e6, 2e6, 1e6])  # its density underflows on most of the grid
     near = display.proba[display.log_density.argmax()]
     np.testing.assert_allclose(near, [0.25, 0.5, 0.25], atol=0.01)
     assert display.surface_.zmax == 1
-
-
-@pytest.mark.parametrize(
-    ("alpha", "options", "message"),
-    [
-        ([1.0, 2.0], {}, r"alpha has shape \(2,\), class_names has 3"),
-        ([1.0, 2.0, 3.0], {"class_names": ["a"]}, "class_names has 1"),
-        ([1.0, 2.0, 0.0], {}, "positive"),
-        ([1.0, 2.0, 3.0], {"grid_resolution": 1}, "grid_resolution=1 is not"),
-    ],
-)
-def test_wrong_concentrations_are_named(alpha, options, message):
-    with pytest.raises(ValueError, match=message):
-        draw(alpha, **options)

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 from sklearn.datasets import load_iris
-from sklearn.exceptions import NotFittedError
 
 from sklaplace import LaplaceClassifier, SWAGClassifier
 from sklaplace.plotting import WeightPosteriorDisplay
@@ -87,23 +86,3 @@ def test_swag_has_a_posterior_too():
     model = SWAGClassifier(random_state=0).fit(*load_iris(return_X_y=True))
     display = draw(model, weights=[3])
     assert display.std[0] == pytest.approx(float(model.posterior_.variance()[3]) ** 0.5)
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ([-1], "weights has values between -1 and -1"),
-        ([10**6], "but the posterior has"),
-        ([0.5], "are no positions. Pass integers"),
-        ([], "are no positions"),
-        ([[0]], "are no positions"),
-    ],
-)
-def test_other_positions_are_refused(model, weights, message):
-    with pytest.raises(ValueError, match=message):
-        draw(model, weights=weights)
-
-
-def test_estimators_have_to_be_fitted():
-    with pytest.raises(NotFittedError, match="not fitted yet"):
-        draw(LaplaceClassifier())

@@ -1,0 +1,124 @@
+"""A registry of displays: estimators, samples and options to draw each."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+from sklearn.datasets import load_iris, make_moons, make_multilabel_classification
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.linear_model import BayesianRidge, LogisticRegression
+
+from sklaplace import LaplaceClassifier
+
+MOONS = make_moons(60, noise=0.2, random_state=0)
+IRIS = load_iris(return_X_y=True)
+X = np.random.default_rng(0).uniform(-1, 1, (60, 1))
+LINE = X, np.sin(2 * X[:, 0]) + 0.1 * np.random.default_rng(1).normal(size=60)
+SEVERAL = GaussianProcessRegressor(alpha=0.1).fit(X, np.c_[LINE[1], LINE[1]])
+LABELS = make_multilabel_classification(60, 2, n_classes=2, n_labels=1, random_state=0)
+COARSE = {"grid_resolution": 5}
+
+
+@cache
+def laplace(data):
+    model = LaplaceClassifier(random_state=0, hessian_structure="diag")
+    return model.fit(*{"moons": MOONS, "iris": IRIS, "labels": LABELS}[data])
+
+
+@cache
+def logistic():
+    return LogisticRegression().fit(*MOONS)
+
+
+@cache
+def ridge():
+    return BayesianRidge().fit(*LINE)
+
+
+@dataclass
+class Case:
+    """How a display is made.
+
+    Attributes
+    ----------
+    estimator : callable
+        Returns the fitted estimator.
+    samples : tuple
+        Other positional arguments of ``from_estimator``.
+    styles : tuple of str
+        Keywords for matplotlib.
+    options : dict
+        Keywords of ``from_estimator``.
+    predict : callable, default=None
+        From estimator and samples to arguments and keywords of ``from_predictions``.
+    """
+
+    estimator: Any
+    samples: tuple[Any, ...]
+    styles: tuple[str, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    predict: Any = None
+
+
+CASES = {
+    "ConfidenceDisplay": Case(
+        logistic, MOONS[:1], ("surface_kw", "boundary_kw"), COARSE
+    ),
+    "DirichletDisplay": Case(
+        lambda: laplace("iris"),
+        (IRIS[0][70:71],),
+        ("surface_kw", "point_kw"),
+        COARSE,
+        lambda model, X: ([model.predict_dirichlet(X)[0]], {}),
+    ),
+    "NoveltyDisplay": Case(
+        lambda: laplace("moons"),
+        (MOONS[0], MOONS[0] + 3),
+        ("hist_kw", "line_kw"),
+        {},
+        lambda model, *samples: (map(model.score_samples, samples), {}),
+    ),
+    "PredictiveBandDisplay": Case(
+        ridge,
+        LINE,
+        ("line_kw", "band_kw", "points_kw"),
+        COARSE,
+    ),
+    "PriorPathDisplay": Case(
+        lambda: laplace("moons"),
+        (),
+        ("evidence_kw",),
+        {"prior_precisions": [0.1, 1.0, 10.0]},
+    ),
+    "RegressionCalibrationDisplay": Case(
+        ridge,
+        LINE,
+        ("line_kw",),
+        {"kind": "quantile", "sample_weight": np.arange(60)},
+        lambda model, X, y: ((y, *model.predict(X, return_std=True)), {}),
+    ),
+    "ReliabilityDisplay": Case(
+        logistic,
+        MOONS,
+        ("line_kw", "bar_kw"),
+        {"kind": "per_class", "n_bins": 5},
+        lambda model, X, y: ((y, model.predict_proba(X)), {}),
+    ),
+    "RiskCoverageDisplay": Case(
+        logistic,
+        MOONS,
+        ("line_kw",),
+        {"sample_weight": np.arange(60)},
+        lambda model, X, y: (
+            (model.predict(X) != y, model.predict_proba(X).max(axis=1)),
+            {"loss_name": "error"},
+        ),
+    ),
+    "UncertaintyDisplay": Case(
+        lambda: laplace("moons"), MOONS[:1], ("surface_kw",), COARSE
+    ),
+    "WeightPosteriorDisplay": Case(
+        lambda: laplace("moons"), (), ("density_kw",), {"weights": [0, 3]}
+    ),
+}
