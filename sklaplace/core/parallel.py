@@ -1,14 +1,10 @@
-"""Ordered map: a function of parts, in the processes of a joblib backend.
+"""Parallel: functions of parts of the data, computed by the workers of joblib.
 
-The function and each part are sent as bytes with their task, so that a backend can run
-a task again in another worker, and results arrive in the order of the parts. Every
-part is computed on one thread, so that its result depends neither on the number of
-workers nor on the machine's number of cores.
+Results come in the order of the parts. Each part is computed on one thread, so that
+results depend neither on the number of workers nor on the machine's number of cores.
 """
 
-import gc
-import hashlib
-import multiprocessing
+import io
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,33 +13,58 @@ from typing import Any, TypeVar
 
 import torch
 from joblib import Parallel, delayed, effective_n_jobs
-from joblib.externals.loky.backend import reduction
+from joblib.externals.loky.backend.reduction import get_loky_pickler
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 from joblib.parallel import get_active_backend
 from sklearn.utils.parallel import Parallel as ConfiguredParallel
 from sklearn.utils.parallel import delayed as configured_delayed
-from torch import Tensor
+from skorch import NeuralNet
 
 from sklaplace.core import progress
-from sklaplace.core.packing import reduced_as_array
 from sklaplace.core.persistence import for_worker
 
 T = TypeVar("T")
 
-# Processes that are killed by the operating system, for want of memory, would be killed
-# again.
+# A part that kills its process, as by taking too much memory, would kill others too.
 MAX_RESTARTS = 2
-# Parts that each worker may be ahead of the caller, whose results take memory.
-AHEAD = 8
+# Attributes of a net that its evaluation does not need: a log, an open file.
+OF_TRAINING = "callbacks", "callbacks_", "history_", "optimizer_", "train_split"
 
 
-def packed(value: Any) -> bytes:
-    """Return a pickle; classes and functions of a script or a notebook go by value."""
-    return bytes(reduction.dumps(value, reducers={Tensor: _reduced}))
+def dumps(value: Any, left_out: Sequence[str] = ()) -> bytes:
+    """Pickle a value, with the classes and functions of a script by value.
+
+    Parameters
+    ----------
+    value : object
+        Value, which may contain skorch nets.
+    left_out : sequence of str, default=()
+        Attributes of the nets that are None in the copy.
+    """
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.left_out = left_out
+    pickler.dump(value)
+    return file.getvalue()
 
 
-def _reduced(value: Tensor) -> Any:
-    return reduced_as_array(value) or value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+class _Pickler(get_loky_pickler()):  # type: ignore[misc]
+    """Pickles skorch nets by their attributes.
+
+    skorch pickles modules apart, by plain pickle, which lacks the classes of a script.
+    """
+
+    left_out: Sequence[str] = ()
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, NeuralNet):
+            return super().reducer_override(value)
+        state = dict(vars(value)) | dict.fromkeys(self.left_out)
+        return object.__new__, (type(value),), state, None, None, _set_attributes
+
+
+def _set_attributes(net: NeuralNet, state: dict[str, Any]) -> None:
+    vars(net).update(state)
 
 
 def n_workers(n_jobs: int | None) -> int:
@@ -51,14 +72,35 @@ def n_workers(n_jobs: int | None) -> int:
 
     That is for None, unless in a ``joblib.parallel_config`` with several workers.
     """
-    found = int(effective_n_jobs(n_jobs))
-    return 0 if n_jobs is None and found == 1 else found
+    n = int(effective_n_jobs(n_jobs))
+    return 0 if n_jobs is None and n == 1 else n
+
+
+class _Result:
+    """A result that is pickled by `dumps` on its way from a worker."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __reduce__(self) -> Any:
+        return _loaded, (dumps(self.value),)
+
+
+def _loaded(content: bytes) -> _Result:
+    return _Result(pickle.loads(content))
+
+
+def _called(function: Callable[..., Any], *args: Any) -> _Result:
+    return _Result(function(*args))
 
 
 def in_parallel(
-    function: Callable[..., T], given: Sequence[Any], n_jobs: int | None, label: str
+    function: Callable[..., T],
+    arguments: Sequence[Any],
+    n_jobs: int | None,
+    label: str,
 ) -> list[T]:
-    """Return the function of each tuple of arguments, in order, by joblib.
+    """Return the function of each tuple of arguments, in order.
 
     Workers have scikit-learn's settings. A progress bar counts the results where there
     is one.
@@ -67,29 +109,31 @@ def in_parallel(
     is_streamed = getattr(backend, "supports_return_generator", False)
     # not all backends stream results, and nothing but a bar needs it
     kind = "generator" if is_streamed and progress.shows_bars() else "list"
-    tasks = (configured_delayed(function)(*args) for args in given)
-    found = ConfiguredParallel(n_jobs=n_jobs, return_as=kind)(tasks)
-    return list(progress.tracked(found, label, len(given)))
+    tasks = (configured_delayed(_called)(function, *args) for args in arguments)
+    results = ConfiguredParallel(n_jobs=n_jobs, return_as=kind)(tasks)
+    tracked = progress.tracked(results, label, len(arguments))
+    return [result.value for result in tracked]
 
 
 def ordered_map(
-    function: Callable[[Any], Any],
+    function: Callable[[Any], T],
     parts: Sequence[Any],
-    load: Callable[[Any], Any] = lambda part: part,
+    *,
     n_jobs: int | None = None,
-) -> Iterator[Any]:
-    """Yield ``function(load(part))`` for each part, in order.
+    label: str = "",
+) -> Iterator[T]:
+    """Yield the function of each part, in order.
 
     Parameters
     ----------
     function : callable
-        Of one part; pickled once, as joblib does.
+        Of one part. Each worker, a process or a thread, has a copy of its own.
     parts : sequence
-        Parts, as small as can be, such as ranges.
-    load : callable
-        Makes a part what is sent to a worker; called here, just before it is sent.
+        Parts, which are read just before they are sent to a worker.
     n_jobs : int or None
-        Number of workers, as everywhere in scikit-learn; see `n_workers`.
+        Number of workers, see `n_workers`.
+    label : str
+        Of a progress bar that counts the parts, where there is one.
 
     Raises
     ------
@@ -99,41 +143,35 @@ def ordered_map(
     """
     workers = n_workers(n_jobs)
     if workers > 1 and len(parts) > 1:
-        yield from _in_workers(function, parts, load, n_jobs)
-        return
+        results = _in_workers(function, parts, n_jobs)
+    else:
+        results = _here(function, parts, 1 if workers else None)
+    return progress.tracked(results, label, len(parts))
+
+
+def _here(
+    function: Callable[[Any], T], parts: Sequence[Any], n_threads: int | None
+) -> Iterator[T]:
     for part in parts:
-        with torch_threads(1 if workers else None):
-            found = function(load(part))
-        yield found
+        with torch_threads(n_threads):
+            result = function(part)
+        yield result
 
 
 def _in_workers(
-    function: Callable[[Any], Any],
-    parts: Sequence[Any],
-    load: Callable[[Any], Any],
-    n_jobs: int | None,
-) -> Iterator[Any]:
-    """`ordered_map` in the workers of a backend; goes on where some were killed."""
+    function: Callable[[Any], T], parts: Sequence[Any], n_jobs: int | None
+) -> Iterator[T]:
+    """Yield the results of joblib's workers; go on where processes were killed."""
     with for_worker():
-        pickled = packed(function)
-    digest = hashlib.sha256(pickled).digest()
-    n_done, n_restarts, n_ahead = 0, 0, AHEAD * n_workers(n_jobs)
+        content = dumps(function, OF_TRAINING)
+    # parts take long, and are neither grouped nor written to temporary files
+    options = {"prefer": "processes", "batch_size": 1, "max_nbytes": None}
+    n_done = n_restarts = 0
     while n_done < len(parts):
-        # parts are long, and are neither grouped nor written to temporary files
-        engine = Parallel(
-            n_jobs,
-            prefer="processes",
-            return_as="generator",
-            batch_size=1,
-            max_nbytes=None,
-        )
-        tasks = (
-            delayed(_evaluate)(digest, pickled, packed(load(part)))
-            for part in parts[n_done : n_done + n_ahead]
-        )
+        tasks = (delayed(_evaluated)(content, dumps(p)) for p in parts[n_done:])
         try:
-            for found in engine(tasks):
-                yield pickle.loads(found)
+            for result in Parallel(n_jobs, return_as="generator", **options)(tasks):
+                yield result
                 n_done += 1
         except TerminatedWorkerError:
             n_restarts += 1
@@ -141,32 +179,20 @@ def _in_workers(
                 raise
 
 
-# the last function of each thread, since several parts have the same one
+# the last function of each thread, which has several parts to compute
 _last = threading.local()
 
 
-def _evaluate(digest: bytes, function: bytes, part: bytes) -> bytes:
-    """Return the function of a part, in a worker; all are pickled."""
-    if getattr(_last, "digest", None) != digest:
-        _ignore_imports_in_collections()
-        _last.digest, _last.function = None, None  # free its memory first
-        _last.function = pickle.loads(function)
-        _last.digest = digest
-    with torch_threads(1):
-        found = _last.function(pickle.loads(part))
-    return packed(found)
+def _evaluated(function: bytes, part: bytes) -> Any:
+    """Return the function of a part, in a worker; both are pickled.
 
-
-def _ignore_imports_in_collections() -> None:
-    """Have the collections of loky's workers pass over what imports have created.
-
-    Without psutil loky collects all garbage every second, and visiting the objects of
-    torch and scikit-learn, which stay in any case, would take a tenth of it.
+    As bytes they travel with each task, so that dask can run it again elsewhere.
     """
-    is_loky = multiprocessing.current_process().name.startswith("LokyProcess")
-    if is_loky and not gc.get_freeze_count():
-        gc.collect()
-        gc.freeze()
+    if getattr(_last, "content", None) != function:
+        _last.content = _last.function = None  # free its memory first
+        _last.content, _last.function = function, pickle.loads(function)
+    with torch_threads(1):
+        return _last.function(pickle.loads(part))
 
 
 @contextmanager

@@ -15,8 +15,7 @@ from sklaplace.curvature.structures import Accumulator
 from sklaplace.estimators.novelty_recorder import NoveltyRecorder
 from sklaplace.likelihoods.base import DataFit
 from sklaplace.networks.data import Batches
-from sklaplace.networks.trained import device_of
-from sklaplace.networks.worker_net import WorkerNetwork
+from sklaplace.networks.trained import TrainedNetwork, device_of
 from sklaplace.posterior.last_layer import LastLayerRecorder
 from sklaplace.posterior.novelty import Novelty
 
@@ -59,7 +58,7 @@ class CurvaturePass:
 
     Attributes
     ----------
-    source : WorkerNetwork
+    network : TrainedNetwork
         The network.
     curvature : Curvature
         Curvature to sum.
@@ -73,7 +72,7 @@ class CurvaturePass:
         Whether more than the curvature is added up.
     """
 
-    source: WorkerNetwork
+    network: TrainedNetwork
     curvature: Curvature
     batch_size: int
     accumulator: Accumulator
@@ -82,7 +81,7 @@ class CurvaturePass:
 
     def __call__(self, samples: Any) -> CurvatureSums:
         """Return the sums over a dataset."""
-        network, accumulator = self.source.network, self.accumulator.fresh()
+        network, accumulator = self.network, self.accumulator.fresh()
         batches = Batches(network.net, samples, self.batch_size).tracked("curvature")
         likelihood, forward = network.spec.likelihood, network.forward()
         head_rows = LastLayerRecorder(self.head_map if self.is_first else None)

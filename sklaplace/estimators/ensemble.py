@@ -20,7 +20,6 @@ from sklaplace.estimators.trainer import Trainer, inner_net, is_frozen
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork, n_epochs
-from sklaplace.networks.worker_net import WorkerNet
 
 
 class _SharedSplit:
@@ -120,19 +119,14 @@ class EnsembleTrainer(Trainer):
         given = [(int(seed), data, validation, fit_params) for seed in seeds]
         n_jobs = _processes(self.n_jobs)
         with progress.phase("train"):
-            trained = in_parallel(self.train_one, given, n_jobs, "networks")
-        networks = [replace(network, net=network.net.net) for network in trained]
+            networks = in_parallel(self.train_one, given, n_jobs, "networks")
         return TrainedEnsemble(**vars(networks[0]), networks=networks)
 
     def train_one(self, seed: int, *args: Any) -> TrainedNetwork:
-        """Return one network, initialised and trained under a seed.
-
-        Its net is inside a `WorkerNet`.
-        """
+        """Return one network, initialised and trained under a seed."""
         device = getattr(inner_net(self.estimator), "device", "cpu")
         with private_rng(seed, device), torch.inference_mode(False):
-            network = super().train(*args)
-        return replace(network, net=WorkerNet(network.net))
+            return super().train(*args)
 
     def new_net(self, data: TrainingData) -> Any:
         """Return the net to train, with a split that all networks share."""

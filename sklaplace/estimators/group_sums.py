@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from sklaplace.core import progress
 from sklaplace.core.distributed import Group
 from sklaplace.core.parallel import ordered_map
 from sklaplace.curvature.structures import Accumulator
@@ -62,9 +61,8 @@ def _one_pass(
 ) -> CurvatureSums:
     """Return the sums of one pass, over the shards of all processes."""
     with group.together():
-        rows = group.part(shards.rows)
-        found = ordered_map(work, rows, shards.load, n_jobs)
-        own = _in_order(progress.tracked(found, "curvature", len(rows)))
+        own_shards = group.part(shards)
+        own = _in_order(ordered_map(work, own_shards, n_jobs=n_jobs, label="curvature"))
     return own if group.size == 1 else _merged(group, own, work.accumulator)
 
 

@@ -40,7 +40,6 @@ from sklaplace.networks.outputs import as_forward
 from sklaplace.networks.shards import Shards
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied
-from sklaplace.networks.worker_net import WorkerNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.last_layer import LastLayerRecorder, refit_bytes
 from sklaplace.posterior.linear_model import LinearModel
@@ -189,7 +188,7 @@ class LaplaceSolver:
         options = self.options
         batch_size = self._batches(network, network.train).batch_size
         work = CurvaturePass(
-            WorkerNetwork(network),
+            replace(network, train=None, held_out=None),
             options.configured_curvature(self.seed),
             batch_size,
             options.accumulator(network.spec.layout),

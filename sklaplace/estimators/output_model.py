@@ -28,7 +28,6 @@ from sklaplace.networks.forward import Forward
 from sklaplace.networks.outputs import OutputSpec
 from sklaplace.networks.shards import Shards, cut
 from sklaplace.networks.trained import TrainedNetwork
-from sklaplace.networks.worker_net import WorkerNetwork
 from sklaplace.posterior.predictive import WeightDistribution, moments, network_draws
 
 
@@ -152,7 +151,7 @@ class OutputPass:
 
     Attributes
     ----------
-    source : WorkerNetwork
+    network : TrainedNetwork
         The network.
     function : callable
         Of the network as a function, which is frozen, and of a batch of b samples;
@@ -161,16 +160,15 @@ class OutputPass:
         Samples per batch.
     """
 
-    source: WorkerNetwork
+    network: TrainedNetwork
     function: BatchFunction
     batch_size: int
 
     def __call__(self, samples: Any) -> list[Tensor]:
         """Return the tensors for all samples, on the CPU."""
-        network = self.source.network
-        forward = network.forward()
+        forward = self.network.forward()
         with forward.frozen():
-            batches = Batches(network.net, samples, self.batch_size)
+            batches = self.network.batches(samples, self.batch_size)
             tracked = batches.tracked("predictions")
             parts = [self.function(forward, x) for x, _, _ in tracked]
         # concatenation copies: a single batch may share memory with a cache
@@ -178,17 +176,17 @@ class OutputPass:
 
     def of_all(self, dataset: Any, n_jobs: int | None) -> list[Tensor]:
         """Return the tensors for all samples, computed in ``n_jobs`` workers."""
-        n_shards = SHARDS_PER_WORKER * n_workers(n_jobs) if n_workers(n_jobs) > 1 else 1
+        workers = n_workers(n_jobs)
+        n_shards = SHARDS_PER_WORKER * workers if workers > 1 else 1
         shards = Shards.of(dataset, self.batch_size, n_shards)
-        if len(shards.rows) == 1:
-            (found,) = ordered_map(self, shards.rows, shards.load, n_jobs)
-            return list(found)
-        with torch_threads(1):
-            # here, so that the workers get what the posterior keeps from one batch to
-            # the next
-            self(cut(dataset, slice(0, 1)))
-        parts = ordered_map(self, shards.rows, shards.load, n_jobs)
-        parts = progress.tracked(parts, "predictions", len(shards.rows))
+        if len(shards) > 1:
+            with torch_threads(1):
+                # here, so that the workers get what the posterior keeps from one batch
+                # to the next
+                self(cut(dataset, slice(0, 1)))
+        parts = list(ordered_map(self, shards, n_jobs=n_jobs, label="predictions"))
+        if len(parts) == 1:
+            return parts[0]
         return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
 
 
@@ -363,7 +361,7 @@ class BatchedOutputs:
         count_rows(X)
         dataset = self.network.net.get_dataset(X)
         batch_size = self._batches(dataset, **sizes).batch_size
-        work = OutputPass(WorkerNetwork(self.network), function, batch_size)
+        work = OutputPass(self.network, function, batch_size)
         with progress.reporting(*self.scope):
             return work.of_all(dataset, self.n_jobs)
 

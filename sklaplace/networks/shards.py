@@ -4,7 +4,8 @@ Sums over samples are sums over shards, each of which is computed alone, and add
 order. So the result is the same wherever a shard is computed.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ MAX_SHARDS = 32
 
 
 @dataclass(frozen=True)
-class Shards:
-    """Consecutive samples of a dataset, in whole batches.
+class Shards(Sequence[Any]):
+    """Consecutive samples of a dataset, in whole batches; each shard is a dataset.
 
     Attributes
     ----------
@@ -53,13 +54,20 @@ class Shards:
         pairs = zip(ends, [*ends[1:], n_samples], strict=True)
         return cls(dataset, tuple(range(*pair) for pair in pairs))
 
-    def load(self, rows: range) -> Any:
-        """Return the samples of a shard as a dataset; all of them as they are."""
-        return (
-            self.dataset
-            if len(self.rows) == 1
-            else cut(self.dataset, slice(rows.start, rows.stop))
-        )
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the dataset of a shard, or several shards.
+
+        A shard of all samples is the dataset itself.
+        """
+        if isinstance(index, slice):
+            return replace(self, rows=self.rows[index])
+        rows = self.rows[index]
+        is_whole = len(rows) == len(self.dataset)
+        chosen = slice(rows.start, rows.stop)
+        return self.dataset if is_whole else cut(self.dataset, chosen)
 
 
 def cut(dataset: Any, chosen: slice | np.ndarray) -> Any:

@@ -161,11 +161,11 @@ def test_no_lock_is_held_while_workers_compute():
         with private_rng(0), as_forward(NET.estimator).frozen():
             entered.append(True)
 
-    def watched(*args):
+    def watched(*args, **kwargs):
         thread = threading.Thread(target=enter, daemon=True)
         thread.start()
         thread.join(timeout=10)
-        yield from ordered_map(*args)
+        yield from ordered_map(*args, **kwargs)
 
     model = LaplaceClassifier(NET, **SMALL, prior_precision=1.0)
     with mock.patch("sklaplace.estimators.group_sums.ordered_map", watched):
