@@ -4,6 +4,7 @@ The checks take names of entries, so that tests run over the registries and a ne
 entry is tested as soon as it is listed (and has a line in ``references``).
 """
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from sklaplace.core.trees import tree_rows
-from sklaplace.curvature.ggn import CURVATURES, GGN, Curvature, accumulate
+from sklaplace.curvature import accumulation
+from sklaplace.curvature.ggn import CURVATURES, GGN, Curvature
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
@@ -38,6 +40,42 @@ STRUCTURES_AND_PRIORS = [
 
 
 # -------------------------------------------------------------------- problems
+@dataclass(frozen=True)
+class Network:
+    """A trained network, whose datasets are lists of batches."""
+
+    function: Forward
+    likelihood: Likelihood
+    device: str = "cpu"
+
+    def forward(self) -> Forward:
+        return self.function
+
+    def batches(self, dataset: Any, batch_size: int | None) -> Any:
+        return dataset
+
+
+def accumulate(
+    forward: Forward,
+    batches: Any,
+    likelihood: Likelihood,
+    curvature: Curvature,
+    accumulator: Accumulator,
+    observe: Any = lambda *batch: None,
+) -> DataFit:
+    """Add batches, in one part, to an accumulator, which may hold some already."""
+
+    class Observing(accumulation.Recorder):
+        def observe(self, *batch):
+            observe(*batch)
+
+    network = Network(forward, likelihood)
+    given = network, [batches], curvature, accumulator
+    sums = accumulation.accumulate(*given, recorder=Observing)
+    vars(accumulator).update(vars(sums.accumulator))
+    return sums.data_fit
+
+
 class Problem:
     """A network, rows, targets and the selected weights."""
 

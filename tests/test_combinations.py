@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import references
 import torch
-from contracts import N_ROWS, assert_equal, problem, scale
+from contracts import N_ROWS, accumulate, assert_equal, problem, scale
 
 from sklaplace.core.random import row_hash
-from sklaplace.curvature.ggn import CURVATURES, accumulate
+from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
 

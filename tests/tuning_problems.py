@@ -8,11 +8,12 @@ from typing import Any
 import contracts
 import torch
 from cases import CASES, DOUBLE, generator, normal
+from contracts import accumulate
 from references import LIKELIHOODS
 from torch import Tensor
 
 from sklaplace.core.trees import tree_rows
-from sklaplace.curvature.ggn import CURVATURES, accumulate
+from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.jacobian import backpropagate
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.priors import PRIOR_STRUCTURES

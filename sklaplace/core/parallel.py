@@ -145,17 +145,16 @@ def ordered_map(
     if workers > 1 and len(parts) > 1:
         results = _in_workers(function, parts, n_jobs)
     else:
-        results = _here(function, parts, 1 if workers else None)
+        results = map(_on_one_thread(function) if workers else function, parts)
     return progress.tracked(results, label, len(parts))
 
 
-def _here(
-    function: Callable[[Any], T], parts: Sequence[Any], n_threads: int | None
-) -> Iterator[T]:
-    for part in parts:
-        with torch_threads(n_threads):
-            result = function(part)
-        yield result
+def _on_one_thread(function: Callable[[Any], T]) -> Callable[[Any], T]:
+    def computed(part: Any) -> T:
+        with torch_threads(1):
+            return function(part)
+
+    return computed
 
 
 def _in_workers(
@@ -190,18 +189,15 @@ def _evaluated(function: bytes, part: bytes) -> Any:
     """
     if getattr(_last, "content", None) != function:
         _last.content = _last.function = None  # free its memory first
-        _last.content, _last.function = function, pickle.loads(function)
-    with torch_threads(1):
-        return _last.function(pickle.loads(part))
+        _last.function = _on_one_thread(pickle.loads(function))
+        _last.content = function
+    return _last.function(pickle.loads(part))
 
 
 @contextmanager
-def torch_threads(n: int | None) -> Iterator[None]:
-    """Limit torch to n threads; None leaves their number as it is."""
+def torch_threads(n: int) -> Iterator[None]:
+    """Limit torch to n threads."""
     before = torch.get_num_threads()
-    if n is None or n == before:
-        yield
-        return
     torch.set_num_threads(n)
     try:
         yield

@@ -5,24 +5,17 @@ the Hessian of the loss in the outputs, from likelihood, outputs and targets. Th
 Hessian adds the second derivatives of the network, and is summed as a matrix.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sklaplace.core.checks import Check, check_count
-from sklaplace.core.linalg import all_finite
 from sklaplace.core.random import counter_uniforms, row_hash
-from sklaplace.curvature.derivatives import exact_hessian
-from sklaplace.curvature.jacobian import backpropagate_in_parts
-from sklaplace.curvature.recorder import compare_alone
-from sklaplace.curvature.structures import Accumulator
-from sklaplace.likelihoods.base import DataFit, Likelihood, output_weights, weighted
+from sklaplace.likelihoods.base import Likelihood, output_weights
 from sklaplace.likelihoods.output_hessian import Diagonal, Factored, OutputHessian
-from sklaplace.networks.forward import Forward
 
 # targets drawn for each sample
 N_DRAWS = 10
@@ -167,149 +160,3 @@ def output_hessian(
     if curvature.closed_form is not None:
         return curvature.closed_form(likelihood, f, y).weighted(weights)
     return Factored(curvature(likelihood, f, y, keys)).weighted(weights)
-
-
-def accumulate(
-    forward: Forward,
-    batches: Iterable[tuple[Any, Any, Tensor | None]],
-    likelihood: Likelihood,
-    curvature: Curvature,
-    accumulator: Accumulator,
-    observe: Callable[..., None] | None = None,
-    after_batch: Callable[[Any, Tensor, Any, Tensor | None], None] | None = None,
-) -> DataFit:
-    """Sum the curvature and the loss over batches ``(x, y, weights)``.
-
-    Parameters
-    ----------
-    forward : Forward
-        The network, inside ``forward.frozen()``.
-    batches : iterable
-        Weights are (b,) or None. Iterated again if the accumulator needs another pass.
-    likelihood, curvature : Likelihood, Curvature
-        Loss and curvature to sum.
-    accumulator : Accumulator
-        Updated in place.
-    observe : callable, optional
-        Called with ``(f, hessian, jacobian, targets, weights, keys)`` of every batch,
-        or of every part of its columns.
-    after_batch : callable, optional
-        Called once with ``(x, f, weights)`` of every batch.
-
-    Returns
-    -------
-    DataFit
-        Weighted loss and number of targets.
-
-    Raises
-    ------
-    ValueError
-        If an output is not finite.
-    """
-    given = likelihood, curvature, accumulator
-    data_fit = add_pass(forward, batches, *given, observe, after_batch)
-    while accumulator.needs_another_pass():
-        add_pass(forward, batches, *given)
-    return data_fit
-
-
-def add_pass(
-    forward: Forward,
-    batches: Iterable[tuple[Any, Any, Tensor | None]],
-    likelihood: Likelihood,
-    curvature: Curvature,
-    accumulator: Accumulator,
-    observe: Callable[..., None] | None = None,
-    after_batch: Callable[[Any, Tensor, Any, Tensor | None], None] | None = None,
-) -> DataFit:
-    """Add one pass over batches to an accumulator; see `accumulate`."""
-    fits: list[DataFit] = []
-    new_batch = partial(_Batch, forward, likelihood, curvature, accumulator)
-    adds_matrix = curvature.is_exact and accumulator.layout.head is None
-    for given in batches:
-        batch = new_batch(*given)
-        f = batch.add_exactly() if adds_matrix else batch.add(observe)
-        if accumulator.layout.head is not None and not fits and all_finite(f):
-            # no rows are compared, but a whole batch may have other outputs
-            compare_alone(forward, batch.x, f, accumulator.layout.rounding)
-        if after_batch is not None:
-            after_batch(batch.x, f, batch.targets, batch.given_weights)
-        fits.append(batch.data_fit(f.double()))
-    return DataFit.total(fits)
-
-
-@dataclass
-class _Batch:
-    """One batch; `set_targets` reads its targets once the outputs are computed."""
-
-    forward: Forward
-    likelihood: Likelihood
-    curvature: Curvature
-    accumulator: Accumulator
-    x: Any
-    y: Any
-    given_weights: Tensor | None
-    weights: Tensor | None = None
-    keys: Tensor | None = None
-
-    def add(self, observe: Callable[..., None] | None = None) -> Tensor:
-        """Add the rows ``Sᵀ J``; returns the outputs (b, c)."""
-        layout = self.accumulator.layout
-        if self.curvature.closed_form is None or self.accumulator.takes_keys:
-            self.keys = row_hash(self.x)
-        parts = backpropagate_in_parts(self.forward, self.x, layout, self.columns)
-        for f, jacobian in parts:
-            rows = replace(jacobian, weights=self.weights, keys=self.keys)
-            self.accumulator.update(rows)
-            if observe is not None:
-                batch = f, self.hessian, jacobian, self.targets, self.weights, self.keys
-                observe(*batch)
-        return f
-
-    def add_exactly(self) -> Tensor:
-        """Add the Hessian of the loss in the weights; returns the outputs (b, c)."""
-        with torch.no_grad():
-            f: Tensor = self.forward(self.x)
-        self.set_targets(f)
-        layout = self.accumulator.layout
-        hessian = exact_hessian(self.forward, self.x, layout, self.loss)
-        self.accumulator.add_matrix(hessian)
-        return f
-
-    def set_targets(self, f: Tensor) -> None:
-        """Targets, and sample weights times those that the criterion has."""
-        if not all_finite(f):
-            raise ValueError(
-                "The network's outputs are not finite on some training samples: its "
-                "training has diverged. Lower the learning rate or scale the inputs."
-            )
-        self.targets = self.likelihood.targets(self.y, f)
-        self.weights = weighted(self.likelihood, self.targets, self.given_weights)
-        ones = torch.ones(len(f), dtype=torch.float64, device=f.device)
-        self.sample_weights = ones if self.weights is None else self.weights.double()
-
-    def columns(self, f: Tensor) -> OutputHessian:
-        """``w S Sᵀ`` of each sample."""
-        self.set_targets(f)
-        self.hessian = output_hessian(
-            self.curvature, self.likelihood, f, self.targets, self.weights, self.keys
-        )
-        return self.hessian
-
-    def n_targets(self, f: Tensor) -> Tensor:
-        """Sum of the weights of observed values, (), float64."""
-        weights = self.likelihood.label_weights(self.targets)
-        if weights is None:
-            return self.sample_weights.sum() * self.likelihood.n_targets(f.shape[1])
-        return self.sample_weights @ weights.sum(1)
-
-    def loss(self, f: Tensor) -> Tensor:
-        """Weighted sum of the loss, (), in the dtype of the outputs."""
-        return self.data_fit(f).loss
-
-    def data_fit(self, f: Tensor) -> DataFit:
-        """Weighted sum of the loss, in the dtype of the outputs, and of targets."""
-        is_real = self.targets.is_floating_point()
-        targets = self.targets.to(f.dtype) if is_real else self.targets
-        weights, n_targets = self.sample_weights, self.n_targets(f)
-        return DataFit.of(self.likelihood, f, targets, weights, n_targets)

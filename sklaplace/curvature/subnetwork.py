@@ -5,7 +5,7 @@ via subnetwork inference"): the weights with the highest scores are selected, an
 equal ones the first.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.checks import Check
+from sklaplace.curvature.accumulation import accumulate
 from sklaplace.curvature.descent import SCHEDULE_CHECKS, Descent, Schedule
-from sklaplace.curvature.ggn import GGN, accumulate
+from sklaplace.curvature.ggn import GGN
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures.diag import DiagAccumulator
-from sklaplace.likelihoods import Likelihood
-from sklaplace.networks.forward import Forward
+from sklaplace.networks.trained import TrainedNetwork
 
 
 @dataclass(frozen=True)
@@ -27,31 +27,31 @@ class SelectionProblem:
 
     Attributes
     ----------
-    forward : Forward
-        The trained network, inside ``forward.frozen()``.
+    network : TrainedNetwork
+        The trained network.
+    samples : Dataset
+        Training samples.
     layout : Layout
-        All of its weights.
-    likelihood : Likelihood
-        Of the targets given the outputs.
-    batches : callable
-        Returns an iterable over the training samples, in batches ``(x, y, weights)``.
+        All of the network's weights.
     descent : Descent
         Gradient descent from the trained weights.
+    batch_size : int or None
+        Samples per batch.
     seed : int
         Of random numbers.
     """
 
-    forward: Forward
+    network: TrainedNetwork
+    samples: Any
     layout: Layout
-    likelihood: Likelihood
-    batches: Callable[[], Iterable[tuple[Any, Any, Tensor | None]]]
     descent: Descent
+    batch_size: int | None
     seed: int
 
 
 def magnitude(problem: SelectionProblem) -> Tensor:
     """Absolute values of the weights, (P,)."""
-    return problem.layout.read(problem.forward.module).abs()
+    return problem.layout.read(problem.network.forward().module).abs()
 
 
 def random(problem: SelectionProblem) -> Tensor:
@@ -69,9 +69,10 @@ def variance(problem: SelectionProblem) -> Tensor:
     prediction depends on them. One pass over the training samples (Daxberger et al.
     2021, section 4).
     """
-    accumulator = DiagAccumulator(problem.layout)
-    accumulate(problem.forward, problem.batches(), problem.likelihood, GGN, accumulator)
-    curvature = accumulator.decompose().diagonal
+    accumulator, size = DiagAccumulator(problem.layout), problem.batch_size
+    parts = [problem.samples]
+    sums = accumulate(problem.network, parts, GGN, accumulator, batch_size=size)
+    curvature = sums.accumulator.decompose().hessian_diagonal()
     return torch.where(curvature > 0, -curvature, -curvature.max() - 1)
 
 

@@ -18,16 +18,16 @@ from sklaplace.core.budget import move
 from sklaplace.core.linalg import plain
 from sklaplace.core.warn import warn_user
 from sklaplace.curvature import priors
-from sklaplace.curvature.ggn import CURVATURES, accumulate
+from sklaplace.curvature.accumulation import accumulate
+from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.network import NetworkSpec
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.estimators import options
 from sklaplace.estimators.prior_callback import PriorCallback
-from sklaplace.networks.data import Batches
-from sklaplace.networks.outputs import as_forward, unwrapped
-from sklaplace.networks.trained import device_of
+from sklaplace.networks.outputs import unwrapped
+from sklaplace.networks.trained import TrainedNetwork, device_of
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.tuning.evidence import marglik
 
@@ -247,23 +247,24 @@ class MarglikTraining(PriorCallback):
     def _posterior(self, net: Any) -> GaussianPosterior:
         """Return the posterior at the current weights and hyperparameters."""
         spec, layout = self.training_.spec, self.training_.layout
-        forward = as_forward(net, spec.output_map, spec.logit_layer)
-        curvature = CURVATURES[self.curvature]
+        network, curvature = TrainedNetwork(net, spec), CURVATURES[self.curvature]
         accumulator = STRUCTURES[self.hessian_structure][0](layout)
         elements = accumulator.row_elements(layout, spec.n_outputs)
-        batch_size = spec.batch_size(row_elements=elements)
-        batches = Batches(net, self.training_.dataset, batch_size)
-        factor = curvature.configured({}, seed=0)
-        with forward.frozen():
-            fit = accumulate(forward, batches, spec.likelihood, factor, accumulator)
-        weights = layout.read(forward.module)
+        sums = accumulate(
+            network,
+            [self.training_.dataset],
+            curvature.configured({}, seed=0),
+            accumulator,
+            batch_size=spec.batch_size(row_elements=elements),
+        )
+        weights = layout.read(network.forward().module)
         return GaussianPosterior(
             mean=weights,
             weights=weights,
-            structure=accumulator.decompose(),
+            structure=sums.accumulator.decompose(),
             layout=layout,
             likelihood=spec.likelihood,
-            data_fit=fit,
+            data_fit=sums.data_fit,
             hyperparameters=self.hyperparameters_,
             curvature_order=curvature.order,
         )

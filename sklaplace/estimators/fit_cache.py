@@ -12,11 +12,11 @@ from sklaplace.core.cache import (
     fingerprint,
     warn_without_memory,
 )
-from sklaplace.core.distributed import Group
 from sklaplace.core.random import private_rng
 from sklaplace.core.warn import warn_user
 from sklaplace.curvature.structures.kron import Kron
 from sklaplace.curvature.uses import UnseenUseError
+from sklaplace.estimators.distributed import Group
 from sklaplace.estimators.laplace_fit import LaplaceFit, LaplaceSolver
 from sklaplace.estimators.laplace_trainer import LaplaceTrainer
 from sklaplace.estimators.trainer import inner_net

@@ -21,10 +21,10 @@ from sklaplace.core.persistence import (
 )
 from sklaplace.core.trees import without_groups
 from sklaplace.estimators.diagram import displayed
+from sklaplace.estimators.distributed import Group, data_to_agree_on
 from sklaplace.estimators.fit_cache import FitWork, UnfinishedFit, cached_fit
 from sklaplace.estimators.given_net import note_new_weights
 from sklaplace.estimators.glm_outputs import OUTPUT_MODELS, CachedOutputs
-from sklaplace.estimators.group_sums import agree_on_data, agreed_seed
 from sklaplace.estimators.hyperparameters import (
     check_addable,
     retuned,
@@ -48,13 +48,13 @@ from sklaplace.estimators.samples import (
     cast_tensors,
     check_inputs,
     check_samples,
+    draw_seed,
     encode_samples,
     unchanged_on_error,
     warn_of_weight_scale,
     weighted_data,
 )
 from sklaplace.estimators.summary import of_posterior, reporting_for, warn_if_alone
-from sklaplace.estimators.workers import group_of
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
@@ -175,7 +175,7 @@ class BaseLaplace:
 
     def _fit(self, samples: Samples) -> Any:
         with unchanged_on_error(self):
-            with group_of(self).together():
+            with Group.of(self.distributed).together():
                 options = self._check_options()
                 note_new_weights(self)
                 warn_of_weight_scale(samples.sample_weight)
@@ -195,11 +195,14 @@ class BaseLaplace:
         self, options: LaplaceOptions, samples: Samples
     ) -> LaplaceFit:
         """Train and accumulate the curvature; or load both from ``memory``."""
-        group = group_of(self)
+        group = Group.of(self.distributed)
         with group.together():
             check_memory(self.memory)
             data, validation = encode_samples(self, samples)
-        self._seed = agreed_seed(group, options, data, self.random_state)
+        group.agree(vars(options) | data_to_agree_on(data))
+        group.agree({"random_state": self.random_state})
+        # without a random state, the seed of the first process
+        self._seed, *_ = group.gather(draw_seed(self.random_state))
         work = FitWork(
             trainer=replace(self._trainer(options), is_part=samples.is_part),
             solver=self._solver(options),
@@ -307,10 +310,10 @@ class BaseLaplace:
         """Add curvature and loss of new samples; the network keeps its weights."""
         check_is_fitted(self)
         with reporting_for(self), unchanged_on_error(self):
-            group = group_of(self)
+            group = Group.of(self.distributed)
             with group.together():
                 solver, data, network, novelty = self._prepared(X, y, sample_weight)
-            agree_on_data(group, data)
+            group.agree(data_to_agree_on(data))
             network = network_at_mean(self.posterior_, network, data)
             added = solver.add(self.posterior_, network)
             self.posterior_, self._novelty = added, novelty

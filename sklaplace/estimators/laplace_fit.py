@@ -10,6 +10,7 @@ posterior under the hyperparameters that are given or tuned:
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -17,15 +18,15 @@ from torch import Tensor
 
 from sklaplace.core import progress
 from sklaplace.core.budget import KEPT_BUDGET, move
-from sklaplace.core.distributed import Group
+from sklaplace.core.parallel import ordered_map
 from sklaplace.core.random import row_hash
+from sklaplace.curvature.accumulation import CurvatureSums, accumulate
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.curvature.jacobian import Centring, backpropagate
 from sklaplace.curvature.priors import PRIOR_STRUCTURES, of_tensors
 from sklaplace.curvature.structures import Structure
 from sklaplace.curvature.structures.rounding import check_finite
-from sklaplace.estimators.curvature_sums import CurvaturePass, CurvatureSums
-from sklaplace.estimators.group_sums import added_up, agree_on_network
+from sklaplace.estimators.distributed import Group
 from sklaplace.estimators.noise import (
     root_mean_square,
     seen_noise,
@@ -34,6 +35,7 @@ from sklaplace.estimators.noise import (
 )
 from sklaplace.estimators.novelty_recorder import NoveltyRecorder
 from sklaplace.estimators.options import LaplaceOptions
+from sklaplace.estimators.sample_record import SampleRecord, SampleRecorder
 from sklaplace.likelihoods.base import DataFit, weighted
 from sklaplace.networks.data import Batches, TrainingData
 from sklaplace.networks.outputs import as_forward
@@ -175,29 +177,33 @@ class LaplaceSolver:
     def _accumulated(self, network: TrainedNetwork) -> LaplaceFit:
         refits = self.options.refits(network.spec, len(network.train))
         head_map = network.spec.head_map if refits else None
-        sums = self._added_up(network, head_map)
-        head_rows, structure = sums.head_rows, sums.accumulator.decompose()
-        needs_rows = self.options.refine is True and not head_rows.is_linear
-        found = network, structure, sums.data_fit, head_rows, needs_rows
-        return LaplaceFit(*found, sums.novelty)
-
-    def _added_up(
-        self, network: TrainedNetwork, head_map: Tensor | None = None
-    ) -> CurvatureSums:
-        """Return the sums over the training samples of a network."""
-        options = self.options
-        batch_size = self._batches(network, network.train).batch_size
-        work = CurvaturePass(
-            replace(network, train=None, held_out=None),
-            options.configured_curvature(self.seed),
-            batch_size,
-            options.accumulator(network.spec.layout),
-            head_map,
+        recorder = partial(SampleRecorder, head_map=head_map)
+        sums = self._sums(network, recorder=recorder)
+        record: SampleRecord = sums.record
+        return LaplaceFit(
+            network=network,
+            structure=sums.accumulator.decompose(),
+            data_fit=sums.data_fit,
+            head_rows=record.head_rows,
+            needs_rows=self.options.refine is True and not record.head_rows.is_linear,
+            novelty=record.novelty,
         )
-        group = Group.of(options.distributed)
-        agree_on_network(group, network)
-        shards = Shards.of(network.train, batch_size, options.n_shards)
-        return added_up(work, shards, group, options.n_jobs)
+
+    def _sums(self, network: TrainedNetwork, **options: Any) -> CurvatureSums:
+        """Return the sums over the training samples of a network."""
+        batch_size = self._batches(network, network.train).batch_size
+        group = Group.of(self.options.distributed)
+        group.agree_on_network(network)
+        in_workers = partial(ordered_map, n_jobs=self.options.n_jobs, label="curvature")
+        return accumulate(
+            replace(network, train=None, held_out=None),
+            Shards.of(network.train, batch_size, self.options.n_shards),
+            self.options.configured_curvature(self.seed),
+            self.options.accumulator(network.spec.layout),
+            batch_size=batch_size,
+            map=partial(group.map, in_workers),
+            **options,
+        )
 
     def add_novelty(
         self, novelty: Novelty | None, network: TrainedNetwork
@@ -205,7 +211,7 @@ class LaplaceSolver:
         """Return the novelty after further samples, those of a network as trained."""
         if novelty is None:
             return None
-        with NoveltyRecorder(network, novelty) as recorder:
+        with NoveltyRecorder(network.spec, network.forward(), novelty) as recorder:
             recorder.add_all(self._batches(network, network.train))
         return recorder.result()
 
@@ -222,7 +228,7 @@ class LaplaceSolver:
             At the posterior's mean, with the further samples to add.
         """
         with progress.phase("curvature"):
-            more = self._added_up(network)
+            more = self._sums(network)
         accumulator = self.options.accumulator(posterior.layout)
         with network.forward().frozen():
             posterior.structure.resume(accumulator)

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import torch
@@ -231,20 +231,19 @@ class LaplaceTrainer(Trainer):
     def _selected_weights(self, trained: TrainedNetwork) -> Tensor:
         """Return the indices of the weights with the largest scores."""
         forward = trained.forward()
+        elements = self.options.row_elements(trained.spec)
+        batches = trained.batches(
+            trained.train, self.options.batch_size, row_elements=elements
+        )
         with forward.frozen():
             layout = select(forward, spread_rows(trained.net, trained.train), "all", {})
-            batch_size = self.options.batch_size
-            elements = self.options.row_elements(trained.spec)
-            batches = partial(
-                trained.batches, trained.train, batch_size, row_elements=elements
-            )
             problem = SelectionProblem(
-                forward,
-                layout,
-                trained.spec.likelihood,
-                batches,
-                self.descent(trained),
-                self.seed,
+                network=trained,
+                samples=trained.train,
+                layout=layout,
+                descent=self.descent(trained),
+                batch_size=batches.batch_size,
+                seed=self.seed,
             )
             given = self.options.subset_params
             by = given.get("by", CRITERION)

@@ -9,10 +9,11 @@ from torch import Tensor
 from sklaplace.core.linalg import agree
 from sklaplace.core.random import row_hash
 from sklaplace.curvature.features import FeatureRecorder
+from sklaplace.curvature.network import NetworkSpec
 from sklaplace.curvature.recorder import compare_alone
 from sklaplace.estimators.output_model import BatchedOutputs
 from sklaplace.networks.data import Batches
-from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.networks.forward import Forward
 from sklaplace.posterior.novelty import FeatureBatch, Novelty
 
 
@@ -21,22 +22,20 @@ class NoveltyRecorder(FeatureRecorder):
 
     Parameters
     ----------
-    network : TrainedNetwork
-        The network and its samples.
-    earlier : Novelty, optional
-        Of the samples that these are added to.
-
-    Attributes
-    ----------
+    spec : NetworkSpec
+        Of the network.
     forward : Forward
         The network as a function, whose passes are recorded.
+    earlier : Novelty, optional
+        Of the samples that these are added to.
     """
 
-    def __init__(self, network: TrainedNetwork, earlier: Novelty | None = None) -> None:
-        self.forward = network.forward()
-        super().__init__(self.forward, network.spec.feature_layers)
-        self._likelihood = network.spec.likelihood
-        self._rounding = network.spec.layout.rounding
+    def __init__(
+        self, spec: NetworkSpec, forward: Forward, earlier: Novelty | None = None
+    ) -> None:
+        super().__init__(forward, spec.feature_layers)
+        self._forward, self._likelihood = forward, spec.likelihood
+        self._rounding = spec.layout.rounding
         self._novelty, self._is_known, self._is_checked = earlier, True, False
 
     def add(self, x: Any, f: Tensor, targets: Any, weights: Tensor | None) -> None:
@@ -58,15 +57,15 @@ class NoveltyRecorder(FeatureRecorder):
 
     def _are_of_samples(self, features: Tensor, x: Any, f: Tensor) -> bool:
         """Whether features are those of the samples in order, as some alone have."""
-        some = compare_alone(self.forward, x, f, self._rounding)
+        some = compare_alone(self._forward, x, f, self._rounding)
         alone = self.take(len(some))
         return alone is not None and agree(alone, features[some], self._rounding)
 
     def add_all(self, batches: Batches) -> None:
         """Add batches, which pass the network here."""
-        with self.forward.frozen(), torch.no_grad():
+        with self._forward.frozen(), torch.no_grad():
             for x, y, weights in batches:
-                f = self.forward(x)
+                f = self._forward(x)
                 self.add(x, f, self._likelihood.targets(y, f), weights)
 
     def result(self) -> Novelty | None:

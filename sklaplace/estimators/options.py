@@ -33,9 +33,9 @@ from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import STRUCTURES, Accumulator
 from sklaplace.curvature.subnetwork import SCORES
 from sklaplace.curvature.subsets import CRITERION, SUBSETS
+from sklaplace.estimators.distributed import check_workers
 from sklaplace.estimators.given_net import check_net
 from sklaplace.estimators.glm_outputs import OUTPUT_MODELS
-from sklaplace.estimators.workers import check_workers
 from sklaplace.likelihoods import (
     ClassificationLikelihood,
     Gaussian,
@@ -210,7 +210,7 @@ def _check_laplace(model: Any) -> None:
     check_positive("residual", model.residual, RESIDUALS)
     check_subset(model.subset_of_weights, model.subset_params)
     _check_params(model)
-    check_workers(model)
+    check_workers(model.n_jobs, model.n_shards, model.distributed, model.memory)
     _check_prior(model)
     _check_earlier(model)
     check_positive("temperature", model.temperature)

@@ -169,7 +169,7 @@ class OutputPass:
         forward = self.network.forward()
         with forward.frozen():
             batches = self.network.batches(samples, self.batch_size)
-            tracked = batches.tracked("predictions")
+            tracked = progress.tracked(batches, "predictions", len(batches))
             parts = [self.function(forward, x) for x, _, _ in tracked]
         # concatenation copies: a single batch may share memory with a cache
         return [torch.cat(pieces).cpu() for pieces in zip(*parts, strict=True)]

@@ -4,6 +4,7 @@ Array-likes are validated by the estimators. Dicts of arrays, tuples and torch d
 are passed to skorch unchanged; batches are those of the net's own validation loader.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,6 @@ from skorch.utils import multi_indexing, to_tensor
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, default_collate
 
-from sklaplace.core import progress
 from sklaplace.core.arrays import as_numbers, check_finite, detached
 from sklaplace.core.random import private_rng
 from sklaplace.core.stored import StoredArray
@@ -107,10 +107,8 @@ class Batches:
         for x, y, w in batches:
             yield self._on_device(x), self._on_device(y), self._on_device(w)
 
-    def tracked(self, label: str) -> Iterator[Batch]:
-        """Return the batches, which a progress bar counts where there is one."""
-        n_batches = -(-len(self.dataset) // self.batch_size)
-        return progress.tracked(self, label, n_batches)
+    def __len__(self) -> int:
+        return math.ceil(len(self.dataset) / self.batch_size)
 
     def _sliced(self, arrays: "_Arrays") -> Iterator[Batch]:
         """Batches of arrays, without a loop over samples."""

@@ -35,6 +35,11 @@ class TrainedNetwork:
         """Device of the parameters."""
         return device_of(self.net)
 
+    @property
+    def likelihood(self) -> Any:
+        """Likelihood of the targets given the outputs."""
+        return self.spec.likelihood
+
     def forward(self) -> Forward:
         """Return the network as a function to differentiate."""
         net, spec = self.net, self.spec

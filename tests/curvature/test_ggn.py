@@ -3,9 +3,9 @@ import pytest
 import references
 import torch
 from cases import normal, positive
-from contracts import N_ROWS, assert_equal, problem
+from contracts import N_ROWS, accumulate, assert_equal, problem
 
-from sklaplace.curvature.ggn import CURVATURES, GGN, accumulate
+from sklaplace.curvature.ggn import CURVATURES, GGN
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.likelihoods import Bernoulli, Categorical, CategoricalMap
 from sklaplace.likelihoods.output_hessian import Factored

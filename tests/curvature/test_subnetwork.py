@@ -2,7 +2,7 @@ import pytest
 import references
 import torch
 from cases import positive
-from contracts import N_ROWS, problem
+from contracts import N_ROWS, Network, problem
 from skorch import NeuralNet
 from skorch.dataset import Dataset
 from torch import nn
@@ -20,9 +20,8 @@ def selection(found, batches=None, seed=0, order=None, criterion=nn.CrossEntropy
     net = NeuralNet(found.forward.module, criterion, verbose=0).initialize()
     dataset = Dataset(tree_rows(found.x, order), found.y[order])
     descent = Descent(net, dataset, {}, seed)
-    return SelectionProblem(
-        found.forward, found.layout, found.likelihood, lambda: batches, descent, seed
-    )
+    network = Network(found.forward, found.likelihood)
+    return SelectionProblem(network, batches, found.layout, descent, None, seed)
 
 
 @pytest.mark.parametrize("by", SCORES)

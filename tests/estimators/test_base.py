@@ -403,7 +403,7 @@ class TestStateLeftAlone:
 @contextmanager
 def interrupted():
     """By the user, while curvature is being accumulated."""
-    name = "sklaplace.estimators.curvature_sums.add_pass"
+    name = "sklaplace.curvature.accumulation.backpropagate_in_parts"
     with (
         mock.patch(name, side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),

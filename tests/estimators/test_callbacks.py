@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from cases import DOUBLE
+from contracts import accumulate
 from nets import (
     MLP,
     BatchNormMLP,
@@ -37,7 +38,7 @@ from sklaplace import (
     MarglikTraining,
     PriorTraining,
 )
-from sklaplace.curvature.ggn import CURVATURES, accumulate
+from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.likelihoods import Gaussian, HeteroscedasticNLLLoss

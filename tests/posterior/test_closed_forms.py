@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 from cases import DOUBLE, normal
-from contracts import assert_equal, hyperparameters
+from contracts import accumulate, assert_equal, hyperparameters
 from scipy import stats
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
 from sklearn.linear_model import BayesianRidge
 from torch import nn
 
-from sklaplace.curvature.ggn import GGN, accumulate
+from sklaplace.curvature.ggn import GGN
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.likelihoods import Gaussian

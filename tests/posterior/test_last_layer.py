@@ -6,13 +6,13 @@ import references
 import torch
 import tuning_problems
 from cases import CASES, DOUBLE, Case, Net, normal, positive, rows
-from contracts import ROUNDING, STRUCTURES_AND_PRIORS, assert_equal
+from contracts import ROUNDING, STRUCTURES_AND_PRIORS, accumulate, assert_equal
 from costs import counted
 from sklearn.linear_model import LogisticRegression, Ridge
 from torch import nn
 from tuning_problems import N_ROWS, fit
 
-from sklaplace.curvature.ggn import GGN, accumulate
+from sklaplace.curvature.ggn import GGN
 from sklaplace.curvature.structures import STRUCTURES, kron
 from sklaplace.curvature.structures.kron import KronAccumulator
 from sklaplace.curvature.subsets import SUBSETS

@@ -2,11 +2,11 @@ import contracts
 import pytest
 import torch
 from cases import CASES, normal
-from contracts import N_ROWS, assert_equal, prior_precision, problem, scale
+from contracts import N_ROWS, accumulate, assert_equal, prior_precision, problem, scale
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sklaplace.curvature.ggn import GGN, accumulate
+from sklaplace.curvature.ggn import GGN
 from sklaplace.curvature.jacobian import backpropagate, centring
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.priors import PRIOR_STRUCTURES

@@ -4,14 +4,22 @@ import pytest
 import references
 import torch
 from cases import Case, Net, normal, positive, rows
-from contracts import N_ROWS, Problem, assert_equal, prior_precision, problem, scale
+from contracts import (
+    N_ROWS,
+    Problem,
+    accumulate,
+    assert_equal,
+    prior_precision,
+    problem,
+    scale,
+)
 from costs import counted
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sklaplace.core.linalg import group_products
 from sklaplace.curvature.blocks import Block, GroupedBlock
-from sklaplace.curvature.ggn import GGN, accumulate
+from sklaplace.curvature.ggn import GGN
 from sklaplace.curvature.jacobian import Jacobian, backpropagate
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.structures import STRUCTURES, kron

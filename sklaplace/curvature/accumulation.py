@@ -1,0 +1,260 @@
+"""Accumulation: curvature and loss of a trained network, summed over samples.
+
+`accumulate` is the only loop over samples that sums curvature. It goes over them in
+parts, by the ``map`` that it is given: the builtin one, that of joblib's workers, or
+that of the processes of ``torch.distributed``.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sklaplace.core import progress
+from sklaplace.core.linalg import all_finite
+from sklaplace.core.random import private_rng, row_hash
+from sklaplace.curvature.derivatives import exact_hessian
+from sklaplace.curvature.ggn import Curvature, output_hessian
+from sklaplace.curvature.jacobian import backpropagate_in_parts
+from sklaplace.curvature.recorder import compare_alone
+from sklaplace.curvature.structures import Accumulator
+from sklaplace.likelihoods.base import DataFit, Likelihood, weighted
+from sklaplace.likelihoods.output_hessian import OutputHessian
+from sklaplace.networks.forward import Forward
+from sklaplace.networks.trained import TrainedNetwork
+
+
+class Recorder(AbstractContextManager["Recorder"]):
+    """Records more of the samples during a pass over them; this one records nothing.
+
+    Parameters
+    ----------
+    network : TrainedNetwork
+        The network.
+    forward : Forward
+        The network as a function, which the samples pass.
+    """
+
+    def __init__(self, network: TrainedNetwork, forward: Forward) -> None: ...
+
+    def __exit__(self, *_: Any) -> None:
+        """End the pass."""
+
+    def observe(self, *batch: Any) -> None:
+        """Record ``f, hessian, jacobian, targets, weights, keys`` of a batch.
+
+        Or of a part of its columns; ``jacobian`` has the rows ``Sᵀ J``.
+        """
+
+    def observe_batch(self, *batch: Any) -> None:
+        """Record ``x, f, targets, weights`` of a whole batch, with outputs (b, c)."""
+
+    def result(self) -> Any:
+        """Return the record, which has a method ``merge``; None for nothing."""
+        return None
+
+
+@dataclass
+class CurvatureSums:
+    """Sums over samples.
+
+    Attributes
+    ----------
+    accumulator : Accumulator
+        Curvature.
+    data_fit : DataFit
+        Loss.
+    record : object or None
+        Result of a `Recorder`.
+    """
+
+    accumulator: Accumulator
+    data_fit: DataFit
+    record: Any = None
+
+    def merge(self, other: "CurvatureSums") -> None:
+        """Add the sums over samples that follow."""
+        self.accumulator.merge(other.accumulator)
+        self.add(other.data_fit, other.record)
+
+    def add(self, data_fit: DataFit, record: Any) -> None:
+        """Add the loss and the record of samples whose curvature is there already."""
+        self.data_fit = self.data_fit + data_fit
+        if record is not None:
+            self.record.merge(record)
+
+
+# ``map(function, parts)`` yields sums over the parts, in their order
+OrderedMap = Callable[
+    [Callable[[Any], CurvatureSums], Sequence[Any]], Iterable[CurvatureSums]
+]
+
+
+def accumulate(
+    network: TrainedNetwork,
+    parts: Sequence[Any],
+    curvature: Curvature,
+    accumulator: Accumulator,
+    *,
+    batch_size: int | None = None,
+    recorder: Callable[[Any, Forward], Recorder] = Recorder,
+    map: OrderedMap = map,  # noqa: A002 - it is one, as the builtin
+) -> CurvatureSums:
+    """Sum the curvature and the loss over samples.
+
+    Parameters
+    ----------
+    network : TrainedNetwork
+        The trained network.
+    parts : sequence of Dataset
+        Samples. Sums over the parts are added in their order.
+    curvature : Curvature
+        Curvature to sum.
+    accumulator : Accumulator
+        Empty accumulator of the structure, which is not changed.
+    batch_size : int or None
+        Samples per batch.
+    recorder : callable
+        Makes the `Recorder` of a part, from the network and its function.
+    map : callable
+        Ordered map: yields a function of the parts in their order. Those of workers
+        and of processes may yield sums over several consecutive parts at once.
+
+    Returns
+    -------
+    CurvatureSums
+
+    Raises
+    ------
+    ValueError
+        If an output is not finite.
+    """
+    one_pass = _Pass(network, curvature, accumulator, batch_size, recorder)
+    sums = total(map(one_pass, parts))
+    while sums.accumulator.needs_another_pass():
+        again = replace(one_pass, accumulator=sums.accumulator, recorder=Recorder)
+        sums.accumulator = total(map(again, parts)).accumulator
+    return sums
+
+
+def total(parts: Iterable[CurvatureSums]) -> CurvatureSums:
+    """Return the sum of sums, added to the first of them in their order."""
+    parts = iter(parts)
+    first = next(parts)
+    for part in parts:
+        first.merge(part)
+    return first
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One pass over the samples of a part; see `accumulate`."""
+
+    network: TrainedNetwork
+    curvature: Curvature
+    accumulator: Accumulator
+    batch_size: int | None
+    recorder: Callable[[Any, Forward], Recorder]
+
+    def __call__(self, samples: Any) -> CurvatureSums:
+        """Return the sums over a dataset."""
+        network, accumulator = self.network, self.accumulator.fresh()
+        batches = network.batches(samples, self.batch_size)
+        forward, fits = network.forward(), list[DataFit]()
+        # loaders and modules may draw numbers
+        with (
+            private_rng(0, network.device),
+            forward.frozen(),
+            self.recorder(network, forward) as recorder,
+        ):
+            for given in progress.tracked(batches, "curvature", len(batches)):
+                parts = forward, network.likelihood, self.curvature, accumulator
+                batch = _Batch(*parts, *given)
+                f = batch.add(recorder)
+                if accumulator.layout.head is not None and not fits:
+                    # no rows are compared, but a whole batch may have other outputs
+                    compare_alone(forward, batch.x, f, accumulator.layout.rounding)
+                recorder.observe_batch(batch.x, f, batch.targets, batch.given_weights)
+                fits.append(batch.data_fit(f.double()))
+            return CurvatureSums(accumulator, DataFit.total(fits), recorder.result())
+
+
+@dataclass
+class _Batch:
+    """One batch, whose targets are read once its outputs are computed."""
+
+    forward: Forward
+    likelihood: Likelihood
+    curvature: Curvature
+    accumulator: Accumulator
+    x: Any
+    y: Any
+    given_weights: Tensor | None
+    weights: Tensor | None = None
+    keys: Tensor | None = None
+
+    def add(self, recorder: Recorder) -> Tensor:
+        """Add the curvature; returns the outputs (b, c)."""
+        layout = self.accumulator.layout
+        if self.curvature.is_exact and layout.head is None:
+            return self._add_matrix()
+        if self.curvature.closed_form is None or self.accumulator.takes_keys:
+            self.keys = row_hash(self.x)
+        parts = backpropagate_in_parts(self.forward, self.x, layout, self._columns)
+        for f, jacobian in parts:
+            rows = replace(jacobian, weights=self.weights, keys=self.keys)
+            self.accumulator.update(rows)
+            seen = f, self.hessian, jacobian, self.targets, self.weights, self.keys
+            recorder.observe(*seen)
+        return f
+
+    def _add_matrix(self) -> Tensor:
+        """Add the Hessian of the loss in the weights; returns the outputs (b, c)."""
+        with torch.no_grad():
+            f: Tensor = self.forward(self.x)
+        self._set_targets(f)
+        layout = self.accumulator.layout
+        hessian = exact_hessian(self.forward, self.x, layout, self._loss)
+        self.accumulator.add_matrix(hessian)
+        return f
+
+    def _set_targets(self, f: Tensor) -> None:
+        """Targets, and sample weights times those that the criterion has."""
+        if not all_finite(f):
+            raise ValueError(
+                "The network's outputs are not finite on some training samples: its "
+                "training has diverged. Lower the learning rate or scale the inputs."
+            )
+        self.targets = self.likelihood.targets(self.y, f)
+        self.weights = weighted(self.likelihood, self.targets, self.given_weights)
+        ones = torch.ones(len(f), dtype=torch.float64, device=f.device)
+        self.sample_weights = ones if self.weights is None else self.weights.double()
+
+    def _columns(self, f: Tensor) -> OutputHessian:
+        """``w S Sᵀ`` of each sample."""
+        self._set_targets(f)
+        self.hessian = output_hessian(
+            self.curvature, self.likelihood, f, self.targets, self.weights, self.keys
+        )
+        return self.hessian
+
+    def _n_targets(self, f: Tensor) -> Tensor:
+        """Sum of the weights of observed values, (), float64."""
+        weights = self.likelihood.label_weights(self.targets)
+        if weights is None:
+            return self.sample_weights.sum() * self.likelihood.n_targets(f.shape[1])
+        return self.sample_weights @ weights.sum(1)
+
+    def _loss(self, f: Tensor) -> Tensor:
+        """Weighted sum of the loss, (), in the dtype of the outputs."""
+        return self.data_fit(f).loss
+
+    def data_fit(self, f: Tensor) -> DataFit:
+        """Weighted sum of the loss, in the dtype of the outputs, and of targets."""
+        is_real = self.targets.is_floating_point()
+        targets = self.targets.to(f.dtype) if is_real else self.targets
+        weights, n_targets = self.sample_weights, self._n_targets(f)
+        return DataFit.of(self.likelihood, f, targets, weights, n_targets)

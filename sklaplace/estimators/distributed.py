@@ -1,0 +1,257 @@
+"""Group: the processes of ``torch.distributed`` that fit one estimator together.
+
+Each sums the curvature over a part of the shards, and one all-reduce gives all of them
+the sums over all shards. Without a group there is one process.
+"""
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import joblib
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sklaplace.core.checks import check_count, check_n_jobs
+from sklaplace.core.trees import mapped
+from sklaplace.curvature.accumulation import CurvatureSums, OrderedMap, total
+from sklaplace.networks.data import TrainingData
+from sklaplace.networks.trained import TrainedNetwork
+
+# Types of the values that a message shows.
+_SHOWN = int, float, bool, str, type(None)
+# Parameters that each process may have of its own.
+_OWN = "n_jobs", "distributed", "likelihood", "prior"
+
+
+class OtherProcessError(RuntimeError):
+    """An error in another process of the group."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Processes that compute one result together.
+
+    Attributes
+    ----------
+    rank : int
+        Number of this process.
+    size : int
+        Number of processes.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def of(cls, distributed: Any) -> "Group":
+        """Return the default group of ``torch.distributed``, or this process alone.
+
+        Raises
+        ------
+        ValueError
+            If ``distributed`` is not a bool, or is True where there is no group.
+        """
+        if not isinstance(distributed, bool | np.bool_):
+            raise ValueError(
+                f"distributed={distributed!r} is not known. Choose True or False."
+            )
+        if not distributed:
+            return cls()
+        if not (dist.is_available() and dist.is_initialized()):
+            raise ValueError(
+                "distributed=True, but torch.distributed has no process group. Start "
+                "the script by torchrun, and call "
+                "torch.distributed.init_process_group() before fit."
+            )
+        return cls(dist.get_rank(), dist.get_world_size())
+
+    def map(
+        self,
+        own_map: OrderedMap,
+        function: Callable[[Any], CurvatureSums],
+        parts: Sequence[Any],
+    ) -> Iterator[CurvatureSums]:
+        """Yield sums over parts; with several processes, their total in each process.
+
+        Each process takes consecutive parts, as many as others.
+
+        Parameters
+        ----------
+        own_map : callable
+            Ordered map of this process.
+        function : callable
+            Computes the sums over a part.
+        parts : sequence
+            Parts.
+
+        Raises
+        ------
+        OtherProcessError
+            If another process has failed; this one would wait for it without end.
+        """
+        if self.size == 1:
+            yield from own_map(function, parts)
+            return
+        with self.together():
+            ends = [k * len(parts) // self.size for k in (self.rank, self.rank + 1)]
+            own_parts = parts[slice(*ends)]
+            own = total(own_map(function, own_parts)) if len(own_parts) else None
+        yield self._reduced(own)
+
+    def _reduced(self, own: CurvatureSums | None) -> CurvatureSums:
+        """Return the sums of all processes, of which some may have no parts.
+
+        Tensors that are added entry by entry are sent in one reduction; what has
+        another form, such as samples that are kept, is sent to all by each.
+        """
+        summands = None if own is None else own.accumulator.summands()
+        form = None if summands is None else [some.shape for some in summands]
+        forms = self.gather(form)
+        if own is None or summands is None or any(other != form for other in forms):
+            return total(sums for sums in self.gather(own) if sums is not None)
+        self._add_up(summands)
+        first, *others = self.gather((own.data_fit, own.record))
+        sums = CurvatureSums(own.accumulator, *first)
+        for data_fit, record in others:
+            sums.add(data_fit, record)
+        return sums
+
+    def _add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their sums over all processes, in one reduction."""
+        device = tensors[-1].device
+        flat = [tensor.to(device, torch.float64).flatten() for tensor in tensors]
+        joined = torch.cat(flat)
+        dist.all_reduce(joined)
+        parts = joined.split([tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.reshape(tensor.shape))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all processes, in their order."""
+        if self.size == 1:
+            return [value]
+        file = io.BytesIO()
+        torch.save(value, file)
+        contents: list[Any] = [None] * self.size
+        dist.all_gather_object(contents, file.getvalue())
+        return [
+            torch.load(io.BytesIO(content), _to_own_device, weights_only=False)
+            for content in contents
+        ]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Raise an error in all processes if there is one in any of them.
+
+        Each would wait without end for one that has failed and does not take part in
+        what comes next.
+
+        Raises
+        ------
+        OtherProcessError
+            If another process has failed, and this one has not.
+        """
+        error = None
+        try:
+            yield
+        except Exception as raised:
+            error = raised
+        messages = self.gather(None if error is None else repr(error))
+        if error is not None:
+            raise error
+        for rank, message in enumerate(messages):
+            if message is not None:
+                raise OtherProcessError(
+                    f"The process of rank {rank} has failed: {message}. All processes "
+                    "compute one result together: see to that error, and start all of "
+                    "them again."
+                )
+
+    def agree(self, values: Mapping[str, Any]) -> None:
+        """Raise an error in all processes if one has other values.
+
+        Parameters
+        ----------
+        values : mapping
+            Values by their names, which the message has. Those of ``_OWN``, which
+            change no result or may be of any code, are not compared.
+
+        Raises
+        ------
+        ValueError
+            "The processes of torch.distributed have different ..."
+        """
+        if self.size == 1:
+            return
+        own = {k: _shown(v) for k, v in values.items() if k not in _OWN}
+        first, *others = found = self.gather(own)
+        differing = [k for k in own if any(v[k] != first[k] for v in others)]
+        if differing:
+            shown = [[one[name] for name in differing] for one in found]
+            raise ValueError(
+                "The processes of torch.distributed have different "
+                f"{', '.join(differing)}: {shown}, by rank. With distributed=True each "
+                "has to be given the same."
+            )
+
+    def agree_on_network(self, network: TrainedNetwork) -> None:
+        """Raise unless all processes have the same weights, and numbers of samples.
+
+        Buffers, such as running means of batches, are made those of the first: each
+        process has seen other batches in training.
+        """
+        if self.size == 1:
+            return
+        module, n = network.net.module_, len(network.train)
+        weights = [parameter.detach() for parameter in module.parameters()]
+        self.agree({"number of samples": n, "weights of the network": weights})
+        buffers = dict(module.named_buffers())
+        first, *_ = self.gather({k: v.cpu() for k, v in buffers.items()})
+        with torch.no_grad():
+            for name, value in first.items():
+                buffers[name].copy_(value)
+
+
+def check_workers(n_jobs: Any, n_shards: Any, distributed: Any, memory: Any) -> None:
+    """Raise for parameters of an estimator that describe no workers."""
+    check_n_jobs(n_jobs)
+    if n_shards is not None:
+        check_count("n_shards", n_shards)
+    if Group.of(distributed).size > 1 and memory is not None:
+        raise ValueError(
+            "distributed=True cannot be used with memory: what one process finds there "
+            "another may lack, and the first would wait for it. Use memory=None."
+        )
+
+
+def data_to_agree_on(data: TrainingData) -> dict[str, Any]:
+    """Return what all processes have to be given, by its name, for `Group.agree`.
+
+    Inputs may be too large to be compared, or not be known before they are read.
+    """
+    own = {"targets": data.y, "sample_weight": data.sample_weight}
+    return {"number of samples": len(data.y)} | own
+
+
+def _to_own_device(storage: Any, location: str) -> Any:
+    """Return numbers from another process, of its CPU or its GPU, on those here."""
+    return storage if location == "cpu" else storage.cuda()
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as a message shows it: itself, or the first digits of a hash."""
+    if isinstance(value, _SHOWN):
+        return value
+    return str(joblib.hash(mapped(_bytes, value)))[:8]
+
+
+def _bytes(value: Any) -> Any:
+    """Return the bytes of a tensor, whose pickles differ; and other values as given."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.dtype, value.shape, value.cpu().flatten().view(torch.uint8).numpy()
