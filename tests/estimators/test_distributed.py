@@ -25,8 +25,6 @@ TIMEOUT = 150
 KINDS = [f"{kind}-{subset}" for kind in sorted(STRUCTURES) for subset in SUBSETS]
 EQUAL = [*KINDS, "fewer-shards", "monte-carlo", "trained", "regression"]
 EQUAL += ["further-samples"]
-# what is computed by two processes alone
-EQUAL_OF_TWO = ["two-workers"]
 # error of the process that fails, and words of its message
 FAILURES = {
     "an-option": ("ValueError", "hessian_structure='wrong'"),
@@ -66,8 +64,8 @@ def run_group(size, folder, names):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    names = [*EQUAL, *EQUAL_OF_TWO, *FAILURES, "a-further-sample", *DIFFERENCES]
-    names += ["without-a-seed"]
+    of_two = ["two-workers", "a-further-sample", "without-a-seed"]
+    names = [*EQUAL, *of_two, *FAILURES, *DIFFERENCES]
     return run_group(2, tmp_path_factory.mktemp("two"), names)
 
 
@@ -117,9 +115,8 @@ def test_a_group_computes_what_one_process_does(name, group, alone):
         assert_same(rank[name], group[0][name])
 
 
-@pytest.mark.parametrize("name", EQUAL_OF_TWO)
-def test_workers_in_a_group(name, two, alone):
-    test_a_group_computes_what_one_process_does(name, two, alone)
+def test_workers_in_a_group(two, alone):
+    test_a_group_computes_what_one_process_does("two-workers", two, alone)
 
 
 def test_the_draws_of_one_process_are_those_of_all(two):
