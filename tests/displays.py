@@ -46,8 +46,8 @@ class Case:
         Returns the fitted estimator.
     samples : tuple
         Other positional arguments of ``from_estimator``.
-    styles : tuple of str
-        Keywords for matplotlib.
+    styles : dict
+        Keywords for matplotlib, and the attributes with the artists that they style.
     options : dict
         Keywords of ``from_estimator``.
     predict : callable, default=None
@@ -56,59 +56,62 @@ class Case:
 
     estimator: Any
     samples: tuple[Any, ...]
-    styles: tuple[str, ...]
+    styles: dict[str, str]
     options: dict[str, Any] = field(default_factory=dict)
     predict: Any = None
 
 
 CASES = {
     "ConfidenceDisplay": Case(
-        logistic, MOONS[:1], ("surface_kw", "boundary_kw"), COARSE
+        logistic,
+        MOONS[:1],
+        {"surface_kw": "surface_", "boundary_kw": "boundaries_"},
+        COARSE,
     ),
     "DirichletDisplay": Case(
         lambda: laplace("iris"),
         (IRIS[0][70:71],),
-        ("surface_kw", "point_kw"),
+        {"surface_kw": "surface_", "point_kw": "mean_"},
         COARSE,
         lambda model, X: ([model.predict_dirichlet(X)[0]], {}),
     ),
     "NoveltyDisplay": Case(
         lambda: laplace("moons"),
         (MOONS[0], MOONS[0] + 3),
-        ("hist_kw", "line_kw"),
+        {"hist_kw": "histograms_", "line_kw": "roc_"},
         {},
         lambda model, *samples: (map(model.score_samples, samples), {}),
     ),
     "PredictiveBandDisplay": Case(
         ridge,
         LINE,
-        ("line_kw", "band_kw", "points_kw"),
+        {"line_kw": "line_", "band_kw": "bands_", "points_kw": "points_"},
         COARSE,
     ),
     "PriorPathDisplay": Case(
         lambda: laplace("moons"),
         (),
-        ("evidence_kw",),
+        {"evidence_kw": "evidence_line_"},
         {"prior_precisions": [0.1, 1.0, 10.0]},
     ),
     "RegressionCalibrationDisplay": Case(
         ridge,
         LINE,
-        ("line_kw",),
+        {"line_kw": "line_"},
         {"kind": "quantile", "sample_weight": np.arange(60)},
         lambda model, X, y: ((y, *model.predict(X, return_std=True)), {}),
     ),
     "ReliabilityDisplay": Case(
         logistic,
         MOONS,
-        ("line_kw", "bar_kw"),
+        {"line_kw": "lines_", "bar_kw": "bars_"},
         {"kind": "per_class", "n_bins": 5},
         lambda model, X, y: ((y, model.predict_proba(X)), {}),
     ),
     "RiskCoverageDisplay": Case(
         logistic,
         MOONS,
-        ("line_kw",),
+        {"line_kw": "line_"},
         {"sample_weight": np.arange(60)},
         lambda model, X, y: (
             (model.predict(X) != y, model.predict_proba(X).max(axis=1)),
@@ -116,9 +119,9 @@ CASES = {
         ),
     ),
     "UncertaintyDisplay": Case(
-        lambda: laplace("moons"), MOONS[:1], ("surface_kw",), COARSE
+        lambda: laplace("moons"), MOONS[:1], {"surface_kw": "surfaces_"}, COARSE
     ),
     "WeightPosteriorDisplay": Case(
-        lambda: laplace("moons"), (), ("density_kw",), {"weights": [0, 3]}
+        lambda: laplace("moons"), (), {"density_kw": "densities_"}, {"weights": [0, 3]}
     ),
 }

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from scipy.stats import norm
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -62,6 +63,11 @@ def test_bands_keep_the_dtype(line):
     assert model.dtype == np.float32
     draw_bands(model, np.arange(5)[:, None])
     assert model.dtype == np.float64
+
+
+def test_objects_without_predict_are_refused(line):
+    with pytest.raises(TypeError, match="object does not predict standard deviations"):
+        draw_bands(object(), line[0])
 
 
 def test_bands_of_lists():

@@ -21,6 +21,8 @@ from displays import (
     logistic,
     ridge,
 )
+from matplotlib import cbook
+from matplotlib.artist import Artist
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression
@@ -114,11 +116,29 @@ def test_samples_and_settings_of_matplotlib_stay(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "keyword"), [(name, key) for name in CASES for key in CASES[name].styles]
+    ("name", "keyword", "attribute"),
+    [(name, *style) for name in CASES for style in CASES[name].styles.items()],
 )
-def test_styles_reach_their_artists(name, keyword):
+def test_styles_reach_their_artists(name, keyword, attribute):
     display = draw(name, **{keyword: {"alpha": 0.123}})
-    assert display.figure_.findobj(lambda artist: artist.get_alpha() == 0.123)
+    parts = cbook.flatten([getattr(display, attribute)])
+    alphas = {part.get_alpha() for part in parts if isinstance(part, Artist)}
+    assert alphas == {0.123}
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute"),
+    [
+        (name, CASES[name].styles["surface_kw"])
+        for name in CASES
+        if "surface_kw" in CASES[name].styles
+    ],
+)
+def test_surfaces_take_colour_maps_and_levels(name, attribute):
+    style = {"cmap": "magma", "levels": [0.0, 0.5, 1.0]}
+    for surface in np.ravel(getattr(draw(name, surface_kw=style), attribute)):
+        assert surface.get_cmap().name == "magma"
+        assert surface.levels.tolist() == [0.0, 0.5, 1.0]
 
 
 @pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame])
@@ -244,10 +264,25 @@ def test_unknown_options_are_named_and_leave_no_figure(name):
 @pytest.mark.parametrize(
     ("name", "estimator", "samples", "message"),
     [
-        ("DirichletDisplay", "iris", [IRIS[0][:2]], "X has 2 samples, but one Dirich"),
+        (
+            "DirichletDisplay",
+            "iris",
+            [IRIS[0][:2]],
+            "X has 2 samples, but one Dirichlet",
+        ),
         ("DirichletDisplay", "moons", [MOONS[0][:1]], r"alpha has shape \(2,\)"),
-        ("PredictiveBandDisplay", ridge, [X, [1.0, 2.0]], "y has 2 entries, but X has"),
-        ("PredictiveBandDisplay", SEVERAL, [X], "predicts 2 targets, but one can be"),
+        (
+            "PredictiveBandDisplay",
+            ridge,
+            [X, [1.0, 2.0]],
+            "y has 2 entries, but X has 60 rows",
+        ),
+        (
+            "PredictiveBandDisplay",
+            SEVERAL,
+            [X],
+            "predicts 2 targets, but one can be plotted",
+        ),
         ("RegressionCalibrationDisplay", SEVERAL, LINE, "predicts 2 targets"),
         (
             "RiskCoverageDisplay",
@@ -259,13 +294,13 @@ def test_unknown_options_are_named_and_leave_no_figure(name):
             "RiskCoverageDisplay",
             logistic,
             [MOONS[0], [1]],
-            r"\(1,\), but probabilities",
+            r"y has shape \(1,\), but probabilities",
         ),
         (
             "UncertaintyDisplay",
             "labels",
             LABELS[:1],
-            r"\(2, 3\), but that of one label",
+            r"shape \(2, 3\), but that of one label",
         ),
     ],
 )
@@ -282,18 +317,34 @@ def test_other_shapes_are_named_and_leave_no_figure(name, estimator, samples, me
 @pytest.mark.parametrize(
     ("name", "predictions", "message"),
     [
-        ("DirichletDisplay", [[1.0, 2.0]], r"shape \(2,\), class_names has 3"),
+        (
+            "DirichletDisplay",
+            [[1.0, 2.0]],
+            r"alpha has shape \(2,\), class_names has 3",
+        ),
         ("DirichletDisplay", [[1.0, 2.0, 0.0]], "positive"),
         ("NoveltyDisplay", [[], [1.0]], "minimum of 1 is required"),
         ("NoveltyDisplay", [[1.0], [np.inf]], "confidence_out contains infinity"),
         ("NoveltyDisplay", [[1.0], [[1.0, 2.0]]], "1d array"),
-        ("RegressionCalibrationDisplay", [[0, 1], [0, 1], [1, 0]], "y_std has the val"),
-        ("RegressionCalibrationDisplay", [[0, 1], [0], [1, 1]], r"shapes \(1,\) and"),
-        ("RegressionCalibrationDisplay", [[0], [0, 1], [1, 1]], "inconsistent numbers"),
+        (
+            "RegressionCalibrationDisplay",
+            [[0, 1], [0, 1], [1, 0]],
+            "y_std has the value 0.0",
+        ),
+        (
+            "RegressionCalibrationDisplay",
+            [[0, 1], [0], [1, 1]],
+            r"shapes \(1,\) and \(2,\). Pass one number per",
+        ),
+        (
+            "RegressionCalibrationDisplay",
+            [[0], [0, 1], [1, 1]],
+            "inconsistent numbers of samples",
+        ),
         (
             "RegressionCalibrationDisplay",
             [[0], [[0, 1]], [[1, 1]]],
-            "targets one by one",
+            "plot several targets one by one",
         ),
         ("RiskCoverageDisplay", [[1.0], [1.0, 2.0]], "inconsistent numbers of samples"),
     ],
