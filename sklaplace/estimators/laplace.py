@@ -13,12 +13,8 @@ from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import check_memory
 from sklaplace.core.checks import check_option, check_positive
 from sklaplace.core.linalg import plain
-from sklaplace.core.persistence import (
-    from_portable,
-    pickled,
-    to_portable,
-    worker_state,
-)
+from sklaplace.core.persistence import pickled, worker_state
+from sklaplace.core.serialise import from_portable, to_portable
 from sklaplace.core.trees import without_groups
 from sklaplace.estimators.diagram import displayed
 from sklaplace.estimators.distributed import Group, data_to_agree_on

@@ -11,8 +11,9 @@ from sklearn.utils.validation import check_is_fitted
 from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
 from sklaplace.core.checks import check_count, check_fraction
-from sklaplace.core.persistence import from_portable, pickled, to_portable
+from sklaplace.core.persistence import pickled
 from sklaplace.core.random import private_rng
+from sklaplace.core.serialise import from_portable, to_portable
 from sklaplace.estimators import samples
 from sklaplace.estimators.diagram import displayed
 from sklaplace.estimators.given_net import note_new_weights

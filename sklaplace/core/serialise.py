@@ -1,0 +1,235 @@
+"""Serialise: a graph of objects as arrays and types, which loads no code of the file.
+
+skops stores no tensors, and asks which of the types in a file to trust. So `torch.save`
+writes the graph of an estimator, and torch's loader of weights reads it. This loader
+calls no function but the few that are named here. Classes and functions of torch,
+skorch and sklaplace are written by name. Those of the user are left to skops, which
+asks for them.
+
+A file can only name functions of tensors, and classes whose objects run code of the
+libraries alone when they are made from their attributes.
+"""
+
+import copyreg
+import importlib
+import pickle
+from collections import OrderedDict, defaultdict
+from contextlib import suppress
+from functools import cache, partial
+from io import BytesIO
+from threading import Lock
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib.format import descr_to_dtype, dtype_to_descr
+from sklearn.base import BaseEstimator
+from sklearn.frozen import FrozenEstimator
+from skorch.helper import _make_split
+from skorch.setter import optimizer_setter
+from skorch.utils import get_map_location
+from torch.nn import functional
+from torch.overrides import get_overridable_functions, resolve_name
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+
+_KEY, _VALUES = "sklaplace_graph", "values"
+# Libraries whose objects are left to skops.
+_LEFT = "datetime", "numpy", "pathlib", "scipy", "sklearn"
+# Modules of what torch's loader of weights takes by itself, and of the functions here.
+_LOADED = (
+    *("_codecs", "torch", "torch._tensor", "torch._utils", "torch.nn.parameter"),
+    *("torch.storage", __name__),
+)
+# Modules whose classes a file may name. Other modules have classes that unpickle.
+_HOMES = (
+    *("sklaplace.", "sklearn.frozen.", "skorch.", "torch.nn.modules."),
+    *("torch.nn.utils.", "torch.optim.", "torch.utils.data.dataloader."),
+    *("torch.utils.data.dataset.", "torch.utils.data.sampler."),
+)
+_NEW: Any = copyreg.__newobj__  # type: ignore[attr-defined]
+# What a file may call: each returns an object that is made of its arguments.
+_CALLED = (
+    *(frozenset, range, set, slice, OrderedDict, defaultdict, partial),
+    *(torch.Size, torch.device, descr_to_dtype, _NEW),
+)
+# What else a file may name.
+_NAMED = (
+    *(bool, bytearray, complex, dict, float, int, list, print, str, tuple),
+    *(_make_split, optimizer_setter),
+)
+_LOCK = Lock()
+
+
+def to_portable(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state as an array, and a list of types and of what skops stores.
+
+    Raises
+    ------
+    TypeError
+        If a value cannot be stored without pickle. The message names its place.
+    """
+    values: list[Any] = []
+    try:
+        return {_KEY: _written(dict(state), values), _VALUES: values}
+    except Exception as error:
+        path, value = _refused(state, "")
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise TypeError(
+            f"{path.lstrip('.')} is of type {kind}, which cannot be stored without "
+            f"pickle: {error}. Define classes and functions at the top level of a "
+            "module that can be imported, or use joblib.dump."
+        ) from error
+
+
+def from_portable(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state that `to_portable` was given. Any other state is unchanged.
+
+    Raises
+    ------
+    ValueError
+        If the state is damaged, or from another version.
+    """
+    if _KEY not in state:
+        return state
+    # a subclass of the user may have added entries
+    added = {k: v for k, v in state.items() if k not in (_KEY, _VALUES)}
+    device = None if torch.cuda.is_available() else "cpu"
+    try:
+        left = state[_VALUES].__getitem__, f"{__name__}.{_left.__name__}"
+        # the list of functions is that of all threads
+        with _LOCK, safe_globals([by_trusted_name, _made, left, frozenset]):
+            file = BytesIO(state[_KEY])
+            return torch.load(file, device, weights_only=True) | added
+    except Exception as error:
+        raise ValueError(
+            "The stored estimator cannot be restored: it is damaged, or was made by "
+            f"another version ({type(error).__name__}). Fit it again."
+        ) from error
+
+
+def _written(value: Any, values: list[Any]) -> np.ndarray:
+    """Return a value as bytes, and add what is left to skops to ``values``."""
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, value: Any) -> Any:
+            return _reduced(value, values)
+
+    file = BytesIO()
+    torch.save(value, file, SimpleNamespace(Pickler=Pickler, __name__=__name__))
+    file.seek(0)
+    known = {f"{__name__}.{f.__name__}" for f in (by_trusted_name, _left, _made)}
+    if unknown := {*get_unsafe_globals_in_checkpoint(file)} - known:
+        raise TypeError(f"torch does not load {', '.join(unknown)} from a file")
+    return np.frombuffer(file.getvalue(), np.uint8)
+
+
+def _refused(value: Any, path: str) -> tuple[str, Any]:
+    """Return the innermost part of a value that cannot be stored, and its place."""
+    is_list = isinstance(value, (list, tuple))
+    parts = enumerate(value) if is_list else {**getattr(value, "__dict__", {})}.items()
+    for key, part in value.items() if isinstance(value, dict) else parts:
+        try:
+            _written(part, [])
+        except Exception:
+            return _refused(part, f"{path}[{key}]" if is_list else f"{path}.{key}")
+    return path, value
+
+
+def _reduced(value: Any, values: list[Any]) -> Any:
+    """Return a function that makes an object, and its arguments."""
+    if name := trusted_name(value):
+        return by_trusted_name, (name,)
+    if getattr(value, "__module__", "") in _LOADED:
+        return NotImplemented
+    if isinstance(value, np.dtype):
+        return _made, (descr_to_dtype, (dtype_to_descr(value),), None, [], [])
+    kind, is_code = type(value), isinstance(value, type | FunctionType)
+    if is_code:
+        pickle.dumps(value)  # raises if it cannot be imported by its name
+    home = kind.__module__.split(".")[0]
+    if is_code or (home in _LEFT and kind is not FrozenEstimator):
+        values.append(value)
+        return _left, (len(values) - 1,)
+    # a skorch net would pickle its modules
+    is_net = isinstance(value, BaseEstimator)
+    parts = (_NEW, (kind,), vars(value)) if is_net else value.__reduce_ex__(2)
+    call, args, state, items, pairs = (*parts, None, None, None)[:5]
+    has_slots = isinstance(state, tuple) and not hasattr(value, "__setstate__")
+    if has_slots or (args[0] if call is _NEW else call) is not kind:
+        raise TypeError("it is not made of its attributes")
+    return _made, (call, args, state, list(items or ()), list(pairs or ()))
+
+
+def _left(place: int) -> Any:
+    """Stand for a value that is left to skops."""
+
+
+def _made(call: Any, args: Any, state: Any, items: list[Any], pairs: list[Any]) -> Any:
+    """Return an object made of the parts that pickle divides it into."""
+    is_class_of_user = isinstance(call, type) and not trusted_name(call)
+    if call not in _CALLED and not is_class_of_user:
+        raise TypeError(f"{call!r} is no function that a file may call")
+    made = call(*args)
+    for item in items:
+        made.append(item)
+    for key, value in pairs:
+        made[key] = value
+    if isinstance(made, BaseEstimator):
+        vars(made).update(_on_present_device(state))
+    elif hasattr(made, "__setstate__") and state is not None:
+        made.__setstate__(state)
+    elif state:
+        vars(made).update(state)
+    return made
+
+
+def _on_present_device(state: dict[str, Any]) -> dict[str, Any]:
+    """Return attributes of a skorch net, whose device is the CPU if it is missing."""
+    device = state.get("device")
+    located = get_map_location(device)  # warns if the device is missing
+    is_there = device is None or torch.device(device) == located
+    return state if is_there else {**state, "device": str(located)}
+
+
+@cache
+def _by_name() -> dict[str, Any]:
+    """Return functions and constants that a file may name."""
+    of_torch = get_overridable_functions()
+    own = [f for f in vars(functional).values() if isinstance(f, FunctionType)]
+    functions = *own, *of_torch[torch], *of_torch[functional]
+    constants = torch.dtype | torch.layout | torch.memory_format
+    return {
+        **{resolve_name(f) or "": f for f in functions},
+        **{str(v): v for v in vars(torch).values() if isinstance(v, constants)},
+        **{f"{v.__module__}.{v.__name__}": v for v in (*_CALLED, *_NAMED)},
+    }
+
+
+def trusted_name(value: Any) -> str | None:
+    """Return the name of what a file may name, and None for any other value."""
+    if not isinstance(value, type):
+        return next((name for name, v in _by_name().items() if v is value), None)
+    name = f"{value.__module__}.{value.__name__}"
+    with suppress(ImportError, ValueError):
+        return name if by_trusted_name(name) is value else None
+    return None
+
+
+def by_trusted_name(name: str) -> Any:
+    """Return what a name stands for.
+
+    Raises
+    ------
+    ValueError
+        If a file may not name it.
+    """
+    value, home = _by_name().get(name), name.rpartition(".")[0]
+    # `core` has nothing that is fitted, but caches
+    if f"{home}.".startswith(_HOMES) and not home.startswith("sklaplace.core."):
+        found = vars(importlib.import_module(home)).get(name.rpartition(".")[2])
+        is_class = isinstance(found, type) and found.__module__ == home
+        value = found if is_class else value
+    if value is None:
+        raise ValueError(f"{name!r} is no class or function that a file may name")
+    return value
