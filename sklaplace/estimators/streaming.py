@@ -1,15 +1,14 @@
 """Predictions of consecutive samples, block by block, in memory for one block."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from skorch.utils import multi_indexing
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset
 
 from sklaplace.core.checks import check_count
 from sklaplace.core.stored import StoredArray, is_stored
-from sklaplace.networks.data import count_rows
+from sklaplace.networks.data import count_rows, take_rows
 
 
 def iter_predictions(
@@ -90,10 +89,10 @@ def iter_predictions(
             f"{type(estimator).__name__} has no method {method!r}. Choose one that "
             "takes X, such as 'predict', 'predict_proba' or 'score_samples'."
         )
-    return (function(block, **params) for block in blocks(X, block_size))
+    return (function(block, **params) for block in _blocks(X, block_size))
 
 
-def blocks(X: Any, size: int) -> Iterable[Any]:
+def _blocks(X: Any, size: int) -> Iterator[Any]:
     """Yield consecutive samples, ``size`` at a time, without their targets."""
     if isinstance(X, IterableDataset):
         X = DataLoader(X, batch_size=size)
@@ -107,12 +106,5 @@ def blocks(X: Any, size: int) -> Iterable[Any]:
         X = StoredArray(X, np.asarray)
     n = count_rows(X)
     for start in range(0, n, size):
-        yield _block(X, start, min(start + size, n))
-
-
-def _block(X: Any, start: int, stop: int) -> Any:
-    if isinstance(X, Dataset):
-        return Subset(X, range(start, stop))
-    if isinstance(X, StoredArray):
-        return X[start:stop]
-    return multi_indexing(X, slice(start, stop))
+        block = take_rows(X, np.arange(start, min(start + size, n)))
+        yield block.read() if isinstance(block, StoredArray) else block

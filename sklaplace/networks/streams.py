@@ -40,7 +40,7 @@ class RowStream(IterableDataset[Any]):
         return len(self.y)
 
     def __iter__(self) -> Iterator[Any]:
-        worker = get_worker_info()
+        worker, n = get_worker_info(), len(self)
         if worker is not None and worker.num_workers > 1:
             raise ValueError(
                 f"X is an IterableDataset, and {worker.num_workers} workers of a "
@@ -48,22 +48,17 @@ class RowStream(IterableDataset[Any]):
                 "then. Set iterator_train__num_workers and "
                 "iterator_valid__num_workers to 0 or 1."
             )
-        n = 0
-        for item in self.dataset:
-            X, _ = unpack_data(item)
-            if n == len(self.y):
-                raise ValueError(
-                    f"X is an IterableDataset with more than {n} samples, but y has "
-                    f"{n}. Pass one target per sample."
-                )
-            y = self.y[n]
-            yield X, (y if self.weights is None else (y, self.weights[n]))
-            n += 1
-        if n < len(self.y):
+        k = 0
+        for k, item in enumerate(self.dataset, 1):
+            if k > n:
+                break
+            y, weights = self.y[k - 1], self.weights
+            yield unpack_data(item)[0], y if weights is None else (y, weights[k - 1])
+        if k != n:
             raise ValueError(
-                f"X is an IterableDataset with {n} samples, but y has {len(self.y)}. "
-                "Pass one target per sample; a dataset has to yield all of them each "
-                "time it is iterated."
+                f"X is an IterableDataset with {k if k < n else f'more than {n}'} "
+                f"samples, but y has {n}. Pass one target per sample; a dataset has to "
+                "yield all of them each time it is iterated."
             )
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from sklaplace.core import stored
-from sklaplace.core.cache import fingerprint
 from sklaplace.core.stored import StoredArray, is_stored
 
 N = 50
@@ -102,18 +101,23 @@ def test_blocks_are_all_samples(array, monkeypatch):
     np.testing.assert_array_equal(np.concatenate(blocks), VALUES)
 
 
-def test_pickles(array):
-    """A memory map by value: the process that reads may have no such file."""
-    part = array.part(slice(3, 9))
-    found = pickle.loads(pickle.dumps(part))
-    np.testing.assert_array_equal(found.read(), VALUES[3:9])
+class Unpicklable(Chunked):
+    def __reduce__(self):
+        raise TypeError("h5py objects cannot be pickled")
 
 
-def test_keys_are_those_of_the_content(array):
-    key = fingerprint({"X": array})
-    assert key == fingerprint({"X": StoredArray(Chunked(), single)})
-    assert key != fingerprint({"X": StoredArray(Chunked(VALUES + 1), single)})
-    assert key != fingerprint({"X": array.part(slice(1, None))})
+def test_pickles_hold_the_samples(array):
+    """The process that reads them may have no such file."""
+    for some in (array, StoredArray(Unpicklable(), single)):
+        found = pickle.loads(pickle.dumps(some.part(slice(3, 9))))
+        np.testing.assert_array_equal(found.read(), VALUES[3:9])
+
+
+def test_digests_are_those_of_the_content(array):
+    digest = array.digest()
+    assert digest == StoredArray(Chunked(), single).digest()
+    assert digest != StoredArray(Chunked(VALUES + 1), single).digest()
+    assert digest != array.part(slice(1, None)).digest()
 
 
 def test_what_is_stored(source, tmp_path, monkeypatch):
@@ -121,55 +125,31 @@ def test_what_is_stored(source, tmp_path, monkeypatch):
     np.save(tmp_path / "other.npy", VALUES)
     assert not is_stored(VALUES)
     assert not is_stored(np.load(tmp_path / "other.npy", mmap_mode="c"))
+    mapped = np.load(tmp_path / "other.npy", mmap_mode="r")
+    assert is_stored(np.asarray(mapped)[3:])
+    assert not is_stored(mapped[[3, 4]])  # a copy
     monkeypatch.setattr(stored, "MAX_LOADED", VALUES.nbytes)
     assert is_stored(source) == isinstance(source, Chunked)
 
 
-def test_views_of_a_map_are_stored(tmp_path):
-    np.save(tmp_path / "values.npy", VALUES)
-    mapped = np.load(tmp_path / "values.npy", mmap_mode="r")
-    assert is_stored(np.asarray(mapped)[3:])
-    assert not is_stored(mapped[[3, 4]])  # a copy
-
-
-def test_other_maps_are_read_at_once():
+def test_maps_without_a_file_are_read_at_once(tmp_path):
     """Nothing is known of what they keep to themselves."""
     array = np.ndarray((5, 3), "f4", buffer=mmap.mmap(-1, 60))
-    array[...] = 7
     stored.check_file(array, "X")
     assert not is_stored(array)
-
-
-def test_nothing_of_a_file_is_no_shorter_file(tmp_path):
     np.save(tmp_path / "values.npy", VALUES)
     stored.check_file(np.load(tmp_path / "values.npy", mmap_mode="r")[:0], "X")
 
 
-def test_what_cannot_be_pickled_is_sent_by_value():
-    class Unpicklable(Chunked):
-        def __reduce__(self):
-            raise TypeError("h5py objects cannot be pickled")
-
-    part = StoredArray(Unpicklable(), single).part(slice(3, 9))
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(part)).read(), VALUES[3:9])
-
-
-def test_changes_that_a_map_keeps_to_itself(tmp_path):
-    """They would be lost with the pages."""
+@pytest.mark.parametrize("mode", ["c", "r+"])
+def test_changes_to_a_map_are_kept(tmp_path, mode):
+    """A map that keeps its changes to itself would lose them with its pages."""
     np.save(tmp_path / "values.npy", VALUES)
-    own = np.load(tmp_path / "values.npy", mmap_mode="c")
-    own[0] = 7
-    array = StoredArray(own, single)
+    mapped = np.load(tmp_path / "values.npy", mmap_mode=mode)
+    mapped[0] = 7
+    array = StoredArray(mapped, single)
     assert (array[0] == 7).all()
     assert (array[0] == 7).all()
-
-
-def test_changes_to_a_file_are_kept(tmp_path):
-    np.save(tmp_path / "values.npy", VALUES)
-    shared = np.load(tmp_path / "values.npy", mmap_mode="r+")
-    shared[0] = 7
-    assert (StoredArray(shared, single)[0] == 7).all()
-    assert (shared[0] == 7).all()
 
 
 def test_what_cannot_be_read_is_named():
