@@ -145,7 +145,7 @@ def even_noise(monkeypatch, found, n=20_000):
     values = {
         "gaussian": torch.special.ndtri(u),
         "quantile": torch.special.ndtri(u),
-        "kumaraswamy": -torch.log1p(-u),
+        "kumaraswamy": u,
         "density": u,
         "Logistic": u.logit(),
     }[found.name]

@@ -419,7 +419,7 @@ OPTIONS = [
     ({"posterior": "gausian"}, ["posterior='gausian'", "mean 'gaussian'"]),
     ({"posterior": nn.Module}, ["Module'> is not known", "a subclass or an instance"]),
     ({"posterior_params": {"n_units": 2}}, ["'n_units', which posterior='gaussian'"]),
-    ({"posterior": Unusable}, ["'Unusable' are not differentiable"]),
+    ({"posterior": Unusable}, ["'Unusable' has draws without gradients"]),
     ({"posterior": START}, ["instance for 3 weights, but the network has"]),
     ({"prior": "normal"}, ["prior='normal' is not known", "'scale_mixture'"]),
     ({"kl_schedule": None}, ["kl_schedule=None", "'blundell', 'uniform'"]),

@@ -3,8 +3,8 @@
 The parameters of ``q(w) = Π_p q_p(w_p)`` minimise the negative evidence lower bound
 ``E_q[−log p(y | X, w)] + KL(q ‖ p)`` by stochastic gradients through draws
 ``w = g(parameters, noise)``. The registries `POSTERIORS` and `PRIORS` list the families
-of ``q``, of which all but the Gaussian are experimental, and those of the prior ``p``.
-`module` puts drawn weights into a network, and `elbo` makes skorch train it.
+of ``q`` and of the prior ``p``. All posteriors but the Gaussian are experimental.
+`module` puts drawn weights into a network, and `elbo` makes skorch train the network.
 
 * ``'gaussian'``: ``w = μ + σ ε``, ``ε ~ N(0, 1)``.
 * ``'kumaraswamy'``: ``w = bound · (2x − 1)``, ``x = (1 − U^{1/b})^{1/a}``.

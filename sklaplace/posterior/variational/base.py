@@ -26,10 +26,10 @@ _SMALLEST = 1e-30
 class WeightPosterior(nn.Module, ABC):
     """A mean-field distribution over P weights, with learned parameters.
 
-    The base class of families of one's own, which `VariationalClassifier` takes as
-    ``posterior``. A subclass sets its parameters in the constructor, and defines
-    `transform`, `log_prob`, `median`, `mean` and `variance`; `noise` where it is not
-    normal.
+    The base class for custom families, which `VariationalClassifier` takes as
+    ``posterior``. The constructor of a subclass takes ``location``, ``scale`` and
+    ``bound``, and sets the parameters. A subclass defines `transform`, `log_prob`,
+    `median`, `mean` and `variance`, and `noise` unless the noise is normal.
 
     Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
 
@@ -55,8 +55,8 @@ class WeightPosterior(nn.Module, ABC):
     is_closed_form_cheap : bool
         Whether `closed_form` costs less than a draw, so that training should use it.
     checks : mapping of str to callable
-        Options of the constructor beyond those above, which ``posterior_params`` sets,
-        each with a check ``(name, value)`` that raises for values that are not valid.
+        Further options of the constructor, which ``posterior_params`` sets. Each has a
+        check ``(name, value)`` that raises an error for an invalid value.
 
     Raises
     ------
@@ -73,10 +73,10 @@ class WeightPosterior(nn.Module, ABC):
 
     Notes
     -----
-    Before a family of one's own is trained, draws at its start are checked: their
-    shapes, that they are finite, differentiable and functions of the generator, and
-    that `log_prob` gives the log densities that come with them; so are shapes and types
-    of the moments, and that variances are not far from those of the draws.
+    Before a custom family is trained, its initial draws are checked: shapes and types
+    are right, draws are finite, differentiable and functions of the generator, and
+    `log_prob` agrees with their log densities. Moments must have the right shapes and
+    types, and variances must be close to the variances of draws.
 
     References
     ----------
@@ -85,7 +85,7 @@ class WeightPosterior(nn.Module, ABC):
 
     Examples
     --------
-    Logistic distributions, whose tails are heavier than those of Gaussians:
+    Logistic distributions have heavier tails than Gaussians:
 
     >>> import math
     >>> import torch
@@ -170,7 +170,7 @@ class WeightPosterior(nn.Module, ABC):
 
         See Also
         --------
-        transform : Of given noise.
+        transform : Weights as a function of noise.
         log_prob : Log densities at other weights.
 
         Examples
@@ -342,7 +342,7 @@ class WeightPosterior(nn.Module, ABC):
         """
 
     def closed_form(self) -> tuple[Tensor, Tensor] | None:
-        """Entropy and second moment, where there are closed forms.
+        """Entropy and second moment in closed form, if there are closed forms.
 
         Returns
         -------
@@ -351,7 +351,7 @@ class WeightPosterior(nn.Module, ABC):
 
         See Also
         --------
-        log_prob : What the entropy is the expectation of, with its sign changed.
+        log_prob : The entropy is minus the expectation of its values.
 
         Examples
         --------
@@ -373,8 +373,8 @@ class WeightPosterior(nn.Module, ABC):
 class LocationScale(WeightPosterior):
     """Weights ``w = μ + σ z`` with a standard variable ``z`` per weight.
 
-    Subclasses define the distribution of ``z``, whose parameters `_start_shape` sets
-    in the sizes given as ``options``.
+    Subclasses define the distribution of ``z``. `_start_shape` sets its parameters,
+    and takes their sizes as ``options``.
     """
 
     def __init__(
@@ -390,7 +390,7 @@ class LocationScale(WeightPosterior):
             self.raw_scale = nn.Parameter(inverse_softplus(sigma).to(self.location))
 
     def _start_shape(self, like: Tensor, **options: Any) -> None:
-        """Set the initial parameters of ``z``, if it has any, next to a tensor (P,)."""
+        """Set initial parameters of ``z``, in the dtype and device of ``like`` (P,)."""
 
     @property
     def scale(self) -> Tensor:
@@ -457,11 +457,6 @@ def spread(n: int, outermost: float) -> Tensor:
     if n == 1:
         return torch.zeros(1, dtype=torch.float64)
     return torch.linspace(-outermost, outermost, n, dtype=torch.float64)
-
-
-def sum_draws(x: Tensor) -> Tensor:
-    """Sum over draws, (s, P) -> (P,); a single draw is not copied."""
-    return x[0] if len(x) == 1 else x.sum(0)
 
 
 def _check_start(location: Tensor, scale: Tensor) -> None:

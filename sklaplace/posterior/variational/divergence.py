@@ -14,10 +14,10 @@ from sklaplace.posterior.variational.priors import PRIORS, WeightPrior
 def divergence(
     posterior: WeightPosterior, prior: WeightPrior, w: Tensor, log_q: Tensor
 ) -> Tensor:
-    """Divergence of a posterior from a prior, as training uses it.
+    """Divergence of a posterior from a prior, for training.
 
-    The closed form where it is cheaper than a draw, and an unbiased estimate otherwise.
-    For reports, where noise matters and time does not, see `exact_divergence`.
+    The closed form if it is cheaper than a draw, and an unbiased estimate otherwise.
+    Reports, where noise matters and time does not, use `exact_divergence`.
 
     Parameters
     ----------
@@ -52,10 +52,10 @@ def divergence(
 
 
 def exact_divergence(posterior: WeightPosterior, prior: WeightPrior) -> Tensor | None:
-    """Divergence of a posterior from a prior in closed form, where there is one.
+    """Divergence of a posterior from a prior in closed form, if there is one.
 
     Free of noise, for reports and for comparisons of models. For a Kumaraswamy
-    posterior it takes ten times as long as a draw.
+    posterior, the closed form takes ten times as long as a draw.
 
     Parameters
     ----------

@@ -3,10 +3,10 @@
     loss = mean of nll over the batch + factor · kl_weight · KL(q ‖ prior) / N
 
 per batch, in nats, with one draw of the weights per batch; N is the number of training
-samples after skorch's split, or the sum of their weights. ``factor`` is that of the KL
-schedule, with mean one over an epoch. The observation noise of a regression is
-estimated from held-out samples at the medians of the weights where there are some;
-otherwise it maximises the objective, as the running mean of squared residuals.
+samples after skorch's split, or the sum of their weights. The KL schedule gives
+``factor``, whose mean over an epoch is one. The observation noise of a regression is
+estimated from held-out samples at the medians of the weights. Without held-out samples,
+the noise maximises the objective, as the running mean of squared residuals.
 """
 
 import copy
@@ -60,12 +60,12 @@ KL_SCHEDULES = {"uniform": uniform, "blundell": blundell}
 
 @dataclass
 class Elbo:
-    """The objective of Bayes by Backprop, and its state during training.
+    """Objective of Bayes by Backprop, with its state during training.
 
     Attributes
     ----------
     family : PosteriorFamily
-        What the posterior is made from.
+        Recipe for the posterior.
     prior : WeightPrior
         Prior of each weight.
     kl_weight : float
@@ -78,7 +78,7 @@ class Elbo:
         A trained network whose weights are the initial medians; None takes the net's
         own initialisation.
     held_out : Dataset or None
-        Samples to estimate the noise from; None takes those of the batch.
+        Samples to estimate the noise from; None takes the samples of the batch.
     """
 
     family: PosteriorFamily
@@ -111,7 +111,7 @@ class Elbo:
         return StochasticModule(base, layout, self.family.start(location, scale))
 
     def begin(self, module: StochasticModule, spec: OutputSpec) -> None:
-        """Set what the outputs mean, before the first step."""
+        """Set the meaning of the outputs before the first step."""
         module.logit_layer, self.spec = spec.logit_layer, spec
         if not spec.likelihood.is_shift_invariant:
             module.probability_map = "logit"
@@ -145,11 +145,11 @@ class Elbo:
         return nll + (factor * self.kl_weight / self._total_weight) * kl
 
     def _update_noise(self, net: Any, variance: Tensor) -> None:
-        """Update the noise variance, given the mean squared residual of a batch, ().
+        """Update the noise variance from the mean squared residual of a batch, ().
 
-        Estimates from held-out samples have a lower limit: a variance near zero, as of
-        constant targets before the first step, would make gradients that stay in Adam's
-        second moments.
+        Estimates from held-out samples have a lower limit: constant targets have a
+        variance near zero before the first step, and the huge gradients would stay in
+        Adam's second moments.
         """
         current, self._n_updates = net.module_.noise_variance, self._n_updates + 1
         if self.held_out is None:

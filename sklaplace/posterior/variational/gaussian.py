@@ -13,8 +13,8 @@ from sklaplace.posterior.variational.base import LOG_ROOT_TWO_PI, LocationScale
 class MeanFieldGaussian(LocationScale):
     """A Gaussian for each weight: Bayes by Backprop as published.
 
-    The default: it is the cheapest, and its moments, entropy and divergence from a
-    Gaussian prior have closed forms. It has a single mode and thin tails.
+    The default and the cheapest family. Moments, entropy and the divergence from a
+    Gaussian prior have closed forms. A Gaussian has a single mode and thin tails.
 
     Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
 

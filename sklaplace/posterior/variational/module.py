@@ -352,7 +352,7 @@ class VariationalPosterior:
         Parameters
         ----------
         n_samples : int
-            Number of draws where there is no closed form.
+            Number of draws if there is no closed form.
         generator : torch.Generator
             Source of their noise.
 

@@ -1,7 +1,7 @@
 """Priors over weights: all weights are independent and identically distributed.
 
-With ``log p(w)`` per weight, and ``E_q[log p(w)]`` where it is a function of
-``E_q[w²]``.
+A prior gives ``log p(w)`` of each weight, and ``E_q[log p(w)]`` if this expectation is
+a function of ``E_q[w²]``.
 """
 
 import math
@@ -33,7 +33,7 @@ class WeightPrior(ABC):
     See Also
     --------
     GaussianPrior : The default.
-    WeightPosterior : What it is the prior of.
+    WeightPosterior : Distributions over weights after training.
 
     Examples
     --------
@@ -62,7 +62,7 @@ class WeightPrior(ABC):
 
         See Also
         --------
-        expected_log_prob : The expectation, where it follows from a moment.
+        expected_log_prob : The expectation, if it follows from a moment.
 
         Examples
         --------
@@ -84,7 +84,7 @@ class WeightPrior(ABC):
         Returns
         -------
         Tensor of shape (P,), or None
-            ``E[log p(w)]`` in nats; None where it is not a function of them.
+            ``E[log p(w)]`` in nats; None if it is not a function of second moments.
 
         See Also
         --------
@@ -156,7 +156,7 @@ class GaussianPrior(WeightPrior):
 class ScaleMixturePrior(WeightPrior):
     """Spike and slab: ``weight · N(0, scale²) + (1 − weight) · N(0, narrow²)``.
 
-    Shrinks most weights to zero and a few hardly at all, where that helps to prune. The
+    Shrinks most weights to zero and a few hardly at all, which can help to prune. The
     divergence is estimated from draws, which adds variance to gradients.
 
     Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
@@ -217,7 +217,7 @@ class ScaleMixturePrior(WeightPrior):
 class UniformPrior(WeightPrior):
     """Uniform on ``(−bound, bound)``.
 
-    For bounded posteriors; the divergence of others is infinite.
+    For bounded posteriors; unbounded posteriors have an infinite divergence.
 
     Read more in the :doc:`User Guide </user_guide/weight_posteriors>`.
 

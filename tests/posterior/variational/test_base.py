@@ -1,6 +1,6 @@
 import torch
 
-from sklaplace.posterior.variational.base import inverse_softplus, positive, sum_draws
+from sklaplace.posterior.variational.base import inverse_softplus, positive
 
 
 def test_inverse_softplus_inverts():
@@ -17,9 +17,3 @@ def test_positive_numbers_have_finite_logarithms():
     assert (found > 0).all()
     (100 * found.log().sum()).backward()
     assert raw.grad.isfinite().all()
-
-
-def test_sum_draws():
-    x = torch.arange(6.0).reshape(2, 3)
-    assert torch.equal(sum_draws(x), x.sum(0))
-    assert torch.equal(sum_draws(x[:1]), x[0])
