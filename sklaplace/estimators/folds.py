@@ -27,7 +27,7 @@ from sklaplace.estimators.glm_outputs import LinearisationCache
 from sklaplace.estimators.laplace_fit import LaplaceFit
 from sklaplace.estimators.options import LaplaceOptions
 from sklaplace.estimators.samples import Samples
-from sklaplace.networks.data import is_opaque, take_rows
+from sklaplace.networks.data import TrainingData, is_opaque, take_rows
 from sklaplace.posterior.tuning.problem import require_linear_model
 
 # Smallest noise, as a fraction of the targets' standard deviation, and the tolerance
@@ -38,7 +38,33 @@ NOISE_TOLERANCE = 1e-3
 NOISE_STEP = 0.3
 
 Params = dict[str, float]
-AllRows = tuple[Any, np.ndarray, np.ndarray | None]  # X, y, weights
+# A model, its options, and its trained network with the curvature of some samples.
+TrainedModel = tuple[Any, LaplaceOptions, LaplaceFit]
+
+
+def trained(model: Any, samples: Samples) -> TrainedModel:
+    """Return a model with its curvature over some samples."""
+    options = model._check_options()
+    return model, options, model._train_and_accumulate(options, samples).stored()
+
+
+def trained_and_scored(
+    model: Any,
+    samples: Samples,
+    held_out: TrainingData,
+    candidates: list[Params],
+    scorer: Any,
+) -> list[float]:
+    """Return the scores of one fold, of which nothing else is kept."""
+    fold = Fold(trained(model, samples), held_out)
+    return fold.scores(candidates, scorer, in_pieces=True)
+
+
+def select(data: TrainingData, rows: np.ndarray) -> TrainingData:
+    """Return some of the samples as they were passed, with targets and weights."""
+    weights = None if data.sample_weight is None else data.sample_weight[rows]
+    take = take_rows if is_opaque(data.X) else _safe_indexing
+    return TrainingData(take(data.X, rows), data.y[rows], weights)
 
 
 class Fold:
@@ -48,19 +74,13 @@ class Fold:
     ----------
     trained : TrainedModel
         The model with its curvature, and as yet without a posterior.
-    held_out : tuple of inputs, targets and weights
-        Of this fold.
-    in_pieces : bool
-        Whether samples are linearised piece by piece where the linearisation of all
-        would need much memory.
+    held_out : TrainingData
+        Samples of this fold as they were passed.
     """
 
-    def __init__(
-        self, trained: "TrainedModel", held_out: AllRows, *, in_pieces: bool = False
-    ) -> None:
+    def __init__(self, trained: TrainedModel, held_out: TrainingData) -> None:
         self.model, self.options, self.fit = trained
-        self.X, self.y, self.weights = held_out
-        self.in_pieces = in_pieces and self.fit.network.spec.layout.head is None
+        self.held_out = held_out
         with self.fit.evaluation():
             self.template, self.linear_model = self.model._solver(self.options).untuned(
                 self.fit
@@ -88,64 +108,63 @@ class Fold:
         model._set_fitted(self.options, self.fit.network, posterior)
         return model
 
-    def scores(self, candidates: list[Params], scorer: Any) -> list[float]:
-        """Return scores of candidates: the mean log-likelihood without a scorer."""
+    def scores(
+        self, candidates: list[Params], scorer: Any, *, in_pieces: bool = False
+    ) -> list[float]:
+        """Return the scores of candidates: mean log-likelihoods without a scorer.
+
+        These are computed piece by piece on request, where the linearisation of all
+        samples would need much memory.
+        """
+        data = self.held_out
         if scorer is not None:
             options = {}
-            if self.weights is not None and _takes_weights(scorer):
-                options = {"sample_weight": self.weights}
+            if data.sample_weight is not None and _takes_weights(scorer):
+                options = {"sample_weight": data.sample_weight}
             return [
-                _number(scorer(self.under(params), self.X, self.y, **options))
+                _number(scorer(self.under(params), data.X, data.y, **options))
                 for params in candidates
             ]
-        totals, n_rows = np.zeros(len(candidates)), 0.0
-        for X, y, weights in self._pieces():
-            totals += [self._total(params, X, y, weights) for params in candidates]
-            n_rows += weights.sum()
-        return list(totals / n_rows)
+        totals = np.zeros(len(candidates))
+        for piece in self._pieces() if in_pieces else [data]:
+            totals += [self.log_likelihood(params, piece) for params in candidates]
+        return list(totals / _row_weights(data).sum())
 
-    def log_likelihood(self, params: Params) -> float:
-        """Return the log-likelihood of all held-out samples, in nats."""
-        return self._total(params, self.X, self.y, self._row_weights())
+    def log_likelihood(self, params: Params, data: TrainingData) -> float:
+        """Return the log-likelihood of some held-out samples, in nats."""
+        return float(
+            _row_weights(data) @ self.under(params)._log_proba_of(data.X, data.y)
+        )
 
     def targets_and_residuals(self) -> tuple[np.ndarray, np.ndarray]:
         """Return targets and residuals of the network as trained, (n, c) each."""
         self.model._set_fitted(self.options, self.fit.network, self.template)
-        mean, _ = self.model.latent_mean_and_variance(self.X)
-        targets = self.y.reshape(mean.shape).astype(np.float64)
+        mean, _ = self.model.latent_mean_and_variance(self.held_out.X)
+        targets = self.held_out.y.reshape(mean.shape).astype(np.float64)
         return targets, targets - mean
 
-    def _total(
-        self, params: Params, X: Any, y: np.ndarray, weights: np.ndarray
-    ) -> float:
-        return float(weights @ self.under(params)._log_proba_of(X, y))
-
-    def _row_weights(self) -> np.ndarray:
-        return np.ones(len(self.y)) if self.weights is None else self.weights
-
-    def _pieces(self) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
-        """Yield held-out samples: all, or as many at a time as are linearised."""
-        model, weights = self.model, self._row_weights()
-        if not self.in_pieces:
-            yield self.X, self.y, weights
+    def _pieces(self) -> Iterator[TrainingData]:
+        """Yield the held-out samples, as many at a time as are linearised together."""
+        model, data, spec = self.model, self.held_out, self.fit.network.spec
+        if spec.layout.head is not None:
+            yield data
             return
-        with_covariance = not model._score(self.fit.network.spec.likelihood).diagonal
-        fitting = self.fit.network.spec.batch_size(with_covariance=with_covariance)
-        for rows in gen_batches(len(self.y), model.batch_size or fitting):
+        with_covariance = not model._score(spec.likelihood).diagonal
+        n_rows = model.batch_size or spec.batch_size(with_covariance=with_covariance)
+        for rows in gen_batches(len(data.y), n_rows):
             model._cache = LinearisationCache()
-            indices = np.arange(len(self.y))[rows]
-            yield _take(self.X, indices), self.y[rows], weights[rows]
+            yield select(data, np.arange(len(data.y))[rows])
 
 
-def _take(X: Any, rows: np.ndarray) -> Any:
-    return take_rows(X, rows) if is_opaque(X) else _safe_indexing(X, rows)
+def _row_weights(data: TrainingData) -> np.ndarray:
+    """Return the weights of samples, ones where none are given."""
+    return np.ones(len(data.y)) if data.sample_weight is None else data.sample_weight
 
 
 def _takes_weights(scorer: Any) -> bool:
     """Whether a scorer takes sample weights."""
-    known = getattr(scorer, "_accept_sample_weight", None)
-    if known is not None:
-        return bool(known())
+    if hasattr(scorer, "_accept_sample_weight"):
+        return bool(scorer._accept_sample_weight())
     return "sample_weight" in inspect.signature(scorer).parameters
 
 
@@ -157,28 +176,6 @@ def _number(score: Any) -> float:
             "returns a number, the higher the better."
         )
     return float(score)
-
-
-# A model, its options, and its trained network with the curvature of some samples.
-TrainedModel = tuple[Any, LaplaceOptions, LaplaceFit]
-
-
-def trained(model: Any, samples: Samples) -> TrainedModel:
-    """Return a model with its curvature over some samples."""
-    options = model._check_options()
-    return model, options, model._train_and_accumulate(options, samples).stored()
-
-
-def trained_and_scored(
-    model: Any,
-    samples: Samples,
-    held_out: AllRows,
-    candidates: list[Params],
-    scorer: Any,
-) -> list[float]:
-    """Return the scores of one fold, of which nothing else is kept."""
-    fold = Fold(trained(model, samples), held_out, in_pieces=scorer is None)
-    return fold.scores(candidates, scorer)
 
 
 def with_noise(folds: list[Fold], candidates: list[Params]) -> list[Params]:
@@ -202,7 +199,7 @@ def _best_noise(
 
     def loss(log_sigma: float) -> float:
         params = {**candidate, "sigma_noise": math.exp(log_sigma)}
-        return -sum(fold.log_likelihood(params) for fold in folds)
+        return -sum(fold.log_likelihood(params, fold.held_out) for fold in folds)
 
     def search(low: float, high: float) -> float:
         settings = {"method": "bounded", "options": {"xatol": NOISE_TOLERANCE}}
@@ -224,9 +221,3 @@ def _noise_bounds(folds: list[Fold]) -> tuple[float, float]:
     std = math.sqrt(values[:, :n_targets].var(0).mean())
     high = 2 * max(math.sqrt((values**2).mean(0).max()), 1e-100)
     return math.log(max(SMALLEST_NOISE * std, 1e-12 * high)), math.log(high)
-
-
-def rows_of(rows: AllRows, indices: np.ndarray) -> AllRows:
-    """Return some of the samples, with their targets and weights."""
-    X, y, weights = rows
-    return _take(X, indices), y[indices], None if weights is None else weights[indices]

@@ -413,6 +413,13 @@ class TestScores:
         by_name = for_classes(scoring="neg_log_loss").fit(X, Y, w)
         np.testing.assert_allclose(fold_scores(by_name), fold_scores(model), rtol=1e-10)
 
+    def test_ignored_labels_have_no_score_and_may_have_weights(self):
+        labels, w = np.where(np.arange(60) % 7, Y, -1), np.arange(1.0, 61.0)
+        model = for_classes(classifier(criterion__ignore_index=-1, **DOUBLE))
+        found = model.fit(X, labels, w)
+        few = for_classes().fit(X[labels >= 0], labels[labels >= 0], w[labels >= 0])
+        np.testing.assert_allclose(fold_scores(found), fold_scores(few))
+
     @pytest.mark.slow
     def test_scorers_get_weights_if_they_take_them(self):
         seen = []
