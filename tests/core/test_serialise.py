@@ -303,7 +303,7 @@ def test_a_file_cannot_name_what_may_do_harm(path):
         (serialise._made, (classifier, (), None, [], [])),
         (serialise.by_trusted_name, ("os.system",)),
     ],
-    ids=str,
+    ids=["function", "class", "tensor", "module", "net", "name"],
 )
 def test_a_file_cannot_call_what_may_do_harm(call):
     """As a file of somebody else may do, which `to_portable` has not written."""
