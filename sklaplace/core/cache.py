@@ -31,7 +31,7 @@ from sklearn.utils.validation import check_memory as check_joblib_memory
 from torch import Tensor, nn
 
 from sklaplace.core import progress
-from sklaplace.core.packing import reduced_as_array
+from sklaplace.core.packing import reduced_as_array, reduced_net
 from sklaplace.core.stored import StoredArray
 from sklaplace.core.warn import warn_user
 
@@ -266,9 +266,5 @@ class _Pickler(pickle.Pickler):
         if type(value) is Tensor and (reduced := reduced_as_array(value)):
             return reduced
         if isinstance(value, skorch.NeuralNet):
-            return object.__new__, (type(value),), vars(value), None, None, _set_state
+            return reduced_net(value)
         return NotImplemented
-
-
-def _set_state(value: Any, attributes: dict[str, Any]) -> None:
-    vars(value).update(attributes)

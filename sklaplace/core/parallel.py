@@ -21,6 +21,7 @@ from sklearn.utils.parallel import delayed as configured_delayed
 from skorch import NeuralNet
 
 from sklaplace.core import progress
+from sklaplace.core.packing import reduced_net
 from sklaplace.core.persistence import for_worker
 
 T = TypeVar("T")
@@ -49,22 +50,14 @@ def dumps(value: Any, left_out: Sequence[str] = ()) -> bytes:
 
 
 class _Pickler(get_loky_pickler()):  # type: ignore[misc]
-    """Pickles skorch nets by their attributes.
-
-    skorch pickles modules apart, by plain pickle, which lacks the classes of a script.
-    """
+    """Pickles skorch nets by their attributes, and all else as joblib does."""
 
     left_out: Sequence[str] = ()
 
     def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, NeuralNet):
-            return super().reducer_override(value)
-        state = dict(vars(value)) | dict.fromkeys(self.left_out)
-        return object.__new__, (type(value),), state, None, None, _set_attributes
-
-
-def _set_attributes(net: NeuralNet, state: dict[str, Any]) -> None:
-    vars(net).update(state)
+        if isinstance(value, NeuralNet):
+            return reduced_net(value, self.left_out)
+        return super().reducer_override(value)
 
 
 def n_workers(n_jobs: int | None) -> int:
