@@ -330,10 +330,23 @@ class LaplaceSolver:
             refine=self.options.refine,
             noise_on_held_out=self.options.noise_on_held_out,
             learned=self._learned(fit.network, posterior),
-            seen_noise=_seen_noise(fit, posterior),
+            seen_noise=self._seen_noise(fit, posterior),
             **score.of_problem(),
             folds=tuple(self._problem(fold, score) for fold in fit.folds),
         )
+
+    def _seen_noise(
+        self, fit: LaplaceFit, posterior: GaussianPosterior
+    ) -> Tensor | None:
+        """Return the noise by training samples, None where it is of no use."""
+        is_alone = fit.network.held_out is None and not fit.folds
+        is_used = is_alone and self.options.tuner == "auto"
+        if not (is_used and posterior.likelihood.has_noise):
+            return None
+        module = as_forward(fit.network.net).module
+        n_layers = sum(p.ndim > 1 for p in module.parameters())
+        relative = posterior.noise_proportions
+        return seen_noise(fit.data_fit, fit.novelty, n_layers, relative)
 
     def _learned(
         self, network: TrainedNetwork, posterior: GaussianPosterior
@@ -472,16 +485,6 @@ class LinearisedSamples:
                 self.leverages.append(torch.stack([*found, weights.double()], 1))
             keys = row_hash(x) if self.in_training else None
             yield LinearisedBatch(f, jacobian, targets, weights, keys)
-
-
-def _seen_noise(fit: LaplaceFit, posterior: GaussianPosterior) -> Tensor | None:
-    """Return the noise by training samples, None where the likelihood has none."""
-    if not posterior.likelihood.has_noise:
-        return None
-    module = as_forward(fit.network.net).module
-    n_layers = sum(p.ndim > 1 for p in module.parameters())
-    relative = posterior.noise_proportions
-    return seen_noise(fit.data_fit, fit.novelty, n_layers, relative)
 
 
 def _check_definite(posterior: GaussianPosterior, *, is_tuned: bool) -> None:

@@ -155,10 +155,9 @@ class LaplaceTrainer(Trainer):
         trained on so few, or callbacks may write files. Of many samples, some folds
         are enough.
         """
-        is_few = split.are_few(data.X, len(data.y), FEW)
-        if self.is_frozen or not (is_few and _is_silent(self.estimator)):
-            return []
-        if _has_others(self.estimator, trained):
+        net, is_few = self.estimator, split.are_few(data.X, len(data.y), FEW)
+        can_train = not self.is_frozen and _is_silent(net)
+        if not (is_few and can_train) or _has_others(net, trained):
             return []
         stratify = self.targets.stratify
         folds = split.hash_folds(data.X, data.y, N_FOLDS, self.seed, stratify=stratify)

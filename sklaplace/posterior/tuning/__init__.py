@@ -33,17 +33,17 @@ def auto(problem: TuningProblem) -> GaussianPosterior:
             return problem.posterior
     if problem.has_held_out:
         return tune_on_validation(problem)
-    if not problem.free_prior:
-        warn_user(_NOISE_OF_TRAINING)
-        return maximise_with_levels(problem)
-    if problem.refine is True:
+    if problem.free_prior and problem.refine is not True:
+        return network_alone(problem)
+    if problem.free_prior:
         warn_user(
             "There are no rows that the network did not see, so 'auto' maximises the "
             "evidence of the refitted weights, which can make predictions worse than "
             "the network's. Pass X_val and y_val to fit."
         )
-        return maximise_with_levels(problem)
-    return network_alone(problem)
+    else:
+        warn_user(_NOISE_OF_TRAINING)
+    return maximise_with_levels(problem)
 
 
 def network_alone(problem: TuningProblem) -> GaussianPosterior:

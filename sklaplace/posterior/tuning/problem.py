@@ -69,7 +69,7 @@ class TuningProblem:
     learned : Tensor or None
         Prior precision that the network was trained under, where it was learned.
     seen_noise : Tensor or None
-        Noise level () by the training data, for likelihoods that have noise.
+        Noise level () by the training data, where there are no other data.
     folds : tuple of TuningProblem
         Those of networks that hold out a fold of the data each, where there is no
         other held-out data: hyperparameters are scored on all folds together.
