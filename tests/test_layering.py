@@ -34,6 +34,9 @@ FLOORS = [
     "plotting",
 ]
 
+# Inside the estimators; files on top come last.
+ESTIMATOR_ROOMS = ["targets", "predicting", "options", "training", "fitting"]
+
 DEPENDENCIES = {"joblib", "numpy", "scipy", "sklearn", "skorch", "torch"}
 # Imported only where they are used, inside functions, since they may be absent.
 OPTIONAL = {"matplotlib": f"{PACKAGE}.plotting", "tqdm": f"{PACKAGE}.core.progress"}
@@ -164,6 +167,29 @@ def test_no_cycles_inside_a_folder(folder):
     tuple(TopologicalSorter(inside(folder, graph())).static_order())
 
 
+def test_rooms_of_the_estimators_import_downward():
+    top = f"{PACKAGE}.estimators"
+    rooms = {name.split(".")[2] for name in FILES if name.startswith(f"{top}.")}
+    rooms = {room for room in rooms if is_package(f"{top}.{room}")}
+    assert rooms == set(ESTIMATOR_ROOMS)
+
+    def place(module):
+        room = module.split(".")[2] if module.startswith(f"{top}.") else top
+        return ESTIMATOR_ROOMS.index(room) if room in rooms else len(rooms)
+
+    upward = {
+        (name, target)
+        for name, targets in graph().items()
+        for target in targets
+        if target.startswith(f"{top}.") and place(target) > place(name)
+    }
+    assert upward == set()
+
+
+def test_few_files_on_top_of_a_subpackage():
+    assert len(list((ROOT / "estimators").glob("*.py"))) <= 14
+
+
 def test_a_cycle_between_a_file_and_a_folder_is_found():
     modules = {
         "sklaplace.posterior.gaussian": {"sklaplace.posterior.tuning.problem"},
@@ -212,7 +238,11 @@ def test_accepts(module, source):
         ("sklaplace.metrics", "def f():\n    import matplotlib", "inside functions"),
         ("sklaplace.plotting", "import matplotlib.pyplot", "inside functions"),
         ("sklaplace.core.progress", "import tqdm", "inside functions"),
-        ("sklaplace.estimators.folds", "def f():\n    import tqdm", "inside functions"),
+        (
+            "sklaplace.estimators.fitting.folds",
+            "def f():\n    import tqdm",
+            "inside functions",
+        ),
     ],
 )
 def test_rejects(module, source, message):

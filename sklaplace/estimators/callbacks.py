@@ -24,8 +24,8 @@ from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.network import NetworkSpec
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
-from sklaplace.estimators import options
-from sklaplace.estimators.prior_callback import PriorCallback
+from sklaplace.estimators.options import laplace as options
+from sklaplace.estimators.training.prior_callback import PriorCallback
 from sklaplace.networks.outputs import unwrapped
 from sklaplace.networks.trained import TrainedNetwork, device_of
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters

@@ -11,15 +11,15 @@ from torch import Tensor
 from sklaplace.core.arrays import as_array
 from sklaplace.core.checks import check_count, check_option
 from sklaplace.dirichlet.links import LINKS, Link, choose_link
-from sklaplace.estimators.class_targets import is_ignored
+from sklaplace.estimators.fitting.laplace_fit import HeldOutScore
+from sklaplace.estimators.fitting.summary import reporting_for
 from sklaplace.estimators.laplace import BaseLaplace
-from sklaplace.estimators.laplace_fit import HeldOutScore
-from sklaplace.estimators.laplace_trainer import LaplaceTrainer
-from sklaplace.estimators.options import LaplaceOptions
+from sklaplace.estimators.options.given_net import inner_net
+from sklaplace.estimators.options.laplace import LaplaceOptions
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
-from sklaplace.estimators.samples import Samples
-from sklaplace.estimators.summary import reporting_for
-from sklaplace.estimators.trainer import inner_net
+from sklaplace.estimators.targets.classes import is_ignored
+from sklaplace.estimators.training.laplace import LaplaceTrainer
+from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import ClassificationLikelihood
 
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from sklaplace.core import progress
-from sklaplace.estimators.output_model import OutputModel
+from sklaplace.estimators.predicting.output_model import OutputModel
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.sampling import BaseSampling
-from sklaplace.estimators.trainer import Trainer
+from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.default import with_dropout
 from sklaplace.networks.forward import Forward

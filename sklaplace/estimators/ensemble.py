@@ -12,11 +12,12 @@ from sklaplace.core import progress
 from sklaplace.core.checks import check_count, check_n_jobs
 from sklaplace.core.parallel import in_parallel
 from sklaplace.core.random import private_rng
-from sklaplace.estimators.output_model import OutputModel
+from sklaplace.estimators.options.given_net import inner_net, is_frozen
+from sklaplace.estimators.predicting.output_model import OutputModel
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.sampling import BaseSampling
-from sklaplace.estimators.trainer import Trainer, inner_net, is_frozen
+from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork, n_epochs

@@ -16,29 +16,34 @@ from sklaplace.core.linalg import plain
 from sklaplace.core.persistence import pickled, worker_state
 from sklaplace.core.serialise import from_portable, to_portable
 from sklaplace.core.trees import without_groups
-from sklaplace.estimators.diagram import displayed
-from sklaplace.estimators.distributed import Group, data_to_agree_on
-from sklaplace.estimators.fit_cache import FitWork, UnfinishedFit, cached_fit
-from sklaplace.estimators.given_net import note_new_weights
-from sklaplace.estimators.glm_outputs import OUTPUT_MODELS, CachedOutputs
-from sklaplace.estimators.hyperparameters import (
+from sklaplace.estimators.fitting.diagram import displayed
+from sklaplace.estimators.fitting.fit_cache import FitWork, UnfinishedFit, cached_fit
+from sklaplace.estimators.fitting.hyperparameters import (
     check_addable,
     retuned,
     under_hyperparameters,
 )
-from sklaplace.estimators.laplace_fit import (
+from sklaplace.estimators.fitting.laplace_fit import (
     HeldOutScore,
     LaplaceFit,
     LaplaceSolver,
     network_at_mean,
 )
-from sklaplace.estimators.laplace_trainer import LaplaceTrainer
-from sklaplace.estimators.noise import loss_per_target
-from sklaplace.estimators.novelty_recorder import novelty_scores
-from sklaplace.estimators.options import LaplaceOptions, sibling
-from sklaplace.estimators.output_model import BatchedOutputs, require_finite
-from sklaplace.estimators.residual_outputs import ResidualOutputs
-from sklaplace.estimators.samples import (
+from sklaplace.estimators.fitting.noise import loss_per_target
+from sklaplace.estimators.fitting.novelty_recorder import novelty_scores
+from sklaplace.estimators.fitting.summary import (
+    of_posterior,
+    reporting_for,
+    warn_if_alone,
+)
+from sklaplace.estimators.options.given_net import note_new_weights
+from sklaplace.estimators.options.laplace import LaplaceOptions, sibling
+from sklaplace.estimators.options.workers import Group, data_to_agree_on
+from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS, CachedOutputs
+from sklaplace.estimators.predicting.output_model import BatchedOutputs, require_finite
+from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
+from sklaplace.estimators.training.laplace import LaplaceTrainer
+from sklaplace.estimators.training.samples import (
     Samples,
     applicable,
     cast_tensors,
@@ -50,7 +55,6 @@ from sklaplace.estimators.samples import (
     warn_of_weight_scale,
     weighted_data,
 )
-from sklaplace.estimators.summary import of_posterior, reporting_for, warn_if_alone
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior

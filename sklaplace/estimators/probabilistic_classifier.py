@@ -15,11 +15,11 @@ from sklaplace.core.checks import as_seed, check_option, naming
 from sklaplace.core.random import cached_sobol_normals
 from sklaplace.core.warn import warn_user
 from sklaplace.dirichlet.distribution import check_set
-from sklaplace.estimators import class_outputs, latent
-from sklaplace.estimators.class_targets import ClassTargets, likelihood_of
-from sklaplace.estimators.output_model import BatchedOutputs
-from sklaplace.estimators.samples import Samples
-from sklaplace.estimators.trainer import inner_net, is_frozen
+from sklaplace.estimators.options.given_net import inner_net, is_frozen
+from sklaplace.estimators.predicting import class_outputs, latent
+from sklaplace.estimators.predicting.output_model import BatchedOutputs
+from sklaplace.estimators.targets.classes import ClassTargets, likelihood_of
+from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import ClassificationLikelihood
 from sklaplace.networks.data import count_rows
 

@@ -11,12 +11,12 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sklaplace.core.checks import as_levels, as_seed, naming
-from sklaplace.estimators import latent
-from sklaplace.estimators.number_targets import NumberTargets, geometric_mean
-from sklaplace.estimators.options import sibling
-from sklaplace.estimators.output_model import BatchedOutputs
-from sklaplace.estimators.samples import Samples, applicable, weighted_data
-from sklaplace.estimators.trainer import is_frozen
+from sklaplace.estimators.options.given_net import is_frozen
+from sklaplace.estimators.options.laplace import sibling
+from sklaplace.estimators.predicting import latent
+from sklaplace.estimators.predicting.output_model import BatchedOutputs
+from sklaplace.estimators.targets.numbers import NumberTargets, geometric_mean
+from sklaplace.estimators.training.samples import Samples, applicable, weighted_data
 from sklaplace.likelihoods import RegressionLikelihood
 
 

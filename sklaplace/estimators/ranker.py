@@ -20,11 +20,11 @@ from sklaplace.core.arrays import detached
 from sklaplace.core.checks import check_arrays, naming
 from sklaplace.core.trees import leaves, mapped
 from sklaplace.curvature.network import NetworkSpec
-from sklaplace.estimators.class_targets import ClassTargets
 from sklaplace.estimators.classifier import LaplaceClassifier
-from sklaplace.estimators.laplace_trainer import LaplaceTrainer
-from sklaplace.estimators.options import LaplaceOptions
-from sklaplace.estimators.target_types import SingleLabel
+from sklaplace.estimators.options.laplace import LaplaceOptions
+from sklaplace.estimators.targets.classes import ClassTargets
+from sklaplace.estimators.targets.label_types import SingleLabel
+from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.likelihoods import Bernoulli
 from sklaplace.networks.data import TrainingData, as_given, first_rows, is_opaque
 from sklaplace.networks.default import penalised_classifier, require_array

@@ -8,17 +8,17 @@ import numpy as np
 
 from sklaplace.core.linalg import plain
 from sklaplace.curvature.ggn import CURVATURES
+from sklaplace.estimators.fitting.laplace_fit import HeldOutScore, LaplaceSolver
 from sklaplace.estimators.laplace import BaseLaplace
-from sklaplace.estimators.laplace_fit import HeldOutScore, LaplaceSolver
-from sklaplace.estimators.number_targets import (
+from sklaplace.estimators.options.given_net import inner_net, is_frozen
+from sklaplace.estimators.options.laplace import LaplaceOptions
+from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
+from sklaplace.estimators.targets.numbers import (
     check_noise,
     check_normalize_y,
     geometric_mean,
     has_noise,
 )
-from sklaplace.estimators.options import LaplaceOptions
-from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
-from sklaplace.estimators.trainer import inner_net, is_frozen
 from sklaplace.likelihoods import Gaussian, RegressionLikelihood
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior

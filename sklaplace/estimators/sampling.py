@@ -14,20 +14,24 @@ from sklaplace.core.checks import check_count, check_fraction
 from sklaplace.core.persistence import pickled
 from sklaplace.core.random import private_rng
 from sklaplace.core.serialise import from_portable, to_portable
-from sklaplace.estimators import samples
-from sklaplace.estimators.diagram import displayed
-from sklaplace.estimators.given_net import note_new_weights
-from sklaplace.estimators.noise import most_probable_noise
-from sklaplace.estimators.number_targets import (
+from sklaplace.estimators.fitting.diagram import displayed
+from sklaplace.estimators.fitting.noise import most_probable_noise
+from sklaplace.estimators.fitting.summary import of_training, reporting_for
+from sklaplace.estimators.options.given_net import (
+    inner_net,
+    is_frozen,
+    note_new_weights,
+)
+from sklaplace.estimators.options.laplace import check_common, sibling
+from sklaplace.estimators.predicting.output_model import BatchedOutputs, OutputModel
+from sklaplace.estimators.targets.numbers import (
     check_noise,
     check_normalize_y,
     geometric_mean,
     has_noise,
 )
-from sklaplace.estimators.options import check_common, sibling
-from sklaplace.estimators.output_model import BatchedOutputs, OutputModel
-from sklaplace.estimators.summary import of_training, reporting_for
-from sklaplace.estimators.trainer import Trainer, inner_net, is_frozen
+from sklaplace.estimators.training import samples
+from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 
 # fitted attributes that a subclass may have

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sklaplace.estimators.classifier import LaplaceClassifier
-from sklaplace.estimators.prior_search import PriorSearch
+from sklaplace.estimators.fitting.prior_search import PriorSearch
 from sklaplace.estimators.regressor import LaplaceRegressor
-from sklaplace.estimators.samples import Samples
+from sklaplace.estimators.training.samples import Samples
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -10,18 +10,18 @@ from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import check_count
 from sklaplace.curvature.descent import SCHEDULE_CHECKS, Schedule
 from sklaplace.curvature.layout import Layout
-from sklaplace.estimators.output_model import (
+from sklaplace.estimators.predicting.output_model import (
     BatchedOutputs,
     OutputModel,
     PointOutputs,
     WeightDraws,
     require_draws,
 )
-from sklaplace.estimators.prior_callback import PriorCallback
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.sampling import BaseSampling
-from sklaplace.estimators.trainer import Trainer
+from sklaplace.estimators.training.prior_callback import PriorCallback
+from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import OutputSpec, as_forward
 from sklaplace.networks.trained import TrainedNetwork

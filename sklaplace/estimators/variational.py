@@ -9,8 +9,9 @@ import torch
 
 from sklaplace.core.checks import check_option, check_params, check_positive
 from sklaplace.core.warn import warn_user
-from sklaplace.estimators.number_targets import geometric_mean
-from sklaplace.estimators.output_model import (
+from sklaplace.estimators.fitting.summary import of_training
+from sklaplace.estimators.options.given_net import inner_net, is_frozen
+from sklaplace.estimators.predicting.output_model import (
     BatchedOutputs,
     OutputModel,
     PointOutputs,
@@ -19,9 +20,9 @@ from sklaplace.estimators.output_model import (
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.sampling import BaseSampling
-from sklaplace.estimators.summary import of_training
-from sklaplace.estimators.trainer import Trainer, inner_net, is_frozen
-from sklaplace.estimators.variational_trainer import VariationalTrainer
+from sklaplace.estimators.targets.numbers import geometric_mean
+from sklaplace.estimators.training.trainer import Trainer
+from sklaplace.estimators.training.variational import VariationalTrainer
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied
 from sklaplace.posterior.variational.elbo import KL_SCHEDULES, Elbo, nats

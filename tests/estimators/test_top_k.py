@@ -16,7 +16,7 @@ from sklaplace import (
     SWAGClassifier,
     VariationalClassifier,
 )
-from sklaplace.estimators import class_outputs
+from sklaplace.estimators.predicting import class_outputs
 
 X, Y = blobs(n_classes=4)
 LABELS = np.array(["cat", "dog", "eel", "fox"])[Y]

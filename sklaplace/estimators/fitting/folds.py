@@ -23,10 +23,10 @@ from sklearn.utils import _safe_indexing, gen_batches
 from torch import Tensor
 
 from sklaplace.core import progress
-from sklaplace.estimators.glm_outputs import LinearisationCache
-from sklaplace.estimators.laplace_fit import LaplaceFit
-from sklaplace.estimators.options import LaplaceOptions
-from sklaplace.estimators.samples import Samples
+from sklaplace.estimators.fitting.laplace_fit import LaplaceFit
+from sklaplace.estimators.options.laplace import LaplaceOptions
+from sklaplace.estimators.predicting.glm_outputs import LinearisationCache
+from sklaplace.estimators.training.samples import Samples
 from sklaplace.networks.data import TrainingData, is_opaque, take_rows
 from sklaplace.posterior.tuning.problem import require_linear_model
 

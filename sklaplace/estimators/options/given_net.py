@@ -2,12 +2,22 @@
 
 from typing import Any
 
+from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNet
 from torch import nn
 
 from sklaplace.core import progress
-from sklaplace.estimators.trainer import inner_net, is_frozen
 from sklaplace.networks.net_checks import check_device, check_scripted, check_wrapper
+
+
+def inner_net(estimator: Any) -> Any:
+    """Return the skorch net inside a `FrozenEstimator`; None is the default net."""
+    return estimator.estimator if is_frozen(estimator) else estimator
+
+
+def is_frozen(estimator: Any) -> bool:
+    """Whether the network keeps its weights."""
+    return isinstance(estimator, FrozenEstimator)
 
 
 def check_net(model: Any) -> None:

@@ -26,16 +26,16 @@ from sklaplace.curvature.jacobian import Centring, backpropagate
 from sklaplace.curvature.priors import PRIOR_STRUCTURES, of_tensors
 from sklaplace.curvature.structures import Structure
 from sklaplace.curvature.structures.rounding import check_finite
-from sklaplace.estimators.distributed import Group
-from sklaplace.estimators.noise import (
+from sklaplace.estimators.fitting.noise import (
     root_mean_square,
     seen_noise,
     with_column_noises,
     with_residual_noise,
 )
-from sklaplace.estimators.novelty_recorder import NoveltyRecorder
-from sklaplace.estimators.options import LaplaceOptions
-from sklaplace.estimators.sample_record import SampleRecord, SampleRecorder
+from sklaplace.estimators.fitting.novelty_recorder import NoveltyRecorder
+from sklaplace.estimators.fitting.sample_record import SampleRecord, SampleRecorder
+from sklaplace.estimators.options.laplace import LaplaceOptions
+from sklaplace.estimators.options.workers import Group
 from sklaplace.likelihoods.base import DataFit, weighted
 from sklaplace.networks.data import Batches, TrainingData
 from sklaplace.networks.outputs import as_forward

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sklaplace.curvature.jacobian import Centring, backpropagate
-from sklaplace.estimators.output_model import (
+from sklaplace.estimators.predicting.output_model import (
     BatchedOutputs,
     OutputModel,
     WeightDraws,

@@ -29,7 +29,8 @@ from sklaplace.core.checks import check_arrays, naming
 from sklaplace.core.stored import StoredArray, check_file, is_stored
 from sklaplace.core.trees import leaves, mapped
 from sklaplace.core.warn import warn_user
-from sklaplace.estimators.trainer import check_applicable, inner_net
+from sklaplace.estimators.options.given_net import inner_net
+from sklaplace.estimators.training.trainer import check_applicable
 from sklaplace.networks.data import (
     TrainingData,
     as_given,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from sklaplace.curvature.features import FeatureRecorder
-from sklaplace.estimators.glm_outputs import GLMOutputs
-from sklaplace.estimators.output_model import (
+from sklaplace.estimators.predicting.glm_outputs import GLMOutputs
+from sklaplace.estimators.predicting.output_model import (
     BatchedOutputs,
     OutputModel,
     WeightDraws,

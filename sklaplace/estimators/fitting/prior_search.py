@@ -20,7 +20,7 @@ from sklaplace.core.checks import check_n_jobs, check_positive, listed, naming
 from sklaplace.core.parallel import in_parallel
 from sklaplace.core.random import private_rng
 from sklaplace.core.warn import warn_user
-from sklaplace.estimators.folds import (
+from sklaplace.estimators.fitting.folds import (
     Fold,
     Params,
     select,
@@ -28,15 +28,14 @@ from sklaplace.estimators.folds import (
     trained_and_scored,
     with_noise,
 )
-from sklaplace.estimators.given_net import note_new_weights
-from sklaplace.estimators.laplace import BaseLaplace
-from sklaplace.estimators.samples import (
+from sklaplace.estimators.fitting.summary import reporting_for
+from sklaplace.estimators.options.given_net import note_new_weights
+from sklaplace.estimators.training.samples import (
     Samples,
     as_weights,
     encode_samples,
     unchanged_on_error,
 )
-from sklaplace.estimators.summary import reporting_for
 from sklaplace.networks.data import TrainingData, is_opaque
 
 GRID = np.logspace(-3, 3, 20)
@@ -55,7 +54,7 @@ class PriorSearch:
         The estimator that each fold fits: `LaplaceClassifier` or `LaplaceRegressor`.
     """
 
-    def __init__(self, estimator: Any, plain: type[BaseLaplace]) -> None:
+    def __init__(self, estimator: Any, plain: type) -> None:
         self.estimator, self.plain = estimator, plain
         self.chooses_noise = isinstance(getattr(estimator, "sigma_noise", None), str)
         # of the target columns, of which the geometric mean is searched

@@ -12,8 +12,12 @@ from torch import Tensor
 from sklaplace.core import progress
 from sklaplace.core.cache import fingerprint
 from sklaplace.core.checks import check_option, check_positive, listed, naming
-from sklaplace.estimators.options import LaplaceOptions, check_prior_shape
-from sklaplace.estimators.samples import applicable, check_loader, weighted_data
+from sklaplace.estimators.options.laplace import LaplaceOptions, check_prior_shape
+from sklaplace.estimators.training.samples import (
+    applicable,
+    check_loader,
+    weighted_data,
+)
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.novelty import Novelty

@@ -18,8 +18,8 @@ from skorch import NeuralNetBinaryClassifier
 
 from sklaplace.core.arrays import as_labels
 from sklaplace.core.checks import check_option
-from sklaplace.estimators.target_types import TargetType, infer_target_type
-from sklaplace.estimators.targets import Targets, brings_targets
+from sklaplace.estimators.targets.base import Targets, brings_targets
+from sklaplace.estimators.targets.label_types import TargetType, infer_target_type
 from sklaplace.likelihoods import CRITERIA, Bernoulli, Categorical, Likelihood
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import unwrapped

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.checks import as_seed
-from sklaplace.estimators.output_model import BatchedOutputs
+from sklaplace.estimators.predicting.output_model import BatchedOutputs
 
 # from outputs (m, c) of samples to their latent values (m, ...): an affine map
 Latent = Callable[[Tensor], Tensor]

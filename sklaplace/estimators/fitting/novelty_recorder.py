@@ -11,7 +11,7 @@ from sklaplace.core.random import row_hash
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.curvature.network import NetworkSpec
 from sklaplace.curvature.recorder import compare_alone
-from sklaplace.estimators.output_model import BatchedOutputs
+from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.networks.data import Batches
 from sklaplace.networks.forward import Forward
 from sklaplace.posterior.novelty import FeatureBatch, Novelty

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sklaplace.core.linalg import all_finite
 from sklaplace.core.warn import warn_user
-from sklaplace.estimators.output_model import BatchedOutputs
+from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.likelihoods import Gaussian
 from sklaplace.likelihoods.base import DataFit
 from sklaplace.networks.trained import TrainedNetwork

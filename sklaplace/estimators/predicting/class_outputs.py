@@ -15,7 +15,7 @@ from torch import Tensor
 from sklaplace import dirichlet
 from sklaplace.core.checks import check_count
 from sklaplace.dirichlet.links import mc_uncertainty, uncertainty_of_draws
-from sklaplace.estimators.class_targets import ClassTargets
+from sklaplace.estimators.targets.classes import ClassTargets
 
 # From more classes on, the most probable one is found batch by batch.
 MANY_CLASSES = 1024

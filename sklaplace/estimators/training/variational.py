@@ -7,9 +7,10 @@ from typing import Any
 from sklearn.base import clone
 from skorch.callbacks import ParamMapper
 
-from sklaplace.estimators.output_model import require_draws
-from sklaplace.estimators.prior_callback import PriorCallback
-from sklaplace.estimators.trainer import Trainer, inner_net
+from sklaplace.estimators.options.given_net import inner_net
+from sklaplace.estimators.predicting.output_model import require_draws
+from sklaplace.estimators.training.prior_callback import PriorCallback
+from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.default import is_penalised, without_penalty
 from sklaplace.networks.outputs import OutputSpec

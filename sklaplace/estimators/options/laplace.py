@@ -33,9 +33,9 @@ from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import STRUCTURES, Accumulator
 from sklaplace.curvature.subnetwork import SCORES
 from sklaplace.curvature.subsets import CRITERION, SUBSETS
-from sklaplace.estimators.distributed import check_workers
-from sklaplace.estimators.given_net import check_net
-from sklaplace.estimators.glm_outputs import OUTPUT_MODELS
+from sklaplace.estimators.options.given_net import check_net
+from sklaplace.estimators.options.workers import check_workers
+from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS
 from sklaplace.likelihoods import (
     ClassificationLikelihood,
     Gaussian,

@@ -12,8 +12,8 @@ from torch import Tensor
 from sklaplace.core.arrays import as_numbers, check_finite
 from sklaplace.core.checks import check_positive
 from sklaplace.core.warn import warn_user
-from sklaplace.estimators.target_scaling import TargetScaling
-from sklaplace.estimators.targets import Targets, brings_targets
+from sklaplace.estimators.targets.base import Targets, brings_targets
+from sklaplace.estimators.targets.scaling import TargetScaling
 from sklaplace.likelihoods import (
     CRITERIA,
     Gaussian,

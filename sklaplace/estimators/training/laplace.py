@@ -41,15 +41,15 @@ from sklaplace.core.warn import warn_user
 from sklaplace.curvature.network import NetworkSpec, infer_network_spec
 from sklaplace.curvature.subnetwork import SCORES, SelectionProblem, choose
 from sklaplace.curvature.subsets import CRITERION, N_WEIGHTS, select
-from sklaplace.estimators.options import (
+from sklaplace.estimators.options.laplace import (
     LaplaceOptions,
     check_earlier_layout,
     check_shapes,
     check_structure_bytes,
 )
-from sklaplace.estimators.output_model import check_covariances
-from sklaplace.estimators.targets import brings_targets
-from sklaplace.estimators.trainer import Trainer
+from sklaplace.estimators.predicting.output_model import check_covariances
+from sklaplace.estimators.targets.base import brings_targets
+from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks import split
 from sklaplace.networks.data import TrainingData, spread_rows
 from sklaplace.networks.history import recorded_split

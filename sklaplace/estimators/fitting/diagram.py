@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from sklearn.base import BaseEstimator
 from sklearn.utils.metaestimators import available_if
 
-from sklaplace.estimators.summary import maximises_evidence
+from sklaplace.estimators.fitting.summary import maximises_evidence
 
 T = TypeVar("T", bound=type)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sklaplace.curvature.accumulation import Recorder
 from sklaplace.curvature.shared import IdentityMap
-from sklaplace.estimators.novelty_recorder import NoveltyRecorder
+from sklaplace.estimators.fitting.novelty_recorder import NoveltyRecorder
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.last_layer import LastLayerRecorder

@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.base import clone
-from sklearn.frozen import FrozenEstimator
 from torch.utils.data import Subset
 
 from sklaplace.core import progress
 from sklaplace.core.checks import listed, naming
 from sklaplace.core.warn import warn_user
 from sklaplace.curvature.descent import Descent, weight_decays
-from sklaplace.estimators.targets import Targets
+from sklaplace.estimators.options.given_net import inner_net, is_frozen
+from sklaplace.estimators.targets.base import Targets
 from sklaplace.networks.data import (
     TrainingData,
     first_rows,
@@ -37,16 +37,6 @@ from sklaplace.networks.split import hash_split
 from sklaplace.networks.streams import is_stream, require_choice
 from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.networks.training import copied, logits_alone, noting_interrupts, train
-
-
-def inner_net(estimator: Any) -> Any:
-    """Return the skorch net inside a `FrozenEstimator`; None is the default net."""
-    return estimator.estimator if is_frozen(estimator) else estimator
-
-
-def is_frozen(estimator: Any) -> bool:
-    """Whether the network keeps its weights."""
-    return isinstance(estimator, FrozenEstimator)
 
 
 @dataclass(kw_only=True)

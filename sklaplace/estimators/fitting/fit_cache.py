@@ -16,10 +16,10 @@ from sklaplace.core.random import private_rng
 from sklaplace.core.warn import warn_user
 from sklaplace.curvature.structures.kron import Kron
 from sklaplace.curvature.uses import UnseenUseError
-from sklaplace.estimators.distributed import Group
-from sklaplace.estimators.laplace_fit import LaplaceFit, LaplaceSolver
-from sklaplace.estimators.laplace_trainer import LaplaceTrainer
-from sklaplace.estimators.trainer import inner_net
+from sklaplace.estimators.fitting.laplace_fit import LaplaceFit, LaplaceSolver
+from sklaplace.estimators.options.given_net import inner_net
+from sklaplace.estimators.options.workers import Group
+from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.trained import TrainedNetwork
 
