@@ -186,8 +186,9 @@ def test_rooms_of_the_estimators_import_downward():
     assert upward == set()
 
 
-def test_few_files_on_top_of_a_subpackage():
+def test_estimators_and_core_have_few_files():
     assert len(list((ROOT / "estimators").glob("*.py"))) <= 14
+    assert len(list((ROOT / "core").glob("*.py"))) <= 11
 
 
 def test_a_cycle_between_a_file_and_a_folder_is_found():

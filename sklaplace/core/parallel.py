@@ -21,8 +21,7 @@ from sklearn.utils.parallel import delayed as configured_delayed
 from skorch import NeuralNet
 
 from sklaplace.core import progress
-from sklaplace.core.packing import reduced_net
-from sklaplace.core.persistence import for_worker
+from sklaplace.core.serialise import for_worker, reduced_net
 
 T = TypeVar("T")
 

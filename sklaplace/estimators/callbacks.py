@@ -15,8 +15,8 @@ from torch import Tensor
 
 from sklaplace.core import checks
 from sklaplace.core.budget import move
+from sklaplace.core.checks import warn_user
 from sklaplace.core.linalg import plain
-from sklaplace.core.warn import warn_user
 from sklaplace.curvature import priors
 from sklaplace.curvature.accumulation import accumulate
 from sklaplace.curvature.ggn import CURVATURES

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sklaplace.core.arrays import as_array
 from sklaplace.core.checks import check_count, check_option
 from sklaplace.dirichlet.links import LINKS, Link, choose_link
 from sklaplace.estimators.fitting.laplace_fit import HeldOutScore
@@ -21,6 +20,7 @@ from sklaplace.estimators.targets.classes import is_ignored
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import ClassificationLikelihood
+from sklaplace.networks.arrays import as_array
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

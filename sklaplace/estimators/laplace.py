@@ -13,8 +13,7 @@ from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import check_memory
 from sklaplace.core.checks import check_option, check_positive
 from sklaplace.core.linalg import plain
-from sklaplace.core.persistence import pickled, worker_state
-from sklaplace.core.serialise import from_portable, to_portable
+from sklaplace.core.serialise import from_portable, pickled, to_portable, worker_state
 from sklaplace.core.trees import without_groups
 from sklaplace.estimators.fitting.diagram import displayed
 from sklaplace.estimators.fitting.fit_cache import FitWork, UnfinishedFit, cached_fit

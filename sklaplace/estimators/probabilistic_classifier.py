@@ -11,9 +11,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import Tensor
 
 from sklaplace import dirichlet
-from sklaplace.core.checks import as_seed, check_option, naming
+from sklaplace.core.checks import as_seed, check_option, naming, warn_user
 from sklaplace.core.random import cached_sobol_normals
-from sklaplace.core.warn import warn_user
 from sklaplace.dirichlet.distribution import check_set
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting import class_outputs, latent

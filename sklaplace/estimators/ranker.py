@@ -16,7 +16,6 @@ import torch
 from sklearn.utils.validation import check_array, check_is_fitted
 from torch import Tensor, nn
 
-from sklaplace.core.arrays import detached
 from sklaplace.core.checks import check_arrays, naming
 from sklaplace.core.trees import leaves, mapped
 from sklaplace.curvature.network import NetworkSpec
@@ -26,6 +25,7 @@ from sklaplace.estimators.targets.classes import ClassTargets
 from sklaplace.estimators.targets.label_types import SingleLabel
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.likelihoods import Bernoulli
+from sklaplace.networks.arrays import detached
 from sklaplace.networks.data import TrainingData, as_given, first_rows, is_opaque
 from sklaplace.networks.default import penalised_classifier, require_array
 from sklaplace.networks.forward import Forward, first_tensor

@@ -11,9 +11,8 @@ from sklearn.utils.validation import check_is_fitted
 from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
 from sklaplace.core.checks import check_count, check_fraction
-from sklaplace.core.persistence import pickled
 from sklaplace.core.random import private_rng
-from sklaplace.core.serialise import from_portable, to_portable
+from sklaplace.core.serialise import from_portable, pickled, to_portable
 from sklaplace.estimators.fitting.diagram import displayed
 from sklaplace.estimators.fitting.noise import most_probable_noise
 from sklaplace.estimators.fitting.summary import of_training, reporting_for

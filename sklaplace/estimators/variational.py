@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sklaplace.core.checks import check_option, check_params, check_positive
-from sklaplace.core.warn import warn_user
+from sklaplace.core.checks import check_option, check_params, check_positive, warn_user
 from sklaplace.estimators.fitting.summary import of_training
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting.output_model import (

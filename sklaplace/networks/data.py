@@ -21,10 +21,10 @@ from skorch.utils import multi_indexing, to_tensor
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, default_collate
 
-from sklaplace.core.arrays import as_numbers, check_finite, detached
 from sklaplace.core.random import private_rng
-from sklaplace.core.stored import StoredArray
 from sklaplace.core.trees import leaves, mapped
+from sklaplace.networks.arrays import as_numbers, check_finite, detached
+from sklaplace.networks.stored import StoredArray
 from sklaplace.networks.streams import RowStream, is_stream, require_choice, some_of
 
 Batch = tuple[Any, Any, Tensor | None]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sklaplace.core.stored import StoredArray
+from sklaplace.networks.stored import StoredArray
 
 # with fewer distinct samples than this, all are needed for training
 MIN_ROWS = 50

@@ -21,8 +21,8 @@ from sklaplace import (
     SWAGClassifier,
     VariationalClassifier,
 )
-from sklaplace.core import stored
 from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.networks import stored
 
 X, Y = blobs(120)
 X_REG, Y_REG = waves(120)

@@ -12,8 +12,8 @@ from sklaplace.core.cache import (
     fingerprint,
     warn_without_memory,
 )
+from sklaplace.core.checks import warn_user
 from sklaplace.core.random import private_rng
-from sklaplace.core.warn import warn_user
 from sklaplace.curvature.structures.kron import Kron
 from sklaplace.curvature.uses import UnseenUseError
 from sklaplace.estimators.fitting.laplace_fit import LaplaceFit, LaplaceSolver

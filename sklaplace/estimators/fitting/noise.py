@@ -9,8 +9,8 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from sklaplace.core.checks import warn_user
 from sklaplace.core.linalg import all_finite
-from sklaplace.core.warn import warn_user
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.likelihoods import Gaussian
 from sklaplace.likelihoods.base import DataFit

@@ -16,10 +16,15 @@ from sklearn.utils.validation import _check_method_params
 
 from sklaplace.core import progress
 from sklaplace.core.cache import check_memory
-from sklaplace.core.checks import check_n_jobs, check_positive, listed, naming
+from sklaplace.core.checks import (
+    check_n_jobs,
+    check_positive,
+    listed,
+    naming,
+    warn_user,
+)
 from sklaplace.core.parallel import in_parallel
 from sklaplace.core.random import private_rng
-from sklaplace.core.warn import warn_user
 from sklaplace.estimators.fitting.folds import (
     Fold,
     Params,

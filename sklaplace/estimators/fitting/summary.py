@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from sklaplace.core.checks import warn_user
 from sklaplace.core.progress import Reporter, reporting
-from sklaplace.core.warn import warn_user
 
 
 def reporting_for(model: Any) -> AbstractContextManager[Reporter]:

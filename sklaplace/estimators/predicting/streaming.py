@@ -7,8 +7,8 @@ import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
 from sklaplace.core.checks import check_count
-from sklaplace.core.stored import StoredArray, is_stored
 from sklaplace.networks.data import count_rows, take_rows
+from sklaplace.networks.stored import StoredArray, is_stored
 
 
 def iter_predictions(

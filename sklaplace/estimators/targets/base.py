@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Subset
 
-from sklaplace.core.persistence import worker_state
+from sklaplace.core.serialise import worker_state
 from sklaplace.likelihoods import Likelihood
 from sklaplace.networks.data import TrainingData
 

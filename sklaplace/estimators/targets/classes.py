@@ -16,11 +16,11 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import check_consistent_length
 from skorch import NeuralNetBinaryClassifier
 
-from sklaplace.core.arrays import as_labels
 from sklaplace.core.checks import check_option
 from sklaplace.estimators.targets.base import Targets, brings_targets
 from sklaplace.estimators.targets.label_types import TargetType, infer_target_type
 from sklaplace.likelihoods import CRITERIA, Bernoulli, Categorical, Likelihood
+from sklaplace.networks.arrays import as_labels
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import unwrapped
 

@@ -21,7 +21,7 @@ from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
-from sklaplace.core.warn import warn_user
+from sklaplace.core.checks import warn_user
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.default import default_classifier, default_multilabel

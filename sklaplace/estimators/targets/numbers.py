@@ -9,9 +9,7 @@ import torch
 from scipy.sparse import issparse
 from torch import Tensor
 
-from sklaplace.core.arrays import as_numbers, check_finite
-from sklaplace.core.checks import check_positive
-from sklaplace.core.warn import warn_user
+from sklaplace.core.checks import check_positive, warn_user
 from sklaplace.estimators.targets.base import Targets, brings_targets
 from sklaplace.estimators.targets.scaling import TargetScaling
 from sklaplace.likelihoods import (
@@ -22,6 +20,7 @@ from sklaplace.likelihoods import (
     Poisson,
     RegressionLikelihood,
 )
+from sklaplace.networks.arrays import as_numbers, check_finite
 from sklaplace.networks.data import InputType, TrainingData
 from sklaplace.networks.default import default_regressor
 

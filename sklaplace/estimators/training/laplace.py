@@ -35,9 +35,9 @@ from torch import Tensor
 
 from sklaplace.core import progress
 from sklaplace.core.budget import require_bytes
+from sklaplace.core.checks import warn_user
 from sklaplace.core.random import private_rng
 from sklaplace.core.trees import joined_rows
-from sklaplace.core.warn import warn_user
 from sklaplace.curvature.network import NetworkSpec, infer_network_spec
 from sklaplace.curvature.subnetwork import SCORES, SelectionProblem, choose
 from sklaplace.curvature.subsets import CRITERION, N_WEIGHTS, select

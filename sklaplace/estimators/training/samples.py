@@ -24,13 +24,11 @@ from skorch.helper import SliceDataset
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from sklaplace.core.arrays import as_array, check_columns, detached
-from sklaplace.core.checks import check_arrays, naming
-from sklaplace.core.stored import StoredArray, check_file, is_stored
+from sklaplace.core.checks import check_arrays, naming, warn_user
 from sklaplace.core.trees import leaves, mapped
-from sklaplace.core.warn import warn_user
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.training.trainer import check_applicable
+from sklaplace.networks.arrays import as_array, check_columns, detached
 from sklaplace.networks.data import (
     TrainingData,
     as_given,
@@ -39,6 +37,7 @@ from sklaplace.networks.data import (
     input_type,
     is_opaque,
 )
+from sklaplace.networks.stored import StoredArray, check_file, is_stored
 
 # A mean of the positive weights below it, or above its inverse, is warned of.
 SMALLEST_MEAN_WEIGHT = 0.1

@@ -13,8 +13,7 @@ from sklearn.base import clone
 from torch.utils.data import Subset
 
 from sklaplace.core import progress
-from sklaplace.core.checks import listed, naming
-from sklaplace.core.warn import warn_user
+from sklaplace.core.checks import listed, naming, warn_user
 from sklaplace.curvature.descent import Descent, weight_decays
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.targets.base import Targets

@@ -3,7 +3,7 @@ import warnings
 import pytest
 from sklearn.utils.parallel import Parallel, delayed
 
-from sklaplace.core.warn import warn_user
+from sklaplace.core.checks import warn_user
 
 
 def searched(n_fits):

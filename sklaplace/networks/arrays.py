@@ -7,12 +7,13 @@ pandas and labels of several types raise errors about comparisons.
 import datetime as dt
 import math
 import reprlib
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from sklaplace.core.checks import check_unmasked
 
 _DATES = np.datetime64, np.timedelta64, dt.date, dt.time, dt.timedelta
 # pandas has types of its own, and is not imported here
@@ -37,17 +38,6 @@ def detached(values: Any) -> Any:
         return values
     values = values.detach()
     return values.float() if values.dtype == torch.bfloat16 else values
-
-
-def check_unmasked(values: Any, name: str) -> None:
-    """Raise for masked entries of ``numpy.ma``, whose mask numpy would drop."""
-    parts = values.values() if isinstance(values, Mapping) else values
-    parts = parts if isinstance(values, (list, tuple, Mapping)) else [values]
-    if any(isinstance(p, np.ma.MaskedArray) and np.ma.is_masked(p) for p in parts):
-        raise ValueError(
-            f"{name} has masked entries. Pass {name}.filled(value), leave out these "
-            f"samples, or impute {name}.filled(numpy.nan) (SimpleImputer)."
-        )
 
 
 def as_array(values: Any, name: str) -> np.ndarray:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sklaplace.core.arrays import (
+from sklaplace.networks.arrays import (
     as_labels,
     as_numbers,
     check_columns,
