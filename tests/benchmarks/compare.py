@@ -3,16 +3,14 @@
 Usage::
 
     python tests/benchmarks/compare.py [--quick] [--only W2,W3] [--repeats N]
-                                       [--json FILE] [--markdown FILE]
 
-Each library runs in a process of its own on one thread, and they take turns.
+prints a Markdown table. The libraries take turns on one thread.
 
 * Times are medians of CPU time, in units of what plain torch needs for the same
   rows: ``f`` is one forward pass, ``fb`` forward and backward, both with the batch
   size that suits plain torch and laplace-torch best (32 to 512); sklaplace chooses
   its own.
-* Memory is the peak of a separate run in a fresh process, over network, data and,
-  for predictions and tuning, the fit.
+* Memory is the peak of one more call over what was resident before it.
 * Before anything is timed, the functional variances of both libraries are compared
   in float64, for a few rows; laplace-torch then runs with the fastest of its
   backends that agree, on a ``DataLoader`` over a ``TensorDataset``.
@@ -21,7 +19,8 @@ Each library runs in a process of its own on one thread, and they take turns.
   ``kron`` it is what is compared with laplace-torch.
 * ``tune`` is the tuning of the prior precision alone, ``fit_tune`` includes the fit
   and all decompositions.
-* Targets say what is wanted, not what was reached.
+* Targets, in brackets, say what is wanted, not what was reached; what misses its
+  target is bold.
 
 Nothing else should run on the machine meanwhile. A full run takes about an hour,
 ``--quick`` some minutes, with sizes that only show that everything runs.
@@ -43,90 +42,282 @@ Then ``peers/bin/python tests/benchmarks/compare.py``.
 """
 
 import argparse
-import datetime as dt
+import ctypes
+import gc
 import importlib.util
-import shlex
+import signal
 import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-if __name__ in ("__main__", "__mp_main__"):
+if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import report
-from benchmarks.results import Result
-from benchmarks.rows import ROWS, Row
-from benchmarks.runner import Runner
+import numpy as np
+import torch
+from benchmarks.libraries import (
+    BACKENDS,
+    Case,
+    Operation,
+    of_laplace_torch,
+    of_sklaplace,
+    of_torch,
+    our_covariances,
+    their_covariances,
+)
 
-LIMIT_SECONDS, LIMIT_GIBIBYTES = 120.0, 14.0
+# Calls shorter than this are repeated within one measurement.
+SHORTEST = 0.05
+# A call of laplace-torch may take this long.
+LIMIT_SECONDS = 120
+TOLERANCE = 1e-5
+HAS_PEER = importlib.util.find_spec("laplace") is not None
+UNITS = {"f_fit": "f", "f_predict": "f", "fb_fit": "fb"}
+UNITS |= {"train": "net.fit", "train_folds": "(5 net.fit)"}
+
+
+# ------------------------------------------------------------------------------ rows
+@dataclass(frozen=True)
+class Row:
+    """An operation and what it may cost."""
+
+    case: Case
+    name: str
+    unit: str  # operation of plain torch that it is measured in
+    limit: float | None = None  # largest multiple of the unit
+    speedup: float | None = None  # smallest quotient of laplace-torch's time and ours
+    memory: float | None = None  # largest peak, in MiB over network and data
+
+    @property
+    def has_peer(self) -> bool:
+        """Whether laplace-torch does the same."""
+        is_lazy = self.name == "fit" and self.case.structure == "kron"
+        return HAS_PEER and self.case.workload != "digits" and not is_lazy
+
+
+def rows_of(case: Case, unit: str, fit: Any, predict: Any, memory: Any) -> list[Row]:
+    """A fit and predictions, given a limit and a speedup of each.
+
+    Kronecker factors wait for the first question: laplace-torch, which factorises when
+    it fits, is compared with a fit that has them.
+    """
+    limit, speedup = fit
+    found = [Row(case, "fit", unit, limit, speedup, memory)]
+    if case.structure == "kron":
+        found.append(Row(case, "fit_ready", unit, None, speedup, memory))
+    return [*found, Row(case, "predict", "f_predict", *predict, memory)]
+
+
+def all_rows() -> list[Row]:
+    """Every operation that is timed."""
+    found = []
+    speedups = {"kron": 75, "diag": 10, "full": 10}
+    for structure, speedup in speedups.items():
+        # a full fit is bound by its matrix products, not by passes
+        passes, more = (None, None) if structure == "full" else (1, 1.1)
+        w2, w3, w4 = (Case(w, "last_layer", structure) for w in ("W2", "W3", "W4-256"))
+        found += rows_of(w2, "fb_fit", (passes, 4), (2, speedup), 150)
+        found += rows_of(w3, "fb_fit", (passes, None), (2, None), 150)
+        found += rows_of(w4, "f_fit", (more, 2), (1.1, None), None)
+    # the factors of 1,000 classes stay: 512² + 1000², or 512 · 1000, in float64
+    for structure, peak in (("kron", 109.6), ("diag", 103.9)):
+        w5 = Case("W5", "last_layer", structure)
+        found += rows_of(w5, "f_fit", (6, None), (6, None), peak)
+    speedups = {("W2", "kron"): 240, ("W2", "diag"): 100}
+    speedups |= {("W3", "kron"): 20, ("W3", "diag"): 20}
+    for structure, name in product(("kron", "diag"), ("W2", "W3", "W4-16")):
+        case, is_kron = Case(name, "all", structure), structure == "kron"
+        passes = 10 if is_kron and name == "W4-16" else 7 if is_kron else 6
+        fit, predict = (
+            (passes, 1.9 if is_kron else 2),
+            (20, speedups.get((name, structure))),
+        )
+        found += rows_of(case, "fb_fit", fit, predict, 150)
+    wide = rows_of(Case("W4", "all"), "fb_fit", (None, 1.9), (None, None), 8192)
+    found += wide[:2]
+    for name, fit, predict in (("W2-full", 4, 20), ("W1", 1, 1)):
+        case = Case(name, "all", "full")
+        found += rows_of(case, "fb_fit", (None, fit), (None, predict), None)
+    for case, speedup in (
+        (Case("W2"), 95),
+        (Case("W2", "all"), 30),
+        (Case("W2-full", "all", "full"), 50),
+    ):
+        found += [Row(case, "tune", "fb_fit", None, speedup)]
+        found += [Row(case, "fit_tune", "fb_fit")]
+    for name, unit, limit in (
+        ("train", "train", 1.05),
+        ("grid", "train_folds", 1.2),
+        ("cross_validate", "train_folds", 1.2),
+    ):
+        found.append(Row(Case("digits"), name, unit, limit))
+    return found
+
+
+# ----------------------------------------------------------------------- measurements
+def seconds(operation: Operation, number: int = 1) -> float:
+    """CPU time of one call, the mean of a number of them."""
+    prepare, run = operation
+    arguments = [prepare() for _ in range(number)]
+    gc.collect()
+    start = time.process_time()
+    for argument in arguments:
+        run(argument)
+    return (time.process_time() - start) / number
+
+
+def times(operations: dict[str, Operation], repeats: int) -> dict[str, float]:
+    """Median CPU times of libraries, which take turns."""
+    first = {name: seconds(operation) for name, operation in operations.items()}
+    number = {name: int(SHORTEST / max(t, 1e-5)) + 1 for name, t in first.items()}
+    found: dict[str, list[float]] = {name: [] for name in operations}
+    for _ in range(repeats):
+        for name, operation in operations.items():
+            found[name].append(seconds(operation, number[name]))
+    return {name: median(values) for name, values in found.items()}
+
+
+def peak(operation: Operation) -> float:
+    """MiB that one call takes beyond what was resident before, on Linux."""
+    prepare, run = operation
+    argument = prepare()
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # a new peak begins
+    before = resident("VmRSS")
+    run(argument)
+    return max(0.0, resident("VmHWM") - before)
+
+
+def resident(name: str) -> float:
+    status = Path("/proc/self/status").read_text()
+    return int(status.split(f"{name}:")[1].split()[0]) / 1024
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Raise TimeoutError in what takes too long."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(LIMIT_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def difference(case: Case, backend: str) -> float:
+    """Largest difference of covariances (n, c, c), relative to the variances."""
+    ours, theirs = our_covariances(case), their_covariances(case, backend)
+    deviations = np.sqrt(np.diagonal(theirs, axis1=1, axis2=2))
+    scale = deviations[:, :, None] * deviations[:, None, :]
+    return float(np.abs((ours - theirs) / scale).max())
+
+
+def peer_of(row: Row) -> tuple[str, Operation | None, float]:
+    """The fastest right backend of laplace-torch, its operation, and its difference."""
+    found: list[tuple[float, str, Operation, float]] = []
+    for backend in BACKENDS:
+        # a backend may lack the structure, the layers, or time and memory for both
+        try:
+            with bounded():
+                off = difference(row.case, backend)
+                operation = of_laplace_torch(row.case, row.name, backend)
+                if off <= TOLERANCE:
+                    found.append((seconds(operation), backend, operation, off))
+        except Exception as error:
+            say(f"{row.case} {row.name}, {backend}: {error!r}", file=sys.stderr)
+    if not found:
+        return "none", None, np.nan
+    _, backend, operation, off = min(found, key=lambda entry: entry[0])
+    return backend.removesuffix("GGN"), operation, off
+
+
+# ----------------------------------------------------------------------------- report
+HEADERS = "operation", "time", "in units (target)", "laplace-torch"
+HEADERS += "ratio (target)", "MiB (target)", "its MiB", "agreement (backend)"
+
+
+def judged(value: float, target: float | None, unit: str = "", sign: str = "≤") -> str:
+    """A value with its target, bold where that is missed."""
+    text = f"{value:.3g}{unit}"
+    if target is None:
+        return text
+    is_met = value <= target if sign == "≤" else value >= target
+    text = f"{text} ({sign} {target:g})"
+    return text if is_met else f"**{text}**"
+
+
+def shown(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def measured(row: Row, repeats: int) -> list[str]:
+    """Check, time and weigh one row: cells of the table."""
+    operations = {"torch": of_torch(row.case, row.unit)}
+    operations["sklaplace"] = of_sklaplace(row.case, row.name)
+    agreement = ""
+    if row.has_peer:
+        backend, operation, off = peer_of(row)
+        agreement = f"{off:.0e} ({backend})"
+        if operation is not None:
+            operations["laplace-torch"] = operation
+    found = times(operations, repeats)
+    peaks = {name: peak(operations[name]) for name in operations if name != "torch"}
+    mine = found["sklaplace"]
+    cells = [
+        f"{row.case} {row.name}",
+        shown(mine),
+        judged(mine / found["torch"], row.limit, f" {UNITS[row.unit]}"),
+        *("", ""),
+        judged(peaks["sklaplace"], row.memory),
+        *("", agreement),
+    ]
+    if "laplace-torch" in found:
+        theirs, n_rows = found["laplace-torch"], row.case.load().peer_rows
+        cells[3], cells[6] = shown(theirs), f"{peaks['laplace-torch']:.3g}"
+        cells[4] = judged(theirs / mine, row.speedup, "×", "≥")
+        if n_rows is not None:  # it cannot take all, so that there is no quotient
+            cells[3], cells[4] = f"{cells[3]} ({n_rows} rows)", ""
+    return cells
 
 
 def main() -> None:
-    options = parsed()
-    rows = selected(options)
-    runner = Runner(
-        libraries(options),
-        repeats=1 if options.quick else options.repeats,
-        seconds=options.limit,
-        gibibytes=LIMIT_GIBIBYTES,
-        measures_memory=not options.no_memory,
-        is_quick=options.quick,
-    )
-    results: list[Result] = []
-    try:
-        versions = runner.start()
-        for number, row in enumerate(rows, 1):
-            results.append(runner.run(row))
-            progress = f"[{number}/{len(rows)}] {report.line(results[-1])}"
-            say(progress, file=sys.stderr)
-    finally:
-        runner.stop()
-    say(report.table(results))
-    say()
-    for note in report.notes(results):
-        say(note)
-    say(report.summary(results))
-    say(report.environment(versions))
-    say(f"command: {shlex.join(sys.argv)}")
-    date = dt.date.today().isoformat()
-    if options.json:
-        options.json.write_text(report.as_json(results, date, versions))
-    if options.markdown:
-        options.markdown.write_text(report.markdown(results, date, versions))
-
-
-def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one call")
-    parser.add_argument("--only", help="parts of titles, such as W2,digits")
+    parser.add_argument("--only", default="", help="parts of titles: W2,digits")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds")
-    parser.add_argument("--no-memory", action="store_true")
-    parser.add_argument("--no-peer", action="store_true", help="no laplace-torch")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path)
-    return parser.parse_args()
-
-
-def selected(options: argparse.Namespace) -> list[Row]:
-    parts = options.only.split(",") if options.only else [""]
-    rows = [row for row in ROWS if any(part in row.title for part in parts)]
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    parts = options.only.split(",")
+    rows = [row for row in all_rows() if any(p in f"{row.case}" for p in parts)]
     if options.quick:
-        rows = [row.quick() for row in rows if not row.is_heavy]
-    return rows
+        small = partial(replace, is_quick=True)
+        rows = [replace(row, case=small(row.case)) for row in rows]
+    if not HAS_PEER:
+        say("laplace-torch is not installed: its columns stay empty.", file=sys.stderr)
+    for row in (HEADERS, ["---"] * len(HEADERS)):
+        say(f"| {' | '.join(row)} |")
+    for each in rows:
+        cells = measured(each, 1 if options.quick else options.repeats)
+        say(f"| {' | '.join(cells)} |")
 
 
-def libraries(options: argparse.Namespace) -> list[str]:
-    found = ["torch", "sklaplace"]
-    if options.no_peer:
-        return found
-    if importlib.util.find_spec("laplace") is None:
-        say("laplace-torch is not installed: its columns stay empty.")
-        return found
-    return [*found, "laplace-torch"]
-
-
-def say(*words: object, **options: object) -> None:
-    print(*words, flush=True, **options)  # type: ignore[call-overload]  # noqa: T201
+def say(text: str, **options: Any) -> None:
+    print(text, flush=True, **options)  # noqa: T201
 
 
 if __name__ == "__main__":

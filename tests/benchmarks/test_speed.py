@@ -9,8 +9,7 @@ import time
 
 import pytest
 import torch
-from benchmarks.operations import Case
-from benchmarks.ours import Sklaplace
+from benchmarks.libraries import Case, of_sklaplace
 from benchmarks.workloads import mlp
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -43,12 +42,9 @@ CASES = [(case, name) for case, names in OPERATIONS.items() for name in names]
 @pytest.mark.benchmark(timer=time.process_time)
 @pytest.mark.parametrize(("case", "name"), CASES, ids=str)
 def test_speed(benchmark, case, name):
-    operation = Sklaplace().operation(case, name)
-
-    def fresh():
-        return (operation.prepare(),), {}
-
-    benchmark.pedantic(operation.run, setup=fresh, rounds=5, warmup_rounds=1)
+    prepare, run = of_sklaplace(case, name)
+    fresh = lambda: ((prepare(),), {})  # noqa: E731
+    benchmark.pedantic(run, setup=fresh, rounds=5, warmup_rounds=1)
 
 
 def _gaussians(rows, n_classes):

@@ -82,7 +82,6 @@ def bare_head(n_features: int, n_classes: int) -> nn.Sequential:
 class Workload:
     """A network and rows to fit and to predict."""
 
-    title: str
     make: Callable[[], nn.Module]  # weights come from the global generator
     shape: tuple[int, ...]  # of one row
     n_outputs: int  # classes, or columns of a regression
@@ -139,7 +138,6 @@ SMALL_HEAD = {
     "peer_rows": 50,
 }
 RESNET = Workload(
-    title="W4 ResNet-18",
     make=resnet18,
     shape=(3, 32, 32),
     n_outputs=10,
@@ -152,7 +150,6 @@ RESNET = Workload(
 
 WORKLOADS = {
     "W1": Workload(
-        title="W1 MLP regression",
         make=partial(mlp, 1, 50, 50, 1, activation=nn.Tanh),
         shape=(1,),
         n_outputs=1,
@@ -162,7 +159,6 @@ WORKLOADS = {
         quick={**SMALL, "make": partial(mlp, 1, 8, 8, 1, activation=nn.Tanh)},
     ),
     "W2": Workload(
-        title="W2 MLP",
         make=partial(mlp, 64, 128, 128, 10),
         shape=(64,),
         n_outputs=10,
@@ -171,7 +167,6 @@ WORKLOADS = {
         quick={**SMALL, "make": partial(mlp, 64, 16, 16, 10)},
     ),
     "W2-full": Workload(
-        title="W2 small MLP",
         make=partial(mlp, 64, 32, 10),
         shape=(64,),
         n_outputs=10,
@@ -180,7 +175,6 @@ WORKLOADS = {
         quick={**SMALL, "make": partial(mlp, 64, 8, 10)},
     ),
     "W3": Workload(
-        title="W3 LeNet",
         make=lenet,
         shape=(1, 28, 28),
         n_outputs=10,
@@ -190,17 +184,13 @@ WORKLOADS = {
         quick=TINY,
     ),
     "W4": RESNET,
-    "W4-256": replace(
-        RESNET, title="W4 ResNet-18, more rows", n_fit=256, n_predict=128
-    ),
+    "W4-256": replace(RESNET, n_fit=256, n_predict=128),
     "W4-16": replace(
         RESNET,
-        title="W4 ResNet-18, width 16",
         make=partial(resnet18, 16),
         batch_size=32,
     ),
     "W5": Workload(
-        title="W5 1000 classes",
         make=partial(bare_head, 512, 1000),
         shape=(512,),
         n_outputs=1000,
