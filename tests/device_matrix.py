@@ -26,7 +26,6 @@ from nets import (
     SigmoidMLP,
     SoftmaxMLP,
     TinyCNN,
-    TwoInputs,
     binary_classifier,
     classifier,
     initialised,
@@ -62,15 +61,7 @@ ALL = FIXED | {"subset_of_weights": "all"}
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked of a device.
-
-    Attributes
-    ----------
-    run : callable
-        Arrays, given the name of a device.
-    trained_there : bool
-        Whether weights are trained on the device.
-    """
+    """Arrays, given a device, and whether weights are trained on it."""
 
     run: Callable[[str], Arrays]
     trained_there: bool = False
@@ -173,45 +164,6 @@ class Convolution(nn.Module):
         return self.head(torch.tanh(self.layer(X)).flatten(2).mean(-1))
 
 
-class Grouped(nn.Module):
-    """Convolutions of two and four groups, and a head on the average over positions."""
-
-    def __init__(self, n_out: int = 3) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(4, 8, 2, groups=4)
-        self.second = nn.Conv2d(8, 4, 2, groups=2)
-        self.head = nn.Linear(4, n_out)
-
-    def forward(self, X: torch.Tensor) -> torch.Tensor:
-        hidden = torch.tanh(self.second(torch.tanh(self.first(X))))
-        return self.head(hidden.mean((2, 3)))
-
-
-class Named(MLP):
-    """Outputs in a mapping."""
-
-    def forward(self, X: torch.Tensor) -> Any:
-        return {"logits": super().forward(X), "inputs": X}
-
-
-class Scorer(nn.Module):
-    """Scores of items that are dicts, in a mapping."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 1, bias=False)
-
-    def forward(self, item: torch.Tensor, mask: torch.Tensor) -> Any:
-        return {"logits": self.layer(item * mask[:, None])}
-
-
-class ScoredPairs(sklaplace.BradleyTerry):
-    """Scores of two items that are dicts."""
-
-    def __init__(self, n_out: int = 1) -> None:
-        super().__init__(Scorer())
-
-
 class Dropping(nn.Module):
     """A layer of dropout between two linear ones."""
 
@@ -249,7 +201,7 @@ DROPPING = {
 }
 SHAPES: dict[Any, tuple[int, ...]] = {
     made: (2, *[3] * int(kind.__name__[-2])) for kind, made in CONVOLUTIONS.items()
-} | {TinyCNN: (1, 4, 4), Grouped: (4, 5, 5)}
+} | {TinyCNN: (1, 4, 4)}
 
 
 # ---------------------------------------------------------------------- what is asked
@@ -330,19 +282,6 @@ def case_of(*args: Any, **settings: Any) -> Case:
     return Case(lambda device: brief(*fitted(device, *args, **settings)))
 
 
-def options(checks: Any) -> list[dict[str, Any]]:
-    """Values that options take, one after the other."""
-    found = []
-    for name, check in checks.items():
-        for value in getattr(check, "keywords", {}).get("allowed", (5, 0.5)):
-            try:
-                check(name, value)
-            except (TypeError, ValueError):
-                continue
-            found.append({name: value})
-    return found
-
-
 def structures() -> Cases:
     """Structures with curvatures, subsets and their own options."""
     for structure, curvature in product(STRUCTURES, CURVATURES):
@@ -355,11 +294,6 @@ def structures() -> Cases:
     for structure, subset in product(STRUCTURES, [*SUBSETS, ["hidden"]]):
         settings = {"subset_of_weights": subset, "hessian_structure": structure}
         yield f"{structure}-{subset}", case_of(**settings)
-    for structure, (accumulator, _) in STRUCTURES.items():
-        for given in options(accumulator.checks):
-            kind = {"hessian_structure": structure, "structure_params": given}
-            yield f"{structure}-{given}", case_of(**ALL, **kind)
-            yield f"{structure}-{given}-ef", case_of(**ALL, **kind, curvature="ef")
 
 
 def scores() -> Cases:
@@ -415,9 +349,8 @@ def tuning() -> Cases:
                 f"{tuner}-{prior}-{criterion.__name__}",
                 case_of(criterion, **settings),
             )
-    for tuner, structure in product(TUNERS, STRUCTURES):
-        yield f"columns-{tuner}-{structure}", Case(partial(columns, tuner, structure))
-    yield "columns-given", Case(partial(columns, None, "kron"))
+    for tuner in TUNERS:
+        yield f"columns-{tuner}", Case(partial(columns, tuner))
     for name, settings in {
         "refine": {"refine": True},
         "refine-marglik": {"refine": True, "prior_precision": "marglik"},
@@ -427,37 +360,18 @@ def tuning() -> Cases:
         "class_weight": {"class_weight": "balanced"},
     }.items():
         yield name, case_of(**settings)
-    for criterion, tuner in product([nn.CrossEntropyLoss, nn.MSELoss], TUNERS):
-        run = partial(weighted, criterion, tuner)
-        yield f"sample_weight-{tuner}-{criterion.__name__}", Case(run)
 
 
-def columns(tuner: str | None, structure: str, device: str) -> Arrays:
+def columns(tuner: str, device: str) -> Arrays:
     """Several columns of targets, each with its noise, which is tuned again."""
     X, y = samples(2), numbers(samples(2))
     Y = np.stack([y, 5 * y[::-1]], 1)
     net = seeded(regressor(MLP, module__n_out=2, max_epochs=5), X, Y)
-    given = {"prior_precision": 1.0, "sigma_noise": [0.3, 2.0]}
-    if tuner is not None:
-        given = {"prior_precision": tuner, "sigma_noise": tuner}
-    held_out = {} if tuner in (None, "marglik") else {"X_val": X[::2], "y_val": Y[::2]}
-    settings = {"random_state": 0, "hessian_structure": structure, **given}
-    model = sklaplace.LaplaceRegressor(on(net, device), **settings)
+    tuned = {"prior_precision": tuner, "sigma_noise": tuner, "random_state": 0}
+    held_out = {} if tuner == "marglik" else {"X_val": X[::2], "y_val": Y[::2]}
+    model = sklaplace.LaplaceRegressor(on(net, device), **tuned)
     model.fit(X, Y, **held_out).tune(X, Y).recalibrate(X, Y)
-    found = every_method(model, X, device)
-    levels = torch.tensor(model.sigma_noise_).requires_grad_()
-    value = model.log_marginal_likelihood(2.0, levels)
-    return [*found, torch.autograd.grad(value, levels)[0].numpy()]
-
-
-def weighted(criterion: Any, tuner: str, device: str) -> Arrays:
-    """Samples of different weights, of which one is left out."""
-    X, net = samples(2), on(trained(criterion), device)
-    y, weights = targets(criterion, X), np.linspace(0, 2, N)
-    settings = {"prior_precision": tuner, "random_state": 0, "subset_of_weights": "all"}
-    held_out = {} if tuner == "marglik" else {"X_val": X[::2], "y_val": y[::2]}
-    model = model_of(criterion)(net, **settings)
-    return brief(model.fit(X, y, sample_weight=weights, **held_out), X)
+    return every_method(model, X, device)
 
 
 def links() -> Cases:
@@ -519,31 +433,7 @@ def architectures() -> Cases:
         settings = ALL | {"hessian_structure": structure}
         name = f"{module.__name__}-{structure}"
         yield name, case_of(module=module, **settings)
-    reduced = {"structure_params": {"weight_sharing": "reduce"}}
-    yield "Grouped-reduce", case_of(module=Grouped, **ALL, **reduced)
     yield "BatchNorm", case_of(module=BatchNormMLP, **ALL)
-    yield "inputs", Case(two_inputs)
-    for subset in ("last_layer", "all"):
-        yield f"mapping-{subset}", Case(partial(outputs_in_a_mapping, subset))
-    yield "mapping-training", learner("LaplaceClassifier", Named)
-
-
-def two_inputs(device: str) -> Arrays:
-    """A dict of inputs."""
-    X = {"left": samples(2), "right": samples(3)}
-    net = initialised(classifier(TwoInputs))
-    model = sklaplace.LaplaceClassifier(on(net, device), **ALL).fit(X, CLASSES % 2)
-    return brief(model, X)
-
-
-def outputs_in_a_mapping(subset: str, device: str) -> Arrays:
-    """A module that returns an object with logits."""
-    net, X = initialised(classifier(Named)), samples(2)
-    net.module_.load_state_dict(trained().module_.state_dict())
-    model = sklaplace.LaplaceClassifier(
-        on(net, device), **FIXED, subset_of_weights=subset
-    )
-    return every_method(model.fit(X, CLASSES), X, device)
 
 
 def variational() -> Cases:
@@ -554,10 +444,6 @@ def variational() -> Cases:
         if prior == "uniform" and posterior != "kumaraswamy":
             continue  # refused: their support is larger
         yield f"{posterior}-{prior}", learner("VariationalClassifier", **settings)
-        for given in options(POSTERIORS[posterior].checks):
-            name = f"{posterior}-{prior}-{given}"
-            params = {**settings, "posterior_params": given}
-            yield name, learner("VariationalClassifier", **params)
     for schedule in KL_SCHEDULES:
         yield schedule, learner("VariationalRegressor", kl_schedule=schedule)
 
@@ -595,42 +481,22 @@ def estimators() -> Cases:
             yield name, learner(name, Dropping if "Dropout" in name else MLP)
     for layer, module in DROPPING.items():
         yield layer.__name__, learner("MCDropoutClassifier", module)
-    yield "LaplaceRanker-mapping", Case(ranked, trained_there=True)
-
-
-def ranked(device: str) -> Arrays:
-    """Pairs of items that are dicts."""
-    X = samples(2)
-    pairs, mask = np.stack([X, X[::-1]], 1), np.ones((N, 2), np.float32)
-    net = binary_classifier(ScoredPairs, device=device, max_epochs=2)
-    model = sklaplace.LaplaceRanker(net, **FIXED)
-    rows = {"item": pairs, "mask": mask}
-    model.fit(rows, CLASSES % 2)
-    items = {"item": X, "mask": mask[:, 0]}
-    return [*model.predict_score(items, return_cov=True), model.predict_proba(rows)]
 
 
 def callbacks() -> Cases:
     """Callbacks of training."""
     for structure in STRUCTURES:
-        for subset in SUBSETS:
-            if subset == "subnetwork":
-                continue  # refused: its choice needs a posterior
-            yield (
-                f"{structure}-{subset}",
-                Case(partial(marglik_training, structure, subset), trained_there=True),
-            )
+        run = partial(marglik_training, structure)
+        yield structure, Case(run, trained_there=True)
     for structure in ("diag", "full", "kron"):
-        yield (
-            f"prior-{structure}",
-            Case(partial(prior_training, structure), trained_there=True),
-        )
+        run = partial(prior_training, structure)
+        yield f"prior-{structure}", Case(run, trained_there=True)
 
 
-def marglik_training(structure: str, subset: str, device: str) -> Arrays:
+def marglik_training(structure: str, device: str) -> Arrays:
     """Hyperparameters that change during training."""
     callback = sklaplace.MarglikTraining(
-        hessian_structure=structure, subset_of_weights=subset, prior_structure="scalar"
+        hessian_structure=structure, prior_structure="scalar"
     )
     net = net_of(nn.CrossEntropyLoss, device=device, callbacks=[callback], max_epochs=3)
     X = samples(2)
@@ -662,10 +528,7 @@ def later() -> Cases:
                 f"prior-from-cpu-{structure}",
                 Case(partial(second_task, structure, first="cpu")),
             )
-    yield "tune-on-samples", Case(tuned_on_samples)
-    yield "tune-temperature", Case(tuned_temperature)
     yield "n_shards", case_of(n_shards=3)
-    yield "recalibrate", Case(recalibrated)
     yield "sample", Case(drawn)
     yield "memory", Case(cached)
 
@@ -691,19 +554,6 @@ def tuned(structure: str, device: str) -> Arrays:
     return brief(model.tune(), X)
 
 
-def tuned_on_samples(device: str) -> Arrays:
-    """Another prior, by other samples."""
-    model, X = fitted(device, prior_precision="validation")
-    return brief(model.tune(X, CLASSES), X)
-
-
-def tuned_temperature(device: str) -> Arrays:
-    """Another temperature and prior, by other samples."""
-    model, X = fitted(device)
-    names = ["temperature", "prior_precision"]
-    return brief(model.tune(X[::-1], CLASSES, parameters=names), X)
-
-
 def second_task(structure: str, device: str, first: str | None = None) -> Arrays:
     """A posterior as the prior of a fit, from the same device or another."""
     settings = {"hessian_structure": structure, "subset_of_weights": "all"}
@@ -712,13 +562,6 @@ def second_task(structure: str, device: str, first: str | None = None) -> Arrays
         on(trained(), device), prior=earlier.posterior_, random_state=0, **settings
     )
     return brief(model.fit(X, CLASSES), X)
-
-
-def recalibrated(device: str) -> Arrays:
-    """Intervals of the right coverage on other samples."""
-    model, X = fitted(device, nn.MSELoss)
-    model.recalibrate(X, numbers(X))
-    return [model.predict_interval(X, 0.8)]
 
 
 def drawn(device: str) -> Arrays:

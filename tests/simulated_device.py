@@ -21,6 +21,7 @@ the right device: it takes that of the first tensor that it meets.
 """
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -34,18 +35,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-# operations on tensors of two devices that are meant to be
-_MOVES = {"aten::copy_", "aten::_to_copy", "aten::_local_scalar_dense"}
-# of which those on the CPU may index tensors on the GPU
-_INDEXING = {
-    f"aten::{name}" for name in ("index", "index_put", "index_put_", "_index_put_impl_")
-} | {"aten::_unsafe_index", "aten::_unsafe_index_put"}
 # take numbers as tensors of no dimension, without being elementwise to torch
-_WITH_NUMBERS = {
-    f"aten::{name}"
-    for name in ("fill", "fill_", "masked_fill", "masked_fill_", "where")
-} | {"aten::index_fill", "aten::index_fill_"}
-_MOVING = "to", "cpu", "cuda", "type_as"
+_WITH_NUMBERS = re.compile("aten::((masked_|index_)?fill_?|where)")
 _NEW = "new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"
 _ALIASING = torch.as_tensor, torch.asarray
 _ORIGINAL = {
@@ -129,13 +120,16 @@ class Simulation(TorchDispatchMode):
         tensors = [value for value in given if isinstance(value, Tensor)]
         if not tensors:
             return CPU if self._n_calls else None
-        if name in _MOVES:
+        if name == "aten::copy_":
             return self.labels.of(tensors[0])
-        if name in _INDEXING:
+        kinds = {str(entry.type) for entry in func._schema.arguments}
+        indexes = "List[Optional[Tensor]]" in kinds
+        if indexes:
             tensors = self._without_cpu_indices(func, args)
         devices = [self.labels.of(tensor) for tensor in tensors]
         device = GPU if GPU in devices else CPU if CPU in devices else None
-        takes_numbers = name in _INDEXING | _WITH_NUMBERS or "_foreach" in name
+        takes_numbers = indexes or "_foreach" in name
+        takes_numbers |= _WITH_NUMBERS.fullmatch(name) is not None
         takes_numbers |= torch.Tag.pointwise in func.tags
         written = {id(t) for t in tree_leaves(_written(func, args, kwargs))}
         for tensor, other in zip(tensors, devices, strict=True):

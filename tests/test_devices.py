@@ -1,17 +1,10 @@
 """Every tensor is made where its inputs are: the matrix of devices on a simulated GPU.
 
-The rules of the simulation are compared with those of torch, and mistakes that are made
-on purpose are found.
+The rules of the simulation are compared with those of torch.
 """
 
-import contextlib
-import copy
-import importlib
-import inspect
 import io
-import operator
 import pickle
-import textwrap
 import warnings
 
 import joblib
@@ -34,10 +27,10 @@ FAST = [
     "likelihoods/BCELoss-last_layer",
     "tuning/validation-scalar-MSELoss",
     "links/mean_field-tensors",
-    "architectures/inputs",
+    "architectures/BatchNorm",
     "variational/gaussian-gaussian",
     "estimators/MCDropoutClassifier",
-    "callbacks/diag-all",
+    "callbacks/diag",
     "later/partial_fit-kron",
 ]
 
@@ -81,112 +74,20 @@ def test_the_basis_of_lowrank_follows_the_device():
     assert not violations
 
 
-# ---------------------------------------------------------------------------- dtypes
 # whose networks say their dtype, and are trained before
-SAME_DTYPE = ["links", "later", "scores", "structures", "tuning"]
-
-
-def differing_by_default_dtype(names):
-    """Cases whose results depend on the default dtype of torch."""
-    found = []
-    for name in names:
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("group", ["links", "later", "scores", "structures", "tuning"])
+def test_dtypes_are_those_of_the_inputs(group):
+    for name in (name for name in CASES if name.startswith(f"{group}/")):
         expected = CASES[name].run("cpu")
         torch.set_default_dtype(torch.float64)
         try:
-            others = CASES[name].run("cpu")
+            found = CASES[name].run("cpu")
         finally:
             torch.set_default_dtype(torch.float32)
-        pairs = list(zip(expected, others, strict=True))
-        if not all(np.allclose(a, b, 1e-9, 1e-12, equal_nan=True) for a, b in pairs):
-            found.append(name)
-    return found
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(
-    "group",
-    [pytest.param(group, marks=pytest.mark.slow) for group in SAME_DTYPE],
-)
-def test_dtypes_are_those_of_the_inputs(group):
-    names = [name for name in CASES if name.startswith(f"{group}/")]
-    assert not differing_by_default_dtype(names)
-
-
-def test_a_dtype_that_is_left_out_is_found(monkeypatch):
-    names = ["scores/magnitude", "scores/random"]
-    assert not differing_by_default_dtype(names)
-    module = importlib.import_module("sklaplace.curvature.subnetwork")
-    function, code = with_mistake(module, "random", "dtype=torch.float64, ", "")
-    monkeypatch.setattr(function, "__code__", code)
-    assert differing_by_default_dtype(names) == ["scores/random"]
-
-
-# ------------------------------------------------------------------------- mistakes
-# module, function or method, what is replaced, by what; and a case that notices
-MISTAKES = [
-    (
-        *("curvature.structures.function_space", "_first_copies"),
-        *("rows.keys.to(rows.blocks[0].g.device)", "rows.keys"),
-        "structures/gp-ef",
-    ),
-    (
-        *("curvature.structures.function_space", "_first_copies"),
-        *("torch.arange(len(owner), device=owner.device)", "torch.arange(len(owner))"),
-        "structures/gp-ef",
-    ),
-    (
-        *("curvature.structures.function_space", "_least_explained"),
-        *("owner = owner.to(gram.device)", "pass"),
-        "structures/variational-ggn",
-    ),
-    (
-        *("curvature.structures.lowrank", "_RandomBasis.__call__"),
-        *("generator=generator)", "generator=generator, device=device)"),
-        "structures/lowrank-ggn",
-    ),
-    (
-        *("posterior.gaussian", "GaussianPosterior.sample"),
-        *("device=generator.device", "device=self.mean.device"),
-        "links/nn-MSELoss",
-    ),
-    (
-        *("posterior.tuning.path_search", "with_strongest_prior"),
-        *("float((r / ratio).log().abs().max())", "(r / ratio).log().abs().max()"),
-        "likelihoods/MSELoss-last_layer-validation",
-    ),
-    (
-        *("dirichlet.logits", "centred_factor"),
-        *(", device=cov.device", ""),
-        "links/projection",
-    ),
-    (
-        *("estimators.predicting.output_model", "OutputPass.__call__"),
-        *("torch.cat(pieces).cpu()", "torch.cat(pieces)"),
-        "links/nn-MSELoss",
-    ),
-]
-
-
-def with_mistake(module, path, old, new):
-    """A function of a module, and its code with a mistake."""
-    function = inspect.unwrap(operator.attrgetter(path)(module))
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(old) == 1
-    namespace = {}
-    exec(source.replace(old, new), vars(module).copy(), namespace)
-    return function, namespace[function.__name__].__code__
-
-
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: f"{m[1]}: {m[3]}")
-def test_mistakes_are_found(mistake, monkeypatch):
-    place, path, old, new, name = mistake
-    module = importlib.import_module(f"sklaplace.{place}")
-    function, code = with_mistake(module, path, old, new)
-    monkeypatch.setattr(function, "__code__", code)
-    CASES[name].run("cpu")  # where nobody notices
-    with simulated_gpu() as violations, contextlib.suppress(RuntimeError, ValueError):
-        CASES[name].run("cuda")
-    assert violations
+        for one, other in zip(expected, found, strict=True):
+            np.testing.assert_allclose(one, other, 1e-9, 1e-12, err_msg=name)
 
 
 # ---------------------------------------------------------------------------- files
@@ -222,26 +123,12 @@ REFUSED = {
     "a number on the GPU": lambda gpu, cpu: cpu + gpu.sum(),
     "in place": lambda gpu, cpu: cpu.sum().add_(gpu.sum()),
     "cat": lambda gpu, cpu: torch.cat([gpu, cpu]),
-    "where": lambda gpu, cpu: torch.where(cpu > 0, gpu, 0),
-    "matmul": lambda gpu, cpu: gpu @ cpu,
     "an index on the GPU": lambda gpu, cpu: cpu[gpu.argsort()],
-    "gather": lambda gpu, cpu: gpu.gather(0, cpu.argsort()),
-    "index_add": lambda gpu, cpu: gpu.index_add(0, cpu.argsort(), gpu),
-    "scatter": lambda gpu, cpu: gpu.scatter(0, gpu.argsort(), cpu),
     "index_put": lambda gpu, cpu: gpu.index_put((cpu.argsort(),), cpu),
-    "bincount": lambda gpu, cpu: gpu.argsort().bincount(cpu),
-    "isin": lambda gpu, cpu: torch.isin(gpu, cpu),
-    "equal": lambda gpu, cpu: torch.equal(gpu, cpu),
     "numpy": lambda gpu, cpu: gpu.numpy(),
-    "asarray": lambda gpu, cpu: np.asarray(gpu),
     "a generator": lambda gpu, cpu: gpu.normal_(generator=torch.Generator()),
-    "a generator of new numbers": lambda gpu, cpu: torch.rand(
-        3, generator=torch.Generator(), device="cuda"
-    ),
     "a view": lambda gpu, cpu: gpu[1:].reshape(2, 1) + cpu[1:],
-    "a copy": lambda gpu, cpu: copy.deepcopy(gpu) + cpu,
     "a file": lambda gpu, cpu: pickle.loads(pickle.dumps(gpu)) + cpu,
-    "zeros like it": lambda gpu, cpu: torch.zeros_like(gpu) + cpu,
     "new zeros": lambda gpu, cpu: gpu.new_zeros(3) + cpu,
     "in inference mode": torch.inference_mode()(lambda gpu, cpu: gpu * cpu),
     "under vmap": lambda gpu, cpu: torch.func.vmap(lambda a: a + cpu)(gpu),
@@ -251,17 +138,12 @@ ONES = torch.ones
 ALLOWED = {
     "a number on the CPU": lambda gpu, cpu: gpu * cpu.sum(),
     "an index on the CPU": lambda gpu, cpu: gpu[cpu.argsort()],
-    "a mask on the CPU": lambda gpu, cpu: gpu[cpu > 0],
     "values without axes": lambda gpu, cpu: gpu.index_put((cpu.argsort(),), cpu.sum()),
-    "masked_fill": lambda gpu, cpu: gpu.masked_fill(gpu > 0, cpu.sum()),
     "copy_": lambda gpu, cpu: gpu.copy_(cpu),
     "to another": lambda gpu, cpu: gpu + cpu.to(gpu),
-    "to a name": lambda gpu, cpu: gpu + cpu.to("cuda", torch.float64),
     "to the CPU": lambda gpu, cpu: (cpu + gpu.cpu()).to("cuda"),
-    "new": lambda gpu, cpu: gpu + torch.arange(3, device=gpu.device),
     "inside of torch": lambda gpu, cpu: nn.functional.one_hot(gpu.argsort()) * gpu,
     "a scalar": lambda gpu, cpu: torch.where(gpu > 0, gpu, 1.0),
-    "a generator": lambda gpu, cpu: gpu.normal_(generator=torch.Generator("cuda")),
     "under vmap": lambda gpu, cpu: torch.func.vmap(lambda a: a.to(gpu) + gpu)(gpu),
 }
 
@@ -287,16 +169,13 @@ def test_allows_what_torch_allows(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_gpu_refuses_the_same(name):
+@pytest.mark.parametrize("name", [*REFUSED, *ALLOWED])
+def test_a_gpu_has_the_same_rules(name):
+    if name in ALLOWED and name not in REFUSED:
+        assert ALLOWED[name](*both()).is_cuda
+        return
     with pytest.raises((RuntimeError, TypeError)):
         REFUSED[name](*both())
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ALLOWED)
-def test_a_gpu_allows_the_same(name):
-    assert ALLOWED[name](*both()).is_cuda
 
 
 def test_gradients_return_to_the_device_of_their_leaf():
@@ -315,4 +194,3 @@ def test_torch_is_as_before():
         1 / 0  # noqa: B018
     assert {name: vars(torch.Tensor).get(name) for name in before} == before
     assert torch.ones is ONES
-    assert not torch.cuda.is_available() or torch.version.cuda
