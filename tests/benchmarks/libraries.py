@@ -8,7 +8,7 @@ before a prediction, happens while the pair is made.
 import copy
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -70,13 +70,18 @@ def of_torch(case: Case, name: str) -> Operation:
     if case.workload == "digits":
         return _training(case, name)
     work = case.load()
-    module, (X, y) = work.module(), work.fit_data()
     if name == "f_predict":
-        X = work.predict_data()
-    if name == "fb_fit":
-        loss = nn.MSELoss if work.is_regression else nn.CrossEntropyLoss
-        return nothing, lambda _: _both(module, loss(reduction="sum"), work, X, y)
-    return nothing, lambda _: _forward(module, work, X)
+        work = replace(work, n_fit=work.n_predict)
+    return nothing, plain_passes(work, backward=name == "fb_fit")
+
+
+def plain_passes(work: Workload, backward: bool) -> Callable[[None], None]:
+    """Forward passes for all samples that are fitted, and backward passes or not."""
+    module, (X, y) = work.module(), work.fit_data()
+    loss = nn.MSELoss if work.is_regression else nn.CrossEntropyLoss
+    if backward:
+        return lambda _: _both(module, loss(reduction="sum"), work, X, y)
+    return lambda _: _forward(module, work, X)
 
 
 def _batches(work: Workload, *arrays: Any) -> Iterator[tuple[Tensor, ...]]:
