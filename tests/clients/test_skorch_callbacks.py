@@ -10,8 +10,6 @@ from skorch.callbacks import (
     Callback,
     Checkpoint,
     EarlyStopping,
-    LRScheduler,
-    ProgressBar,
 )
 from skorch.dataset import ValidSplit
 from torch.optim.swa_utils import AveragedModel
@@ -71,12 +69,6 @@ def test_checkpoint(weights, tmp_path):
     assert_at_the_weights_of_the_net(model)
 
 
-def test_learning_rates():
-    model = fitted(LRScheduler("StepLR", step_size=1, gamma=0.5))
-    rates = model.estimator_.history[:, "event_lr"]
-    np.testing.assert_allclose(rates, 0.05 * 0.5 ** np.arange(12))
-
-
 class WeightAveraging(Callback):
     """Stochastic weight averaging, from one epoch to the last, by torch."""
 
@@ -104,10 +96,3 @@ def test_weight_averaging():
     torch.testing.assert_close(found, average)
     assert not torch.allclose(found, vector(callback.seen_[-1]))
     assert_at_the_weights_of_the_net(model)
-
-
-def test_progress_bar_changes_nothing(capsys):
-    pytest.importorskip("tqdm")
-    model = fitted(ProgressBar(detect_notebook=False))
-    assert "it/s" in capsys.readouterr().err
-    np.testing.assert_array_equal(model.predict_proba(X), fitted().predict_proba(X))
