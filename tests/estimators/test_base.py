@@ -1,9 +1,8 @@
 """What both estimators promise: order, batches, state left alone, weights."""
 
 import copy
-import inspect as python_inspect
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -11,10 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from conftest import global_rng_states
 from nets import (
-    MLP,
-    BatchNormMLP,
     RowsSeen,
     TanhMLP,
     TwoInputs,
@@ -26,11 +22,8 @@ from nets import (
     waves,
 )
 from numpy.testing import assert_allclose, assert_array_equal
-from sklearn.base import is_classifier
-from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
-from skorch.dataset import Dataset, ValidSplit
-from skorch.helper import predefined_split
+from skorch.dataset import ValidSplit
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
 
@@ -208,196 +201,7 @@ def test_default_is_trained_alike_on_permuted_rows(kind):
     assert_allclose(variance2, variance, rtol=1e-8)
 
 
-def test_float32_batches_agree_to_its_precision():
-    X, y = blobs()
-    net = FrozenEstimator(seeded(classifier(), X, y))
-    model = LaplaceClassifier(net, prior_precision=1.0).fit(X, y)
-    one_by_one = np.concatenate([model.predict_proba(X[i : i + 1]) for i in range(60)])
-    # float32 outputs of about 5 carry errors of 5e-7
-    assert_allclose(one_by_one, model.predict_proba(X), atol=2e-6)
-
-
 # ------------------------------------------------------------- state left alone
-def of_rows(*names):
-    return {name: lambda m, X, y, name=name: getattr(m, name)(X) for name in names}
-
-
-METHODS = {
-    LaplaceClassifier: {
-        **of_rows("predict", "predict_proba", "predict_log_proba", "predict_dirichlet"),
-        **of_rows("predict_uncertainty", "predict_set", "latent_mean_and_variance"),
-        "sample_proba": lambda m, X, y: m.sample_proba(X, 3),
-        "latent_full_cov": lambda m, X, y: m.latent_mean_and_variance(X, full_cov=True),
-        "latent_joint": lambda m, X, y: m.latent_mean_and_variance(X[:5], joint=True),
-        "sample_latent": lambda m, X, y: m.sample_latent(X, 3),
-        "log_marginal_likelihood": lambda m, X, y: m.log_marginal_likelihood(2.0),
-        "score": lambda m, X, y: m.score(X, y),
-    },
-    LaplaceRegressor: {
-        **of_rows("predict", "predict_interval", "latent_mean_and_variance"),
-        "predict_std": lambda m, X, y: m.predict(X, return_std=True),
-        "predict_cov": lambda m, X, y: m.predict(X, return_cov=True),
-        "predict_quantiles": lambda m, X, y: m.predict_quantiles(X, [0.1, 0.5]),
-        "sample_y": lambda m, X, y: m.sample_y(X, 3),
-        "latent_joint": lambda m, X, y: m.latent_mean_and_variance(X[:5], joint=True),
-        "sample_latent": lambda m, X, y: m.sample_latent(X, 3),
-        "log_marginal_likelihood": lambda m, X, y: m.log_marginal_likelihood(2.0, 0.3),
-        "score": lambda m, X, y: m.score(X, y),
-    },
-}
-CALLS = [(kind, name) for kind, methods in METHODS.items() for name in methods]
-
-
-def fingerprint(net):
-    """All of a skorch net that a call might change, comparable by ``==``."""
-    module = net.module_
-    return {
-        "params": {k: repr(v) for k, v in net.get_params(deep=False).items()},
-        "attributes": sorted(vars(net)),
-        "history": repr(net.history),
-        "class": type(net),
-        "state": {k: v.numpy().tobytes() for k, v in module.state_dict().items()},
-        "training": [m.training for m in module.modules()],
-        "requires_grad": [p.requires_grad for p in module.parameters()],
-        "gradients": [p.grad is None for p in module.parameters()],
-        "hooks": [
-            len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks)
-            for m in module.modules()
-        ],
-        "optimizer": repr(net.optimizer_),
-        "criterion": (type(net.criterion_), net.criterion_.reduction),
-    }
-
-
-@contextmanager
-def left_alone(problem, model=None):
-    """The net and the rows stay as they are, and the estimator if there is one.
-
-    None of its attributes may even be replaced by an equal one.
-    """
-    net = getattr(problem.net, "estimator", problem.net)
-
-    def state():
-        ours = {name: id(value) for name, value in vars(model or net).items()}
-        nets = [net] if model is None else [net, model.estimator_]
-        return ours, [fingerprint(net) for net in nets]
-
-    before, rows = state(), (problem.X.copy(), problem.y.copy())
-    yield
-    assert state() == before
-    assert_array_equal(problem.X, rows[0])
-    assert_array_equal(problem.y, rows[1])
-
-
-@pytest.fixture
-def prepared(kind):
-    """Around a net whose module is in an unusual state, which must survive."""
-    n_out = {"module__n_out": 3 if kind is LaplaceClassifier else 1}
-    net = net_for(kind, module=BatchNormMLP, **n_out)
-    problem = Problem(kind, net, *data_for(kind)).train()
-    net.module_.train()
-    net.module_.norm.eval()
-    net.module_.hidden.weight.requires_grad_(False)
-    return problem
-
-
-@pytest.fixture
-def fitted(prepared):
-    """The same, frozen, and an estimator that was fitted."""
-    problem = prepared.frozen()
-    return problem, problem.fit(prior_precision=1.0)
-
-
-@pytest.mark.usefixtures("rng_untouched")
-class TestStateLeftAlone:
-    @pytest.mark.parametrize(("kind", "name"), CALLS)
-    def test_by_questions(self, kind, name, fitted):
-        problem, model = fitted
-        answers = []
-        for _ in range(2):
-            with left_alone(problem, model):
-                answer = METHODS[kind][name](model, problem.X, problem.y)
-            answers.append(answer if isinstance(answer, tuple) else (answer,))
-        for one, other in zip(*answers, strict=True):
-            assert_array_equal(one, other)
-
-    # the evidence takes no rows; its bad input has a test of its own
-    @pytest.mark.parametrize(
-        ("kind", "name"), [call for call in CALLS if "log_marginal" not in call[1]]
-    )
-    def test_by_questions_that_fail(self, kind, name, fitted):
-        problem, model = fitted
-        ask, X, y = METHODS[kind][name], problem.X, problem.y
-        with left_alone(problem, model):
-            with pytest.raises(ValueError, match="5 features"):
-                ask(model, np.ones((4, 5), np.float32), y[:4])
-            with pytest.raises(ValueError, match="NaN"):
-                ask(model, np.where(X > 1, np.nan, X), y)
-
-    @pytest.mark.parametrize("name", ["", "hidden", "head"])
-    def test_by_a_network_that_raises_midway(self, name, fitted):
-        problem, model = fitted
-
-        def fail(*args):
-            raise RuntimeError("out of memory")
-
-        layer = model.estimator_.module_.get_submodule(name)
-        layer.register_forward_hook(fail)
-        with left_alone(problem, model), pytest.raises(RuntimeError, match="of memory"):
-            model.predict(problem.X)
-
-    @MAY_USE_TRAINING_ROWS
-    @pytest.mark.parametrize("settings", [{}, under("marglik"), under(1.0, **ALL)])
-    def test_by_fit_around_a_frozen_net(self, settings, prepared):
-        problem = prepared.frozen()
-        model = problem.make(**settings)
-        params = {k: id(v) for k, v in model.get_params(deep=False).items()}
-        with left_alone(problem):
-            model.fit(problem.X, problem.y)
-        assert {k: id(v) for k, v in model.get_params(deep=False).items()} == params
-
-    @pytest.mark.parametrize("weighted", [False, True])
-    def test_by_fit_that_trains(self, weighted, prepared):
-        X, y, net = prepared.X, prepared.y, prepared.net
-        weights = np.linspace(0.5, 2, len(X)) if weighted else None
-        with left_alone(prepared):
-            model = prepared.make(random_state=0).fit(X, y, sample_weight=weights)
-        assert model.estimator is net
-        assert model.estimator_ is not net
-        assert type(model.estimator_) is type(net)
-        assert model.estimator_.train_split is net.train_split
-
-    def test_by_fit_of_a_module_instance(self, kind):
-        with torch.random.fork_rng(devices=[]):
-            module = MLP(n_out=3 if kind is LaplaceClassifier else 1)
-        net = net_for(kind, module=module)
-        before = copy.deepcopy(net.module.state_dict())
-        Problem(kind, net, *data_for(kind)).fit(random_state=0)
-        for name, value in net.module.state_dict().items():
-            torch.testing.assert_close(value, before[name], rtol=0, atol=0)
-
-    def test_by_default_network(self, kind):
-        X, y = data_for(kind)
-        kind(random_state=0).fit(X, y).predict(X)
-
-    def test_by_a_second_fit_that_fails(self, fitted):
-        problem, model = fitted
-        X, y = problem.X, problem.y
-        predicted = model.predict(X)
-        for call in (
-            lambda: model.fit(np.ones((9, 5), np.float32), y[:9]),
-            lambda: model.fit(X, y, sample_weight=-np.ones(len(X))),
-            lambda: model.fit(X, y, X_val=X),
-            lambda: model.fit(X, None),
-        ):
-            with left_alone(problem, model), pytest.raises(ValueError, match=r"\w"):
-                call()
-        assert_array_equal(model.predict(X), predicted)
-
-    def test_by_interrupted_curvature(self, fitted):
-        problem, model = fitted
-        with left_alone(problem, model), interrupted():
-            model.fit(problem.X, problem.y)
 
 
 @contextmanager
@@ -411,33 +215,7 @@ def interrupted():
         yield
 
 
-def test_a_shared_generator_is_the_only_state_that_advances():
-    X, y = blobs()
-    state = np.random.RandomState(0)
-    before = global_rng_states()
-    LaplaceClassifier(random_state=state).fit(X, y)
-    assert global_rng_states() == before
-    assert state.randint(2**31) != np.random.RandomState(0).randint(2**31)
-
-
 # ---------------------------------------------------------------- random state
-def test_random_state_decides_everything(kind):
-    net = net_for(kind, batch_size=16, max_epochs=3, iterator_train__shuffle=True)
-    problem = Problem(kind, net, *data_for(kind))
-    first = problem.fit(random_state=0)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(99)
-        again = problem.fit(random_state=0)
-    problem.assert_same(again, first)
-    other = problem.everything(problem.fit(random_state=1))
-    assert not np.allclose(other, problem.everything(first))
-
-
-def test_without_random_state_fits_differ():
-    X, y = blobs()
-    net = classifier(max_epochs=1)
-    seeds = {LaplaceClassifier(net).fit(X, y)._seed for _ in range(3)}
-    assert len(seeds) == 3
 
 
 # ---------------------------------------------------------------------- weights
@@ -478,33 +256,6 @@ class TestSampleWeight:
         problem = Problem(kind, net_for(kind, max_epochs=2), X, y)
         models = [problem.make(random_state=0).fit(Z, y, weights) for Z in (X, wild)]
         problem.assert_same(*models)
-
-    def test_equal_weights_change_nothing_but_the_strength(self, frozen):
-        X, y, settings = frozen.X, frozen.y, under(1.0)
-        plain = frozen.fit(**settings)
-        doubled = frozen.make(**settings).fit(X, y, sample_weight=np.full(60, 2.0))
-        likelihood = plain.posterior_.log_likelihood()
-        torch.testing.assert_close(doubled.posterior_.log_likelihood(), 2 * likelihood)
-        same = frozen.make(**settings).fit(X, y, sample_weight=np.ones(60))
-        assert same.log_marginal_likelihood_value_ == pytest.approx(
-            plain.log_marginal_likelihood_value_, rel=1e-13
-        )
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("split", ["none", "share", "predefined"])
-    def test_weights_go_with_any_split_and_loader(self, kind, split, recwarn):
-        X, y = data_for(kind)
-        splits = {
-            "none": None,
-            "share": ValidSplit(4, stratified=False),
-            "predefined": predefined_split(Dataset(X[:17], as_target(kind, y)[:17])),
-        }
-        net = net_for(kind, train_split=splits[split], batch_size=16, max_epochs=3)
-        problem = Problem(kind, net, X, y)
-        weights = np.linspace(0, 2, len(X))
-        weighted = problem.make(random_state=0).fit(X, y, sample_weight=weights)
-        flat = problem.everything(problem.fit(random_state=0))
-        assert not np.allclose(problem.everything(weighted), flat)
 
 
 # -------------------------------------------------- which rows serve which purpose
@@ -554,11 +305,6 @@ class TestRows:
         assert len(trained) == n_trained
         assert trained <= set(map(tuple, problem.X.tolist()))
 
-    def test_validation_fraction_decides(self, problem):
-        few, _ = recorded(problem, validation_fraction=0.1)
-        many, _ = recorded(problem, validation_fraction=0.5)
-        assert few.prior_precision_ != many.prior_precision_
-
     def test_rows_of_train_split_are_tuned_on(self, kind, problem):
         model, trained = recorded(problem, train_split=SPLIT)
         assert len(trained) == 45
@@ -578,34 +324,9 @@ class TestRows:
         other, _ = recorded(problem, fresh[1])
         assert other.prior_precision_ != model.prior_precision_
 
-    def test_given_rows_come_before_those_of_train_split(self, problem, fresh):
-        own, _ = recorded(problem, train_split=SPLIT)
-        given, trained = recorded(problem, fresh[0], SPLIT)
-        assert len(trained) == 45
-        assert given.prior_precision_ != own.prior_precision_
-
-    def test_given_rows_are_tuned_on_for_a_frozen_net(self, kind, frozen):
-        X, y = fresh_rows(kind, dtype=np.float64)
-        model, other = (
-            kind(frozen.net).fit(frozen.X, frozen.y, X_val=X[::step], y_val=y[::step])
-            for step in (1, 2)
-        )
-        assert other.prior_precision_ != model.prior_precision_
-
-    def test_given_rows_do_nothing_where_nothing_is_tuned(self, frozen):
-        X, y = frozen.X, frozen.y
-        given = frozen.make(**under(1.0)).fit(X, y, X_val=X[:9], y_val=y[:9])
-        frozen.assert_same(given, frozen.fit(**under(1.0)))
-
 
 # ------------------------------------------------------------------- the evidence
 class TestEvidence:
-    def test_default_is_the_fitted_value(self, frozen):
-        model = frozen.fit(prior_precision=2.0)
-        value = model.log_marginal_likelihood_value_
-        assert model.log_marginal_likelihood() == value
-        assert model.log_marginal_likelihood(2.0) == value
-
     def test_is_that_of_a_fit_at_the_value_asked(self, frozen):
         found = frozen.fit(prior_precision=2.0).log_marginal_likelihood(7.0)
         other = frozen.fit(prior_precision=7.0)
@@ -621,25 +342,6 @@ class TestEvidence:
 
 
 # ---------------------------------------------------------------------- the rest
-def test_both_estimators_have_the_same_parameters_but_five():
-    names = [set(python_inspect.signature(kind).parameters) for kind in ESTIMATORS]
-    assert names[0] - names[1] == {"class_weight", "dirichlet_approx", "link_approx"}
-    assert names[1] - names[0] == {"sigma_noise", "normalize_y"}
-
-
-def test_attributes_after_fit(kind, fitted):
-    problem, model = fitted
-    assert model.n_features_in_ == problem.X.shape[1]
-    assert model.n_iter_ == len(model.estimator_.history)
-    assert model.prior_precision_ == 1.0
-    assert {"mean", "structure", "layout"} <= {f.name for f in fields(model.posterior_)}
-    assert is_classifier(model) == (kind is LaplaceClassifier)
-
-
-@pytest.mark.parametrize(("kind", "name"), CALLS)
-def test_not_fitted(kind, name):
-    with pytest.raises(NotFittedError, match=f"This {kind.__name__} instance"):
-        METHODS[kind][name](kind(), *data_for(kind))
 
 
 def test_an_initialised_net_counts_as_trained():
@@ -651,15 +353,6 @@ def test_an_initialised_net_counts_as_trained():
         torch.testing.assert_close(mine, yours, rtol=0, atol=0)
 
 
-def test_later_training_of_a_frozen_net_does_not_reach_the_estimator():
-    X, y = blobs()
-    net = seeded(classifier(), X, y)
-    model = LaplaceClassifier(FrozenEstimator(net), prior_precision=1.0).fit(X, y)
-    before = model.predict_proba(X)
-    seeded(net, X, (y + 1) % 3)
-    assert_array_equal(model.predict_proba(X), before)
-
-
 def test_names_of_an_earlier_fit_are_forgotten():
     X, y = blobs()
     model = LaplaceClassifier(classifier(), random_state=0).fit(X, y)
@@ -667,32 +360,6 @@ def test_names_of_an_earlier_fit_are_forgotten():
     both = {"left": X, "right": np.ones((len(X), 3), "f4")}
     model.set_params(estimator=classifier(TwoInputs, module__n_out=3)).fit(both, y)
     assert not hasattr(model, "n_features_in_")
-
-
-@pytest.mark.parametrize("verbose", [1, True])
-def test_verbose_prints_one_line_on_what_was_chosen(verbose, capsys):
-    settings = {"verbose": verbose, "random_state": 0}
-    model = LaplaceClassifier(classifier(), **settings).fit(*blobs())
-    printed = capsys.readouterr().out.strip().splitlines()
-    chosen = [line for line in printed if " posterior over " in line]
-    assert chosen == printed[-1:]
-    assert chosen[0].startswith("[LaplaceClassifier] kron posterior over")
-    assert repr(model.posterior_).startswith("GaussianPosterior(Kron over")
-
-
-def test_layerwise_summary_shows_the_range(capsys):
-    settings = {"prior_structure": "layerwise", "verbose": 1, "random_state": 0}
-    model = LaplaceClassifier(classifier(), **settings).fit(*blobs())
-    assert " to " in capsys.readouterr().out
-    assert " to " in repr(model.posterior_)
-
-
-def test_inference_mode_is_no_obstacle():
-    X, y = blobs()
-    with torch.inference_mode():
-        model = LaplaceClassifier(classifier(), random_state=0).fit(X, y)
-        inside = model.predict_proba(X)
-    assert_array_equal(inside, model.predict_proba(X))
 
 
 @pytest.mark.parametrize("refine", [False, np.False_])
@@ -748,24 +415,6 @@ class TestDrawnWeights:
         ours, theirs = (m._outputs.sample(X, 5, 0) for m in (model, linearised))
         assert abs(ours - theirs).max() > 1e-3
 
-    def test_are_the_same_for_every_batch_and_call(self, kind, model, X, rng_untouched):
-        ask = "predict_proba" if kind is LaplaceClassifier else "predict"
-        expected = getattr(model, ask)(X)
-        assert_array_equal(getattr(model, ask)(X), expected)
-        few = with_params(model, batch_size=7)
-        assert_allclose(getattr(few, ask)(X), expected, atol=1e-12)
-        one = np.concatenate([getattr(model, ask)(X[n : n + 1]) for n in range(5)])
-        assert_allclose(one, expected[:5], atol=1e-12)
-
-    def test_spread_across_rows(self):
-        model = drawing(LaplaceRegressor, "all")
-        X = trained_in_float64(LaplaceRegressor).X[:6]
-        mean, cov = model.predict(X, return_cov=True)
-        also, std = model.predict(X, return_std=True)
-        assert_allclose(mean, also, atol=1e-12)
-        assert_allclose(np.sqrt(np.diag(cov)), std, atol=1e-12)
-        assert np.linalg.eigvalsh(cov).min() > 0
-
     def test_have_no_gaussian_in_the_graph(self, model, X):
         with pytest.raises(ValueError, match=r"pred_type='nn' has no Gaussian.*'glm'"):
             model.predictive(torch.tensor(X))
@@ -796,13 +445,6 @@ class TestDrawnWeights:
         mean, _ = model.predictive(x.float())
         assert mean.dtype == torch.float64
 
-    def test_one_is_no_spread(self, kind, model, X):
-        model = with_params(model, n_samples=1)
-        with pytest.raises(ValueError, match="n_samples=1 has no variance"):
-            model.latent_mean_and_variance(X)
-        if kind is LaplaceClassifier:
-            assert model.predict_proba(X).shape == (len(X), 3)
-
 
 # -------------------------------------------------------------------- more rows
 class TestPartialFit:
@@ -820,10 +462,6 @@ class TestPartialFit:
         for rows in others:
             assert model.partial_fit(X[rows], y[rows], sample_weight=w[rows]) is model
         frozen.assert_same(model, whole, 1e-9)
-
-    def test_is_the_first_fit_where_there_was_none(self, frozen):
-        model = frozen.make(**under(1.0)).partial_fit(frozen.X, frozen.y)
-        frozen.assert_same(model, frozen.fit(**under(1.0)))
 
     def test_of_a_refitted_head_is_at_that_head(self, frozen):
         """The same rows again double the curvature and the loss there."""

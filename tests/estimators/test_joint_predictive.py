@@ -4,19 +4,15 @@ Of `predictive(x, joint=True)`, groups of samples in a graph, and of all samples
 `latent_mean_and_variance(X, joint=True)` and `sample_latent`.
 """
 
-import functools
-import warnings
-
 import numpy as np
 import pytest
 import torch
-from nets import TwoInputs, binary_classifier, classifier, regressor, seeded, waves
+from nets import TwoInputs, classifier, regressor, seeded, waves
 from numpy.testing import assert_allclose
 from refusals import refused
-from scipy.special import expit, softmax
 from sklearn.frozen import FrozenEstimator
 
-from sklaplace import DeepEnsembleRegressor, LaplaceClassifier, LaplaceRegressor
+from sklaplace import LaplaceClassifier, LaplaceRegressor
 
 X, Y = waves(n_targets=2, dtype=np.float64)
 GROUPS = X[:12].reshape(4, 3, 2)
@@ -96,76 +92,6 @@ def test_all_samples_are_one_group(subset, structure):
     expected = model.predictive(torch.tensor(X[None, :7]), joint=True)
     assert_allclose(mean.ravel(), expected[0][0], rtol=1e-10)
     assert_allclose(cov, expected[1][0], rtol=1e-8, atol=1e-10)
-
-
-FIXED = {"prior_precision": 1.0, "random_state": 0}
-LABELS = np.digitize(X[:, 0], [-0.5, 0.5])
-NUMBERS = 7 * Y + 3
-FITTED = {
-    "classes": (LaplaceClassifier(classifier(**DOUBLE), **FIXED), LABELS),
-    "two classes": (
-        LaplaceClassifier(binary_classifier(**DOUBLE), **FIXED),
-        (LABELS > 0) * 1,
-    ),
-    "labels": (LaplaceClassifier(**FIXED), (Y > 0) * 1),
-    "numbers": (
-        LaplaceRegressor(
-            regressor(**DOUBLE, module__n_out=2), normalize_y=True, **FIXED
-        ),
-        NUMBERS,
-    ),
-    "drawn weights": (
-        LaplaceClassifier(classifier(**DOUBLE), pred_type="nn", **FIXED),
-        LABELS,
-    ),
-    "networks": (DeepEnsembleRegressor(n_estimators=3, random_state=0), NUMBERS),
-}
-
-
-@functools.cache
-def trained(name):
-    model, y = FITTED[name]
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # networks are trained for a few epochs
-        return model.fit(X, y)
-
-
-@pytest.mark.parametrize("name", FITTED)
-def test_blocks_of_the_joint_covariance_are_those_of_samples(name):
-    model = trained(name)
-    mean, cov = model.latent_mean_and_variance(X[:9], joint=True)
-    same, own = model.latent_mean_and_variance(X[:9], full_cov=True)
-    assert_allclose(mean, same, rtol=1e-10)
-    assert_allclose(cov, cov.T, atol=1e-12 * abs(cov).max())
-    assert np.linalg.eigvalsh(cov).min() > -1e-9 * abs(cov).max()
-    size = mean.shape[1]
-    blocks = cov.reshape(9, size, 9, size)
-    for n in range(9):
-        assert_allclose(blocks[n, :, n], own[n], rtol=1e-7, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["classes", "two classes", "labels", "numbers"])
-def test_draws_have_the_joint_moments(name):
-    model, n_draws = trained(name), 4000
-    mean, cov = model.latent_mean_and_variance(X[:4], joint=True)
-    draws = model.sample_latent(X[:4], n_draws, random_state=1)
-    assert draws.shape == (*mean.shape, n_draws)
-    flat, std = draws.reshape(-1, n_draws), np.sqrt(cov.diagonal())
-    # five standard errors of a mean; those of covariances are at most √2 times as large
-    limit = 5 / np.sqrt(n_draws)
-    assert (abs(flat.mean(1) - mean.ravel()) <= limit * std).all()
-    scale = np.outer(std, std)
-    assert (abs(np.cov(flat) - cov) <= 2**0.5 * limit * scale + 1e-12).all()
-
-
-@pytest.mark.parametrize("name", ["classes", "two classes", "labels", "drawn weights"])
-def test_drawn_logits_are_those_of_drawn_probabilities(name):
-    logits = trained(name).sample_latent(X, 3, random_state=2)
-    proba = trained(name).sample_proba(X, 3, random_state=2)
-    expected = expit(logits) if name == "labels" else softmax(logits, axis=1)
-    assert_allclose(proba, expected, rtol=1e-9)
 
 
 def test_one_covariance_at_a_time():
