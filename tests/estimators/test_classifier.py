@@ -10,7 +10,6 @@ import torch
 from nets import (
     MLP,
     CompilingClassifier,
-    EmbeddingNet,
     FunctionalSoftmaxMLP,
     SharpMLP,
     SharpSigmoidMLP,
@@ -18,7 +17,6 @@ from nets import (
     SigmoidMLP,
     SoftmaxMLP,
     SqueezedMLP,
-    TinyCNN,
     TwoInputs,
     binary_classifier,
     blobs,
@@ -27,7 +25,7 @@ from nets import (
     seeded,
 )
 from numpy.testing import assert_allclose, assert_array_equal
-from scipy.special import expit, softmax
+from scipy.special import expit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import log_loss
@@ -37,7 +35,7 @@ from skorch.dataset import Dataset
 from skorch.helper import SliceDict
 from torch import nn
 
-from sklaplace import LaplaceClassifier, LaplaceClassifierCV
+from sklaplace import LaplaceClassifier
 from sklaplace.dirichlet.links import LINKS
 
 FLOAT64 = {"module__dtype": torch.float64}
@@ -165,16 +163,9 @@ class TestLogOfProbabilities:
         models = (fitted(n, *rows, **settings) for n in (net, logits))
         assert_same(*models, rows[0])
 
-    def test_certain_rows_stay_finite(self, net, rows):
-        assert np.isfinite(fitted(net, *rows).predict_proba(rows[0] * 1e4)).all()
-
 
 class TestTrainedConventions:
     """The same networks, trained inside ``fit``."""
-
-    def test_softmax_net_as_skorch_has_it(self, rows):
-        net = NeuralNetClassifier(SoftmaxMLP, lr=0.5, max_epochs=30, verbose=0)
-        assert trained(net, *rows).score(*rows) > 0.6
 
     @pytest.mark.parametrize(
         "net",
@@ -194,14 +185,6 @@ class TestTrainedConventions:
         assert model.predict_proba(X).shape == (60, 2)
         assert model.score(X, labels) > 0.9
 
-    def test_compiled(self, rows):
-        net = CompilingClassifier(
-            MLP, criterion=nn.CrossEntropyLoss, callbacks="disable", verbose=0
-        )
-        model = trained(net, *rows)
-        assert type(model.estimator_.module_).__name__ == "Compiled"
-        assert model.predict_proba(rows[0]).shape == (60, 3)
-
     def test_module_instance_is_trained_as_a_copy(self, rows):
         module = MLP()
         before = module.head.weight.detach().clone()
@@ -219,11 +202,6 @@ class TestThreshold:
         predicted = fitted(same_weights(net, binary_net), X, y).predict(X)
         assert_array_equal(predicted, proba > threshold)
         assert 0 < predicted.mean() < 1
-
-    def test_of_half_is_the_most_probable_class(self, two, binary_net):
-        X, y = two
-        model = fitted(binary_net, X, y)
-        assert_array_equal(model.predict(X), model.predict_proba(X).argmax(1))
 
 
 # ------------------------------------------------------------------------ labels
@@ -245,39 +223,12 @@ class TestLabels:
         assert set(model.predict(X)) <= set(names)
         assert_allclose(model.predict_proba(X), plain.predict_proba(X))
 
-    def test_booleans(self, two):
-        X, y = two
-        assert trained(None, X, y.astype(bool)).predict(X).dtype == bool
-
-    @pytest.mark.parametrize(
-        "net",
-        [
-            classifier(module__n_out=1),
-            classifier(SoftmaxMLP, criterion=nn.NLLLoss, module__n_out=1),
-            binary_classifier(),
-        ],
-        ids=["logits", "softmax", "binary"],
-    )
-    def test_one_class(self, net, rows):
-        X, _ = rows
-        labels = np.full(60, "only")
-        model = trained(net, X, labels)
-        assert_array_equal(model.predict_proba(X), np.ones((60, 1)))
-        assert_array_equal(model.predict(X), labels)
-        assert model.predict_dirichlet(X).shape == (60, 1)
-        assert_allclose(model.sample_proba(X, 2), np.ones((60, 1, 2)))
-
     def test_frozen_net_knows_classes_that_the_rows_lack(self, rows):
         X, y = rows
         net = seeded(classifier(), X.astype(np.float32), y)
         model = fitted(net, X[y != 1], y[y != 1])
         assert_array_equal(model.classes_, [0, 1, 2])
         assert model.predict_proba(X).shape == (60, 3)
-
-    def test_column_vector_warns_as_everywhere(self, rows):
-        X, y = rows
-        with pytest.warns(UserWarning, match="column-vector y was passed"):
-            trained(None, X, y[:, None])
 
 
 # ------------------------------------------------------------------------ inputs
@@ -300,60 +251,10 @@ class TestInputs:
         with pytest.raises(ValueError, match="feature names"):
             model.predict(frame({"width": X[:, 1], "height": X[:, 0]}))
 
-    def test_series_as_target_and_weights(self, rows):
-        X, y = rows
-        weights = pd.Series(np.linspace(1, 2, 60), index=range(100, 160))
-        target = pd.Series(y, index=range(100, 160), dtype="category")
-        assert trained(None, X, target, weights).score(X, y) > 0.6
-
-    def test_lists(self, rows):
-        X, y = rows
-        assert_taken_as((X.tolist(), y.tolist()), rows)
-
-    # as booleans they are hardly distinct, so that none can be held out
-    @pytest.mark.slow
-    @pytest.mark.filterwarnings("ignore:There are no rows that the network did not see")
-    @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int32, bool])
-    def test_numbers_are_cast_to_the_dtype_of_the_net(self, dtype, rows):
-        X, y = rows
-        X = (X * 2).astype(dtype)
-        assert_taken_as((X, y), (X.astype(np.float32), y), classifier())
-
     def test_float64_net_is_not_rounded(self, rows):
         X, _ = rows
         model = trained(classifier(**FLOAT64), *rows)
         assert np.any(model.predict_proba(X + 1e-12) != model.predict_proba(X))
-
-    def test_read_only_and_strided_arrays(self, rows):
-        X, y = rows
-        wide = np.repeat(X, 2, axis=1)[:, ::2]
-        wide.setflags(write=False)
-        assert_taken_as((wide, y), rows, classifier())
-
-    @pytest.mark.parametrize("subset", ["last_layer", "all"])
-    def test_images(self, subset, rows):
-        _, y = rows
-        noise = np.random.default_rng(0).normal(size=(60, 1, 6, 6))
-        images = (noise + y[:, None, None, None]).astype(np.float32)
-        before = images.copy()
-        settings = {"subset_of_weights": subset, "prior_precision": 1.0}
-        model = trained(classifier(TinyCNN, max_epochs=60), images, y, **settings)
-        assert model.score(images, y) > 0.7
-        assert_array_equal(images, before)
-        # dropout is off: two calls agree
-        assert_array_equal(model.predict_proba(images), model.predict_proba(images))
-
-    @pytest.mark.parametrize("subset", ["last_layer", "all"])
-    @pytest.mark.parametrize("module", [EmbeddingNet, EmbeddingNet()])
-    def test_tokens(self, subset, module):
-        rng = np.random.default_rng(0)
-        y = np.arange(60) % 2
-        tokens = rng.integers(0, 5, size=(60, 4)) + 5 * y[:, None]
-        settings = {"subset_of_weights": subset, "prior_precision": 1.0}
-        model = LaplaceClassifier(classifier(module), **settings)
-        assert model.fit(tokens, y).score(tokens, y) > 0.9
-        as_int32 = tokens.astype(np.int32)
-        assert_array_equal(model.predict_proba(tokens), model.predict_proba(as_int32))
 
 
 @pytest.fixture(scope="module")
@@ -387,18 +288,6 @@ class TestOpaqueInputs:
         found = model.predict_proba({"X": X})
         assert_allclose(found, plain.predict_proba(X), rtol=1e-10)
 
-    @pytest.mark.parametrize("weighted", [False, True])
-    def test_torch_dataset(self, weighted, rows):
-        X, y = rows
-        X = X.astype(np.float32)
-        data = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(y))
-        weights = np.linspace(0.5, 2, 60) if weighted else None
-        found, expected = (
-            trained(classifier(), Z, y, weights, prior_precision=1.0).predict_proba(Z)
-            for Z in (data, X)
-        )
-        assert_allclose(found, expected, atol=1e-6)
-
     def test_skorch_dataset_with_a_split_and_labels(self, rows):
         X, y = rows
         X = X.astype(np.float32)
@@ -411,24 +300,12 @@ class TestOpaqueInputs:
         assert_allclose(found, plain.predict_proba(X), atol=1e-6)
         assert set(model.predict(Dataset(X))) <= {"a", "b", "c"}
 
-    def test_dict_as_validation_rows(self, dicts):
-        X, y = dicts
-        settings = {"prior_precision": "validation", "random_state": 0}
-        model = LaplaceClassifier(classifier(TwoInputs), **settings)
-        assert model.fit(X, y, X_val=X, y_val=y).prior_precision_ > 0
-
 
 # ----------------------------------------------------------------- probabilities
 @pytest.fixture(scope="module")
 def model(rows, logits_net):
     """Last layer under a fixed prior."""
     return fitted(logits_net, *rows)
-
-
-@pytest.fixture(scope="module")
-def model_of_all(rows, logits_net):
-    """All weights under a fixed prior."""
-    return fitted(logits_net, *rows, **ALL)
 
 
 class TestProbabilities:
@@ -468,10 +345,6 @@ class TestProbabilities:
         others = [loss(factor * precision) for factor in (0.3, 3)]
         assert loss(precision) < min(others) + 1e-4
 
-    def test_log(self, model, rows):
-        X, _ = rows
-        assert_array_equal(model.predict_log_proba(X), np.log(model.predict_proba(X)))
-
     def test_tight_prior_gives_the_networks_own(self, rows, logits_net):
         X, y = rows
         found = fitted(logits_net, X, y, prior_precision=1e12).predict_proba(X)
@@ -486,40 +359,6 @@ class TestProbabilities:
         mean, variance = model.latent_mean_and_variance(X)
         assert_allclose(mean, np.stack([-f, f], 1) / 2, rtol=1e-12)
         assert variance.shape == (60, 2)
-
-    def test_dirichlet(self, model, rows):
-        X, _ = rows
-        alpha = model.predict_dirichlet(X)
-        assert alpha.shape == (60, 3)
-        assert (alpha > 0).all()
-        assert np.isfinite(model.predict_dirichlet(X * 100)).all()
-
-    @pytest.mark.parametrize("is_binary", [False, True])
-    def test_latent_variance_is_the_diagonal(
-        self, is_binary, rows, two, logits_net, binary_net
-    ):
-        X, y = two if is_binary else rows
-        model = fitted(binary_net if is_binary else logits_net, X, y)
-        mean, variance = model.latent_mean_and_variance(X)
-        again, cov = model.latent_mean_and_variance(X, full_cov=True)
-        n_classes = 2 if is_binary else 3
-        assert cov.shape == (60, n_classes, n_classes)
-        assert_array_equal(mean, again)
-        # sums of the same terms in another order
-        assert_allclose(variance, np.einsum("nkk->nk", cov), rtol=1e-14)
-
-    def test_weaker_prior_is_less_certain(self, rows, logits_net):
-        X, y = rows
-        entropies = []
-        for precision in (100.0, 1.0, 0.01):
-            proba = fitted(logits_net, X, y, prior_precision=precision).predict_proba(X)
-            entropies.append(-(proba * np.log(proba)).sum(1).mean())
-        assert entropies == sorted(entropies)
-
-    def test_temperature_sharpens(self, rows, logits_net):
-        models = [fitted(logits_net, *rows, temperature=t) for t in (0.01, 1.0, 100.0)]
-        variances = [m.latent_mean_and_variance(rows[0])[1].mean() for m in models]
-        assert variances == sorted(variances)
 
 
 @pytest.mark.parametrize("link", ["auto", "mc"])
@@ -548,11 +387,6 @@ def test_few_draws_are_not_the_choice_of_auto(rows, logits_net):
 
 
 class TestSampleProba:
-    def test_shape_and_rows(self, model_of_all, rows):
-        draws = model_of_all.sample_proba(rows[0], 5)
-        assert draws.shape == (60, 3, 5)
-        assert_allclose(draws.sum(1), 1, rtol=1e-12)
-
     def test_mean_is_predict_proba(self, rows, logits_net):
         X, y = rows
         model = fitted(logits_net, X, y, link_approx="mc", n_samples=4000)
@@ -561,51 +395,8 @@ class TestSampleProba:
         error = 0.5 / 4000**0.5
         assert_allclose(draws.mean(-1), model.predict_proba(X), atol=5 * error)
 
-    def test_moments_of_the_logits(self, model_of_all, rows):
-        X = rows[0][:8]
-        proba = model_of_all.sample_proba(X, 20_000)
-        logits = np.log(proba) - np.log(proba).mean(1, keepdims=True)
-        mean, cov = model_of_all.latent_mean_and_variance(X, full_cov=True)
-        centre = np.eye(3) - 1 / 3
-        sd = np.sqrt(np.diagonal(centre @ cov @ centre, axis1=1, axis2=2))
-        # five standard errors of mean and variance with 20,000 draws
-        error = np.abs(logits.mean(-1) - mean @ centre) / sd
-        assert error.max() < 5 / 20_000**0.5
-        assert_allclose(logits.var(-1) / sd**2, 1, atol=5 * (2 / 20_000) ** 0.5)
-
-    def test_each_draw_is_one_function(self, model_of_all, rows):
-        X = np.repeat(rows[0][:1], 2, axis=0)
-        assert_allclose(*model_of_all.sample_proba(X, 10), rtol=1e-12)
-
-    def test_seed(self, model_of_all, rows):
-        def drawn(state):
-            return model_of_all.sample_proba(rows[0], 2, random_state=state)
-
-        assert_array_equal(drawn(3), drawn(3))
-        assert not np.allclose(drawn(3), drawn(4))
-        for state in (None, np.random.RandomState(0)):
-            assert not np.allclose(drawn(state), drawn(state))
-
-    def test_batches_share_the_function(self, model_of_all, rows):
-        X = rows[0]
-        parts = [model_of_all.sample_proba(X[i : i + 7], 4) for i in range(0, 60, 7)]
-        whole = model_of_all.sample_proba(X, 4)
-        assert_allclose(np.concatenate(parts), whole, rtol=1e-10)
-
 
 # -------------------------------------------------------------------- the default
-class TestDefault:
-    def test_predicts_better_than_chance(self):
-        X, y = blobs(400, seed=1)
-        model = trained(None, X[:200], y[:200])
-        assert model.score(X[200:], y[200:]) > 0.6
-        assert log_loss(y[200:], model.predict_proba(X[200:])) < np.log(3)
-
-    def test_is_less_certain_than_its_mean(self, rows):
-        model = trained(None, *rows, prior_precision=1.0)
-        mean, _ = model.latent_mean_and_variance(rows[0])
-        plain = softmax(mean, axis=1).max(1)
-        assert model.predict_proba(rows[0]).max(1).mean() < plain.mean()
 
 
 class TestPartialFit:
@@ -753,16 +544,6 @@ class TestClassesThatWeigh:
         model.partial_fit(X, y, classes=[0, 1, 2])
         with pytest.raises(ValueError, match="All rows have the label"):
             LaplaceClassifier(IGNORING).fit(X[~kept], y[~kept])
-
-    def test_labels_to_ignore_are_not_scored_in_a_search(self, some_ignored):
-        X, y = some_ignored
-        kept = y >= 0
-        grid = {"prior_precisions": [0.1, 1.0], "cv": 2, "random_state": 0}
-        found = LaplaceClassifierCV(IGNORING, **grid).fit(X, y)
-        expected = LaplaceClassifierCV(classifier(), **grid).fit(X[kept], y[kept])
-        for name in ("mean_test_score", "split1_test_score"):
-            scores = (search.cv_results_[name] for search in (found, expected))
-            assert_allclose(*scores, rtol=1e-5)
 
     def test_a_class_that_comes_later_has_its_weight(self):
         net, _, X, y = frozen()

@@ -1,7 +1,5 @@
 """A label at every position of a map, against dense references."""
 
-import pickle
-
 import numpy as np
 import pytest
 import references
@@ -11,7 +9,6 @@ from refusals import refused_fit
 from scipy.special import softmax
 from segmentation import (
     HEIGHT,
-    LABELS,
     POSITIONS,
     WEIGHT,
     WIDTH,
@@ -27,8 +24,6 @@ from sklearn.frozen import FrozenEstimator
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceClassifierCV
-from sklaplace.curvature.ggn import CURVATURES
-from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.dirichlet.links import LINKS
 
 EXACT = {"rtol": 1e-8, "atol": 1e-10}
@@ -127,68 +122,11 @@ def test_a_position_is_a_problem_of_its_own(trained, link, subset):
     np.testing.assert_allclose(proba.reshape(-1, K), alone, **EXACT)
 
 
-def test_answers_have_the_shape_of_the_maps(trained):
-    model = fitted(trained, LABELS[Y])
-    assert (model.classes_ == LABELS).all()
-    labels = model.predict(X)
-    assert labels.shape == Y.shape
-    assert (labels == LABELS[Y]).mean() > 0.6
-    proba = model.predict_proba(X)
-    assert (LABELS[proba.argmax(1)] == labels).all()
-    np.testing.assert_allclose(model.predict_log_proba(X), np.log(proba))
-    assert model.predict_dirichlet(X).shape == proba.shape
-    draws = model.sample_proba(X, 2000)
-    assert draws.shape == (*proba.shape, 2000)
-    np.testing.assert_allclose(draws.mean(-1), proba, atol=0.05)
-    y = np.where(np.arange(R).reshape(POSITIONS) == 1, "none", LABELS[Y])
-    assert model.score(X, LABELS[Y]) == pytest.approx((labels == LABELS[Y]).mean())
-    weights = np.arange(len(X))
-    assert model.score(X, y, weights) == pytest.approx(
-        np.average((labels == y).mean((1, 2)), weights=weights)
-    )
-    # of a last layer alone the network is linear
-    model = fitted(trained, subset_of_weights=["head"])
-    proba = model.predict_proba(X)
-    model.set_params(pred_type="nn", n_samples=2000)
-    np.testing.assert_allclose(model.predict_proba(X), proba, atol=0.05)
-    assert model.predict_dirichlet(X).shape == proba.shape
-    again = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(again.predict(X), model.predict(X))
-
-
 def test_softmax_and_logits_agree(trained):
     other = twin(net(criterion=nn.NLLLoss, module__softmax=True), trained)
     np.testing.assert_allclose(
         fitted(other).predict_proba(X), fitted(trained).predict_proba(X), rtol=1e-8
     )
-
-
-@pytest.mark.parametrize("structure", STRUCTURES)
-def test_neither_batches_nor_order_matter(trained, structure):
-    model = fitted(trained, hessian_structure=structure)
-    order = np.random.default_rng(1).permutation(len(X))
-    other = clone(model).set_params(batch_size=7).fit(X[order], Y[order])
-    np.testing.assert_allclose(
-        other.predict_proba(X), model.predict_proba(X), rtol=1e-7
-    )
-
-
-@pytest.mark.parametrize("curvature", CURVATURES)
-def test_every_curvature(trained, curvature):
-    settings = {"hessian_structure": "full", "prior_precision": 50.0}
-    model = fitted(trained, curvature=curvature, **settings)
-    assert np.isfinite(model.predict_proba(X)).all()
-
-
-@pytest.mark.parametrize("prior", ["marglik", "validation"])
-@pytest.mark.parametrize("link", ["auto", "probit"])
-def test_tuning(trained, prior, link):
-    settings = {"subset_of_weights": ["head"], "random_state": 0, "link_approx": link}
-    model = LaplaceClassifier(
-        FrozenEstimator(trained), prior_precision=prior, **settings
-    )
-    model.fit(X[:20], Y[:20], X_val=X[20:], y_val=Y[20:])
-    assert np.isfinite(model.prior_precision_)
 
 
 def test_training_and_rows_without_labels():
@@ -221,21 +159,6 @@ def test_new_rows_and_cross_validation(trained):
     fold = fitted(trained, prior_precision=0.1).fit(X[15:], Y[15:])
     proba = np.take_along_axis(fold.predict_proba(X[:15]), Y[:15, None], 1)
     assert first == pytest.approx(np.log(proba).sum((1, 2, 3)).mean(), rel=1e-6)
-
-
-class Tagger(MLP):
-    """(n, length, 2) -> (n, K, length): a head on every position."""
-
-    def forward(self, X):
-        return super().forward(X).mT
-
-
-def test_sequences():
-    sequences = np.moveaxis(X[:, :, 0], 1, -1)
-    tagger = net(Tagger, module__dtype=torch.float64)
-    model = LaplaceClassifier(tagger, prior_precision=1.0, random_state=0)
-    model.fit(sequences, Y[:, 0])
-    assert model.predict(sequences).shape == Y[:, 0].shape
 
 
 # ---------------------------------------------------------------------- bad input

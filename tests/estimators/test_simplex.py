@@ -1,6 +1,5 @@
 """Distributions over class probabilities, and what classifiers say with them."""
 
-import itertools
 import pickle
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 import segmentation
 import tagging
 import torch
-from conftest import global_rng_states
 from costs import calls
 from nets import (
     LinearModel,
@@ -23,13 +21,9 @@ from refusals import refused_fit
 from scipy.special import expit
 from scipy.stats import entropy
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
-from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
-from sklaplace import LaplaceClassifier, LaplaceClassifierCV, dirichlet
+from sklaplace import LaplaceClassifier, dirichlet
 from sklaplace.estimators.predicting import output_model
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
@@ -130,22 +124,6 @@ def test_constructor_says_which(net, model, method):
     )
 
 
-def test_methods_differ(net):
-    # logits of all weights: centred and conditioned on a sum of zero, those of a last
-    # layer with Kronecker factors are the same; and both where variances are small and
-    # far out, where they are large
-    model = fitted(net, subset_of_weights="all", hessian_structure="full")
-    rows = np.concatenate([X, 30 * X])
-    found = [model.predict_dirichlet(rows, method) for method in METHODS]
-    for one, other in itertools.combinations(found, 2):
-        assert not np.allclose(one, other)
-
-
-def test_projection_is_the_default():
-    assert LaplaceClassifier().dirichlet_approx == "projection"
-    assert LaplaceClassifierCV().dirichlet_approx == "projection"
-
-
 def test_most_probable_class_stays(model):
     rows = np.concatenate([X, 100 * X])
     mean, _ = model.latent_mean_and_variance(rows)
@@ -153,88 +131,7 @@ def test_most_probable_class_stays(model):
     np.testing.assert_array_equal(found, mean.argmax(1))
 
 
-@pytest.mark.parametrize("method", ["bridge", "projection"])
-def test_searches_pass_it_on(net, method):
-    around = {"random_state": 0, "dirichlet_approx": method}
-    frozen = FrozenEstimator(net)
-    expected = fitted(net).predict_dirichlet(X, method)
-    searched = LaplaceClassifierCV(frozen, prior_precisions=[0.1], cv=2, **around)
-    simple = LaplaceClassifier(frozen, **around)
-    grid = GridSearchCV(simple, {"prior_precision": [0.1]}, cv=2).fit(X, Y)
-    for found in (searched.fit(X, Y), grid.best_estimator_):
-        np.testing.assert_allclose(found.predict_dirichlet(X), expected, rtol=1e-9)
-    grid = {"dirichlet_approx": METHODS}
-    grid = GridSearchCV(fitted(net), grid, cv=2, error_score="raise").fit(X, Y)
-    # a score of the classes says nothing about distributions
-    assert len(set(grid.cv_results_["mean_test_score"])) == 1
-
-
-def test_pipelines_hold_it(net):
-    model = LaplaceClassifier(FrozenEstimator(net), prior_precision=1.0, random_state=0)
-    pipeline = make_pipeline(StandardScaler(), model)
-    pipeline.set_params(laplaceclassifier__dirichlet_approx="bridge").fit(X, Y)
-    scaled = pipeline[0].transform(X)
-    expected = pipeline[-1].predict_dirichlet(scaled, "bridge")
-    np.testing.assert_array_equal(pipeline[-1].predict_dirichlet(scaled), expected)
-
-
-@every_question
-@pytest.mark.parametrize("pred_type", ["glm", "nn"])
-def test_batches_and_order_of_rows_do_not_matter(net, ask, pred_type):
-    settings = {"pred_type": pred_type, "subset_of_weights": "all", "n_samples": 20}
-    model = fitted(net, **settings)
-    whole = ask(model, X)
-    order = np.random.default_rng(0).permutation(len(X))
-    parts = clone(model).set_params(batch_size=7).fit(X, Y)
-    # totals near zero of the epistemic part have an absolute error
-    near = {"rtol": 1e-7, "atol": 1e-9}
-    np.testing.assert_allclose(ask(parts, X), whole, **near)
-    np.testing.assert_allclose(ask(model, X[order]), whole[order], **near)
-    np.testing.assert_allclose(ask(model, X[:1]), whole[:1], **near)
-
-
-@every_question
-def test_asking_changes_nothing(model, ask):
-    params, state = model.get_params(deep=False), dict(vars(model))
-    before = global_rng_states()
-    first = ask(model, X)
-    np.testing.assert_array_equal(ask(model, X), first)
-    assert global_rng_states() == before
-    after = model.get_params(deep=False)
-    assert all(after[name] is value for name, value in params.items())
-    assert vars(model).keys() == state.keys()
-    assert all(vars(model)[name] is value for name, value in state.items())
-
-
-@every_question
-def test_float32_networks_answer_in_float64(ask):
-    rows = X.astype(np.float32)
-    model = LaplaceClassifier(classifier(), random_state=0).fit(rows, Y)
-    assert ask(model, rows).dtype in (np.float64, bool)
-
-
-@every_question
-def test_far_rows(model, ask):
-    found = ask(model, 1e6 * X)
-    assert np.isfinite(found).all()
-    assert (found >= 0).all()
-
-
 # Uncertainty
-
-
-@pytest.mark.parametrize("method", [None, "mc", *METHODS])
-@pytest.mark.parametrize("pred_type", ["glm", "nn"])
-def test_parts_of_the_uncertainty_add_up(net, method, pred_type):
-    model = fitted(net, subset_of_weights="all").set_params(pred_type=pred_type)
-    found = model.predict_uncertainty(X, method)
-    assert found.shape == (60, 3)
-    assert found.dtype == np.float64
-    total, aleatoric, epistemic = found.T
-    np.testing.assert_allclose(total, aleatoric + epistemic, rtol=1e-14)
-    assert (found >= 0).all()
-    assert (total <= np.log(3) * (1 + 1e-12)).all()
-    assert epistemic.max() > 1e-3
 
 
 @every_method
@@ -342,23 +239,6 @@ def test_uncertainty_of_a_matrix(tags, method, pred_type):
     np.testing.assert_allclose(found.reshape(-1, 3), split(both), atol=allowed)
 
 
-@pytest.mark.parametrize("method", [None, "mc", "bridge"])
-@pytest.mark.parametrize("pred_type", ["glm", "nn"])
-def test_uncertainty_of_maps(maps, method, pred_type):
-    model = clone(maps).set_params(pred_type=pred_type, n_samples=500)
-    model.fit(segmentation.X, segmentation.Y)
-    found = model.predict_uncertainty(segmentation.X, method)
-    assert found.shape == (30, 3, *segmentation.POSITIONS)
-    np.testing.assert_allclose(found[:, 0], found[:, 1:].sum(1), rtol=1e-14)
-    assert (found >= 0).all()
-    draws = model.sample_proba(segmentation.X, 2000)  # (n, K, h, w, s)
-    total = entropy(draws.mean(-1), axis=1)
-    # measured: draws are off by .005 and .008 on average; a Dirichlet is another
-    # distribution, of which the projection is off by .05 and the bridge by .17
-    allowed = {None: 0.07, "mc": 0.02, "bridge": 0.25}[method]
-    assert np.abs(found[:, 0] - total).mean() < allowed
-
-
 @every_method
 def test_positions_are_rows_of_their_own(maps, method):
     mean, cov = gaussian_of(maps, segmentation.X)
@@ -446,15 +326,6 @@ def test_unknown_approximations(value):
 
 
 @every_question
-def test_approximations_that_become_unknown(net, ask):
-    model = fitted(net)
-    for value in ("mc", "project"):
-        model.set_params(dirichlet_approx=value)
-        with pytest.raises(ValueError, match=f"dirichlet_approx='{value}' is not know"):
-            ask(model, X)
-
-
-@every_question
 @pytest.mark.parametrize("value", ["project", 3, "", ["bridge"]])
 def test_unknown_methods(model, ask, value):
     with pytest.raises(ValueError, match=r"method=.* is not known. Choose one of") as e:
@@ -477,24 +348,6 @@ def test_options_of_sets(model, options):
     ((name, value),) = options.items()
     with pytest.raises(ValueError, match=f"{name}={value!r} is not"):
         model.predict_set(X, **options)
-
-
-@every_question
-def test_before_fit(ask):
-    with pytest.raises(NotFittedError):
-        ask(LaplaceClassifier(), X)
-
-
-@every_question
-@pytest.mark.parametrize(
-    "rows", [np.zeros((3, 0)), np.zeros((3, 9)), np.full((2, 2), np.nan)]
-)
-def test_rows_as_predict_proba_has_them(model, ask, rows):
-    with pytest.raises(ValueError, match=r"\w") as expected:
-        model.predict_proba(rows)
-    with pytest.raises(ValueError, match=r"\w") as found:
-        ask(model, rows)
-    assert str(found.value) == str(expected.value)
 
 
 @pytest.mark.parametrize("pred_type", ["glm", "nn"])

@@ -5,21 +5,16 @@ import pytest
 import segmentation
 import tagging
 from costs import counted
-from nets import MLP, BatchNormMLP, LinearModel, blobs, classifier, initialised, seeded
+from nets import MLP, LinearModel, blobs, classifier, initialised, seeded
 from refusals import refused
 from sklearn.frozen import FrozenEstimator
 
 from sklaplace import (
-    DeepEnsembleClassifier,
     LaplaceClassifier,
-    MCDropoutClassifier,
-    SWAGClassifier,
-    VariationalClassifier,
 )
 from sklaplace.estimators.predicting import class_outputs
 
 X, Y = blobs(n_classes=4)
-LABELS = np.array(["cat", "dog", "eel", "fox"])[Y]
 NEW = blobs(seed=1, n_classes=4)[0]
 
 
@@ -50,35 +45,8 @@ def test_equals_sorted_probabilities(k, link, batch_size):
     assert_sorted(fitted(link_approx=link, batch_size=batch_size), k)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        LaplaceClassifier,
-        DeepEnsembleClassifier,
-        MCDropoutClassifier,
-        SWAGClassifier,
-        VariationalClassifier,
-    ],
-)
-def test_every_classifier_has_it(kind):
-    net = classifier(BatchNormMLP, module__n_out=4, max_epochs=2)  # with dropout
-    model = kind(net, random_state=0).fit(X, LABELS)
-    assert_sorted(model, 3)
-    assert model.predict_top_k(NEW)[0].shape == (len(NEW), 4)
-
-
 def test_weights_are_drawn_as_for_probabilities():
     assert_sorted(fitted(pred_type="nn", n_samples=5), 2)
-
-
-@pytest.mark.slow
-def test_workers_find_the_same():
-    model = fitted(batch_size=8)
-    alone = model.predict_top_k(NEW, 2)
-    for found, expected in zip(
-        model.set_params(n_jobs=2).predict_top_k(NEW, 2), alone, strict=True
-    ):
-        np.testing.assert_array_equal(found, expected)
 
 
 def test_equally_probable_classes_come_in_order():
