@@ -98,21 +98,6 @@ def test_evidence_equals_a_fit_with_these_levels(structure, curvature, before):
     assert found.log_marginal_likelihood(sigma_noise=LEVELS) == pytest.approx(expected)
 
 
-def test_levels_of_normalised_targets_are_in_their_units():
-    X, y = waves(60, n_targets=2, dtype=np.float64)
-    y = y * [100, 3]
-    net = regressor(**DOUBLE, module__n_out=2, max_epochs=5)
-    settings = {"prior_precision": 5.0, "normalize_y": True, "random_state": 0}
-    found, other = (
-        LaplaceRegressor(net, sigma_noise=noise, **settings).fit(X, y)
-        for noise in ([20.0, 1.0], [30.0, 0.5])
-    )
-    value = found.log_marginal_likelihood(sigma_noise=[30.0, 0.5])
-    assert value == pytest.approx(other.log_marginal_likelihood_value_)
-    value = found.log_marginal_likelihood(sigma_noise=2.0)
-    assert value == pytest.approx(found.log_marginal_likelihood(sigma_noise=[2.0, 2.0]))
-
-
 @pytest.mark.parametrize("structure", SEPARABLE)
 def test_evidence_is_differentiable_in_each_level(structure):
     found = fitted(hessian_structure=structure, sigma_noise=[0.3, 0.5])

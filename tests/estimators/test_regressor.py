@@ -1,11 +1,9 @@
 """Regression: closed forms, noise, intervals, joint samples, shapes."""
 
 import pickle
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from nets import MLP, LinearModel, SqueezedMLP, initialised, regressor, seeded, waves
@@ -18,8 +16,6 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, WhiteKernel
 from sklearn.linear_model import BayesianRidge, PoissonRegressor, Ridge
-from sklearn.metrics import mean_poisson_deviance
-from skorch import NeuralNetRegressor
 from torch import nn
 
 from sklaplace import LaplaceRegressor, LaplaceRegressorCV
@@ -30,7 +26,6 @@ from sklaplace.likelihoods import (
     RegressionLikelihood,
 )
 from sklaplace.likelihoods.output_hessian import Factored
-from sklaplace.metrics import gaussian_nll
 
 FLOAT64 = {"module__dtype": torch.float64}
 PRECISION, NOISE = 0.7, 0.3
@@ -113,20 +108,6 @@ class TestClosedForms:
             assert_allclose(found[0], expected[0], atol=1e-6)
             assert_allclose(found[1], expected[1], atol=1e-6)
 
-    @pytest.mark.parametrize(
-        ("precision", "noise"), [(0.01, 0.3), (5.0, 0.3), (0.7, 1.5)]
-    )
-    def test_kernel_hyperparameters_change_the_evidence_alike(
-        self, precision, noise, line
-    ):
-        # at the refitted head, evidence at other values needs another refit
-        X, y, _ = line
-        net = linear_net(map_weights(X, y, precision, noise))
-        model = around(net, prior_precision=precision, sigma_noise=noise, **FULL)
-        expected = process(X, y, precision, noise).log_marginal_likelihood_value_
-        found = model.fit(X, y).log_marginal_likelihood_value_
-        assert found == pytest.approx(expected, abs=1e-6)
-
     @pytest.mark.parametrize("structure", ["full", "kron"])
     def test_empirical_bayes_is_bayesian_ridge(self, structure, line):
         X, y, new = line
@@ -145,15 +126,6 @@ class TestClosedForms:
         assert_allclose(model.predict(new, return_std=True), expected, atol=1e-6)
         evidence = model.log_marginal_likelihood_value_
         assert evidence == pytest.approx(ridge.scores_[-1], abs=1e-6)
-
-    def test_bias_is_a_weight_like_any_other(self, line):
-        X, y, new = line
-        wide, wide_new = (np.c_[Z, np.ones(len(Z))] for Z in (X, new))
-        weights = map_weights(wide, y + 3)
-        model = around(linear_net(weights[:3], weights[3]), **GIVEN, **FULL)
-        found = model.fit(X, y + 3).predict(new, return_std=True)
-        expected = process(wide, y + 3).predict(wide_new, return_std=True)
-        assert_allclose(found, expected, atol=1e-6)
 
     def test_prior_mean(self, line):
         X, y, new = line
@@ -183,21 +155,6 @@ class TestClosedForms:
         expected = np.einsum("ni,ij,nj->n", new, np.linalg.inv(H), new)
         assert_allclose(variance[:, 0], expected, rtol=1e-10)
 
-    def test_two_targets_are_two_models(self, line):
-        X, y, new = line
-        Y = np.stack([y, X @ [0.0, 1.0, 1.0]], 1)
-        weights = np.stack([map_weights(X, column) for column in Y.T])
-        both = around(linear_net(weights), **GIVEN, **FULL).fit(X, Y)
-        mean, cov = both.predict(new, return_cov=True)
-        evidence = 0.0
-        for c in range(2):
-            one = around(linear_net(weights[c]), **GIVEN, **FULL).fit(X, Y[:, c])
-            evidence += one.log_marginal_likelihood_value_
-            found, expected = one.predict(new, return_cov=True)
-            assert_allclose(mean[:, c], found, rtol=1e-10)
-            assert_allclose(cov[..., c], expected, rtol=1e-8)
-        assert both.log_marginal_likelihood_value_ == pytest.approx(evidence, rel=1e-10)
-
     def test_weights_are_those_of_weighted_ridge(self, line):
         X, y, new = line
         weights = np.linspace(0, 3, len(X))
@@ -210,17 +167,6 @@ class TestClosedForms:
 
 
 class TestNoise:
-    def test_is_in_predictions_and_not_in_the_function(self, model, rows):
-        X, _ = rows
-        mean, std = model.predict(X, return_std=True)
-        latent_mean, latent_variance = model.latent_mean_and_variance(X)
-        assert_allclose(mean, latent_mean[:, 0], rtol=1e-14)
-        assert_allclose(std**2, latent_variance[:, 0] + 0.2**2, rtol=1e-12)
-
-    def test_given_value_is_kept(self, model):
-        assert model.sigma_noise_ == 0.2
-        assert model.prior_precision_ == 1.0
-
     def test_is_found_on_held_out_rows(self):
         net = regressor(max_epochs=150, **FLOAT64)
         model = LaplaceRegressor(net, random_state=0)
@@ -236,29 +182,6 @@ class TestNoise:
         model.fit(X, y, X_val=X[:30], y_val=y[:30])
         assert getattr(model, f"{given}_") == pytest.approx(0.37, rel=1e-12)
 
-    def test_from_training_rows_warns(self, net, rows):
-        words = "sigma_noise comes from the training rows"
-        with pytest.warns(UserWarning, match=words):
-            around(net).fit(*rows, np.ones(len(rows[0])))
-
-    def test_evidence_is_a_maximum_in_it(self, net, rows):
-        settings = {"prior_precision": "marglik", "sigma_noise": "marglik"}
-        model = around(net, refine=False, **settings).fit(*rows)
-        best = model.log_marginal_likelihood_value_
-        for factor in (0.95, 1.05):
-            noise = factor * model.sigma_noise_
-            assert model.log_marginal_likelihood(sigma_noise=noise) < best
-
-    def test_under_a_fixed_prior_follows_the_residuals(self):
-        """A thousandfold prior hardly moves the residuals, so it hardly moves σ."""
-        models = [
-            LaplaceRegressor(prior_precision=delta, random_state=0)
-            for delta in (1e2, 1e3, 1e5)
-        ]
-        levels = [model.fit(*waves(200)).sigma_noise_ for model in models]
-        # neighbours on the path differ by 2 ** (1 / 8)
-        assert max(levels) / min(levels) < 1.2
-
     def test_columns_of_unequal_scale_are_warned_of(self):
         X, y = waves(60)
         with pytest.warns(UserWarning, match="weighs their squared errors alike"):
@@ -266,13 +189,6 @@ class TestNoise:
 
 
 class TestJointCovariance:
-    def test_diagonal_is_the_variance(self, model, rows):
-        X, _ = rows
-        mean, cov = model.predict(X, return_cov=True)
-        _, std = model.predict(X, return_std=True)
-        assert_allclose(np.diag(cov), std**2, rtol=1e-10)
-        assert_allclose(mean, model.predict(X), rtol=1e-14)
-
     @pytest.mark.parametrize("structure", ["full", "kron", "diag"])
     @pytest.mark.parametrize("subset", ["all", "last_layer"])
     def test_is_that_of_the_weights(self, structure, subset, net, rows):
@@ -293,28 +209,6 @@ class TestJointCovariance:
 
 
 class TestIntervals:
-    def test_are_normal(self, model, rows):
-        X, _ = rows
-        mean, std = model.predict(X, return_std=True)
-        half = norm.ppf(0.9) * std
-        expected = np.stack([mean - half, mean + half], 1)
-        assert_allclose(model.predict_interval(X, coverage=0.8), expected)
-
-    def test_levels_are_the_last_axis(self, model, rows):
-        X, _ = rows
-        found = model.predict_interval(X, coverage=[0.5, 0.9])
-        expected = np.stack([model.predict_interval(X, c) for c in (0.5, 0.9)], -1)
-        assert_allclose(found, expected, rtol=1e-14)
-
-    def test_quantiles(self, model, rows):
-        X, _ = rows
-        found = model.predict_quantiles(X, [0.05, 0.5, 0.95])
-        assert found.shape == (60, 3)
-        assert (np.diff(found, axis=1) > 0).all()
-        assert_allclose(found[:, 1], model.predict(X), rtol=1e-12)
-        assert_allclose(found[:, [0, 2]], model.predict_interval(X, 0.9))
-        assert_array_equal(model.predict_quantiles(X, 0.05), found[:, 0])
-
     def test_cover_new_targets(self):
         X, y = waves(600, dtype=np.float64)
         model = LaplaceRegressor(random_state=0).fit(X[:300], y[:300])
@@ -327,44 +221,12 @@ class TestIntervals:
 class TestSampleY:
     N = 20_000
 
-    def test_moments(self, model, rows):
-        X = rows[0][:6]
-        draws = model.sample_y(X, self.N)
-        mean, cov = model.predict(X, return_cov=True)
-        sd = np.sqrt(np.diag(cov))
-        assert draws.shape == (6, self.N)
-        # five standard errors: sd/√N of a mean, about sd²√(2/N) of a covariance
-        error = np.abs(draws.mean(1) - mean) / sd
-        assert error.max() < 5 / self.N**0.5
-        scaled = (np.cov(draws) - cov) / np.outer(sd, sd)
-        assert np.abs(scaled).max() < 5 * (2 / self.N) ** 0.5
-
     def test_noise_is_drawn_for_each_row(self, model, rows):
         X = np.repeat(rows[0][:1], 2, axis=0)
         draws = model.sample_y(X, self.N)
         # the function is shared, so that twice the noise variance remains
         expected = pytest.approx(2 * 0.2**2, rel=5 * (2 / self.N) ** 0.5)
         assert (draws[0] - draws[1]).var() == expected
-
-    def test_seed(self, model, rows):
-        X, _ = rows
-        assert_array_equal(model.sample_y(X, 3), model.sample_y(X, 3))
-        other = model.sample_y(X, 3, random_state=1)
-        assert not np.allclose(model.sample_y(X, 3), other)
-        for state in (np.random.RandomState(0), None):
-            drawn = [model.sample_y(X, 3, random_state=state) for _ in range(2)]
-            assert not np.allclose(*drawn)
-
-    def test_two_targets(self):
-        X, Y = waves(n_targets=2, dtype=np.float64)
-        net = seeded(regressor(module__n_out=2, **FLOAT64), X, Y)
-        model = around(net, **FIXED).fit(X, Y)
-        draws = model.sample_y(X[:4], self.N)
-        mean, std = model.predict(X[:4], return_std=True)
-        assert draws.shape == (4, 2, self.N)
-        error = np.abs(draws.mean(-1) - mean) / std
-        assert error.max() < 5 / self.N**0.5
-        assert_allclose(draws.std(-1) / std, 1, atol=5 / (2 * self.N) ** 0.5)
 
 
 class TestShapes:
@@ -388,27 +250,6 @@ class TestShapes:
         assert mean.shape == (60, width)
         assert cov.shape == (60, width, width)
 
-    @pytest.mark.parametrize("weighted", [False, True])
-    def test_squeezed_outputs_train_as_others_do(self, weighted):
-        X, y = waves(dtype=np.float64)
-        weights = np.linspace(0.5, 2, 60) if weighted else None
-        answers = []
-        for module in (SqueezedMLP, MLP):
-            net = regressor(module, **FLOAT64)
-            model = LaplaceRegressor(net, random_state=0, **FIXED)
-            model.fit(X, y, sample_weight=weights)
-            answers.append(model.predict(X, return_std=True))
-        assert_allclose(*answers, rtol=1e-9)
-
-    @pytest.mark.slow
-    def test_squeezed_outputs_with_a_split_of_skorch(self):
-        X, y = waves()
-        net = NeuralNetRegressor(
-            SqueezedMLP, module__n_out=1, lr=0.1, max_epochs=40, verbose=0
-        )
-        model = LaplaceRegressor(net, random_state=0).fit(X, y)
-        assert model.score(X, y) > 0.5
-
     @pytest.mark.parametrize("settings", [{}, {"subset_of_weights": "all"}])
     def test_squeezed_frozen_net(self, settings, net, rows):
         X, y = rows
@@ -419,11 +260,6 @@ class TestShapes:
             for n in (squeezed, net)
         )
         assert_allclose(found, expected, rtol=1e-12)
-
-    def test_integer_targets(self):
-        X, _ = waves()
-        y = (X[:, 0] > 0).astype(int) * 5
-        assert LaplaceRegressor(random_state=0).fit(X, y).score(X, y) > 0.7
 
     def test_constant_target(self):
         X, _ = waves(dtype=np.float64)
@@ -436,20 +272,6 @@ class TestShapes:
 
 class TestUnits:
     """Predictions of the default move with the units of y."""
-
-    @pytest.mark.parametrize(("factor", "shift"), [(1000.0, 0.0), (1e-3, 50.0)])
-    def test_of_targets(self, factor, shift):
-        X, y = waves(dtype=np.float64)
-        answers = []
-        for z in (factor * y + shift, y):
-            # Rows are held out by their content, hence given here.
-            model = LaplaceRegressor(random_state=0)
-            model.fit(X[20:], z[20:], X_val=X[:20], y_val=z[:20])
-            answers.append(model.predict(X, return_std=True))
-        (moved, moved_std), (mean, std) = answers
-        # rounding of the shift, 50 against 1e-3, leaves ten digits before training
-        assert_allclose((moved - shift) / factor, mean, atol=1e-5)
-        assert_allclose(moved_std / factor, std, rtol=1e-4)
 
     @pytest.mark.parametrize("unit", [1e-9, 1e-3, 1e9])
     @pytest.mark.parametrize("tuner", ["marglik", "validation"])
@@ -465,28 +287,10 @@ class TestUnits:
         assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.usefixtures("full_training")
-def test_default_beats_the_mean():
-    X, y = waves(200, dtype=np.float64)
-    model = LaplaceRegressor(random_state=0).fit(X[:120], y[:120])
-    assert model.score(X[120:], y[120:]) > 0.8
-
-
 def test_marglik_reports_no_convergence_as_a_warning(net, rows, monkeypatch):
     monkeypatch.setattr("sklaplace.posterior.tuning.evidence.MAX_FIXED_POINT", 1)
     with pytest.warns(ConvergenceWarning, match="fixed point"):
         around(net, prior_precision="marglik", sigma_noise="marglik").fit(*rows)
-
-
-@pytest.mark.parametrize("n", range(1, 8))
-def test_few_rows(n):
-    X, y = waves(n)
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # of noise that comes from training rows
-        model = LaplaceRegressor(random_state=0).fit(X, y)
-    assert np.isfinite(model.predict(X, return_std=True)).all()
 
 
 class TestRecalibrate:
@@ -500,20 +304,6 @@ class TestRecalibrate:
     @pytest.fixture
     def fresh(self):
         return waves(n=400, seed=5)
-
-    def test_standard_deviations_become_those_of_residuals(self, model, fresh):
-        X, y = fresh
-        mean, std = model.predict(X, return_std=True)
-        scale = np.sqrt((((y - mean) / std) ** 2).mean())
-        assert scale > 1.5
-        assert model.recalibrate(X, y) is model
-        assert_allclose(model.sigma_scaling_, [scale], rtol=1e-6)
-        also, wider = model.predict(X, return_std=True)
-        assert_array_equal(also, mean)
-        assert_allclose(wider, scale * std, rtol=1e-6)
-        # the best factor there is
-        for other in (0.99, 1.01):
-            assert gaussian_nll(y, mean, wider) < gaussian_nll(y, mean, other * wider)
 
     def test_everything_that_has_noise_is_scaled(self, model, fresh):
         X = fresh[0][:5]
@@ -532,38 +322,12 @@ class TestRecalibrate:
         assert_allclose(found[2], s * noise, atol=1e-6)
         assert_array_equal(found[3], latent)
 
-    @pytest.mark.filterwarnings("error")
-    def test_data_frames_are_as_good(self, fresh):
-        X, y = (pd.DataFrame(a).add_prefix("x") for a in fresh)
-        model = LaplaceRegressor(random_state=0).fit(X, y)
-        assert_array_equal(model.feature_names_in_, X.columns)
-        assert model.recalibrate(X, y) is model
-
-    def test_twice_is_once(self, model, fresh):
-        first = model.recalibrate(*fresh).sigma_scaling_
-        assert_allclose(model.recalibrate(*fresh).sigma_scaling_, first)
-        model.fit(*waves())
-        assert model.sigma_scaling_.tolist() == [1.0]
-
     def test_weights_repeat_rows(self, model):
         X, y = waves(n=40, seed=5)
         w = np.arange(40) % 3
         found = model.recalibrate(X, y, w).sigma_scaling_
         expected = model.recalibrate(np.repeat(X, w, 0), np.repeat(y, w))
         assert_allclose(found, expected.sigma_scaling_, rtol=1e-6)
-
-    def test_each_output_has_a_scale_of_its_own(self):
-        X, y = waves(n=200)
-        Y = np.stack([y, 5 * y], 1)
-        net = seeded(regressor(module__n_out=2), X, Y)
-        model = around(net, prior_precision=1.0, sigma_noise=0.1).fit(X, Y)
-        scales = model.recalibrate(X, Y).sigma_scaling_
-        assert scales.shape == (2,)
-        assert scales[0] != scales[1]
-        _, cov = model.predict(X[:3], return_cov=True)
-        _, std = model.predict(X[:3], return_std=True)
-        assert_allclose(np.einsum("nnc->nc", cov), std**2, rtol=1e-6)
-        assert model.sample_y(X[:3], 4).shape == (3, 2, 4)
 
     def test_rows_that_tell_nothing(self, model):
         X, _ = waves(n=5)
@@ -621,17 +385,6 @@ class TestCounts:
         assert_allclose(also, mean[:5])
         assert_allclose(np.sqrt(np.diag(cov)), std[:5])
         assert model.score(X, y) > 0.4
-
-    @pytest.mark.filterwarnings("ignore:Held-out rows are predicted best without")
-    @pytest.mark.parametrize("prior", ["validation", "marglik", "auto"])
-    def test_tuning(self, prior):
-        settings = {"prior_precision": prior, "sigma_noise": prior, "random_state": 0}
-        model = LaplaceRegressor(rates(30), **settings).fit(*counts())
-        assert model.prior_precision_ > 1e-3
-        X, y = counts(n=500, seed=1)
-        guess = np.full_like(y, y.mean())
-        deviance = mean_poisson_deviance(y, model.predict(X))
-        assert deviance < mean_poisson_deviance(y, guess)
 
     def test_cross_validation(self):
         grid = [0.1, 10.0, 1e4]
@@ -730,14 +483,6 @@ class TestNoiseOfEachOutput:
         assert_allclose(np.einsum("nnc->nc", cov), std[:4] ** 2)
         draws = model.sample_y(X[:4], 4000)
         assert (abs(draws.std(-1) / std[:4] - 1) < 5 / np.sqrt(2 * 4000)).all()
-
-    @pytest.mark.parametrize("prior", ["validation", "marglik"])
-    def test_with_a_prior_that_is_tuned(self, prior):
-        net = regressor(MLP, module__n_out=2, max_epochs=60, **FLOAT64)
-        settings = {"sigma_noise": self.LEVELS, "prior_precision": prior}
-        model = LaplaceRegressor(net, random_state=0, **settings).fit(*self.rows(150))
-        assert_allclose(model.sigma_noise_, self.LEVELS)
-        assert np.isfinite(model.prior_precision_)
 
     @pytest.mark.parametrize(
         ("wrong", "words"),
