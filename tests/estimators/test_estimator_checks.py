@@ -35,6 +35,21 @@ pytestmark = [
 
 
 DEFAULTS = [LaplaceClassifier(), LaplaceRegressor()]
+FEW = {"prior_precisions": [0.1, 1.0, 10.0], "cv": 2}
+SWAG = {"n_snapshots": 10, "steps_per_snapshot": 2}
+OTHERS = [
+    LaplaceRegressor(normalize_y=True),
+    VariationalClassifier(),
+    VariationalRegressor(),
+    MCDropoutClassifier(),
+    MCDropoutRegressor(),
+    DeepEnsembleClassifier(),
+    DeepEnsembleRegressor(),
+    SWAGClassifier(**SWAG),
+    SWAGRegressor(**SWAG),
+    LaplaceClassifierCV(**FEW),
+    LaplaceRegressorCV(**FEW),
+]
 
 
 @parametrize_with_checks(DEFAULTS)
@@ -43,41 +58,8 @@ def test_defaults(estimator, check):
 
 
 @pytest.mark.slow
-@parametrize_with_checks(DEFAULTS)
+@parametrize_with_checks([*DEFAULTS, *OTHERS])
 def test_defaults_trained_in_full(estimator, check):
-    check(estimator)
-
-
-SAMPLING = [
-    VariationalClassifier(),
-    VariationalRegressor(),
-    MCDropoutClassifier(),
-    MCDropoutRegressor(),
-    DeepEnsembleClassifier(),
-    DeepEnsembleRegressor(),
-    SWAGClassifier(n_snapshots=10, steps_per_snapshot=2),
-    SWAGRegressor(n_snapshots=10, steps_per_snapshot=2),
-]
-
-
-@pytest.mark.slow
-@parametrize_with_checks([LaplaceRegressor(normalize_y=True)])
-def test_normalised_targets(estimator, check):
-    check(estimator)
-
-
-@pytest.mark.slow
-@parametrize_with_checks(SAMPLING)
-def test_defaults_that_predict_from_draws(estimator, check):
-    check(estimator)
-
-
-FEW = {"prior_precisions": [0.1, 1.0, 10.0], "cv": 2}
-
-
-@pytest.mark.slow
-@parametrize_with_checks([LaplaceClassifierCV(**FEW), LaplaceRegressorCV(**FEW)])
-def test_defaults_with_cross_validation(estimator, check):
     check(estimator)
 
 
