@@ -5,12 +5,10 @@ tensors are seen where torch does them, whatever way led there.
 """
 
 import re
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -124,32 +122,6 @@ def _rows_and_columns(outputs: Any, cotangents: Any) -> tuple[int, int]:
     v = cotangents if isinstance(cotangents, Tensor) else cotangents[0]
     rows = len(f) if f.ndim > 1 else 1
     return rows, _unbatched(v).numel() // max(1, _unbatched(f).numel())
-
-
-_listeners: list[list[Any]] = []
-
-
-@cache
-def _listen() -> None:
-    """Let files that are opened be noted, once: the hook of a process stays."""
-
-    def note(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open":
-            for listener in _listeners:
-                listener.append(arguments[0])
-
-    sys.addaudithook(note)
-
-
-@contextmanager
-def opened_files() -> Iterator[list[Any]]:
-    """Names of the files that are opened, by whatever thread."""
-    _listen()
-    _listeners.append(names := [])
-    try:
-        yield names
-    finally:
-        _listeners.remove(names)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ slow path taken by mistake breaks it by far.
 """
 
 import functools
-import gc
 import math
 import sys
 from functools import partial
@@ -13,9 +12,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from costs import calls, counted, opened_files
+from costs import calls, counted
 from nets import (
-    LinearModel,
     binary_classifier,
     blobs,
     classifier,
@@ -25,14 +23,11 @@ from nets import (
     waves,
 )
 from sklearn.frozen import FrozenEstimator
-from sklearn.model_selection import GridSearchCV
-from skorch import NeuralNet
-from skorch.dataset import ValidSplit
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor, dirichlet
 from sklaplace.curvature.patches import Patches
-from sklaplace.curvature.structures import STRUCTURES, base
+from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.dirichlet import logits
 from sklaplace.dirichlet.links import LINKS
 from sklaplace.posterior.gaussian import GaussianPosterior
@@ -149,35 +144,6 @@ def test_bytes_are_counted_once_until_they_are_free():
     assert costs.largest == 2000
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("batched", ["is_grads_batched", "vmap", "loop"])
-def test_backward_passes_are_seen_however_they_are_batched(batched):
-    net, k = Deep(width=40), 4
-    with counted(Deep) as costs:
-        outputs = [net(torch.ones(10, 5))]
-        columns = torch.ones(k, 10, C)
-
-        def pull(column, **options):
-            leaf, options = net.first.weight, {"retain_graph": True, **options}
-            return torch.autograd.grad(outputs, leaf, column, **options)
-
-        if batched == "loop":
-            for column in columns:
-                pull(column)
-            del column
-        elif batched == "vmap":
-            torch.func.vmap(pull)(columns)
-        else:
-            pull(columns, is_grads_batched=True)
-        del outputs[0], columns
-        gc.collect()
-        assert costs.alive == 0
-    assert costs.forward == [10]
-    assert costs.columns() == 10 * k
-    # gradients of all columns at the first layer, where they are made at once
-    assert costs.largest == 10 * 40 * (1 if batched == "loop" else k)
-
-
 def test_decompositions_are_seen():
     matrix = torch.eye(3).expand(2, 3, 3)
     with counted() as costs:
@@ -226,43 +192,6 @@ def test_tuning_a_last_layer_passes_held_out_rows_once(tuner, structure):
     assert costs.columns(FEW) == 0
 
 
-@pytest.mark.slow
-def test_beside_training_a_fit_passes_its_rows_once():
-    X, y = rows()
-    net = classifier(Deep, max_epochs=2, train_split=ValidSplit(7))
-    with counted(Deep) as alone:
-        seeded(net, X, y)
-    model = LaplaceClassifier(net, random_state=0, batch_size=BATCH)
-    with counted(Deep) as costs:
-        model.fit(X, y)
-    learned, held = N * 6 // 7, N // 7
-    more = sum(costs.forward_rows(FEW)) - sum(alone.forward_rows(FEW))
-    assert more == learned + held
-
-
-@pytest.mark.parametrize("link", ["auto", "probit"])
-@pytest.mark.parametrize("subset", [LAST, ALL])
-@pytest.mark.parametrize("structure", ["kron", "full", "variational"])
-def test_predicting_a_row_opens_no_file(structure, subset, link):
-    model = laplace(structure=structure, subset=subset, link_approx=link)
-    X, y = rows(50)
-    model.fit(X, y)
-    methods = "predict_proba", "predict", "predict_dirichlet", "score_samples"
-    for name in methods:  # the first call may import modules
-        getattr(model, name)(X[:1])
-    with opened_files() as names:
-        for name in methods:
-            getattr(model, name)(X[:1])
-    assert names == []
-
-
-def test_opened_files_are_seen(tmp_path):
-    with opened_files() as names:
-        (tmp_path / "file").write_text("")
-    (tmp_path / "file").read_text()
-    assert names == [str(tmp_path / "file")]
-
-
 # --------------------------------------------------------- passes: all weights
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_all_weights_cost_one_pass_and_a_column_per_output(structure):
@@ -306,7 +235,6 @@ FACTORS = {LAST: sorted([C, 7]), ALL: sorted([8, 5, 7, 8, C, 7])}
 P = {LAST: C * 8, ALL: 8 * 6 + 7 * 9 + C * 8}
 # those that are decomposed in the space of weights, not in that of their points
 IN_WEIGHTS = ["diag", "full", "kron", "lowrank"]
-LAYERWISE = [k for k, (_, kind) in STRUCTURES.items() if "layerwise" in kind.priors]
 # the softmax does not see a shift of all outputs, by any of the inputs of the head
 RANK = {LAST: (C - 1) * 8, ALL: P[ALL] - 8}
 
@@ -340,15 +268,6 @@ def test_a_fixed_prior_decomposes_once_and_when_asked(subset, structure):
     assert costs.cholesky == inner.get(structure, [])
 
 
-@pytest.mark.parametrize("structure", ["diag", "kron"])
-def test_gradients_that_rows_share_meet_the_variances_once(structure):
-    model = laplace(structure=structure).fit(*rows())
-    with calls(base, "input_weights") as contractions:
-        for _ in range(2):
-            model.predict_proba(rows()[0])
-    assert len(contractions) == 2  # weight and bias
-
-
 @pytest.mark.parametrize("structure", IN_WEIGHTS)
 @pytest.mark.parametrize("subset", [LAST, ALL])
 def test_evidence_takes_few_evaluations_on_one_decomposition(subset, structure):
@@ -361,18 +280,6 @@ def test_evidence_takes_few_evaluations_on_one_decomposition(subset, structure):
     assert 1 < len(evaluations) <= 10
     assert values == []
     assert_decomposed_once(costs, subset, structure)
-
-
-@pytest.mark.filterwarnings("ignore:.*leaves out what its")
-@pytest.mark.parametrize("structure", LAYERWISE)
-def test_evidence_of_several_priors_and_noise_takes_few_evaluations(structure):
-    kinds = {"subset_of_weights": ALL, "hessian_structure": structure}
-    prior = {"prior_structure": "layerwise", "prior_precision": "marglik"}
-    net = frozen(make=regressor, n_out=1)
-    model = LaplaceRegressor(net, sigma_noise="marglik", **kinds, **prior)
-    with calls(GaussianPosterior, "log_marginal_likelihood") as evaluations:
-        model.fit(*waves(N, 5))
-    assert 1 < len(evaluations) <= 20
 
 
 @pytest.mark.parametrize("structure", IN_WEIGHTS)
@@ -515,23 +422,6 @@ def test_memory_is_the_budget_and_a_few_copies_of_the_weights(
     assert 4 * b * (C - 1) * layout.n_parameters > allowed
 
 
-@pytest.mark.parametrize("structure", ["kron", "diag"])
-def test_a_wide_head_takes_little_beside_inputs_and_factors(structure, set_budget):
-    budget = set_budget(MIB)
-    c, i = 300, 64
-    X, y = rows(600, n_classes=c, n_features=i)
-    net = frozen(LinearModel, n_in=i, n_out=c, dtype=torch.float32)
-    model = laplace(net, LAST, structure, batch_size=None)
-    fit = fitted_costs(model, (X, y))
-    with counted() as predict:
-        model.predict_proba(X)
-    # the map from the head to the outputs, and what inspection makes of its rows
-    squares = 8 * c**2
-    factors = 3 * squares if structure == "kron" else 0
-    assert fit.peak <= budget + 5 * squares + factors
-    assert predict.peak <= budget + squares + 2 * factors + 2 * 8 * len(X) * c
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("subset", [LAST, ALL])
@@ -573,17 +463,6 @@ def test_function_space_decomposes_products_of_points(subset, structure):
 
 
 # --------------------------------------------------------------------- searches
-def test_a_search_over_priors_trains_once_per_fold(tmp_path):
-    X, y = rows(60)
-    net = classifier(module__n_in=5, module__n_out=C, max_epochs=1)
-    settings = {"memory": tmp_path, "random_state": 0, "refine": False}
-    model = LaplaceClassifier(net, **settings)
-    grid = {"prior_precision": np.logspace(-2, 2, 20)}
-    search = GridSearchCV(model, grid, cv=5, refit=False, error_score="raise")
-    with calls(NeuralNet, "fit_loop") as trainings:
-        search.fit(X, y)
-    assert len(trainings) == 5
-    assert len({*search.cv_results_["mean_test_score"]}) > 1
 
 
 # ----------------------------------------------------------------- convolutions
