@@ -12,7 +12,6 @@ from nets import (
     SigmoidMLP,
     SoftmaxMLP,
     SqueezedMLP,
-    TwoInputs,
     binary_classifier,
     blobs,
     classifier,
@@ -26,9 +25,7 @@ from sklearn.base import clone
 from sklearn.datasets import make_moons
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import BayesianRidge
-from sklearn.metrics import log_loss
-from sklearn.model_selection import GridSearchCV
-from skorch.callbacks import Callback, PrintLog
+from skorch.callbacks import Callback
 from skorch.dataset import unpack_data
 from torch import nn
 
@@ -265,26 +262,6 @@ def test_a_linear_model_ends_at_the_maximum_of_the_evidence(damping, batch_size)
     np.testing.assert_allclose(found, coefficients, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_layerwise_precisions_are_a_fixed_point():
-    """No evidence at all is gained by choosing them again."""
-    X, y = linear_data()
-    callback = MarglikTraining(hessian_structure="full")
-    net = linear_net(callback, module__bias=True, max_epochs=600)
-    seeded(net, X, y + 1)
-    kinds = {"subset_of_weights": "all", "hessian_structure": "full"}
-    prior = {"prior_structure": "layerwise", "sigma_noise": callback.sigma_noise_}
-    prior["prior_precision"] = callback.prior_precision_
-    model = LaplaceRegressor(FrozenEstimator(net), **kinds, **prior).fit(X, y + 1)
-    value = model.log_marginal_likelihood()
-    assert value == pytest.approx(callback.log_marginal_likelihood_, rel=1e-10)
-    for factor in (0.9, 1.1):
-        for layer in range(2):
-            other = callback.prior_precision_.copy()
-            other[layer] *= factor
-            assert model.log_marginal_likelihood(prior_precision=other) < value
-
-
 def posterior_by_hand(net, X, y, state, structure, delta, sigma):
     """Of a regressor at given weights, all rows at once."""
     net = copied(net)
@@ -383,15 +360,6 @@ def test_a_second_training_begins_anew():
     assert np.array_equal(callback.prior_precision_, found)
 
 
-def test_print_log_shows_the_evidence():
-    lines = []
-    net = classifier(callbacks=[MarglikTraining(n_burnin=1)], verbose=1, max_epochs=3)
-    seeded(net.set_params(callbacks__print_log=PrintLog(sink=lines.append)), X, Y)
-    assert "log_marginal_likelihood" in lines[0]
-    assert len(lines) == 5
-    assert len({len(line.split()) for line in [lines[0], *lines[2:]]}) == 1
-
-
 # ------------------------------------------------------------------ leaves no trace
 @pytest.mark.parametrize("curvature", ["ggn", "ggn_mc", "ef", "identity"])
 def test_the_network_the_generators_and_the_mode_are_left_alone(curvature):
@@ -428,30 +396,6 @@ def test_within_an_estimator():
     model = LaplaceClassifier(FrozenEstimator(first.estimator_), **prior)
     value = model.fit(X, y, weights).log_marginal_likelihood()
     assert callback.log_marginal_likelihood_ == pytest.approx(value, rel=1e-4)
-
-
-def test_within_a_regressor():
-    X, y = waves(n=80)
-    net = regressor(callbacks=[MarglikTraining("last_layer")])
-    model = LaplaceRegressor(net, random_state=0).fit(X, y)
-    assert np.isfinite(model.predict(X, return_std=True)[1]).all()
-
-
-def test_settings_are_searched():
-    net = classifier(callbacks=[("marglik", MarglikTraining())], max_epochs=3)
-    grid = {"callbacks__marglik__damping": [0.0, 0.5]}
-    search = GridSearchCV(net, grid, cv=2, refit=True, error_score="raise").fit(X, Y)
-    assert len(search.cv_results_["params"]) == 2
-    assert clone(MarglikTraining(every=3)).every == 3
-
-
-def test_other_inputs():
-    X, y = blobs(n_features=5, n_classes=2)
-    rows = {"left": X[:, :2], "right": X[:, 2:]}
-    callback = MarglikTraining(prior_structure="scalar")
-    net = classifier(TwoInputs, callbacks=[callback], max_epochs=3)
-    seeded(net, rows, y)
-    assert callback.prior_precision_ > 0
 
 
 # ------------------------------------------------------------------------- refusals
@@ -578,23 +522,6 @@ def test_the_prior_of_a_task_goes_with_no_other():
 
 
 # --------------------------------------------------------------------- does it help
-@pytest.mark.slow
-def test_noisy_rows_are_not_learned_by_heart():
-    """Measured: 0.78 nats a row without, 0.36 with it, over these two seeds."""
-    X, y = make_moons(200, noise=0.3, random_state=0)
-    X = X.astype(np.float32)
-    losses = {}
-    for name, callbacks in {"alone": [], "prior": [MarglikTraining()]}.items():
-        found = []
-        for seed in (0, 1):
-            net = classifier(
-                module__width=50, module__n_out=2, max_epochs=300, callbacks=callbacks
-            )
-            seeded(net, X[:60], y[:60], seed)
-            proba = net.forward(X[60:]).softmax(1).numpy()
-            found.append(log_loss(y[60:], proba))
-        losses[name] = np.mean(found)
-    assert losses["prior"] < losses["alone"] - 0.2
 
 
 @pytest.mark.parametrize("structure", ["scalar", "layerwise", "diag"])

@@ -12,7 +12,6 @@ from scipy.special import expit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetBinaryClassifier
-from skorch.dataset import Dataset
 from torch import nn
 
 from sklaplace import BradleyTerry, LaplaceRanker
@@ -336,14 +335,6 @@ def test_probabilities_are_a_difference_of_scores():
     assert LaplaceRanker(other, random_state=0).fit(X, y).score(X, y) > 0.9
 
 
-def test_a_refit_on_a_dataset_forgets_the_items_of_an_earlier_fit():
-    model = LaplaceRanker(net(max_epochs=1), random_state=0).fit(X, Y)
-    wide = np.concatenate([X, X], 2)
-    other = net(lambda: nn.Linear(2 * P, 1, bias=False, dtype=torch.float64))
-    model.set_params(estimator=other).fit(Dataset(wide, Y.astype(np.float64)), Y)
-    assert model.predict_score(wide[:, 0]).shape == (80,)
-
-
 def test_the_defaults_cover_true_differences():
     """In 90 % of cases, as draws go: all differences hang on three numbers a seed."""
     hits = []
@@ -358,18 +349,6 @@ def test_the_defaults_cover_true_differences():
         hits.append(np.abs(error) < 1.645 * np.sqrt(of_differences(cov)))
     trace_correction = 2 * np.sqrt(0.9 * 0.1 / (3 * P))
     assert np.mean(hits) > 0.9 - trace_correction
-
-
-def test_weights_of_the_default_network_are_repetitions():
-    weights = np.arange(60) % 3
-    X, y = comparisons(60)
-    settings = {"prior_precision": 1.0, "random_state": 0}
-    weighted = LaplaceRanker(**settings).fit(X, y, sample_weight=weights)
-    rows = np.repeat(np.arange(60), weights)
-    repeated = LaplaceRanker(**settings).fit(X[rows], y[rows])
-    found = weighted.predict_score(ITEMS, return_std=True)
-    expected = repeated.predict_score(ITEMS, return_std=True)
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_single_items_and_pairs():

@@ -1,30 +1,24 @@
 """score_samples: what is unlike the training samples has lower scores."""
 
-import pickle
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from conftest import global_rng_states
 from costs import counted
 from nets import (
     MLP,
     ReLUNet,
     TinyCNN,
-    TwoInputs,
     blobs,
     classifier,
     regressor,
     seeded,
     waves,
 )
-from sklearn.datasets import load_digits
-from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from torch import nn
 
-import sklaplace
 from sklaplace import (
     DeepEnsembleClassifier,
     DeepEnsembleRegressor,
@@ -114,56 +108,6 @@ def test_far_samples_have_lower_scores(kind):
         assert np.median(far) < np.quantile(normal, 0.05)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_before_fit_there_are_no_scores(kind):
-    with pytest.raises(NotFittedError):
-        kind(KINDS[kind]()).score_samples(X)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_wrong_input_is_named(kind):
-    model = fitted(kind)
-    with pytest.raises(ValueError, match=r"\bX\b"):
-        model.score_samples(X[:, :1])
-    with pytest.raises(ValueError, match=r"\bX\b"):
-        model.score_samples(np.full_like(X, np.nan))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_scores_depend_on_neither_batches_nor_order(kind):
-    model = fitted(kind)
-    X, _ = data(kind)
-    expected = model.score_samples(X)
-    same(model.score_samples(X[::-1])[::-1], expected, rtol=1e-5)
-    same(model.set_params(batch_size=7).score_samples(X), expected, rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_pickles_have_the_same_scores(kind):
-    model = fitted(kind)
-    back = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(back.score_samples(X), model.score_samples(X))
-
-
-@pytest.mark.parametrize("kind", LAPLACE)
-def test_skops_has_the_same_scores(kind, tmp_path):
-    sio = pytest.importorskip("skops.io")
-    model = fitted(kind)
-    sio.dump(model, tmp_path / "model.skops")
-    trusted = [*sklaplace.TRUSTED_TYPES, "nets.ReLUNet"]
-    back = sio.load(tmp_path / "model.skops", trusted=trusted)
-    np.testing.assert_array_equal(back.score_samples(X), model.score_samples(X))
-
-
-def test_scores_leave_predictions_and_generators_alone():
-    model = fitted(LaplaceClassifier)
-    proba, before = model.predict_proba(X), global_rng_states()
-    model.score_samples(X)
-    assert str(global_rng_states()) == str(before)
-    np.testing.assert_array_equal(model.predict_proba(X), proba)
-
-
 def test_pairs_of_items_have_scores():
     rng = np.random.default_rng(0)
     pairs = rng.normal(size=(100, 2, 3))
@@ -197,22 +141,6 @@ def test_outputs_for_the_noise_do_not_count():
 
 
 # -------------------------------------------------------------------------- samples
-def images():
-    X, y = load_digits(n_class=4, return_X_y=True)
-    return (X / 16).astype("float32"), y
-
-
-def wide(n_in, n_out):
-    return nn.Sequential(nn.Linear(n_in, 50), nn.ReLU(), nn.Linear(50, n_out))
-
-
-def test_inverted_images_have_lower_scores():
-    X, y = images()
-    net = classifier(wide, optimizer=torch.optim.Adam, batch_size=32, max_epochs=20)
-    net.set_params(lr=1e-3, module__n_in=64, module__n_out=4)
-    model = LaplaceClassifier(net, random_state=0).fit(X[:500], y[:500])
-    lowest = np.quantile(model.score_samples(X[500:]), 0.02)
-    assert (model.score_samples(1 - X) < lowest).mean() > 0.95
 
 
 def big(n=3 * MAX_KEPT):
@@ -250,13 +178,6 @@ def test_partial_fit_is_one_fit_on_all_samples(refine):
     same(model.score_samples(X), refit(net, X, y).score_samples(X), rtol=1e-5)
 
 
-def test_memory_keeps_scores(tmp_path):
-    make = partial(fitted, LaplaceClassifier, memory=tmp_path)
-    expected = fitted(LaplaceClassifier).score_samples(X)
-    for model in (make(), make(), make(temperature=0.5)):
-        np.testing.assert_array_equal(model.score_samples(X), expected)
-
-
 @pytest.mark.parametrize("subset", ["last_layer", "all", "subnetwork", ["layers.0"]])
 @pytest.mark.parametrize("structure", ["kron", "full", "diag", "lowrank", "gp"])
 def test_weights_and_structure_do_not_matter(subset, structure):
@@ -267,16 +188,6 @@ def test_weights_and_structure_do_not_matter(subset, structure):
         given |= {"subset_params": {"n_weights": 5}, "hessian_structure": "full"}
     expected = refit(net, X, y).score_samples(X)
     same(refit(net, X, y, **given).score_samples(X), expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("curvature", ["ef", "ggn_mc", "hessian", "identity"])
-def test_curvature_does_not_matter(curvature):
-    X, y = blobs()
-    net = frozen(classifier(Layers), X, y)
-    given = {"subset_of_weights": "all", "hessian_structure": "full"}
-    model = refit(net, X, y, curvature=curvature, prior_precision=100.0, **given)
-    expected = refit(net, X, y).score_samples(X)
-    same(model.score_samples(X), expected, rtol=1e-5)
 
 
 # ------------------------------------------------------------------------- networks
@@ -345,30 +256,6 @@ def test_convolutions(module):
         classifier(module), subset_of_weights="all", random_state=0
     ).fit(X, y)
     assert novel(model, X, X * 30)
-
-
-def test_dicts():
-    X = np.random.default_rng(0).normal(size=(60, 5)).astype("float32")
-    given = {"left": X[:, :2], "right": X[:, 2:]}
-    model = LaplaceClassifier(classifier(TwoInputs), random_state=0)
-    model.fit(given, np.arange(60) % 2)
-    far = {name: part * 10 + 10 for name, part in given.items()}
-    assert novel(model, given, far)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_dtypes(dtype):
-    class Typed(Layers):
-        def __init__(self):
-            super().__init__()
-            self.to(dtype)
-
-        def forward(self, X):
-            return super().forward(X.to(dtype))
-
-    net = classifier(Typed)
-    model = LaplaceClassifier(net, random_state=0, prior_precision=1.0).fit(X, Y)
-    assert novel(model, X, X * 10 + 10)
 
 
 class SortedHead(Layers):

@@ -5,7 +5,6 @@ import re
 from functools import partial
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from costs import calls
@@ -13,7 +12,6 @@ from nets import (
     MLP,
     RecordTraining,
     TanhMLP,
-    TwoInputs,
     blobs,
     classifier,
     regressor,
@@ -22,21 +20,14 @@ from nets import (
 )
 from refusals import refused_fit
 from sklearn.base import clone
-from sklearn.datasets import load_digits
-from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
-from sklearn.metrics import log_loss, make_scorer
+from sklearn.metrics import log_loss
 from sklearn.model_selection import (
     GridSearchCV,
     GroupKFold,
     KFold,
-    LeaveOneOut,
     StratifiedKFold,
-    cross_val_score,
 )
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from skorch.dataset import Dataset
 
 from sklaplace import (
     LaplaceClassifier,
@@ -44,7 +35,6 @@ from sklaplace import (
     LaplaceRegressor,
     LaplaceRegressorCV,
 )
-from sklaplace.estimators.fitting.prior_search import GRID
 from sklaplace.estimators.predicting import glm_outputs
 from sklaplace.estimators.training import trainer
 from sklaplace.metrics import gaussian_nll, neg_gaussian_nll_scorer
@@ -111,18 +101,6 @@ def assert_same_choice(model, search, rtol=1e-8):
 # --------------------------------------------------------- the choice that it makes
 class TestAgainstGridSearch:
     @pytest.mark.slow
-    def test_on_digits(self):
-        X, y = load_digits(n_class=4, return_X_y=True)
-        X, y = (X[:120] / 16).astype(np.float32), y[:120]
-        sizes = {"module__n_in": 64, "module__n_out": 4, "module__width": 16}
-        net = classifier(**sizes, max_epochs=5, batch_size=32)
-        grid = np.logspace(-3, 3, 20)
-        model = for_classes(net, prior_precisions=grid, cv=5).fit(X, y)
-        search = grid_search(model, X, y)
-        assert_same_choice(model, search)
-        np.testing.assert_array_equal(model.predict_proba(X), search.predict_proba(X))
-
-    @pytest.mark.slow
     def test_with_all_weights_refined(self):
         """To those of the linearised network, anew for every candidate and fold."""
         net = classifier(TanhMLP, **DOUBLE)
@@ -161,29 +139,12 @@ class TestAgainstGridSearch:
         model.prior_precision_ = np.max(model.prior_precision_)
         assert_same_choice(model, search)
 
-    def test_a_random_state(self):
-        model = for_classes(random_state=np.random.RandomState(3))
-        search = grid_search(model, X, Y)
-        assert_same_choice(model.fit(X, Y), search)
-
-    @pytest.mark.slow
-    def test_refitted_heads_of_regressors(self):
-        model = for_numbers(sigma_noise=0.3, refine=True).fit(X_REG, Y_REG)
-        assert_same_choice(model, grid_search(model, X_REG, Y_REG))
-        assert model.posterior_.is_refitted
-
     @pytest.mark.slow
     @pytest.mark.parametrize("scoring", ["neg_log_loss", "roc_auc", "accuracy"])
     def test_scorers(self, scoring):
         y = np.where(Y == 1, "one", "other")
         model = for_classes(classifier(module__n_out=2, **DOUBLE), scoring=scoring)
         assert_same_choice(model.fit(X, y), grid_search(model, X, y, scoring))
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("scoring", ["r2", neg_gaussian_nll_scorer])
-    def test_scorers_of_regressors(self, scoring):
-        model = for_numbers(scoring=scoring, sigma_noise=0.2).fit(X_REG, Y_REG)
-        assert_same_choice(model, grid_search(model, X_REG, Y_REG, scoring))
 
     @pytest.mark.parametrize("kind", BOTH)
     def test_predictions_are_those_of_the_plain_estimator(self, kind):
@@ -252,33 +213,6 @@ class TestNoise:
                 assert self.naive(settings, value, factor * sigma) < best
         assert model.sigma_noise_ == results["param_sigma_noise"][model.best_index_]
 
-    @pytest.mark.slow
-    def test_is_not_fooled_by_training_residuals(self):
-        rng = np.random.default_rng(0)
-
-        def noisy(n):
-            X = rng.normal(size=(n, 2))
-            return X, np.sin(X[:, 0]) + 0.5 * rng.normal(size=n)
-
-        X, y = noisy(60)
-        net = regressor(module__width=60, max_epochs=300, **DOUBLE)
-        model = for_numbers(net, prior_precisions=GRID).fit(X, y)
-        assert (model.predict(X) - y).std() < 0.35
-        assert model.sigma_noise_ > 0.4
-        X, y = noisy(500)
-        interval = model.predict_interval(X, coverage=0.9)
-        inside = (interval[:, 0] < y) & (y < interval[:, 1])
-        assert 0.8 < inside.mean() < 0.98
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("scale", [1e-6, 1e6])
-    def test_follows_the_unit_of_the_targets(self, scale):
-        """The default network and the prior in units of the targets do."""
-        model = LaplaceRegressorCV(prior_precisions=FEW, cv=3, random_state=0)
-        one = clone(model).fit(X_REG, Y_REG)
-        other = clone(model).fit(X_REG, scale * Y_REG)
-        assert other.sigma_noise_ == pytest.approx(scale * one.sigma_noise_, rel=5e-3)
-
     def test_whatever_the_score_is(self):
         by_density = for_numbers().fit(X_REG, Y_REG).cv_results_
         by_error = for_numbers(scoring="neg_mean_squared_error").fit(X_REG, Y_REG)
@@ -286,13 +220,6 @@ class TestNoise:
             by_density["param_sigma_noise"], by_error.cv_results_["param_sigma_noise"]
         )
         assert by_error.best_index_ == 0  # the mean says nothing about the prior
-
-    def test_of_one_row_at_a_time(self):
-        X, y = X_REG[:12], Y_REG[:12]
-        model = for_numbers(cv=LeaveOneOut()).fit(X, y)
-        assert model.n_splits_ == 12
-        assert np.isfinite(model.best_score_)
-        assert model.sigma_noise_ > 0.01
 
     @pytest.mark.parametrize("targets", [np.zeros(60), np.full(60, 3.0)])
     def test_of_constant_targets(self, targets):
@@ -369,20 +296,6 @@ class TestPrice:
 
 # ------------------------------------------------------------- scores and weights
 class TestScores:
-    def test_results(self):
-        model = for_classes().fit(X, Y)
-        results = model.cv_results_
-        scores = fold_scores(model)
-        assert scores.shape == (3, len(FEW))
-        np.testing.assert_array_equal(results["param_prior_precision"], FEW)
-        assert results["params"] == [{"prior_precision": value} for value in FEW]
-        np.testing.assert_allclose(results["mean_test_score"], scores.mean(0))
-        np.testing.assert_allclose(results["std_test_score"], scores.std(0))
-        assert sorted(results["rank_test_score"]) == [1, 2, 3]
-        assert results["rank_test_score"][model.best_index_] == 1
-        assert model.best_score_ == results["mean_test_score"].max()
-        assert len(pd.DataFrame(results)) == 3
-
     def test_default_grid(self):
         model = LaplaceClassifierCV(classifier(), cv=2, random_state=0).fit(X, Y)
         found = model.cv_results_["param_prior_precision"]
@@ -468,82 +381,6 @@ class TestScores:
 
 
 # ----------------------------------------------------------- inside scikit-learn
-class TestComposition:
-    @pytest.mark.parametrize("kind", BOTH)
-    def test_clone_and_parameters(self, kind):
-        model = made(kind, cv=KFold(3, shuffle=True, random_state=0), refine=True)
-        copy = clone(model)
-        assert not hasattr(copy, "posterior_")
-        params = copy.get_params()
-        assert params["cv"].n_splits == 3
-        assert params["estimator__max_epochs"] == 20
-        assert copy.set_params(estimator__max_epochs=3).estimator.max_epochs == 3
-
-    @pytest.mark.parametrize("kind", BOTH)
-    def test_pipeline_and_cross_validation(self, kind):
-        X, y = DATA[kind]
-        pipeline = make_pipeline(StandardScaler(), made(kind))
-        scores = cross_val_score(pipeline, X, y, cv=2, error_score="raise")
-        assert scores.shape == (2,)
-        assert np.isfinite(scores).all()
-
-    def test_data_frames_and_labels(self):
-        frame = pd.DataFrame(X, columns=["a", "b"])
-        labels = pd.Series(np.array(["x", "y", "z"])[Y])
-        model = for_classes().fit(frame, labels)
-        assert list(model.feature_names_in_) == ["a", "b"]
-        assert list(model.classes_) == ["x", "y", "z"]
-        plain = for_classes().fit(X, Y)
-        np.testing.assert_array_equal(fold_scores(model), fold_scores(plain))
-        model.fit(X, labels.tolist())
-        assert not hasattr(model, "feature_names_in_")
-
-    @pytest.mark.slow
-    def test_dicts_and_datasets(self):
-        sides = {"left": X.astype(np.float32), "right": np.float32(X[:, [0, 1, 0]])}
-        net = classifier(TwoInputs, module__n_out=3)
-        model = for_classes(net).fit(sides, Y)
-        assert model.predict_proba(sides).shape == (60, 3)
-        rows = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y))
-        by_dataset = for_classes(subset_of_weights="all", batch_size=8).fit(rows, Y)
-        by_array = for_classes(subset_of_weights="all").fit(X, Y)
-        np.testing.assert_allclose(fold_scores(by_dataset), fold_scores(by_array))
-        by_skorch = for_classes(subset_of_weights="all").fit(Dataset(X), Y)
-        np.testing.assert_allclose(fold_scores(by_skorch), fold_scores(by_array))
-
-    def test_a_random_state_moves_on_once_per_fit(self):
-        state, same = np.random.RandomState(0), np.random.RandomState(0)
-        for_classes(random_state=state).fit(X, Y)
-        LaplaceClassifier(classifier(**DOUBLE), random_state=same).fit(X, Y)
-        assert state.randint(1000) == same.randint(1000)
-
-    @pytest.mark.usefixtures("rng_untouched")
-    @pytest.mark.parametrize("kind", BOTH)
-    def test_leaves_everything_alone(self, kind):
-        X, y = (values.copy() for values in DATA[kind])
-        for values in (X, y):
-            values.flags.writeable = False
-        model = made(kind, cv=KFold(3, shuffle=True))
-        before = model.get_params(deep=False)
-        nets = {name: repr(value) for name, value in vars(model.estimator).items()}
-        model.fit(X, y).predict(X)
-        after = model.get_params(deep=False)
-        assert all(after[name] is value for name, value in before.items())
-        assert {k: repr(v) for k, v in vars(model.estimator).items()} == nets
-        assert not hasattr(model.estimator, "module_")
-        assert "_projected_rows" not in vars(model)
-
-    def test_verbose_prints_one_line_on_what_was_chosen(self, capsys):
-        for_classes(verbose=1).fit(X, Y)
-        *phases, line = capsys.readouterr().out.splitlines()
-        assert not any("posterior" in phase for phase in phases)
-        assert line.startswith("[LaplaceClassifierCV] kron posterior over")
-        assert "3 tried in 3 folds, score -" in line
-
-    @pytest.mark.parametrize("kind", BOTH)
-    def test_not_fitted(self, kind):
-        with pytest.raises(NotFittedError, match=kind.__name__):
-            made(kind).predict(X)
 
 
 # --------------------------------------------------------------------- bad input
@@ -635,12 +472,6 @@ class TestBadInput:
         words = "'X_val', 'y_val'", "LaplaceClassifier"
         refused(for_classes(net), *words, error=TypeError, X_val=X, y_val=Y)
 
-    def test_data(self, net):
-        refused(for_classes(net), data=(X[:-1], Y))
-        refused(for_classes(net), "NaN", data=(np.where(X > 2, np.nan, X), Y))
-        refused(for_classes(net), "requires y to be passed", data=(X, None))
-        refused(for_classes(net), "sample_weight", sample_weight=-np.ones(60))
-
     def test_a_scorer_that_fails(self):
         def fail(estimator, X, y):
             raise RuntimeError("no score")
@@ -655,12 +486,3 @@ class TestBadInput:
     def test_no_finite_score(self):
         model = for_classes(scoring=lambda estimator, X, y: np.nan)
         refused(model, "No prior precision has a finite score")
-
-    def test_a_fitted_model_survives_a_failing_fit(self, net):
-        model = for_classes().fit(X, Y)
-        before = model.predict_proba(X)
-        model.scoring = make_scorer(lambda y_true, y_pred: np.nan)
-        with pytest.raises(ValueError, match="finite score"):
-            model.fit(-X, Y)
-        np.testing.assert_array_equal(model.predict_proba(X), before)
-        assert model.best_score_ == model.cv_results_["mean_test_score"].max()
