@@ -1,10 +1,7 @@
 """Deep ensembles: networks from starts of their own, and the average of them."""
 
 import copy
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import joblib
 import numpy as np
@@ -25,7 +22,6 @@ from refusals import refused_fit
 from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 from sklearn.frozen import FrozenEstimator
-from sklearn.model_selection import GridSearchCV
 from skorch.dataset import ValidSplit
 from torch import nn
 
@@ -34,30 +30,6 @@ from sklaplace.likelihoods import HeteroscedasticNLLLoss
 
 X, Y = blobs()
 X_REG, Y_REG = waves(80)
-SCRIPT = """
-import sys
-sys.path.insert(0, "")
-from sklearn.datasets import load_iris
-from skorch import NeuralNetClassifier
-from torch import nn
-from sklaplace import DeepEnsembleClassifier
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, X):
-        return self.head(X)
-
-if __name__ == "__main__":
-    X, y = load_iris(return_X_y=True)
-    net = NeuralNetClassifier(Net, criterion=nn.CrossEntropyLoss, max_epochs=2)
-    options = {"n_estimators": 2, "random_state": 0}
-    alone = DeepEnsembleClassifier(net, **options).fit(X, y)
-    both = DeepEnsembleClassifier(net, n_jobs=2, **options).fit(X, y)
-    assert abs(both.predict_proba(X) - alone.predict_proba(X)).max() < 1e-5
-"""
 # skorch answers in float32
 SINGLE = {"rtol": 0, "atol": 1e-6}
 
@@ -128,11 +100,6 @@ class TestAverage:
         assert np.isfinite(alpha).all()
         assert (alpha > 0).all()
 
-    def test_one_network_has_the_noise_for_its_deviation(self):
-        model = of_numbers(1)
-        _, std = model.predict(X_REG, return_std=True)
-        np.testing.assert_allclose(std, model.sigma_noise_)
-
     def test_networks_differ_before_any_step(self):
         model = of_classes(classifier(max_epochs=0)).fit(X, Y)
         first, second, third = (net.forward(X) for net in model.estimators_)
@@ -142,44 +109,6 @@ class TestAverage:
 
 
 class TestTraining:
-    @pytest.mark.slow
-    @pytest.mark.parametrize("kind", [DeepEnsembleClassifier, DeepEnsembleRegressor])
-    def test_processes_change_nothing(self, kind):
-        net, data, ask = {
-            DeepEnsembleClassifier: (classifier(), (X, Y), "predict_proba"),
-            DeepEnsembleRegressor: (regressor(), (X_REG, Y_REG), "predict"),
-        }[kind]
-        options = {"n_estimators": 2, "random_state": 0}
-        alone = kind(net, **options).fit(*data)
-        together = kind(net, n_jobs=2, **options).fit(*data)
-        found = getattr(together, ask)(data[0])
-        np.testing.assert_array_equal(found, getattr(alone, ask)(data[0]))
-        assert len(together.estimators_) == 2
-
-    @pytest.mark.slow  # other processes
-    @pytest.mark.parametrize("weights", [None, np.linspace(0.1, 2, 60)])
-    def test_processes_return_nets_of_classes_that_no_module_has(self, weights):
-        """As those of a notebook or of a script, which pickle does not find."""
-
-        class Local(MLP):
-            pass
-
-        net = classifier(Local, max_epochs=2)
-        model = of_classes(net, 2, n_jobs=2).fit(X, Y, weights)
-        alone = of_classes(net, 2).fit(X, Y, weights)
-        assert {type(net.module_) for net in model.estimators_} == {Local}
-        found, expected = model.predict_proba(X), alone.predict_proba(X)
-        np.testing.assert_array_equal(found, expected)
-        for member in model.estimators_:  # as complete as one trained here
-            assert len(member.partial_fit(X, Y).history) == 4
-
-    @pytest.mark.slow  # other processes
-    def test_script_with_a_module_class_of_its_own(self, tmp_path):
-        script = tmp_path / "script.py"
-        script.write_text(SCRIPT)
-        command = [sys.executable, str(script)]
-        subprocess.run(command, check=True, timeout=120, cwd=Path.cwd())
-
     def test_threads_of_joblib_do_not_wait_for_each_other(self):
         model = of_classes(classifier(max_epochs=2), 2, n_jobs=2)
 
@@ -193,26 +122,10 @@ class TestTraining:
         alone = model.set_params(n_jobs=1).fit(X, Y).predict_proba(X)
         np.testing.assert_array_equal(found.predict_proba(X), alone)
 
-    @pytest.mark.slow
-    def test_within_the_processes_of_a_search(self):
-        model = DeepEnsembleClassifier(classifier(max_epochs=2), n_jobs=2)
-        grid = {"n_estimators": [1, 2], "random_state": [0]}
-        search = GridSearchCV(model, grid, cv=2, n_jobs=2).fit(X, Y)
-        assert len(search.best_estimator_.estimators_) in (1, 2)
-
     def test_starts_do_not_depend_on_their_number(self, classes):
         fewer = of_classes(n=2).fit(X, Y)
         for net, other in zip(fewer.estimators_, classes.estimators_, strict=False):
             np.testing.assert_array_equal(net.forward(X), other.forward(X))
-
-    def test_longest_training_counts(self):
-        assert of_classes(classifier(max_epochs=4), 2).fit(X, Y).n_iter_ == 4
-
-    def test_last_line_that_is_printed(self, capsys):
-        of_classes(classifier(max_epochs=2), 2, verbose=1).fit(X, Y)
-        words = "2 networks, trained for 2 epochs, Categorical likelihood"
-        last = capsys.readouterr().out.splitlines()[-1]
-        assert last == f"[DeepEnsembleClassifier] {words}"
 
 
 def best_noise(mean, variance, y, weight):

@@ -19,7 +19,6 @@ from torch import nn
 from torch.func import functional_call
 
 from sklaplace import (
-    LaplaceRegressor,
     MarglikTraining,
     SWAGClassifier,
     SWAGRegressor,
@@ -208,24 +207,3 @@ def test_default_regressor_in_any_units():
         strict=True,
     ):
         np.testing.assert_allclose(found / 1e4, expected, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.slow
-def test_a_subnetwork_by_swag_in_any_units():
-    params = {"by": "swag", "n_weights": 9, "n_snapshots": 5, "steps_per_snapshot": 2}
-    model = LaplaceRegressor(
-        subset_of_weights="subnetwork",
-        subset_params=params,
-        hessian_structure="full",
-        prior_precision=1.0,
-        random_state=0,
-    )
-    model.fit(X_REG, 1e4 * Y_REG)
-    assert model.posterior_.layout.n_parameters == 9
-
-
-def test_verbose(capsys):
-    SWAGClassifier(classifier(max_epochs=2), verbose=1, **FEW).fit(X, Y)
-    words = "Categorical likelihood, SWAGPosterior(39 weights, rank 8)"
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"[SWAGClassifier] trained for 2 epochs, {words}"
