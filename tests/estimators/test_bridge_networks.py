@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 
 import matplotlib as mpl
-import numpy as np
 import pytest
 
 mpl.use("Agg")
@@ -26,13 +25,6 @@ def close_figures():
     plt.close("all")
 
 
-def printed_numbers(printed, title, row):
-    """Numbers behind the first line that starts with row, below the title."""
-    below = re.split(rf"^{re.escape(title)}.*$", printed, maxsplit=1, flags=re.M)[1]
-    (line, *_) = re.findall(rf"^{re.escape(row)}  +(.*)$", below, flags=re.M)
-    return [float(number.rstrip("%")) for number in line.split()]
-
-
 # ------------------------------------------------- out-of-distribution inputs
 @pytest.fixture(scope="module")
 def ood():
@@ -41,13 +33,6 @@ def ood():
 
 def aurocs(scores, name="inverted"):
     return {m: value for (m, *key), value in scores.items() if key == [name, "AUROC"]}
-
-
-def test_the_priors_keep_confidence_on_known_images(ood):
-    names = ood[0]
-    for setting, precision in names["chosen"].items():
-        assert names["ratios"][setting, precision] == pytest.approx(0.95, abs=0.03)
-        assert min(names["GRID"]) < precision < max(names["GRID"])
 
 
 @pytest.mark.parametrize(
@@ -80,55 +65,6 @@ def test_the_bridge_is_as_confident_as_the_network(ood):
         assert first["bridge_norm", name, "conf."] < first["mc", name, "conf."] - 0.03
 
 
-def test_a_wide_prior_finds_inverted_images_with_kronecker_factors(ood):
-    found = aurocs(ood[0]["means"]["last layer, kron, wide"])
-    assert found["bridge_norm"] > found["mc"] + 0.01
-    assert found["projection"] > found["mc"] + 0.005
-    assert found["mc"] > found["MAP"] + 0.15
-    assert found["bridge"] == pytest.approx(found["MAP"], abs=0.02)
-
-
-def test_nothing_is_gained_on_digits_that_resemble_known_ones(ood):
-    found = aurocs(ood[0]["means"]["last layer, kron, wide"], "7 to 9")
-    assert max(found.values()) < found["MAP"] + 0.02
-
-
-def test_a_wide_prior_costs_log_loss_and_hardly_accuracy(ood):
-    first = ood[0]["means"]["last layer, kron, wide"]
-    for method in ("mc", "probit", "bridge_norm", "projection"):
-        assert first[method, "NLL"] > first["MAP", "NLL"] + 0.05
-        assert first[method, "conf."] < first[method, "accuracy"] - 0.05
-        assert first[method, "accuracy"] > first["MAP", "accuracy"] - 0.015
-    assert first["projection", "accuracy"] == first["MAP", "accuracy"]
-
-
-def test_one_wide_prior_does_not_fit_all_settings(ood):
-    """Variances are so large that sampling is unsure of known digits, too."""
-    means = ood[0]["means"]
-    for name in ("last layer, diag", "all weights, kron", "all weights, diag"):
-        wide = means[f"{name}, wide"]
-        found = aurocs(wide)
-        assert wide["mc", "conf."] < 0.7 * wide["MAP", "conf."]
-        assert found["bridge_norm"] < found["mc"] - 0.03
-        assert found["projection"] > found["MAP"]
-        accuracy = wide["projection", "accuracy"]
-        assert accuracy == wide["MAP", "accuracy"]
-        if name.startswith("all"):
-            assert wide["bridge_norm", "accuracy"] < accuracy - 0.2
-
-
-def test_prior_networks_detect_and_are_underconfident(ood):
-    found, first = (
-        ood[0]["means"][job] for job in ("Prior Network", "last layer, kron")
-    )
-    for name in ("uniform", "gaussian"):
-        assert found["Prior Network", name, "AUROC"] > first["mc", name, "AUROC"]
-    accuracy = found["Prior Network", "accuracy"]
-    assert accuracy > first["MAP", "accuracy"] - 0.01
-    assert found["Prior Network", "conf."] < accuracy - 0.1
-    assert found["Prior Network", "NLL"] > first["mc", "NLL"] + 0.05
-
-
 def test_the_published_norm_sharpens_under_a_narrow_prior(ood):
     narrow = ood[0]["means"]["precision 400"]
     network = narrow["MAP", "inverted", "conf."]
@@ -137,31 +73,6 @@ def test_the_published_norm_sharpens_under_a_narrow_prior(ood):
     for method in ("mc", "bridge_norm"):
         assert narrow[method, "inverted", "conf."] == pytest.approx(network, abs=0.03)
         assert narrow[method, "NLL"] == pytest.approx(narrow["MAP", "NLL"], abs=0.01)
-
-
-def test_tables_of_unknown_inputs_hold_what_was_measured(ood):
-    names, printed = ood
-    means = names["means"]
-    for setting in names["SETTINGS"]:
-        for title, *key in (
-            ("AUROC, inverted images", "inverted", "AUROC"),
-            ("accuracy", "accuracy"),
-            ("NLL", "NLL"),
-        ):
-            shown = printed_numbers(printed, f"{title}  ", setting)
-            expected = [means[setting][method, *key] for method in names["SHOWN"]]
-            assert shown == pytest.approx(expected, abs=6e-4)
-        shown = printed_numbers(printed, "wide: accuracy", setting)
-        wide = means[f"{setting}, wide"]
-        expected = [wide[method, "accuracy"] for method in names["COMPARED"]]
-        assert shown == pytest.approx(expected, abs=6e-4)
-    for method in names["SHOWN"]:
-        for score in ("conf.", "AUROC"):
-            shown = printed_numbers(printed, f"unknown, {score}", method)
-            first = means["last layer, kron"]
-            expected = [first[method, name, score] for name in UNKNOWN]
-            assert shown == pytest.approx(expected, abs=6e-4)
-    assert len(printed_numbers(printed, "conf., inverted images", "precision 400")) == 4
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "laplace_bridge.rst"
@@ -246,57 +157,6 @@ def ratios():
         return run_example("laplace_bridge/plot_cost.py", **options)[0]["ratios"]
 
 
-@pytest.mark.benchmark
-def test_the_bridge_is_far_faster_than_plain_sampling(ratios):
-    assert ratios["bridge"] == 1
-    assert ratios["plain sampling, 100"] >= 20
-    assert ratios["bridge, norm"] < 3
-
-
-@pytest.mark.benchmark
-def test_the_projection_is_faster_than_plain_sampling(ratios):
-    # sampling in single precision gains more from some instructions: 0.20 of its time
-    # was measured with AVX-512, 0.33 to 0.39 with AVX2
-    assert ratios["KL projection"] <= ratios["plain sampling, 100"] / 2
-    assert ratios["KL projection"] <= ratios["double precision, 100"] / 5
-    assert ratios["KL projection"] <= 25
-
-
-@pytest.mark.benchmark
-def test_the_sampled_link_is_faster_than_plain_sampling(ratios):
-    assert ratios["mc link, 100"] <= ratios["plain sampling, 100"] / 2
-    assert ratios["mc link, 100"] >= 3
-
-
-def test_plain_sampling_of_the_example_is_sampling(cost):
-    names = cost[0]
-    plain, link = names["plain_sampling"](100), names["mc_link"](100)
-    np.testing.assert_allclose(plain.sum(-1), 1, rtol=1e-5)
-    assert float((plain - link).abs().sum(-1).mean()) < 0.1
-
-
-def test_the_table_of_costs_holds_what_was_measured(cost):
-    names, printed = cost
-    best, passing = names["best"], names["passing"]
-    assert len(best) == 10
-    for name, seconds in best.items():
-        shown = printed_numbers(printed, "", name)
-        ratio, share = names["ratios"][name], 100 * seconds / (seconds + passing)
-        assert shown[:3] == pytest.approx([seconds, ratio, share], abs=0.06)
-        assert len(shown) == (5 if name in names["PUBLISHED"] else 3)
-    assert printed_numbers(printed, "", "bridge")[3:] == [0.013, 4.1]
-
-
-def test_the_laplace_approximation_costs_little_beside_training(cost):
-    names, printed = cost
-    once = names["once"]
-    assert once["Laplace approximation"] < once["training"] / 10
-    for name, seconds in once.items():
-        found, published = printed_numbers(printed, "", name)
-        assert found == pytest.approx(seconds, abs=6e-4)
-        assert published == names["PUBLISHED_ONCE"][name]
-
-
 # ------------------------------------------------------------------------ top-k
 @pytest.fixture(scope="module")
 def top_k():
@@ -327,51 +187,3 @@ def test_the_projection_covers_more_with_larger_sets(top_k):
         previous = means["bridge", "previous", q]
         assert previous[0] > shorter[0]
         assert previous[1] >= shorter[1]
-
-
-def test_sets_shrink_as_q_grows(top_k):
-    names = top_k[0]
-    for option in names["OPTIONS"]:
-        for seed in range(2):
-            k = [names["rows"][*option, q][seed][0] for q in sorted(names["TAILS"])]
-            assert (np.diff(k, axis=0) <= 0).all()
-            assert k[0].mean() > k[1].mean() > k[2].mean() > k[3].mean()
-            assert (k[-1] == 1).all()
-
-
-def test_only_the_projection_follows_a_prior_set_by_hand(top_k):
-    found = {
-        key: np.mean(values, 0) for key, values in top_k[0]["by_precision"].items()
-    }
-    lengths = [found[precision, "projection"][0] for precision in (1, 10, 100)]
-    assert lengths[0] > 1.2 * lengths[1] > 1.2**2 * lengths[2]
-    for precision in (1, 10, 100):
-        length, coverage = found[precision, "bridge"][:2]
-        assert length < 1.4
-        assert coverage < found[precision, "projection"][1]
-
-
-def test_tables_of_sets_hold_what_was_measured(top_k):
-    names, printed = top_k
-    for method, reference in names["OPTIONS"]:
-        for q in names["TAILS"]:
-            shown = printed_numbers(printed, f"{method}, {reference}", f"q = {q:g}")
-            assert shown == pytest.approx(
-                names["means"][method, reference, q], abs=6e-4
-            )
-    assert len(printed_numbers(printed, "q = 0.1, top", "projection, 100")) == 5
-
-
-def test_pictures_show_shares_and_digits(top_k):
-    names = top_k[0]
-    for ax in names["axes"]:
-        for bars in ax.containers:
-            assert sum(bar.get_height() for bar in bars) == pytest.approx(1)
-        right, wrong = (bars[0].get_height() for bars in ax.containers)
-        assert right > wrong + 0.3
-    shown = [ax for ax in names["panels"] if ax.images]
-    assert len(shown) >= 4
-    for ax in shown:
-        true, members = ax.get_title().splitlines()
-        assert re.fullmatch(r"true: \d", true)
-        assert len(set(members.split())) == len(members.split()) >= 2

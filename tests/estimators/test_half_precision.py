@@ -109,20 +109,6 @@ def test_probabilities_are_those_of_the_network_in_32_bits(
     assert np.abs(new - variances).max() <= 4 * error * variances.max()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_neither_batches_nor_workers_matter(trained, kind):
-    estimator = cast(trained, **KINDS[kind])
-    options = {"subset_of_weights": "all", "prior_precision": 1.0, "random_state": 0}
-    model = LaplaceClassifier(estimator, n_shards=4, batch_size=10, n_jobs=1, **options)
-    expected = model.fit(X, Y).predict_proba(NEW)
-    model.set_params(n_jobs=2).fit(X, Y)
-    np.testing.assert_array_equal(model.predict_proba(NEW), expected)
-    model.set_params(n_jobs=None, n_shards=None, batch_size=None).fit(X, Y)
-    # sums of float32 in another order
-    np.testing.assert_allclose(model.predict_proba(NEW), expected, atol=2e-6)
-
-
 @pytest.mark.parametrize("kind", ["body bfloat16", "all bfloat16", "autocast bfloat16"])
 def test_networks_are_trained_in_fit(kind):
     net = classifier(Mixed, max_epochs=5, **of_module(KINDS[kind]))

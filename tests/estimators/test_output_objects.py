@@ -15,9 +15,7 @@ from nets import (
     blobs,
     classifier,
     initialised,
-    regressor,
     seeded,
-    waves,
 )
 from refusals import refused_fit
 from sklearn.base import clone
@@ -29,7 +27,6 @@ from torch import nn
 from sklaplace import (
     DeepEnsembleClassifier,
     LaplaceClassifier,
-    LaplaceRegressor,
     SWAGClassifier,
     VariationalClassifier,
 )
@@ -119,20 +116,6 @@ def test_training_and_predictions_are_those_of_the_logits(name):
 
 
 @every_kind
-@pytest.mark.slow
-@pytest.mark.parametrize("split", [None, "default"])
-def test_skorchs_own_loop(kind, split):
-    params = {"callbacks": None, "module__kind": kind, **QUICK}
-    if split:
-        params["train_split"] = clone(NeuralNetClassifier(MLP)).train_split
-    model = LaplaceClassifier(classifier(Wrapped, **params), random_state=0).fit(X, Y)
-    assert model.score(X, Y) > 0.3
-    # nothing stays in the network
-    assert not model.estimator_.module_._forward_hooks
-    pickle.loads(pickle.dumps(model)).predict(X)
-
-
-@every_kind
 @pytest.mark.parametrize("subset", ["last_layer", "all"])
 def test_frozen_networks(kind, subset):
     net = seeded(classifier(**QUICK), X, Y)
@@ -148,15 +131,6 @@ def test_frozen_networks(kind, subset):
     x = torch.tensor(X[:4])
     for found, expected in zip(other.predictive(x), plain.predictive(x), strict=True):
         assert torch.equal(found, expected)
-
-
-def test_regression():
-    X, y = waves(60)
-    plain, wrapped = (
-        LaplaceRegressor(regressor(module, **QUICK), random_state=0).fit(X, y)
-        for module in (MLP, Wrapped)
-    )
-    np.testing.assert_array_equal(wrapped.predict(X), plain.predict(X))
 
 
 class OwnLoss(NeuralNetClassifier):
@@ -243,28 +217,6 @@ class OwnStep(NeuralNetClassifier):
         loss = self.get_loss(outputs, y, X=x, training=True)
         loss.backward()
         return {"loss": loss, "y_pred": outputs}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_the_first_of_a_tuple(name):
-    params = {"callbacks": [Predicts()], **QUICK}
-    plain, pair = (
-        clone(MODELS[name]).set_params(estimator=classifier(module, **params))
-        for module in (MLP, Pair)
-    )
-    expected = plain.fit(X, Y).predict_proba(X)
-    np.testing.assert_array_equal(pair.fit(X, Y).predict_proba(X), expected)
-
-
-@pytest.mark.slow
-def test_the_first_of_a_tuple_for_regression():
-    X, y = waves(60)
-    plain, pair = (
-        LaplaceRegressor(regressor(module, **QUICK), random_state=0).fit(X, y)
-        for module in (MLP, Pair)
-    )
-    np.testing.assert_array_equal(pair.predict(X), plain.predict(X))
 
 
 def test_a_net_with_a_step_of_its_own_gets_the_tuple():

@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-import joblib
 import numpy as np
 import pytest
-from nets import blobs, classifier, regressor, waves
+from nets import blobs, classifier
 from refusals import refused_fit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
@@ -17,7 +16,6 @@ from sklearn.frozen import FrozenEstimator
 from sklaplace import (
     DeepEnsembleClassifier,
     LaplaceClassifier,
-    LaplaceRegressor,
     SWAGClassifier,
     VariationalClassifier,
 )
@@ -25,7 +23,6 @@ from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.networks import stored
 
 X, Y = blobs(120)
-X_REG, Y_REG = waves(120)
 NET = FrozenEstimator(classifier().fit(X, Y))
 NEW = classifier(max_epochs=2)
 SMALL = {"random_state": 0, "batch_size": 16}
@@ -77,13 +74,6 @@ def test_structures_are_those_of_an_array(structure, mapped):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_regression(mapped):
-    model = LaplaceRegressor(regressor(max_epochs=2), **SMALL)
-    expected = model.fit(X_REG, Y_REG).predict(X_REG, return_std=True)
-    found = model.fit(mapped(X_REG), Y_REG).predict(mapped(X_REG), return_std=True)
-    np.testing.assert_array_equal(found, expected)
-
-
 def test_further_and_held_out_samples(mapped):
     model = LaplaceClassifier(NET, **SMALL)
     held_out = {"X_val": X[90:], "y_val": Y[90:]}
@@ -93,14 +83,6 @@ def test_further_and_held_out_samples(mapped):
     found = model.fit(mapped(X)[:60], Y[:60], **held_out)
     found.partial_fit(mapped(X)[60:90], Y[60:90])
     np.testing.assert_array_equal(found.posterior_.structure.dense(), dense)
-
-
-def test_weights_and_workers(mapped):
-    model = LaplaceClassifier(NEW, **SMALL, n_shards=4, n_jobs=2)
-    with joblib.parallel_config(backend="threading"):
-        expected = model.fit(X, Y, 1.0 * Y).predict_proba(X)
-        found = model.fit(mapped(X), Y, 1.0 * Y).predict_proba(X)
-    np.testing.assert_array_equal(found, expected)
 
 
 def test_fits_are_taken_from_memory(mapped, tmp_path):

@@ -9,7 +9,6 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from skorch.dataset import ValidSplit
-from skorch.helper import SliceDict, predefined_split
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from sklaplace import (
@@ -67,15 +66,6 @@ def test_a_stream_is_fitted_as_an_array(net, weights, params):
         model,
         LaplaceClassifier(net, **OPTIONS, **params, n_shards=1).fit(X, Y, weights),
     )
-
-
-def test_a_stream_of_numbers():
-    net = FrozenEstimator(regressor().fit(X_REG, Y_REG[:, None]))
-    tuned = {"prior_precision": "marglik", "sigma_noise": 0.3}
-    model = LaplaceRegressor(net, **tuned, **OPTIONS)
-    found = model.fit(Stream(X_REG), Y_REG).predict(X_REG, return_std=True)
-    expected = model.fit(X_REG, Y_REG).predict(X_REG, return_std=True)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_samples_to_tune_on():
@@ -140,14 +130,6 @@ def test_workers_of_a_loader_are_refused():
         model.fit(Stream(X), Y)
 
 
-@pytest.mark.slow
-def test_a_set_to_validate_on_is_no_split():
-    valid = predefined_split(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)))
-    net = classifier(max_epochs=1, train_split=valid)
-    model = LaplaceClassifier(net, **OPTIONS).fit(Stream(X), Y)
-    assert len(model.estimator_.history) == 1
-
-
 def test_loaders_are_refused():
     loader = DataLoader(TensorDataset(torch.from_numpy(X)))
     words = "DataLoader", "dataset", "iter_predictions"
@@ -177,9 +159,6 @@ class Chunked:
 
 
 FITTED = LaplaceClassifier(NET, prior_precision=1.0, **OPTIONS).fit(X, Y)
-ON_DICT = LaplaceClassifier(
-    FrozenEstimator(classifier().fit(SliceDict(X=X), Y)), prior_precision=1.0
-).fit({"X": X}, Y)
 INPUTS = {
     "array": X,
     "list": X.tolist(),
@@ -198,12 +177,6 @@ def test_predictions_are_those_of_all_samples(name):
     sizes = [7] * 12 + [6] if name == "loader" else [40, 40, 10]
     assert [len(part) for part in found] == sizes
     expected = FITTED.predict_proba(X)
-    np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-6)
-
-
-def test_dicts_are_cut():
-    found = list(iter_predictions(ON_DICT, {"X": X}, block_size=40))
-    expected = ON_DICT.predict_proba({"X": X})
     np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-6)
 
 

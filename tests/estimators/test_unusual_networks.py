@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from nets import MLP, SoftmaxMLP, blobs, classifier
+from nets import MLP, blobs, classifier
 from refusals import refused_fit
 from sklearn.frozen import FrozenEstimator
 from torch import nn
@@ -24,41 +24,6 @@ pytestmark = [
 
 every_subset = pytest.mark.parametrize("subset", ["last_layer", "all"])
 every_structure = pytest.mark.parametrize("structure", ["kron", "diag", "full", "gp"])
-
-
-class Low(MLP):
-    """Computes in half precision, with outputs in it or in float32."""
-
-    def __init__(self, dtype=torch.bfloat16, casts=True, softmax=False):
-        super().__init__(dtype=dtype)
-        self.dtype, self.casts, self.softmax = dtype, casts, softmax
-
-    def forward(self, X):
-        f = super().forward(X.to(self.dtype))
-        f = f.softmax(-1) if self.softmax else f
-        return f.float() if self.casts else f
-
-
-class Autocast(MLP):
-    """Casts within its own forward."""
-
-    def forward(self, X):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return super().forward(X)
-
-
-class SmallConvolution(nn.Module):
-    """A convolution, a norm without a layer form, and a head."""
-
-    def __init__(self, dtype=torch.float32):
-        super().__init__()
-        self.convolution = nn.Conv1d(1, 4, 2, dtype=dtype)
-        self.norm = nn.BatchNorm1d(4, dtype=dtype)
-        self.head = nn.Linear(4, 3, dtype=dtype)
-
-    def forward(self, X):
-        X = X.to(self.head.weight.dtype).unsqueeze(1)
-        return self.head(self.norm(self.convolution(X)).tanh().flatten(1))
 
 
 class Mixed(MLP):
@@ -157,56 +122,6 @@ def assert_equal_predictions(found, expected, tolerance):
     np.testing.assert_allclose(*probabilities, rtol=0, atol=tolerance)
     evidences = [m.log_marginal_likelihood_value_ for m in (found, expected)]
     np.testing.assert_allclose(*evidences, rtol=tolerance)
-
-
-LOW = {
-    "bfloat16": (Low, MLP, {}, torch.bfloat16),
-    "bfloat16 outputs": (Low, MLP, {"module__casts": False}, torch.bfloat16),
-    "half": (Low, MLP, {"module__dtype": torch.float16}, torch.float16),
-    "autocast": (Autocast, MLP, {}, torch.bfloat16),
-    "convolution": (
-        SmallConvolution,
-        SmallConvolution,
-        {"module__dtype": torch.bfloat16},
-        torch.bfloat16,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", LOW)
-@every_subset
-@every_structure
-def test_low_precision_differs_by_its_rounding_from_float32(name, subset, structure):
-    module, reference, params, dtype = LOW[name]
-    net = trained(reference)
-    expected = fit(net, subset, structure, refine=False)
-    low = with_weights_of(net, module, **params)
-    found = fit(low, subset, structure, refine=False)
-    layers = [m.posterior_.layout.layers for m in (found, expected)]
-    assert layers[0] == layers[1], "a layer has lost its form"
-    # each output and gradient is a product of a few rounded numbers
-    assert_equal_predictions(found, expected, 8 * torch.finfo(dtype).eps)
-
-
-@pytest.mark.parametrize("casts", [True, False])
-def test_logits_before_a_softmax_in_low_precision(casts):
-    net = trained(SoftmaxMLP, criterion=nn.NLLLoss)
-    params = {"module__softmax": True, "module__casts": casts}
-    low = with_weights_of(net, Low, criterion=nn.NLLLoss, **params)
-    assert_equal_predictions(fit(low, refine=False), fit(net, refine=False), 0.06)
-
-
-# in half precision the training on a fold diverges
-@pytest.mark.filterwarnings("ignore:There are no rows that the network did not see")
-@pytest.mark.parametrize("name", LOW)
-@pytest.mark.parametrize("pred_type", ["glm", "nn"])
-def test_tuned_and_refitted_in_low_precision(name, pred_type):
-    module, _, params, _ = LOW[name]
-    # of the optimizer's own, 1e-8, half precision makes zero
-    net = classifier(module, **params, optimizer__eps=1e-3)
-    model = LaplaceClassifier(net, refine=True, random_state=0, pred_type=pred_type)
-    assert np.isfinite(model.fit(X, Y).predict_proba(X)).all()
-    assert model.posterior_.mean.dtype == torch.float64
 
 
 SAME_FUNCTION = [Mixed, WithEmptyLayers, WithIntegers]

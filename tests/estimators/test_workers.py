@@ -63,23 +63,6 @@ def test_workers_change_no_bit(structure, subset):
     assert_workers_change_no_bit(model, X, Y, METHODS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "params",
-    [
-        {},
-        {"prior_precision": "marglik", "curvature": "ggn_mc"},
-        {"subset_of_weights": "all", "refine": True, "prior_precision": 1.0},
-        {"link_approx": "mc", "pred_type": "nn"},
-        {"subset_of_weights": "all", "hessian_structure": "full", "curvature": "ef"},
-    ],
-    ids=["default", "mc", "refitted", "nn", "ef"],
-)
-def test_workers_change_no_bit_under_other_settings(params):
-    model = LaplaceClassifier(classifier(max_epochs=2), **SMALL, **params)
-    assert_workers_change_no_bit(model, X, Y, METHODS, sample_weight=1 + Y)
-
-
 def test_workers_change_no_bit_of_a_regression():
     tuned = {"subset_of_weights": "all", "prior_precision": "marglik"}
     model = LaplaceRegressor(NET_REG, **SMALL, **tuned, sigma_noise=0.3)
@@ -92,12 +75,6 @@ def test_workers_change_no_bit_of_a_ranking():
     pairs, y = np.stack([X[:45], X[45:]], 1), Y[:45] % 2
     model = LaplaceRanker(net, **SMALL)
     assert_workers_change_no_bit(model, pairs, y, METHODS[:1])
-
-
-def test_workers_change_no_bit_of_further_samples():
-    model = LaplaceClassifier(NET, **SMALL, prior_precision=1.0)
-    given = X[:50], Y[:50], METHODS
-    assert_workers_change_no_bit(model, *given, further=(X[50:], Y[50:]))
 
 
 def test_workers_change_no_bit_of_a_dataset_of_the_user():
