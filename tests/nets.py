@@ -170,6 +170,17 @@ class BatchNormMLP(nn.Module):
         return self.head(self.dropout(torch.tanh(self.norm(self.hidden(X)))))
 
 
+class DropoutMLP(MLP):
+    """Has a layer whose mode and masks matter."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, X):
+        return self.head(self.dropout(torch.tanh(self.hidden(X))))
+
+
 class Compiled(nn.Module):
     """What `torch.compile` returns, as far as its structure goes."""
 

@@ -215,9 +215,6 @@ def interrupted():
         yield
 
 
-# ---------------------------------------------------------------- random state
-
-
 # ---------------------------------------------------------------------- weights
 INTEGER_WEIGHTS = np.random.default_rng(3).integers(0, 4, 60)
 REPEATED = np.repeat(np.arange(60), INTEGER_WEIGHTS)

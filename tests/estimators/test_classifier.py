@@ -302,10 +302,6 @@ class TestOpaqueInputs:
 
 
 # ----------------------------------------------------------------- probabilities
-@pytest.fixture(scope="module")
-def model(rows, logits_net):
-    """Last layer under a fixed prior."""
-    return fitted(logits_net, *rows)
 
 
 class TestProbabilities:

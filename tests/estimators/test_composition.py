@@ -20,8 +20,6 @@ from sklearn.preprocessing import StandardScaler
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
 
-FIXED = {"prior_precision": 1.0, "random_state": 0}
-
 
 @pytest.fixture(scope="module")
 def rows():
@@ -31,12 +29,6 @@ def rows():
 @pytest.fixture(scope="module")
 def net(rows):
     return seeded(classifier(), *rows)
-
-
-FIXED = {"prior_precision": 1.0, "random_state": 0}
-
-
-# ------------------------------------------------------------- copies and storage
 
 
 # -------------------------------------------------------------------------- tools

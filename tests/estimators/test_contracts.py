@@ -12,7 +12,15 @@ import segmentation
 import tagging
 import torch
 from conftest import global_rng_states
-from nets import MLP, binary_classifier, blobs, classifier, regressor, seeded, waves
+from nets import (
+    DropoutMLP,
+    binary_classifier,
+    blobs,
+    classifier,
+    regressor,
+    seeded,
+    waves,
+)
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import expit, softmax
 from scipy.stats import norm
@@ -21,7 +29,6 @@ from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import r2_score
 from skorch.callbacks import Callback
-from torch import nn
 
 from sklaplace import (
     DeepEnsembleClassifier,
@@ -51,17 +58,6 @@ CV = {"prior_precisions": [0.1, 1.0, 10.0], "cv": 2, "random_state": 0}
 DRAWS = {"n_samples": 7, "random_state": 0}
 SWAG = DRAWS | {"n_snapshots": 5, "steps_per_snapshot": 2, "lr": 0.03}
 NETWORKS = {"n_estimators": 3, "random_state": 0}
-
-
-class Dropping(MLP):
-    """Has a layer whose mode and masks matter."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.dropout = nn.Dropout(0.3)
-
-    def forward(self, X):
-        return self.head(self.dropout(torch.tanh(self.hidden(X))))
 
 
 OF_CLASSES, OF_NUMBERS = classifier(**DOUBLE), regressor(**DOUBLE)
@@ -109,7 +105,9 @@ SUBJECTS = {
         LaplaceClassifier(MAPS, **FIXED, **ALL), segmentation.X, segmentation.Y
     ),
     "search": of_classes(LaplaceClassifierCV(OF_CLASSES, **CV)),
-    "dropout": of_classes(MCDropoutClassifier(classifier(Dropping, **DOUBLE), **DRAWS)),
+    "dropout": of_classes(
+        MCDropoutClassifier(classifier(DropoutMLP, **DOUBLE), **DRAWS)
+    ),
     "ensemble": of_classes(DeepEnsembleClassifier(OF_CLASSES, **NETWORKS)),
     "swag": of_classes(SWAGClassifier(OF_CLASSES, **SWAG)),
     "variational": of_classes(VariationalClassifier(OF_CLASSES, **DRAWS)),
@@ -129,7 +127,7 @@ SUBJECTS = {
     ),
     "search of numbers": of_numbers(LaplaceRegressorCV(OF_NUMBERS, **CV)),
     "dropout of numbers": of_numbers(
-        MCDropoutRegressor(regressor(Dropping, **DOUBLE), **DRAWS)
+        MCDropoutRegressor(regressor(DropoutMLP, **DOUBLE), **DRAWS)
     ),
     "ensemble of numbers": of_numbers(DeepEnsembleRegressor(OF_NUMBERS, **NETWORKS)),
     "swag of numbers": of_numbers(SWAGRegressor(OF_NUMBERS, **SWAG)),
@@ -380,6 +378,15 @@ def moments_agree(subject):
         assert_allclose(own, cov, rtol=1e-7, atol=1e-12)
 
 
+def scores_are_finite(subject):
+    for rows in (subject.X, 10 * subject.X + 10):
+        scores = subject.fitted.score_samples(rows)
+        assert scores.shape == (len(rows),)
+        assert scores.dtype == np.float64
+        assert np.isfinite(scores).all()
+        assert (scores <= 0).all()
+
+
 def draws_have_the_joint_moments(subject):
     if getattr(subject.model, "pred_type", "nn") == "nn":
         return  # a few networks tell no moments
@@ -509,6 +516,7 @@ EVERY = [
     fits_that_fail_change_nothing,
     nothing_is_answered_before_fit,
     moments_agree,
+    scores_are_finite,
     draws_have_the_joint_moments,
 ]
 OF_CLASSES_ONLY = [probabilities_agree, dirichlets_agree]

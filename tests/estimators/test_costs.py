@@ -462,9 +462,6 @@ def test_function_space_decomposes_products_of_points(subset, structure):
     assert rank <= predict.cholesky[0] <= min(n * (C - 1), P[subset])
 
 
-# --------------------------------------------------------------------- searches
-
-
 # ----------------------------------------------------------------- convolutions
 def test_a_convolution_factor_unfolds_no_patches():
     n, channels, side = 80, 16, 16

@@ -343,6 +343,3 @@ def test_the_callback_refuses_other_networks(earlier):
     net.set_params(module__in_features=2, module__out_features=3)
     with pytest.raises(ValueError, match="where the selected subset has none"):
         seeded(net, ROWS, LABELS)
-
-
-# ------------------------------------------------------------------ does it remember

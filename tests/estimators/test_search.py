@@ -380,9 +380,6 @@ class TestScores:
         assert for_classes(cv=iter(masks)).fit(X, Y).n_splits_ == 4
 
 
-# ----------------------------------------------------------- inside scikit-learn
-
-
 # --------------------------------------------------------------------- bad input
 def refused(model, *words, data=(X, Y), **options):
     refused_fit(model, *words, data=data, **options)

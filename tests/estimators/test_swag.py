@@ -124,27 +124,6 @@ def test_weight_decay_of_a_frozen_net_counts():
     assert means[1] < 0.9 * means[0]
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"n_snapshots": 1},
-        {"n_snapshots": 2.5},
-        {"steps_per_snapshot": 0},
-        {"lr": 0.0},
-        {"lr": "fast"},
-        {"max_rank": 1},
-    ],
-)
-@pytest.mark.parametrize("kind", [SWAGClassifier, SWAGRegressor])
-def test_options_that_are_not_valid(kind, setting):
-    (name, value), *_ = setting.items()
-    is_classifier = kind is SWAGClassifier
-    make = classifier if is_classifier else regressor
-    data = (X, Y) if is_classifier else (X_REG, Y_REG)
-    model = kind(make(callbacks=[RecordTraining()]), **setting)
-    refused_fit(model, f"{name}={value!r}", data=data)
-
-
 def test_more_deviations_than_fit_into_memory(monkeypatch):
     monkeypatch.setattr("sklaplace.core.budget.SMALL", 0)
     monkeypatch.setattr("sklaplace.core.budget.free_bytes", lambda device: 5_000)

@@ -407,11 +407,6 @@ class TestRefused:
             model = recorded(kind=kind, **options)
             refused_fit(model, *words, data=data, error=error)
 
-    @pytest.mark.parametrize("value", ["none", 0, -1.0, None, [[0.1]], [0.1, 0.2]])
-    def test_noise(self, value):
-        model = recorded(kind=VariationalRegressor, sigma_noise=value)
-        refused_fit(model, "sigma_noise")
-
     def test_noise_of_targets_that_have_their_own(self):
         counts = {"criterion": nn.PoissonNLLLoss}
         model = recorded(counts, VariationalRegressor, sigma_noise=0.3)
