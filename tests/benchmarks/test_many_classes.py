@@ -2,11 +2,9 @@
 
 Run by ``pytest tests/benchmarks/test_many_classes.py -m benchmark -n 0 -s``. Ratios of
 CPU times on one thread, measured in turns; medians. A prior precision of 768 gives
-logits a prior standard deviation of one, a precision of 1 one of 28. Peak memory beyond
-that of the network is measured in a process of its own.
+logits a prior standard deviation of one, a precision of 1 one of 28.
 """
 
-import subprocess
 import sys
 
 import numpy as np
@@ -20,7 +18,6 @@ from torch import nn
 from sklaplace import LaplaceClassifier
 
 N_CLASSES, WIDTH, N_FIT, N = 50_000, 768, 500, 200
-MIB = 2**20
 
 
 def data(n, seed=0):
@@ -50,11 +47,6 @@ def unfitted(structure, **options):
     return net, model, X, y
 
 
-def fitted(structure):
-    net, model, X, y = unfitted(structure)
-    return net, model.fit(X, y)
-
-
 @pytest.mark.benchmark
 @pytest.mark.parametrize("prior_precision", [float(WIDTH), 1.0])
 @pytest.mark.parametrize("link", ["gumbel", "probit"])
@@ -81,42 +73,3 @@ def test_passes_of_the_head(structure, link, prior_precision):
     is_wide = link == "gumbel" and prior_precision == 1
     assert found["fit"] <= 25
     assert max(found["predict_proba"], found["predict_top_k"]) <= (25 if is_wide else 6)
-
-
-MEASURE = """
-import sys, torch
-torch.set_num_threads(1)
-from benchmarks.test_many_classes import data, fitted, head
-
-def peak():  # that of resource.getrusage includes the parent's
-    lines = open("/proc/self/status").read()
-    return int(lines.split("VmHWM:")[1].split()[0]) * 1024
-
-head()
-before = peak()
-model = fitted(sys.argv[1])[1]
-of_fit = peak()
-classes, _ = model.predict_top_k(data(2000, seed=1), 10)
-assert classes.shape == (2000, 10)
-print(before, of_fit - before, peak() - before)
-"""
-
-
-@pytest.mark.benchmark
-@pytest.mark.parametrize("structure", ["kron", "diag"])
-def test_memory_is_that_of_a_few_copies_of_the_weights(structure):
-    command = [sys.executable, "-c", MEASURE, structure]
-    environment = {"PYTHONPATH": ":".join(p for p in sys.path if p)}
-    found = subprocess.run(
-        command, capture_output=True, text=True, check=True, env=environment
-    )
-    network, *more = (int(value) / MIB for value in found.stdout.split())
-    sys.stdout.write(
-        f"\n{structure}: network {network:.0f} MiB, fit {more[0]:.0f} MiB more, "
-        f"with 2,000 samples predicted {more[1]:.0f} MiB more\n"
-    )
-    assert more[0] > 0
-    # in copies of the weights in float64: (b, C, C) of one sample would be 65
-    assert max(more) < 8 * (8 * N_CLASSES * WIDTH / MIB)
-    # beside the posterior, less than the probabilities of all samples
-    assert more[1] - more[0] < 8 * 2000 * N_CLASSES / MIB

@@ -174,25 +174,6 @@ def test_posterior_is_that_of_the_dense_formula(adapted, texts):
     np.testing.assert_allclose(found, expected, atol=1e-4 * float(expected.max()))
 
 
-@pytest.mark.parametrize("structure", ["kron", slow("diag"), slow("full")])
-def test_adapters(structure, texts, figure):
-    pytest.importorskip("peft")
-    (rows, y), (rows_test, y_test) = texts
-    module = seeded(lambda: with_adapters(bert()))
-    before = {name: p.detach().clone() for name, p in module.named_parameters()}
-    net = text_classifier(module).set_params(lr=3e-2, max_epochs=25)
-    options = {"subset_of_weights": "trainable", "hessian_structure": structure}
-    model = LaplaceClassifier(net, **FIXED, **options).fit(rows, y)
-    score = model.score(rows_test, y_test)
-    assert score > 0.8
-    names = [block.name for block in model.posterior_.layout.blocks]
-    assert sum(".lora_" in name for name in names) == 4
-    assert all(".lora_" in name or "classifier" in name for name in names)
-    for name, p in model.estimator_.module_.named_parameters():
-        assert torch.equal(p, before[name]) != (name in names), name
-    figure(accuracy=score, n_weights=model.posterior_.layout.n_parameters)
-
-
 def test_batches_of_a_tokenizer(texts):
     """A mapping that is no dict, of lists or of tensors."""
     from transformers import BatchEncoding

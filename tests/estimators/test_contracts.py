@@ -3,7 +3,9 @@
 import copy
 import io
 import pickle
+import tempfile
 from functools import cached_property
+from unittest import mock
 
 import joblib
 import numpy as np
@@ -46,6 +48,7 @@ from sklaplace import (
     VariationalRegressor,
     dirichlet,
 )
+from sklaplace.networks import stored
 
 DOUBLE = {"module__dtype": torch.float64}
 X, Y = blobs(dtype=np.float64)
@@ -125,6 +128,7 @@ SUBJECTS = {
         ),
         7 * TWO + 3,
     ),
+    "one column": of_numbers(LaplaceRegressor(OF_NUMBERS, **FIXED), Y_REG[:, None]),
     "search of numbers": of_numbers(LaplaceRegressorCV(OF_NUMBERS, **CV)),
     "dropout of numbers": of_numbers(
         MCDropoutRegressor(regressor(DropoutMLP, **DOUBLE), **DRAWS)
@@ -275,6 +279,17 @@ def seeds_decide(subject):
         assert not np.array_equal(draw(subject.X, 6, random_state=2), first)
         fresh = [draw(subject.X, 20, random_state=None) for _ in range(2)]
         assert not np.array_equal(*fresh)
+
+
+def files_are_answered_as_arrays(subject):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(stored, "MAX_LOADED", 0),
+    ):
+        np.save(f"{folder}/x.npy", subject.X)
+        mapped = np.load(f"{folder}/x.npy", mmap_mode="r")
+        model = clone(subject.model).fit(mapped, subject.y)
+        assert_same(answers(model, mapped), subject.answers)
 
 
 # ----------------------------------------------------------------------- left alone
@@ -476,6 +491,8 @@ def numbers_agree(subject):
 
 def numbers_drawn_have_the_moments(subject):
     n_draws = 4000
+    one = subject.fitted.predict_quantiles(subject.X, 0.3)
+    assert one.shape == subject.y.shape
     draws = subject.fitted.sample_y(subject.X[:6], n_draws)
     mean, std = subject.fitted.predict(subject.X[:6], return_std=True)
     assert draws.shape == (*mean.shape, n_draws)
@@ -510,6 +527,7 @@ EVERY = [
     copies_answer_alike_and_share_nothing,
     a_clone_fits_alike,
     seeds_decide,
+    files_are_answered_as_arrays,
     questions_change_nothing,
     questions_that_fail_change_nothing,
     fits_change_nothing_but_the_estimator,

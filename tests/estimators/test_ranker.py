@@ -268,15 +268,6 @@ class TestBadInput:
             ask = lambda items=items: model.predict_score(items)  # noqa: E731
             refused(ValueError, words, ask, model)
 
-    def test_dicts_of_a_network_that_is_no_difference(self):
-        class Mean(MeanOfItems):
-            def forward(self, item, mask):
-                return super().forward(item)
-
-        params = QUIET | {"callbacks": [RecordTraining()]}
-        model = LaplaceRanker(NeuralNetBinaryClassifier(Mean, **params))
-        refused_fit(model, "BradleyTerry", data=(as_dict(X), Y))
-
     @pytest.mark.parametrize(
         "y", [np.arange(80) % 3, np.zeros(80, dtype=int), np.stack([Y, Y], 1)]
     )

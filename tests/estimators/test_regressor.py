@@ -230,26 +230,6 @@ class TestSampleY:
 
 
 class TestShapes:
-    @pytest.mark.parametrize("own", [True, False])
-    @pytest.mark.parametrize("shape", [(60,), (60, 1), (60, 2)])
-    def test_follow_those_of_y(self, own, shape):
-        X, Y = waves(n_targets=2, dtype=np.float64)
-        width = np.prod(shape[1:], dtype=int)
-        net = regressor(module__n_out=int(width)) if own else None
-        model = LaplaceRegressor(net, random_state=0)
-        model.fit(X, Y[:, :width].reshape(shape))
-        mean, std = model.predict(X, return_std=True)
-        assert mean.shape == std.shape == model.predict(X).shape == shape
-        assert model.predict(X, return_cov=True)[1].shape == (60, *shape)
-        assert model.predict_interval(X).shape == (*shape, 2)
-        assert model.predict_interval(X, [0.5, 0.9]).shape == (*shape, 2, 2)
-        assert model.predict_quantiles(X, 0.3).shape == shape
-        assert model.predict_quantiles(X, [0.3, 0.5, 0.6]).shape == (*shape, 3)
-        assert model.sample_y(X, 4).shape == (*shape, 4)
-        mean, cov = model.latent_mean_and_variance(X, full_cov=True)
-        assert mean.shape == (60, width)
-        assert cov.shape == (60, width, width)
-
     @pytest.mark.parametrize("settings", [{}, {"subset_of_weights": "all"}])
     def test_squeezed_frozen_net(self, settings, net, rows):
         X, y = rows
