@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import pickle
 import tempfile
 from functools import cached_property
@@ -292,6 +293,16 @@ def files_are_answered_as_arrays(subject):
         assert_same(answers(model, mapped), subject.answers)
 
 
+def workers_change_no_bit(subject):
+    found = []
+    for n_jobs in (1, 2) if "n_jobs" in subject.model.get_params() else ():
+        model = clone(subject.model).set_params(n_jobs=n_jobs, batch_size=8)
+        with joblib.parallel_config(backend="threading"):
+            found.append(answers(model.fit(subject.X, subject.y), subject.X))
+    for one, other in itertools.pairwise(found):
+        assert_same(one, other, 0, 0)
+
+
 # ----------------------------------------------------------------------- left alone
 def questions_change_nothing(subject):
     model = subject.fitted
@@ -528,6 +539,7 @@ EVERY = [
     a_clone_fits_alike,
     seeds_decide,
     files_are_answered_as_arrays,
+    workers_change_no_bit,
     questions_change_nothing,
     questions_that_fail_change_nothing,
     fits_change_nothing_but_the_estimator,

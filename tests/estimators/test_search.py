@@ -284,15 +284,6 @@ class TestPrice:
         np.testing.assert_array_equal(fold_scores(again)[:, 1:], fold_scores(wanted))
         np.testing.assert_array_equal(model.predict(X), wanted.predict(X))
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("kind", BOTH)
-    def test_n_jobs_changes_nothing(self, kind):
-        X, y = DATA[kind]
-        alone = made(kind, cv=2).fit(X, y)
-        together = made(kind, cv=2, n_jobs=2).fit(X, y)
-        np.testing.assert_allclose(fold_scores(alone), fold_scores(together), rtol=1e-9)
-        np.testing.assert_array_equal(alone.predict(X), together.predict(X))
-
 
 # ------------------------------------------------------------- scores and weights
 class TestScores:
