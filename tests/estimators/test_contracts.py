@@ -27,6 +27,7 @@ from nets import (
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import expit, softmax
 from scipy.stats import norm
+from sklearn import config_context
 from sklearn.base import clone, is_classifier
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
@@ -303,6 +304,21 @@ def workers_change_no_bit(subject):
         assert_same(one, other, 0, 0)
 
 
+def tensors_are_converted_or_refused(subject):
+    data = {"X": subject.X, "y": subject.y, "sample_weight": np.ones(len(subject.X))}
+    tensors = {name: torch.tensor(values) for name, values in data.items()}
+    X, model = tensors["X"], clone(subject.model)
+    assert_same(answers(model.fit(X, tensors["y"]), X), subject.answers)
+    with config_context(array_api_dispatch=True):
+        assert_same(answers(model, subject.X), subject.answers)
+        for name, options in questions(model):
+            with pytest.raises(TypeError, match=r"X is .*numpy\(force=True\)"):
+                getattr(model, name)(X, **options)
+        for name, values in tensors.items():
+            with pytest.raises(TypeError, match=rf"{name} is .*array_api_dispatch=F"):
+                clone(model).fit(**data | {name: values})
+
+
 # ----------------------------------------------------------------------- left alone
 def questions_change_nothing(subject):
     model = subject.fitted
@@ -540,6 +556,7 @@ EVERY = [
     seeds_decide,
     files_are_answered_as_arrays,
     workers_change_no_bit,
+    tensors_are_converted_or_refused,
     questions_change_nothing,
     questions_that_fail_change_nothing,
     fits_change_nothing_but_the_estimator,

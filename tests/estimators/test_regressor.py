@@ -167,6 +167,13 @@ class TestClosedForms:
 
 
 class TestNoise:
+    def test_is_in_predictions_and_not_in_the_function(self, model, rows):
+        X, _ = rows
+        mean, std = model.predict(X, return_std=True)
+        latent_mean, latent_variance = model.latent_mean_and_variance(X)
+        assert_allclose(mean, latent_mean[:, 0], rtol=1e-14)
+        assert_allclose(std**2, latent_variance[:, 0] + 0.2**2, rtol=1e-12)
+
     def test_is_found_on_held_out_rows(self):
         net = regressor(max_epochs=150, **FLOAT64)
         model = LaplaceRegressor(net, random_state=0)
