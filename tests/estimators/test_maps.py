@@ -24,6 +24,7 @@ from sklearn.frozen import FrozenEstimator
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceClassifierCV
+from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.dirichlet.links import LINKS
 
 EXACT = {"rtol": 1e-8, "atol": 1e-10}
@@ -127,6 +128,13 @@ def test_softmax_and_logits_agree(trained):
     np.testing.assert_allclose(
         fitted(other).predict_proba(X), fitted(trained).predict_proba(X), rtol=1e-8
     )
+
+
+@pytest.mark.parametrize("curvature", CURVATURES)
+def test_every_curvature(trained, curvature):
+    settings = {"hessian_structure": "full", "prior_precision": 50.0}
+    model = fitted(trained, curvature=curvature, **settings)
+    assert np.isfinite(model.predict_proba(X)).all()
 
 
 def test_training_and_rows_without_labels():

@@ -237,6 +237,18 @@ class TestSampleY:
 
 
 class TestShapes:
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_squeezed_outputs_train_as_others_do(self, weighted):
+        X, y = waves(dtype=np.float64)
+        weights = np.linspace(0.5, 2, 60) if weighted else None
+        answers = []
+        for module in (SqueezedMLP, MLP):
+            net = regressor(module, **FLOAT64)
+            model = LaplaceRegressor(net, random_state=0, **FIXED)
+            model.fit(X, y, sample_weight=weights)
+            answers.append(model.predict(X, return_std=True))
+        assert_allclose(*answers, rtol=1e-9)
+
     @pytest.mark.parametrize("settings", [{}, {"subset_of_weights": "all"}])
     def test_squeezed_frozen_net(self, settings, net, rows):
         X, y = rows
