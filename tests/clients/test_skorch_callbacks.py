@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 import torch
 from nets import blobs, classifier
-from skorch.callbacks import (
-    Callback,
-    Checkpoint,
-    EarlyStopping,
-)
+from skorch.callbacks import Callback, Checkpoint, EarlyStopping
 from skorch.dataset import ValidSplit
 from torch.optim.swa_utils import AveragedModel
 

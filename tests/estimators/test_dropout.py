@@ -20,11 +20,7 @@ from torch import nn
 
 from sklaplace import MCDropoutClassifier, MCDropoutRegressor
 from sklaplace.core.random import private_rng
-from sklaplace.estimators.dropout import (
-    DROPOUTS,
-    drawn_mask,
-    mc_dropout_outputs,
-)
+from sklaplace.estimators.dropout import DROPOUTS, drawn_mask, mc_dropout_outputs
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.tabular import JointDropout
 

@@ -7,18 +7,7 @@ import torch
 from nets import MLP, RecordTraining, classifier, seeded, twin
 from refusals import refused_fit
 from scipy.special import softmax
-from segmentation import (
-    HEIGHT,
-    POSITIONS,
-    WEIGHT,
-    WIDTH,
-    K,
-    R,
-    X,
-    Y,
-    fitted,
-    net,
-)
+from segmentation import HEIGHT, POSITIONS, WEIGHT, WIDTH, K, R, X, Y, fitted, net
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from torch import nn

@@ -5,14 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from nets import (
-    MLP,
-    binary_classifier,
-    blobs,
-    classifier,
-    regressor,
-    waves,
-)
+from nets import MLP, binary_classifier, blobs, classifier, regressor, waves
 from numpy.testing import assert_allclose, assert_array_equal
 from skorch.dataset import Dataset
 from torch import nn

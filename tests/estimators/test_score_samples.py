@@ -6,16 +6,7 @@ import numpy as np
 import pytest
 import torch
 from costs import counted
-from nets import (
-    MLP,
-    ReLUNet,
-    TinyCNN,
-    blobs,
-    classifier,
-    regressor,
-    seeded,
-    waves,
-)
+from nets import MLP, ReLUNet, TinyCNN, blobs, classifier, regressor, seeded, waves
 from sklearn.frozen import FrozenEstimator
 from torch import nn
 

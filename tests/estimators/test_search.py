@@ -22,12 +22,7 @@ from refusals import refused_fit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import log_loss
-from sklearn.model_selection import (
-    GridSearchCV,
-    GroupKFold,
-    KFold,
-    StratifiedKFold,
-)
+from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, StratifiedKFold
 
 from sklaplace import (
     LaplaceClassifier,

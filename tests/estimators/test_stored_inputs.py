@@ -12,9 +12,7 @@ from nets import blobs, classifier
 from refusals import refused_fit
 from sklearn.frozen import FrozenEstimator
 
-from sklaplace import (
-    LaplaceClassifier,
-)
+from sklaplace import LaplaceClassifier
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.networks import stored
 

@@ -18,16 +18,8 @@ from sklearn.frozen import FrozenEstimator
 from torch import nn
 from torch.func import functional_call
 
-from sklaplace import (
-    MarglikTraining,
-    SWAGClassifier,
-    SWAGRegressor,
-)
-from sklaplace.curvature.descent import (
-    Descent,
-    Schedule,
-    weight_decays,
-)
+from sklaplace import MarglikTraining, SWAGClassifier, SWAGRegressor
+from sklaplace.curvature.descent import Descent, Schedule, weight_decays
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 X, Y = blobs()

@@ -12,10 +12,7 @@ import torch
 from nets import MLP, BatchNormMLP, blobs, classifier, regressor, seeded, waves
 from sklearn.frozen import FrozenEstimator
 
-from sklaplace import (
-    LaplaceClassifier,
-    LaplaceRegressor,
-)
+from sklaplace import LaplaceClassifier, LaplaceRegressor
 
 # The longest test takes this many seconds; set it to 60 before a release.
 SECONDS = float(os.environ.get("SKLAPLACE_TEST_SECONDS", "3"))

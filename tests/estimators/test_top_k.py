@@ -9,9 +9,7 @@ from nets import MLP, LinearModel, blobs, classifier, initialised, seeded
 from refusals import refused
 from sklearn.frozen import FrozenEstimator
 
-from sklaplace import (
-    LaplaceClassifier,
-)
+from sklaplace import LaplaceClassifier
 from sklaplace.estimators.predicting import class_outputs
 
 X, Y = blobs(n_classes=4)

@@ -191,38 +191,6 @@ class TestQuality:
     def test_moons_under_other_options(self, options):
         assert of_moons(150, 0, **options).score(*moons(4000, 99)) > 0.85
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("noise", ["auto", "learned"])
-    def test_uncertainty_grows_in_a_gap(self, noise):
-        found = [of_sine(seed, noise) for seed in range(3)]
-        # from 0.10 to 0.12, and 0.06 to 0.08 learned
-        assert max(error for error, _ in found) <= 0.17
-        # from 5.3 to 6.7, and 4.3 to 4.5 learned
-        ratios = [ratio for _, ratio in found]
-        assert np.mean(ratios) >= 4
-        assert noise == "learned" or min(ratios) >= 4
-
-
-def of_sine(seed, noise):
-    """Error of the mean, and standard deviation in the gap over that at the data."""
-
-    def truth(x):
-        return np.sin(1.5 * np.pi * x[:, 0])
-
-    rng = np.random.default_rng(seed)
-    x = np.r_[rng.uniform(-1, -0.3, 75), rng.uniform(0.3, 1, 75)][:, None]
-    y = truth(x) + 0.1 * rng.normal(size=150)
-    tanh = {"module__activation": nn.Tanh, "module__n_in": 1}
-    net = regressor(Deep, max_epochs=1000, lr=0.02, **tanh)
-    model = VariationalRegressor(net, sigma_noise=noise, random_state=seed)
-    model.fit(x.astype(np.float32), y.astype(np.float32))
-    fresh = np.r_[np.linspace(-1, -0.3, 100), np.linspace(0.3, 1, 100)][:, None]
-    mean, variance = model.latent_mean_and_variance(fresh.astype(np.float32))
-    gap = np.linspace(-0.15, 0.15, 50, dtype=np.float32)[:, None]
-    _, inside = model.latent_mean_and_variance(gap)
-    error = np.sqrt(np.mean((mean[:, 0] - truth(fresh)) ** 2))
-    return error, np.sqrt(inside.mean() / variance.mean())
-
 
 # ------------------------------------------------------------------ a trained start
 SPLIT = {"train_split": ValidSplit(3), "callbacks": None}

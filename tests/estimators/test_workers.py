@@ -17,9 +17,7 @@ from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from skorch.dataset import Dataset
 
-from sklaplace import (
-    LaplaceClassifier,
-)
+from sklaplace import LaplaceClassifier
 from sklaplace.core.parallel import ordered_map
 from sklaplace.core.random import private_rng
 from sklaplace.curvature.structures import STRUCTURES
