@@ -7,7 +7,6 @@ are the same on every device, except in the cases that are ``trained_there``: su
 differ in the last bit, and the generators of a GPU, lead to other weights.
 """
 
-import io
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from functools import lru_cache, partial
 from itertools import product
 from typing import Any
 
-import joblib
 import numpy as np
 import segmentation
 import tagging
@@ -376,41 +374,22 @@ def columns(tuner: str, device: str) -> Arrays:
 
 def links() -> Cases:
     """Links, Dirichlet approximations and predictives."""
-    for link, kind in product(LINKS, OUTPUT_MODELS):
-        if kind == "glm":
-            yield link, case_of(link_approx=link)
-        yield f"{link}-tensors", Case(partial(link_of_tensors, LINKS[link]))
-    for name in dirichlet.APPROXIMATIONS:
-        function = dirichlet.APPROXIMATIONS[name]
+    for link in LINKS:
+        yield link, case_of(link_approx=link)
+    for name, function in dirichlet.APPROXIMATIONS.items():
         yield name, Case(partial(dirichlet_of_tensors, function))
     for kind, criterion in product(OUTPUT_MODELS, [nn.CrossEntropyLoss, nn.MSELoss]):
         name = f"{kind}-{criterion.__name__}"
         yield name, case_of(criterion, pred_type=kind, n_samples=4)
 
 
-def gaussians(device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Means (5, 3), covariances and points, which need gradients."""
-    mean, root, points = (
-        torch.randn(shape, dtype=torch.float64, generator=torch.Generator()).to(device)
-        for shape in ((5, 3), (5, 3, 3), (8, 3))
-    )
-    return mean.requires_grad_(), (root @ root.mT).requires_grad_(), points
-
-
-def link_of_tensors(link: Any, device: str) -> Arrays:
-    """Probabilities and their gradients, given tensors."""
-    mean, cov, points = gaussians(device)
-    proba = link(mean, cov, points)
-    gradients = torch.autograd.grad(proba[:, 0].sum(), (mean, cov), allow_unused=True)
-    return [
-        part.detach().cpu().numpy() for part in (proba, *gradients) if part is not None
-    ]
-
-
 def dirichlet_of_tensors(approximation: Any, device: str) -> Arrays:
     """Functions of a Dirichlet distribution, given tensors."""
-    mean, cov, _ = gaussians(device)
-    alpha = approximation(mean.detach(), cov.detach())
+    mean, root = (
+        torch.randn(shape, dtype=torch.float64, generator=torch.Generator()).to(device)
+        for shape in ((5, 3), (5, 3, 3))
+    )
+    alpha = approximation(mean, root @ root.mT)
     found = [
         alpha,
         dirichlet.mean(alpha),
@@ -519,8 +498,6 @@ def later() -> Cases:
     """What is done with a fitted estimator."""
     for structure in STRUCTURES:
         yield f"partial_fit-{structure}", Case(partial(continued, structure))
-        yield f"pickle-{structure}", Case(partial(stored, structure))
-        yield f"tune-{structure}", Case(partial(tuned, structure))
     for structure, (_, kind) in STRUCTURES.items():
         if kind.is_additive:  # else refused
             yield f"prior-{structure}", Case(partial(second_task, structure))
@@ -529,7 +506,6 @@ def later() -> Cases:
                 Case(partial(second_task, structure, first="cpu")),
             )
     yield "n_shards", case_of(n_shards=3)
-    yield "sample", Case(drawn)
     yield "memory", Case(cached)
 
 
@@ -537,21 +513,6 @@ def continued(structure: str, device: str) -> Arrays:
     """More samples."""
     model, X = fitted(device, **ALL, hessian_structure=structure)
     return brief(model.partial_fit(X[::2], CLASSES[::2]), X)
-
-
-def stored(structure: str, device: str) -> Arrays:
-    """An estimator that was written and read."""
-    model, X = fitted(device, **ALL, hessian_structure=structure)
-    memory = io.BytesIO()
-    joblib.dump(model, memory)
-    memory.seek(0)
-    return brief(joblib.load(memory), X)
-
-
-def tuned(structure: str, device: str) -> Arrays:
-    """Another prior, by the evidence."""
-    model, X = fitted(device, **ALL, hessian_structure=structure)
-    return brief(model.tune(), X)
 
 
 def second_task(structure: str, device: str, first: str | None = None) -> Arrays:
@@ -562,15 +523,6 @@ def second_task(structure: str, device: str, first: str | None = None) -> Arrays
         on(trained(), device), prior=earlier.posterior_, random_state=0, **settings
     )
     return brief(model.fit(X, CLASSES), X)
-
-
-def drawn(device: str) -> Arrays:
-    """Weights by generators of both devices."""
-    model, _ = fitted(device, **ALL)
-    generators = (torch.Generator(kind).manual_seed(0) for kind in ("cpu", device))
-    # the numbers of the second depend on the kind of its device
-    first, second = (model.posterior_.sample(2, g).cpu() for g in generators)
-    return [first.numpy(), np.array(second.shape)]
 
 
 def cached(device: str) -> Arrays:

@@ -26,7 +26,7 @@ FAST = [
     "scores/magnitude",
     "likelihoods/BCELoss-last_layer",
     "tuning/validation-scalar-MSELoss",
-    "links/mean_field-tensors",
+    "links/mean_field",
     "architectures/BatchNorm",
     "variational/gaussian-gaussian",
     "estimators/MCDropoutClassifier",
