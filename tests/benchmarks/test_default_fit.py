@@ -4,7 +4,6 @@ Run by ``pytest tests/benchmarks/test_default_fit.py -m benchmark -n 0 -s``. Rat
 CPU times on one thread, measured in turns; medians.
 """
 
-import sys
 import time
 from functools import partial
 
@@ -64,30 +63,19 @@ def ratio(mine, other, repeats=REPEATS):
     return np.median([cpu_time(mine) / cpu_time(other) for _ in range(repeats)])
 
 
-@pytest.mark.benchmark
 @pytest.mark.parametrize("name", CASES)
-def test_cost_beside_the_network(name):
+def test_cost_beside_the_network(name, shown):
     make, fit_limit, predict_limit = CASES[name]
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        X, y, net = make()
-        model = LaplaceClassifier(net, random_state=0)
+    X, y, net = make()
+    model = LaplaceClassifier(net, random_state=0)
 
-        def train():
-            torch.manual_seed(0)
-            clone(net).fit(X, y)
+    def train():
+        torch.manual_seed(0)
+        clone(net).fit(X, y)
 
-        of_fit = ratio(lambda: model.fit(X, y), train)
-        alone = model.estimator_
-        of_predict = ratio(
-            lambda: model.predict_proba(X),
-            lambda: alone.predict_proba(X),
-            REPEATS_OF_PREDICT,
-        )
-    finally:
-        torch.set_num_threads(n_threads)
-    found = f"fit {of_fit:.2f}, predict_proba {of_predict:.2f}"
-    sys.stdout.write(f"\n{name}: {found}\n")
+    of_fit = ratio(lambda: model.fit(X, y), train)
+    calls = [partial(each.predict_proba, X) for each in (model, model.estimator_)]
+    of_predict = ratio(*calls, REPEATS_OF_PREDICT)
+    shown(fit=of_fit, predict_proba=of_predict)
     assert of_fit <= fit_limit
     assert of_predict <= predict_limit

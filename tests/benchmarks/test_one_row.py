@@ -4,11 +4,9 @@ Run by ``pytest tests/benchmarks/test_one_row.py -m benchmark -n 0 -s``. Ratios 
 times on one thread, measured in turns; medians.
 """
 
-import sys
 from functools import partial
 
 import pytest
-import torch
 from benchmarks.test_default_fit import ratio
 from benchmarks.workloads import digits_data, digits_net
 
@@ -24,20 +22,14 @@ def repeated(function):
         function()
 
 
-@pytest.mark.benchmark
 @pytest.mark.parametrize("link", LIMITS)
-def test_cost_of_one_row(link):
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        X, y = digits_data()
-        model = LaplaceClassifier(
-            digits_net(5), link_approx=link, prior_precision=1.0, random_state=0
-        ).fit(X, y)
-        predictors = model, model.estimator_
-        calls = [partial(each.predict_proba, X[:1]) for each in predictors]
-        found = ratio(*(partial(repeated, call) for call in calls), REPEATS)
-    finally:
-        torch.set_num_threads(n_threads)
-    sys.stdout.write(f"\n{link}: {found:.2f}\n")
+def test_cost_of_one_row(link, shown):
+    X, y = digits_data()
+    model = LaplaceClassifier(
+        digits_net(5), link_approx=link, prior_precision=1.0, random_state=0
+    ).fit(X, y)
+    predictors = model, model.estimator_
+    calls = [partial(each.predict_proba, X[:1]) for each in predictors]
+    found = ratio(*(partial(repeated, call) for call in calls), REPEATS)
+    shown(ratio=found)
     assert found <= LIMITS[link]

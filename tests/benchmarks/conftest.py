@@ -1,0 +1,24 @@
+"""Settings that all benchmarks share."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Compute on one thread, on which times and their ratios are steady."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)
+
+
+@pytest.fixture
+def shown(request):
+    """Print what a test has measured; `-n 0 -s` shows it."""
+
+    def show(**values):
+        found = ", ".join(f"{name} {value:.2f}" for name, value in values.items())
+        print(f"\n{request.node.name}: {found}")  # noqa: T201
+
+    return show
