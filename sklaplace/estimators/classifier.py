@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sklaplace.core import progress
 from sklaplace.core.checks import check_count, check_option
 from sklaplace.dirichlet.links import LINKS, Link, choose_link
 from sklaplace.estimators.fitting.laplace_fit import HeldOutScore
-from sklaplace.estimators.fitting.summary import reporting_for
 from sklaplace.estimators.laplace import BaseLaplace
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.options.laplace import LaplaceOptions
@@ -306,7 +306,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             classes = np.unique(classes)
             self._check_classes(classes, y)
         if not hasattr(self, "posterior_"):
-            with reporting_for(self):
+            with progress.reporting(type(self).__name__, self.verbose):
                 return self._fit(Samples(X, y, sample_weight, None, None, {}, classes))
         if not self._targets.is_ignored(as_array(y, "y")).all():
             self._add_samples(X, y, sample_weight)
@@ -345,6 +345,9 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
 
     def _link(self) -> Link:
         return LINKS[self._link_name()]
+
+    def _link_summary(self) -> list[str]:
+        return [f"link_approx {self._link_name()}"]
 
     def _link_name(self) -> str:
         """Return the link in use; it may have been set after fit."""

@@ -31,9 +31,9 @@ from sklaplace.estimators.fitting.laplace_fit import (
 from sklaplace.estimators.fitting.noise import loss_per_target
 from sklaplace.estimators.fitting.novelty_recorder import novelty_scores
 from sklaplace.estimators.fitting.summary import (
+    of_likelihood,
     of_posterior,
-    reporting_for,
-    warn_if_alone,
+    warn_without_residual,
 )
 from sklaplace.estimators.options.given_net import note_new_weights
 from sklaplace.estimators.options.laplace import LaplaceOptions, sibling
@@ -169,7 +169,7 @@ class BaseLaplace:
         torch.Size([111])
         """
         samples = Samples(X, y, sample_weight, X_val, y_val, fit_params)
-        with reporting_for(self):
+        with progress.reporting(type(self).__name__, self.verbose):
             return self._fit(samples)
 
     def _fit(self, samples: Samples) -> Any:
@@ -185,7 +185,8 @@ class BaseLaplace:
             self._set_fitted(options, fit.network, posterior)
             self._check_loss(loss_per_target(fit.data_fit, fit.network, posterior))
             self._novelty = fit.novelty and fit.novelty.inflated(score.leverages)
-            warn_if_alone(self)
+            if options.residual_variance(self.residual) and self._residual() is None:
+                warn_without_residual(posterior, options)
         if self.verbose:
             progress.line(self._summary())
         return self
@@ -236,7 +237,25 @@ class BaseLaplace:
         self.prior_precision_ = plain(posterior.prior_precision)
         self.temperature_ = plain(posterior.hyperparameters.temperature)
 
-    _summary = of_posterior
+    def _summary(self) -> str:
+        """Return one line on the posterior, and on predictions as they are made now."""
+        parts = of_posterior(self.posterior_, self._options, self._residual())
+        if self.temperature_ != 1:
+            parts.append(f"temperature {self.temperature_:.3g}")
+        noise = getattr(self, "sigma_noise_", 1.0)
+        parts += of_likelihood(self.network_spec_.likelihood, noise)
+        if self.pred_type != "glm":
+            parts.append(f"pred_type {self.pred_type}")
+        else:
+            parts += self._link_summary()
+        if self._options.tuner == "marglik":
+            # under another prior, weights that were not refitted need not be probable
+            parts.append(f"log evidence {self.log_marginal_likelihood_value_:.1f}")
+        return ", ".join(parts)
+
+    def _link_summary(self) -> list[str]:
+        """Return how probabilities are made of outputs; nothing for a regressor."""
+        return []
 
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> LaplaceOptions:
@@ -308,7 +327,10 @@ class BaseLaplace:
     def _add_samples(self, X: Any, y: Any, sample_weight: Any) -> Any:
         """Add curvature and loss of new samples; the network keeps its weights."""
         check_is_fitted(self)
-        with reporting_for(self), unchanged_on_error(self):
+        with (
+            progress.reporting(type(self).__name__, self.verbose),
+            unchanged_on_error(self),
+        ):
             group = Group.of(self.distributed)
             with group.together():
                 solver, data, network, novelty = self._prepared(X, y, sample_weight)
@@ -515,7 +537,10 @@ class BaseLaplace:
         True
         """
         check_is_fitted(self)
-        with reporting_for(self), unchanged_on_error(self):
+        with (
+            progress.reporting(type(self).__name__, self.verbose),
+            unchanged_on_error(self),
+        ):
             posterior, novelty = retuned(self, X, y, sample_weight, parameters)
             network = TrainedNetwork(self.estimator_, self.network_spec_)
             self._set_fitted(self._options, network, posterior)

@@ -15,7 +15,7 @@ from sklaplace.core.random import private_rng
 from sklaplace.core.serialise import from_portable, pickled, to_portable
 from sklaplace.estimators.fitting.diagram import displayed
 from sklaplace.estimators.fitting.noise import most_probable_noise
-from sklaplace.estimators.fitting.summary import of_training, reporting_for
+from sklaplace.estimators.fitting.summary import of_likelihood, of_training
 from sklaplace.estimators.options.given_net import (
     inner_net,
     is_frozen,
@@ -107,7 +107,10 @@ class BaseSampling(ABC):
         array([0, 1, 2])
         """
         given = samples.Samples(X, y, sample_weight, X_val, y_val, fit_params)
-        with reporting_for(self), samples.unchanged_on_error(self):
+        with (
+            progress.reporting(type(self).__name__, self.verbose),
+            samples.unchanged_on_error(self),
+        ):
             self._check_options()
             note_new_weights(self)
             if self.estimator is None or self._trainer_kind.has_prior:
@@ -127,7 +130,11 @@ class BaseSampling(ABC):
 
     def _summary(self) -> str:
         """Return one line on what was fitted."""
-        return of_training(self, is_kept=is_frozen(self.estimator))
+        training = of_training(self.n_iter_, is_kept=is_frozen(self.estimator))
+        noise = getattr(self, "sigma_noise_", 1.0)
+        return ", ".join(
+            [training, *of_likelihood(self.network_spec_.likelihood, noise)]
+        )
 
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> None:

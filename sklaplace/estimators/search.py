@@ -178,6 +178,11 @@ class LaplaceClassifierCV(LaplaceClassifier):
     def _fit(self, samples: Samples) -> Any:
         return PriorSearch(self, LaplaceClassifier).fit(samples)
 
+    def _summary(self) -> str:
+        n_tried = len(self.cv_results_["params"])
+        search = f"{n_tried} tried in {self.n_splits_} folds"
+        return f"{super()._summary()}, {search}, score {self.best_score_:.4g}"
+
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LaplaceRegressorCV(LaplaceRegressor):
@@ -339,3 +344,8 @@ class LaplaceRegressorCV(LaplaceRegressor):
 
     def _fit(self, samples: Samples) -> Any:
         return PriorSearch(self, LaplaceRegressor).fit(samples)
+
+    def _summary(self) -> str:
+        n_tried = len(self.cv_results_["params"])
+        search = f"{n_tried} tried in {self.n_splits_} folds"
+        return f"{super()._summary()}, {search}, score {self.best_score_:.4g}"

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sklaplace.core.checks import check_option, check_params, check_positive, warn_user
-from sklaplace.estimators.fitting.summary import of_training
+from sklaplace.estimators.fitting.summary import of_likelihood, of_training
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting.output_model import (
     BatchedOutputs,
@@ -123,12 +123,16 @@ class BaseVariational(BaseSampling):
             self._compare(network, outputs)
 
     def _summary(self) -> str:
-        return (
-            f"{self.posterior_.distribution.name} posterior over "
-            f"{self.posterior_.layout.n_parameters:,} weights, "
-            f"{of_training(self, is_kept=False)}, ELBO {self.elbo_:.1f}, "
-            f"KL {self.kl_:.1f} (weight {self.kl_weight:g})"
-        )
+        posterior, likelihood = self.posterior_, self.network_spec_.likelihood
+        parts = [
+            f"{posterior.distribution.name} posterior over "
+            f"{posterior.layout.n_parameters:,} weights",
+            of_training(self.n_iter_, is_kept=False),
+            *of_likelihood(likelihood, getattr(self, "sigma_noise_", 1.0)),
+            f"ELBO {self.elbo_:.1f}",
+            f"KL {self.kl_:.1f} (weight {self.kl_weight:g})",
+        ]
+        return ", ".join(parts)
 
     def _compare(self, network: Any, outputs: BatchedOutputs) -> None:
         """Warn where the posterior predicts held-out samples worse than its start."""

@@ -33,7 +33,6 @@ from sklaplace.estimators.fitting.folds import (
     trained_and_scored,
     with_noise,
 )
-from sklaplace.estimators.fitting.summary import reporting_for
 from sklaplace.estimators.options.given_net import note_new_weights
 from sklaplace.estimators.training.samples import (
     Samples,
@@ -73,7 +72,7 @@ class PriorSearch:
                 f"fit got {listed(held_out)}, but here folds are held out. Leave them "
                 f"out, or use {self.plain.__name__}, which tunes on such rows."
             )
-        with reporting_for(estimator):
+        with progress.reporting(type(estimator).__name__, estimator.verbose):
             with unchanged_on_error(estimator):
                 results, n_splits = self._searched(samples)
                 best = int(results["rank_test_score"].argmin())
