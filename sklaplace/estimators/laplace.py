@@ -1,5 +1,6 @@
 """BaseLaplace: parameters, fit and posterior that the Laplace estimators share."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import check_memory
-from sklaplace.core.checks import check_option, check_positive
+from sklaplace.core.checks import check_option, check_positive, naming
 from sklaplace.core.linalg import plain
 from sklaplace.core.serialise import from_portable, pickled, to_portable, worker_state
 from sklaplace.core.trees import without_groups
@@ -19,7 +20,8 @@ from sklaplace.estimators.fitting.diagram import displayed
 from sklaplace.estimators.fitting.fit_cache import FitWork, UnfinishedFit, cached_fit
 from sklaplace.estimators.fitting.hyperparameters import (
     check_addable,
-    retuned,
+    check_evidence,
+    free_parameters,
     under_hyperparameters,
 )
 from sklaplace.estimators.fitting.laplace_fit import (
@@ -47,6 +49,7 @@ from sklaplace.estimators.training.samples import (
     applicable,
     cast_tensors,
     check_inputs,
+    check_loader,
     check_samples,
     draw_seed,
     encode_samples,
@@ -54,6 +57,7 @@ from sklaplace.estimators.training.samples import (
     warn_of_weight_scale,
     weighted_data,
 )
+from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
@@ -343,13 +347,17 @@ class BaseLaplace:
     def _prepared(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
         """Return solver, new samples, the network with them, and their novelty."""
         options = self._check_options()
-        check_addable(self, options)
+        check_addable(self.posterior_, self.network_spec_, self._options, options)
         warn_of_weight_scale(sample_weight)
-        X, y = self._check_samples(X, y, reset=False)
-        data = weighted_data(self, applicable(self, X), y, sample_weight)
+        data = self._new_data(X, y, sample_weight)
         samples, solver = data.dataset(self.estimator_), self._solver(options)
         network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
         return solver, data, network, solver.add_novelty(self._novelty, network)
+
+    def _new_data(self, X: Any, y: Any, sample_weight: Any) -> TrainingData:
+        """Return samples for the fitted network, checked, cast and encoded."""
+        X, y = self._check_samples(X, y, reset=False)
+        return weighted_data(self, applicable(self, X), y, sample_weight)
 
     def score_samples(self, X: Any) -> np.ndarray:
         """Score how like the training samples others are: the higher, the more normal.
@@ -463,7 +471,9 @@ class BaseLaplace:
         """
         check_is_fitted(self)
         given = {"prior_precision": prior_precision, "sigma_noise": sigma_noise}
-        posterior = under_hyperparameters(self, given)
+        posterior = under_hyperparameters(
+            self.posterior_, given, self._options, self._targets
+        )
         evidence = self._evidence(posterior)
         has_tensor = any(isinstance(value, Tensor) for value in given.values())
         return evidence if has_tensor else float(evidence)
@@ -541,10 +551,27 @@ class BaseLaplace:
             progress.reporting(type(self).__name__, self.verbose),
             unchanged_on_error(self),
         ):
-            posterior, novelty = retuned(self, X, y, sample_weight, parameters)
+            free = free_parameters(self.posterior_, parameters)
             network = TrainedNetwork(self.estimator_, self.network_spec_)
+            if X is None:
+                check_evidence(free, y, sample_weight)
+            else:
+                check_loader(X, "tune")
+                if y is None:
+                    raise ValueError(
+                        "y is missing: samples to tune on need inputs and targets. "
+                        "Pass both X and y, or neither."
+                    )
+                data = self._new_data(X, y, sample_weight)
+                network = replace(network, held_out=data.dataset(self.estimator_))
+            score = replace(self._score(network.spec.likelihood), is_given=True)
+            solver = self._solver(replace(self._options, residual=self.residual))
+            with progress.phase("tune"), nullcontext() if X is None else naming(X="X"):
+                posterior = solver.retuned(
+                    self.posterior_, network, score, free, self._novelty
+                )
             self._set_fitted(self._options, network, posterior)
-            self._novelty = novelty
+            self._novelty = self._novelty and self._novelty.inflated(score.leverages)
             if self.verbose:
                 progress.line(self._summary())
         return self
