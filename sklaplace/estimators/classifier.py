@@ -1,6 +1,5 @@
 """LaplaceClassifier: class probabilities under a posterior over the weights."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +14,10 @@ from sklaplace.estimators.fitting.laplace_fit import HeldOutScore
 from sklaplace.estimators.laplace import BaseLaplace
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.options.laplace import LaplaceOptions
-from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
+from sklaplace.estimators.probabilistic_classifier import (
+    ProbabilisticClassifier,
+    Reduction,
+)
 from sklaplace.estimators.targets.classes import is_ignored
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.estimators.training.samples import Samples
@@ -330,14 +332,18 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             )
 
     # ----------------------------------------------------------------- predict
-    def _map_proba(self, X: Any, function: Callable[[Tensor], Tensor]) -> np.ndarray:
+    def _map_proba(self, X: Any, reduce: Reduction = lambda proba: proba) -> np.ndarray:
         outputs = self._outputs
         if not outputs.model.is_gaussian:
-            return super()._map_proba(X, function)
+            return super()._map_proba(X, reduce)
         link = self._link()
+
+        def of_logits(mean: Tensor, cov: Tensor) -> Tensor:
+            return reduce(self._normalised(self._proba_of_gaussian(link, mean, cov)))
+
         (proba,) = outputs.map_gaussian(
             self._check_inputs(X),
-            self._of_logits(lambda m, S: function(self._proba_of_gaussian(link, m, S))),
+            self._of_logits(of_logits),
             diagonal=self._needs_variances_only(link.diagonal),
             centred=self._is_centred(link.centred),
         )
@@ -364,5 +370,5 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         # scrambling takes time: no points for links that use none
         points = mean.new_empty(0, mean.shape[1])
         if link.draws:
-            points = self._sobol_normals(mean)
+            points = self._normals(mean)
         return (link.score if single else link.function)(mean, cov, points)

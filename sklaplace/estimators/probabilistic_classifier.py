@@ -8,12 +8,14 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sklaplace import dirichlet
-from sklaplace.core.checks import as_seed, check_option, naming, warn_user
+from sklaplace.core.checks import as_seed, check_count, check_option, naming, warn_user
 from sklaplace.core.random import cached_sobol_normals
 from sklaplace.dirichlet.distribution import check_set
+from sklaplace.dirichlet.links import mc_uncertainty, uncertainty_of_draws
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting import class_outputs, latent
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
@@ -21,6 +23,12 @@ from sklaplace.estimators.targets.classes import ClassTargets, likelihood_of
 from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import ClassificationLikelihood
 from sklaplace.networks.data import count_rows
+
+# From more classes on, the most probable one is found batch by batch.
+MANY_CLASSES = 1024
+
+# From probabilities (b·r, K) of a batch to what is kept of them.
+Reduction = Callable[[Tensor], Tensor]
 
 
 class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
@@ -69,7 +77,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     def _check_dirichlet(self, name: str, value: Any) -> None:
         check_option(name, value, dirichlet.APPROXIMATIONS)
 
-    def _sobol_normals(self, like: Tensor) -> Tensor:
+    def _normals(self, like: Tensor) -> Tensor:
         """Return standard-normal points (s, K) for logits (b, K): always the same."""
         points = cached_sobol_normals(self.n_samples, like.shape[1], self._seed)
         return points.to(like)
@@ -96,21 +104,22 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         by_label = proba.movedim(1, -1)
         return by_label.reshape(-1, *by_label.shape[-2:])
 
-    def _normalised(self, proba: np.ndarray) -> np.ndarray:
-        """Return probabilities (n·r, K) of the classes in fit; rows sum to one."""
+    def _map_proba(self, X: Any, reduce: Reduction = lambda proba: proba) -> np.ndarray:
+        """Return probabilities (n·r, K) of r labels per sample; rows sum to one.
+
+        Or what ``reduce`` makes of the probabilities (b·r, K) of each batch.
+        """
+        X, of = self._check_inputs(X), self._proba_of_draws
+        of_draws = self._outputs.map_draws(
+            X, lambda f: reduce(self._normalised(of(f).mean(-1)))
+        )
+        return of_draws.numpy()
+
+    def _normalised(self, proba: Tensor) -> Tensor:
+        """Return probabilities (b·r, K) of the classes in fit; rows sum to one."""
         # a network with one logit has two columns, also for a single class in fit
         proba = proba[:, : self._targets.n_classes]
-        proba /= proba.sum(1, keepdims=True)
-        return proba
-
-    def _class_probabilities(self, X: Any) -> np.ndarray:
-        """Return probabilities (n·r, K) of r labels per sample; rows sum to one."""
-        return self._normalised(self._map_proba(X, lambda proba: proba))
-
-    def _map_proba(self, X: Any, function: Callable[[Tensor], Tensor]) -> np.ndarray:
-        """Return a function of each batch's probabilities (b·r, K), not normalised."""
-        X, of = self._check_inputs(X), self._proba_of_draws
-        return self._outputs.map_draws(X, lambda f: function(of(f).mean(-1))).numpy()
+        return proba / proba.sum(1, keepdim=True)
 
     def _concentrations(self, X: Any, method: Any) -> np.ndarray:
         """Return Dirichlet concentrations (n·r, K) of r labels per sample."""
@@ -126,13 +135,32 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         )
         return alpha[:, : self._targets.n_classes]
 
+    def _entropies(self, X: Any, method: str) -> np.ndarray:
+        """Return total, aleatoric and epistemic entropy of each label, (n·r, 3)."""
+        outputs = self._outputs
+        if method != "mc":
+            found = dirichlet.uncertainty(self._concentrations(X, method))
+        elif outputs.model.is_gaussian:
+            outputs.model.check_draws(2)
+            (found,) = outputs.map_gaussian(
+                self._check_inputs(X),
+                self._of_logits(lambda m, c: mc_uncertainty(m, c, self._normals(m))),
+                diagonal=self._needs_variances_only(False),
+                centred=self._likelihood.is_shift_invariant,
+            )
+        else:
+            outputs.model.check_draws(2)
+            X, of = self._check_inputs(X), self._proba_of_draws
+            found = outputs.map_draws(X, lambda f: uncertainty_of_draws(of(f))).numpy()
+        # a network with one logit has two classes
+        return found if self._targets.n_classes > 1 else np.zeros_like(found)
+
     def _log_proba_of(self, X: Any, y: Any) -> np.ndarray:
         """Return the log-probability of the labels of each sample, (n,); finite."""
-        proba = self._class_probabilities(X)
+        proba = self._map_proba(X)
         return class_outputs.log_proba_of(self._targets, proba, y)
 
     # ------------------------------------------------------------- public methods
-    @class_outputs.without_variance
     def predict_proba(self, X: Any) -> np.ndarray:
         """Class probabilities, averaged over the posterior.
 
@@ -162,8 +190,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         array([[1., 0., 0.],
                [0., 0., 1.]])
         """
-        proba = self._class_probabilities(X)
-        return self._targets.target_type.probabilities(proba)
+        return self._targets.target_type.probabilities(self._map_proba(X))
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Logarithms of `predict_proba`.
@@ -194,7 +221,6 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(self.predict_proba(X)))
 
-    @class_outputs.without_variance
     def predict(self, X: Any) -> np.ndarray:
         """Most probable class under `predict_proba`.
 
@@ -225,7 +251,9 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         >>> model.predict(X[[0, 149]])
         array([0, 2])
         """
-        if class_outputs.are_many(self):
+        check_is_fitted(self)
+        is_single = self._targets.target_type.is_single
+        if is_single and self._targets.n_classes > MANY_CLASSES:
             return self.predict_top_k(X, 1)[0][:, 0]
         proba = self.predict_proba(X)
         threshold = getattr(self.estimator_, "threshold", None)
@@ -272,10 +300,20 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         array([[0, 1],
                [2, 1]])
         """
-        k = class_outputs.check_top(self, k)
-        columns, proba = class_outputs.top_classes(self, X, k)
-        unflatten = self._targets.target_type.unflatten
-        return unflatten(self.classes_[columns]), unflatten(proba)
+        check_is_fitted(self)
+        check_count("k", k)
+        target_type = self._targets.target_type
+        if not target_type.has_class_names:
+            raise ValueError(
+                "y in fit is a matrix of labels that are 0 or 1, which are predicted "
+                "one by one: there is no order of classes. Use predict_proba, whose "
+                "columns are the labels."
+            )
+        k = min(int(k), self._targets.n_classes)
+        found = self._map_proba(X, lambda proba: class_outputs.largest(proba, k))
+        columns, proba = found[..., 0].astype(np.intp), found[..., 1]
+        unflatten = target_type.unflatten
+        return unflatten(self.classes_[columns]), unflatten(np.ascontiguousarray(proba))
 
     @naming(X="X", y="y", sample_weight="sample_weight")
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -360,9 +398,9 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         seed = as_seed("random_state", random_state)
         draws = torch.as_tensor(outputs.sample(self._check_inputs(X), n_samples, seed))
         drawn = self._likelihood.probabilities(draws.mT)  # (n, s, K) or (n, s, r, K)
-        proba = self._normalised(drawn.reshape(-1, drawn.shape[-1]).numpy())
-        proba = self._targets.target_type.probabilities(proba)
-        by_draw = proba.reshape(*drawn.shape[:2], *proba.shape[1:])
+        proba = self._normalised(drawn.reshape(-1, drawn.shape[-1]))
+        by_class = self._targets.target_type.probabilities(proba.numpy())
+        by_draw = by_class.reshape(*drawn.shape[:2], *by_class.shape[1:])
         return np.moveaxis(by_draw, 1, -1)
 
     def latent_mean_and_variance(
@@ -567,7 +605,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
             method = self.dirichlet_approx if is_gaussian else "mc"
         check_option("method", method, ["mc", *dirichlet.APPROXIMATIONS])
-        found = class_outputs.entropies(self, X, method)
+        found = self._entropies(X, method)
         return self._targets.target_type.unflatten(found)
 
     def score_samples(self, X: Any) -> np.ndarray:
@@ -598,7 +636,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         >>> model.score_samples(X[:3]).shape
         (3,)
         """
-        found = class_outputs.entropies(self, X, "mc")[:, 2]
+        found = self._entropies(X, "mc")[:, 2]
         return -found.reshape(count_rows(X), -1).mean(1)
 
     def predict_set(

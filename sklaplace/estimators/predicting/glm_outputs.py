@@ -61,8 +61,7 @@ class GLMOutputs(WeightDraws):
         posterior = self.posterior
         require_joint(outputs, X, across_outputs, 2 * posterior.layout.n_parameters)
         means, roots = [], []
-        dataset = outputs.network.net.get_dataset(X)
-        with outputs.evaluation(dataset) as (forward, batches):
+        with outputs.evaluation(X) as (forward, batches):
             for x, _, _ in batches:
                 f, jacobian = backpropagate(forward, x, posterior.layout)
                 means.append(linearised_mean(posterior, f, jacobian))
@@ -109,8 +108,7 @@ class LinearisationCache:
             spec = outputs.network.spec
             centring = Centring(spec.likelihood.n_blocks) if centred else None
             options: dict[str, Any] = {"diagonal": diagonal, "centring": centring}
-            dataset = outputs.network.net.get_dataset(X)
-            with outputs.evaluation(dataset, with_covariance=not diagonal) as (
+            with outputs.evaluation(X, with_covariance=not diagonal) as (
                 forward,
                 batches,
             ):

@@ -6,10 +6,10 @@ form. `BatchedOutputs` evaluates either, batch by batch.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -146,51 +146,6 @@ SHARDS_PER_WORKER = 4
 
 
 @dataclass(frozen=True)
-class OutputPass:
-    """A function of each batch, and of the network, for all samples of a dataset.
-
-    Attributes
-    ----------
-    network : TrainedNetwork
-        The network.
-    function : callable
-        Of the network as a function, which is frozen, and of a batch of b samples;
-        returns tensors (b, ...).
-    batch_size : int
-        Samples per batch.
-    """
-
-    network: TrainedNetwork
-    function: BatchFunction
-    batch_size: int
-
-    def __call__(self, samples: Any) -> list[Tensor]:
-        """Return the tensors for all samples, on the CPU."""
-        forward = self.network.forward()
-        with forward.frozen():
-            batches = self.network.batches(samples, self.batch_size)
-            tracked = progress.tracked(batches, "predictions", len(batches))
-            parts = [self.function(forward, x) for x, _, _ in tracked]
-        # concatenation copies: a single batch may share memory with a cache
-        return [torch.cat(pieces).cpu() for pieces in zip(*parts, strict=True)]
-
-    def of_all(self, dataset: Any, n_jobs: int | None) -> list[Tensor]:
-        """Return the tensors for all samples, computed in ``n_jobs`` workers."""
-        workers = n_workers(n_jobs)
-        n_shards = SHARDS_PER_WORKER * workers if workers > 1 else 1
-        shards = Shards.of(dataset, self.batch_size, n_shards)
-        if len(shards) > 1:
-            with torch_threads(1):
-                # here, so that the workers get what the posterior keeps from one batch
-                # to the next
-                self(cut(dataset, slice(0, 1)))
-        parts = list(ordered_map(self, shards, n_jobs=n_jobs, label="predictions"))
-        if len(parts) == 1:
-            return parts[0]
-        return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
-
-
-@dataclass(frozen=True)
 class BatchedOutputs:
     """Outputs of a trained network for samples of any number.
 
@@ -208,6 +163,8 @@ class BatchedOutputs:
         Number of workers, see `ordered_map`.
     scope : tuple of str and int
         Name of the estimator and its ``verbose``, see `progress.reporting`.
+    in_worker : bool
+        Whether the samples are those of one worker, which starts no others.
     """
 
     network: TrainedNetwork
@@ -216,6 +173,7 @@ class BatchedOutputs:
     row_elements: int = 0
     n_jobs: int | None = None
     scope: tuple[str, Any] = ("", 0)
+    in_worker: bool = False
 
     def __post_init__(self) -> None:
         """Raise for values that are not valid, as they may be set after fit."""
@@ -250,18 +208,24 @@ class BatchedOutputs:
             n_draws = self.model.n_samples
         if not diagonal:
             check_covariances(self.network.spec)
+        sizes = {"with_covariance": not diagonal, "n_draws": n_draws}
+        if self.uses_workers:
+            work = partial(
+                BatchedOutputs.map_gaussian,
+                function=function,
+                diagonal=diagonal,
+                centred=centred,
+            )
+            return self._in_workers(work, X, sizes)
         model: OutputModel = self.model
-        options = {
-            "n_blocks": self.network.spec.likelihood.n_blocks,
-            "diagonal": diagonal,
-            "centred": centred,
-        }
-
-        def of_batch(forward: Forward, x: Any) -> tuple[Tensor, ...]:
-            return function(*require_finite(*model.gaussian(forward, x, **options)))
-
-        sizes: dict[str, Any] = {"with_covariance": not diagonal, "n_draws": n_draws}
-        return [part.numpy() for part in self._mapped(X, of_batch, **sizes)]
+        n_blocks, parts = self.network.spec.likelihood.n_blocks, []
+        with self.evaluation(X, **sizes) as (forward, batches):
+            for x, _, _ in batches:
+                gaussian = model.gaussian(
+                    forward, x, n_blocks=n_blocks, diagonal=diagonal, centred=centred
+                )
+                parts.append(function(*require_finite(*gaussian)))
+        return _joined(parts)
 
     def latent(
         self, X: Any, full_cov: bool = False, function: Any = lambda m, c: (m, c)
@@ -295,7 +259,7 @@ class BatchedOutputs:
                 require_finite(f, f)
                 return (function(recorder.take(len(f)), f, x),)
 
-        return self._mapped(X, of_batch)[0].numpy()
+        return self._mapped(X, of_batch)[0]
 
     def joint(
         self, X: Any, across_outputs: bool = False
@@ -317,7 +281,8 @@ class BatchedOutputs:
         def of_batch(forward: Forward, x: Any) -> tuple[Tensor, ...]:
             return (function(model.draws(forward, x)),)
 
-        return self._mapped(X, of_batch, n_draws=model.n_samples)[0]
+        (found,) = self._mapped(X, of_batch, n_draws=model.n_samples)
+        return torch.from_numpy(found)
 
     def sample(self, X: Any, n_samples: int, seed: int) -> np.ndarray:
         """Return joint draws of the outputs, (n, c, s)."""
@@ -356,32 +321,68 @@ class BatchedOutputs:
             yield losses, weights, likelihood.n_targets(draws.shape[1])
 
     # --------------------------------------------------------------------- batches
-    def _mapped(self, X: Any, function: BatchFunction, **sizes: Any) -> list[Tensor]:
-        """Return a function of each batch of X, for all samples, on the CPU."""
-        count_rows(X)
-        dataset = self.network.net.get_dataset(X)
+    @property
+    def uses_workers(self) -> bool:
+        """Whether samples are divided among workers."""
+        return not self.in_worker and n_workers(self.n_jobs) > 0
+
+    def _mapped(
+        self, X: Any, function: BatchFunction, **sizes: Any
+    ) -> list[np.ndarray]:
+        """Return a function of each batch of X, for all samples."""
+        if self.uses_workers:
+            work = partial(BatchedOutputs._mapped, function=function, **sizes)
+            return self._in_workers(work, X, sizes)
+        with self.evaluation(X, **sizes) as (forward, batches):
+            return _joined([function(forward, x) for x, _, _ in batches])
+
+    def _in_workers(
+        self,
+        work: Callable[["BatchedOutputs", Any], list[np.ndarray]],
+        X: Any,
+        sizes: dict[str, Any],
+    ) -> list[np.ndarray]:
+        """Return the arrays of ``work`` for all samples, computed in workers."""
+        dataset = self._dataset(X)
         batch_size = self._batches(dataset, **sizes).batch_size
-        work = OutputPass(self.network, function, batch_size)
+        alone = replace(self, batch_size=batch_size, scope=("", 0), in_worker=True)
+        own, workers = partial(work, alone), n_workers(self.n_jobs)
+        n_shards = SHARDS_PER_WORKER * workers if workers > 1 else 1
+        shards = Shards.of(dataset, batch_size, n_shards)
+        if len(shards) > 1:
+            with torch_threads(1):
+                # here, so that the workers get what the posterior keeps from one batch
+                # to the next
+                own(cut(dataset, slice(0, 1)))
         with progress.reporting(*self.scope):
-            return work.of_all(dataset, self.n_jobs)
+            parts = ordered_map(own, shards, n_jobs=self.n_jobs, label="predictions")
+            return [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
+
+    def _dataset(self, X: Any) -> Any:
+        count_rows(X)
+        return self.network.net.get_dataset(X)
 
     @contextmanager
-    def evaluation(
-        self, dataset: Any, **sizes: Any
-    ) -> Iterator[tuple[Forward, Batches]]:
-        """The network in evaluation mode, and batches of a dataset.
+    def evaluation(self, X: Any, **sizes: Any) -> Iterator[tuple[Forward, Any]]:
+        """The network in evaluation mode, and batches of inputs or of a dataset.
 
         Modes and hooks are restored in any case.
         """
-        batches = self._batches(dataset, **sizes)
+        batches = self._batches(self._dataset(X), **sizes)
         forward = self.network.forward()
-        with forward.frozen():
-            yield forward, batches
+        with progress.reporting(*self.scope), forward.frozen():
+            yield forward, progress.tracked(batches, "predictions", len(batches))
 
     def _batches(self, dataset: Any, **sizes: Any) -> Batches:
         return self.network.batches(
             dataset, self.batch_size, row_elements=self.row_elements, **sizes
         )
+
+
+def _joined(parts: Sequence[tuple[Tensor, ...]]) -> list[np.ndarray]:
+    """Return tensors of all samples from those of batches, on the CPU."""
+    # concatenation copies: a single batch may share memory with a cache
+    return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
 
 
 def check_covariances(spec: OutputSpec) -> None:
