@@ -152,7 +152,7 @@ def fingerprint(value: Any) -> str:
         raise
 
 
-class _Hasher(NumpyHasher):  # type: ignore[misc]
+class _Hasher(NumpyHasher):
     """A hasher that takes tensors and nets by value, and the user's code by source."""
 
     def __init__(self) -> None:

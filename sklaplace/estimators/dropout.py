@@ -60,8 +60,8 @@ DROPOUTS: dict[type[nn.Module], tuple[bool, Mask]] = {
 
 def dropout_layers(module: nn.Module) -> list[Any]:
     """Return the layers that drop units with positive probability."""
-    modules: Any = module.modules()
-    return [m for m in modules if isinstance(m, tuple(DROPOUTS)) and m.p > 0]
+    found: list[Any] = [m for m in module.modules() if isinstance(m, tuple(DROPOUTS))]
+    return [layer for layer in found if layer.p > 0]
 
 
 @contextmanager

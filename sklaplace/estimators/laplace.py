@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -99,6 +99,12 @@ class BaseLaplace:
     memory: Any = None
     random_state: Any = None
     verbose: int = 0
+
+    if TYPE_CHECKING:  # provided by the other base of an estimator
+        _targets: Any
+        _likelihood: Any
+
+        def _check_loss(self, loss: float, rate: str = ...) -> None: ...
 
     # LinearisationCache of a search over priors, which predicts the same samples often
     _cache: ClassVar[Any] = None
@@ -631,7 +637,8 @@ class BaseLaplace:
         torch.Size([2, 10])
         """
         outputs = self._outputs
-        if not outputs.model.is_gaussian:
+        model: Any = outputs.model
+        if not model.is_gaussian:
             raise ValueError(
                 f"pred_type={self.pred_type!r} has no Gaussian over outputs. Use "
                 "pred_type='glm'."
@@ -642,7 +649,7 @@ class BaseLaplace:
             rows, n_joint = without_groups(rows)
         with forward.frozen(), torch.enable_grad():
             raw_outputs(self.estimator_, rows)  # raises for inputs that do not fit
-            found = require_finite(*outputs.model.in_graph(forward, rows, n_joint))
+            found = require_finite(*model.in_graph(forward, rows, n_joint))
             return self._targets.restored_outputs(self._likelihood, *found)
 
     # ------------------------------------------------------------- persistence

@@ -329,7 +329,7 @@ class LaplaceRanker(LaplaceClassifier):
     # ----------------------------------------------------------------------- samples
     def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
         if reset:  # items may be others than in an earlier fit
-            vars(self).pop("_item_shape", None)
+            self.__dict__.pop("_item_shape", None)
         if is_opaque(X):
             X, y = super()._check_samples(X, y, reset=reset)
             _check_pairs(X)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from sklearn.base import is_regressor
@@ -47,6 +47,18 @@ class BaseSampling(ABC):
     batch_size: int | None = None
     random_state: Any = None
     verbose: int = 0
+
+    if TYPE_CHECKING:  # provided by the other base of an estimator, or a subclass
+        n_samples: int
+        sigma_noise: Any
+        normalize_y: bool
+        validation_fraction: float
+        dirichlet_approx: str
+        _targets: Any
+
+        def _check_dirichlet(self, name: str, value: Any) -> None: ...
+        def _check_loss(self, loss: float, rate: str = ...) -> None: ...
+        def _set_noise(self, sigma: float) -> None: ...
 
     _trainer_kind: ClassVar[type[Trainer]] = Trainer
     _noise_names: ClassVar[tuple[str, ...]] = ("auto",)

@@ -280,7 +280,7 @@ def as_given(X: Any, dtype: np.dtype) -> Any:
     return _with_integer_indices(X)
 
 
-def _as_dict(X: Mapping, dtype: np.dtype) -> dict:
+def _as_dict(X: Mapping[str, Any], dtype: np.dtype) -> dict[str, Any]:
     """A dict of arrays, with those that are given as lists written as arrays."""
     if not isinstance(X, dict) or any(isinstance(v, list) for v in X.values()):
         X = {key: _as_array(key, value, dtype) for key, value in X.items()}

@@ -35,7 +35,7 @@ class Diagram:
     _doc_link_module = PACKAGE
     _doc_link_template = property(lambda self: page_template())
 
-    @available_if(lambda self: hasattr(self, "estimator_"))
+    @available_if(lambda self: hasattr(self, "estimator_"))  # type: ignore[untyped-decorator]
     def _sk_visual_block_(self: Any) -> Any:
         """Return the block of a fitted estimator, whose caption is its summary.
 

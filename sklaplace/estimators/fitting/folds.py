@@ -104,7 +104,7 @@ class Fold:
                     posterior, self._start
                 )
             self._start = posterior.mean
-        vars(model).update(params)
+        model.__dict__.update(params)
         model._set_fitted(self.options, self.fit.network, posterior)
         return model
 
