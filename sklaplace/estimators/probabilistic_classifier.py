@@ -190,7 +190,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         array([[1., 0., 0.],
                [0., 0., 1.]])
         """
-        return self._targets.target_type.probabilities(self._map_proba(X))
+        proba = self._map_proba(X)
+        return self._targets.target_type.probabilities(proba)
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Logarithms of `predict_proba`.
