@@ -10,13 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from numpy.typing import ArrayLike
 from sklearn.exceptions import ConvergenceWarning
+from skorch import NeuralNet
 from torch import Tensor
 
 from sklaplace.core import checks
 from sklaplace.core.budget import move
 from sklaplace.core.checks import warn_user
 from sklaplace.core.linalg import plain
+from sklaplace.core.trees import Inputs
 from sklaplace.curvature import priors
 from sklaplace.curvature.accumulation import accumulate
 from sklaplace.curvature.ggn import CURVATURES
@@ -174,10 +177,10 @@ class MarglikTraining(PriorCallback):
         checks.check_count("every", self.every)
         checks.check_below_one("damping", self.damping, "Choose one such as 0.5.")
 
-    def _subset(self, net: Any) -> Any:
+    def _subset(self, net: NeuralNet) -> Any:
         return self.subset_of_weights
 
-    def _begin(self, net: Any, spec: NetworkSpec, n_rows: int) -> Layout:
+    def _begin(self, net: NeuralNet, spec: NetworkSpec, n_rows: int) -> Layout:
         layout, device, c = spec.layout, device_of(net), spec.n_outputs
         options.check_shapes(self, layout)
         options.check_structure_bytes(self, layout, device, n_rows * c, c)
@@ -202,7 +205,7 @@ class MarglikTraining(PriorCallback):
         h = self.hyperparameters_
         return self.training_.spec.likelihood.scale(h.sigma_noise) / h.temperature
 
-    def on_epoch_end(self, net: Any, **kw: Any) -> None:
+    def on_epoch_end(self, net: NeuralNet, **kw: Any) -> None:
         """Update the hyperparameters where that is due; store the best epoch."""
         self.epoch_ += 1
         epoch = self.epoch_ - self.n_burnin - 1
@@ -219,7 +222,13 @@ class MarglikTraining(PriorCallback):
         net.history.record("log_marginal_likelihood", value)
         net.history.record("log_marginal_likelihood_best", is_best)
 
-    def on_train_end(self, net: Any, X: Any = None, y: Any = None, **kw: Any) -> None:
+    def on_train_end(
+        self,
+        net: NeuralNet,
+        X: Inputs | None = None,
+        y: ArrayLike | None = None,
+        **kw: Any,
+    ) -> None:
         """Load the weights with the highest evidence into the module."""
         layout = self.training_.layout
         super().on_train_end(net, X=X, y=y, **kw)
@@ -244,7 +253,7 @@ class MarglikTraining(PriorCallback):
             names = [block.name for block in layout.blocks]
             self.precisions_ = dict(zip(names, means, strict=True))
 
-    def _posterior(self, net: Any) -> GaussianPosterior:
+    def _posterior(self, net: NeuralNet) -> GaussianPosterior:
         """Return the posterior at the current weights and hyperparameters."""
         spec, layout = self.training_.spec, self.training_.layout
         network, curvature = TrainedNetwork(net, spec), CURVATURES[self.curvature]
@@ -374,7 +383,7 @@ class PriorTraining(PriorCallback):
             checks.check_positive("sigma_noise", self.sigma_noise)
         checks.check_positive("temperature", self.temperature)
 
-    def _subset(self, net: Any) -> Any:
+    def _subset(self, net: NeuralNet) -> Any:
         parameters = dict(unwrapped(net.module_).named_parameters())
         layout = self.prior.layout
         known = [block for block in layout.blocks if block.name in parameters]
@@ -384,7 +393,7 @@ class PriorTraining(PriorCallback):
         options.check_earlier_layout(self.prior, replace(layout, blocks=blocks))
         return [block.name for block in layout.blocks]
 
-    def _begin(self, net: Any, spec: NetworkSpec, n_rows: int) -> Layout:
+    def _begin(self, net: NeuralNet, spec: NetworkSpec, n_rows: int) -> Layout:
         self.earlier_ = move(self.prior.as_prior(), device_of(net))
         module, layout = unwrapped(net.module_), self.earlier_.layout
         parameters = dict(module.named_parameters())
@@ -403,7 +412,13 @@ class PriorTraining(PriorCallback):
         noise = noise.to(self.earlier_.mean.device)
         return self.training_.spec.likelihood.scale(noise) / self.temperature
 
-    def on_train_end(self, net: Any, X: Any = None, y: Any = None, **kw: Any) -> None:
+    def on_train_end(
+        self,
+        net: NeuralNet,
+        X: Inputs | None = None,
+        y: ArrayLike | None = None,
+        **kw: Any,
+    ) -> None:
         """Delete what only the training needs."""
         super().on_train_end(net, X=X, y=y, **kw)
         self.__dict__.pop("earlier_", None)

@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sklaplace.core import progress
 from sklaplace.core.checks import check_count, check_option
+from sklaplace.core.trees import Inputs
 from sklaplace.dirichlet.links import LINKS, Link, choose_link
 from sklaplace.estimators.fitting.laplace_fit import HeldOutScore
 from sklaplace.estimators.laplace import BaseLaplace
@@ -256,7 +258,11 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
         )
 
     def partial_fit(
-        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
+        self,
+        X: Inputs,
+        y: ArrayLike,
+        classes: Any = None,
+        sample_weight: ArrayLike | None = None,
     ) -> "LaplaceClassifier":
         """Add samples to the posterior; the network keeps its weights.
 
@@ -314,7 +320,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             self._add_samples(X, y, sample_weight)
         return self
 
-    def _check_classes(self, classes: np.ndarray, y: Any) -> None:
+    def _check_classes(self, classes: np.ndarray, y: ArrayLike) -> None:
         """Raise for labels that ``classes`` lacks, or classes other than the fitted."""
         fitted = getattr(self, "classes_", classes)
         if not np.array_equal(fitted, classes):
@@ -332,7 +338,9 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             )
 
     # ----------------------------------------------------------------- predict
-    def _map_proba(self, X: Any, reduce: Reduction = lambda proba: proba) -> np.ndarray:
+    def _map_proba(
+        self, X: Inputs, reduce: Reduction = lambda proba: proba
+    ) -> np.ndarray:
         outputs = self._outputs
         if not outputs.model.is_gaussian:
             return super()._map_proba(X, reduce)

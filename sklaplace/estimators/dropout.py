@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from skorch import NeuralNet
 from torch import Tensor, nn
 
 from sklaplace.core import progress
+from sklaplace.core.trees import Batch
 from sklaplace.estimators.predicting.output_model import OutputModel
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
@@ -81,7 +83,7 @@ def drawn_mask(module: nn.Module, generator: torch.Generator) -> Iterator[None]:
         yield
 
 
-def mc_dropout_outputs(forward: Forward, x: Any, seeds: list[int]) -> Tensor:
+def mc_dropout_outputs(forward: Forward, x: Batch, seeds: list[int]) -> Tensor:
     """Return outputs (b, c, s) of a frozen network under one mask per seed."""
     found = []
     with torch.no_grad():
@@ -97,7 +99,7 @@ def mc_dropout_outputs(forward: Forward, x: Any, seeds: list[int]) -> Tensor:
 class DropoutDraws(OutputModel):
     """Draws of a network's outputs under drawn dropout masks."""
 
-    def draws(self, forward: Forward, x: Any) -> Tensor:
+    def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return outputs (b, c, s), one mask for each draw."""
         self.check_draws()
         generator = np.random.default_rng(self.seed)
@@ -113,7 +115,9 @@ class DropoutTrainer(Trainer):
         net = super().new_net(data)
         return with_dropout(net) if self.estimator is None else net
 
-    def infer_spec(self, net: Any, dataset: Any, *, is_trained: bool) -> OutputSpec:
+    def infer_spec(
+        self, net: NeuralNet, dataset: Any, *, is_trained: bool
+    ) -> OutputSpec:
         """Return the meaning of a net's outputs; raises without dropout layers."""
         spec = super().infer_spec(net, dataset, is_trained=is_trained)
         if not dropout_layers(as_forward(net).module):

@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import torch
 from joblib.parallel import get_active_backend
+from skorch import NeuralNet
 from torch import Tensor, nn
 
 from sklaplace.core import progress
 from sklaplace.core.checks import check_count, check_n_jobs
 from sklaplace.core.parallel import in_parallel
 from sklaplace.core.random import private_rng
+from sklaplace.core.trees import Batch
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting.output_model import OutputModel
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
@@ -58,7 +60,7 @@ class EnsembleDraws(OutputModel):
     networks: list[TrainedNetwork]
     chosen: tuple[int, ...]
 
-    def draws(self, forward: Forward, x: Any) -> Tensor:
+    def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return outputs (b, c, s)."""
         found: dict[int, Tensor] = {}
         for index in set(self.chosen):
@@ -136,7 +138,7 @@ class EnsembleTrainer(Trainer):
             net.train_split = _SharedSplit(net.train_split, self.seed)
         return net
 
-    def learn(self, net: Any, *args: Any) -> tuple[Any, Any]:
+    def learn(self, net: NeuralNet, *args: Any) -> tuple[Any, Any]:
         """Return the samples that a net was trained on, and those it held out."""
         samples = super().learn(net, *args)
         if isinstance(net.train_split, _SharedSplit):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from sklaplace.core.cache import check_memory
 from sklaplace.core.checks import check_option, check_positive, naming
 from sklaplace.core.linalg import plain
 from sklaplace.core.serialise import from_portable, pickled, to_portable, worker_state
-from sklaplace.core.trees import without_groups
+from sklaplace.core.trees import Inputs, without_groups
 from sklaplace.estimators.fitting.diagram import displayed
 from sklaplace.estimators.fitting.fit_cache import FitWork, UnfinishedFit, cached_fit
 from sklaplace.estimators.fitting.hyperparameters import (
@@ -112,12 +113,12 @@ class BaseLaplace:
     # --------------------------------------------------------------------- fit
     def fit(
         self,
-        X: Any,
-        y: Any = None,  # which is refused, saying what to pass
-        sample_weight: Any = None,
+        X: Inputs,
+        y: ArrayLike | None = None,  # which is refused, saying what to pass
+        sample_weight: ArrayLike | None = None,
         *,
-        X_val: Any = None,
-        y_val: Any = None,
+        X_val: Inputs | None = None,
+        y_val: ArrayLike | None = None,
         **fit_params: Any,
     ) -> Any:
         """Train the network unless it is frozen, and fit the posterior around it.
@@ -323,18 +324,22 @@ class BaseLaplace:
         return Residual.of(self._novelty, self.posterior_, variance)
 
     # ----------------------------------------------------------------------- samples
-    def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
+    def _check_samples(
+        self, X: Inputs, y: ArrayLike, *, reset: bool
+    ) -> tuple[Any, Any]:
         """Return inputs and targets, checked; inputs are cast."""
         return check_samples(self, X, y, reset=reset)
 
-    def _check_inputs(self, X: Any) -> Any:
+    def _check_inputs(self, X: Inputs) -> Any:
         """Return inputs to predict, checked and cast."""
         check_is_fitted(self)
         if self._cache is not None:
             return self._cache.inputs(X, lambda given: check_inputs(self, given))
         return check_inputs(self, X)
 
-    def _add_samples(self, X: Any, y: Any, sample_weight: Any) -> Any:
+    def _add_samples(
+        self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None
+    ) -> Any:
         """Add curvature and loss of new samples; the network keeps its weights."""
         check_is_fitted(self)
         with (
@@ -350,7 +355,9 @@ class BaseLaplace:
             self.posterior_, self._novelty = added, novelty
         return self
 
-    def _prepared(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
+    def _prepared(
+        self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None
+    ) -> tuple[Any, ...]:
         """Return solver, new samples, the network with them, and their novelty."""
         options = self._check_options()
         check_addable(self.posterior_, self.network_spec_, self._options, options)
@@ -360,12 +367,14 @@ class BaseLaplace:
         network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
         return solver, data, network, solver.add_novelty(self._novelty, network)
 
-    def _new_data(self, X: Any, y: Any, sample_weight: Any) -> TrainingData:
+    def _new_data(
+        self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None
+    ) -> TrainingData:
         """Return samples for the fitted network, checked, cast and encoded."""
         X, y = self._check_samples(X, y, reset=False)
         return weighted_data(self, applicable(self, X), y, sample_weight)
 
-    def score_samples(self, X: Any) -> np.ndarray:
+    def score_samples(self, X: Inputs) -> np.ndarray:
         """Score how like the training samples others are: the higher, the more normal.
 
         Read more in the :ref:`User Guide <novelty>`.
@@ -486,9 +495,9 @@ class BaseLaplace:
 
     def tune(
         self,
-        X: Any = None,
-        y: Any = None,
-        sample_weight: Any = None,
+        X: Inputs | None = None,
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
         *,
         parameters: Any = None,
     ) -> Any:

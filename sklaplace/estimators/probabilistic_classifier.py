@@ -7,13 +7,15 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sklaplace import dirichlet
 from sklaplace.core.checks import as_seed, check_count, check_option, naming, warn_user
-from sklaplace.core.random import cached_sobol_normals
+from sklaplace.core.random import RandomState, cached_sobol_normals
+from sklaplace.core.trees import Inputs
 from sklaplace.dirichlet.distribution import check_set
 from sklaplace.dirichlet.links import mc_uncertainty, uncertainty_of_draws
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
@@ -46,7 +48,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         """The distribution of outputs of the fitted network."""
 
     # ----------------------------------------------------------------- targets
-    def _infer_targets(self, y: Any, samples: Samples) -> ClassTargets:
+    def _infer_targets(self, y: ArrayLike, samples: Samples) -> ClassTargets:
         """Return the classes of the targets in fit; sets ``classes_``."""
         targets = self._targets_kind.infer(
             y,
@@ -104,7 +106,9 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         by_label = proba.movedim(1, -1)
         return by_label.reshape(-1, *by_label.shape[-2:])
 
-    def _map_proba(self, X: Any, reduce: Reduction = lambda proba: proba) -> np.ndarray:
+    def _map_proba(
+        self, X: Inputs, reduce: Reduction = lambda proba: proba
+    ) -> np.ndarray:
         """Return probabilities (n·r, K) of r labels per sample; rows sum to one.
 
         Or what ``reduce`` makes of the probabilities (b·r, K) of each batch.
@@ -121,7 +125,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         proba = proba[:, : self._targets.n_classes]
         return proba / proba.sum(1, keepdim=True)
 
-    def _concentrations(self, X: Any, method: Any) -> np.ndarray:
+    def _concentrations(self, X: Inputs, method: Any) -> np.ndarray:
         """Return Dirichlet concentrations (n·r, K) of r labels per sample."""
         self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
         method = self.dirichlet_approx if method is None else method
@@ -135,7 +139,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         )
         return alpha[:, : self._targets.n_classes]
 
-    def _entropies(self, X: Any, method: str) -> np.ndarray:
+    def _entropies(self, X: Inputs, method: str) -> np.ndarray:
         """Return total, aleatoric and epistemic entropy of each label, (n·r, 3)."""
         outputs = self._outputs
         if method != "mc":
@@ -155,13 +159,13 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         # a network with one logit has two classes
         return found if self._targets.n_classes > 1 else np.zeros_like(found)
 
-    def _log_proba_of(self, X: Any, y: Any) -> np.ndarray:
+    def _log_proba_of(self, X: Inputs, y: ArrayLike) -> np.ndarray:
         """Return the log-probability of the labels of each sample, (n,); finite."""
         proba = self._map_proba(X)
         return class_outputs.log_proba_of(self._targets, proba, y)
 
     # ------------------------------------------------------------- public methods
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: Inputs) -> np.ndarray:
         """Class probabilities, averaged over the posterior.
 
         Parameters
@@ -193,7 +197,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         proba = self._map_proba(X)
         return self._targets.target_type.probabilities(proba)
 
-    def predict_log_proba(self, X: Any) -> np.ndarray:
+    def predict_log_proba(self, X: Inputs) -> np.ndarray:
         """Logarithms of `predict_proba`.
 
         Parameters
@@ -222,7 +226,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(self.predict_proba(X)))
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: Inputs) -> np.ndarray:
         """Most probable class under `predict_proba`.
 
         A net with a ``threshold`` (``skorch.NeuralNetBinaryClassifier``) keeps it.
@@ -260,7 +264,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         threshold = getattr(self.estimator_, "threshold", None)
         return self._targets.target_type.predict(proba, self.classes_, threshold)
 
-    def predict_top_k(self, X: Any, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    def predict_top_k(self, X: Inputs, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
         """Most probable classes under `predict_proba`, and their probabilities.
 
         Batch by batch: memory for the probabilities of all classes of all samples, as
@@ -317,7 +321,9 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return unflatten(self.classes_[columns]), unflatten(np.ascontiguousarray(proba))
 
     @naming(X="X", y="y", sample_weight="sample_weight")
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def score(
+        self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> float:
         """Accuracy of `predict`.
 
         Parameters
@@ -358,7 +364,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return self._targets.accuracy(y, predicted, sample_weight)
 
     def sample_proba(
-        self, X: Any, n_samples: int = 1, random_state: Any = 0
+        self, X: Inputs, n_samples: int = 1, random_state: RandomState = 0
     ) -> np.ndarray:
         """Draws of class probabilities from the posterior, joint over samples.
 
@@ -405,7 +411,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return np.moveaxis(by_draw, 1, -1)
 
     def latent_mean_and_variance(
-        self, X: Any, full_cov: bool = False, joint: bool = False
+        self, X: Inputs, full_cov: bool = False, joint: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of the class logits.
 
@@ -452,7 +458,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return mean, variance
 
     def sample_latent(
-        self, X: Any, n_samples: int = 1, random_state: Any = 0
+        self, X: Inputs, n_samples: int = 1, random_state: RandomState = 0
     ) -> np.ndarray:
         """Draws of the class logits from the posterior, joint over samples.
 
@@ -494,7 +500,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         moments = self._targets.target_type.latent_moments
         return moments(self._likelihood, outputs, torch.zeros_like(outputs))[0]
 
-    def predict_dirichlet(self, X: Any, method: str | None = None) -> np.ndarray:
+    def predict_dirichlet(self, X: Inputs, method: str | None = None) -> np.ndarray:
         """Dirichlet distribution over class probabilities.
 
         `sklaplace.dirichlet` has its mean, variances, intervals, draws and more.
@@ -555,7 +561,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         alpha = self._concentrations(X, method)
         return self._targets.target_type.unflatten(alpha)
 
-    def predict_uncertainty(self, X: Any, method: str | None = None) -> np.ndarray:
+    def predict_uncertainty(self, X: Inputs, method: str | None = None) -> np.ndarray:
         """Total, aleatoric and epistemic uncertainty of the label.
 
         Parameters
@@ -609,7 +615,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         found = self._entropies(X, method)
         return self._targets.target_type.unflatten(found)
 
-    def score_samples(self, X: Any) -> np.ndarray:
+    def score_samples(self, X: Inputs) -> np.ndarray:
         """Minus the epistemic uncertainty of the label: the higher, the more normal.
 
         Parameters
@@ -642,7 +648,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     def predict_set(
         self,
-        X: Any,
+        X: Inputs,
         q: float = 0.05,
         k_max: int = 10,
         *,

@@ -6,11 +6,14 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sklaplace.core.checks import as_levels, as_seed, naming
+from sklaplace.core.random import RandomState
+from sklaplace.core.trees import Inputs
 from sklaplace.estimators.options.given_net import is_frozen
 from sklaplace.estimators.options.laplace import sibling
 from sklaplace.estimators.predicting import latent
@@ -38,7 +41,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         """The distribution of outputs of the fitted network."""
 
     # ----------------------------------------------------------------- targets
-    def _infer_targets(self, y: Any, samples: Samples) -> NumberTargets:
+    def _infer_targets(self, y: ArrayLike, samples: Samples) -> NumberTargets:
         """Return shape, mean and standard deviation of the targets in fit."""
         return self._targets_kind.infer(
             y,
@@ -76,11 +79,11 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             self.sigma_noise_ = self._targets.noise_of_columns(sigma, relative)
         self.sigma_scaling_ = np.ones(self._targets.n_outputs)
 
-    def _latent(self, X: Any) -> list[np.ndarray]:
+    def _latent(self, X: Inputs) -> list[np.ndarray]:
         """Return mean and variance (n, c) of the outputs, as the network has them."""
         return self._outputs.latent(self._check_inputs(X))
 
-    def _mean_and_variance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _mean_and_variance(self, X: Inputs) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance (n, n_outputs) of new targets, noise included."""
         mean, variance = self._latent(X)
         mean, variance = self._likelihood.moments(mean, variance, self._noise)
@@ -88,7 +91,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         variance = scaling.restored_variance(variance * self.sigma_scaling_**2)
         return scaling.restored(mean), variance
 
-    def _log_proba_of(self, X: Any, y: Any) -> np.ndarray:
+    def _log_proba_of(self, X: Inputs, y: np.ndarray) -> np.ndarray:
         """Return the log-density of the targets of each sample, (n,)."""
         mean, variance = self._latent(X)
         targets = y.reshape(len(mean), -1).astype(np.float64)
@@ -100,7 +103,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
 
     # ------------------------------------------------------------- public methods
     def recalibrate(
-        self, X: Any, y: Any, sample_weight: Any = None
+        self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> "ProbabilisticRegressor":
         """Scale predictive standard deviations to residuals of held-out samples.
 
@@ -177,7 +180,9 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         return self
 
     @naming(X="X", y="y", sample_weight="sample_weight")
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def score(
+        self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> float:
         """Coefficient of determination R² of `predict`.
 
         Parameters
@@ -217,7 +222,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         return float(super().score(X, self._targets.check(y), sample_weight))
 
     def predict(
-        self, X: Any, return_std: bool = False, return_cov: bool = False
+        self, X: Inputs, return_std: bool = False, return_cov: bool = False
     ) -> Any:
         """Predictive mean, optionally with standard deviation or covariance.
 
@@ -279,7 +284,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             )
         return self._targets.drop_axis(mean)
 
-    def score_samples(self, X: Any) -> np.ndarray:
+    def score_samples(self, X: Inputs) -> np.ndarray:
         """Minus the epistemic variance: the higher, the more normal.
 
         Parameters
@@ -314,7 +319,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         scaled = variance / np.square(self.sigma_noise_)
         return np.asarray(-scaled.mean(1))
 
-    def predict_quantiles(self, X: Any, alpha: Any) -> np.ndarray:
+    def predict_quantiles(self, X: Inputs, alpha: ArrayLike) -> np.ndarray:
         """Quantiles of the predictive distribution, noise included.
 
         Parameters
@@ -351,7 +356,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         values = self._targets.drop_axis(self._targets.scaling.restored(values))
         return values if np.ndim(alpha) else values[..., 0]
 
-    def predict_interval(self, X: Any, coverage: Any = 0.9) -> np.ndarray:
+    def predict_interval(self, X: Inputs, coverage: ArrayLike = 0.9) -> np.ndarray:
         """Central intervals that hold new targets with given probability.
 
         Parameters
@@ -392,7 +397,9 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         values = values.reshape(*values.shape[:-1], *tails.shape)
         return values if np.ndim(coverage) else values[..., 0]
 
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
+    def sample_y(
+        self, X: Inputs, n_samples: int = 1, random_state: RandomState = 0
+    ) -> np.ndarray:
         """Joint draws of new targets: each column is one function plus noise.
 
         Parameters
@@ -433,7 +440,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         return self._targets.drop_axis(draws)
 
     def latent_mean_and_variance(
-        self, X: Any, full_cov: bool = False, joint: bool = False
+        self, X: Inputs, full_cov: bool = False, joint: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of the noise-free function.
 
@@ -478,7 +485,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         return mean, variance
 
     def sample_latent(
-        self, X: Any, n_samples: int = 1, random_state: Any = 0
+        self, X: Inputs, n_samples: int = 1, random_state: RandomState = 0
     ) -> np.ndarray:
         """Draws of the noise-free function, joint over samples.
 

@@ -13,11 +13,13 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_array, check_is_fitted
+from skorch import NeuralNet
 from torch import Tensor, nn
 
 from sklaplace.core.checks import check_arrays, naming
-from sklaplace.core.trees import leaves, mapped
+from sklaplace.core.trees import Batch, Inputs, leaves, mapped
 from sklaplace.curvature.network import NetworkSpec
 from sklaplace.estimators.classifier import LaplaceClassifier
 from sklaplace.estimators.options.laplace import LaplaceOptions
@@ -81,7 +83,7 @@ class BradleyTerry(nn.Module):
             )
         self.scorer = scorer
 
-    def forward(self, X: Any = None, **named: Any) -> Tensor:
+    def forward(self, X: Inputs | None = None, **named: Any) -> Tensor:
         """Return the second item's score minus the first's, or that of a single item.
 
         Parameters
@@ -181,7 +183,7 @@ class PairTargets(ClassTargets):
     )
 
     @classmethod
-    def infer(cls, y: Any, *given: Any, **options: Any) -> "PairTargets":
+    def infer(cls, y: ArrayLike, *given: Any, **options: Any) -> "PairTargets":
         """Return the two labels of pairs; raises for other targets."""
         targets = super().infer(y, *given, **options)
         classes = targets.classes
@@ -212,7 +214,7 @@ class PairTargets(ClassTargets):
 class PairTrainer(LaplaceTrainer):
     """Trains networks whose logit is a difference of two scores."""
 
-    def infer_spec(self, net: Any, dataset: Any, **options: Any) -> NetworkSpec:
+    def infer_spec(self, net: NeuralNet, dataset: Any, **options: Any) -> NetworkSpec:
         """Return the meaning of outputs; raises if it is not a difference."""
         spec = super().infer_spec(net, dataset, **options)
         forward = as_forward(net, spec.output_map, spec.logit_layer)
@@ -327,7 +329,9 @@ class LaplaceRanker(LaplaceClassifier):
         return PairTrainer(**vars(super()._trainer(options)))
 
     # ----------------------------------------------------------------------- samples
-    def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
+    def _check_samples(
+        self, X: Inputs, y: ArrayLike, *, reset: bool
+    ) -> tuple[Any, Any]:
         if reset:  # items may be others than in an earlier fit
             self.__dict__.pop("_item_shape", None)
         if is_opaque(X):
@@ -340,18 +344,18 @@ class LaplaceRanker(LaplaceClassifier):
                 f"X has shape {shape}, and pairs of items have (n, 2, ...). Stack the "
                 "first and the second items along axis 1."
             )
-        X, y = super()._check_samples(X, y, reset=reset)
+        pairs, y = super()._check_samples(X, y, reset=reset)
         if reset:
-            self._item_shape = X.shape[2:]
-        self._check_items("X", X.shape[2:])
-        return X, y
+            self._item_shape = pairs.shape[2:]
+        self._check_items("X", pairs.shape[2:])
+        return pairs, y
 
-    def _check_inputs(self, X: Any) -> Any:
-        X = super()._check_inputs(X)
-        _check_pairs(X)
-        if not is_opaque(X):
-            self._check_items("X", X.shape[2:])
-        return X
+    def _check_inputs(self, X: Inputs) -> Any:
+        pairs = super()._check_inputs(X)
+        _check_pairs(pairs)
+        if not is_opaque(pairs):
+            self._check_items("X", pairs.shape[2:])
+        return pairs
 
     def _check_items(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise for items of another shape than in fit."""
@@ -451,7 +455,7 @@ class LaplaceRanker(LaplaceClassifier):
         return tags
 
 
-def _check_pairs(X: Any) -> None:
+def _check_pairs(X: Inputs) -> None:
     """Raise for a dict of arrays that are no pairs."""
     if isinstance(X, Mapping) and _n_items(X) != {2}:
         shapes = {key: np.shape(value) for key, value in X.items()}
@@ -461,7 +465,7 @@ def _check_pairs(X: Any) -> None:
         )
 
 
-def _check_difference(net: Any, forward: Forward, x: Any) -> None:
+def _check_difference(net: NeuralNet, forward: Forward, x: Batch) -> None:
     """Raise for a network whose logit of a pair is no difference of two scores."""
     if not all(isinstance(leaf, Tensor) for leaf in leaves(x)) or _n_items(x) != {2}:
         return

@@ -5,8 +5,10 @@ from functools import partial
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from sklaplace.core.linalg import plain
+from sklaplace.core.trees import Inputs
 from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.estimators.fitting.laplace_fit import HeldOutScore, LaplaceSolver
 from sklaplace.estimators.laplace import BaseLaplace
@@ -298,7 +300,7 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         return float(self.posterior_.hyperparameters.sigma_noise)
 
     def partial_fit(
-        self, X: Any, y: Any, sample_weight: Any = None
+        self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> "LaplaceRegressor":
         """Add samples to the posterior; the network keeps its weights.
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import is_regressor
 from sklearn.utils.validation import check_is_fitted
 
@@ -13,6 +14,7 @@ from sklaplace.core.budget import moved_entries
 from sklaplace.core.checks import check_count, check_fraction
 from sklaplace.core.random import private_rng
 from sklaplace.core.serialise import from_portable, pickled, to_portable
+from sklaplace.core.trees import Inputs
 from sklaplace.estimators.fitting.diagram import displayed
 from sklaplace.estimators.fitting.noise import most_probable_noise
 from sklaplace.estimators.fitting.summary import of_likelihood, of_training
@@ -65,12 +67,12 @@ class BaseSampling(ABC):
 
     def fit(
         self,
-        X: Any,
-        y: Any = None,  # which is refused, saying what to pass
-        sample_weight: Any = None,
+        X: Inputs,
+        y: ArrayLike | None = None,  # which is refused, saying what to pass
+        sample_weight: ArrayLike | None = None,
         *,
-        X_val: Any = None,
-        y_val: Any = None,
+        X_val: Inputs | None = None,
+        y_val: ArrayLike | None = None,
         **fit_params: Any,
     ) -> Any:
         """Train the network, and estimate the noise where that is automatic.
@@ -214,11 +216,13 @@ class BaseSampling(ABC):
         check_is_fitted(self)
         return self._outputs_of(TrainedNetwork(self.estimator_, self.network_spec_))
 
-    def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
+    def _check_samples(
+        self, X: Inputs, y: ArrayLike, *, reset: bool
+    ) -> tuple[Any, Any]:
         """Return inputs and targets, checked; inputs are cast."""
         return samples.check_samples(self, X, y, reset=reset)
 
-    def _check_inputs(self, X: Any) -> Any:
+    def _check_inputs(self, X: Inputs) -> Any:
         """Return inputs to predict, checked and cast."""
         check_is_fitted(self)
         return samples.check_inputs(self, X)

@@ -7,6 +7,9 @@ number of prior precisions.
 from dataclasses import dataclass, field
 from typing import Any
 
+from numpy.typing import ArrayLike
+
+from sklaplace.core.trees import Inputs
 from sklaplace.estimators.classifier import LaplaceClassifier
 from sklaplace.estimators.fitting.prior_search import PriorSearch
 from sklaplace.estimators.regressor import LaplaceRegressor
@@ -120,7 +123,11 @@ class LaplaceClassifierCV(LaplaceClassifier):
     validation_fraction: float = field(default=0.2, init=False)
 
     def fit(
-        self, X: Any, y: Any = None, sample_weight: Any = None, **fit_params: Any
+        self,
+        X: Inputs,
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        **fit_params: Any,
     ) -> "LaplaceClassifierCV":
         """Choose the prior precision by cross-validation, then fit all samples with it.
 
@@ -311,7 +318,11 @@ class LaplaceRegressorCV(LaplaceRegressor):
     validation_fraction: float = field(default=0.2, init=False)
 
     def fit(
-        self, X: Any, y: Any = None, sample_weight: Any = None, **fit_params: Any
+        self,
+        X: Inputs,
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        **fit_params: Any,
     ) -> "LaplaceRegressorCV":
         """Choose the prior precision by cross-validation, then fit all samples with it.
 

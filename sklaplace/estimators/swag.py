@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from skorch import NeuralNet
 
 from sklaplace.core import progress
 from sklaplace.core.budget import require_bytes
@@ -75,12 +76,14 @@ class SWAGTrainer(Trainer):
                 own[name].copy_(value)
         return SWAGNetwork(**vars(trained), posterior=posterior)
 
-    def infer_spec(self, net: Any, dataset: Any, *, is_trained: bool) -> OutputSpec:
+    def infer_spec(
+        self, net: NeuralNet, dataset: Any, *, is_trained: bool
+    ) -> OutputSpec:
         """Return the meaning of a net's outputs; raises for what is not supported."""
         self._random_weights(net)
         return super().infer_spec(net, dataset, is_trained=is_trained)
 
-    def _random_weights(self, net: Any) -> Layout:
+    def _random_weights(self, net: NeuralNet) -> Layout:
         """Return the weights that move; raises where they, or draws, do not fit."""
         _check_callbacks(net)
         module = as_forward(net).module
@@ -120,7 +123,7 @@ class SWAGTrainer(Trainer):
         return posterior
 
 
-def _check_callbacks(net: Any) -> None:
+def _check_callbacks(net: NeuralNet) -> None:
     """Raise for callbacks that train under a prior, which is not in the loss."""
     callbacks = getattr(net, "callbacks", None)
     for entry in [] if isinstance(callbacks, str) else callbacks or []:

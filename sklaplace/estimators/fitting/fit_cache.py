@@ -13,7 +13,7 @@ from sklaplace.core.cache import (
     warn_without_memory,
 )
 from sklaplace.core.checks import warn_user
-from sklaplace.core.random import private_rng
+from sklaplace.core.random import RandomState, private_rng
 from sklaplace.curvature.structures.kron import Kron
 from sklaplace.curvature.uses import UnseenUseError
 from sklaplace.estimators.fitting.laplace_fit import LaplaceFit, LaplaceSolver
@@ -96,7 +96,7 @@ class FitWork:
 
 
 def cached_fit(
-    work: FitWork, memory: Any, random_state: Any, settings: dict[str, Any]
+    work: FitWork, memory: Any, random_state: RandomState, settings: dict[str, Any]
 ) -> LaplaceFit:
     """Return a fit from ``memory``, or a new one.
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
+from sklearn.base import BaseEstimator
 from sklearn.utils import _safe_indexing, gen_batches
 from torch import Tensor
 
@@ -42,14 +43,14 @@ Params = dict[str, float]
 TrainedModel = tuple[Any, LaplaceOptions, LaplaceFit]
 
 
-def trained(model: Any, samples: Samples) -> TrainedModel:
+def trained(model: BaseEstimator, samples: Samples) -> TrainedModel:
     """Return a model with its curvature over some samples."""
     options = model._check_options()
     return model, options, model._train_and_accumulate(options, samples).stored()
 
 
 def trained_and_scored(
-    model: Any,
+    model: BaseEstimator,
     samples: Samples,
     held_out: TrainingData,
     candidates: list[Params],

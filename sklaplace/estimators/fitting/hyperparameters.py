@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sklaplace.core.cache import fingerprint
@@ -106,7 +107,9 @@ def _check_noise(posterior: GaussianPosterior, event: str, hint: str) -> None:
         )
 
 
-def check_evidence(free: frozenset[str], y: Any, sample_weight: Any) -> None:
+def check_evidence(
+    free: frozenset[str], y: ArrayLike | None, sample_weight: ArrayLike | None
+) -> None:
     """Raise for what cannot be chosen by the evidence, and for targets without X."""
     others = {"y": y, "sample_weight": sample_weight}
     for name, value in others.items():

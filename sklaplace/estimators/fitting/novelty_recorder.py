@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sklaplace.core.linalg import agree
 from sklaplace.core.random import row_hash
+from sklaplace.core.trees import Batch, Inputs
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.curvature.network import NetworkSpec
 from sklaplace.curvature.recorder import compare_alone
@@ -38,7 +39,7 @@ class NoveltyRecorder(FeatureRecorder):
         self._rounding = spec.layout.rounding
         self._novelty, self._is_known, self._is_checked = earlier, True, False
 
-    def add(self, x: Any, f: Tensor, targets: Any, weights: Tensor | None) -> None:
+    def add(self, x: Batch, f: Tensor, targets: Any, weights: Tensor | None) -> None:
         """Add a batch that has passed the network, with outputs (b, c)."""
         features = self.take(len(f))
         if features is None or not self._is_known:
@@ -55,7 +56,7 @@ class NoveltyRecorder(FeatureRecorder):
         else:
             self._novelty = self._novelty.added(batch)
 
-    def _are_of_samples(self, features: Tensor, x: Any, f: Tensor) -> bool:
+    def _are_of_samples(self, features: Tensor, x: Batch, f: Tensor) -> bool:
         """Whether features are those of the samples in order, as some alone have."""
         some = compare_alone(self._forward, x, f, self._rounding)
         alone = self.take(len(some))
@@ -74,7 +75,7 @@ class NoveltyRecorder(FeatureRecorder):
 
 
 def novelty_scores(
-    outputs: BatchedOutputs, X: Any, novelty: Novelty | None
+    outputs: BatchedOutputs, X: Inputs, novelty: Novelty | None
 ) -> np.ndarray:
     """Return the scores of checked samples, (n,).
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
-from sklearn.base import is_classifier
+from sklearn.base import BaseEstimator, is_classifier
 from sklearn.metrics import brier_score_loss, check_scoring, log_loss
 from sklearn.model_selection import check_cv
 from sklearn.utils import indexable
@@ -22,7 +22,7 @@ from sklaplace.core.checks import (
     warn_user,
 )
 from sklaplace.core.parallel import in_parallel
-from sklaplace.core.random import private_rng
+from sklaplace.core.random import RandomState, private_rng
 from sklaplace.estimators.fitting.folds import (
     Fold,
     Params,
@@ -56,7 +56,7 @@ class PriorSearch:
         The estimator that each fold fits: `LaplaceClassifier` or `LaplaceRegressor`.
     """
 
-    def __init__(self, estimator: Any, plain: type) -> None:
+    def __init__(self, estimator: BaseEstimator, plain: type) -> None:
         self.estimator, self.plain = estimator, plain
         self.chooses_noise = isinstance(getattr(estimator, "sigma_noise", None), str)
         # of the target columns, of which the geometric mean is searched
@@ -88,7 +88,9 @@ class PriorSearch:
                 progress.line(estimator._summary())
         return estimator
 
-    def _model(self, chosen: Params, random_state: Any, verbose: int = 0) -> Any:
+    def _model(
+        self, chosen: Params, random_state: RandomState, verbose: int = 0
+    ) -> Any:
         """Return the plain estimator under some hyperparameters."""
         if "sigma_noise" in chosen:
             levels = chosen["sigma_noise"] * self.noise_proportions

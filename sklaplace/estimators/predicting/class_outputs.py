@@ -3,10 +3,9 @@
 Probabilities of all classes of all samples are not in memory at once.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sklaplace.estimators.targets.classes import ClassTargets
@@ -27,7 +26,7 @@ def largest(proba: Tensor, k: int) -> Tensor:
     return torch.from_numpy(np.stack(pairs, -1))
 
 
-def log_proba_of(targets: ClassTargets, proba: np.ndarray, y: Any) -> np.ndarray:
+def log_proba_of(targets: ClassTargets, proba: np.ndarray, y: ArrayLike) -> np.ndarray:
     """Return the log-probability of the labels of each sample, (n,); finite."""
     labels = targets.check(y)
     known = ~targets.is_ignored(labels)

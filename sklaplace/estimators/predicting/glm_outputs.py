@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sklaplace.core.trees import Batch, Inputs
 from sklaplace.curvature.jacobian import Centring, backpropagate
 from sklaplace.estimators.predicting.output_model import (
     BatchedOutputs,
@@ -44,18 +45,24 @@ class GLMOutputs(WeightDraws):
         """Whether outputs are Gaussian in closed form."""
         return True
 
-    def draws(self, forward: Forward, x: Any) -> Tensor:
+    def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return outputs (b, c, s) of the linearised network under drawn weights."""
         return linearised_draws(self.posterior, forward, x, self.weights)
 
     def gaussian(
-        self, forward: Forward, x: Any, *, n_blocks: int, diagonal: bool, centred: bool
+        self,
+        forward: Forward,
+        x: Batch,
+        *,
+        n_blocks: int,
+        diagonal: bool,
+        centred: bool,
     ) -> tuple[Tensor, Tensor]:
         """Return mean (b, c) and covariance (b, c, c), or variances (b, c)."""
         return glm(self.posterior, forward, x, diagonal=diagonal, centred=centred)
 
     def joint(
-        self, outputs: BatchedOutputs, X: Any, across_outputs: bool
+        self, outputs: BatchedOutputs, X: Inputs, across_outputs: bool
     ) -> tuple[Tensor, Tensor]:
         """Return mean (n, c) and covariances, see `BatchedOutputs.joint`."""
         posterior = self.posterior
@@ -72,7 +79,9 @@ class GLMOutputs(WeightDraws):
             return mean, rows @ rows.mT
         return mean, torch.einsum("ncp,mcp->nmc", root, root)
 
-    def in_graph(self, forward: Forward, x: Any, n_joint: int) -> tuple[Tensor, Tensor]:
+    def in_graph(
+        self, forward: Forward, x: Batch, n_joint: int
+    ) -> tuple[Tensor, Tensor]:
         """Return mean and covariance in the graph of ``x``, see `in_graph`."""
         return in_graph(self.posterior, forward, x, n_joint)
 
@@ -93,14 +102,14 @@ class LinearisationCache:
         default_factory=dict
     )
 
-    def inputs(self, X: Any, check: Callable[[Any], Any]) -> Any:
+    def inputs(self, X: Inputs, check: Callable[[Any], Any]) -> Any:
         """Return ``check(X)``, computed once for each X."""
         if id(X) not in self._inputs:
             self._inputs[id(X)] = X, check(X)
         return self._inputs[id(X)][1]
 
     def linearised(
-        self, outputs: BatchedOutputs, X: Any, *, diagonal: bool, centred: bool
+        self, outputs: BatchedOutputs, X: Inputs, *, diagonal: bool, centred: bool
     ) -> list[list[Linearisation]]:
         """Return the linearised batches of X, computed once for each question."""
         key = id(X), diagonal, centred
@@ -133,7 +142,7 @@ class CachedOutputs(BatchedOutputs):
 
     def map_gaussian(
         self,
-        X: Any,
+        X: Inputs,
         function: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
         *,
         diagonal: bool,

@@ -4,13 +4,14 @@ Class logits of a classifier, noise-free targets of a regressor in the units of 
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sklaplace.core.checks import as_seed
+from sklaplace.core.random import RandomState
+from sklaplace.core.trees import Inputs
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 
 # from outputs (m, c) of samples to their latent values (m, ...): an affine map
@@ -18,7 +19,7 @@ Latent = Callable[[Tensor], Tensor]
 
 
 def joint_moments(
-    outputs: BatchedOutputs, X: Any, latent: Latent
+    outputs: BatchedOutputs, X: Inputs, latent: Latent
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return mean (n, ...) and covariance (n·L, n·L) of L latent values per sample."""
     mean, cov = map(torch.as_tensor, outputs.joint(X, across_outputs=True))
@@ -34,7 +35,11 @@ def joint_moments(
 
 
 def joint_draws(
-    outputs: BatchedOutputs, X: Any, n_samples: int, random_state: Any, latent: Latent
+    outputs: BatchedOutputs,
+    X: Inputs,
+    n_samples: int,
+    random_state: RandomState,
+    latent: Latent,
 ) -> np.ndarray:
     """Return draws (n, ..., n_samples) of the latent values."""
     seed = as_seed("random_state", random_state)

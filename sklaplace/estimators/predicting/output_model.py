@@ -21,6 +21,7 @@ from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import check_batch_size, check_count, check_n_jobs
 from sklaplace.core.linalg import all_finite
 from sklaplace.core.parallel import n_workers, ordered_map, torch_threads
+from sklaplace.core.trees import Batch, Inputs
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.likelihoods.base import weighted
 from sklaplace.networks.data import Batches, count_rows
@@ -52,11 +53,17 @@ class OutputModel(ABC):
         return False
 
     @abstractmethod
-    def draws(self, forward: Forward, x: Any) -> Tensor:
+    def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return joint draws of the outputs of a batch, (b, c, s), float64."""
 
     def gaussian(
-        self, forward: Forward, x: Any, *, n_blocks: int, diagonal: bool, centred: bool
+        self,
+        forward: Forward,
+        x: Batch,
+        *,
+        n_blocks: int,
+        diagonal: bool,
+        centred: bool,
     ) -> tuple[Tensor, Tensor]:
         """Return mean (b, c) and covariance (b, c, c), or variances (b, c).
 
@@ -93,7 +100,7 @@ class OutputModel(ABC):
             )
 
     def joint(
-        self, outputs: "BatchedOutputs", X: Any, across_outputs: bool
+        self, outputs: "BatchedOutputs", X: Inputs, across_outputs: bool
     ) -> tuple[Tensor, Tensor]:
         """Return mean (n, c) and covariances, see `BatchedOutputs.joint`."""
         self.check_variance()
@@ -125,7 +132,7 @@ class WeightDraws(OutputModel):
         generator = torch.Generator().manual_seed(self.seed)
         return self.posterior.sample(self.n_samples, generator)
 
-    def draws(self, forward: Forward, x: Any) -> Tensor:
+    def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return outputs (b, c, s) of the network under the drawn weights."""
         return network_draws(self.posterior, forward, x, self.weights)
 
@@ -134,7 +141,7 @@ class WeightDraws(OutputModel):
 class PointOutputs(OutputModel):
     """Outputs of the network at its own weights, as a single draw."""
 
-    def draws(self, forward: Forward, x: Any) -> Tensor:
+    def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return outputs (b, c, 1)."""
         with torch.no_grad():
             return forward(x).double().unsqueeze(-1)
@@ -184,7 +191,7 @@ class BatchedOutputs:
     # ------------------------------------------------------------------- Gaussians
     def map_gaussian(
         self,
-        X: Any,
+        X: Inputs,
         function: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
         *,
         diagonal: bool,
@@ -228,7 +235,7 @@ class BatchedOutputs:
         return _joined(parts)
 
     def latent(
-        self, X: Any, full_cov: bool = False, function: Any = lambda m, c: (m, c)
+        self, X: Inputs, full_cov: bool = False, function: Any = lambda m, c: (m, c)
     ) -> list[np.ndarray]:
         """Return means (n, c) and variances (n, c), or covariances (n, c, c).
 
@@ -245,7 +252,7 @@ class BatchedOutputs:
         return self.map_gaussian(X, function, diagonal=not full_cov)
 
     def map_features(
-        self, X: Any, function: Callable[[Tensor | None, Tensor, Any], Tensor]
+        self, X: Inputs, function: Callable[[Tensor | None, Tensor, Any], Tensor]
     ) -> np.ndarray:
         """Return a function of features, outputs and inputs of the network as trained.
 
@@ -253,7 +260,7 @@ class BatchedOutputs:
         """
         layers = self.network.spec.feature_layers
 
-        def of_batch(forward: Forward, x: Any) -> tuple[Tensor, ...]:
+        def of_batch(forward: Forward, x: Batch) -> tuple[Tensor, ...]:
             with FeatureRecorder(forward, layers) as recorder, torch.no_grad():
                 f = forward(x)
                 require_finite(f, f)
@@ -262,7 +269,7 @@ class BatchedOutputs:
         return self._mapped(X, of_batch)[0]
 
     def joint(
-        self, X: Any, across_outputs: bool = False
+        self, X: Inputs, across_outputs: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return mean (n, c) and covariance (n, n, c) of each output over samples.
 
@@ -273,18 +280,18 @@ class BatchedOutputs:
 
     # ----------------------------------------------------------------------- draws
     def map_draws(
-        self, X: Any, function: Callable[[Tensor], Tensor] = lambda draws: draws
+        self, X: Inputs, function: Callable[[Tensor], Tensor] = lambda draws: draws
     ) -> Tensor:
         """Return a function of the draws (b, c, s), for all samples."""
         model: OutputModel = self.model
 
-        def of_batch(forward: Forward, x: Any) -> tuple[Tensor, ...]:
+        def of_batch(forward: Forward, x: Batch) -> tuple[Tensor, ...]:
             return (function(model.draws(forward, x)),)
 
         (found,) = self._mapped(X, of_batch, n_draws=model.n_samples)
         return torch.from_numpy(found)
 
-    def sample(self, X: Any, n_samples: int, seed: int) -> np.ndarray:
+    def sample(self, X: Inputs, n_samples: int, seed: int) -> np.ndarray:
         """Return joint draws of the outputs, (n, c, s)."""
         check_count("n_samples", n_samples)
         n_values = count_rows(X) * self.network.spec.n_outputs
@@ -327,7 +334,7 @@ class BatchedOutputs:
         return not self.in_worker and n_workers(self.n_jobs) > 0
 
     def _mapped(
-        self, X: Any, function: BatchFunction, **sizes: Any
+        self, X: Inputs, function: BatchFunction, **sizes: Any
     ) -> list[np.ndarray]:
         """Return a function of each batch of X, for all samples."""
         if self.uses_workers:
@@ -339,7 +346,7 @@ class BatchedOutputs:
     def _in_workers(
         self,
         work: Callable[["BatchedOutputs", Any], list[np.ndarray]],
-        X: Any,
+        X: Inputs,
         sizes: dict[str, Any],
     ) -> list[np.ndarray]:
         """Return the arrays of ``work`` for all samples, computed in workers."""
@@ -358,12 +365,12 @@ class BatchedOutputs:
             parts = ordered_map(own, shards, n_jobs=self.n_jobs, label="predictions")
             return [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
 
-    def _dataset(self, X: Any) -> Any:
+    def _dataset(self, X: Inputs) -> Any:
         count_rows(X)
         return self.network.net.get_dataset(X)
 
     @contextmanager
-    def evaluation(self, X: Any, **sizes: Any) -> Iterator[tuple[Forward, Any]]:
+    def evaluation(self, X: Inputs, **sizes: Any) -> Iterator[tuple[Forward, Any]]:
         """The network in evaluation mode, and batches of inputs or of a dataset.
 
         Modes and hooks are restored in any case.
@@ -408,7 +415,7 @@ def require_draws(n_samples: int, n_weights: int) -> None:
 
 
 def require_joint(
-    outputs: BatchedOutputs, X: Any, across_outputs: bool, n_factors: int
+    outputs: BatchedOutputs, X: Inputs, across_outputs: bool, n_factors: int
 ) -> None:
     """Raise if a joint covariance, of ``n_factors`` factors, does not fit memory."""
     n, c = count_rows(X), outputs.network.spec.n_outputs

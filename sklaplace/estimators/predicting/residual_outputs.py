@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sklaplace.core.trees import Batch, Inputs
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.estimators.predicting.glm_outputs import GLMOutputs
 from sklaplace.estimators.predicting.output_model import (
@@ -56,7 +57,13 @@ class ResidualOutputs(WeightDraws):
         return replace(self, n_samples=n_samples, seed=seed, inner=inner)
 
     def gaussian(
-        self, forward: Forward, x: Any, *, n_blocks: int, diagonal: bool, centred: bool
+        self,
+        forward: Forward,
+        x: Batch,
+        *,
+        n_blocks: int,
+        diagonal: bool,
+        centred: bool,
     ) -> tuple[Tensor, Tensor]:
         """Return mean (b, c) and covariance (b, c, c), or variances (b, c)."""
         options: dict[str, Any] = {
@@ -71,7 +78,7 @@ class ResidualOutputs(WeightDraws):
             relative = self.residual.relative(*_recorded(recorder, len(mean)), x)
         return mean, self.residual.added(cov, relative, n_blocks, centred=centred)
 
-    def draws(self, forward: Forward, x: Any) -> Tensor:
+    def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return joint draws of the outputs of a batch, (b, c, s), float64."""
         found, residual = self.inner.draws(forward, x), self.residual
         rows = residual.rows(*self._features(forward, x), x)
@@ -89,7 +96,7 @@ class ResidualOutputs(WeightDraws):
         return residual.bounded_draws(drawn, mean, variance)
 
     def joint(
-        self, outputs: BatchedOutputs, X: Any, across_outputs: bool
+        self, outputs: BatchedOutputs, X: Inputs, across_outputs: bool
     ) -> tuple[Tensor, Tensor]:
         """Return mean (n, c) and covariances, see `BatchedOutputs.joint`."""
         if not self.is_gaussian:
@@ -99,11 +106,13 @@ class ResidualOutputs(WeightDraws):
         c = mean.shape[1]
         return mean, self.residual.added_jointly(cov, rows, c, across_outputs)
 
-    def _rows(self, features: Tensor | None, f: Tensor, x: Any) -> Tensor:
+    def _rows(self, features: Tensor | None, f: Tensor, x: Batch) -> Tensor:
         """Return the residual's rows; raises where there are no features."""
         return self.residual.rows(_known(features), f, x)
 
-    def in_graph(self, forward: Forward, x: Any, n_joint: int) -> tuple[Tensor, Tensor]:
+    def in_graph(
+        self, forward: Forward, x: Batch, n_joint: int
+    ) -> tuple[Tensor, Tensor]:
         """Return mean and covariance in the graph of ``x``, see `GLMOutputs`."""
         assert isinstance(self.inner, GLMOutputs)
         mean, cov = self.inner.in_graph(forward, x, n_joint)
@@ -114,7 +123,7 @@ class ResidualOutputs(WeightDraws):
         )
 
     def _features(
-        self, forward: Forward, x: Any, keeps_graph: bool = False
+        self, forward: Forward, x: Batch, keeps_graph: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Return features and outputs of a batch, by a pass of its own."""
         with (

@@ -4,16 +4,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from sklearn.base import BaseEstimator
 from torch.utils.data import DataLoader, IterableDataset
 
 from sklaplace.core.checks import check_count
+from sklaplace.core.trees import Inputs
 from sklaplace.networks.data import count_rows, take_rows
 from sklaplace.networks.stored import StoredArray, is_stored
 
 
 def iter_predictions(
-    estimator: Any,
-    X: Any,
+    estimator: BaseEstimator,
+    X: Inputs,
     method: str = "predict_proba",
     *,
     block_size: int = 10_000,
@@ -92,10 +94,11 @@ def iter_predictions(
     return (function(block, **params) for block in _blocks(X, block_size))
 
 
-def _blocks(X: Any, size: int) -> Iterator[Any]:
+def _blocks(X: Inputs, size: int) -> Iterator[Any]:
     """Yield consecutive samples, ``size`` at a time, without their targets."""
     if isinstance(X, IterableDataset):
-        X = DataLoader(X, batch_size=size)
+        yield from _blocks(DataLoader(X, batch_size=size), size)
+        return
     if isinstance(X, DataLoader):
         for batch in X:
             yield batch[0] if isinstance(batch, (list, tuple)) else batch
