@@ -13,13 +13,13 @@ the log-likelihood of the held-out samples of all folds together.
 import inspect
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
-from sklearn.base import BaseEstimator
 from sklearn.utils import _safe_indexing, gen_batches
 from torch import Tensor
 
@@ -43,22 +43,34 @@ Params = dict[str, float]
 TrainedModel = tuple[Any, LaplaceOptions, LaplaceFit]
 
 
-def trained(model: BaseEstimator, samples: Samples) -> TrainedModel:
-    """Return a model with its curvature over some samples."""
-    options = model._check_options()
-    return model, options, model._train_and_accumulate(options, samples).stored()
+@dataclass(frozen=True)
+class FoldWork:
+    """A fold to be trained and scored, maybe in another process.
 
+    Attributes
+    ----------
+    model : LaplaceClassifier or LaplaceRegressor
+        The model to train.
+    samples : Samples
+        Samples of the other folds.
+    held_out : TrainingData
+        Samples of this fold as they were passed.
+    """
 
-def trained_and_scored(
-    model: BaseEstimator,
-    samples: Samples,
-    held_out: TrainingData,
-    candidates: list[Params],
-    scorer: Any,
-) -> list[float]:
-    """Return the scores of one fold, of which nothing else is kept."""
-    fold = Fold(trained(model, samples), held_out)
-    return fold.scores(candidates, scorer, in_pieces=True)
+    model: Any
+    samples: Samples
+    held_out: TrainingData
+
+    def trained(self) -> TrainedModel:
+        """Return the model with its curvature over the other folds."""
+        options = self.model._check_options()
+        fit = self.model._train_and_accumulate(options, self.samples)
+        return self.model, options, fit.stored()
+
+    def scored(self, candidates: list[Params], scorer: Any) -> list[float]:
+        """Return the scores of the fold, of which nothing else is kept."""
+        fold = Fold(self.trained(), self.held_out)
+        return fold.scores(candidates, scorer, in_pieces=True)
 
 
 def select(data: TrainingData, rows: np.ndarray) -> TrainingData:
@@ -92,8 +104,8 @@ class Fold:
 
     def under(self, params: Params) -> Any:
         """Return the model under other hyperparameters, as if it was fitted so."""
-        model, h = self.model, self.template.hyperparameters
-        units = {"sigma_noise": model._targets.noise_unit}
+        h = self.template.hyperparameters
+        units = {"sigma_noise": self.model._targets.noise_unit}
         tensors = {
             name: torch.full_like(getattr(h, name), value / units.get(name, 1.0))
             for name, value in params.items()
@@ -105,9 +117,9 @@ class Fold:
                     posterior, self._start
                 )
             self._start = posterior.mean
-        model.__dict__.update(params)
-        model._set_fitted(self.options, self.fit.network, posterior)
-        return model
+        self.model.set_params(**params)
+        self.model._set_fitted(self.options, self.fit.network, posterior)
+        return self.model
 
     def scores(
         self, candidates: list[Params], scorer: Any, *, in_pieces: bool = False
@@ -146,14 +158,16 @@ class Fold:
 
     def _pieces(self) -> Iterator[TrainingData]:
         """Yield the held-out samples, as many at a time as are linearised together."""
-        model, data, spec = self.model, self.held_out, self.fit.network.spec
+        data, spec = self.held_out, self.fit.network.spec
         if spec.layout.head is not None:
             yield data
             return
-        with_covariance = not model._score(spec.likelihood).diagonal
-        n_rows = model.batch_size or spec.batch_size(with_covariance=with_covariance)
+        with_covariance = not self.model._score(spec.likelihood).diagonal
+        n_rows = self.model.batch_size or spec.batch_size(
+            with_covariance=with_covariance
+        )
         for rows in gen_batches(len(data.y), n_rows):
-            model._cache = LinearisationCache()
+            self.model._cache = LinearisationCache()
             yield select(data, np.arange(len(data.y))[rows])
 
 

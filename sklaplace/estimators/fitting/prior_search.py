@@ -25,10 +25,9 @@ from sklaplace.core.parallel import in_parallel
 from sklaplace.core.random import RandomState, private_rng
 from sklaplace.estimators.fitting.folds import (
     Fold,
+    FoldWork,
     Params,
     select,
-    trained,
-    trained_and_scored,
     with_noise,
 )
 from sklaplace.estimators.options.given_net import note_new_weights
@@ -61,6 +60,8 @@ class PriorSearch:
         self.chooses_noise = isinstance(getattr(estimator, "sigma_noise", None), str)
         # of the target columns, of which the geometric mean is searched
         self.noise_proportions: Any = 1.0
+        # the plain estimator: for checks, and fitted with the best prior
+        self.model = self._unfitted(estimator.verbose)
 
     def fit(self, samples: Samples) -> Any:
         """Search, fit the plain estimator with the best prior, and take its state."""
@@ -74,18 +75,19 @@ class PriorSearch:
             with unchanged_on_error(estimator):
                 results, n_splits = self._searched(samples)
                 best = int(results["rank_test_score"].argmin())
-                model = self._model(results["params"][best], estimator.random_state)
-                model._fit(replace(samples, is_part=True))
+                best_params = results["params"][best]
+                self.model = self._model(best_params, estimator.random_state)
+                self.model._fit(replace(samples, is_part=True))
                 for name in ("n_features_in_", "feature_names_in_"):
                     vars(estimator).pop(name, None)
-                parameters = model.get_params(deep=False)
-                state = {k: v for k, v in vars(model).items() if k not in parameters}
+                parameters, fitted = self.model.get_params(deep=False), vars(self.model)
+                state = {k: v for k, v in fitted.items() if k not in parameters}
                 vars(estimator).update(state)
                 estimator.cv_results_, estimator.n_splits_ = results, n_splits
                 estimator.best_index_ = best
                 estimator.best_score_ = float(results["mean_test_score"][best])
             if estimator.verbose:
-                progress.line(estimator._summary())
+                progress.line(self.estimator._summary())
         return estimator
 
     def _model(
@@ -132,27 +134,33 @@ class PriorSearch:
         for train, test in splits:
             params = _check_method_params(data.X, samples.fit_params, indices=train)
             part = select(data, train)
-            given = part.X, part.y, part.sample_weight, None, None, params
-            own = Samples(*given, samples.classes, is_part=True)
-            jobs.append((self._unfitted(), own, select(data, test)))
+            own = replace(
+                samples,
+                X=part.X,
+                y=part.y,
+                sample_weight=part.sample_weight,
+                fit_params=params,
+                is_part=True,
+            )
+            jobs.append(FoldWork(self._unfitted(), own, select(data, test)))
         candidates: list[Params] = [{"prior_precision": value} for value in self._grid]
         candidates, scores = self._scores(jobs, candidates, scorer)
         return _results(candidates, np.array(scores).T), len(splits)
 
     def _scores(
-        self, jobs: list[Any], candidates: list[Params], scorer: Any
+        self, jobs: list[FoldWork], candidates: list[Params], scorer: Any
     ) -> tuple[list[Params], list[list[float]]]:
         """Return candidates, and their scores in each fold."""
         n_jobs = self.estimator.n_jobs
         with progress.phase("folds"):
             if not self.chooses_noise:  # nothing is kept of a fold
-                jobs = [(*job, candidates, scorer) for job in jobs]
-                return candidates, in_parallel(
-                    trained_and_scored, jobs, n_jobs, "folds"
-                )
-            models = in_parallel(trained, [job[:2] for job in jobs], n_jobs, "folds")
+                given = [(job, candidates, scorer) for job in jobs]
+                return candidates, in_parallel(FoldWork.scored, given, n_jobs, "folds")
+            alone = [(job,) for job in jobs]
+            models = in_parallel(FoldWork.trained, alone, n_jobs, "folds")
         with progress.phase("tune"):
-            folds = [Fold(m, job[2]) for m, job in zip(models, jobs, strict=True)]
+            parts = zip(models, jobs, strict=True)
+            folds = [Fold(model, job.held_out) for model, job in parts]
             if folds[0].template.likelihood.has_noise:
                 candidates = with_noise(folds, candidates)
             return candidates, [fold.scores(candidates, scorer) for fold in folds]
@@ -163,9 +171,8 @@ class PriorSearch:
         estimator = self.estimator
         if hasattr(estimator, "sigma_noise"):
             check_positive("sigma_noise", estimator.sigma_noise, ["auto"])
-        model = self._unfitted(estimator.verbose)
-        model._check_options()
-        note_new_weights(model)
+        self.model._check_options()
+        note_new_weights(self.model)
         check_memory(estimator.memory)
         check_n_jobs(estimator.n_jobs)
         scoring = estimator.scoring
@@ -174,19 +181,19 @@ class PriorSearch:
                 f"scoring={scoring!r} is not one score. Choose the name of a "
                 "scorer, a callable scorer(estimator, X, y), or None."
             )
-        scorer = None if scoring is None else check_scoring(model, scoring)
-        encode_samples(model, samples)
+        scorer = None if scoring is None else check_scoring(self.model, scoring)
+        encode_samples(self.model, samples)
         if self.chooses_noise:
-            self.noise_proportions = model._targets.noise_proportions
-        X, y = samples.X, model._targets.check(samples.y)
+            self.noise_proportions = self.model._targets.noise_proportions
+        X, y = samples.X, self.model._targets.check(samples.y)
         weights = samples.sample_weight
         data = TrainingData(
             X if is_opaque(X) else indexable(X)[0],
             y,
             None if weights is None else as_weights(weights, len(y)),
         )
-        splits = self._splits(model._targets, data)
-        if is_classifier(model) and not model._targets.target_type.is_single:
+        splits = self._splits(self.model._targets, data)
+        if is_classifier(self.model) and not self.model._targets.target_type.is_single:
             _check_scores_columns(scorer)
         return data, splits, scorer
 
