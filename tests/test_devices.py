@@ -150,11 +150,6 @@ MISTAKES = [
         "links/nn-MSELoss",
     ),
     (
-        *("posterior.tuning.path_search", "with_strongest_prior"),
-        *("float((r / ratio).log().abs().max())", "(r / ratio).log().abs().max()"),
-        "likelihoods/MSELoss-last_layer-validation",
-    ),
-    (
         *("dirichlet.logits", "centred_factor"),
         *(", device=cov.device", ""),
         "links/projection",

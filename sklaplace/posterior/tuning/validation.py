@@ -15,13 +15,12 @@ from sklaplace.core.checks import warn_user
 from sklaplace.curvature import priors
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import linearised_mean
-from sklaplace.posterior.tuning.candidate import Candidate, relative_variances
+from sklaplace.posterior.tuning.candidate import Candidate
 from sklaplace.posterior.tuning.evidence import marglik
 from sklaplace.posterior.tuning.path_search import (
     MARGIN,
     best_kept,
     best_refitted,
-    with_strongest_prior,
 )
 from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem, clamped
 
@@ -69,8 +68,6 @@ def best_candidate(problem: TuningProblem) -> Candidate:
     if problem.refine == "auto" and has_model and not is_ambiguous:
         refitted = best_refitted(problem, path, below := chosen.score - MARGIN)
         chosen = refitted if refitted.score < below else chosen
-    if chosen.refitted and problem.log_proba is None and problem.free_prior:
-        chosen = with_strongest_prior(problem, path, chosen)
     return chosen
 
 
@@ -160,7 +157,7 @@ def _noise_path(problem: TuningProblem) -> list[Tensor]:
 
     def squares(part: TuningProblem, batch: LinearisedBatch) -> Tensor:
         mean = linearised_mean(part.posterior, batch.f, batch.jacobian)
-        return (mean - batch.targets) ** 2 / relative_variances(problem, mean)
+        return (mean - batch.targets) ** 2 / posterior.noise_proportions**2
 
     residual = float(clamped(_held_out_mean(problem, squares)).sqrt())
     powers = (residual * NOISE_PATH) ** (2 * posterior.curvature_order)
@@ -171,7 +168,7 @@ def _held_out_mean(
     problem: TuningProblem, values: Callable[[TuningProblem, LinearisedBatch], Tensor]
 ) -> Tensor:
     """Weighted mean over held-out data and outputs of ``values`` (b, c), ()."""
-    pairs = problem.batches()
+    pairs = ((part, b) for part, batches in problem.batches() for b in batches)
     batches = [(b.weights.double(), values(part, b).mean(1)) for part, b in pairs]
     weights, means = map(torch.cat, zip(*batches, strict=True))
     return weights @ means / weights.sum()
