@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from sklaplace.core import progress
@@ -109,20 +110,27 @@ class _Refits:
         """Index of the best candidate."""
         return _best_index(self.candidates)
 
-    def at(self, index: int, tolerance: float, start: Candidate | None) -> Candidate:
-        """Refit a model from another one, or from the network."""
-        parts = self.problem.parts
-        starts = start.refitted if start else tuple(part.posterior for part in parts)
+    def at(self, index: int, tolerance: float, *starts: Candidate) -> Candidate:
+        """Refit a model halfway between others, or from the network."""
+        if starts:
+            several = zip(*(start.refitted for start in starts), strict=True)
+        else:
+            several = ((part.posterior,) for part in self.problem.parts)
         tolerance = EXACT_TOLERANCE if self.is_exact else tolerance
-        found = _refitted(self.problem, starts, self.path[index], tolerance)
+        between = map(_between, several)
+        found = _refitted(self.problem, between, self.path[index], tolerance)
         self.candidates[index] = found
         return found
 
-    def visit(self, index: int) -> int:
-        """Refit a model that is new from the best one, and return the best index."""
+    def visit(self, index: int, *beyond: int) -> int:
+        """Refit a model that is new, and return the best index.
+
+        The refit starts at the best model, or halfway to the one ``beyond``.
+        """
         if index in range(len(self.path)) and index not in self.candidates:
-            start = self.candidates[self.best] if self.candidates else None
-            self.at(index, COARSE_TOLERANCE, start)
+            near = [self.best, *beyond] if self.candidates else []
+            starts = [self.candidates[i] for i in near if i in self.candidates]
+            self.at(index, COARSE_TOLERANCE, *starts)
         return self.best
 
     def explore(self, below: float) -> None:
@@ -150,7 +158,7 @@ class _Refits:
         if not now.score - abs(slope) - _unsure(now) > below:
             for stride in (1, -1):
                 if not stride * slope > rise:
-                    self.visit(best + stride)
+                    self.visit(best + stride, best + 2 * stride)
 
     def refine(self) -> int:
         """Refit the best two again unless one is clearly best; return the best index.
@@ -166,9 +174,15 @@ class _Refits:
         return self.best
 
 
+def _between(posteriors: tuple[GaussianPosterior, ...]) -> GaussianPosterior:
+    """Return the first posterior, at the average of the means of all."""
+    mean = torch.stack([posterior.mean for posterior in posteriors]).mean(0)
+    return replace(posteriors[0], mean=mean)
+
+
 def _refitted(
     problem: TuningProblem,
-    starts: tuple[GaussianPosterior, ...],
+    starts: Iterable[GaussianPosterior],
     ratio: Tensor,
     tolerance: float,
 ) -> Candidate:
