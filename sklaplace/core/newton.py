@@ -75,11 +75,6 @@ class Regularised(Protocol):
     ) -> Operator | None:
         """Return one that is made in less time than a product, if there is any."""
 
-    def with_null_space(
-        self, precondition: Operator, rho: Tensor, dtype: torch.dtype
-    ) -> Operator:
-        """Return a preconditioner that is exact where the loss has no curvature."""
-
 
 def minimum(
     model: Regularised, rho: Tensor, mean: Tensor, start: Tensor, tolerance: float
@@ -201,11 +196,11 @@ class _Steps:
         model, at = self._model, (f, self._rho, self._dtype)
         found = model.quick_preconditioner_at(*at) if self._is_quick else None
         self._is_quick = found is not None
-        if found is None:
-            if self._precondition is None:
-                self._precondition = model.preconditioner_at(*at)
-            found = self._precondition
-        return model.with_null_space(found, *at[1:])
+        if found is not None:
+            return found
+        if self._precondition is None:
+            self._precondition = model.preconditioner_at(*at)
+        return self._precondition
 
 
 def _descend(

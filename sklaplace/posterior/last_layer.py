@@ -38,19 +38,6 @@ SAMPLES_PER_INPUT = 8
 
 
 @dataclass(frozen=True)
-class _RowOperator:
-    """An operator on weights, given as one on the weights of each output in a row."""
-
-    model: "LastLayerModel"
-    rows: Operator
-
-    def __call__(self, v: Tensor) -> Tensor:
-        """Apply it to weights (P,)."""
-        model = self.model
-        return model._from_outputs(self.rows(model._by_output(v)))
-
-
-@dataclass(frozen=True)
 class LastLayerModel(LinearModel):
     """Linear model of the last layer, on the features of the training data.
 
@@ -152,8 +139,9 @@ class LastLayerModel(LinearModel):
         return super().structure_at(f)
 
     # ------------------------------------------------------------- preconditioners
+    # Operators on rows take the weights (o, i) of each output, with a bias at the end.
     def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
-        """``v -> M⁻¹ v`` with ``M ≈ H + diag ρ``: a block per output, or Kronecker.
+        """Return ``v -> M⁻¹ v`` with a block of ``M ≈ H + diag ρ`` for each output.
 
         Where classes are separated unequally well, outputs differ in curvature by
         orders of magnitude, and so may precisions; a Kronecker product describes
@@ -162,19 +150,27 @@ class LastLayerModel(LinearModel):
         """
         n, i = self.features.shape
         if (blocks := self._blockwise(f, rho, dtype)) is not None:
-            return blocks
-        if n < i and (blocks := self._dual_blockwise(f, rho)) is not None:
-            return blocks
-        if n < min(i, MAX_FACTOR):
-            return self._dual_kronecker(f, rho)
-        kron = self._kron(f, GGN)
-        eigenvalues = (kron.eigenvalues + rho.mean()).to(dtype)
-        return lambda v: kron.from_basis(kron.to_basis(v) / eigenvalues)
+            return self._on_weights(blocks, rho, dtype)
+        if n < i and (dual := self._dual_blockwise(f, rho)) is not None:
+            operator = dual
+        elif n < min(i, MAX_FACTOR):
+            operator = self._dual_kronecker(f, rho)
+        else:
+            kron = self._kron(f, GGN)
+            eigenvalues = (kron.eigenvalues + rho.mean()).to(dtype)
+
+            def operator(v: Tensor) -> Tensor:
+                return kron.from_basis(kron.to_basis(v) / eigenvalues)
+
+        def rows(values: Tensor) -> Tensor:
+            return self.by_output(operator(self.from_outputs(values)))
+
+        return self._on_weights(rows, rho, dtype)
 
     def quick_preconditioner_at(
         self, f: Tensor, rho: Tensor, dtype: torch.dtype
     ) -> Operator | None:
-        """``v -> M⁻¹ v``, where ``M`` is diagonal in the eigenbasis of the inputs.
+        """Return ``v -> M⁻¹ v``, where ``M`` is diagonal in the inputs' eigenbasis.
 
         Its entries are those of ``H + ρ`` (George et al. 2018, "Fast approximate
         natural gradient descent in a Kronecker-factored eigenbasis"), for one precision
@@ -191,40 +187,42 @@ class LastLayerModel(LinearModel):
         size = n / len(squares)
         diagonal = ((curvatures.T @ squares).double() * size + low).to(dtype)
         basis = basis.to(dtype)
-        return _RowOperator(self, lambda rows: (rows @ basis / diagonal) @ basis.T)
+        return self._on_weights(
+            lambda rows: (rows @ basis / diagonal) @ basis.T, rho, dtype
+        )
 
-    def with_null_space(
-        self, precondition: Operator, rho: Tensor, dtype: torch.dtype
+    def _on_weights(self, rows: Operator, rho: Tensor, dtype: torch.dtype) -> Operator:
+        """Return an operator on rows as one on weights (P,), with the null space."""
+        apply = self._with_null_space(rows, rho, dtype)
+        return lambda v: self.from_outputs(apply(self.by_output(v)))
+
+    def _with_null_space(
+        self, rows: Operator, rho: Tensor, dtype: torch.dtype
     ) -> Operator:
-        """Combine it with the prior on weights common to all classes.
+        """Combine an operator on rows with the prior on weights common to all classes.
 
         Softmax ignores what is added to all logits: there ``H`` is zero, and what is
         made of one output at a time would take an iteration for each such direction.
         Where all classes have the same precisions, no other weights are affected.
         """
         if self._map is not None or not self.likelihood.is_shift_invariant:
-            return precondition
+            return rows
         groups = self.likelihood.n_blocks, -1
-        precisions = self._by_output(rho).unflatten(0, groups)
+        precisions = self.by_output(rho).unflatten(0, groups)
         common = precisions[:, :1].to(dtype)
         # a prior that is lost in rounding errors of the gradient determines nothing
         is_lost = common.min() < torch.finfo(dtype).eps * self._largest_curvature
         if is_lost or not (precisions == precisions[:, :1]).all():
-            return precondition
-        of_rows = (
-            precondition.rows
-            if isinstance(precondition, _RowOperator)
-            else lambda rows: self._by_output(precondition(self._from_outputs(rows)))
-        )
+            return rows
 
-        def separated(rows: Tensor) -> Tensor:
-            grouped = rows.unflatten(0, groups)
+        def separated(values: Tensor) -> Tensor:
+            grouped = values.unflatten(0, groups)
             means = grouped.mean(1, keepdim=True)
-            found = of_rows((grouped - means).flatten(0, 1)).unflatten(0, groups)
+            found = rows((grouped - means).flatten(0, 1)).unflatten(0, groups)
             means = means / common - found.mean(1, keepdim=True)
             return (found + means).flatten(0, 1)
 
-        return _RowOperator(self, separated)
+        return separated
 
     @cached_property
     def _largest_curvature(self) -> float:
@@ -273,15 +271,13 @@ class LastLayerModel(LinearModel):
         scales = curvatures.to(some) * (n / len(some))
         grams = [some.T @ (some * column) for column in scales.T.unsqueeze(2)]
         blocks = torch.stack(grams).double()
-        blocks.diagonal(dim1=1, dim2=2).add_(self._by_output(rho))
+        blocks.diagonal(dim1=1, dim2=2).add_(self.by_output(rho))
         lower, failed = torch.linalg.cholesky_ex(blocks)
         if failed.any():
             return None
         inverses = torch.cholesky_inverse(lower).to(dtype)
         # a row times a symmetric matrix is faster than the matrix times a column
-        return _RowOperator(
-            self, lambda rows: (rows.unsqueeze(1) @ inverses).squeeze(1)
-        )
+        return lambda rows: (rows.unsqueeze(1) @ inverses).squeeze(1)
 
     def _dual_blockwise(self, f: Tensor, rho: Tensor) -> Operator | None:
         """Inverse of the same blocks, of all samples, by Woodbury's identity.
@@ -293,7 +289,7 @@ class LastLayerModel(LinearModel):
         if not _fit_budget(o, n):
             return None
         grams: list[Tensor] = []
-        for row in (rows := self._by_output(rho)):
+        for row in (rows := self.by_output(rho)):
             if not grams or not torch.equal(row, rows[len(grams) - 1]):
                 products = self._sample_products(1 / row)
             grams.append(products)
@@ -362,14 +358,14 @@ class LastLayerModel(LinearModel):
 
         return apply
 
-    def _by_output(self, v: Tensor) -> Tensor:
+    def by_output(self, v: Tensor) -> Tensor:
         """Weights, and the bias, of each output in a row, (o, i), from (P,)."""
         weight, *bias = self.layout.split(v)
         weight = weight.reshape(self.layout.blocks[0].factor_shape)
         return torch.cat([weight, bias[0].unsqueeze(1)], 1) if bias else weight
 
-    def _from_outputs(self, rows: Tensor) -> Tensor:
-        """Back from `_by_output`, (P,)."""
+    def from_outputs(self, rows: Tensor) -> Tensor:
+        """Back from `by_output`, (P,)."""
         parts = [rows[:, :-1].flatten(), rows[:, -1]]
         return torch.cat(parts) if self._has_bias else rows.flatten()
 

@@ -111,17 +111,8 @@ class LinearModel(ABC):
     def quick_preconditioner_at(
         self, f: Tensor, rho: Tensor, dtype: torch.dtype
     ) -> Operator | None:
-        """Return the same of less precision and cost; None where there is none."""
+        """Return a less precise and cheaper preconditioner, if there is one."""
         return None
-
-    def with_null_space(
-        self, precondition: Operator, rho: Tensor, dtype: torch.dtype
-    ) -> Operator:
-        """Return a preconditioner that is exact where the loss has no curvature.
-
-        Unchanged where such weights are not known.
-        """
-        return precondition
 
     def at(self, weights: Tensor) -> Tensor:
         """Outputs (N, c) at other weights."""

@@ -161,16 +161,19 @@ class _Refits:
                     self.visit(best + stride, best + 2 * stride)
 
     def refine(self) -> int:
-        """Refit the best two again unless one is clearly best; return the best index.
+        """Refit the best again, and the next where it is close; return the best index.
 
-        Scores that are compared have the same precision then.
+        Unless one is clearly best already. Scores that are compared have the same
+        precision then.
         """
         first, *others = sorted(self.candidates, key=lambda i: self.candidates[i].score)
         best = self.candidates[first]
-        limit = best.score + _unsure(best)
-        close = [i for i in others if self.candidates[i].score <= limit]
-        for index in [first, *close[:1]] if close else []:
-            self.at(index, FINE_TOLERANCE, self.candidates[index])
+        if not others or self.candidates[others[0]].score > best.score + _unsure(best):
+            return first
+        found, second = self.at(first, FINE_TOLERANCE, best), self.candidates[others[0]]
+        change = abs(found.score - best.score)
+        if second.score <= found.score + CLOSE + change / 2:
+            self.at(others[0], FINE_TOLERANCE, second)
         return self.best
 
 
