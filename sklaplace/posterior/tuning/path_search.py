@@ -112,9 +112,9 @@ class _Refits:
 
     def at(self, index: int, tolerance: float, *starts: Candidate) -> Candidate:
         """Refit a model halfway between others, or from the network."""
-        if starts:
-            several = zip(*(start.refitted for start in starts), strict=True)
-        else:
+        several: Iterable[tuple[GaussianPosterior, ...]]
+        several = zip(*(start.refitted for start in starts), strict=True)
+        if not starts:
             several = ((part.posterior,) for part in self.problem.parts)
         tolerance = EXACT_TOLERANCE if self.is_exact else tolerance
         between = map(_between, several)
