@@ -8,7 +8,7 @@ import pytest
 import references
 import torch
 from cases import DOUBLE
-from contracts import STRUCTURES_AND_PRIORS, assert_equal, problem
+from contracts import STRUCTURES_AND_PRIORS, assert_equal
 from scipy.optimize import minimize, minimize_scalar
 from tuning_problems import fit, tuning_problem
 
@@ -241,19 +241,6 @@ def test_prior_mean_and_temperature_take_part():
     assert_log(marglik(posterior).prior_precision, maximum(posterior))
 
 
-@every_prior
-def test_tuning_is_pure(structure, prior):
-    posterior = fit("Gaussian", structure, prior).posterior
-    h = posterior.hyperparameters
-    values = [h.prior_precision.clone(), h.sigma_noise.clone()]
-    value = posterior.log_marginal_likelihood()
-    assert not marglik(posterior).prior_precision.requires_grad
-    assert posterior.hyperparameters is h
-    assert torch.equal(h.prior_precision, values[0])
-    assert torch.equal(h.sigma_noise, values[1])
-    assert torch.equal(posterior.log_marginal_likelihood(), value)
-
-
 def test_more_precisions_than_newton_takes(monkeypatch):
     posterior = fit("Gaussian", "kron", "layerwise", subset="all").posterior
     expected = marglik(posterior)
@@ -334,12 +321,3 @@ def test_refitting_needs_a_linear_model():
     fitted = fit("Categorical", subset="all")
     with pytest.raises(ValueError, match="refine=True needs outputs that are linear"):
         marglik_refitted(tuning_problem(replace(fitted, linear_model=None)))
-
-
-@every_structure
-@pytest.mark.parametrize("case", ["cnn", "called_twice", "norms"])
-def test_evidence_of_a_network_with_all_weights(case, structure):
-    """The same search serves every structure and kind of network."""
-    posterior = problem(case, "Gaussian").posterior(structure)
-    found = marglik(posterior, free_noise=False)
-    assert_log(found.prior_precision, maximum(posterior))

@@ -13,10 +13,8 @@ from costs import calls
 from scipy.optimize import minimize_scalar
 from tuning_problems import fit, held_out, tuning_problem
 
-from sklaplace.curvature.jacobian import backpropagate
 from sklaplace.posterior.tuning import validation
 from sklaplace.posterior.tuning.candidate import scored
-from sklaplace.posterior.tuning.problem import LinearisedBatch
 
 every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)
 every_prior = pytest.mark.parametrize(("structure", "prior"), STRUCTURES_AND_PRIORS)
@@ -199,25 +197,6 @@ def test_final_model_is_refitted_to_full_precision(likelihood):
     rho = (found.prior_precision / found.scale).expand_as(found.mean)
     _, slope, _ = fitted.linear_model.objective(found.mean, rho, torch.zeros_like(rho))
     assert slope.abs().max() < 1e-6
-
-
-@every_likelihood
-def test_weights_of_held_out_rows_are_repetitions(likelihood):
-    fitted = fit(likelihood)
-    weights = torch.arange(30).remainder(3).add(1).double()
-    held = held_out(fitted, weights=weights)
-    copies = []
-    for batch, x in zip(held.rows, held.x.split([7, 23]), strict=True):
-        n = batch.weights.long()
-        x, f, y = (t.repeat_interleave(n, 0) for t in (x, batch.f, batch.targets))
-        jacobian = backpropagate(fitted.forward, x, fitted.layout)[1]
-        ones = torch.ones(len(f), dtype=DOUBLE)
-        copies.append(LinearisedBatch(f, jacobian, y, ones))
-    found = []
-    for rows in (held.rows, copies):
-        problem = tuning_problem(fitted, validation=rows)
-        found.append(scored(problem, [positive()])[0].score)
-    assert math.isclose(*found, rel_tol=1e-10)
 
 
 @every_likelihood
