@@ -20,6 +20,8 @@ from sklaplace.core.random import RandomState
 
 # raises an error for an invalid value of the option in the first argument
 Check = Callable[[str, Any], None]
+# what `as_generator` takes
+RandomState = int | np.integer | np.random.RandomState | torch.Generator | None
 
 
 def listed(names: Iterable[str]) -> str:

@@ -9,13 +9,13 @@ immutable class for all structures, subsets of weights and likelihoods.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from sklaplace.core.budget import move, require_bytes
-from sklaplace.core.checks import as_generator
+from sklaplace.core.checks import RandomState, as_generator
 from sklaplace.curvature import priors
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures import Accumulator, Precision, Structure
@@ -407,7 +407,7 @@ class GaussianPosterior:
             data_fit=self.data_fit.with_output_factors(factors**2),
         )
 
-    def sample(self, n: int = 1, random_state: Any = 0) -> Tensor:
+    def sample(self, n: int = 1, random_state: RandomState = 0) -> Tensor:
         """Draw weights.
 
         Parameters

@@ -73,9 +73,9 @@ class LastLayerModel(LinearModel):
     def products(self, dtype: torch.dtype) -> tuple[Operator, Operator]:
         """``v -> J v`` and ``u -> Jᵀ u``: products with the features."""
         model = self if dtype == torch.float64 else self._in_own_dtype
-        return model._forward, model._backward
+        return model.forward, model.backward
 
-    def _forward(self, direction: Tensor) -> Tensor:
+    def forward(self, direction: Tensor) -> Tensor:
         """``J direction``, (N, c)."""
         hidden = self._layer_outputs(direction)
         return hidden if self._map is None else hidden @ self._map.T
@@ -87,7 +87,7 @@ class LastLayerModel(LinearModel):
         hidden = (weight.reshape(-1, self.features.shape[1]) @ self.features.T).T
         return hidden + bias[0] if bias else hidden
 
-    def _backward(self, cotangent: Tensor) -> Tensor:
+    def backward(self, cotangent: Tensor) -> Tensor:
         """``Jᵀ cotangent`` for (N, c), as (P,)."""
         return self._in_weights(
             cotangent if self._map is None else cotangent @ self._map
@@ -398,13 +398,13 @@ class LastLayerRecorder:
     """
 
     def __init__(self, head_map: Tensor | IdentityMap | None) -> None:
-        self._head_map = head_map
-        self._batches: list[tuple[Tensor, ...]] = []
+        self.head_map = head_map
+        self.batches: list[tuple[Tensor, ...]] = []
 
     @property
     def is_linear(self) -> bool:
         """Whether the outputs are affine in the weights on all recorded samples."""
-        return self._head_map is not None and bool(self._batches)
+        return self.head_map is not None and bool(self.batches)
 
     def add(
         self,
@@ -416,30 +416,30 @@ class LastLayerRecorder:
         keys: Tensor | None,
     ) -> None:
         """Record a batch; ``jacobian`` has the rows ``SᵀJ``, ``columns`` its ``S``."""
-        if self._head_map is None:
+        if self.head_map is None:
             return
         block = jacobian.blocks[0]
         assert block.a is not None
         if isinstance(block, Block) and not self._agrees(block, columns, jacobian):
-            self._head_map, self._batches = None, []
+            self.head_map, self.batches = None, []
         elif not jacobian.first_column:
             w = torch.ones(len(f), device=f.device) if weights is None else weights
             k = torch.zeros(len(f), dtype=torch.long) if keys is None else keys
-            self._batches.append((block.a.squeeze(1), f, targets, w, k))
+            self.batches.append((block.a.squeeze(1), f, targets, w, k))
 
     def merge(self, other: "LastLayerRecorder") -> None:
         """Add the samples of another, which follow; none if either has stopped."""
-        if self._head_map is None or other._head_map is None:
-            self._head_map, self._batches = None, []
+        if self.head_map is None or other.head_map is None:
+            self.head_map, self.batches = None, []
         else:
-            self._batches += other._batches
+            self.batches += other.batches
 
     def _agrees(self, block: Block, hessian: OutputHessian, jacobian: Jacobian) -> bool:
         """Whether output gradients are those of the map, on one combination.
 
         One combination of outputs costs a c-th of all; a `HeadBlock` needs no check.
         """
-        m = self._head_map
+        m = self.head_map
         assert m is not None
         probe = torch.linspace(1, 2, m.shape[1], device=block.g.device).double()
         columns = hessian.factor().double()[..., jacobian.first_column :]
@@ -457,7 +457,9 @@ class LastLayerRecorder:
         """Linear model of the last layer; None if the outputs are not affine in it."""
         if not self.is_linear:
             return None
-        features = torch.cat([batch[0] for batch in self._batches]).double()
-        parts = {"features": features, "head_map": self._head_map}
-        data = [data for _, *data in self._batches]
-        return LastLayerModel._of(template, data, curvature, accumulator, **parts)
+        features = torch.cat([batch[0] for batch in self.batches]).double()
+        parts = {"features": features, "head_map": self.head_map}
+        data = [data for _, *data in self.batches]
+        return LastLayerModel.of_batches(
+            template, data, curvature, accumulator, **parts
+        )

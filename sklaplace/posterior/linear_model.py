@@ -70,10 +70,10 @@ class LinearModel(ABC):
     dtype: torch.dtype
 
     @classmethod
-    def _of(
+    def of_batches(
         cls,
         template: GaussianPosterior,
-        data: Iterable[Sequence[Any]],
+        data: Iterable[Sequence[Tensor]],
         curvature: Curvature,
         accumulator: Callable[[Layout], Accumulator],
         **fields: Any,

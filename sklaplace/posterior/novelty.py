@@ -18,7 +18,6 @@ combined by the sum of their logarithms); see `leverage` for others.
 import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,7 +95,7 @@ def _has_groups(n_classes: int, features: Tensor) -> bool:
     return n_classes * max(min(features.shape[1], MAX_FEATURES), MAX_INPUTS) <= MAX_SUMS
 
 
-def _table(x: Any) -> Tensor | None:
+def _table(x: object) -> Tensor | None:
     """Return inputs that are rows of real numbers, None for others."""
     first, *others = leaves(x)
     is_table = isinstance(first, Tensor) and first.ndim == 2 and not others
@@ -141,16 +140,16 @@ class FeatureBatch:
         f: Tensor,
         weights: Tensor | None = None,
         keys: Tensor | None = None,
-        x: Any = None,
-        targets: Any = None,
+        x: object = None,
+        targets: Tensor | None = None,
     ) -> "FeatureBatch":
         """Return a batch from features (b, i), outputs (b, c), inputs and targets."""
         groups = torch.zeros(len(f), dtype=torch.long, device=f.device)
         undecided = torch.zeros(len(f), 0, dtype=torch.float64, device=f.device)
         table = _table(x)
         inputs = features[:, :0] if table is None else sketched(table, MAX_INPUTS)
-        is_known = likelihood.has_noise and targets is not None
-        targets = targets.double() if is_known else undecided
+        if targets is None or not likelihood.has_noise:
+            targets = undecided
         if isinstance(likelihood, ClassificationLikelihood):
             logits, _ = likelihood.class_logits(f, torch.zeros_like(f))
             by_label = logits.reshape(len(f), -1, logits.shape[1])
@@ -161,7 +160,7 @@ class FeatureBatch:
         weights = torch.ones_like(groups) if weights is None else weights
         keys = torch.zeros_like(groups) if keys is None else keys.to(groups)
         found = sketched(features), groups, undecided, weights.double(), keys
-        return cls(*found, targets, inputs)
+        return cls(*found, targets.double(), inputs)
 
     def joined(self, other: "FeatureBatch") -> "FeatureBatch":
         """Return the samples of both."""
@@ -266,31 +265,32 @@ class Novelty(FieldsOnly):
                 n_groups = n_classes
         parts = batch.features, batch.inputs
         features, inputs = (FeatureMoments.empty(n_groups, part) for part in parts)
-        return cls(likelihood, features, inputs, batch.kept())._counted(batch)
+        return cls(likelihood, features, inputs, batch.kept()).counted(batch)
 
     def added(self, batch: FeatureBatch) -> "Novelty":
         """Return the novelty after further training samples, whatever their order."""
-        novelty = self._beside(batch.inputs)
-        batch = replace(batch, inputs=batch.inputs[:, : novelty._n_inputs])
+        novelty = self.beside(batch.inputs)
+        batch = replace(batch, inputs=batch.inputs[:, : novelty.n_inputs])
         samples = novelty.samples.joined(batch).kept()
-        return replace(novelty, samples=samples)._counted(batch)
+        return replace(novelty, samples=samples).counted(batch)
 
     @property
-    def _n_inputs(self) -> int:
+    def n_inputs(self) -> int:
+        """Number of inputs that are compared; zero where they are no table."""
         return self.samples.inputs.shape[1]
 
-    def _beside(self, inputs: Tensor) -> "Novelty":
+    def beside(self, inputs: Tensor) -> "Novelty":
         """Return the novelty, without inputs where others have another width.
 
         Such are no table, but sequences whose batches are padded.
         """
-        if inputs.shape[1] == self._n_inputs:
+        if inputs.shape[1] == self.n_inputs:
             return self
         samples = replace(self.samples, inputs=self.samples.inputs[:, :0])
         moments = FeatureMoments.empty(len(self.moments.counts), samples.inputs)
         return replace(self, input_moments=moments, samples=samples)
 
-    def _counted(self, batch: FeatureBatch) -> "Novelty":
+    def counted(self, batch: FeatureBatch) -> "Novelty":
         """Return the novelty with the sums of further training samples."""
         of = batch.groups, batch.weights
         moments = self.moments.added(batch.features, *of)
@@ -300,7 +300,7 @@ class Novelty(FieldsOnly):
     def merged(self, other: "Novelty") -> "Novelty":
         """Return the novelty of the training samples of both."""
         own, others = self.samples.inputs, other.samples.inputs
-        self, other = self._beside(others), other._beside(own)
+        self, other = self.beside(others), other.beside(own)
         moments = self.moments.merged(other.moments)
         inputs = self.input_moments.merged(other.input_moments)
         samples = self.samples.joined(other.samples).kept()

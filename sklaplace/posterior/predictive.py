@@ -9,7 +9,7 @@ Carlo predictive of the network itself (``nn``) evaluates it at weight samples.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -90,7 +90,11 @@ class Linearisation:
 
 
 def linearise(
-    forward: Forward, x: Any, layout: Layout, diagonal: bool, centring: Centring | None
+    forward: Forward,
+    x: object,
+    layout: Layout,
+    diagonal: bool,
+    centring: Centring | None,
 ) -> Iterator[Linearisation]:
     """Linearised outputs of a batch; in several parts if ``diagonal`` and c is large.
 
@@ -108,7 +112,7 @@ def linearise(
 def glm(
     posterior: GaussianPosterior,
     forward: Forward,
-    x: Any,
+    x: object,
     *,
     diagonal: bool = False,
     centred: bool = False,
@@ -158,7 +162,7 @@ def side_by_side(parts: Iterable[Moments]) -> Moments:
 
 
 def linearised_draws(
-    posterior: GaussianPosterior, forward: Forward, x: Any, weights: Tensor
+    posterior: GaussianPosterior, forward: Forward, x: object, weights: Tensor
 ) -> Tensor:
     """Outputs (b, c, s) of the linearised network at weights (s, P), float64."""
     f, jacobian = jac.backpropagate(forward, x, posterior.layout)
@@ -167,7 +171,7 @@ def linearised_draws(
 
 
 def network_draws(
-    posterior: WeightDistribution, forward: Forward, x: Any, weights: Tensor
+    posterior: WeightDistribution, forward: Forward, x: object, weights: Tensor
 ) -> Tensor:
     """Outputs (b, c, s) of the network itself at weights (s, P), float64.
 
@@ -235,7 +239,7 @@ def moments(
 
 
 def in_graph(
-    posterior: GaussianPosterior, forward: Forward, x: Any, n_joint: int = 1
+    posterior: GaussianPosterior, forward: Forward, x: object, n_joint: int = 1
 ) -> Moments:
     """Mean (b, c) and covariance (b, c, c) of the linearised outputs, float64.
 
@@ -252,7 +256,7 @@ def in_graph(
     jac.require_seen_paths(forward, x, layout)
     selected = {block.name: own[block.name] for block in layout.blocks}
 
-    def outputs(values: dict[str, Tensor], row: Any) -> tuple[Tensor, Tensor]:
+    def outputs(values: dict[str, Tensor], row: object) -> tuple[Tensor, Tensor]:
         f = call_with(forward, values, add_axis(row))[0]
         return f, f
 

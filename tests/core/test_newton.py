@@ -137,7 +137,7 @@ def test_the_null_space_saves_iterations(monkeypatch):
     rho = torch.full_like(head.weights, 1e-3)
 
     def n_products():
-        with calls(LastLayerModel, "_backward") as products:
+        with calls(LastLayerModel, "backward") as products:
             assert_flat(head, minimum(head, rho), rho)
         return len(products)
 
@@ -181,7 +181,7 @@ def test_a_prior_below_rounding_errors_takes_no_more_iterations(
 
     def n_products():
         zero = torch.zeros_like(rho)
-        with calls(LastLayerModel, "_backward") as products:
+        with calls(LastLayerModel, "backward") as products:
             newton.minimum(head, rho, zero, head.weights, tolerance)
         return len(products)
 
@@ -224,7 +224,7 @@ def test_precisions_that_differ_by_orders_of_magnitude(likelihood):
     head, _, rho = problem(likelihood)
     rho = 10.0 ** torch.linspace(-6, 8, len(rho), dtype=DOUBLE)
     with (
-        calls(LastLayerModel, "_backward") as products,
+        calls(LastLayerModel, "backward") as products,
         calls(LastLayerModel, "dense_curvature_at") as dense,
     ):
         found = minimum(head, rho)
