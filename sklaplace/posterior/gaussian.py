@@ -100,7 +100,7 @@ class GaussianPosterior:
     earlier : GaussianPosterior or None
         The prior, if it is the posterior of an earlier task; see `under`. ``structure``
         then holds the curvature of all tasks under exactly these hyperparameters, of
-        which ``prior_precision`` is that of the first task.
+        which ``prior_precision`` belongs to the first task.
 
     See Also
     --------
@@ -270,7 +270,7 @@ class GaussianPosterior:
         Parameters
         ----------
         dtype : torch.dtype
-            That of the network.
+            Dtype of the network.
 
         Raises
         ------
@@ -315,7 +315,7 @@ class GaussianPosterior:
         See Also
         --------
         with_noise_levels : Under noise levels of each output.
-        sklaplace.posterior.tuning.evidence.marglik : Those of highest evidence.
+        sklaplace.posterior.tuning.evidence.marglik : Finds the highest evidence.
 
         Examples
         --------
@@ -706,9 +706,9 @@ class GaussianPosterior:
         Returns
         -------
         GaussianPosterior
-            With precision ``scale·H + scale₀·H₀ + diag δ₀``. Kronecker factors are
-            those of one fit to the data of both tasks, where samples of the earlier
-            ones have weight scale₀/scale.
+            With precision ``scale·H + scale₀·H₀ + diag δ₀``. Kronecker factors
+            equal one fit to the data of both tasks, where samples of the earlier ones
+            have weight scale₀/scale.
 
         See Also
         --------

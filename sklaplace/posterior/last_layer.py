@@ -10,6 +10,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sklaplace.core.budget import BUDGET, batch_rows
 from sklaplace.core.linalg import symmetric_eigh
@@ -124,11 +125,15 @@ class LastLayerModel(LinearModel):
         moments = [InputMoment.of(a, *given) for a in inputs]
         return tuple((moment.mean(), moment.n) for moment in moments)
 
-    def _kron(self, f: Tensor, curvature: Curvature) -> Kron:
-        """Kronecker-factored curvature at outputs ``f``."""
+    def _output_factor(self, f: Tensor, curvature: Curvature) -> Factor:
+        """Kronecker factor of the layer's outputs, where the outputs are ``f``."""
         data = self.targets, self.sample_weight, self.keys
         hessian = output_hessian(curvature, self.likelihood, f, *data)
-        outputs = Factor(output_moment(HeadBlock(hessian, self._map)))
+        return Factor(output_moment(HeadBlock(hessian, self._map)))
+
+    def _kron(self, f: Tensor, curvature: Curvature) -> Kron:
+        """Kronecker-factored curvature at outputs ``f``."""
+        outputs = self._output_factor(f, curvature)
         inputs, counts = zip(*self._input_factors, strict=True)
         return Kron(self.layout, tuple((outputs, a) for a in inputs), counts)
 
@@ -172,10 +177,10 @@ class LastLayerModel(LinearModel):
     ) -> Operator | None:
         """Return ``v -> M⁻¹ v``, where ``M`` is diagonal in the inputs' eigenbasis.
 
-        Its entries are those of ``H + ρ`` (George et al. 2018, "Fast approximate
-        natural gradient descent in a Kronecker-factored eigenbasis"), for one precision
-        ``ρ`` of all weights. The basis is computed once, and the entries are a product
-        with few rows.
+        Its entries are the diagonal of ``H + ρ`` in that basis (George et al. 2018,
+        "Fast approximate natural gradient descent in a Kronecker-factored eigenbasis"),
+        for one precision ``ρ`` of all weights. The basis is computed once, and the
+        entries are a product with few rows.
         """
         n, i = self.features.shape
         low, high = rho.aminmax()
@@ -238,11 +243,7 @@ class LastLayerModel(LinearModel):
     def _some_inputs(self, dtype: torch.dtype) -> Tensor:
         """Evenly spaced inputs, with a one for a bias, (n, i)."""
         some = self.features[:: self._stride].to(dtype)
-        return (
-            torch.cat([some, torch.ones_like(some[:, :1])], 1)
-            if self._has_bias
-            else some
-        )
+        return pad(some, (0, int(self._has_bias)), value=1.0)
 
     @cached_property
     def _input_eigenbasis(self) -> tuple[Tensor, Tensor]:
@@ -313,11 +314,7 @@ class LastLayerModel(LinearModel):
 
         O(N²·(N + i)) time, N² numbers.
         """
-        hessian = ggn_hessian(self.likelihood, f, self.targets)
-        moment = output_moment(
-            HeadBlock(hessian.weighted(self.sample_weight), self._map)
-        )
-        outputs, mean = Factor(moment), rho.mean()
+        outputs, mean = self._output_factor(f, GGN), rho.mean()
         (values, vectors), curvatures = self._sample_eigh, outputs.values
         ratios = mean * curvatures / (mean + values.unsqueeze(1) * curvatures)
         basis = outputs.vectors(torch.float64)
@@ -435,7 +432,7 @@ class LastLayerRecorder:
             self.batches += other.batches
 
     def _agrees(self, block: Block, hessian: OutputHessian, jacobian: Jacobian) -> bool:
-        """Whether output gradients are those of the map, on one combination.
+        """Whether output gradients agree with the map, on one combination.
 
         One combination of outputs costs a c-th of all; a `HeadBlock` needs no check.
         """

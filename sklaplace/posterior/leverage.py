@@ -1,10 +1,10 @@
-"""Leverage: how far features of the last layer are from those of training samples.
+"""Leverage: how far features of the last layer are from the training samples.
 
 The leverage of features ``φ`` in a group k of n_k training samples with mean ``μ_k``,
 
     h(φ) = 1/n_k + (φ - μ_k)ᵀ (W + ε)⁻¹ (φ - μ_k),      W = Σ (φₙ - μ)(φₙ - μ)ᵀ,
 
-is that of a linear regression on ``φ`` and an indicator of each group: the variance of
+belongs to a linear regression on ``φ`` and an indicator of each group: the variance of
 its prediction, in units of the noise. With one group it is the usual leverage with a
 constant. ``W`` is a sum over samples and depends neither on weights, prior nor
 likelihood. The leverage of a training sample among the others has a closed form.
@@ -47,7 +47,7 @@ def _hashing(i: int, most: int) -> tuple[Tensor, Tensor]:
 def sketched(features: Tensor, most: int = MAX_FEATURES) -> Tensor:
     """Return features (b, i), or where there are too many, sums of some of them.
 
-    Products of samples are unbiased estimates of those of all features.
+    Products of samples are unbiased estimates of the products of all features.
     """
     i = features.shape[1]
     if i <= most:

@@ -192,7 +192,7 @@ class LinearModel(ABC):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Regularised loss, its gradient (P,), and the outputs (N, c), as float64.
 
-        ``dtype`` is that of the computation.
+        The computation is in ``dtype``.
         """
         forward, backward = self.products(dtype)
         f = self.outputs.to(dtype) + forward((theta - self.weights).to(dtype))

@@ -99,7 +99,7 @@ class LinearisedNetwork(LinearModel):
     def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """``v -> M⁻¹ v`` with ``M`` a structure that has an eigenbasis.
 
-        That of the posterior if it has one, else Kronecker factors at ``f``.
+        The posterior's own structure if that has one, else Kronecker factors at ``f``.
         """
         one = torch.ones((), dtype=torch.float64, device=rho.device)
         structure = self.structure

@@ -3,8 +3,9 @@
 Some quantities are put on one scale: the leverage of the features among the training
 samples of the class that the network predicts, under a small and a large ridge, and how
 undecided the network is between the classes. The logarithm of each is compared with a
-normal distribution that has the moments of those of the training samples, each of which
-is left out of its own leverage. The logarithms of the tail probabilities are added up.
+normal distribution with the moments of the training samples' logarithms; each training
+sample is left out of its own leverage. The logarithms of the tail probabilities are
+added up.
 
 For regression there is one leverage, of all training samples, and for so many classes
 that the mean features of each would take much memory.
@@ -90,9 +91,19 @@ class NormalTails:
 
 
 # -------------------------------------------------------------------------- samples
-def _has_groups(n_classes: int, features: Tensor) -> bool:
-    """Whether features (b, i) are compared with those of the predicted class alone."""
-    return n_classes * max(min(features.shape[1], MAX_FEATURES), MAX_INPUTS) <= MAX_SUMS
+def _class_logits(
+    likelihood: ClassificationLikelihood, f: Tensor, features: Tensor
+) -> tuple[Tensor, int]:
+    """Return logits (b, labels, K), and the number of groups.
+
+    Features (b, i) are compared with the features of the predicted class alone, unless
+    there are several labels or sums over each class take too much memory.
+    """
+    logits, _ = likelihood.class_logits(f, torch.zeros_like(f))
+    logits = logits.reshape(len(f), -1, logits.shape[1])
+    _, n_labels, n_classes = logits.shape
+    n_numbers = n_classes * max(min(features.shape[1], MAX_FEATURES), MAX_INPUTS)
+    return logits, n_classes if n_labels == 1 and n_numbers <= MAX_SUMS else 1
 
 
 def _table(x: object) -> Tensor | None:
@@ -111,7 +122,7 @@ class FeatureBatch:
     features : Tensor of shape (b, i)
         Features.
     groups : Tensor of shape (b,)
-        The most probable class; zero where there is one group, see `_has_groups`.
+        The most probable class; zero where there is one group, see `_class_logits`.
     undecided : Tensor of shape (b, 1) or (b, 0)
         Mean log-probability of all classes, for classes.
     weights : Tensor of shape (b,)
@@ -151,11 +162,10 @@ class FeatureBatch:
         if targets is None or not likelihood.has_noise:
             targets = undecided
         if isinstance(likelihood, ClassificationLikelihood):
-            logits, _ = likelihood.class_logits(f, torch.zeros_like(f))
-            by_label = logits.reshape(len(f), -1, logits.shape[1])
-            if by_label.shape[1] == 1 and _has_groups(logits.shape[1], features):
-                groups = logits.argmax(1)
-            log_proba = by_label.mean(2) - by_label.logsumexp(2)
+            logits, n_groups = _class_logits(likelihood, f, features)
+            if n_groups > 1:
+                groups = logits[:, 0].argmax(1)
+            log_proba = logits.mean(2) - logits.logsumexp(2)
             undecided = log_proba.mean(1, keepdim=True).double().clamp(min=-_LARGEST)
         weights = torch.ones_like(groups) if weights is None else weights
         keys = torch.zeros_like(groups) if keys is None else keys.to(groups)
@@ -260,9 +270,7 @@ class Novelty(FieldsOnly):
         n_groups = 1
         if isinstance(likelihood, ClassificationLikelihood):
             zeros = batch.features.new_zeros(1, c)
-            n_labels, n_classes = likelihood.class_logits(zeros, zeros)[0].shape
-            if n_labels == 1 and _has_groups(n_classes, batch.features):
-                n_groups = n_classes
+            n_groups = _class_logits(likelihood, zeros, batch.features)[1]
         parts = batch.features, batch.inputs
         features, inputs = (FeatureMoments.empty(n_groups, part) for part in parts)
         return cls(likelihood, features, inputs, batch.kept()).counted(batch)
@@ -339,7 +347,7 @@ class Novelty(FieldsOnly):
 
         A network has fitted its training samples, so that the leverages of others can
         be larger. ``compared`` are theirs, see `Distance.compared`, beside weights,
-        (b, 2) or (b, 3); those of networks that are like this one will do.
+        (b, 2) or (b, 3); values of networks that are like this one will do.
         """
         n = len(self.distances) + 1 if compared else 0  # decompositions take time
         compared = [values for values in compared if values.shape[1] == n]

@@ -67,7 +67,7 @@ class Linearisation:
     Attributes
     ----------
     f : Tensor of shape (b, k)
-        Outputs, or those of them that ``jacobian`` belongs to.
+        Outputs; only the ``k`` columns of ``jacobian`` where these are a part.
     jacobian : Jacobian
         With k columns.
     """
@@ -133,7 +133,7 @@ def glm(
         Return variances (b, c) without computing covariances.
     centred : bool, default=False
         Subtract the mean over outputs, to which a softmax is invariant and whose
-        variance can exceed that of the differences by orders of magnitude.
+        variance can exceed the variance of differences by orders of magnitude.
 
     Notes
     -----
@@ -244,7 +244,7 @@ def in_graph(
     """Mean (b, c) and covariance (b, c, c) of the linearised outputs, float64.
 
     For groups of q = ``n_joint`` consecutive samples: mean (b/q, q·c) and covariance
-    (b/q, q·c, q·c), with the outputs of one sample after those of the other.
+    (b/q, q·c, q·c), with the outputs of one sample after the outputs of the other.
     Differentiable in ``x``, unlike `glm`, whose Jacobians are detached.
 
     Notes

@@ -17,7 +17,7 @@ With whitened features ``ψ``, for which ``h = ψᵀψ``, the process is linear 
 direction: ``g_k = s_k h₀⁻² h^{3/2} ψᵀω_k`` with ω_k ~ N(0, I). Draws, and covariances
 between samples, follow from it.
 
-In regression the variance of the outputs, that of the weights included, is bounded: it
+In regression the variance of the outputs, weights included, is bounded: it
 is ``v_k / (1 + v_k / τ_k²)`` in place of ``v_k``, with ``τ_k`` twice the standard
 deviation of the targets, as a Gaussian process returns to its prior.
 

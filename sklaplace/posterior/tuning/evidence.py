@@ -35,7 +35,7 @@ STEP_TOLERANCE = 1e-6
 MAX_FIXED_POINT = 100
 # Relative precision of the loss of models that are refitted far from the fixed point of
 # a single precision: the square of a tenth of the last change in its logarithm, within
-# these bounds. Below them, as for the model that is returned, it is that of rounding.
+# these bounds. Below them, as for the model that is returned, it is `ROUNDING`.
 COARSEST, FINEST = 1e-3, 1e-7
 FIXED_POINT_TOLERANCE = 3e-5
 # Smallest σ at a refitted linear model, as a fraction of the targets' standard

@@ -19,7 +19,7 @@ MARGIN = 3.0
 # Relative precision of the loss of models that are refitted along the path: of all
 # models, of the best ones, and of all models where they are sensitive, see `_Refits`.
 COARSE_TOLERANCE, FINE_TOLERANCE, EXACT_TOLERANCE = 2e-1, 1e-2, 1e-9
-# How far a score of the first precision may be from that of the second: relative to it.
+# Largest difference between scores of the first and the second precision, relative.
 UNSURE = 0.02
 # nats by which a score has to be worse to be out of the question
 CLOSE = 0.5
@@ -91,8 +91,8 @@ def _unsure(candidate: Candidate) -> float:
 class _Refits:
     """Candidates with the refitted model, by their index on the path.
 
-    All models are refitted to a high precision with noise, whose level is then that of
-    one of them, and with several precisions, for which models differ more.
+    All models are refitted to a high precision with noise, whose level follows from one
+    of them, and with several precisions, for which models differ more.
     """
 
     problem: TuningProblem

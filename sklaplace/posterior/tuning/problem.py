@@ -69,7 +69,7 @@ class TuningProblem:
     seen_noise : Tensor or None
         Noise level () by the training data, where there are no other data.
     folds : tuple of TuningProblem
-        Those of networks that hold out a fold of the data each, where there is no
+        Problems of networks that hold out a fold of the data each, where there is no
         other held-out data: hyperparameters are scored on all folds together.
     """
 

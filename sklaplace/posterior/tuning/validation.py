@@ -27,10 +27,10 @@ from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem, c
 # Prior variances of the outputs along the path: from a prior that changes no
 # prediction to one that leaves everything to the data.
 PATH = 10.0 ** np.arange(-4, 6.01, 0.5)
-# Predictions whose loss is at least this fraction of that of equal probabilities tell
-# nothing.
+# Predictions tell nothing if their loss is at least this fraction of the loss of equal
+# probabilities.
 UNIFORM = 0.99
-# Fewer held-out values than this do not lower σ below that of the training data.
+# Fewer held-out values than this do not lower σ below the training data's.
 FEW = 10
 # Noise levels along the path under a fixed prior, as multiples of the held-out residual
 # of the network itself, in descending order.
@@ -94,7 +94,7 @@ def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
     unbiased variance is ``n/(n - 3)`` times the fitted one, and the Student t
     distribution of a new value has ``ν/(ν - 2)`` times that, ν = n - 3: ``n/(n - 5)``
     in all, which fewer than six values leave undefined. Few values may also agree by
-    chance: then σ is at least that of the training data.
+    chance: then σ is at least the training data's.
     """
     n = max(n, 6.0)
     sigma = posterior.hyperparameters.sigma_noise
