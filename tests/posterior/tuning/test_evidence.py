@@ -192,25 +192,6 @@ def test_diagonal_prior_of_the_diagonal_structure(case, likelihood):
     assert best - found.log_marginal_likelihood() < 1e-6
 
 
-@pytest.mark.parametrize("likelihood", ["Categorical", "Gaussian"])
-def test_diagonal_prior_of_the_full_structure(likelihood):
-    posterior = fit(likelihood, "full", "diag").posterior
-    found = marglik(posterior)
-
-    n = posterior.layout.n_parameters
-
-    def loss(x):
-        v = torch.as_tensor(x).requires_grad_()
-        value = negative_evidence(posterior, v[:n], *v[n:])
-        (slope,) = torch.autograd.grad(value, v)
-        return value.item(), slope.numpy()
-
-    start = np.zeros(n + posterior.likelihood.has_noise)
-    options = {"gtol": 1e-7, "maxiter": 2000}
-    best = minimize(loss, start, jac=True, method="BFGS", options=options)
-    assert float(found.log_marginal_likelihood()) > -best.fun - 1e-4
-
-
 def test_hyperparameters_stay_within_bounds():
     """Weights at the prior mean ask for an infinite precision, and get a finite one."""
     posterior = fit("Categorical", "diag").posterior

@@ -213,23 +213,6 @@ def test_precisions_of_many_weights_are_computed_once(likelihood, monkeypatch):
     assert len(made) == len(ratios)
 
 
-@pytest.mark.parametrize("is_free", [True, False])
-def test_rows_of_nearly_no_weight_leave_the_path_alone(is_free):
-    fitted = fit("Gaussian")
-    weights = torch.ones(30, dtype=DOUBLE)
-    weights[::7] = 1e-12
-    held = held_out(fitted, weights=weights)
-    spoilt = [
-        replace(rows, targets=rows.targets + 1e3 * (rows.weights < 1e-6).unsqueeze(1))
-        for rows in held.rows
-    ]
-    expected, found = (
-        validation._path(tuning_problem(fitted, validation=b, free_prior=is_free))[0]
-        for b in (held.rows, spoilt)
-    )
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
-
-
 def test_validation_needs_rows():
     with pytest.raises(ValueError, match=r"there are none\. Pass X_val and y_val"):
         validation.tune_on_validation(tuning_problem(fit()))
