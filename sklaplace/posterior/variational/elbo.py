@@ -95,9 +95,9 @@ class Elbo:
     spec: OutputSpec = field(init=False, repr=False)
     n_samples: int = 0
     n_batches: int = 1
-    batch: int = -1
     _n_updates: int = 0
-    # (nll, divergence, batch size) of each batch of the epoch
+    # (nll, divergence, batch size) of each batch of the epoch; an optimiser that
+    # evaluates a batch several times counts as several batches
     _terms: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)
     _total_weight: float = 0.0
 
@@ -146,7 +146,7 @@ class Elbo:
             return nll
         kl = divergence(module.posterior, self.prior, *module.drawn)
         self._terms.append((nll.detach(), kl.detach(), len(losses)))
-        factor = KL_SCHEDULES[self.schedule](self.batch, self.n_batches)
+        factor = KL_SCHEDULES[self.schedule](len(self._terms) - 1, self.n_batches)
         self._total_weight = self.n_samples * mean_weight(net)
         return nll + (factor * self.kl_weight / self._total_weight) * kl
 
@@ -217,14 +217,6 @@ class _ElboTraining:
         if training:
             self._elbo.n_samples, self._elbo.n_batches = len(dataset), len(loader)
         return loader
-
-    def on_epoch_begin(self, net: NeuralNet, **kwargs: object) -> None:
-        super().on_epoch_begin(net, **kwargs)  # type: ignore[misc]
-        self._elbo.batch = -1
-
-    def on_batch_begin(self, net: NeuralNet, *args: object, **kwargs: object) -> None:
-        super().on_batch_begin(net, *args, **kwargs)  # type: ignore[misc]
-        self._elbo.batch += bool(kwargs.get("training"))
 
     def on_epoch_end(self, net: NeuralNet, **kwargs: object) -> None:
         super().on_epoch_end(net, **kwargs)  # type: ignore[misc]

@@ -123,9 +123,9 @@ class StochasticModule(nn.Module):
 
     def outputs(self, returned: object) -> Tensor:
         """Logits of the last pass, or its first output without a logit layer."""
-        if self.logit_layer is None:
-            return first_tensor(returned)
         raw = first_tensor(returned)
+        if self.logit_layer is None:
+            return raw
         return read_logits(raw, self._logits, self.probability_map)
 
     def __getstate__(self) -> dict[str, object]:
