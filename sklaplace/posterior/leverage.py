@@ -76,28 +76,19 @@ class FeatureMoments:
     squares: Tensor
 
     @classmethod
-    def empty(cls, n_groups: int, like: Tensor) -> "FeatureMoments":
-        """Return the moments of no samples, for features like some (b, i)."""
-        i = like.shape[1]
-        zeros = like.new_zeros(n_groups, i + 1, dtype=torch.float64)
-        squares = zeros.new_zeros(i, i)
-        return cls(zeros[:, 0].clone(), zeros[:, 1:].clone(), squares)
-
-    def added(
-        self, features: Tensor, groups: Tensor, weights: Tensor
+    def of(
+        cls, features: Tensor, groups: Tensor, weights: Tensor, n_groups: int
     ) -> "FeatureMoments":
-        """Return moments with samples (b, i) of groups and weights (b,)."""
+        """Return moments of samples (b, i) in groups (b,) with weights (b,)."""
         features, weights = features.double(), weights.double()
         if (weights == 1).all():  # a third of the time
             weighted, squares = features, gram(features)
         else:
             weighted = features * weights.unsqueeze(1)
             squares = features.T @ weighted
-        return FeatureMoments(
-            self.counts.index_add(0, groups, weights),
-            self.sums.index_add(0, groups, weighted),
-            self.squares + squares,
-        )
+        zeros = features.new_zeros(n_groups, features.shape[1] + 1)
+        counts = zeros[:, -1].index_add(0, groups, weights)
+        return cls(counts, zeros[:, :-1].index_add(0, groups, weighted), squares)
 
     def merged(self, other: "FeatureMoments") -> "FeatureMoments":
         """Return moments of the samples of both."""

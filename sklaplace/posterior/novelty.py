@@ -271,39 +271,34 @@ class Novelty(FieldsOnly):
         if isinstance(likelihood, ClassificationLikelihood):
             zeros = batch.features.new_zeros(1, c)
             n_groups = _class_logits(likelihood, zeros, batch.features)[1]
+        return cls.of_groups(likelihood, batch, n_groups)
+
+    @classmethod
+    def of_groups(
+        cls, likelihood: Likelihood, batch: FeatureBatch, n_groups: int
+    ) -> "Novelty":
+        """Return the novelty of a batch of samples in groups."""
+        of = batch.groups, batch.weights, n_groups
         parts = batch.features, batch.inputs
-        features, inputs = (FeatureMoments.empty(n_groups, part) for part in parts)
-        return cls(likelihood, features, inputs, batch.kept()).counted(batch)
+        features, inputs = (FeatureMoments.of(part, *of) for part in parts)
+        return cls(likelihood, features, inputs, batch.kept())
 
     def added(self, batch: FeatureBatch) -> "Novelty":
         """Return the novelty after further training samples, whatever their order."""
-        novelty = self.beside(batch.inputs)
-        batch = replace(batch, inputs=batch.inputs[:, : novelty.n_inputs])
-        samples = novelty.samples.joined(batch).kept()
-        return replace(novelty, samples=samples).counted(batch)
-
-    @property
-    def n_inputs(self) -> int:
-        """Number of inputs that are compared; zero where they are no table."""
-        return self.samples.inputs.shape[1]
+        n_groups = len(self.moments.counts)
+        return self.merged(self.of_groups(self.likelihood, batch, n_groups))
 
     def beside(self, inputs: Tensor) -> "Novelty":
         """Return the novelty, without inputs where others have another width.
 
         Such are no table, but sequences whose batches are padded.
         """
-        if inputs.shape[1] == self.n_inputs:
+        if inputs.shape[1] == self.samples.inputs.shape[1]:
             return self
         samples = replace(self.samples, inputs=self.samples.inputs[:, :0])
-        moments = FeatureMoments.empty(len(self.moments.counts), samples.inputs)
+        of = samples.groups, samples.weights, len(self.moments.counts)
+        moments = FeatureMoments.of(samples.inputs, *of)
         return replace(self, input_moments=moments, samples=samples)
-
-    def counted(self, batch: FeatureBatch) -> "Novelty":
-        """Return the novelty with the sums of further training samples."""
-        of = batch.groups, batch.weights
-        moments = self.moments.added(batch.features, *of)
-        inputs = self.input_moments.added(batch.inputs, *of)
-        return replace(self, moments=moments, input_moments=inputs)
 
     def merged(self, other: "Novelty") -> "Novelty":
         """Return the novelty of the training samples of both."""

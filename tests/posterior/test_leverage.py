@@ -24,8 +24,8 @@ def rows(seed=0, n=N):
 
 def leverage(features, groups, weights=None, ridges=(TINY,), n_groups=K):
     weights = torch.ones(len(features)) if weights is None else weights
-    moments = FeatureMoments.empty(n_groups, features)
-    return Leverage(moments.added(features, groups, weights), ridges)
+    moments = FeatureMoments.of(features, groups, weights, n_groups)
+    return Leverage(moments, ridges)
 
 
 def design(features, groups, n_groups=K):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from densities import LOCATION, SCALE, check_finite, generator, posterior
+from densities import check_finite, generator, posterior
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from sklaplace.posterior.variational import MeanFieldGaussian, Quantile
+from sklaplace.posterior.variational import Quantile
 from sklaplace.posterior.variational.base import positive
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
@@ -67,24 +67,6 @@ def test_bisection_finds_the_noise(setting):
             slope = 1 + v[:, p] @ (s * (1 - step**2))
             wanted = norm.logpdf(e) - np.log(scale[p] * slope)
             assert float(log_q[p]) == pytest.approx(wanted, rel=1e-11)
-
-
-def test_without_heights_it_is_a_gaussian():
-    found = posterior("quantile", 0)
-    plain = MeanFieldGaussian(LOCATION, SCALE)
-    with torch.no_grad():
-        found.raw_heights.fill_(-80)
-        plain.location.copy_(found.location)
-        plain.raw_scale.copy_(found.raw_scale)
-    for one, other in zip(
-        found.sample(5, generator()), plain.sample(5, generator()), strict=True
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-14, atol=1e-14)
-    w = plain.sample(5, generator(1))[0]
-    torch.testing.assert_close(found.log_prob(w), plain.log_prob(w), rtol=1e-12, atol=0)
-    for ask in ("variance", "mean", "median"):
-        one, other = getattr(found, ask)(), getattr(plain, ask)()
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
