@@ -20,8 +20,6 @@ from sklaplace.core.random import RandomState
 
 # raises an error for an invalid value of the option in the first argument
 Check = Callable[[str, Any], None]
-# what `as_generator` takes
-RandomState = int | np.integer | np.random.RandomState | torch.Generator | None
 
 
 def listed(names: Iterable[str]) -> str:
@@ -232,7 +230,7 @@ def as_seed(name: str, value: Any) -> int:
     return int(check_random_state(value).randint(np.iinfo(np.int32).max))
 
 
-def as_generator(random_state: RandomState) -> torch.Generator:
+def as_generator(random_state: RandomState | torch.Generator) -> torch.Generator:
     """Return a torch generator as it is, else one on the CPU, seeded by `as_seed`."""
     if isinstance(random_state, torch.Generator):
         return random_state

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.budget import move, require_bytes
-from sklaplace.core.checks import RandomState, as_generator
+from sklaplace.core.checks import as_generator
+from sklaplace.core.random import RandomState
 from sklaplace.curvature import priors
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures import Accumulator, Precision, Structure
@@ -407,7 +408,9 @@ class GaussianPosterior:
             data_fit=self.data_fit.with_output_factors(factors**2),
         )
 
-    def sample(self, n: int = 1, random_state: RandomState = 0) -> Tensor:
+    def sample(
+        self, n: int = 1, random_state: RandomState | torch.Generator = 0
+    ) -> Tensor:
         """Draw weights.
 
         Parameters

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from sklaplace.core.budget import batch_rows
-from sklaplace.core.checks import RandomState, as_generator
+from sklaplace.core.checks import as_generator
+from sklaplace.core.random import RandomState
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.networks.forward import first_tensor, read_logits, recorded_outputs
 from sklaplace.posterior.variational.base import WeightPosterior
@@ -191,7 +192,9 @@ class VariationalPosterior:
         return f"VariationalPosterior({weights}, {self.prior})"
 
     @torch.no_grad()
-    def sample(self, n: int = 1, random_state: RandomState = 0) -> Tensor:
+    def sample(
+        self, n: int = 1, random_state: RandomState | torch.Generator = 0
+    ) -> Tensor:
         """Draw weights.
 
         Parameters
