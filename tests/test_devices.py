@@ -155,7 +155,7 @@ MISTAKES = [
         "links/projection",
     ),
     (
-        *("estimators.predicting.output_model", "BatchedOutputs.map_gaussian"),
+        *("estimators.predicting.output_model", "_joined"),
         *("torch.cat(pieces).cpu()", "torch.cat(pieces)"),
         "links/nn-MSELoss",
     ),
