@@ -3,11 +3,12 @@
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator
 
-from sklaplace.plotting.axes import Style, label_axes, styled
-from sklaplace.plotting.display import Display
-from sklaplace.plotting.grid import grid_over
+from sklaplace.plotting import axes
+from sklaplace.plotting.display import Display, Style
+from sklaplace.plotting.predictions import grid_over
 
 
 class ConfidenceDisplay(Display):
@@ -62,13 +63,13 @@ class ConfidenceDisplay(Display):
     (20, 20)
     """
 
-    xx0: Any
-    xx1: Any
-    proba: Any
+    xx0: np.ndarray
+    xx1: np.ndarray
+    proba: np.ndarray
     feature_names: tuple[str | None, ...] = (None, None)
 
     @property
-    def confidence(self) -> NDArray[Any]:
+    def confidence(self) -> np.ndarray:
         """Largest class probability at each point of the grid.
 
         See Also
@@ -91,12 +92,11 @@ class ConfidenceDisplay(Display):
     @classmethod
     def from_estimator(
         cls,
-        classifier: Any,
-        X: Any,
+        classifier: BaseEstimator,
+        X: ArrayLike,
         *,
         grid_resolution: int = 100,
         eps: float = 1.0,
-        ax: Any = None,
         **options: Any,
     ) -> Self:
         """Predict over a plane and plot the confidence.
@@ -112,9 +112,8 @@ class ConfidenceDisplay(Display):
             Number of values per feature.
         eps : float, default=1.0
             Extension of the range of `X` on each side, in units of `X`.
-        ax : matplotlib Axes, default=None
-            Axes to plot on. None creates a figure.
         **options : dict
+            `ax`: axes to plot on; None creates a figure.
             `surface_kw` and `boundary_kw`: dicts of keywords for matplotlib's
             ``contourf`` and ``contour``.
 
@@ -149,10 +148,13 @@ class ConfidenceDisplay(Display):
         """
         cls._require(classifier, "predict_proba")
         grid = grid_over(X, 2, grid_resolution, eps)
-        proba = grid.reshaped(classifier.predict_proba(grid.points))
-        xx0, xx1 = grid.mesh
-        display = cls(xx0=xx0, xx1=xx1, proba=proba, feature_names=grid.names)
-        return display.plot(ax, **options)
+        proba = np.asarray(classifier.predict_proba(grid.points))
+        return cls(
+            xx0=grid.mesh[0],
+            xx1=grid.mesh[1],
+            proba=proba.reshape(*grid.mesh[0].shape, -1),
+            feature_names=grid.names,
+        ).plot(**options)
 
     def _draw(self, *, surface_kw: Style = None, boundary_kw: Style = None) -> None:
         """Draw the confidence and the decision boundaries."""
@@ -161,23 +163,17 @@ class ConfidenceDisplay(Display):
         # Values that rounding puts outside of [1/K, 1] would be left blank.
         confidence = self.confidence.clip(1 / n_classes, 1)
         levels = np.linspace(1 / max(n_classes, 2), 1, 11)
-        style = styled(surface_kw, cmap="cividis", levels=levels)
+        style = axes.styled(surface_kw, cmap="cividis", levels=levels)
         self.surface_ = self.ax_.contourf(self.xx0, self.xx1, confidence, **style)
-        style = styled(boundary_kw, colors="white", linewidths=1.5) | {"levels": [0.0]}
+        style = axes.styled(boundary_kw, colors="white", linewidths=1.5)
+        # Each class against the best other; of two classes, one against the other.
+        ones = range(n_classes if n_classes > 2 else n_classes - 1)
+        margins = [
+            proba[..., k] - np.delete(proba, k, axis=-1).max(axis=-1) for k in ones
+        ]
         self.boundaries_ = [
-            self.ax_.contour(self.xx0, self.xx1, margin, **style)
-            for margin in _margins(proba)
+            self.ax_.contour(self.xx0, self.xx1, margin, **style | {"levels": [0.0]})
+            for margin in margins
             if margin.min() < 0 < margin.max()
         ]
-        label_axes(self.ax_, *self.feature_names)
-
-
-def _margins(proba: NDArray[Any]) -> list[NDArray[Any]]:
-    """Return each class's margin over the best other; of two classes, the first's."""
-    n_classes = proba.shape[-1]
-    if n_classes < 2:
-        return []
-    return [
-        proba[..., k] - np.delete(proba, k, axis=-1).max(axis=-1)
-        for k in range(1 if n_classes == 2 else n_classes)
-    ]
+        axes.label_axes(self.ax_, *self.feature_names)

@@ -3,10 +3,12 @@
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator
 
-from sklaplace.plotting.axes import Style, label_axes, styled
-from sklaplace.plotting.display import Display
-from sklaplace.plotting.grid import grid_over
+from sklaplace.plotting import axes
+from sklaplace.plotting.display import Display, Style
+from sklaplace.plotting.predictions import grid_over
 
 KINDS = ("total", "aleatoric", "epistemic")
 
@@ -69,21 +71,20 @@ class UncertaintyDisplay(Display):
     """
 
     n_axes = 3
-    xx0: Any
-    xx1: Any
-    uncertainty: Any
+    xx0: np.ndarray
+    xx1: np.ndarray
+    uncertainty: np.ndarray
     feature_names: tuple[str | None, ...] = (None, None)
 
     @classmethod
     def from_estimator(
         cls,
-        classifier: Any,
-        X: Any,
+        classifier: BaseEstimator,
+        X: ArrayLike,
         *,
         method: str | None = None,
         grid_resolution: int = 100,
         eps: float = 1.0,
-        ax: Any = None,
         **options: Any,
     ) -> Self:
         """Predict over a plane and plot the uncertainty.
@@ -101,9 +102,8 @@ class UncertaintyDisplay(Display):
             Number of values per feature.
         eps : float, default=1.0
             Extension of the range of `X` on each side, in units of `X`.
-        ax : sequence of three matplotlib Axes, default=None
-            Axes to plot on. None creates a figure.
         **options : dict
+            `ax`: axes to plot on; None creates a figure.
             `colorbar`, default True: whether to draw the scale. `surface_kw`: dict of
             keywords for matplotlib's ``contourf``.
 
@@ -145,26 +145,28 @@ class UncertaintyDisplay(Display):
                 f"The uncertainty of a sample has shape {parts.shape[1:]}, but that of "
                 "one label is plotted. Fit one label per sample."
             )
-        parts, (xx0, xx1) = grid.reshaped(parts), grid.mesh
-        display = cls(xx0=xx0, xx1=xx1, uncertainty=parts, feature_names=grid.names)
-        return display.plot(ax, **options)
+        return cls(
+            xx0=grid.mesh[0],
+            xx1=grid.mesh[1],
+            uncertainty=parts.reshape(*grid.mesh[0].shape, -1),
+            feature_names=grid.names,
+        ).plot(**options)
 
     def _draw(self, *, colorbar: bool = True, surface_kw: Style = None) -> None:
         """Draw the three maps and their scale."""
         # Zero everywhere would leave no levels; rounding can make parts negative.
         top = max(float(np.max(self.uncertainty)), np.finfo(np.float64).tiny)
         values = np.moveaxis(np.clip(self.uncertainty, 0, top), -1, 0)
-        style = styled(surface_kw, cmap="cividis", levels=np.linspace(0, top, 11))
+        style = axes.styled(surface_kw, cmap="cividis", levels=np.linspace(0, top, 11))
         self.surfaces_ = []
-        for axes, kind, part in zip(self.axes_, KINDS, values, strict=True):
-            self.surfaces_.append(axes.contourf(self.xx0, self.xx1, part, **style))
-            axes.set_title(kind)
-            label_axes(axes, self.feature_names[0])
-        label_axes(self.axes_[0], *self.feature_names)
+        for ax, kind, part in zip(self.axes_, KINDS, values, strict=True):
+            self.surfaces_.append(ax.contourf(self.xx0, self.xx1, part, **style))
+            ax.set_title(kind)
+            axes.label_axes(ax, self.feature_names[0])
+        axes.label_axes(self.ax_, *self.feature_names)
         self.colorbar_ = None
         if colorbar:
-            scale = self.figure_.colorbar(
+            self.colorbar_ = self.figure_.colorbar(
                 self.surfaces_[0], ax=self.axes_, format="%.2f"
             )
-            scale.set_label("uncertainty (nats)")
-            self.colorbar_ = scale
+            self.colorbar_.set_label("uncertainty (nats)")

@@ -44,7 +44,7 @@ def test_bands_of_laplace_in_a_pipeline(line):
     model = make_pipeline(StandardScaler(), LaplaceRegressor(random_state=0))
     model.fit(*line)
     display = draw_bands(model, *line, coverage=0.8, eps=1.0)
-    assert display.coverage == (0.8,)
+    assert display.coverage == 0.8
     grid = model[:-1].transform(display.x[:, None])
     interval = model[-1].predict_interval(grid, coverage=0.8)
     (band,) = display.bands_
