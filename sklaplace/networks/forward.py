@@ -12,6 +12,7 @@ from threading import RLock
 from typing import Any
 
 import torch
+from skorch import NeuralNet
 from torch import Tensor, nn
 
 from sklaplace.core.trees import copied
@@ -105,7 +106,7 @@ class Forward(nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        call: Callable[[Any], Any],
+        call: Callable[[object], object],
         output_map: str = "identity",
         logit_layer: str | None = None,
         shape: tuple[int, ...] | None = None,
@@ -121,9 +122,8 @@ class Forward(nn.Module):
 
     def with_output_map(self, output_map: str, logit_layer: str | None) -> "Forward":
         """`Forward` of the same network with another output map and logit layer."""
-        given = output_map, logit_layer, self.shape, self.probability_map
-        other = Forward(self.module, self.call, *given)
-        other.trainable = self.trainable
+        other = copy.copy(self)
+        other.output_map, other.logit_layer = output_map, logit_layer
         return other
 
     def twin(self) -> "Forward":
@@ -134,7 +134,7 @@ class Forward(nn.Module):
         given = self.output_map, self.logit_layer, self.shape, self.probability_map
         return Forward(module, call, *given)
 
-    def returned(self, x: Any) -> Any:
+    def returned(self, x: object) -> object:
         """What the network returns for a batch, which does not change.
 
         The network may write to its input, or differentiate inside: it gets a copy, and
@@ -143,12 +143,12 @@ class Forward(nn.Module):
         with torch.enable_grad():
             return self.call(copied(x))
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: object) -> Tensor:
         """Outputs (b, c) of a batch; in their graph where gradients are enabled."""
         outputs = self._columns(x)
         return outputs if torch.is_grad_enabled() else outputs.detach()
 
-    def _columns(self, x: Any) -> Tensor:
+    def _columns(self, x: object) -> Tensor:
         if self.logit_layer is None:
             outputs = OUTPUT_MAPS[self.output_map](first_tensor(self.returned(x)))
         else:
@@ -199,7 +199,9 @@ class Forward(nn.Module):
                         setattr(owner, name, value)
 
 
-def computed_tensors(modules: Iterable[nn.Module]) -> Iterator[tuple[Any, str, Any]]:
+def computed_tensors(
+    modules: Iterable[nn.Module],
+) -> Iterator[tuple[nn.Module, str, Tensor]]:
     """Modules, names and values of attributes that are neither parameter nor buffer.
 
     Such as weights that a hook of ``weight_norm`` computes in each forward pass.
@@ -227,7 +229,7 @@ def recorded_outputs(
         yield recorded
 
 
-def with_module(net: Any, module: nn.Module) -> Any:
+def with_module(net: NeuralNet, module: nn.Module) -> NeuralNet:
     """A skorch net that shares all but its module with another."""
     bare = object.__new__(type(net))
     vars(bare).update(vars(net), module_=module)
@@ -240,7 +242,7 @@ def at_least_single(values: Tensor) -> Tensor:
     return values.float() if is_short else values
 
 
-def rounding(values: Iterable[Any]) -> float:
+def rounding(values: Iterable[object]) -> float:
     """Relative rounding error of the least precise of some tensors.
 
     Outputs of layers show the precision that a network computes in.

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from skorch import NeuralNet
 from skorch.dataset import unpack_data
 
 from sklaplace.core.random import private_rng
@@ -12,7 +13,7 @@ from sklaplace.core.random import private_rng
 _TOLERANCE = 1e-4
 
 
-def recorded_split(net: Any, X: Any, y: np.ndarray) -> tuple[Any, Any] | None:
+def recorded_split(net: NeuralNet, X: object, y: np.ndarray) -> tuple[Any, Any] | None:
     """Training and validation data of a trained net, where its history proves them.
 
     The ``train_split`` of the net is applied anew. It gives the samples that the net
@@ -49,7 +50,7 @@ def recorded_split(net: Any, X: Any, y: np.ndarray) -> tuple[Any, Any] | None:
     return (train, valid) if is_close.any() else None
 
 
-def _recorded_losses(net: Any) -> Iterator[float]:
+def _recorded_losses(net: NeuralNet) -> Iterator[float]:
     """Validation loss of each epoch, as skorch averages it over batches."""
     for epoch in getattr(net, "history_", None) or []:
         if any("valid_loss" in batch for batch in epoch["batches"]):
@@ -59,7 +60,7 @@ def _recorded_losses(net: Any) -> Iterator[float]:
             yield float(np.average(losses, weights=sizes))
 
 
-def _validation_loss(net: Any, valid: Any) -> float:
+def _validation_loss(net: NeuralNet, valid: Any) -> float:
     """Return the validation loss at the weights of the net."""
     losses, sizes, is_flat = [], [], None
     for batch in net.get_iterator(valid, training=False):

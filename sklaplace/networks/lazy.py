@@ -1,15 +1,14 @@
 """Lazy modules, whose parameters have no sizes before the first batch."""
 
-from typing import Any
-
 import torch
+from skorch import NeuralNet
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from sklaplace.core.checks import listed
 
 
-def initialise_lazy_modules(net: Any, x: Any) -> None:
+def initialise_lazy_modules(net: NeuralNet, x: object) -> None:
     """Run an initialised skorch net on a few samples if it has lazy modules.
 
     As its first training step would do. Other state, such as running means, stays.
@@ -26,7 +25,7 @@ def initialise_lazy_modules(net: Any, x: Any) -> None:
             module.training = mode
 
 
-def check_no_lazy_modules(net: Any) -> None:
+def check_no_lazy_modules(net: NeuralNet) -> None:
     """Refuse a network with parameters that have no sizes.
 
     Raises

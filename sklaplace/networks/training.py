@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from skorch import NeuralNet
 from skorch.dataset import unpack_data
 from skorch.utils import to_tensor
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from sklaplace.likelihoods import CRITERIA
 from sklaplace.networks.data import collate_weighted, sample_weights, with_targets
 from sklaplace.networks.forward import computed_tensors, first_tensor
 from sklaplace.networks.outputs import as_forward, unwrapped
+from sklaplace.networks.streams import Samples
 
 # Methods of a skorch net that get the module's outputs.
 _STEPS = "train_step", "train_step_single", "validation_step"
@@ -37,11 +39,15 @@ class RecordingSplit:
     first step.
     """
 
-    def __init__(self, split: Any, check: Callable[[Any, Any], None]) -> None:
+    def __init__(
+        self, split: Any, check: Callable[[Samples, Samples | None], None]
+    ) -> None:
         self.split, self.check, self.is_called = split, check, False
-        self.parts: tuple[Any, Any] | None = None
+        self.parts: tuple[Samples, Samples | None] | None = None
 
-    def __call__(self, dataset: Any, y: Any = None, **params: Any) -> tuple[Any, Any]:
+    def __call__(
+        self, dataset: Samples, y: object = None, **params: object
+    ) -> tuple[Samples, Samples | None]:
         """Training data, and validation data or None."""
         self.is_called = True
         parts = dataset, None
@@ -59,21 +65,21 @@ class RecordingSplit:
         self.parts = parts
         return parts
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         # callbacks that pickle the net store the user's split
         return copy.copy, (self.split,)
 
 
 def train(
-    net: Any,
-    X: Any,
+    net: NeuralNet,
+    X: object,
     y: np.ndarray,
     weights: np.ndarray | None,
-    check: Callable[[Any, Any], None],
+    check: Callable[[Samples, Samples | None], None],
     changes: tuple[type, ...] = (),
     /,
-    **fit_params: Any,
-) -> tuple[Any, Any]:
+    **fit_params: object,
+) -> tuple[Samples, Samples | None]:
     """Fit a skorch net in place; return its training and its validation data.
 
     Parameters
@@ -115,7 +121,7 @@ def train(
 
 
 @contextmanager
-def logits_alone(net: Any, x: Any) -> Iterator[None]:
+def logits_alone(net: NeuralNet, x: object) -> Iterator[None]:
     """Let the module of a net return the logits of its outputs, as losses take them.
 
     For outputs with logits among others, as those of transformers, and for tuples, see
@@ -130,13 +136,13 @@ def logits_alone(net: Any, x: Any) -> Iterator[None]:
         yield
 
 
-def _overrides(net: Any, *names: str) -> bool:
+def _overrides(net: NeuralNet, *names: str) -> bool:
     """Whether a class of the user's defines one of these methods."""
     owners = [k.__module__ for k in type(net).__mro__ if vars(k).keys() & set(names)]
     return not all(owner.startswith(("skorch.", "sklaplace.")) for owner in owners)
 
 
-def _takes_logits(net: Any, x: Any) -> bool:
+def _takes_logits(net: NeuralNet, x: object) -> bool:
     """Whether outputs are no tensor, which the criterion takes.
 
     skorch hands tuples on, which another criterion, or a step of the user's, may take.
@@ -150,13 +156,13 @@ def _takes_logits(net: Any, x: Any) -> bool:
     return not isinstance(outputs, Tensor)
 
 
-def _logits(_module: nn.Module, _args: Any, outputs: Any) -> Tensor:
+def _logits(_module: nn.Module, _args: object, outputs: object) -> Tensor:
     return first_tensor(outputs)
 
 
 @contextmanager
 def _training_class(
-    net: Any, X: Any, dataset: Any | None, changes: tuple[type, ...]
+    net: NeuralNet, X: object, dataset: Samples | None, changes: tuple[type, ...]
 ) -> Iterator[None]:
     """Put mixins before the class of a net, and ``dataset`` in the place of X.
 
@@ -164,7 +170,7 @@ def _training_class(
     """
     original = type(net)
     names = "__qualname__", "__module__"
-    attributes: dict[str, Any] = {name: getattr(original, name) for name in names}
+    attributes: dict[str, object] = {name: getattr(original, name) for name in names}
     attributes["_original"] = original
     if dataset is not None:
         changes = (*changes, _WeightedTraining)
@@ -183,7 +189,7 @@ class _ForTraining:
 
     _original: type
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> tuple[object, ...]:
         # callbacks that pickle the net store one of the user's class
         return object.__new__, (self._original,), self.__getstate__()
 
@@ -192,8 +198,8 @@ class _ForTraining:
 class _TrainingState:
     """Dataset in place of X, sample weights of the current batch, and their mean."""
 
-    X: Any = None
-    dataset: Any = None
+    X: object = None
+    dataset: Samples | None = None
     weights: Tensor | None = None
     mean_weight: float = 1.0
 
@@ -205,7 +211,7 @@ def noting_interrupts(note: Callable[[], None]) -> type:
     """
 
     class NotingInterrupts:
-        def fit_loop(self, *args: Any, **kwargs: Any) -> Any:
+        def fit_loop(self, *args: object, **kwargs: object) -> NeuralNet:
             try:
                 return super().fit_loop(*args, **kwargs)  # type: ignore[misc]
             except KeyboardInterrupt as error:
@@ -231,12 +237,12 @@ def _is_stop(error: KeyboardInterrupt) -> bool:
     return "notify" in names and code.co_code[last] == opmap["RAISE_VARARGS"]
 
 
-def batch_weights(net: Any) -> Tensor | None:
+def batch_weights(net: NeuralNet) -> Tensor | None:
     """Sample weights (b,) of the batch that a net is being trained on, if any."""
     return getattr(net, "_training_state", _TrainingState()).weights
 
 
-def mean_weight(net: Any) -> float:
+def mean_weight(net: NeuralNet) -> float:
     """Mean sample weight of the data that a net is being trained or validated on."""
     return getattr(net, "_training_state", _TrainingState()).mean_weight
 
@@ -245,22 +251,24 @@ class _WeightedTraining:
     """Mixin of nets that train on a given dataset, with its sample weights."""
 
     _training_state: _TrainingState
-    criterion_: Any
-    device: Any
+    criterion_: nn.Module
+    device: str | torch.device | None
 
-    def get_dataset(self, X: Any, y: Any = None) -> Any:
+    def get_dataset(self, X: object, y: object = None) -> Samples | None:
         if X is self._training_state.X:
             return self._training_state.dataset
         return super().get_dataset(X, y)  # type: ignore[misc]
 
-    def get_iterator(self, dataset: Any, training: bool = False) -> Any:
+    def get_iterator(self, dataset: Samples, training: bool = False) -> Any:
         loader = super().get_iterator(dataset, training=training)  # type: ignore[misc]
         weights = sample_weights(dataset)
         if weights is not None:
             loader.collate_fn = partial(collate_weighted, loader.collate_fn)
         return _UnweightedLoader(loader, self._training_state, weights)
 
-    def get_loss(self, y_pred: Any, y_true: Any, *args: Any, **kw: Any) -> Any:
+    def get_loss(
+        self, y_pred: Tensor, y_true: Tensor, *args: object, **kw: object
+    ) -> Tensor:
         state = self._training_state
         loss_of = super().get_loss  # type: ignore[misc]
         if state.weights is None:
@@ -275,9 +283,9 @@ class _WeightedTraining:
 def weighted_loss(
     criterion: Any,
     compute: Callable[[], Tensor],
-    y: Any,
+    y: Tensor,
     weights: Tensor,
-    mean_weight: Any,
+    mean_weight: float | Tensor,
 ) -> Tensor:
     """Weighted loss of a batch, (), in the reduction of the criterion.
 
@@ -309,7 +317,7 @@ def weighted_loss(
     return weighted.mean() / mean_weight / class_weights.mean()
 
 
-def _class_weights(criterion: Any, y: Any, losses: Tensor) -> Tensor:
+def _class_weights(criterion: nn.Module, y: Tensor, losses: Tensor) -> Tensor:
     """Class weights (b,) of labels, whose sum torch divides a mean of losses by."""
     if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss):
         return torch.ones_like(losses)
@@ -331,7 +339,7 @@ class _UnweightedLoader:
     def __len__(self) -> int:
         return len(self.loader)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[tuple[object, object]]:
         for batch in self.loader:
             X, y = unpack_data(batch)
             self.state.weights = None
@@ -341,14 +349,14 @@ class _UnweightedLoader:
             yield X, y
 
 
-def copied(net: Any) -> Any:
+def copied(net: NeuralNet) -> NeuralNet:
     """Copy of a skorch net with its own modules; all other attributes are shared.
 
     ``copy.deepcopy`` of a skorch net goes through pickle, which refuses modules
     that were defined inside a function.
     """
     twin = object.__new__(type(net))
-    memo: dict[int, Any] = {}
+    memo: dict[int, object] = {}
     for name, value in vars(net).items():
         is_module = isinstance(value, nn.Module) and name.endswith("_")
         if is_module:

@@ -123,18 +123,6 @@ class TestBatches:
         np.testing.assert_array_equal(found[0], X * (2 if loader is Doubled else 1))
         np.testing.assert_array_equal(found[1], Y)
 
-    @pytest.mark.parametrize(
-        ("rows", "words"),
-        [(range(50), "50 of 60"), ([*range(60), 0], "more than 60")],
-    )
-    def test_refuse_loaders_that_choose_rows(self, rows, words):
-        class Choosing(DataLoader):
-            def __init__(self, dataset, **options):
-                super().__init__(Subset(dataset, rows), **options)
-
-        with pytest.raises(ValueError, match=f"iterator_valid=Choosing yields {words}"):
-            list(Batches(classifier(iterator_valid=Choosing), DATA, 7))
-
 
 @pytest.mark.parametrize("parameter", ["iterator_valid", "dataset"])
 def test_estimator_sees_data_through_the_nets_own_classes(parameter):

@@ -11,7 +11,6 @@ from nets import (
     BatchNormMLP,
     Compiled,
     CompilingClassifier,
-    SizeToData,
     SoftmaxMLP,
     TwoInputs,
     blobs,
@@ -26,11 +25,8 @@ from skorch.callbacks import (
     Checkpoint,
     EarlyStopping,
     EpochScoring,
-    GradientNormClipping,
-    LRScheduler,
 )
 from skorch.dataset import Dataset, ValidSplit
-from skorch.helper import predefined_split
 from torch import nn
 from torch.utils.data import default_collate
 
@@ -87,18 +83,6 @@ def noise(net):
     return float(net._elbo.noise(net.module_))
 
 
-def step_size(net):
-    return net.optimizer_.param_groups[0]["lr"]
-
-
-class Interrupts(Callback):
-    """What a user's Ctrl-C does in the third epoch."""
-
-    def on_batch_end(self, net, training=False, **kwargs):
-        if training and len(net.history) == 3:
-            raise KeyboardInterrupt
-
-
 class Escapes(Callback):
     """Keeps the net, and raises in the second epoch."""
 
@@ -108,16 +92,6 @@ class Escapes(Callback):
         Escapes.net[:] = [net]
         if len(net.history) == 2:
             raise KeyError("stop")
-
-
-class Norms(Callback):
-    """Notes the norm of gradients before each step."""
-
-    def on_grad_computed(self, net, named_parameters, **kwargs):
-        groups = net.optimizer_.param_groups
-        grads = [p.grad for group in groups for p in group["params"]]
-        grads = [grad.flatten() for grad in grads if grad is not None]
-        Notes.seen.append(float(torch.cat(grads).norm()))
 
 
 def flat(module):
@@ -180,33 +154,6 @@ class TestCallbacks:
             stored.predict_proba(X), model.estimator_.predict_proba(X), atol=1e-6
         )
 
-    def test_step_sizes_follow_schedules(self):
-        schedule = LRScheduler(torch.optim.lr_scheduler.StepLR, step_size=5, gamma=0.5)
-        fitted(classifier(max_epochs=10, callbacks=[Notes(step_size), schedule]))
-        assert Notes.seen == pytest.approx([0.05] * 5 + [0.025] * 5)
-
-    def test_gradients_are_clipped(self):
-        fitted(classifier(callbacks=[GradientNormClipping(1e-3), Norms()]))
-        assert len(Notes.seen) == 20
-        assert max(Notes.seen) <= 1e-3 * (1 + 1e-4)
-
-    def test_sizes_are_set_from_the_data(self):
-        Z, y = blobs(n_classes=4, n_features=5)
-        model = fitted(classifier(callbacks=[SizeToData()]), (Z, y))
-        assert model.predict_proba(Z).shape == (60, 4)
-        assert model.posterior_.layout.n_parameters == 5 * 6 + 6 + 6 * 4 + 4
-
-    def test_interrupts_end_the_training(self):
-        model = fitted(classifier(callbacks=[Interrupts()]))
-        assert len(model.estimator_.history) == 3
-        assert type(model.estimator_) is NeuralNetClassifier
-        assert np.isfinite(model.predict_proba(X)).all()
-
-    def test_history_is_printed(self, capsys):
-        fitted(classifier(max_epochs=2, verbose=1, callbacks=None))
-        out = capsys.readouterr().out
-        assert {"epoch", "elbo", "kl", "train_loss"} <= set(out.split("\n")[0].split())
-
     def test_last_line_that_is_printed(self, capsys):
         model = fitted(classifier(max_epochs=2), verbose=1)
         expected = (
@@ -225,22 +172,6 @@ class OwnInfer(NeuralNetClassifier):
         return super().infer(2 * x, **fit_params)
 
 
-class Accumulates(NeuralNetClassifier):
-    """Steps on every other batch, and has a method of its own."""
-
-    def train_step(self, batch, **fit_params):
-        number = len(self.history[-1]["batches"])
-        if number % 2:
-            self.optimizer_.zero_grad()
-        step = self.train_step_single(batch, **fit_params)
-        if not number % 2:
-            self.optimizer_.step()
-        return step
-
-    def describe(self):
-        return "mine"
-
-
 def of_kind(kind, **params):
     given = classifier(**params).get_params(deep=False)
     return kind(**{k: v for k, v in given.items() if k != "classes"})
@@ -254,12 +185,6 @@ class TestNets:
         np.testing.assert_allclose(
             model.predict_proba(X), halved.predict_proba(2 * X), atol=1e-6
         )
-
-    def test_own_training_step_and_methods(self):
-        model = fitted(of_kind(Accumulates, batch_size=15))
-        assert type(model.estimator_) is Accumulates
-        assert model.score(X, Y) > 0.5
-        assert model.estimator_.describe() == "mine"
 
     @pytest.mark.parametrize("module", [Compiled(MLP()), MLP()])
     def test_module_instances(self, module):
@@ -306,11 +231,6 @@ class TestNets:
         assert {p.dtype for p in model.estimator_.module_.parameters()} == {dtype}
         assert model.predict_proba(X).dtype == np.float64
 
-    def test_last_batches_may_be_short_or_dropped(self):
-        for drop in (False, True):
-            net = classifier(batch_size=16, iterator_train__drop_last=drop)
-            assert np.isfinite(fitted(net).elbo_)
-
     def test_logits_before_a_softmax_are_used_in_training_and_validation(self):
         net = classifier(SoftmaxMLP, criterion=nn.NLLLoss, **SPLIT)
         history = fitted(net).estimator_.history
@@ -339,13 +259,6 @@ class TestData:
         model.fit(Dataset(X, Y), Y, sample_weight=weight)
         found = model.predict_proba(X)
         np.testing.assert_allclose(found, expected, atol=1e-5)
-
-    def test_rows_to_validate_with(self):
-        Z, y = blobs(30, seed=3)
-        split = predefined_split(Dataset(Z, y.astype(np.int64)))
-        net = classifier(train_split=split, callbacks=None)
-        history = fitted(net).estimator_.history
-        assert np.isfinite(history[:, "valid_loss"]).all()
 
     def test_learned_noise_in_batches(self):
         Z, y = waves()
