@@ -1,7 +1,5 @@
 """Properties of Dirichlet distributions with concentrations ``α``, ``A = Σ_k α_k``."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from scipy.special import betaincinv
@@ -252,7 +250,11 @@ def interval(alpha: Array, coverage: float = 0.9) -> Array:
     return like(torch.stack(ends, -1), alpha)
 
 
-def sample(alpha: Array, n_samples: int = 1, random_state: Any = 0) -> Array:
+def sample(
+    alpha: Array,
+    n_samples: int = 1,
+    random_state: int | np.random.RandomState | None = 0,
+) -> Array:
     """Class probabilities drawn from a Dirichlet.
 
     Read more in the :ref:`User Guide <dirichlet>`.
@@ -430,7 +432,7 @@ def plausible_classes(
     return like(members.scatter(-1, order[..., 1:], is_member), alpha)
 
 
-def check_set(q: Any, k_max: Any, reference: Any) -> None:
+def check_set(q: float, k_max: int, reference: str) -> None:
     """Raise for invalid options of `plausible_classes`."""
     checks.check_fraction("q", q, "Choose a small tail probability, such as 0.05.")
     checks.check_count("k_max", k_max)

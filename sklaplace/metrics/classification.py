@@ -1,15 +1,14 @@
 """Metrics of class probabilities."""
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from sklaplace.core.checks import check_option
+from sklaplace.core.checks import check_count, check_option
 from sklaplace.metrics.checks import (
     Floats,
+    Given,
+    Values,
     average,
-    check_bins,
     check_proba,
     check_weights,
 )
@@ -19,14 +18,14 @@ KINDS = "per_class", "top_label"
 
 
 def reliability_curve(
-    y_true: Any,
-    y_proba: Any,
+    y_true: Values,
+    y_proba: Values,
     *,
     kind: str = "top_label",
     n_bins: int = 15,
     strategy: str = "uniform",
-    labels: Any = None,
-    sample_weight: Any = None,
+    labels: Given = None,
+    sample_weight: Given = None,
 ) -> tuple[Floats, Floats, Floats]:
     """Empirical frequency and mean probability over bins of predicted probability.
 
@@ -104,12 +103,12 @@ def reliability_curve(
 
 
 def expected_calibration_error(
-    y_true: Any,
-    y_proba: Any,
+    y_true: Values,
+    y_proba: Values,
     *,
     n_bins: int = 15,
-    labels: Any = None,
-    sample_weight: Any = None,
+    labels: Given = None,
+    sample_weight: Given = None,
 ) -> float:
     """Mean absolute difference of confidence and accuracy over bins of confidence.
 
@@ -170,12 +169,12 @@ def expected_calibration_error(
 
 
 def maximum_calibration_error(
-    y_true: Any,
-    y_proba: Any,
+    y_true: Values,
+    y_proba: Values,
     *,
     n_bins: int = 15,
-    labels: Any = None,
-    sample_weight: Any = None,
+    labels: Given = None,
+    sample_weight: Given = None,
 ) -> float:
     """Largest difference of confidence and accuracy over bins of confidence.
 
@@ -234,12 +233,12 @@ def maximum_calibration_error(
 
 
 def adaptive_calibration_error(
-    y_true: Any,
-    y_proba: Any,
+    y_true: Values,
+    y_proba: Values,
     *,
     n_bins: int = 15,
-    labels: Any = None,
-    sample_weight: Any = None,
+    labels: Given = None,
+    sample_weight: Given = None,
 ) -> float:
     """Mean calibration error of the classes, over bins of equal weight.
 
@@ -304,7 +303,11 @@ def adaptive_calibration_error(
 
 
 def class_sharpness(
-    y_true: Any, y_proba: Any, *, labels: Any = None, sample_weight: Any = None
+    y_true: Values,
+    y_proba: Values,
+    *,
+    labels: Given = None,
+    sample_weight: Given = None,
 ) -> Floats:
     """Mean predicted probability of each class among the samples that have it.
 
@@ -362,7 +365,11 @@ def class_sharpness(
 
 
 def brier_score(
-    y_true: Any, y_proba: Any, *, labels: Any = None, sample_weight: Any = None
+    y_true: Values,
+    y_proba: Values,
+    *,
+    labels: Given = None,
+    sample_weight: Given = None,
 ) -> float:
     """Squared distance between probabilities and outcome, summed over classes.
 
@@ -420,16 +427,16 @@ def brier_score(
 
 
 def _bin_sums(
-    y_true: Any,
-    y_proba: Any,
+    y_true: Values,
+    y_proba: Values,
     kind: str,
-    n_bins: Any,
+    n_bins: int,
     strategy: str,
-    labels: Any,
-    sample_weight: Any,
+    labels: Given,
+    sample_weight: Given,
 ) -> Floats:
     """Sums of hits, probabilities and weights in each bin, (3, K or 1, n_bins)."""
-    check_bins(n_bins)
+    check_count("n_bins", n_bins)
     proba, codes = check_proba(y_true, y_proba, labels)
     weights = check_weights(sample_weight, codes)
     hits = codes[:, None] == np.arange(proba.shape[1])

@@ -86,11 +86,6 @@ def test_rows_are_probabilities_and_inputs_stay(link, n_classes, dtype):
         assert torch.equal(tensor, copy)
 
 
-@every_link
-def test_no_rows_give_no_rows(link):
-    assert asked(link, *gaussian(0, 3)).shape == (0, 3)
-
-
 @centring_links
 @pytest.mark.parametrize("n_classes", [2, 3, 10])
 def test_what_the_softmax_ignores_changes_nothing(link, n_classes):
@@ -226,14 +221,6 @@ def test_mean_field_is_near_exact_for_two_classes(sd):
     assert error(proba, reference) < 0.01
 
 
-def test_mean_field_of_two_classes_is_the_binary_formula():
-    mean, cov = gaussian(9, 2)
-    gap = mean[:, 0] - mean[:, 1]
-    variance = cov[:, 0, 0] + cov[:, 1, 1] - 2 * cov[:, 0, 1]
-    expected = (gap / (1 + math.pi / 8 * variance).sqrt()).sigmoid()
-    torch.testing.assert_close(asked(links.mean_field, mean, cov)[:, 0], expected)
-
-
 @pytest.mark.parametrize("n_classes", [2, 3, 10])
 def test_the_published_probit_is_the_formula_of_logits_as_they_are(n_classes):
     mean, cov = gaussian(5, n_classes)
@@ -250,24 +237,6 @@ def test_the_published_probit_is_the_formula_of_logits_as_they_are(n_classes):
     torch.testing.assert_close(
         asked(links.probit_uncentred, *centred), asked(links.probit, mean, cov)
     )
-
-
-def test_where_the_published_probit_is_more_accurate():
-    """For few independent logits; not with a shift in common, or many classes."""
-    errors = {}
-    for n_classes, common in itertools.product((4, 30), (0, 10)):
-        mean, _ = gaussian(24, n_classes)
-        cov = (torch.eye(n_classes).double() + common).expand(24, -1, -1)
-        truth = asked(links.mc, mean, cov, 2048)
-        errors[n_classes, common] = [
-            error(asked(link, mean, cov), truth)
-            for link in (links.probit_uncentred, links.probit)
-        ]
-    published, centred = errors[4, 0]
-    assert published < 0.9 * centred
-    for case in ((4, 10), (30, 10)):
-        published, centred = errors[case]
-        assert published > 3 * centred
 
 
 def test_closed_forms_equal_their_formulas():
@@ -296,12 +265,6 @@ def test_bridges_are_means_of_the_dirichlet(name, norm, sd):
     alpha = dirichlet.laplace_bridge(*centre(mean, cov), norm=norm)
     proba = asked(LINKS[name], mean, cov)
     torch.testing.assert_close(proba, dirichlet.mean(alpha))
-
-
-def test_bridge_ignores_the_scale_of_the_covariance():
-    mean, cov = gaussian(6, 4)
-    found = asked(links.bridge, mean, 100 * cov)
-    torch.testing.assert_close(found, asked(links.bridge, mean, cov))
 
 
 def test_mc_does_not_depend_on_chunks(monkeypatch):
@@ -413,17 +376,6 @@ def test_gumbel_is_near_exact_for_independent_logits(n_classes, sd):
     # its integral takes no draws
     proba = asked(links.gumbel, mean, cov)
     assert ((proba - reference).abs() <= 0.002 + 5 * standard_error).all()
-
-
-def test_unlikely_classes_keep_their_tails():
-    # 1/E[Σ e^f], which the bound has for E[1/Σ e^f], is lower by the variance of the
-    # largest logit at most, in nats
-    mean = torch.tensor([[0.0, -1.0, -30.0, -200.0]], dtype=DOUBLE)
-    cov = torch.diag_embed(torch.tensor([[1.0, 2.0, 1.0, 3.0]], dtype=DOUBLE))
-    proba = asked(links.gumbel, mean, cov)
-    reference = asked(links.mc, mean, cov, 4096)
-    ratio = (proba.log() - reference.log()).abs()
-    assert (ratio[0, 2:] < 1).all()
 
 
 @pytest.mark.parametrize("n_classes", [2, 3, 30])

@@ -249,7 +249,7 @@ SHAPES = [
     ),
     ("RegressionCalibrationDisplay", lambda: SEVERAL, LINE, "predicts 2 targets"),
     ("RiskCoverageDisplay", ridge, [X, np.c_[X, X]], "have 2, 1 and 1 columns"),
-    ("RiskCoverageDisplay", logistic, [MOONS[0], [1]], r"y has shape \(1,\), but prob"),
+    ("RiskCoverageDisplay", logistic, [MOONS[0], [1]], "inconsistent numbers"),
     ("UncertaintyDisplay", partial(laplace, "labels"), LABELS[:1], r"shape \(2, 3\)"),
 ]
 
