@@ -32,44 +32,6 @@ from sklaplace.networks.streams import Samples
 _STEPS = "train_step", "train_step_single", "validation_step"
 
 
-class RecordingSplit:
-    """A ``train_split`` that records its result and calls a check with it.
-
-    skorch calls it once the net and all callbacks are initialised, just before the
-    first step.
-    """
-
-    def __init__(
-        self, split: Any, check: Callable[[Samples, Samples | None], None]
-    ) -> None:
-        self.split, self.check, self.is_called = split, check, False
-        self.parts: tuple[Samples, Samples | None] | None = None
-
-    def __call__(
-        self, dataset: Samples, y: object = None, **params: object
-    ) -> tuple[Samples, Samples | None]:
-        """Training data, and validation data or None."""
-        self.is_called = True
-        parts = dataset, None
-        if self.split:
-            try:
-                parts = self.split(dataset, *(() if y is None else (y,)), **params)
-            except ValueError as error:
-                raise ValueError(
-                    "The train_split of estimator cannot split "
-                    f"{len(dataset)} samples: {str(error).rstrip('.')}. Use fewer "
-                    "splits, such as ValidSplit(2), or train_split=None."
-                ) from error
-        with private_rng(None):
-            self.check(dataset, parts[1])
-        self.parts = parts
-        return parts
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # callbacks that pickle the net store the user's split
-        return copy.copy, (self.split,)
-
-
 def train(
     net: NeuralNet,
     X: object,
@@ -100,24 +62,19 @@ def train(
     -------
     train, valid : Dataset, Dataset or None
     """
-    original = net.train_split
-    split = RecordingSplit(original, check)
-    net.train_split = split
-    dataset = None
+    state = _TrainingState(X, check=check)
     if weights is not None or isinstance(X, torch.utils.data.Dataset):
-        dataset = with_targets(net.get_dataset(X, y), y, weights)
+        state.dataset = with_targets(net.get_dataset(X, y), y, weights)
+        changes = (*changes, _WeightedTraining)
     try:
-        with _training_class(net, X, dataset, changes):
+        with _training_class(net, state, changes):
             net.fit(X, y, **fit_params)
     except (TypeError, ValueError):
-        if split.is_called:
+        if state.has_begun:
             raise
         with naming(estimator="estimator"):  # its initialisation
             raise
-    finally:
-        net.train_split = original
-    # the net may override get_split_datasets
-    return split.parts or (dataset or net.get_dataset(X, y), None)
+    return state.parts or (state.dataset or net.get_dataset(X, y), None)
 
 
 @contextmanager
@@ -160,24 +117,37 @@ def _logits(_module: nn.Module, _args: object, outputs: object) -> Tensor:
     return first_tensor(outputs)
 
 
+@dataclass
+class _TrainingState:
+    """Data of a training, and sample weights of the current batch and their mean.
+
+    ``dataset`` takes the place of X, and ``parts`` are its training and its validation
+    part, once they are split.
+    """
+
+    X: object = None
+    dataset: Samples | None = None
+    check: Callable[[Samples, Samples | None], None] | None = None
+    has_begun: bool = False
+    parts: tuple[Samples, Samples | None] | None = None
+    weights: Tensor | None = None
+    mean_weight: float = 1.0
+
+
 @contextmanager
 def _training_class(
-    net: NeuralNet, X: object, dataset: Samples | None, changes: tuple[type, ...]
+    net: NeuralNet, state: _TrainingState, changes: tuple[type, ...]
 ) -> Iterator[None]:
-    """Put mixins before the class of a net, and ``dataset`` in the place of X.
+    """Put mixins before the class of a net.
 
     A class, since every attribute of a skorch net becomes a parameter.
     """
     original = type(net)
     names = "__qualname__", "__module__"
     attributes: dict[str, object] = {name: getattr(original, name) for name in names}
-    attributes["_original"] = original
-    if dataset is not None:
-        changes = (*changes, _WeightedTraining)
-        attributes["_training_state"] = _TrainingState(X, dataset)
-    if changes:
-        bases = (_ForTraining, *changes, original)
-        net.__class__ = type(original.__name__, bases, attributes)
+    attributes |= {"_original": original, "_training_state": state}
+    bases = (_ForTraining, *changes, original)
+    net.__class__ = type(original.__name__, bases, attributes)
     try:
         yield
     finally:
@@ -188,20 +158,38 @@ class _ForTraining:
     """Mixin of nets that have another class during their training."""
 
     _original: type
+    _training_state: _TrainingState
 
     def __reduce_ex__(self, protocol: Any) -> tuple[object, ...]:
         # callbacks that pickle the net store one of the user's class
         return object.__new__, (self._original,), self.__getstate__()
 
+    def get_dataset(self, X: object, y: object = None) -> Samples:
+        state = self._training_state
+        if X is state.X and state.dataset is not None:
+            return state.dataset
+        return super().get_dataset(X, y)  # type: ignore[misc]
 
-@dataclass
-class _TrainingState:
-    """Dataset in place of X, sample weights of the current batch, and their mean."""
-
-    X: object = None
-    dataset: Samples | None = None
-    weights: Tensor | None = None
-    mean_weight: float = 1.0
+    def get_split_datasets(
+        self, X: object, y: object = None, **params: object
+    ) -> tuple[Samples, Samples | None]:
+        # Once the net and all callbacks are initialised, just before the first step.
+        state, split = self._training_state, super().get_split_datasets  # type: ignore[misc]
+        state.has_begun = True
+        state.dataset = dataset = self.get_dataset(X, y)
+        try:
+            parts = split(X, y, **params)
+        except ValueError as error:
+            raise ValueError(
+                f"The train_split of estimator cannot split {len(dataset)} samples: "
+                f"{str(error).rstrip('.')}. Use fewer splits, such as ValidSplit(2), "
+                "or train_split=None."
+            ) from error
+        if state.check is not None:
+            with private_rng(None):
+                state.check(dataset, parts[1])
+        state.parts = parts
+        return parts
 
 
 def noting_interrupts(note: Callable[[], None]) -> type:
@@ -253,11 +241,6 @@ class _WeightedTraining:
     _training_state: _TrainingState
     criterion_: nn.Module
     device: str | torch.device | None
-
-    def get_dataset(self, X: object, y: object = None) -> Samples | None:
-        if X is self._training_state.X:
-            return self._training_state.dataset
-        return super().get_dataset(X, y)  # type: ignore[misc]
 
     def get_iterator(self, dataset: Samples, training: bool = False) -> Any:
         loader = super().get_iterator(dataset, training=training)  # type: ignore[misc]
