@@ -12,7 +12,6 @@ from nets import (
     Compiled,
     CompilingClassifier,
     SoftmaxMLP,
-    TwoInputs,
     blobs,
     classifier,
     regressor,
@@ -154,15 +153,6 @@ class TestCallbacks:
             stored.predict_proba(X), model.estimator_.predict_proba(X), atol=1e-6
         )
 
-    def test_last_line_that_is_printed(self, capsys):
-        model = fitted(classifier(max_epochs=2), verbose=1)
-        expected = (
-            "[VariationalClassifier] gaussian posterior over 39 weights, trained for 2 "
-            f"epochs, Categorical likelihood, ELBO {model.elbo_:.1f}, "
-            f"KL {model.kl_:.1f} (weight 0.1)"
-        )
-        assert capsys.readouterr().out.splitlines()[-1] == expected
-
 
 # --------------------------------------------------------------------------- nets
 class OwnInfer(NeuralNetClassifier):
@@ -240,16 +230,6 @@ class TestNets:
 
 
 class TestData:
-    def test_dicts(self):
-        rng = np.random.default_rng(0)
-        rows = {
-            "left": rng.normal(size=(40, 2)).astype(np.float32),
-            "right": rng.normal(size=(40, 3)).astype(np.float32),
-        }
-        y = (rows["left"][:, 0] > 0).astype(int)
-        model = fitted(classifier(TwoInputs, batch_size=16), (rows, y))
-        assert model.score(rows, y) > 0.6
-
     @pytest.mark.parametrize("weighted", [False, True])
     def test_data_sets(self, weighted):
         expected = fitted(classifier(**SPLIT)).predict_proba(X)
@@ -259,12 +239,6 @@ class TestData:
         model.fit(Dataset(X, Y), Y, sample_weight=weight)
         found = model.predict_proba(X)
         np.testing.assert_allclose(found, expected, atol=1e-5)
-
-    def test_learned_noise_in_batches(self):
-        Z, y = waves()
-        net = regressor(batch_size=16, max_epochs=60)
-        model = VariationalRegressor(net, random_state=0).fit(Z, y)
-        assert 0.05 < model.sigma_noise_ < y.std()
 
 
 # --------------------------------------------------------------------- afterwards
@@ -307,10 +281,6 @@ class TestEstimator:
         (net,) = Escapes.net
         assert type(net) is NeuralNetClassifier
         assert net.train_split is None
-
-    def test_training_again_gives_the_same(self, model):
-        first = model.predict_proba(X)
-        np.testing.assert_array_equal(model.fit(X, Y).predict_proba(X), first)
 
     def test_the_net_given_is_left_alone(self):
         net = classifier(**SPLIT)
