@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from scipy.stats import norm
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -63,14 +62,3 @@ def test_bands_keep_the_dtype(line):
     assert model.dtype == np.float32
     draw_bands(model, np.arange(5)[:, None])
     assert model.dtype == np.float64
-
-
-def test_objects_without_predict_are_refused(line):
-    with pytest.raises(TypeError, match="object does not predict standard deviations"):
-        draw_bands(object(), line[0])
-
-
-def test_bands_of_lists():
-    display = PredictiveBandDisplay(x=[0, 1], mean=[1, 2], std=[0.5, 1]).plot()
-    assert len(display.bands_) == len(display.coverage)
-    assert display.line_.get_ydata().tolist() == [1, 2]

@@ -127,21 +127,6 @@ def test_styles_reach_their_artists(name, keyword, attribute):
     assert alphas == {0.123}
 
 
-@pytest.mark.parametrize(
-    ("name", "attribute"),
-    [
-        (name, CASES[name].styles["surface_kw"])
-        for name in CASES
-        if "surface_kw" in CASES[name].styles
-    ],
-)
-def test_surfaces_take_colour_maps_and_levels(name, attribute):
-    style = {"cmap": "magma", "levels": [0.0, 0.5, 1.0]}
-    for surface in np.ravel(getattr(draw(name, surface_kw=style), attribute)):
-        assert surface.get_cmap().name == "magma"
-        assert surface.levels.tolist() == [0.0, 0.5, 1.0]
-
-
 @pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame])
 @pytest.mark.parametrize(
     ("name", "labels"),

@@ -91,12 +91,6 @@ def test_two_displays_on_one_plot_share_the_diagonal(iris):
     assert labels[2].startswith("again (ECE")
 
 
-def test_curves_without_names_are_numbered():
-    values = np.full((2, 1), 0.5)
-    display = ReliabilityDisplay(frequency=values, mean_proba=values, weight=values)
-    assert [line.get_label() for line in display.plot().lines_] == ["0", "1"]
-
-
 @pytest.fixture(scope="module")
 def seven():
     """Labels and probabilities of seven classes; 2 and 6 are predicted perfectly."""
