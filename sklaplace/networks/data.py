@@ -285,7 +285,7 @@ def as_given(X: object, dtype: np.dtype) -> Any:
 def _as_dict(X: Mapping, dtype: np.dtype) -> dict:
     """A dict of arrays, with those that are given as lists written as arrays."""
     if not isinstance(X, dict) or any(isinstance(v, list) for v in X.values()):
-        X = {key: _as_array(value, dtype) for key, value in X.items()}
+        X = {key: _as_array(key, value, dtype) for key, value in X.items()}
     # skorch counts the samples of `input_ids` alone
     lengths = {key: get_len(value) for key, value in X.items()}
     if len(set(lengths.values())) > 1:
@@ -296,10 +296,16 @@ def _as_dict(X: Mapping, dtype: np.dtype) -> dict:
     return X
 
 
-def _as_array(value: object, dtype: np.dtype) -> Any:
+def _as_array(key: object, value: object, dtype: np.dtype) -> Any:
     if not isinstance(value, list):
         return value
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(
+            f"X has a list {key!r} whose entries have different lengths. Pad them to "
+            "one length, as padding=True of a tokenizer does."
+        ) from error
     return array.astype(dtype) if array.dtype.kind == "f" else array
 
 

@@ -4,7 +4,6 @@ A net of skorch's AccelerateMixin has to unwrap its module after training, by
 ``unwrap_after_train=True``: copies of the net lose the mixed precision of a wrapper.
 """
 
-from collections.abc import Sized
 from contextlib import ExitStack
 
 import torch
@@ -100,22 +99,4 @@ def check_nonlinearity(net: NeuralNet) -> None:
             "predict_nonlinearity of the net is a function, and predictions follow "
             f"from criterion={type(net.criterion_).__name__}. Use "
             "predict_nonlinearity='auto', and apply further functions in the module."
-        )
-
-
-def check_held_out_batches(net: NeuralNet, held_out: Sized | None) -> None:
-    """Refuse a loader of held-out samples that drops all of them.
-
-    Raises
-    ------
-    ValueError
-        If they are fewer than a batch, and ``drop_last`` is set.
-    """
-    options = net.get_params_for("iterator_valid")
-    size = options.get("batch_size", net.batch_size)
-    if held_out is not None and options.get("drop_last") and len(held_out) < size:
-        raise ValueError(
-            f"iterator_valid__drop_last=True of the net drops all {len(held_out)} "
-            f"held-out samples, which are fewer than a batch of {size}. Leave it out, "
-            "or set a smaller iterator_valid__batch_size."
         )

@@ -1,7 +1,6 @@
 import itertools
 import math
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 from cases import DOUBLE, generator, normal
@@ -9,10 +8,9 @@ from gaussians import assert_slope, gaussian
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples import run_example
 from sklaplace import dirichlet
 from sklaplace.core.random import sobol_normals
-from sklaplace.dirichlet import links, logits
+from sklaplace.dirichlet import links
 from sklaplace.dirichlet.links import LINKS, choose_link
 from sklaplace.dirichlet.logits import centre
 
@@ -267,16 +265,6 @@ def test_bridges_are_means_of_the_dirichlet(name, norm, sd):
     torch.testing.assert_close(proba, dirichlet.mean(alpha))
 
 
-def test_mc_does_not_depend_on_chunks(monkeypatch):
-    mean, cov = gaussian(17, 5)
-    draws = sobol_normals(64, 5, 0)
-    at_once = links.mc(mean, cov, draws)
-    for rows in (1, 4):
-        monkeypatch.setattr(logits, "_CHUNK_BYTES", rows * 2 * 8 * draws.numel())
-        found = links.mc(mean, cov, draws)
-        torch.testing.assert_close(found, at_once, rtol=1e-12, atol=1e-14)
-
-
 # Choice
 
 
@@ -337,45 +325,6 @@ def test_choice_is_never_worse_than_probit(kind, n_classes, mean_scale):
         points = 8192 if n_classes <= 20 else 2048
         for n_samples in (4, 16, 100) if n_classes <= 16 else (100,):
             assert_no_worse_than_probit(mean, cov, n_samples, points)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mean_scale", [2, 10])
-def test_choice_is_better_than_probit_for_a_thousand_classes(mean_scale):
-    for sd in (0.5, 2.0, 8.0):
-        mean, cov = kind_of_gaussian("diagonal", 2, 1000, sd, mean_scale)
-        assert_no_worse_than_probit(mean, cov, 100, 2048)
-
-
-def test_the_gallery_measures_what_the_rule_says():
-    sizes = {"CLASSES": (2, 3, 10, 30), "DEVIATIONS": (0.1, 1.0, 4.0)}
-    names, printed = run_example("studies/plot_links.py", **sizes, ROWS=10, POINTS=2048)
-    plt.close("all")
-    for kind, k, sd in itertools.product(names["kinds"], *sizes.values()):
-        found = {name: names["errors"][kind, k, sd, name] for name in names["centring"]}
-        assert found[choose_link(k)] <= found["probit"] + 1e-4
-        softmax = names["errors"][kind, k, sd, "softmax"]
-        assert f"{k:4}{sd:5}{softmax:11.3f}" in printed
-    assert not any(line.endswith(" ") for line in printed.splitlines())
-    assert all(f"{cost:11.1f}" in printed for cost in names["costs"].values())
-    shift = names["of_common_shift"]
-    for k in (2, 3, 4, 10, 30):
-        assert shift[k, 0, "probit"] == pytest.approx(shift[k, 10, "probit"], abs=2e-3)
-        assert shift[k, 10, "probit_uncentred"] > shift[k, 10, "probit"]
-        if k <= 4:
-            assert shift[k, 0, "probit_uncentred"] < shift[k, 0, "probit"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sd", [0.5, 1.0, 4.0, 30.0])
-@pytest.mark.parametrize("n_classes", [2, 3, 10, 40])
-def test_gumbel_is_near_exact_for_independent_logits(n_classes, sd):
-    mean, _ = gaussian(20, n_classes)
-    cov = sd**2 * torch.diag_embed(normal(20, n_classes, seed=n_classes).exp())
-    reference, standard_error = plain_mc(mean, cov, 40_000)
-    # its integral takes no draws
-    proba = asked(links.gumbel, mean, cov)
-    assert ((proba - reference).abs() <= 0.002 + 5 * standard_error).all()
 
 
 @pytest.mark.parametrize("n_classes", [2, 3, 30])

@@ -134,20 +134,6 @@ def test_gap_is_near_that_of_many_draws(n_classes, sd, kind):
     assert bias.abs() <= BOUNDS[sd] / 3 + (error / expected).mean()
 
 
-@pytest.mark.parametrize("n_classes", [2, 3, 10, 100])
-def test_what_the_softmax_ignores_leaves_the_gap(n_classes):
-    mean, cov = gaussian(5, n_classes)
-    expected = gap_of(mean, cov)
-    tilt = 0.1 * mean
-    for other in (
-        (mean + 1e4, cov),
-        (mean, cov + 1e4),
-        (mean, cov + tilt.unsqueeze(-1) + tilt.unsqueeze(-2)),
-    ):
-        # rounding of 1e4 against one, and the jitter of the factor
-        torch.testing.assert_close(gap_of(*other), expected, rtol=1e-8, atol=0)
-
-
 @given(
     n_classes=st.sampled_from([2, 3, 7, 66, 80]),
     rank=st.integers(0, 7),

@@ -147,22 +147,6 @@ def test_layout_in_memory_does_not_matter():
         np.testing.assert_allclose(kl_projection(*twin), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["tensor", "array"])
-def test_one_covariance_for_all_rows(kind):
-    """Of stride zero."""
-    mean, cov = arrays(6, 3)
-    expected = kl_projection(mean, np.stack([cov[0]] * 6))
-    if kind == "tensor":
-        shared = torch.tensor(cov[0]).expand(6, 3, 3)
-        alpha = kl_projection(torch.tensor(mean), shared).numpy()
-    else:
-        alpha = kl_projection(mean, np.broadcast_to(cov[0], (6, 3, 3)))
-    np.testing.assert_allclose(alpha, expected, rtol=1e-12)
-    # and one mean
-    alpha = kl_projection(np.broadcast_to(mean[0], (6, 3)), cov)
-    np.testing.assert_allclose(alpha, kl_projection(np.stack([mean[0]] * 6), cov))
-
-
 @pytest.mark.parametrize("n_classes", [3, 70])
 def test_gradients_are_finite_without_covariance(n_classes):
     mean = torch.tensor(arrays(2, n_classes)[0], requires_grad=True)

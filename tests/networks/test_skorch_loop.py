@@ -10,7 +10,6 @@ from nets import (
     MLP,
     BatchNormMLP,
     Compiled,
-    CompilingClassifier,
     SoftmaxMLP,
     blobs,
     classifier,
@@ -185,13 +184,6 @@ class TestNets:
         assert all(p.requires_grad for p in module.parameters())
         assert model.posterior_.layout.n_parameters == 39
 
-    def test_nets_that_compile(self):
-        model = fitted(of_kind(CompilingClassifier))
-        plain = fitted(classifier())
-        np.testing.assert_allclose(
-            model.predict_proba(X), plain.predict_proba(X), atol=1e-6
-        )
-
     def test_batch_norm_learns_its_buffers_in_training_alone(self):
         model = fitted(classifier(BatchNormMLP, max_epochs=7))
         norm = model.estimator_.module_.norm
@@ -213,13 +205,6 @@ class TestNets:
         ]
         again = fitted(classifier(Tied, max_epochs=1)).estimator_.module_
         assert torch.equal(again.fixed.weight, module.fixed.weight)
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_dtypes(self, dtype):
-        model = fitted(classifier(module__dtype=dtype))
-        assert {p.dtype for p in model.posterior_.distribution.parameters()} == {dtype}
-        assert {p.dtype for p in model.estimator_.module_.parameters()} == {dtype}
-        assert model.predict_proba(X).dtype == np.float64
 
     def test_logits_before_a_softmax_are_used_in_training_and_validation(self):
         net = classifier(SoftmaxMLP, criterion=nn.NLLLoss, **SPLIT)
@@ -265,11 +250,6 @@ class TestEstimator:
         assert len(seeded_net.history) == 40
         assert "kl" not in seeded_net.history[-1]
         assert torch.equal(model.posterior_.mean, expected)
-
-    def test_optimizer_has_the_nets_own_parameters(self, model):
-        net = model.estimator_
-        given = {id(p) for g in net.optimizer_.param_groups for p in g["params"]}
-        assert given == {id(p) for p in net.module_.parameters()}
 
     def test_class_is_the_nets_own_in_callbacks_names(self):
         fitted(classifier(callbacks=[Notes(lambda net: type(net).__name__)]))
