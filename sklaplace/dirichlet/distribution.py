@@ -367,7 +367,7 @@ def plausible_classes(
     """Uncertainty-aware top-k: set of classes that may be the most probable one.
 
     A class belongs to the set if the upper quantile of its marginal Beta distribution
-    is at least the lower quantile of that of the most probable class.
+    is at least the lower quantile of the most probable class's distribution.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -425,7 +425,7 @@ def plausible_classes(
     upper = _marginal_quantile(leading[..., 1:], total, 1 - q)
     before = leading[..., :1] if reference == "top" else leading[..., :-1]
     above = upper >= _marginal_quantile(before, total, q)
-    # for q >= 0.5 the quantiles cross, also those of equal classes
+    # for q >= 0.5 the quantiles cross, also for equal classes
     is_member = (above & (q < 0.5)).cumprod(-1).bool()
     members = torch.zeros_like(a, dtype=torch.bool)
     members.scatter_(-1, order[..., :1], True)

@@ -130,7 +130,7 @@ def as_column(values: Values) -> np.ndarray:
 def misclassified(
     classifier: BaseEstimator, proba: np.ndarray, y: Values
 ) -> NDArray[np.bool_]:
-    """Whether the most probable class is another than that of the sample, (n,)."""
+    """Whether the most probable class differs from the sample's own, (n,)."""
     labels = as_column(y)
     check_consistent_length(labels, proba)
     predicted = np.asarray(classifier.classes_)[proba.argmax(axis=1)]

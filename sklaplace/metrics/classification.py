@@ -40,7 +40,7 @@ def reliability_curve(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``; a 1d
-        array has those of the second of two classes.
+        array has the probabilities of the second of two classes.
     kind : {"top_label", "per_class"}, default="top_label"
         ``"top_label"``: the largest probability, and whether its class is the true
         one. ``"per_class"``: the probability of each class against all others.
@@ -124,7 +124,7 @@ def expected_calibration_error(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``; a 1d
-        array has those of the second of two classes.
+        array has the probabilities of the second of two classes.
     n_bins : int, default=15
         Number of bins of equal width, closed on the right.
     labels : array-like of shape (K,), default=None
@@ -189,7 +189,7 @@ def maximum_calibration_error(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``; a 1d
-        array has those of the second of two classes.
+        array has the probabilities of the second of two classes.
     n_bins : int, default=15
         Number of bins of equal width, closed on the right.
     labels : array-like of shape (K,), default=None
@@ -254,7 +254,7 @@ def adaptive_calibration_error(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``; a 1d
-        array has those of the second of two classes.
+        array has the probabilities of the second of two classes.
     n_bins : int, default=15
         Number of bins of each class. Samples of equal probability are in one bin,
         so that the result does not depend on the order of samples.
@@ -322,7 +322,7 @@ def class_sharpness(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``; a 1d
-        array has those of the second of two classes.
+        array has the probabilities of the second of two classes.
     labels : array-like of shape (K,), default=None
         Classes in the order of the columns, such as ``classes_``. By default
         the sorted values of ``y_true``, which then must contain all classes.
@@ -386,7 +386,7 @@ def brier_score(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``; a 1d
-        array has those of the second of two classes.
+        array has the probabilities of the second of two classes.
     labels : array-like of shape (K,), default=None
         Classes in the order of the columns, such as ``classes_``. By default
         the sorted values of ``y_true``, which then must contain all classes.
@@ -457,7 +457,7 @@ def _bin_sums(
 def _bins_of_equal_weight(
     values: Floats, weights: Floats, n_bins: int
 ) -> NDArray[np.intp]:
-    """Bin of each value: that of the middle of its weight in ascending order."""
+    """Bin of each value, by the middle of its weight in ascending order."""
     _, groups = np.unique(values, return_inverse=True)  # equal values share a bin
     totals = np.bincount(groups, weights)
     middles = (totals.cumsum() - totals / 2) / totals.sum()

@@ -12,7 +12,7 @@ def ood_auroc(confidence_in: Values, confidence_out: Values) -> float:
     """Area under the ROC curve of out-of-distribution detection by confidence.
 
     The probability that the confidence of an in-distribution sample is larger than
-    that of an out-of-distribution sample; ties count half.
+    the confidence of an out-of-distribution sample; ties count half.
 
     Read more in the :ref:`User Guide <novelty>`.
 
@@ -182,8 +182,8 @@ def area_under_risk_coverage(
     """Mean risk of selective prediction over all thresholds (AURC).
 
     Every sample's confidence is a threshold once. The result depends on the loss as
-    well as on the order of the confidences: compare those of one model, or report the
-    risk of all samples next to it.
+    well as on the order of the confidences: compare results of one model, or report
+    the risk of all samples next to it.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 

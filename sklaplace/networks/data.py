@@ -1,7 +1,8 @@
 """Data sets: samples with targets and sample weights, batches and dtypes of them.
 
 Array-likes are validated by the estimators. Dicts of arrays, tuples and torch datasets
-are passed to skorch unchanged; batches are those of the net's own validation loader.
+are passed to skorch unchanged; the net's own
+validation loader makes the batches.
 """
 
 import math
@@ -264,7 +265,7 @@ def as_given(X: object, dtype: np.dtype) -> Any:
 
     Tensors leave their graph, which a second backward pass would not find. Indices of
     subsets are integers. Mappings, such as a tokenizer's, become dicts of arrays, and
-    floats in lists get the dtype, that of the network.
+    floats in lists get the dtype of the network.
 
     Raises
     ------

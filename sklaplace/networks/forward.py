@@ -46,10 +46,10 @@ OUTPUT_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
 def agreeing(
     logits: Tensor, raw: Tensor, is_binary: bool, tolerance: float = 0.0
 ) -> Tensor:
-    """Whether probabilities ``raw`` (b, ...) are those of logits, by sample, (b,).
+    """Whether probabilities ``raw`` (b, ...) agree with logits, by sample, (b,).
 
-    The relative ``tolerance`` of their logarithms is some roundings at least; those of
-    probabilities close to zero are not compared.
+    The relative ``tolerance`` of their logarithms is some roundings at least.
+    Probabilities close to zero are not compared.
     """
     tolerance = max(1e-4, 4 * rounding([raw, logits]), tolerance)
     log = nn.functional.logsigmoid(logits) if is_binary else logits.log_softmax(1)
@@ -61,7 +61,7 @@ def agreeing(
 def read_logits(raw: Tensor, calls: list[Any], probability_map: str) -> Tensor:
     """Logits (b, ...) of probabilities ``raw``, the output of the only call of a layer.
 
-    Samples whose probabilities are not those of this layer take the map of theirs.
+    Samples whose probabilities disagree with this layer take the map instead.
     """
     mapped = OUTPUT_MAPS[probability_map](at_least_single(raw))
     if len(calls) != 1 or calls[0].numel() != raw.numel():
@@ -90,7 +90,7 @@ class Forward(nn.Module):
         Outputs of one sample, where known: a network for images accepts other sizes,
         whose outputs would belong to other positions.
     probability_map : str, default="log"
-        Key of ``OUTPUT_MAPS`` for probabilities that are not those of the logit layer.
+        Key of ``OUTPUT_MAPS`` for probabilities that disagree with the logit layer.
 
     Attributes
     ----------
@@ -135,7 +135,7 @@ class Forward(nn.Module):
         return Forward(module, call, *given)
 
     def returned(self, x: object) -> object:
-        """What the network returns for a batch, which does not change.
+        """Apply the network to a batch, which does not change.
 
         The network may write to its input, or differentiate inside: it gets a copy, and
         gradients are enabled.
@@ -252,7 +252,7 @@ def rounding(values: Iterable[object]) -> float:
 
 
 def as_columns(outputs: Tensor) -> Tensor:
-    """Outputs as (b, c); those of maps position by position."""
+    """Outputs as (b, c); outputs of maps position by position."""
     if outputs.ndim > 2:
         return outputs.movedim(1, -1).flatten(1)
     return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs

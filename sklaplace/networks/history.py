@@ -17,8 +17,8 @@ def recorded_split(net: NeuralNet, X: object, y: np.ndarray) -> tuple[Any, Any] 
     """Training and validation data of a trained net, where its history proves them.
 
     The ``train_split`` of the net is applied anew. It gives the samples that the net
-    held out if their loss at its weights is one that the history has recorded: that of
-    the last epoch, or of the best one.
+    held out if the history has recorded their loss at its weights, in the last epoch or
+    in the best one.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def recorded_split(net: NeuralNet, X: object, y: np.ndarray) -> tuple[Any, Any] 
             train, valid = net.train_split(dataset, y)
             loss = _validation_loss(net, valid)
         except (IndexError, RuntimeError, TypeError, ValueError):
-            return None  # other samples or targets than those of its training
+            return None  # trained on other samples or targets
     is_close = np.isclose(losses, loss, rtol=_TOLERANCE, atol=0)
     return (train, valid) if is_close.any() else None
 

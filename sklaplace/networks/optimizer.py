@@ -21,7 +21,7 @@ class CosineAdam(torch.optim.Adam):
     params : iterable
         Parameters, or groups of them.
     lr : float, default=0.01
-        Step size of the first step; that of the last one is near zero.
+        Step size of the first step; the last step size is near zero.
     n_steps : int, default=500
         Steps for each batch.
     **options

@@ -389,7 +389,7 @@ def _are_logits(
 
 
 def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
-    """Refuse a likelihood whose gradient is not that of its loss."""
+    """Refuse a likelihood whose gradient contradicts its loss."""
     f = raw.detach().double().reshape(len(raw), -1)
     u = torch.linspace(0.05, 0.95, len(f), dtype=f.dtype, device=f.device)
     y = likelihood.draw(f, u.unsqueeze(1).expand(-1, likelihood.n_draws(f.shape[1])))
@@ -399,8 +399,8 @@ def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
     error = (likelihood.gradient(f, y) - expected).abs().max()
     if not error <= 1e-6 * (1 + expected.abs().max()):
         raise ValueError(
-            f"The gradient of {type(likelihood).__name__} is not that of its loss: "
-            f"they differ by {float(error):.2g}. Compare likelihood.gradient with "
+            f"The gradient of {type(likelihood).__name__} contradicts its loss: they "
+            f"differ by {float(error):.2g}. Compare likelihood.gradient with "
             "automatic differentiation of likelihood.loss."
         )
 

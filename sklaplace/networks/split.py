@@ -72,8 +72,8 @@ def hash_folds(
     """Indices of training and of validation samples of each fold.
 
     Parameters as for `hash_split`; copies of a sample are in one fold. There are as
-    many folds as distinct samples, if these are fewer. Their order does not depend on
-    that of the samples.
+    many folds as distinct samples, if these are fewer. The order of the
+    samples does not change the order of the folds.
     """
     strata, inverse = _distinct(X, y, seed, stratify)
     fold = np.empty(len(strata), dtype=int)

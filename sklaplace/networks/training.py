@@ -81,7 +81,7 @@ def train(
 def logits_alone(net: NeuralNet, x: object) -> Iterator[None]:
     """Let the module of a net return the logits of its outputs, as losses take them.
 
-    For outputs with logits among others, as those of transformers, and for tuples, see
+    For outputs with logits among others, as transformers return, and for tuples, see
     `first_tensor`; skorch's nets, its criteria and its scoring callbacks take tensors.
     A net with a ``get_loss`` of its own gets what the module returns. ``x`` are a few
     samples.

@@ -310,8 +310,8 @@ class UncertaintyDisplay(Display):
         parts = np.asarray(classifier.predict_uncertainty(grid.points, method=method))
         if parts.ndim != 2:
             raise ValueError(
-                f"The uncertainty of a sample has shape {parts.shape[1:]}, but that of "
-                "one label is plotted. Fit one label per sample."
+                f"The uncertainty of a sample has shape {parts.shape[1:]}, but one "
+                "label is plotted. Fit one label per sample."
             )
         return cls(
             xx0=grid.mesh[0],
