@@ -49,16 +49,13 @@ def check_proba(
 
 def _check_sums(proba: Floats) -> None:
     """Raise unless the rows are probabilities."""
-    if proba.min() < 0 or proba.max() > 1 + _SUM_TOLERANCE:
-        raise ValueError(
-            f"y_proba has values between {proba.min():.4g} and {proba.max():.4g}. "
-            "Give probabilities, not logits."
-        )
     sums = proba.sum(axis=1)
-    if np.abs(sums - 1).max() > _SUM_TOLERANCE:
+    is_between = proba.min() >= 0 and proba.max() <= 1 + _SUM_TOLERANCE
+    if not is_between or np.abs(sums - 1).max() > _SUM_TOLERANCE:
         raise ValueError(
-            f"The rows of y_proba sum to values between {sums.min():.4g} and "
-            f"{sums.max():.4g}. Divide each row by its sum."
+            f"y_proba has values between {proba.min():.4g} and {proba.max():.4g}, and "
+            f"rows that sum to values between {sums.min():.4g} and {sums.max():.4g}. "
+            "Give probabilities, not logits; divide each row by its sum."
         )
 
 

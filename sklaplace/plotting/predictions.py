@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
-from sklearn.utils import check_array
+from sklearn.utils import check_array, column_or_1d
 
 from sklaplace.core.checks import check_count
 
@@ -67,10 +67,4 @@ def mean_and_std(regressor: BaseEstimator, X: object) -> tuple[np.ndarray, np.nd
             f"{type(regressor).__name__} does not predict standard deviations. Pass a "
             "fitted regressor whose predict takes return_std=True."
         ) from error
-    mean, std = np.asarray(mean), np.asarray(std)
-    if mean.size != len(mean):
-        raise ValueError(
-            f"The regressor predicts {mean.shape[1]} targets, but one can be plotted. "
-            "Fit one target, or create a display of each from its mean and std."
-        )
-    return mean.ravel(), std.ravel()
+    return column_or_1d(mean), column_or_1d(std)
