@@ -59,7 +59,7 @@ class RowDataset(Dataset):
     def __len__(self) -> int:
         return len(self.y)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> tuple[object, object]:
         X, _ = unpack_data(self.dataset[index])  # explains what is missing
         if self.weights is None:
             return X, self.y[index]

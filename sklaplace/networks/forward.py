@@ -58,7 +58,7 @@ def agreeing(
     return (is_near | ~is_normal).reshape(len(raw), -1).all(1)
 
 
-def read_logits(raw: Tensor, calls: list[Any], probability_map: str) -> Tensor:
+def read_logits(raw: Tensor, calls: list[Tensor], probability_map: str) -> Tensor:
     """Logits (b, ...) of probabilities ``raw``, the output of the only call of a layer.
 
     Samples whose probabilities disagree with this layer take the map instead.
@@ -215,9 +215,9 @@ def computed_tensors(
 @contextmanager
 def recorded_outputs(
     module: nn.Module, names: Iterable[str]
-) -> Iterator[dict[str, list[Any]]]:
+) -> Iterator[dict[str, list[Tensor]]]:
     """Outputs of submodules in the order of their first call, one per call."""
-    recorded: dict[str, list[Any]] = {}
+    recorded: dict[str, list[Tensor]] = {}
 
     def hook(name: str) -> Callable[..., None]:
         return lambda _m, _i, out: recorded.setdefault(name, []).append(out)

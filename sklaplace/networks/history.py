@@ -1,19 +1,21 @@
 """History: what the training of a skorch net has recorded of its own split."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from skorch import NeuralNet
 from skorch.dataset import unpack_data
 
 from sklaplace.core.random import private_rng
+from sklaplace.networks.streams import Samples
 
 # relative difference of losses that order of sums and instructions explain
 _TOLERANCE = 1e-4
 
 
-def recorded_split(net: NeuralNet, X: object, y: np.ndarray) -> tuple[Any, Any] | None:
+def recorded_split(
+    net: NeuralNet, X: object, y: np.ndarray
+) -> tuple[Samples, Samples] | None:
     """Training and validation data of a trained net, where its history proves them.
 
     The ``train_split`` of the net is applied anew. It gives the samples that the net
@@ -60,7 +62,7 @@ def _recorded_losses(net: NeuralNet) -> Iterator[float]:
             yield float(np.average(losses, weights=sizes))
 
 
-def _validation_loss(net: NeuralNet, valid: Any) -> float:
+def _validation_loss(net: NeuralNet, valid: Samples) -> float:
     """Return the validation loss at the weights of the net."""
     losses, sizes, is_flat = [], [], None
     for batch in net.get_iterator(valid, training=False):

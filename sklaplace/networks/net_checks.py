@@ -4,13 +4,12 @@ A net of skorch's AccelerateMixin has to unwrap its module after training, by
 ``unwrap_after_train=True``: copies of the net lose the mixed precision of a wrapper.
 """
 
-from contextlib import ExitStack
-
 import torch
 from skorch import NeuralNet
 from torch import nn
 
 from sklaplace.core.trees import copied
+from sklaplace.networks.forward import recorded_outputs
 
 
 def check_one_module(net: NeuralNet, x: object) -> None:
@@ -21,21 +20,17 @@ def check_one_module(net: NeuralNet, x: object) -> None:
     ValueError
         If ``infer`` calls one for a few samples ``x``.
     """
-    names = [name for name in getattr(net, "_modules", ()) if name != "module"]
-    called: list[str] = []
-    with ExitStack() as stack, torch.enable_grad():
-        for name in names:
-            for part in getattr(net, f"{name}_").modules():
-                note = lambda *_, name=name: called.append(name)  # noqa: E731
-                stack.enter_context(part.register_forward_hook(note))
-        if names:
+    for name in set(getattr(net, "_modules", ())) - {"module"}:
+        part = getattr(net, f"{name}_")
+        layers = [layer for layer, _ in part.named_modules()]
+        with recorded_outputs(part, layers) as called, torch.enable_grad():
             net.infer(copied(x))
-    if called:
-        raise ValueError(
-            f"The net infers by {called[0]}_ besides module_, whose weights would be "
-            "left out, and which would stay in training mode. Put both into one "
-            "torch.nn.Module and pass it as module."
-        )
+        if called:
+            raise ValueError(
+                f"The net infers by {name}_ besides module_, whose weights would be "
+                "left out, and which would stay in training mode. Put both into one "
+                "torch.nn.Module and pass it as module."
+            )
 
 
 def check_device(net: NeuralNet) -> None:

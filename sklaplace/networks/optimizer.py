@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 
 class CosineAdam(torch.optim.Adam):
@@ -34,7 +35,7 @@ class CosineAdam(torch.optim.Adam):
     """
 
     def __init__(
-        self, params: Any, lr: float = 0.01, n_steps: int = 500, **options: Any
+        self, params: ParamsT, lr: float = 0.01, n_steps: int = 500, **options: Any
     ) -> None:
         super().__init__(params, lr=lr, **options)
         self.n_steps = n_steps

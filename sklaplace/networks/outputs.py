@@ -317,7 +317,7 @@ def raw_outputs(net: NeuralNet, x: object) -> Tensor:
     return found.detach()
 
 
-def _recorded(net: NeuralNet, x: object) -> tuple[Tensor, dict[str, list[Any]]]:
+def _recorded(net: NeuralNet, x: object) -> tuple[Tensor, dict[str, list[Tensor]]]:
     """`raw_outputs`, and the outputs of modules without children, by name."""
     module = as_forward(net).module
     leaves = [name for name, m in module.named_modules() if not any(m.children())]
@@ -325,7 +325,7 @@ def _recorded(net: NeuralNet, x: object) -> tuple[Tensor, dict[str, list[Any]]]:
         return raw_outputs(net, x), recorded
 
 
-def _numel(out: Any) -> int:
+def _numel(out: object) -> int:
     out = first_tensor(out)
     return out.numel() if isinstance(out, Tensor) else 1
 
@@ -357,7 +357,7 @@ def _logit_layer(
     net: NeuralNet,
     x: object,
     raw: Tensor,
-    leaves: dict[str, list[Any]],
+    leaves: dict[str, list[Tensor]],
     binary: bool,
     tolerance: float,
 ) -> str | None:
@@ -377,7 +377,7 @@ def _logit_layer(
 
 
 def _are_logits(
-    calls: Sequence[Any], raw: Tensor, binary: bool, tolerance: float
+    calls: Sequence[Tensor], raw: Tensor, binary: bool, tolerance: float
 ) -> bool:
     """Whether there is one output, and its log-softmax or log-sigmoid is log raw."""
     out = calls[0] if len(calls) == 1 else None

@@ -26,7 +26,7 @@ def is_stream(X: object) -> TypeGuard[IterableDataset[object]]:
     return isinstance(X, IterableDataset)
 
 
-class RowStream(IterableDataset[Any]):
+class RowStream(IterableDataset[tuple[object, object]]):
     """Inputs of an iterable dataset with targets, and weights, given as arrays.
 
     Items are ``(X, y)``, or ``(X, (y, weight))`` where there are weights.
@@ -49,7 +49,7 @@ class RowStream(IterableDataset[Any]):
     def __len__(self) -> int:
         return len(self.y)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[tuple[object, object]]:
         worker, n = get_worker_info(), len(self)
         if worker is not None and worker.num_workers > 1:
             raise ValueError(

@@ -19,6 +19,7 @@ from skorch import NeuralNet
 from skorch.dataset import unpack_data
 from skorch.utils import to_tensor
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from sklaplace.core.checks import naming
 from sklaplace.core.random import private_rng
@@ -314,7 +315,10 @@ class _UnweightedLoader:
     """A loader that yields ``(X, y)`` and stores the weights in a `_TrainingState`."""
 
     def __init__(
-        self, loader: Any, state: _TrainingState, weights: np.ndarray | None
+        self,
+        loader: DataLoader,
+        state: _TrainingState,
+        weights: np.ndarray | None,
     ) -> None:
         self.loader, self.state = loader, state
         self.mean_weight = None if weights is None else float(weights.mean())
