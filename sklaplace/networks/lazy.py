@@ -1,11 +1,11 @@
 """Lazy modules, whose parameters have no sizes before the first batch."""
 
-import torch
 from skorch import NeuralNet
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from sklaplace.core.checks import listed
+from sklaplace.networks.outputs import as_forward
 
 
 def initialise_lazy_modules(net: NeuralNet, x: object) -> None:
@@ -13,16 +13,10 @@ def initialise_lazy_modules(net: NeuralNet, x: object) -> None:
 
     As its first training step would do. Other state, such as running means, stays.
     """
-    if not _lazy_names(net.module_):
-        return
-    modes = {module: module.training for module in net.module_.modules()}
-    try:
-        net.module_.eval()
-        with torch.enable_grad():  # it may differentiate inside
-            net.infer(x)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    if _lazy_names(net.module_):
+        forward = as_forward(net)
+        with forward.frozen():
+            forward.returned(x)
 
 
 def check_no_lazy_modules(net: NeuralNet) -> None:
