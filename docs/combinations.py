@@ -30,7 +30,7 @@ from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.priors import PRIOR_STRUCTURES
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.curvature.subsets import SUBSETS
-from sklaplace.estimators.glm_outputs import OUTPUT_MODELS
+from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS
 from sklaplace.likelihoods import CRITERIA
 
 HERE = Path(__file__).parent

@@ -25,10 +25,10 @@ from sklaplace.estimators.callbacks import MarglikTraining, PriorTraining
 from sklaplace.estimators.classifier import LaplaceClassifier
 from sklaplace.estimators.dropout import MCDropoutClassifier, MCDropoutRegressor
 from sklaplace.estimators.ensemble import DeepEnsembleClassifier, DeepEnsembleRegressor
+from sklaplace.estimators.predicting.streaming import iter_predictions
 from sklaplace.estimators.ranker import BradleyTerry, LaplaceRanker
 from sklaplace.estimators.regressor import LaplaceRegressor
 from sklaplace.estimators.search import LaplaceClassifierCV, LaplaceRegressorCV
-from sklaplace.estimators.streaming import iter_predictions
 from sklaplace.estimators.swag import SWAGClassifier, SWAGRegressor
 from sklaplace.estimators.variational import VariationalClassifier, VariationalRegressor
 

@@ -48,7 +48,7 @@ from sklaplace.curvature.subnetwork import SCORES
 from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.dirichlet.links import LINKS
 from sklaplace.estimators.dropout import DROPOUTS
-from sklaplace.estimators.glm_outputs import OUTPUT_MODELS
+from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS
 from sklaplace.likelihoods import CRITERIA
 from sklaplace.posterior.tuning import TUNERS
 from sklaplace.posterior.variational import POSTERIORS, PRIORS

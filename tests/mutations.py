@@ -54,7 +54,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a device without float64 accepted",
-        "sklaplace/estimators/given_net.py",
+        "sklaplace/estimators/options/given_net.py",
         "    check_device(net)\n",
         "",
         "networks/test_net_checks.py"
@@ -280,7 +280,7 @@ MUTATIONS = [
     ),
     Mutation(
         "key of the cache without refine",
-        "sklaplace/estimators/fit_cache.py",
+        "sklaplace/estimators/fitting/fit_cache.py",
         ", options.refine is True)",
         ")",
         "estimators/test_memory.py::test_a_grid_over_refine",

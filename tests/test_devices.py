@@ -160,7 +160,7 @@ MISTAKES = [
         "links/projection",
     ),
     (
-        *("estimators.output_model", "OutputPass.__call__"),
+        *("estimators.predicting.output_model", "BatchedOutputs.map_gaussian"),
         *("torch.cat(pieces).cpu()", "torch.cat(pieces)"),
         "links/nn-MSELoss",
     ),

@@ -2,6 +2,8 @@
 
 import os
 import re
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -14,7 +16,7 @@ from sklearn import get_config
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from sklaplace.core.arrays import check_unmasked
+from sklaplace.core.random import RandomState
 
 # raises an error for an invalid value of the option in the first argument
 Check = Callable[[str, Any], None]
@@ -145,6 +147,17 @@ def as_levels(name: str, value: Any, hint: str) -> np.ndarray:
     return levels
 
 
+def check_unmasked(values: Any, name: str) -> None:
+    """Raise for masked entries of ``numpy.ma``, whose mask numpy would drop."""
+    parts = values.values() if isinstance(values, Mapping) else values
+    parts = parts if isinstance(values, (list, tuple, Mapping)) else [values]
+    if any(isinstance(p, np.ma.MaskedArray) and np.ma.is_masked(p) for p in parts):
+        raise ValueError(
+            f"{name} has masked entries. Pass {name}.filled(value), leave out these "
+            f"samples, or impute {name}.filled(numpy.nan) (SimpleImputer)."
+        )
+
+
 def check_arrays(**arrays: Any) -> None:
     """Raise an error for masked arrays, and those of others under dispatch.
 
@@ -217,8 +230,49 @@ def as_seed(name: str, value: Any) -> int:
     return int(check_random_state(value).randint(np.iinfo(np.int32).max))
 
 
-def as_generator(random_state: Any) -> torch.Generator:
+def as_generator(random_state: RandomState) -> torch.Generator:
     """Return a torch generator as it is, else one on the CPU, seeded by `as_seed`."""
     if isinstance(random_state, torch.Generator):
         return random_state
     return torch.Generator().manual_seed(as_seed("random_state", random_state))
+
+
+# code between a user's line and a fit
+PACKAGES = {"sklaplace", "sklearn", "skorch", "joblib", "contextlib", "threading"}
+PACKAGES |= {"concurrent"}
+
+_SHOWN: set[tuple[str | int, ...]] = set()
+
+
+def warn_user(
+    message: str, category: type[Warning] = UserWarning, *, once: bool = False
+) -> None:
+    """Warn at the line that called this package, maybe through scikit-learn.
+
+    Under Python's default filters once for each such line. Python itself forgets what
+    it has shown as soon as any code changes the filters, which scikit-learn does for
+    every fit of a search. With ``once`` a message is never repeated, whatever the
+    filters.
+    """
+    frame = sys._getframe(1)
+    while (
+        frame.f_back and str(frame.f_globals.get("__name__")).split(".")[0] in PACKAGES
+    ):
+        frame = frame.f_back
+    line = frame.f_code.co_filename, frame.f_lineno
+    key = (message,) if once else (message, *line)
+    action = _action(message, category)
+    repeats = action == "error" or (action == "always" and not once)
+    if repeats or key not in _SHOWN:
+        warnings.warn_explicit(message, category, *line)
+        if action != "ignore":
+            _SHOWN.add(key)
+
+
+def _action(message: str, category: type[Warning]) -> str:
+    """What the filters in force do with a warning."""
+    for action, pattern, kind, module, line in warnings.filters:
+        is_meant = issubclass(category, kind) and module is None and not line
+        if is_meant and (pattern is None or pattern.match(message)):
+            return action
+    return "default"

@@ -7,15 +7,16 @@ Steihaug 1982, "Inexact Newton methods").
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from sklaplace.core import progress
+from sklaplace.core.checks import warn_user
 from sklaplace.core.linalg import conjugate_gradients, solve_psd
-from sklaplace.core.warn import warn_user
 
 Operator = Callable[[Tensor], Tensor]
 Loss = tuple[Tensor, Tensor, Tensor]  # value, gradient (P,) and outputs (N, c)
@@ -218,3 +219,47 @@ def _descend(
         if trial[0] <= value + 1e-4 * size * slope + noise:
             return theta + size * step, trial
     return None
+
+
+Array = np.ndarray[Any, Any]
+
+
+def mean(low: Array, high: Array) -> Array:
+    """Return ``(low + high) / 2``, which does not overflow."""
+    return low / 2 + high / 2
+
+
+def first_where(
+    is_reached: Callable[[Array], Array],
+    low: Array,
+    high: Array,
+    middle: Callable[[Array, Array], Array] = mean,
+) -> Array:
+    """Return the smallest values at which a condition holds.
+
+    Parameters
+    ----------
+    is_reached : callable
+        Whether the condition holds, from values to booleans of their shape; it keeps
+        holding at larger values.
+    low, high : ndarray of one shape
+        Values at which it does not hold, and values at which it does.
+    middle : callable
+        Returns values between two others, or one of these if there is none.
+
+    Returns
+    -------
+    ndarray
+        NaN where ``low`` or ``high`` is.
+
+    Notes
+    -----
+    Ends when `middle` finds no further value between any two, which for the mean are
+    neighbouring floating-point numbers.
+    """
+    while True:
+        between = middle(low, high)
+        if not ((low < between) & (between < high)).any():
+            return high
+        reached = is_reached(between)
+        low, high = np.where(reached, low, between), np.where(reached, between, high)

@@ -14,20 +14,16 @@ from typing import Any, TypeVar
 import torch
 from joblib import Parallel, delayed, effective_n_jobs
 from joblib.externals.loky.backend.reduction import get_loky_pickler
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 from joblib.parallel import get_active_backend
 from sklearn.utils.parallel import Parallel as ConfiguredParallel
 from sklearn.utils.parallel import delayed as configured_delayed
 from skorch import NeuralNet
 
 from sklaplace.core import progress
-from sklaplace.core.packing import reduced_net
-from sklaplace.core.persistence import for_worker
+from sklaplace.core.serialise import for_worker, reduced_net
 
 T = TypeVar("T")
 
-# A part that kills its process, as by taking too much memory, would kill others too.
-MAX_RESTARTS = 2
 # Attributes of a net that its evaluation does not need: a log, an open file.
 OF_TRAINING = "callbacks", "callbacks_", "history_", "optimizer_", "train_split"
 
@@ -131,8 +127,8 @@ def ordered_map(
     Raises
     ------
     joblib.externals.loky.process_executor.TerminatedWorkerError
-        If processes of the backend "loky" have been killed more often than
-        ``MAX_RESTARTS``. Other backends have rules of their own.
+        If a process of the backend "loky" is killed, as for want of memory. Other
+        backends have rules of their own.
     """
     workers = n_workers(n_jobs)
     if workers > 1 and len(parts) > 1:
@@ -153,22 +149,13 @@ def _on_one_thread(function: Callable[[Any], T]) -> Callable[[Any], T]:
 def _in_workers(
     function: Callable[[Any], T], parts: Sequence[Any], n_jobs: int | None
 ) -> Iterator[T]:
-    """Yield the results of joblib's workers; go on where processes were killed."""
+    """Yield the results of joblib's workers."""
     with for_worker():
         content = dumps(function, OF_TRAINING)
     # parts take long, and are neither grouped nor written to temporary files
     options = {"prefer": "processes", "batch_size": 1, "max_nbytes": None}
-    n_done = n_restarts = 0
-    while n_done < len(parts):
-        tasks = (delayed(_evaluated)(content, dumps(p)) for p in parts[n_done:])
-        try:
-            for result in Parallel(n_jobs, return_as="generator", **options)(tasks):
-                yield result
-                n_done += 1
-        except TerminatedWorkerError:
-            n_restarts += 1
-            if n_restarts > MAX_RESTARTS:
-                raise
+    tasks = (delayed(_evaluated)(content, dumps(part)) for part in parts)
+    yield from Parallel(n_jobs, return_as="generator", **options)(tasks)
 
 
 # the last function of each thread, which has several parts to compute

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from threading import RLock
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sklaplace.core.trees import leaves
+from sklaplace.core.trees import Batch, leaves
+
+RandomState: TypeAlias = int | np.random.RandomState | None
 
 # torch and numpy have one global generator each, whichever thread draws from it
 _training = RLock()
@@ -26,7 +28,7 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-def row_hash(x: Any) -> Tensor:
+def row_hash(x: Batch) -> Tensor:
     """Return a 64-bit hash of each sample of a batch, (b,), int64.
 
     Parameters

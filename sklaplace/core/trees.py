@@ -1,11 +1,19 @@
 """Trees: inputs of networks, tensors in nested dicts, lists and tuples."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+# Samples as users pass them, and a batch of them as the network takes it.
+Inputs: TypeAlias = (
+    ArrayLike | Mapping[str, ArrayLike] | Sequence[Any] | Dataset[Any] | DataLoader[Any]
+)
+Batch: TypeAlias = Tensor | dict[str, Any] | list[Any] | tuple[Any, ...]
 
 
 def leaves(x: Any) -> Iterator[Any]:

@@ -7,6 +7,7 @@ moment ``Σ a aᵀ`` (i, i) is computed from the autocorrelation of the image.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from sklaplace.core.budget import CACHE
-from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import gram
 
 # Autocorrelation pays where the products that it saves, (samples · positions · i²),

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.distributions import Dirichlet
 
 from sklaplace.core import checks
+from sklaplace.core.random import RandomState
 from sklaplace.dirichlet import arrays
 from sklaplace.dirichlet.arrays import Array, check_alpha, like
 
@@ -253,7 +254,7 @@ def interval(alpha: Array, coverage: float = 0.9) -> Array:
 def sample(
     alpha: Array,
     n_samples: int = 1,
-    random_state: int | np.random.RandomState | None = 0,
+    random_state: RandomState = 0,
 ) -> Array:
     """Class probabilities drawn from a Dirichlet.
 

@@ -13,7 +13,7 @@ from scipy.special import ndtr, ndtri, pdtr
 from scipy.stats import poisson
 from torch import Tensor
 
-from sklaplace.core.bisection import first_where
+from sklaplace.core.newton import first_where
 from sklaplace.likelihoods.quadrature import WEIGHTS, exp_at_nodes
 
 Array = np.ndarray

@@ -13,7 +13,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor, nn
 
-from sklaplace.core.bisection import first_where
+from sklaplace.core.newton import first_where
 from sklaplace.likelihoods import counts
 from sklaplace.likelihoods.base import Likelihood, SeparableLikelihood
 from sklaplace.likelihoods.quadrature import NODES, WEIGHTS, exp_at_nodes

@@ -23,10 +23,10 @@ from skorch.utils import multi_indexing, to_tensor
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, default_collate
 
-from sklaplace.core.arrays import as_numbers, check_finite, detached
 from sklaplace.core.random import private_rng
-from sklaplace.core.stored import StoredArray
 from sklaplace.core.trees import leaves, mapped
+from sklaplace.networks.arrays import as_numbers, check_finite, detached
+from sklaplace.networks.stored import StoredArray
 from sklaplace.networks.streams import (
     RowStream,
     Samples,
@@ -72,8 +72,9 @@ def sample_weights(dataset: object) -> np.ndarray | None:
         weights = sample_weights(dataset.dataset)
         indices = np.asarray(dataset.indices, dtype=int)
         return None if weights is None else weights[indices]
-    is_weighted = isinstance(dataset, RowDataset | RowStream)
-    return dataset.weights if is_weighted else None
+    if isinstance(dataset, RowDataset | RowStream):
+        return dataset.weights
+    return None
 
 
 def with_targets(
@@ -161,7 +162,7 @@ class Batches:
 _Arrays = list[tuple[np.ndarray | StoredArray | None, np.ndarray]]
 
 
-def _arrays(dataset: Samples) -> _Arrays | None:
+def _arrays(dataset: Any) -> _Arrays | None:
     """Arrays that a dataset consists of; None for datasets with code of their own."""
     if type(dataset) is Dataset:
         X, y, rows = dataset.X, dataset.y, np.arange(len(dataset))
@@ -217,7 +218,7 @@ def take_rows(X: Any, indices: np.ndarray) -> Any:
 class TrainingData:
     """Samples, targets encoded for the criterion, and sample weights or None."""
 
-    X: object
+    X: Any
     y: np.ndarray
     sample_weight: np.ndarray | None
 
@@ -283,7 +284,7 @@ def as_given(X: object, dtype: np.dtype) -> Any:
     return _with_integer_indices(X)
 
 
-def _as_dict(X: Mapping, dtype: np.dtype) -> dict:
+def _as_dict(X: Mapping[str, Any], dtype: np.dtype) -> dict[str, Any]:
     """A dict of arrays, with those that are given as lists written as arrays."""
     if not isinstance(X, dict) or any(isinstance(v, list) for v in X.values()):
         X = {key: _as_array(key, value, dtype) for key, value in X.items()}

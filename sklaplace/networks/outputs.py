@@ -13,7 +13,7 @@ from skorch import NeuralNet
 from torch import Tensor, nn
 
 from sklaplace.core.budget import batch_rows
-from sklaplace.core.warn import warn_user
+from sklaplace.core.checks import warn_user
 from sklaplace.likelihoods import (
     CRITERIA,
     Bernoulli,

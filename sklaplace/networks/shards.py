@@ -13,8 +13,8 @@ from skorch.dataset import Dataset
 from skorch.utils import multi_indexing
 from torch.utils.data import Subset
 
-from sklaplace.core.stored import StoredArray
 from sklaplace.networks.data import RowDataset
+from sklaplace.networks.stored import StoredArray
 from sklaplace.networks.streams import Samples, is_stream
 
 # Batches of a shard, at least: what a shard costs beside them is little then.

@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from sklaplace.core.stored import StoredArray
+from sklaplace.networks.stored import StoredArray
 
 # with fewer distinct samples than this, all are needed for training
 MIN_ROWS = 50

@@ -316,7 +316,7 @@ class _UnweightedLoader:
 
     def __init__(
         self,
-        loader: DataLoader,
+        loader: DataLoader[object],
         state: _TrainingState,
         weights: np.ndarray | None,
     ) -> None:

@@ -8,6 +8,7 @@ immutable class for all structures, subsets of weights and likelihoods.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from sklaplace.core.budget import move, require_bytes
 from sklaplace.core.checks import as_generator
-from sklaplace.core.lazy import cached_property
 from sklaplace.curvature import priors
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures import Accumulator, Precision, Structure

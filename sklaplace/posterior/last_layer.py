@@ -6,12 +6,12 @@ exact, and ``J`` follows from the inputs of the layer, the features.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from sklaplace.core.budget import BUDGET, batch_rows
-from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import symmetric_eigh
 from sklaplace.curvature.blocks import Block, HeadBlock
 from sklaplace.curvature.ggn import GGN, Curvature, ggn_hessian, output_hessian

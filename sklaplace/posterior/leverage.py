@@ -17,14 +17,13 @@ al. (2009), "Feature hashing for large scale multitask learning" (`sketched`).
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
-from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import gram
-from sklaplace.core.persistence import FieldsOnly
+from sklaplace.core.serialise import FieldsOnly
 
 # more features than this are hashed
 MAX_FEATURES = 2048

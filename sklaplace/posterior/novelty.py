@@ -17,13 +17,13 @@ combined by the sum of their logarithms); see `leverage` for others.
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sklaplace.core.lazy import cached_property
-from sklaplace.core.persistence import FieldsOnly
+from sklaplace.core.serialise import FieldsOnly
 from sklaplace.core.trees import leaves
 from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
 from sklaplace.posterior.leverage import (

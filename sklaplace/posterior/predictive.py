@@ -76,17 +76,11 @@ class Linearisation:
     jacobian: Jacobian
     _projection: Projection | None = None
 
-    def gaussian(self, posterior: GaussianPosterior, *, diagonal: bool) -> Moments:
-        """Mean (b, k) and covariance (b, k, k), or variances (b, k)."""
-        mean = linearised_mean(posterior, self.f, self.jacobian)
-        if diagonal:
-            return mean, posterior.precision.functional_variance(self.jacobian)
-        if posterior.likelihood.n_blocks > 1:
-            return self.projected(posterior, diagonal=False)
-        return mean, posterior.precision.functional_covariance(self.jacobian)
-
     def projected(self, posterior: GaussianPosterior, *, diagonal: bool) -> Moments:
-        """As `gaussian`, with the Jacobian projected once for all prior precisions."""
+        """Mean (b, k) and covariance (b, k, k), or variances (b, k).
+
+        The Jacobian is projected once for all prior precisions.
+        """
         structure, known = posterior.structure, self._projection
         if known is None or known.structure is not structure:
             n_blocks = 1 if diagonal else posterior.likelihood.n_blocks
@@ -143,8 +137,16 @@ def glm(
     c columns down to the selected weights.
     """
     centring = Centring(posterior.likelihood.n_blocks) if centred else None
-    parts = linearise(forward, x, posterior.layout, diagonal, centring)
-    return side_by_side([part.gaussian(posterior, diagonal=diagonal) for part in parts])
+    precision, parts = posterior.precision, []
+    for part in linearise(forward, x, posterior.layout, diagonal, centring):
+        mean = linearised_mean(posterior, part.f, part.jacobian)
+        if diagonal:
+            parts.append((mean, precision.functional_variance(part.jacobian)))
+        elif posterior.likelihood.n_blocks > 1:
+            parts.append(part.projected(posterior, diagonal=False))
+        else:
+            parts.append((mean, precision.functional_covariance(part.jacobian)))
+    return side_by_side(parts)
 
 
 def side_by_side(parts: Iterable[Moments]) -> Moments:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sklaplace.core.bisection import first_where
+from sklaplace.core.newton import first_where
 
 
 @pytest.mark.parametrize("root", [0.3, -7.0, 1e-200, 1e250])

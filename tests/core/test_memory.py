@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sklaplace.core import memory
+from sklaplace.core import budget
 
 MIB = 2**20
 
@@ -15,8 +15,8 @@ MIB = 2**20
 def machine(tmp_path, monkeypatch):
     """Files that a process reads its limits from; 1 GiB is free on the machine."""
     proc, groups = tmp_path / "proc", tmp_path / "cgroup"
-    monkeypatch.setattr(memory, "PROC", proc)
-    monkeypatch.setattr(memory, "CGROUPS", groups)
+    monkeypatch.setattr(budget, "PROC", proc)
+    monkeypatch.setattr(budget, "CGROUPS", groups)
 
     def write(path, text):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ def machine(tmp_path, monkeypatch):
 
 
 def test_no_control_groups(machine):
-    assert memory.free_cpu_bytes() == 1024 * MIB
+    assert budget.free_cpu_bytes() == 1024 * MIB
 
 
 def test_version_2(machine):
@@ -38,9 +38,9 @@ def test_version_2(machine):
     machine.enters("0::/user/job\n")
     machine.writes("user/job/memory.max", 500 * MIB)
     machine.writes("user/job/memory.current", 200 * MIB)
-    assert memory.free_cpu_bytes() == 300 * MIB
+    assert budget.free_cpu_bytes() == 300 * MIB
     machine.writes("user/job/memory.stat", f"anon 7\ninactive_file {50 * MIB}")
-    assert memory.free_cpu_bytes() == 350 * MIB
+    assert budget.free_cpu_bytes() == 350 * MIB
 
 
 def test_version_1(machine):
@@ -48,7 +48,7 @@ def test_version_1(machine):
     machine.writes("memory/job/memory.limit_in_bytes", 400 * MIB)
     machine.writes("memory/job/memory.usage_in_bytes", 100 * MIB)
     machine.writes("memory/job/memory.stat", f"total_inactive_file {MIB}")
-    assert memory.free_cpu_bytes() == 301 * MIB
+    assert budget.free_cpu_bytes() == 301 * MIB
 
 
 @pytest.mark.parametrize("text", ["max", "9223372036854771712", "", "?"])
@@ -57,7 +57,7 @@ def test_groups_without_a_limit(group, text, machine):
     machine.enters(group)
     machine.writes("job/memory.max", text)
     machine.writes("memory/job/memory.limit_in_bytes", text)
-    assert memory.free_cpu_bytes() == 1024 * MIB
+    assert budget.free_cpu_bytes() == 1024 * MIB
 
 
 def test_the_smallest_of_all_limits_counts(machine):
@@ -66,7 +66,7 @@ def test_the_smallest_of_all_limits_counts(machine):
     for name, limit in {"pod": 300, "pod/container": 2000}.items():
         machine.writes(f"{name}/memory.max", limit * MIB)
         machine.writes(f"{name}/memory.current", 100 * MIB)
-    assert memory.free_cpu_bytes() == 200 * MIB
+    assert budget.free_cpu_bytes() == 200 * MIB
 
 
 def test_a_container_that_shows_its_own_group_only(machine):
@@ -74,9 +74,9 @@ def test_a_container_that_shows_its_own_group_only(machine):
     machine.enters("0::/../../host/path\n1:memory:/docker/abc\n")
     machine.writes("memory.max", 250 * MIB)
     machine.writes("memory.current", 50 * MIB)
-    assert memory.free_cpu_bytes() == 200 * MIB
+    assert budget.free_cpu_bytes() == 200 * MIB
     machine.writes("memory.current", 400 * MIB)
-    assert memory.free_cpu_bytes() == 0
+    assert budget.free_cpu_bytes() == 0
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sklaplace.estimators import laplace_trainer
+from sklaplace.estimators.training import laplace as laplace_trainer
 from sklaplace.networks import default
 
 SHORT = (

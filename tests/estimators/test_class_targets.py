@@ -5,8 +5,8 @@ import pytest
 from nets import classifier
 from torch import nn
 
-from sklaplace.estimators.class_targets import ClassTargets
-from sklaplace.estimators.target_types import MultiLabel
+from sklaplace.estimators.targets.classes import ClassTargets
+from sklaplace.estimators.targets.label_types import MultiLabel
 
 LABELS = np.array(["b", "a", "c", "a"])
 

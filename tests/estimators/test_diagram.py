@@ -19,7 +19,7 @@ from sklaplace import (
     PriorTraining,
     likelihoods,
 )
-from sklaplace.estimators import diagram
+from sklaplace.estimators.fitting import diagram
 
 X, Y = blobs()
 X_REG, Y_REG = waves()

@@ -10,7 +10,7 @@ from sklearn.frozen import FrozenEstimator
 from skorch.dataset import Dataset
 
 from sklaplace import LaplaceClassifier
-from sklaplace.core import stored
+from sklaplace.networks import stored
 
 X, Y = blobs(90)
 NET = FrozenEstimator(classifier().fit(X, Y))

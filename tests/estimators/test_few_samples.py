@@ -16,10 +16,10 @@ from skorch.helper import predefined_split
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
-from sklaplace.estimators.laplace_trainer import FEW as FOLDED
-from sklaplace.estimators.laplace_trainer import MIN_HELD_OUT, N_FOLDS
-from sklaplace.estimators.noise import with_column_noises
-from sklaplace.estimators.trainer import inner_net
+from sklaplace.estimators.fitting.noise import with_column_noises
+from sklaplace.estimators.options.given_net import inner_net
+from sklaplace.estimators.training.laplace import FEW as FOLDED
+from sklaplace.estimators.training.laplace import MIN_HELD_OUT, N_FOLDS
 from sklaplace.likelihoods import Gaussian
 from sklaplace.networks.outputs import infer_output_spec
 from sklaplace.networks.split import MIN_ROWS, are_few, hash_folds

@@ -22,7 +22,7 @@ from sklaplace import (
     SWAGRegressor,
     VariationalRegressor,
 )
-from sklaplace.estimators.laplace_trainer import LaplaceTrainer
+from sklaplace.estimators.training.laplace import LaplaceTrainer
 
 N = 120
 NUMBERS, CLASSES = waves(N), blobs(N)

@@ -13,13 +13,13 @@ from sklearn.frozen import FrozenEstimator
 from torch import nn
 
 from sklaplace import LaplaceRegressor
-from sklaplace.estimators.laplace_fit import (
+from sklaplace.estimators.fitting.laplace_fit import (
     HeldOutScore,
     LaplaceSolver,
     network_at_mean,
 )
-from sklaplace.estimators.laplace_trainer import LaplaceTrainer
-from sklaplace.estimators.number_targets import NumberTargets
+from sklaplace.estimators.targets.numbers import NumberTargets
+from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.networks.data import TrainingData, input_type
 
 RNG = np.random.RandomState(0)

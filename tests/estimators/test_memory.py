@@ -13,7 +13,7 @@ from sklearn.model_selection import GridSearchCV
 from skorch.callbacks import EpochScoring
 
 from sklaplace import LaplaceClassifier
-from sklaplace.estimators import trainer
+from sklaplace.estimators.training import trainer
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(60, 2)).astype("f4")
@@ -135,7 +135,9 @@ def test_what_cannot_be_pickled_is_fitted_without_memory(tmp_path):
 
 def test_a_failed_training_leaves_no_entry(tmp_path):
     with (
-        mock.patch("sklaplace.estimators.trainer.train", side_effect=OSError("gone")),
+        mock.patch(
+            "sklaplace.estimators.training.trainer.train", side_effect=OSError("gone")
+        ),
         pytest.raises(OSError, match="gone"),
     ):
         model(tmp_path).fit(X, Y)

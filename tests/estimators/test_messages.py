@@ -254,16 +254,6 @@ def test_loaders_to_tune_on(y):
     refused(TypeError, words, partial(model.tune, LOADER, y), model)
 
 
-@pytest.mark.parametrize("option", ["return_std", "return_cov"])
-@pytest.mark.parametrize("kind", [*CLASSIFIERS, LaplaceRanker])
-def test_deviations_of_labels(kind, option):
-    words = f"{kind.__name__} has no {option}", "predict_uncertainty(X)"
-    model = kind()
-    for predict in (model.predict, model.predict_proba):
-        call = partial(predict, X, **{option: True})
-        refused(TypeError, [*words, "latent_mean_and_variance(X)"], call, model)
-
-
 @pytest.mark.parametrize("kind", REGRESSORS)
 def test_percentages(kind):
     model = kind()

@@ -14,7 +14,7 @@ from torch.autograd import gradcheck
 
 from sklaplace import LaplaceRegressor, LaplaceRegressorCV
 from sklaplace.curvature.ggn import CURVATURES
-from sklaplace.estimators.noise import loss_per_target
+from sklaplace.estimators.fitting.noise import loss_per_target
 from sklaplace.networks.trained import TrainedNetwork
 
 DOUBLE = {"module__dtype": torch.float64}

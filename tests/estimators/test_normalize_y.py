@@ -26,7 +26,7 @@ from sklaplace import (
     SWAGRegressor,
     VariationalRegressor,
 )
-from sklaplace.estimators.target_scaling import TargetScaling
+from sklaplace.estimators.targets.scaling import TargetScaling
 from sklaplace.likelihoods import HeteroscedasticNLLLoss
 
 DOUBLE = {"module__dtype": torch.float64}

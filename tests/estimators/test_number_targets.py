@@ -5,7 +5,7 @@ import pytest
 from nets import initialised, regressor
 from torch import nn
 
-from sklaplace.estimators.number_targets import NumberTargets
+from sklaplace.estimators.targets.numbers import NumberTargets
 from sklaplace.likelihoods import Gaussian
 from sklaplace.networks.data import TrainingData, input_type
 

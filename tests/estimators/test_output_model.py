@@ -9,7 +9,11 @@ from nets import MLP, classifier, initialised
 from torch import Tensor
 
 from sklaplace.core.random import counter_uniforms, row_hash
-from sklaplace.estimators.output_model import BatchedOutputs, OutputModel, WeightDraws
+from sklaplace.estimators.predicting.output_model import (
+    BatchedOutputs,
+    OutputModel,
+    WeightDraws,
+)
 from sklaplace.likelihoods import Categorical
 from sklaplace.networks.data import first_rows
 from sklaplace.networks.outputs import infer_output_spec

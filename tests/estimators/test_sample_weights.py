@@ -28,7 +28,7 @@ MESSAGE = "The mean of sample_weight is"
 
 @pytest.fixture(autouse=True)
 def none_shown(monkeypatch):
-    monkeypatch.setattr("sklaplace.core.warn._SHOWN", set())
+    monkeypatch.setattr("sklaplace.core.checks._SHOWN", set())
 
 
 def shown(call):

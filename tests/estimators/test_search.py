@@ -44,8 +44,9 @@ from sklaplace import (
     LaplaceRegressor,
     LaplaceRegressorCV,
 )
-from sklaplace.estimators import glm_outputs, trainer
-from sklaplace.estimators.prior_search import GRID
+from sklaplace.estimators.fitting.prior_search import GRID
+from sklaplace.estimators.predicting import glm_outputs
+from sklaplace.estimators.training import trainer
 from sklaplace.metrics import gaussian_nll, neg_gaussian_nll_scorer
 
 X, Y = blobs(dtype=np.float64)

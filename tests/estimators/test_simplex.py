@@ -30,7 +30,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from sklaplace import LaplaceClassifier, LaplaceClassifierCV, dirichlet
-from sklaplace.estimators import output_model
+from sklaplace.estimators.predicting import output_model
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 

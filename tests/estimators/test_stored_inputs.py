@@ -21,8 +21,8 @@ from sklaplace import (
     SWAGClassifier,
     VariationalClassifier,
 )
-from sklaplace.core import stored
 from sklaplace.curvature.structures import STRUCTURES
+from sklaplace.networks import stored
 
 X, Y = blobs(120)
 X_REG, Y_REG = waves(120)
@@ -106,7 +106,9 @@ def test_weights_and_workers(mapped):
 def test_fits_are_taken_from_memory(mapped, tmp_path):
     model = LaplaceClassifier(NEW, **SMALL, memory=str(tmp_path / "memory"))
     expected = model.fit(mapped(X), Y).predict_proba(X)
-    with mock.patch("sklaplace.estimators.trainer.train", side_effect=AssertionError):
+    with mock.patch(
+        "sklaplace.estimators.training.trainer.train", side_effect=AssertionError
+    ):
         found = model.fit(mapped(X), Y).predict_proba(X)
         with pytest.raises(AssertionError):
             model.fit(mapped(X + 1), Y)

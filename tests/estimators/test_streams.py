@@ -20,7 +20,7 @@ from sklaplace import (
     SWAGClassifier,
     iter_predictions,
 )
-from sklaplace.core import stored
+from sklaplace.networks import stored
 
 X, Y = blobs(90)
 X_REG, Y_REG = waves(90)

@@ -21,7 +21,7 @@ from sklaplace import LaplaceClassifier, LaplaceClassifierCV
 from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.dirichlet.links import LINKS
-from sklaplace.estimators.target_types import (
+from sklaplace.estimators.targets.label_types import (
     DenseLabel,
     MultiLabel,
     SingleLabel,

@@ -5,8 +5,8 @@ import pytest
 from nets import MLP, classifier, seeded
 from sklearn.frozen import FrozenEstimator
 
-from sklaplace.estimators.class_targets import ClassTargets
-from sklaplace.estimators.trainer import Trainer
+from sklaplace.estimators.targets.classes import ClassTargets
+from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.data import TrainingData
 
 RNG = np.random.RandomState(0)

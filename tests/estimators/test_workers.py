@@ -151,7 +151,7 @@ def test_no_lock_is_held_while_workers_compute():
         yield from ordered_map(*args, **kwargs)
 
     model = LaplaceClassifier(NET, **SMALL, prior_precision=1.0)
-    with mock.patch("sklaplace.estimators.laplace_fit.ordered_map", watched):
+    with mock.patch("sklaplace.estimators.fitting.laplace_fit.ordered_map", watched):
         model.fit(X, Y)
     assert entered
 

@@ -11,7 +11,7 @@ from skorch.dataset import Dataset, ValidSplit
 from skorch.helper import predefined_split
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
-from sklaplace.estimators.laplace_trainer import FEW
+from sklaplace.estimators.training.laplace import FEW
 from sklaplace.networks.history import recorded_split
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")

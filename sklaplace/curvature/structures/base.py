@@ -13,16 +13,15 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from sklaplace.core.checks import Check
-from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import all_finite
-from sklaplace.core.persistence import FieldsOnly
+from sklaplace.core.serialise import FieldsOnly
 from sklaplace.curvature import priors
 from sklaplace.curvature.blocks import Block, total, variances
 from sklaplace.curvature.jacobian import Jacobian

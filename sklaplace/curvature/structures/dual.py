@@ -6,12 +6,12 @@ Cholesky factor ``L Lᵀ = I + BᵀB``, (n, n).
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import symmetric_eigh
 from sklaplace.curvature.blocks import CHUNK_ELEMENTS, Block
 from sklaplace.curvature.jacobian import Jacobian

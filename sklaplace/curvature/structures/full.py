@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import all_finite, gram, symmetric_eigh
 from sklaplace.curvature.blocks import Block
 from sklaplace.curvature.jacobian import Jacobian

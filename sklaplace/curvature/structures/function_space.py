@@ -31,6 +31,7 @@ greedily so that this trace becomes small.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Any, ClassVar
 
@@ -38,7 +39,6 @@ import torch
 from torch import Tensor
 
 from sklaplace.core.checks import check_count
-from sklaplace.core.lazy import cached_property
 from sklaplace.core.linalg import symmetric_eigh
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import BlockSpec, Layout
@@ -77,7 +77,7 @@ class FunctionSpace(DualForm):
     priors = frozenset({"scalar", "layerwise"})
 
     @cached_property
-    def root(self) -> Root:
+    def root(self) -> Root:  # type: ignore[override]
         """``FR``; if it has more rows than parameters, the triangle of its QR."""
         if self.points.n_rows <= self.layout.n_parameters:
             return self.points

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sklaplace.core.checks import check_option
 from sklaplace.core.linalg import gram, group_products, symmetric_eigh, wide_root_eigh
-from sklaplace.core.persistence import FieldsOnly
+from sklaplace.core.serialise import FieldsOnly
 from sklaplace.curvature.blocks import Block
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sklaplace.core.persistence import FieldsOnly
+from sklaplace.core.serialise import FieldsOnly
 from sklaplace.curvature import priors
 from sklaplace.curvature.jacobian import Jacobian
 from sklaplace.curvature.layout import Layout

@@ -9,7 +9,7 @@ regularised loss.
 
 from collections.abc import Callable
 
-from sklaplace.core.warn import warn_user
+from sklaplace.core.checks import warn_user
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.evidence import maximise_evidence
 from sklaplace.posterior.tuning.levels import maximise_with_levels

@@ -8,6 +8,7 @@ interpolation", section 4).
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,8 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from torch.autograd import grad
 
-from sklaplace.core.lazy import cached_property
+from sklaplace.core.checks import warn_user
 from sklaplace.core.newton import ROUNDING
-from sklaplace.core.warn import warn_user
 from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
 from sklaplace.posterior.tuning.problem import SMALLEST, TuningProblem, clamped
 

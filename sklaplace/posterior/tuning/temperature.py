@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 
-from sklaplace.core.warn import warn_user
+from sklaplace.core.checks import warn_user
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.tuning.candidate import Candidate
 from sklaplace.posterior.tuning.problem import TuningProblem

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sklaplace.core.warn import warn_user
+from sklaplace.core.checks import warn_user
 from sklaplace.curvature import priors
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import linearised_mean

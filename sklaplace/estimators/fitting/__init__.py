@@ -1,0 +1,1 @@
+"""Fitting: curvature accumulated, posterior solved, noise estimated."""

@@ -1,0 +1,238 @@
+"""Folds: models trained on the other folds, scored under many priors.
+
+Neither the trained network nor its curvature depends on the prior. So each fold
+trains once and linearises its held-out samples once, for all prior precisions:
+
+    score(δ) = mean over folds k of mean over samples n of fold k of
+               log p(yₙ | xₙ, samples of the other folds, δ).
+
+Unknown observation noise is chosen for each prior precision, as the maximum over σ of
+the log-likelihood of the held-out samples of all folds together.
+"""
+
+import inspect
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import minimize_scalar
+from sklearn.utils import _safe_indexing, gen_batches
+from torch import Tensor
+
+from sklaplace.core import progress
+from sklaplace.estimators.fitting.laplace_fit import LaplaceFit
+from sklaplace.estimators.options.laplace import LaplaceOptions
+from sklaplace.estimators.predicting.glm_outputs import LinearisationCache
+from sklaplace.estimators.training.samples import Samples
+from sklaplace.networks.data import TrainingData, is_opaque, take_rows
+from sklaplace.posterior.tuning.problem import require_linear_model
+
+# Smallest noise, as a fraction of the targets' standard deviation, and the tolerance
+# of its logarithm.
+SMALLEST_NOISE = 1e-6
+NOISE_TOLERANCE = 1e-3
+# Half the width of the first interval for log σ under the next prior precision.
+NOISE_STEP = 0.3
+
+Params = dict[str, float]
+# A model, its options, and its trained network with the curvature of some samples.
+TrainedModel = tuple[Any, LaplaceOptions, LaplaceFit]
+
+
+@dataclass(frozen=True)
+class FoldWork:
+    """A fold to be trained and scored, maybe in another process.
+
+    Attributes
+    ----------
+    model : LaplaceClassifier or LaplaceRegressor
+        The model to train.
+    samples : Samples
+        Samples of the other folds.
+    held_out : TrainingData
+        Samples of this fold as they were passed.
+    """
+
+    model: Any
+    samples: Samples
+    held_out: TrainingData
+
+    def trained(self) -> TrainedModel:
+        """Return the model with its curvature over the other folds."""
+        options = self.model._check_options()
+        fit = self.model._train_and_accumulate(options, self.samples)
+        return self.model, options, fit.stored()
+
+    def scored(self, candidates: list[Params], scorer: Any) -> list[float]:
+        """Return the scores of the fold, of which nothing else is kept."""
+        fold = Fold(self.trained(), self.held_out)
+        return fold.scores(candidates, scorer, in_pieces=True)
+
+
+def select(data: TrainingData, rows: np.ndarray) -> TrainingData:
+    """Return some of the samples as they were passed, with targets and weights."""
+    weights = None if data.sample_weight is None else data.sample_weight[rows]
+    take = take_rows if is_opaque(data.X) else _safe_indexing
+    return TrainingData(take(data.X, rows), data.y[rows], weights)
+
+
+class Fold:
+    """A model that was trained on the other folds, and the samples that were not.
+
+    Parameters
+    ----------
+    trained : TrainedModel
+        The model with its curvature, and as yet without a posterior.
+    held_out : TrainingData
+        Samples of this fold as they were passed.
+    """
+
+    def __init__(self, trained: TrainedModel, held_out: TrainingData) -> None:
+        self.model, self.options, self.fit = trained
+        self.held_out = held_out
+        with self.fit.evaluation():
+            self.template, self.linear_model = self.model._solver(self.options).untuned(
+                self.fit
+            )
+        self._start: Tensor | None = None
+        self.model._cache = LinearisationCache()
+        self.model._novelty = self.fit.novelty
+
+    def under(self, params: Params) -> Any:
+        """Return the model under other hyperparameters, as if it was fitted so."""
+        h = self.template.hyperparameters
+        units = {"sigma_noise": self.model._targets.noise_unit}
+        tensors = {
+            name: torch.full_like(getattr(h, name), value / units.get(name, 1.0))
+            for name, value in params.items()
+        }
+        posterior = self.template.replace(**tensors)
+        if self.options.refine is True:
+            with self.fit.evaluation():
+                posterior = require_linear_model(self.linear_model).refit(
+                    posterior, self._start
+                )
+            self._start = posterior.mean
+        self.model.set_params(**params)
+        self.model._set_fitted(self.options, self.fit.network, posterior)
+        return self.model
+
+    def scores(
+        self, candidates: list[Params], scorer: Any, *, in_pieces: bool = False
+    ) -> list[float]:
+        """Return the scores of candidates: mean log-likelihoods without a scorer.
+
+        These are computed piece by piece on request, where the linearisation of all
+        samples would need much memory.
+        """
+        data = self.held_out
+        if scorer is not None:
+            options = {}
+            if data.sample_weight is not None and _takes_weights(scorer):
+                options = {"sample_weight": data.sample_weight}
+            return [
+                _number(scorer(self.under(params), data.X, data.y, **options))
+                for params in candidates
+            ]
+        totals = np.zeros(len(candidates))
+        for piece in self._pieces() if in_pieces else [data]:
+            totals += [self.log_likelihood(params, piece) for params in candidates]
+        return list(totals / _row_weights(data).sum())
+
+    def log_likelihood(self, params: Params, data: TrainingData) -> float:
+        """Return the log-likelihood of some held-out samples, in nats."""
+        return float(
+            _row_weights(data) @ self.under(params)._log_proba_of(data.X, data.y)
+        )
+
+    def targets_and_residuals(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return targets and residuals of the network as trained, (n, c) each."""
+        self.model._set_fitted(self.options, self.fit.network, self.template)
+        mean, _ = self.model.latent_mean_and_variance(self.held_out.X)
+        targets = self.held_out.y.reshape(mean.shape).astype(np.float64)
+        return targets, targets - mean
+
+    def _pieces(self) -> Iterator[TrainingData]:
+        """Yield the held-out samples, as many at a time as are linearised together."""
+        data, spec = self.held_out, self.fit.network.spec
+        if spec.layout.head is not None:
+            yield data
+            return
+        with_covariance = not self.model._score(spec.likelihood).diagonal
+        n_rows = self.model.batch_size or spec.batch_size(
+            with_covariance=with_covariance
+        )
+        for rows in gen_batches(len(data.y), n_rows):
+            self.model._cache = LinearisationCache()
+            yield select(data, np.arange(len(data.y))[rows])
+
+
+def _row_weights(data: TrainingData) -> np.ndarray:
+    """Return the weights of samples, ones where none are given."""
+    return np.ones(len(data.y)) if data.sample_weight is None else data.sample_weight
+
+
+def _takes_weights(scorer: Any) -> bool:
+    """Whether a scorer takes sample weights."""
+    if hasattr(scorer, "_accept_sample_weight"):
+        return bool(scorer._accept_sample_weight())
+    return "sample_weight" in inspect.signature(scorer).parameters
+
+
+def _number(score: Any) -> float:
+    """Return a score as a float; raises if it is no number."""
+    if not isinstance(score, (Real, np.number)):
+        raise ValueError(
+            f"scoring returned {score!r}, which is no number. Use one scorer that "
+            "returns a number, the higher the better."
+        )
+    return float(score)
+
+
+def with_noise(folds: list[Fold], candidates: list[Params]) -> list[Params]:
+    """Return candidates with the σ that maximises the held-out log-likelihood."""
+    bounds = _noise_bounds(folds)
+    chosen: list[Params] = []
+    near = None
+    for candidate in progress.tracked(candidates, "prior path", len(candidates)):
+        near = _best_noise(folds, candidate, bounds, near)
+        chosen.append({**candidate, "sigma_noise": math.exp(near)})
+    return chosen
+
+
+def _best_noise(
+    folds: list[Fold],
+    candidate: Params,
+    bounds: tuple[float, float],
+    near: float | None,
+) -> float:
+    """Return log σ within bounds, near a guess if there is a maximum there."""
+
+    def loss(log_sigma: float) -> float:
+        params = {**candidate, "sigma_noise": math.exp(log_sigma)}
+        return -sum(fold.log_likelihood(params, fold.held_out) for fold in folds)
+
+    def search(low: float, high: float) -> float:
+        settings = {"method": "bounded", "options": {"xatol": NOISE_TOLERANCE}}
+        return float(minimize_scalar(loss, bounds=(low, high), **settings).x)
+
+    if near is not None:
+        low, high = max(bounds[0], near - NOISE_STEP), min(bounds[1], near + NOISE_STEP)
+        found = search(low, high)
+        if min(found - low, high - found) > 2 * NOISE_TOLERANCE:
+            return found
+    return search(*bounds)
+
+
+def _noise_bounds(folds: list[Fold]) -> tuple[float, float]:
+    """Return the bounds of log σ, from targets and residuals."""
+    parts = [np.hstack(fold.targets_and_residuals()) for fold in folds]
+    values = np.concatenate(parts)
+    n_targets = values.shape[1] // 2
+    std = math.sqrt(values[:, :n_targets].var(0).mean())
+    high = 2 * max(math.sqrt((values**2).mean(0).max()), 1e-100)
+    return math.log(max(SMALLEST_NOISE * std, 1e-12 * high)), math.log(high)

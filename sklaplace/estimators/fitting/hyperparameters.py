@@ -1,0 +1,148 @@
+"""Prior precision, noise and temperature of a fitted Laplace estimator, changed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from sklaplace.core.cache import fingerprint
+from sklaplace.core.checks import check_option, check_positive, listed
+from sklaplace.curvature.network import NetworkSpec
+from sklaplace.estimators.options.laplace import LaplaceOptions, check_prior_shape
+from sklaplace.estimators.targets.base import Targets
+from sklaplace.estimators.targets.numbers import NumberTargets
+from sklaplace.posterior.gaussian import GaussianPosterior
+
+# what `tune` can choose
+TUNABLE = "prior_precision", "sigma_noise", "temperature"
+
+
+def under_hyperparameters(
+    posterior: GaussianPosterior,
+    given: Mapping[str, Any],
+    options: LaplaceOptions,
+    targets: Targets,
+) -> GaussianPosterior:
+    """Return the posterior under given prior precision and noise; None keeps a value.
+
+    Tensors stay in their graph. The noise is in units of ``y``.
+    """
+    values = {name: value for name, value in given.items() if value is not None}
+    for name, value in values.items():
+        plain = value.detach().cpu() if isinstance(value, Tensor) else value
+        check_positive(name, plain, scalar=False)
+    if "prior_precision" in values:
+        structure = options.prior_structure
+        check_prior_shape(values["prior_precision"], structure, posterior.layout)
+    h = posterior.hyperparameters
+    device = h.prior_precision.device
+    tensors = {
+        name: torch.as_tensor(value, dtype=torch.float64, device=device)
+        for name, value in values.items()
+    }
+    if "prior_precision" in tensors:
+        delta = tensors["prior_precision"].expand(h.prior_precision.shape)
+        posterior = posterior.replace(prior_precision=delta)
+    if "sigma_noise" in tensors:
+        _check_noise(posterior, "was given", "Leave it out.")
+        posterior = _under_noise(posterior, tensors["sigma_noise"], targets)
+    return posterior
+
+
+def _under_noise(
+    posterior: GaussianPosterior, noise: Tensor, targets: Targets
+) -> GaussianPosterior:
+    """Return the posterior under noise in units of ``y``, () or (n_outputs,)."""
+    assert isinstance(targets, NumberTargets)  # others have no noise
+    n, scale = targets.n_outputs, targets.scaling.scale
+    if noise.shape not in ((), (n,)):
+        raise ValueError(
+            f"sigma_noise has shape {tuple(noise.shape)}. Pass one number, or one per "
+            f"column of y: shape ({n},)."
+        )
+    unit = torch.as_tensor(scale, dtype=noise.dtype, device=noise.device)
+    found = posterior.with_noise_levels((noise / unit).expand(n))
+    if found is None:
+        now = posterior.noise_proportions * posterior.hyperparameters.sigma_noise
+        raise ValueError(
+            f"sigma_noise={noise.tolist()} is in other proportions than the levels "
+            f"sigma_noise_={(now * unit).cpu().numpy().round(6).tolist()} of the "
+            "columns of y. The curvature of these weights was summed under those, and "
+            "does not tell what each column adds. Use a multiple of sigma_noise_; or "
+            "fit with the levels to compare, or with subset_of_weights='last_layer' "
+            "and hessian_structure='kron', 'diag' or 'full', which can compare any."
+        )
+    return found
+
+
+def free_parameters(posterior: GaussianPosterior, parameters: Any) -> frozenset[str]:
+    """Return the names of the hyperparameters that `tune` is to choose."""
+    if posterior.earlier is not None:
+        raise ValueError(
+            "The prior is the posterior of an earlier task, which fixes prior, noise "
+            "and temperature, so that nothing can be tuned. Fit anew."
+        )
+    if parameters is None:
+        return frozenset(TUNABLE[: 1 + posterior.likelihood.has_noise])
+    names = [parameters] if isinstance(parameters, str) else parameters
+    try:
+        names = list(names)
+    except TypeError:
+        names = [parameters]  # refused next
+    for name in names:
+        check_option("parameters", name, TUNABLE)
+    if not names:
+        raise ValueError("parameters is empty. Name what is to be chosen, or use None.")
+    if "sigma_noise" in names:
+        _check_noise(posterior, "is to be tuned", "Leave it out of parameters.")
+    return frozenset(names)
+
+
+def _check_noise(posterior: GaussianPosterior, event: str, hint: str) -> None:
+    if not posterior.likelihood.has_noise:
+        raise ValueError(
+            f"sigma_noise {event}, but this likelihood has no observation noise. {hint}"
+        )
+
+
+def check_evidence(
+    free: frozenset[str], y: ArrayLike | None, sample_weight: ArrayLike | None
+) -> None:
+    """Raise for what cannot be chosen by the evidence, and for targets without X."""
+    others = {"y": y, "sample_weight": sample_weight}
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} was given without X. Pass samples with targets, or nothing "
+                "for the evidence of the training data."
+            )
+    if "temperature" in free:
+        raise ValueError(
+            "The temperature cannot be chosen by the evidence: a tempered likelihood "
+            "is not normalised, so that values do not compare. Pass X and y that the "
+            "network was not trained on."
+        )
+
+
+def check_addable(
+    posterior: GaussianPosterior,
+    spec: NetworkSpec,
+    old: LaplaceOptions,
+    new: LaplaceOptions,
+) -> None:
+    """Raise if samples cannot be added to a posterior under other options."""
+    before, after = old.curvature_settings(), new.curvature_settings()
+    changed = [k for k in after if fingerprint(before[k]) != fingerprint(after[k])]
+    if changed:
+        raise ValueError(
+            f"{listed(changed)} changed since fit, so that new rows cannot be "
+            "added to what there is. Set them back, or fit anew."
+        )
+    if posterior.is_refitted and spec.head_map is None:
+        raise ValueError(
+            "refine=True has moved the posterior's mean away from the weights of "
+            "the network, at which new rows would be linearised. Use refine=False, "
+            "or subset_of_weights='last_layer'."
+        )

@@ -1,0 +1,524 @@
+"""LaplaceFit: a trained network and the curvature of its loss; then, its posterior.
+
+Nothing in a `LaplaceFit` depends on prior, noise, temperature or link, so that one
+serves a whole search over these. `LaplaceSolver` accumulates it, and computes the
+posterior under the hyperparameters that are given or tuned:
+
+    N(mean, (scale · H + diag(prior_precision))⁻¹).
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from sklaplace.core import progress
+from sklaplace.core.budget import KEPT_BUDGET, move
+from sklaplace.core.parallel import ordered_map
+from sklaplace.core.random import row_hash
+from sklaplace.curvature.accumulation import CurvatureSums, accumulate
+from sklaplace.curvature.features import FeatureRecorder
+from sklaplace.curvature.jacobian import Centring, backpropagate
+from sklaplace.curvature.priors import PRIOR_STRUCTURES, of_tensors
+from sklaplace.curvature.structures import Structure
+from sklaplace.curvature.structures.rounding import check_finite
+from sklaplace.estimators.fitting.noise import (
+    root_mean_square,
+    seen_noise,
+    with_column_noises,
+    with_residual_noise,
+)
+from sklaplace.estimators.fitting.novelty_recorder import NoveltyRecorder
+from sklaplace.estimators.fitting.sample_record import SampleRecord, SampleRecorder
+from sklaplace.estimators.options.laplace import LaplaceOptions
+from sklaplace.estimators.options.workers import Group
+from sklaplace.likelihoods.base import DataFit, weighted
+from sklaplace.networks.data import Batches, TrainingData
+from sklaplace.networks.outputs import as_forward
+from sklaplace.networks.shards import Shards
+from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.networks.training import copied
+from sklaplace.posterior.gaussian import GaussianPosterior, Hyperparameters
+from sklaplace.posterior.last_layer import LastLayerRecorder, refit_bytes
+from sklaplace.posterior.linear_model import LinearModel
+from sklaplace.posterior.linearised import LinearisedNetwork
+from sklaplace.posterior.novelty import FeatureBatch, Novelty
+from sklaplace.posterior.tuning import TUNERS
+from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem
+from sklaplace.posterior.tuning.temperature import tune_temperature
+
+
+@dataclass(frozen=True)
+class LaplaceFit:
+    """A trained network and the curvature of its loss, before any prior.
+
+    Attributes
+    ----------
+    network : TrainedNetwork
+        The network; its training samples are kept where a refit needs them.
+    structure : Structure
+        The part of the Hessian that is kept.
+    data_fit : DataFit
+        Loss of the training samples.
+    head_rows : LastLayerRecorder
+        Training samples as the last layer's linear model takes them.
+    needs_rows : bool
+        Whether training samples are linearised again.
+    novelty : Novelty or None
+        How unlike the training samples others are, where the network has features.
+    folds : tuple of LaplaceFit
+        The same of networks that were trained without a fold of the samples each, which
+        they hold out; empty where there are other samples to tune on.
+    """
+
+    network: TrainedNetwork
+    structure: Structure
+    data_fit: DataFit
+    head_rows: LastLayerRecorder
+    needs_rows: bool = False
+    novelty: Novelty | None = None
+    folds: tuple["LaplaceFit", ...] = ()
+
+    def stored(self) -> "LaplaceFit":
+        """Return the fit without training samples that are not needed any more."""
+        if self.needs_rows:
+            return self
+        network = replace(self.network, train=None)
+        folds = tuple(fold.stored() for fold in self.folds)
+        return replace(self, network=network, folds=folds)
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """The networks in evaluation mode."""
+        with ExitStack() as stack:
+            for fit in (self, *self.folds):
+                stack.enter_context(fit.network.forward().frozen())
+            yield
+
+
+@dataclass(frozen=True)
+class HeldOutScore:
+    """What held-out samples are scored by; see `TuningProblem`.
+
+    Attributes
+    ----------
+    log_proba : callable or None
+        Log-probabilities of classes under a Gaussian over outputs.
+    log_density : callable or None
+        Log-density of targets whose likelihood has no noise to tune.
+    diagonal : bool
+        Whether variances of the outputs suffice.
+    is_given : bool
+        Whether the samples were given, rather than split off.
+    is_cheap : bool
+        Whether ``log_proba`` takes no longer than the variances.
+    is_centred : bool
+        Whether outputs whose mean does not matter are centred.
+    leverages : list of Tensor
+        Leverages of the samples that were scored, beside their weights; see
+        `Novelty.inflated`. They are added in each pass over the samples.
+    """
+
+    log_proba: Callable[[Tensor, Tensor], Tensor] | None = None
+    log_density: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    diagonal: bool = True
+    is_given: bool = False
+    is_cheap: bool = False
+    is_centred: bool = True
+    leverages: list[Tensor] = field(default_factory=list)
+
+    def of_problem(self) -> dict[str, Any]:
+        """Return what a `TuningProblem` needs beside the samples."""
+        own = "is_centred", "leverages"
+        return {name: value for name, value in vars(self).items() if name not in own}
+
+
+@dataclass(frozen=True)
+class LaplaceSolver:
+    """Accumulates curvature, and computes posteriors.
+
+    Attributes
+    ----------
+    options : LaplaceOptions
+        Options of the approximation.
+    seed : int
+        Seed of Monte-Carlo curvature.
+    """
+
+    options: LaplaceOptions
+    seed: int
+
+    # ------------------------------------------------------------------- curvature
+    def accumulate(
+        self, network: TrainedNetwork, folds: Iterable[TrainedNetwork] = ()
+    ) -> LaplaceFit:
+        """Return the curvature and the loss over the training samples.
+
+        Parameters
+        ----------
+        network : TrainedNetwork
+            The network.
+        folds : iterable of TrainedNetwork
+            Networks that hold out a fold of the samples each.
+        """
+        networks = [network, *folds]
+        if not self.options.tunes_on_held_out:
+            networks = [replace(network, held_out=None)]
+        if self.options.free_noise:
+            networks = with_column_noises(networks)
+        with progress.phase("curvature"):
+            fit, *others = map(self._accumulated, networks)
+        return replace(fit, folds=tuple(others))
+
+    def _accumulated(self, network: TrainedNetwork) -> LaplaceFit:
+        refits = self.options.refits(network.spec, len(network.train))
+        head_map = network.spec.head_map if refits else None
+        recorder = partial(SampleRecorder, head_map=head_map)
+        sums = self._sums(network, recorder=recorder)
+        record: SampleRecord = sums.record
+        return LaplaceFit(
+            network=network,
+            structure=sums.accumulator.decompose(),
+            data_fit=sums.data_fit,
+            head_rows=record.head_rows,
+            needs_rows=self.options.refine is True and not record.head_rows.is_linear,
+            novelty=record.novelty,
+        )
+
+    def _sums(self, network: TrainedNetwork, **options: Any) -> CurvatureSums:
+        """Return the sums over the training samples of a network."""
+        batch_size = self._batches(network, network.train).batch_size
+        group = Group.of(self.options.distributed)
+        group.agree_on_network(network)
+        in_workers = partial(ordered_map, n_jobs=self.options.n_jobs, label="curvature")
+        return accumulate(
+            replace(network, train=None, held_out=None),
+            Shards.of(network.train, batch_size, self.options.n_shards),
+            self.options.configured_curvature(self.seed),
+            self.options.accumulator(network.spec.layout),
+            batch_size=batch_size,
+            map=partial(group.map, in_workers),
+            **options,
+        )
+
+    def add_novelty(
+        self, novelty: Novelty | None, network: TrainedNetwork
+    ) -> Novelty | None:
+        """Return the novelty after further samples, those of a network as trained."""
+        if novelty is None:
+            return None
+        with NoveltyRecorder(network.spec, network.forward(), novelty) as recorder:
+            recorder.add_all(self._batches(network, network.train))
+        return recorder.result()
+
+    def add(
+        self, posterior: GaussianPosterior, network: TrainedNetwork
+    ) -> GaussianPosterior:
+        """Return a posterior with the curvature and loss of further samples added.
+
+        Parameters
+        ----------
+        posterior : GaussianPosterior
+            Of earlier samples.
+        network : TrainedNetwork
+            At the posterior's mean, with the further samples to add.
+        """
+        with progress.phase("curvature"):
+            more = self._sums(network)
+        accumulator = self.options.accumulator(posterior.layout)
+        with network.forward().frozen():
+            posterior.structure.resume(accumulator)
+            accumulator.merge(more.accumulator)
+            structure = accumulator.decompose()
+        data_fit = posterior.data_fit + more.data_fit
+        check_finite(structure.trace())
+        posterior = replace(posterior, structure=structure, data_fit=data_fit)
+        if self.options.configured_curvature(self.seed).is_exact:
+            posterior.log_marginal_likelihood()  # raises if it is not definite
+        _check_resolved(posterior, network)
+        return posterior
+
+    # ------------------------------------------------------------------- posterior
+    def posterior(self, fit: LaplaceFit, score: HeldOutScore) -> GaussianPosterior:
+        """Return the posterior under given or tuned hyperparameters."""
+        check_finite(fit.structure.trace())
+        with fit.evaluation():
+            posterior = self._tuned(fit, score)
+        _check_resolved(posterior, fit.network)
+        return posterior
+
+    def untuned(self, fit: LaplaceFit) -> tuple[GaussianPosterior, LinearModel | None]:
+        """Return the posterior before tuning, and outputs as a linear model, if any."""
+        curvature = self.options.configured_curvature(self.seed)
+        posterior = self._initial(fit)
+        if self.options.prior is not None:
+            earlier = move(self.options.prior.as_prior(), posterior.mean.device)
+            posterior = posterior.under(earlier, self.options.accumulator)
+        if curvature.is_exact:
+            _check_definite(posterior, is_tuned=self.options.tuner is not None)
+        head = fit.head_rows.build(posterior, curvature, self.options.accumulator)
+        if head is None and self.options.refine is True:
+            network = fit.network
+            batches = self._batches(network, network.train)
+            rows = LinearisedSamples(
+                network, batches, in_training=True, is_centred=False
+            )
+            return posterior, LinearisedNetwork.of(
+                posterior, rows, curvature, self.options.accumulator
+            )
+        return posterior, head
+
+    def _initial(self, fit: LaplaceFit) -> GaussianPosterior:
+        """Return the posterior at the network's weights, with initial values."""
+        options, network = self.options, fit.network
+        layout = network.spec.layout
+        weights = layout.read(as_forward(network.net).module)
+
+        def number(value: Any) -> Tensor:
+            return torch.as_tensor(value, dtype=torch.float64, device=weights.device)
+
+        prior, noise = options.prior_precision, options.sigma_noise
+        shape = PRIOR_STRUCTURES[options.prior_structure](layout)
+        hyperparameters = Hyperparameters(
+            prior_precision=number(1.0 if isinstance(prior, str) else prior)
+            .expand(shape)
+            .clone(),
+            prior_mean=number(options.prior_mean),
+            sigma_noise=root_mean_square(fit.data_fit)
+            if isinstance(noise, str)
+            else number(noise),
+            temperature=number(options.temperature),
+        )
+        return GaussianPosterior(
+            mean=weights,
+            weights=weights,
+            structure=fit.structure,
+            layout=layout,
+            likelihood=network.spec.likelihood,
+            data_fit=fit.data_fit,
+            hyperparameters=hyperparameters,
+            curvature_order=options.configured_curvature(self.seed).order,
+        )
+
+    def _tuned(self, fit: LaplaceFit, score: HeldOutScore) -> GaussianPosterior:
+        """Return the posterior with hyperparameters chosen by the tuner."""
+        options, has_noise = self.options, fit.network.spec.likelihood.has_noise
+        is_tuned = options.free_prior or (options.free_noise and has_noise)
+        if not (is_tuned or options.refine is True):
+            return self._problem(fit, score).posterior
+        with progress.phase("tune" if is_tuned else "refit"):
+            problem = self._problem(fit, score)
+            if is_tuned:
+                return TUNERS[cast(str, options.tuner)](problem)
+            return problem.model.refit(problem.posterior)
+
+    def _problem(self, fit: LaplaceFit, score: HeldOutScore) -> TuningProblem:
+        """Return the hyperparameters to choose, and what they are chosen by."""
+        posterior, head = self.untuned(fit)
+        return TuningProblem(
+            posterior=posterior,
+            linear_model=head,
+            validation=self._held_out(fit.network, score, fit.novelty)
+            if self.options.tunes_on_held_out
+            else None,
+            free_prior=self.options.free_prior,
+            free_noise=self.options.free_noise and posterior.likelihood.has_noise,
+            refine=self.options.refine,
+            noise_on_held_out=self.options.noise_on_held_out,
+            learned=self._learned(fit.network, posterior),
+            seen_noise=self._seen_noise(fit, posterior),
+            **score.of_problem(),
+            folds=tuple(self._problem(fold, score) for fold in fit.folds),
+        )
+
+    def _seen_noise(
+        self, fit: LaplaceFit, posterior: GaussianPosterior
+    ) -> Tensor | None:
+        """Return the noise by training samples, None where it is of no use."""
+        is_alone = fit.network.held_out is None and not fit.folds
+        is_used = is_alone and self.options.tuner == "auto"
+        if not (is_used and posterior.likelihood.has_noise):
+            return None
+        module = as_forward(fit.network.net).module
+        n_layers = sum(p.ndim > 1 for p in module.parameters())
+        relative = posterior.noise_proportions
+        return seen_noise(fit.data_fit, fit.novelty, n_layers, relative)
+
+    def _learned(
+        self, network: TrainedNetwork, posterior: GaussianPosterior
+    ) -> Tensor | None:
+        """Return the prior precision that a callback learned in training, if any."""
+        names = [block.name for block in posterior.layout.blocks]
+        for _, callback in getattr(network.net, "callbacks_", []):
+            found = getattr(callback, "precisions_", {})
+            if self.options.free_prior and found.keys() >= {*names}:
+                values = posterior.mean.new_tensor([found[name] for name in names])
+                structure = self.options.prior_structure
+                return of_tensors(values, structure, posterior.layout)
+        return None
+
+    def retuned(
+        self,
+        posterior: GaussianPosterior,
+        network: TrainedNetwork,
+        score: HeldOutScore,
+        free: Collection[str],
+        novelty: Novelty | None,
+    ) -> GaussianPosterior:
+        """Return a posterior under hyperparameters chosen anew; its mean is kept.
+
+        Parameters
+        ----------
+        posterior : GaussianPosterior
+            Fitted.
+        network : TrainedNetwork
+            Its network, with the samples to score on, if any: else by the evidence.
+        score : HeldOutScore
+            What samples are scored by.
+        free : collection of str
+            Names of the hyperparameters to choose.
+        novelty : Novelty or None
+            How unlike the training samples others are.
+        """
+        if self.options.configured_curvature(self.seed).is_exact:
+            _check_definite(posterior, is_tuned=True)
+        with network.forward().frozen():
+            held_out = self._held_out(network, score, novelty)
+            if "sigma_noise" in free:
+                posterior = with_residual_noise(posterior, held_out)
+            problem = TuningProblem(
+                posterior=posterior,
+                linear_model=None,
+                validation=held_out,
+                free_prior="prior_precision" in free,
+                free_noise="sigma_noise" in free,
+                refine=False,
+                **score.of_problem(),
+            )
+            tuner = TUNERS["validation" if problem.has_held_out else "marglik"]
+            if "temperature" in free:
+                tuner = tune_temperature
+            posterior = tuner(problem)
+        _check_resolved(posterior, network)
+        return posterior
+
+    # --------------------------------------------------------------------- batches
+    def _held_out(
+        self, network: TrainedNetwork, score: HeldOutScore, novelty: Novelty | None
+    ) -> Iterable[LinearisedBatch] | None:
+        """Return held-out samples, linearised; those of a last layer are kept.
+
+        But for so many that they are linearised in each pass anew.
+        """
+        if network.held_out is None:
+            return None
+        batches = self._batches(
+            network, network.held_out, with_covariance=not score.diagonal
+        )
+        options = self.options
+        rows = LinearisedSamples(
+            network,
+            batches,
+            is_centred=score.is_centred,
+            novelty=novelty if options.residual_variance(options.residual) else None,
+            leverages=score.leverages,
+        )
+        layout = network.spec.layout
+        if layout.head is None:
+            return rows
+        needed = refit_bytes(layout, len(network.held_out), network.spec.n_outputs)
+        return list(rows) if needed <= KEPT_BUDGET else rows
+
+    def _batches(self, network: TrainedNetwork, dataset: Any, **sizes: Any) -> Batches:
+        elements = self.options.row_elements(network.spec)
+        batch_size = self.options.batch_size
+        return network.batches(dataset, batch_size, row_elements=elements, **sizes)
+
+
+@dataclass(frozen=True)
+class LinearisedSamples:
+    """Batches of samples, linearised again in each pass, which takes no memory.
+
+    Attributes
+    ----------
+    network : TrainedNetwork
+        The network.
+    batches : Batches
+        Samples.
+    in_training : bool
+        Whether samples have hashes, as a refit needs.
+    is_centred : bool
+        Whether outputs whose mean does not matter are centred.
+    novelty : Novelty or None
+        With it leverages of the samples are computed.
+    leverages : list of Tensor
+        To which they are added, see `HeldOutScore`.
+    """
+
+    network: TrainedNetwork
+    batches: Batches
+    in_training: bool = False
+    is_centred: bool = True
+    novelty: Novelty | None = None
+    leverages: list[Tensor] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[LinearisedBatch]:
+        forward, spec = self.network.forward(), self.network.spec
+        likelihood, columns = spec.likelihood, None
+        if likelihood.is_shift_invariant and self.is_centred:
+            columns = Centring(likelihood.n_blocks)
+        for x, y, weights in self.batches:
+            with FeatureRecorder(forward, spec.feature_layers) as recorder:
+                f, jacobian = backpropagate(forward, x, spec.layout, columns)
+            targets = likelihood.targets(y, f)
+            weights = weighted(likelihood, targets, weights)
+            if weights is None:
+                weights = torch.ones_like(f[:, 0])
+            features = recorder.take(len(f))
+            if self.novelty is not None and features is not None:
+                batch = FeatureBatch.of(likelihood, features, f, x=x)
+                found = [part.compared(batch) for part in self.novelty.distances]
+                self.leverages.append(torch.stack([*found, weights.double()], 1))
+            keys = row_hash(x) if self.in_training else None
+            yield LinearisedBatch(f, jacobian, targets, weights, keys)
+
+
+def _check_definite(posterior: GaussianPosterior, *, is_tuned: bool) -> None:
+    """Raise for a Hessian whose precision matrix is not positive definite."""
+    lowest = float(posterior.structure.eigenvalues[0])
+    if is_tuned and lowest < 0:
+        raise ValueError(
+            "curvature='hessian' cannot be tuned here: the weights are no minimum "
+            f"of the loss, whose Hessian has the eigenvalue {lowest:.3g}. Use "
+            "curvature='ggn', or a fixed prior_precision (and sigma_noise) that "
+            "makes up for it, such as the weight decay in training."
+        )
+    posterior.log_marginal_likelihood()  # raises where the prior does not suffice
+
+
+def _check_resolved(posterior: GaussianPosterior, network: TrainedNetwork) -> None:
+    parameters = dict(as_forward(network.net).module.named_parameters())
+    posterior.check_resolved(parameters[posterior.layout.blocks[0].name].dtype)
+
+
+def network_at_mean(
+    posterior: GaussianPosterior, network: TrainedNetwork, data: TrainingData
+) -> TrainedNetwork:
+    """Return the network at the posterior's mean, a copy if it was refitted.
+
+    ``data`` are its training samples.
+    """
+    net = network.net
+    if posterior.is_refitted:
+        net = copied(net)
+        module = as_forward(net).module
+        own = dict(module.named_parameters())
+        values = posterior.layout.unflatten(posterior.mean, module)
+        with torch.no_grad():
+            for name, value in values.items():
+                own[name].copy_(value)
+    return TrainedNetwork(net, network.spec, data.dataset(net))

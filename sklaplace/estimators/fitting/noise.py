@@ -1,0 +1,225 @@
+"""Noise: the standard deviation of the observation noise, from residuals."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from sklaplace.core.checks import warn_user
+from sklaplace.core.linalg import all_finite
+from sklaplace.estimators.predicting.output_model import BatchedOutputs
+from sklaplace.likelihoods import Gaussian
+from sklaplace.likelihoods.base import DataFit
+from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.novelty import Novelty
+from sklaplace.posterior.predictive import linearised_mean, moments
+from sklaplace.posterior.tuning.problem import LinearisedBatch
+
+# Logarithms of the smallest and largest noise over the root mean square residual.
+_LOG_BOUNDS = math.log(1e-4), math.log(1e1)
+
+
+def most_probable_noise(outputs: BatchedOutputs, dataset: Any) -> float:
+    """Return the noise under which the targets of a dataset are most probable.
+
+    Maximises ``Σ w log N(y | mean, variance + σ²)`` over σ, where means and variances
+    are those of drawn outputs.
+
+    Parameters
+    ----------
+    outputs : BatchedOutputs
+        Outputs of a network in evaluation mode.
+    dataset : Dataset
+        Samples with targets.
+
+    Returns
+    -------
+    float
+        Standard deviation, in units of the targets.
+
+    Notes
+    -----
+    Costs one pass over the samples; the outputs are then kept, in (n, c) memory.
+    """
+    likelihood, parts = outputs.network.spec.likelihood, []
+    for draws, y, w in outputs.draws_of(dataset):
+        mean, variance = moments(draws, diagonal=True, centred=False)
+        weights = torch.ones_like(mean[:, 0]) if w is None else w.to(mean)
+        parts.append((mean, variance, likelihood.targets(y, mean), weights))
+    mean, variance, y, weights = (torch.cat(part) for part in zip(*parts, strict=True))
+    squares = weights @ likelihood.loss(mean, y) / weights.sum() / mean.shape[1]
+    if not (all_finite(squares) and all_finite(variance)):
+        raise ValueError(
+            "The noise cannot be estimated: the network's errors are too large for "
+            "some of the samples held out for it. Look for values of X, or of X_val, "
+            "far beyond the others."
+        )
+    scale = math.sqrt(max(2 * float(squares), torch.finfo(torch.float32).tiny))
+
+    def loss(log_ratio: float) -> float:
+        sigma = math.exp(log_ratio + math.log(scale))
+        return -float(weights @ likelihood.log_density(mean, variance, y, sigma))
+
+    found = minimize_scalar(loss, bounds=_LOG_BOUNDS, method="bounded")
+    return scale * math.exp(float(found.x))
+
+
+# Smallest noise of a target column over the largest, by which others are not divided.
+_SMALLEST_RATIO = 1e-3
+# Mean leverage beyond which residuals tell nothing.
+_LARGEST_LEVERAGE = 0.99
+# Factor between proportions of noise levels of which is warned.
+NOTABLE_CHANGE = 2.0
+
+
+def with_column_noises(networks: Sequence[TrainedNetwork]) -> list[TrainedNetwork]:
+    """Return networks with a noise level for each target column, in proportion.
+
+    Their common factor is left to a tuner. They are proportional to the root mean
+    square residuals of the columns: of held-out samples if there are any, else of
+    training samples.
+
+    Parameters
+    ----------
+    networks : sequence of TrainedNetwork
+        A network, and those of its folds if there are any. A likelihood that is not
+        Gaussian, has one column, or has levels already, is not changed.
+    """
+    likelihood = networks[0].spec.likelihood
+    is_shared = isinstance(likelihood, Gaussian) and likelihood.relative is None
+    if not is_shared or networks[0].spec.n_outputs == 1:
+        return list(networks)
+    parts = networks[1:] or networks
+    squares = torch.stack([_squares(network) for network in parts]).sum(0)
+    own = replace(likelihood, relative=tuple(_proportions(squares).tolist()))
+    return [
+        replace(network, spec=replace(network.spec, likelihood=own))
+        for network in networks
+    ]
+
+
+def _squares(network: TrainedNetwork) -> Tensor:
+    """Weighted sums of squared residuals, (c,)."""
+    dataset = network.train if network.held_out is None else network.held_out
+    forward, total = network.forward(), torch.zeros((), dtype=torch.float64)
+    with forward.frozen(), torch.no_grad():
+        for x, y, w in network.batches(dataset):
+            f = forward(x).double()
+            squares = (f - network.spec.likelihood.targets(y, f)) ** 2
+            total = total + (squares.sum(0) if w is None else w.double() @ squares)
+    return total.to(network.device)
+
+
+def _proportions(squares: Tensor) -> Tensor:
+    """Levels (c,) of geometric mean one, from sums of squared residuals."""
+    largest = squares.max().clamp(min=torch.finfo(squares.dtype).tiny)
+    levels = (squares / largest).sqrt().clamp(min=_SMALLEST_RATIO)
+    return levels / levels.log().mean().exp()
+
+
+def with_residual_noise(
+    posterior: GaussianPosterior, held_out: Iterable[LinearisedBatch] | None
+) -> GaussianPosterior:
+    """Return the posterior with noise levels to start from, which a tuner scales.
+
+    As `with_column_noises`, but around the posterior's mean: in proportion to residuals
+    of the held-out samples, else of the training samples. Where the curvature is that
+    of weights that outputs share, levels keep their proportions.
+    """
+    if posterior.data_fit.by_output is not None:
+        squares = _training_squares(posterior)
+        if held_out is not None:
+            squares = torch.stack([_weighted_squares(posterior, b) for b in held_out])
+            squares = squares.sum(0)
+        levels = _proportions(squares)
+        moved = posterior.with_noise_levels(levels)
+        if moved is None:
+            _warn_of_kept_proportions(posterior, levels)
+        posterior = moved or posterior
+    return posterior.replace(sigma_noise=root_mean_square(posterior.data_fit))
+
+
+def seen_noise(
+    data_fit: DataFit, novelty: Novelty | None, n_layers: int, relative: Tensor
+) -> Tensor:
+    """Return the noise () by residuals of samples that the network was trained on.
+
+    For residuals ``r`` and leverages ``h`` of the last layer's features,
+
+        σ² = min(mean r² / (1 - mean h)^{2L}, variance of the targets).
+
+    With L = 1 it is the generalised cross-validation of the last layer, which estimates
+    the mean square of its leave-one-out residuals. The features have seen the samples,
+    too: each of the L layers counts as the last one. A network that predicts worse than
+    the mean of the targets has another noise than such a mean.
+
+    Parameters
+    ----------
+    data_fit : DataFit
+        Losses of the training samples.
+    novelty : Novelty or None
+        Features of the training samples; without them, residuals are not widened.
+    n_layers : int
+        Number of layers L with a weight matrix.
+    relative : Tensor of shape (c,)
+        Noise levels of the columns over their common factor.
+
+    References
+    ----------
+    Golub, Heath and Wahba (1979), "Generalized cross-validation as a method for
+    choosing a good ridge parameter".
+    """
+    level = root_mean_square(data_fit)
+    if novelty is None:
+        return level
+    leverage = float(novelty.mean_leverage().clamp(max=_LARGEST_LEVERAGE))
+    spread = (novelty.target_variances / relative**2).mean().sqrt()
+    widened = level * (1 - leverage) ** -n_layers
+    return torch.minimum(widened, torch.maximum(spread, level))
+
+
+def root_mean_square(data_fit: DataFit) -> Tensor:
+    """Return the root mean square residual of the training data, ()."""
+    return (2 * data_fit.loss / data_fit.n_targets).clamp(min=1e-16).sqrt()
+
+
+def loss_per_target(
+    data_fit: DataFit, network: TrainedNetwork, posterior: GaussianPosterior
+) -> float:
+    """Return the mean loss of the network, under the noise levels of the posterior."""
+    if data_fit.by_output is not None:
+        relative = getattr(network.spec.likelihood, "relative", None)
+        before = data_fit.loss.new_tensor(relative or (1.0,))
+        factors = (before / posterior.noise_proportions) ** 2
+        data_fit = data_fit.with_output_factors(factors)
+    return float(data_fit.loss / data_fit.n_targets)
+
+
+def _training_squares(posterior: GaussianPosterior) -> Tensor:
+    """Weighted sums of squared residuals of the training samples, (c,)."""
+    losses = posterior.data_fit.by_output
+    assert losses is not None
+    return 2 * losses * posterior.noise_proportions**2
+
+
+def _weighted_squares(posterior: GaussianPosterior, batch: LinearisedBatch) -> Tensor:
+    """Weighted sums of squared residuals of a batch, (c,)."""
+    mean = linearised_mean(posterior, batch.f, batch.jacobian)
+    return batch.weights.double() @ (mean - batch.targets).double() ** 2
+
+
+def _warn_of_kept_proportions(posterior: GaussianPosterior, levels: Tensor) -> None:
+    """Warn of noise levels that are far from the residuals' proportions."""
+    change = (levels / posterior.noise_proportions).log()
+    if (change - change.mean()).abs().max() > math.log(NOTABLE_CHANGE):
+        warn_user(
+            "The residuals of the columns of y are not in the proportions of their "
+            "noise levels, which are kept: the curvature of weights that all columns "
+            "share was summed under them. Fit anew with sigma_noise='auto', or with "
+            "one number per column."
+        )

@@ -1,0 +1,279 @@
+"""PriorSearch: a prior precision by cross-validation, for one training per fold."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from scipy.stats import rankdata
+from sklearn.base import BaseEstimator, is_classifier
+from sklearn.metrics import brier_score_loss, check_scoring, log_loss
+from sklearn.model_selection import check_cv
+from sklearn.utils import indexable
+from sklearn.utils.validation import _check_method_params
+
+from sklaplace.core import progress
+from sklaplace.core.cache import check_memory
+from sklaplace.core.checks import (
+    check_n_jobs,
+    check_positive,
+    listed,
+    naming,
+    warn_user,
+)
+from sklaplace.core.parallel import in_parallel
+from sklaplace.core.random import RandomState, private_rng
+from sklaplace.estimators.fitting.folds import (
+    Fold,
+    FoldWork,
+    Params,
+    select,
+    with_noise,
+)
+from sklaplace.estimators.options.given_net import note_new_weights
+from sklaplace.estimators.training.samples import (
+    Samples,
+    as_weights,
+    encode_samples,
+    unchanged_on_error,
+)
+from sklaplace.networks.data import TrainingData, is_opaque
+
+GRID = np.logspace(-3, 3, 20)
+
+Split = tuple[np.ndarray, np.ndarray]  # indices to train on, indices to score
+
+
+class PriorSearch:
+    """A search over prior precisions for one estimator.
+
+    Parameters
+    ----------
+    estimator : LaplaceClassifierCV or LaplaceRegressorCV
+        The estimator with the search's parameters.
+    plain : type
+        The estimator that each fold fits: `LaplaceClassifier` or `LaplaceRegressor`.
+    """
+
+    def __init__(self, estimator: BaseEstimator, plain: type) -> None:
+        self.estimator, self.plain = estimator, plain
+        self.chooses_noise = isinstance(getattr(estimator, "sigma_noise", None), str)
+        # of the target columns, of which the geometric mean is searched
+        self.noise_proportions: Any = 1.0
+        # the plain estimator: for checks, and fitted with the best prior
+        self.model = self._unfitted(estimator.verbose)
+
+    def fit(self, samples: Samples) -> Any:
+        """Search, fit the plain estimator with the best prior, and take its state."""
+        estimator = self.estimator
+        if held_out := {"X_val", "y_val"} & set(samples.fit_params):
+            raise TypeError(
+                f"fit got {listed(held_out)}, but here folds are held out. Leave them "
+                f"out, or use {self.plain.__name__}, which tunes on such rows."
+            )
+        with progress.reporting(type(estimator).__name__, estimator.verbose):
+            with unchanged_on_error(estimator):
+                results, n_splits = self._searched(samples)
+                best = int(results["rank_test_score"].argmin())
+                best_params = results["params"][best]
+                self.model = self._model(best_params, estimator.random_state)
+                self.model._fit(replace(samples, is_part=True))
+                for name in ("n_features_in_", "feature_names_in_"):
+                    vars(estimator).pop(name, None)
+                parameters, fitted = self.model.get_params(deep=False), vars(self.model)
+                state = {k: v for k, v in fitted.items() if k not in parameters}
+                vars(estimator).update(state)
+                estimator.cv_results_, estimator.n_splits_ = results, n_splits
+                estimator.best_index_ = best
+                estimator.best_score_ = float(results["mean_test_score"][best])
+            if estimator.verbose:
+                progress.line(self.estimator._summary())
+        return estimator
+
+    def _model(
+        self, chosen: Params, random_state: RandomState, verbose: int = 0
+    ) -> Any:
+        """Return the plain estimator under some hyperparameters."""
+        if "sigma_noise" in chosen:
+            levels = chosen["sigma_noise"] * self.noise_proportions
+            chosen = {**chosen, "sigma_noise": levels}
+        own = self.plain().get_params(deep=False)
+        given = self.estimator.get_params(deep=False)
+        settings = {name: given[name] for name in own if name in given}
+        # folds are the jobs
+        settings |= {"n_jobs": None, "random_state": random_state, "verbose": verbose}
+        return self.plain(**settings | chosen)
+
+    def _unfitted(self, verbose: int = 0) -> Any:
+        """Return the model of a fold, seeded as the estimator alone would be."""
+        first = {"prior_precision": self._grid[0]}
+        if self.chooses_noise:
+            first["sigma_noise"] = 1.0
+        return self._model(first, copy.deepcopy(self.estimator.random_state), verbose)
+
+    @property
+    def _grid(self) -> list[float]:
+        """Prior precisions to try."""
+        given = self.estimator.prior_precisions
+        if given is None:
+            return [float(value) for value in GRID]
+        check_positive("prior_precisions", given, scalar=False)
+        values = np.asarray(given, dtype=np.float64)
+        if values.ndim != 1:
+            raise ValueError(
+                f"prior_precisions has shape {values.shape}, not one axis. Choose a "
+                "list of positive numbers, each one prior precision to try."
+            )
+        return [float(value) for value in values]
+
+    # -------------------------------------------------------------------- search
+    def _searched(self, samples: Samples) -> tuple[dict[str, Any], int]:
+        """Return ``cv_results_`` and the number of folds."""
+        data, splits, scorer = self._checked(samples)
+        jobs = []
+        for train, test in splits:
+            params = _check_method_params(data.X, samples.fit_params, indices=train)
+            part = select(data, train)
+            own = replace(
+                samples,
+                X=part.X,
+                y=part.y,
+                sample_weight=part.sample_weight,
+                fit_params=params,
+                is_part=True,
+            )
+            jobs.append(FoldWork(self._unfitted(), own, select(data, test)))
+        candidates: list[Params] = [{"prior_precision": value} for value in self._grid]
+        candidates, scores = self._scores(jobs, candidates, scorer)
+        return _results(candidates, np.array(scores).T), len(splits)
+
+    def _scores(
+        self, jobs: list[FoldWork], candidates: list[Params], scorer: Any
+    ) -> tuple[list[Params], list[list[float]]]:
+        """Return candidates, and their scores in each fold."""
+        n_jobs = self.estimator.n_jobs
+        with progress.phase("folds"):
+            if not self.chooses_noise:  # nothing is kept of a fold
+                given = [(job, candidates, scorer) for job in jobs]
+                return candidates, in_parallel(FoldWork.scored, given, n_jobs, "folds")
+            alone = [(job,) for job in jobs]
+            models = in_parallel(FoldWork.trained, alone, n_jobs, "folds")
+        with progress.phase("tune"):
+            parts = zip(models, jobs, strict=True)
+            folds = [Fold(model, job.held_out) for model, job in parts]
+            if folds[0].template.likelihood.has_noise:
+                candidates = with_noise(folds, candidates)
+            return candidates, [fold.scores(candidates, scorer) for fold in folds]
+
+    # -------------------------------------------------------------------- checks
+    def _checked(self, samples: Samples) -> tuple[TrainingData, list[Split], Any]:
+        """Return samples, splits and scorer, after all checks without a network."""
+        estimator = self.estimator
+        if hasattr(estimator, "sigma_noise"):
+            check_positive("sigma_noise", estimator.sigma_noise, ["auto"])
+        self.model._check_options()
+        note_new_weights(self.model)
+        check_memory(estimator.memory)
+        check_n_jobs(estimator.n_jobs)
+        scoring = estimator.scoring
+        if not (scoring is None or isinstance(scoring, str) or callable(scoring)):
+            raise ValueError(
+                f"scoring={scoring!r} is not one score. Choose the name of a "
+                "scorer, a callable scorer(estimator, X, y), or None."
+            )
+        scorer = None if scoring is None else check_scoring(self.model, scoring)
+        encode_samples(self.model, samples)
+        if self.chooses_noise:
+            self.noise_proportions = self.model._targets.noise_proportions
+        X, y = samples.X, self.model._targets.check(samples.y)
+        weights = samples.sample_weight
+        data = TrainingData(
+            X if is_opaque(X) else indexable(X)[0],
+            y,
+            None if weights is None else as_weights(weights, len(y)),
+        )
+        splits = self._splits(self.model._targets, data)
+        if is_classifier(self.model) and not self.model._targets.target_type.is_single:
+            _check_scores_columns(scorer)
+        return data, splits, scorer
+
+    def _splits(self, targets: Any, data: TrainingData) -> list[Split]:
+        """Return indices of samples to train on and to score, for each fold."""
+        by_class = is_classifier(self.estimator)
+        known = np.arange(len(data.y))
+        if by_class:  # labels that the criterion ignores have no score
+            ignored = targets.is_ignored(data.y).reshape(len(known), -1).all(1)
+            known = known[~ignored]
+        part = select(data, known)
+        with naming(cv="cv"):
+            cv = check_cv(self.estimator.cv, part.y, classifier=by_class)
+        try:
+            with private_rng(None):
+                X = known.reshape(-1, 1) if is_opaque(part.X) else part.X
+                splits = [(known[a], known[b]) for a, b in cv.split(X, part.y)]
+        except (IndexError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"cv={self.estimator.cv!r} cannot split {len(known)} samples: "
+                f"{str(error).rstrip('.')}. Use fewer folds, leave out classes of y "
+                "with few samples, or give pairs (train, test) of row indices."
+            ) from error
+        if not splits:
+            raise ValueError("cv has no splits. Give at least one pair (train, test).")
+        for number, split in enumerate(splits):
+            _check_split(number, split, data.sample_weight)
+            if by_class and len(lacking := targets.missing_classes(data.y[split[0]])):
+                raise ValueError(
+                    f"Split {number} of cv has no rows of the classes "
+                    f"{lacking[:5].tolist()} to train on. Use fewer folds, stratified "
+                    "ones (StratifiedKFold), or leave out classes with so few rows."
+                )
+        return splits
+
+
+def _check_split(number: int, split: Split, weights: np.ndarray | None) -> None:
+    """Raise for folds without samples to train on or to score."""
+    for name, rows in zip(("train on", "score"), split, strict=True):
+        if not len(rows) or (weights is not None and not weights[rows].any()):
+            raise ValueError(
+                f"Split {number} of cv has no rows to {name}, or none of positive "
+                "weight. Use fewer folds, or splits of your own."
+            )
+
+
+def _check_scores_columns(scorer: Any) -> None:
+    """Refuse scores that take several labels per row for one, written out."""
+    score = getattr(scorer, "_score_func", None)
+    if score in (log_loss, brier_score_loss):
+        raise ValueError(
+            f"scoring with {score.__name__} takes columns of y for the classes of one "
+            "label per row, and y has several labels. Use scoring=None, the "
+            "log-likelihood of all labels."
+        )
+
+
+def _results(candidates: list[Params], scores: np.ndarray) -> dict[str, Any]:
+    """Return what scikit-learn's searches do, from scores (candidates, folds)."""
+    mean = scores.mean(1)
+    is_finite = np.isfinite(mean)
+    if not is_finite.any():
+        raise ValueError(
+            f"No prior precision has a finite score: {mean}. Look at what scoring "
+            "returns for rows of a fold, or use scoring=None."
+        )
+    if not is_finite.all():
+        warn_user(f"Some scores are not finite, and count as the worst: {mean}.")
+    with np.errstate(invalid="ignore"):
+        std = scores.std(1)
+    columns = {
+        f"param_{name}": np.array([params[name] for params in candidates])
+        for name in candidates[0]
+    }
+    ranks = rankdata(-np.where(is_finite, mean, -np.inf), method="min")
+    return {
+        **columns,
+        "params": candidates,
+        **{f"split{k}_test_score": column for k, column in enumerate(scores.T)},
+        "mean_test_score": mean,
+        "std_test_score": std,
+        "rank_test_score": ranks.astype(np.int32),
+    }

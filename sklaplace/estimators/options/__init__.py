@@ -1,0 +1,1 @@
+"""Options: constructor parameters, checked once before any training."""

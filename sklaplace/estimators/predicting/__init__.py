@@ -1,0 +1,1 @@
+"""Predicting: from the outputs of batches to predictions."""

@@ -1,0 +1,162 @@
+"""GLMOutputs: Gaussian outputs of the linearised network under a posterior.
+
+``f(x) ~ N(f* + J (mean - weights), J Σ Jᵀ)`` (Immer, Korzepa and Bauer 2021,
+"Improving predictions of Bayesian neural nets via local linearization").
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sklaplace.core.trees import Batch, Inputs
+from sklaplace.curvature.jacobian import Centring, backpropagate
+from sklaplace.estimators.predicting.output_model import (
+    BatchedOutputs,
+    OutputModel,
+    WeightDraws,
+    require_finite,
+    require_joint,
+)
+from sklaplace.networks.forward import Forward
+from sklaplace.posterior.gaussian import GaussianPosterior
+from sklaplace.posterior.predictive import (
+    Linearisation,
+    glm,
+    in_graph,
+    linearise,
+    linearised_draws,
+    linearised_mean,
+    side_by_side,
+)
+
+
+@dataclass(frozen=True)
+class GLMOutputs(WeightDraws):
+    """Outputs of the network, linearised at its trained weights."""
+
+    posterior: GaussianPosterior
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether outputs are Gaussian in closed form."""
+        return True
+
+    def draws(self, forward: Forward, x: Batch) -> Tensor:
+        """Return outputs (b, c, s) of the linearised network under drawn weights."""
+        return linearised_draws(self.posterior, forward, x, self.weights)
+
+    def gaussian(
+        self,
+        forward: Forward,
+        x: Batch,
+        *,
+        n_blocks: int,
+        diagonal: bool,
+        centred: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean (b, c) and covariance (b, c, c), or variances (b, c)."""
+        return glm(self.posterior, forward, x, diagonal=diagonal, centred=centred)
+
+    def joint(
+        self, outputs: BatchedOutputs, X: Inputs, across_outputs: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean (n, c) and covariances, see `BatchedOutputs.joint`."""
+        posterior = self.posterior
+        require_joint(outputs, X, across_outputs, 2 * posterior.layout.n_parameters)
+        means, roots = [], []
+        with outputs.evaluation(X) as (forward, batches):
+            for x, _, _ in batches:
+                f, jacobian = backpropagate(forward, x, posterior.layout)
+                means.append(linearised_mean(posterior, f, jacobian))
+                roots.append(posterior.precision.whiten(jacobian))
+        mean, root = torch.cat(means), torch.cat(roots)
+        if across_outputs:
+            rows = root.flatten(0, 1)
+            return mean, rows @ rows.mT
+        return mean, torch.einsum("ncp,mcp->nmc", root, root)
+
+    def in_graph(
+        self, forward: Forward, x: Batch, n_joint: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean and covariance in the graph of ``x``, see `in_graph`."""
+        return in_graph(self.posterior, forward, x, n_joint)
+
+
+# pred_type -> distribution of outputs
+OUTPUT_MODELS: dict[str, type[WeightDraws]] = {"glm": GLMOutputs, "nn": WeightDraws}
+
+
+@dataclass(frozen=True)
+class LinearisationCache:
+    """Samples that are predicted under many priors: checked and linearised once.
+
+    Inputs are kept beside what was computed from them, so that their ids stay valid.
+    """
+
+    _inputs: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    _parts: dict[tuple[int, bool, bool], list[list[Linearisation]]] = field(
+        default_factory=dict
+    )
+
+    def inputs(self, X: Inputs, check: Callable[[Any], Any]) -> Any:
+        """Return ``check(X)``, computed once for each X."""
+        if id(X) not in self._inputs:
+            self._inputs[id(X)] = X, check(X)
+        return self._inputs[id(X)][1]
+
+    def linearised(
+        self, outputs: BatchedOutputs, X: Inputs, *, diagonal: bool, centred: bool
+    ) -> list[list[Linearisation]]:
+        """Return the linearised batches of X, computed once for each question."""
+        key = id(X), diagonal, centred
+        if key not in self._parts:
+            spec = outputs.network.spec
+            centring = Centring(spec.likelihood.n_blocks) if centred else None
+            options: dict[str, Any] = {"diagonal": diagonal, "centring": centring}
+            with outputs.evaluation(X, with_covariance=not diagonal) as (
+                forward,
+                batches,
+            ):
+                self._parts[key] = [
+                    list(linearise(forward, x, spec.layout, **options))
+                    for x, _, _ in batches
+                ]
+        return self._parts[key]
+
+
+@dataclass(frozen=True)
+class CachedOutputs(BatchedOutputs):
+    """Outputs whose linearisations are kept from one prior to the next.
+
+    Attributes
+    ----------
+    cache : LinearisationCache
+        Linearised samples.
+    """
+
+    cache: LinearisationCache = field(default_factory=LinearisationCache)
+
+    def map_gaussian(
+        self,
+        X: Inputs,
+        function: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+        *,
+        diagonal: bool,
+        centred: bool = False,
+    ) -> list[np.ndarray]:
+        """Return functions of each sample's Gaussian over outputs, for all samples."""
+        model: OutputModel = self.model
+        if not isinstance(model, GLMOutputs):
+            return super().map_gaussian(X, function, diagonal=diagonal, centred=centred)
+        batches = self.cache.linearised(self, X, diagonal=diagonal, centred=centred)
+        parts = []
+        for batch in batches:
+            gaussians = (
+                part.projected(model.posterior, diagonal=diagonal) for part in batch
+            )
+            parts.append(function(*require_finite(*side_by_side(gaussians))))
+        return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]

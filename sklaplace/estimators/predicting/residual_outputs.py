@@ -1,0 +1,148 @@
+"""ResidualOutputs: outputs of a network with a residual that grows with distance.
+
+The residual is no function of the weights: a draw is one of the weights and one of the
+residual's own numbers, see `sklaplace.posterior.residual`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sklaplace.core.trees import Batch, Inputs
+from sklaplace.curvature.features import FeatureRecorder
+from sklaplace.estimators.predicting.glm_outputs import GLMOutputs
+from sklaplace.estimators.predicting.output_model import (
+    BatchedOutputs,
+    OutputModel,
+    WeightDraws,
+    require_draws,
+)
+from sklaplace.networks.forward import Forward
+from sklaplace.posterior.predictive import moments
+from sklaplace.posterior.residual import Residual
+
+# added to seeds, so that the residual's numbers are not those of the weights
+_OTHER = 0x9E3779B9
+
+
+@dataclass(frozen=True)
+class ResidualOutputs(WeightDraws):
+    """Outputs of another model plus a residual.
+
+    Attributes
+    ----------
+    inner : OutputModel
+        The other model.
+    residual : Residual
+        The Gaussian process that is added.
+    layers : sequence of str
+        Layers whose inputs are its features.
+    """
+
+    inner: OutputModel
+    residual: Residual
+    layers: Sequence[str]
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether outputs are Gaussian in closed form."""
+        return self.inner.is_gaussian
+
+    def redrawn(self, n_samples: int, seed: int) -> "ResidualOutputs":
+        """Return the same model with other draws."""
+        inner = self.inner.redrawn(n_samples, seed)
+        return replace(self, n_samples=n_samples, seed=seed, inner=inner)
+
+    def gaussian(
+        self,
+        forward: Forward,
+        x: Batch,
+        *,
+        n_blocks: int,
+        diagonal: bool,
+        centred: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean (b, c) and covariance (b, c, c), or variances (b, c)."""
+        options: dict[str, Any] = {
+            "n_blocks": n_blocks,
+            "diagonal": diagonal,
+            "centred": centred,
+        }
+        if not self.is_gaussian:
+            return super().gaussian(forward, x, **options)
+        with FeatureRecorder(forward, self.layers) as recorder:
+            mean, cov = self.inner.gaussian(forward, x, **options)
+            relative = self.residual.relative(*_recorded(recorder, len(mean)), x)
+        return mean, self.residual.added(cov, relative, n_blocks, centred=centred)
+
+    def draws(self, forward: Forward, x: Batch) -> Tensor:
+        """Return joint draws of the outputs of a batch, (b, c, s), float64."""
+        found, residual = self.inner.draws(forward, x), self.residual
+        rows = residual.rows(*self._features(forward, x), x)
+        _, c, s = found.shape
+        require_draws(s, rows.shape[1] * c)
+        drawn = found + residual.drawn(rows, c, s, self.seed + _OTHER)
+        if residual.bounds is None:
+            return drawn
+        if self.is_gaussian:
+            options: dict[str, Any] = {"diagonal": True, "centred": False}
+            mean, variance = self.inner.gaussian(forward, x, n_blocks=1, **options)
+        else:
+            mean, variance = moments(found, diagonal=True, centred=False)
+        variance = variance + rows.square().sum(1, keepdim=True) * residual.variances
+        return residual.bounded_draws(drawn, mean, variance)
+
+    def joint(
+        self, outputs: BatchedOutputs, X: Inputs, across_outputs: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean (n, c) and covariances, see `BatchedOutputs.joint`."""
+        if not self.is_gaussian:
+            return super().joint(outputs, X, across_outputs)
+        mean, cov = self.inner.joint(outputs, X, across_outputs)
+        rows = torch.as_tensor(outputs.map_features(X, self._rows)).to(cov)
+        c = mean.shape[1]
+        return mean, self.residual.added_jointly(cov, rows, c, across_outputs)
+
+    def _rows(self, features: Tensor | None, f: Tensor, x: Batch) -> Tensor:
+        """Return the residual's rows; raises where there are no features."""
+        return self.residual.rows(_known(features), f, x)
+
+    def in_graph(
+        self, forward: Forward, x: Batch, n_joint: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean and covariance in the graph of ``x``, see `GLMOutputs`."""
+        assert isinstance(self.inner, GLMOutputs)
+        mean, cov = self.inner.in_graph(forward, x, n_joint)
+        rows = self.residual.rows(*self._features(forward, x, keeps_graph=True), x)
+        rows = rows.unflatten(0, (-1, n_joint))
+        return mean, self.residual.added_jointly(
+            cov, rows, mean.shape[1] // n_joint, True
+        )
+
+    def _features(
+        self, forward: Forward, x: Batch, keeps_graph: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return features and outputs of a batch, by a pass of its own."""
+        with (
+            FeatureRecorder(forward, self.layers, keeps_graph) as recorder,
+            torch.set_grad_enabled(keeps_graph),
+        ):
+            return _recorded(recorder, len(forward(x)))
+
+
+def _recorded(recorder: FeatureRecorder, n_samples: int) -> tuple[Tensor, Tensor]:
+    """Return features (b, i) and outputs of the network for a batch."""
+    return _known(recorder.take(n_samples)), recorder.outputs
+
+
+def _known(features: Tensor | None) -> Tensor:
+    """Return features; raises where there are none."""
+    if features is None:
+        raise ValueError(
+            "The network's last layer has no features of each sample for these rows, "
+            "unlike in fit, so that there is no residual. Use residual='none'."
+        )
+    return features

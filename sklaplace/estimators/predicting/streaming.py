@@ -1,0 +1,113 @@
+"""Predictions of consecutive samples, block by block, in memory for one block."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from torch.utils.data import DataLoader, IterableDataset
+
+from sklaplace.core.checks import check_count
+from sklaplace.core.trees import Inputs
+from sklaplace.networks.data import count_rows, take_rows
+from sklaplace.networks.stored import StoredArray, is_stored
+
+
+def iter_predictions(
+    estimator: BaseEstimator,
+    X: Inputs,
+    method: str = "predict_proba",
+    *,
+    block_size: int = 10_000,
+    **params: Any,
+) -> Iterator[Any]:
+    """Iterate over predictions of consecutive samples, block by block.
+
+    For results that would not fit into memory, and for samples that come one after
+    another: write each block where it belongs, and forget it. Predictions are those of
+    all samples at once.
+
+    Read more in the :doc:`User Guide </large_data>`.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Fitted; any of scikit-learn's, too, such as a Pipeline.
+    X : array-like, dict of arrays, torch Dataset, IterableDataset or DataLoader
+        Samples. Of an array, such as a memory map or an array of zarr, each block is a
+        slice. Items of an IterableDataset are ``x`` or ``(x, y)``; so are batches of a
+        DataLoader, each of which is a block.
+    method : str, default="predict_proba"
+        Method of the estimator that is called for each block.
+    block_size : int, default=10_000
+        Samples of a block; of the last one, the rest.
+    **params : dict
+        Passed to the method.
+
+    Returns
+    -------
+    iterator
+        Over the results of the method, one for each block.
+
+    Yields
+    ------
+    result : object
+        What the method returns for a block.
+
+    Raises
+    ------
+    AttributeError
+        If the estimator has no such method.
+    ValueError
+        If ``block_size`` is not a positive integer.
+
+    See Also
+    --------
+    sklaplace.LaplaceClassifier.predict_top_k : The most probable of many classes.
+
+    Notes
+    -----
+    A call of the method for each block; with ``n_jobs`` each is computed in parallel.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.datasets import load_iris
+    >>> from sklaplace import LaplaceClassifier, iter_predictions
+    >>> X, y = load_iris(return_X_y=True)
+    >>> clf = LaplaceClassifier(random_state=0).fit(X, y)
+    >>> proba = np.empty((150, 3))  # or numpy.lib.format.open_memmap(...)
+    >>> start = 0
+    >>> for block in iter_predictions(clf, X, block_size=64):
+    ...     proba[start : start + len(block)] = block
+    ...     start += len(block)
+    >>> start
+    150
+    """
+    check_count("block_size", block_size)
+    function = getattr(estimator, method, None)
+    if not callable(function):
+        raise AttributeError(
+            f"{type(estimator).__name__} has no method {method!r}. Choose one that "
+            "takes X, such as 'predict', 'predict_proba' or 'score_samples'."
+        )
+    return (function(block, **params) for block in _blocks(X, block_size))
+
+
+def _blocks(X: Inputs, size: int) -> Iterator[Any]:
+    """Yield consecutive samples, ``size`` at a time, without their targets."""
+    if isinstance(X, IterableDataset):
+        yield from _blocks(DataLoader(X, batch_size=size), size)
+        return
+    if isinstance(X, DataLoader):
+        for batch in X:
+            yield batch[0] if isinstance(batch, (list, tuple)) else batch
+        return
+    if isinstance(X, list):  # of samples, which skorch takes for several arrays
+        X = np.asarray(X)
+    if is_stored(X):
+        X = StoredArray(X, np.asarray)
+    n = count_rows(X)
+    for start in range(0, n, size):
+        block = take_rows(X, np.arange(start, min(start + size, n)))
+        yield block.read() if isinstance(block, StoredArray) else block

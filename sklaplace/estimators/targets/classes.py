@@ -1,0 +1,334 @@
+"""ClassTargets: class labels, encoded for the criterion of the network.
+
+Labels of any type become codes from zero, samples are weighted by class, and labels
+that the criterion ignores have weight zero.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from scipy.sparse import issparse
+from sklearn.metrics import accuracy_score
+from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.validation import check_consistent_length
+from skorch import NeuralNetBinaryClassifier
+
+from sklaplace.core.checks import check_option
+from sklaplace.estimators.targets.base import Targets, brings_targets
+from sklaplace.estimators.targets.label_types import TargetType, infer_target_type
+from sklaplace.likelihoods import CRITERIA, Bernoulli, Categorical, Likelihood
+from sklaplace.networks.arrays import as_labels
+from sklaplace.networks.data import TrainingData
+from sklaplace.networks.outputs import unwrapped
+
+# torch's default, which is an ordinary label where nobody has set it
+_NO_INDEX = -100
+
+
+@dataclass(frozen=True)
+class ClassTargets(Targets):
+    """Classes of the targets in fit, and their codes.
+
+    Attributes
+    ----------
+    target_type : TargetType
+        Whether samples have one label, several, or one at every position.
+    net : skorch.NeuralNet or None
+        As passed to the constructor; None is the default network.
+    classes : ndarray of shape (K,)
+        The value of ``classes_``.
+    are_of_labels : bool
+        Whether classes were found in the targets, rather than given.
+    class_weights : ndarray of shape (K,) or None
+        Weight of each class.
+    """
+
+    target_type: TargetType
+    net: Any
+    classes: np.ndarray
+    are_of_labels: bool = True
+    class_weights: np.ndarray | None = None
+
+    likelihoods: ClassVar[tuple[type, ...]] = (Categorical, Bernoulli)
+    example_net = "skorch.NeuralNetClassifier({}, criterion=torch.nn.CrossEntropyLoss)"
+
+    @classmethod
+    def infer(
+        cls,
+        y: Any,
+        net: Any,
+        likelihood: Any = None,
+        class_weight: Any = None,
+        *,
+        is_frozen: bool = False,
+        classes: np.ndarray | None = None,
+    ) -> "ClassTargets":
+        """Return the classes of the targets in fit.
+
+        Parameters
+        ----------
+        y : array-like
+            Targets in fit.
+        net : skorch.NeuralNet or None
+            Its criterion decides what targets may be; None is the default network.
+        likelihood : ClassificationLikelihood or None
+            In place of that of the criterion.
+        class_weight : dict, "balanced" or None
+            Weights of classes.
+        is_frozen : bool
+            Whether classes that the net was trained on are taken, if it has them.
+        classes : ndarray, optional
+            All classes, where ``y`` may lack some.
+
+        Raises
+        ------
+        ValueError
+            If the targets are no labels of one type, or all of them are ignored.
+        """
+        y = y if issparse(y) else as_labels(y, "y")
+        target_type = infer_target_type(y, likelihood or likelihood_of(net))
+        labels = target_type.check(y, "y")
+        ignored = is_ignored(labels, net)
+        if ignored.all():
+            raise ValueError(
+                "All rows have the label that the criterion ignores. Pass some "
+                "with classes."
+            )
+        found = target_type.classes(labels[~ignored])
+        if not target_type.has_class_names and classes is not None:
+            if not np.array_equal(classes, found):
+                raise ValueError(
+                    f"classes={classes.tolist()} are not the numbers of the columns "
+                    f"of y, {found.tolist()}. Leave classes out."
+                )
+            classes = None
+        if is_frozen and target_type.has_class_names:
+            known = _classes_of_net(net, found if classes is None else classes)
+            classes = classes if known is None else known
+        if classes is None:
+            targets = cls(target_type, net, found, target_type.has_class_names)
+        else:
+            targets = cls(target_type, net, classes, are_of_labels=False)
+        return targets._weighted(y, class_weight)
+
+    def _weighted(self, y: Any, class_weight: Any) -> "ClassTargets":
+        """Return the same classes with weights; those without samples weigh one."""
+        if class_weight is None:
+            return self
+        if not self.target_type.is_single:
+            raise ValueError(
+                f"class_weight={class_weight!r} weighs rows by their one label, "
+                "and y has several. Use criterion__pos_weight (criterion__weight for "
+                "maps), or sample_weight."
+            )
+        if isinstance(class_weight, str):
+            check_option("class_weight", class_weight, ["balanced"], ", or a dict")
+        elif not isinstance(class_weight, Mapping):
+            raise TypeError(
+                f"class_weight={class_weight!r} is of type "
+                f"{type(class_weight).__name__}. Pass a dict by label, 'balanced' or "
+                "None."
+            )
+        codes = self.encode(y).astype(np.int64)
+        codes = codes[codes >= 0]
+        weights = np.ones(len(self.classes))
+        if isinstance(class_weight, Mapping):  # also of classes yet to come
+            codes = np.arange(len(weights))
+        present = np.unique(codes)
+        try:
+            weights[present] = compute_class_weight(
+                class_weight, classes=self.classes[present], y=self.classes[codes]
+            )
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"class_weight={class_weight!r} has no number for each label: {error}. "
+                "Pass a dict with all labels of y as keys, or 'balanced'."
+            ) from error
+        if not (np.isfinite(weights) & (weights >= 0)).all():
+            raise ValueError(
+                f"class_weight={class_weight!r} has entries that are not finite, "
+                "or negative. Choose numbers from 0."
+            )
+        return replace(self, class_weights=weights)
+
+    # ------------------------------------------------------------------- encoding
+    def check(self, y: Any, name: str = "y") -> np.ndarray:
+        """Return targets as an array; raises for targets of another type."""
+        labels = y if issparse(y) else as_labels(y, name)
+        return self.target_type.check(labels, name)
+
+    def is_ignored(self, labels: np.ndarray) -> np.ndarray:
+        """Return a mask of labels that the criterion ignores, in their shape."""
+        return is_ignored(labels, self.net)
+
+    def accuracy(self, y: Any, predicted: np.ndarray, sample_weight: Any) -> float:
+        """Return the weighted fraction of correct labels that are not ignored."""
+        labels = self.check(y)
+        check_consistent_length(predicted, labels, sample_weight)
+        known = ~self.is_ignored(labels)
+        if not self.target_type.has_class_names:  # all labels of a sample
+            labels, known = labels.astype(predicted.dtype), known[:, 0]
+        if not known.any():
+            raise ValueError(
+                "All labels are those that the criterion ignores, so that there is "
+                "nothing to score. Pass some rows with classes."
+            )
+        weights = None
+        if sample_weight is not None:
+            rows = np.asarray(sample_weight).reshape(-1, *[1] * (known.ndim - 1))
+            weights = np.broadcast_to(rows, known.shape)[known]
+        found = accuracy_score(labels[known], predicted[known], sample_weight=weights)
+        return float(found)
+
+    def encode(self, y: Any, name: str = "y") -> np.ndarray:
+        """Return codes 0 … K-1 in the dtype of the criterion; negative if ignored."""
+        labels = self.check(y, name)
+        ignored = self.is_ignored(labels)
+        unknown = np.setdiff1d(labels[~ignored], self.classes)
+        if len(unknown):
+            raise ValueError(
+                f"{name} has labels that y in fit does not: {unknown[:5].tolist()}. "
+                "Use rows of the classes that the network knows."
+            )
+        # the criterion skips its own index, where a sample has other labels as well
+        index = _ignore_index(self.net)
+        codes = np.full(labels.shape, -1 if index is None else min(index, -1))
+        codes[~ignored] = self.target_type.encode(labels[~ignored], self.classes)
+        return codes.astype(self.dtype)
+
+    @property
+    def dtype(self) -> type:
+        """Dtype of codes that the criterion takes."""
+        binary = (torch.nn.BCEWithLogitsLoss, torch.nn.BCELoss)
+        has_names = self.target_type.has_class_names
+        is_real = not has_names or issubclass(_criterion(self.net), binary)
+        return np.float32 if is_real else np.int64
+
+    def sample_weight(self, codes: np.ndarray) -> np.ndarray | None:
+        """Return weights (n,) by class, zero where all labels are ignored, or None."""
+        codes = codes.astype(np.int64)
+        weights = None if self.class_weights is None else self.class_weights[codes]
+        known: np.ndarray = (codes >= 0).reshape(len(codes), -1).max(1)
+        if known.all():
+            return weights
+        return known.astype(np.float64) if weights is None else weights * known
+
+    def missing_classes(self, labels: np.ndarray) -> np.ndarray:
+        """Return the classes that a part of the targets in fit lacks."""
+        if not self.are_of_labels:
+            return self.classes[:0]
+        found = self.target_type.classes(labels[~self.is_ignored(labels)])
+        return np.setdiff1d(self.classes, found)
+
+    # ----------------------------------------------------------------- the network
+    @property
+    def n_outputs(self) -> int:
+        """Number of classes, or of labels of a matrix."""
+        return len(self.classes)
+
+    @property
+    def n_classes(self) -> int:
+        """Number K of classes of one label."""
+        return self.target_type.n_classes(self.classes)
+
+    @property
+    def stratify(self) -> bool:  # type: ignore[override]
+        """Whether samples are held out class by class."""
+        return self.target_type.is_single
+
+    def adapt(self, likelihood: Likelihood) -> Likelihood:
+        """Return the likelihood of targets of this type."""
+        return self.target_type.adapt(likelihood)
+
+    def default_net(self, data: TrainingData) -> Any:
+        """Return the default skorch net."""
+        return self.target_type.default_net(data, self.n_outputs)
+
+    def check_values(self, net: Any, y: np.ndarray) -> None:
+        """Raise for weights of classes that the criterion cannot apply to them."""
+        criterion = unwrapped(net.criterion_)
+        weight = getattr(criterion, "weight", None)
+        of_classes = torch.nn.CrossEntropyLoss, torch.nn.NLLLoss
+        if weight is None or not isinstance(criterion, of_classes):
+            return
+        if weight.shape != (self.n_outputs,):
+            raise ValueError(
+                f"criterion__weight has shape {tuple(weight.shape)}, but y has "
+                f"{self.n_outputs} classes. Pass one weight for each."
+            )
+        if not weight.is_floating_point():
+            raise ValueError(
+                f"criterion__weight is of type {weight.dtype}. Pass weight.float()."
+            )
+
+    def check_net(self, net: Any) -> None:
+        """Raise for a net that skorch itself limits to one label per sample."""
+        kind = type(net).__name__
+        if self.target_type.is_single:
+            return
+        if isinstance(net, NeuralNetBinaryClassifier):
+            raise ValueError(
+                f"estimator is a {kind}, which takes one label per row, and y has "
+                "several. Use skorch.NeuralNet with "
+                "criterion=torch.nn.BCEWithLogitsLoss; if y is one-hot, pass "
+                "y.argmax(axis=1)."
+            )
+        if getattr(net.train_split, "stratified", False):
+            raise ValueError(
+                f"The train_split of estimator, a {kind}, keeps shares of classes, "
+                "which several labels per row do not have. Use skorch.NeuralNet, or "
+                "train_split=None; if y is one-hot, pass y.argmax(axis=1)."
+            )
+
+    def check_held_out(self, dataset: Any, held_out: Any) -> None:
+        """Raise for a split with targets of its own that are not coded alike."""
+        are_codes = np.array_equal(self.classes, np.arange(len(self.classes)))
+        if brings_targets(dataset, held_out) and not are_codes:
+            raise ValueError(
+                "train_split brings rows with targets of their own, which cannot be "
+                f"matched with the labels {self.classes[:5].tolist()}. Number the "
+                "classes from 0, or pass X_val and y_val to fit."
+            )
+
+
+def likelihood_of(net: Any) -> Likelihood | None:
+    """Return the likelihood that a net's criterion implies; None if unknown."""
+    return CRITERIA.get(_criterion(net), (None, ""))[0]
+
+
+def _criterion(net: Any) -> type:
+    """Return the class of a net's criterion."""
+    criterion = getattr(net, "criterion", None)
+    return criterion if isinstance(criterion, type) else type(criterion)
+
+
+def _ignore_index(net: Any) -> int | None:
+    """Return the label to ignore, where a net's criterion has been given one."""
+    criterion = getattr(net, "criterion", None)
+    if isinstance(criterion, torch.nn.Module):
+        index = getattr(criterion, "ignore_index", _NO_INDEX)
+        return None if index == _NO_INDEX else int(index)
+    return vars(net).get("criterion__ignore_index") if net is not None else None
+
+
+def is_ignored(labels: np.ndarray, net: Any) -> np.ndarray:
+    """Return a mask of labels that a net's criterion ignores, in their shape."""
+    index = _ignore_index(net)
+    if index is None or labels.dtype.kind not in "iuf":
+        return np.zeros(labels.shape, dtype=bool)
+    return np.asarray(labels == index)
+
+
+def _classes_of_net(net: Any, found: np.ndarray) -> np.ndarray | None:
+    """Return the classes that a fitted net has, if all that were found are in them."""
+    try:
+        known = np.asarray(net.classes_)
+    except AttributeError:
+        return None
+    if known.dtype.kind != found.dtype.kind:
+        return None
+    known = known[~is_ignored(known, net)]
+    return known if np.isin(found, known).all() else None

@@ -1,0 +1,279 @@
+"""Target types: the kinds of targets of a classifier, and the shapes of its results.
+
+A sample has r labels, each of one of K classes. The likelihoods work on class codes and
+probabilities (n·r, K); a target type converts targets to codes and probabilities to
+the arrays that are returned:
+
+* ``SingleLabel``: one label of any type per sample, (n,);
+* ``MultiLabel``: L labels that are zero or one, (n, L);
+* ``DenseLabel``: one label at every position, (n, *positions).
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy.sparse import issparse
+from sklearn.preprocessing import LabelEncoder
+from sklearn.utils import column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from torch import Tensor
+
+from sklaplace.core.checks import warn_user
+from sklaplace.likelihoods import ClassificationLikelihood, Likelihood
+from sklaplace.networks.data import TrainingData
+from sklaplace.networks.default import default_classifier, default_multilabel
+from sklaplace.networks.outputs import ONE_CLASS
+
+# Rows from which one label in each is hardly chance: fair coins, of two labels or more,
+# show that with a probability of 1e-3 at most.
+ENOUGH_ROWS = 10
+
+
+class TargetType(ABC):
+    """One kind of classification targets; defaults are those of class labels."""
+
+    has_class_names: ClassVar[bool] = True
+    """Whether ``classes_`` are the distinct targets, rather than column numbers."""
+    is_single: ClassVar[bool] = False
+    """Whether a sample has one label, so that classes can be weighted."""
+
+    @abstractmethod
+    def check(self, y: Any, name: str) -> np.ndarray:
+        """Return targets as an array; raises for targets of another type."""
+
+    @abstractmethod
+    def default_net(self, data: TrainingData, n_classes: int) -> Any:
+        """Return the default skorch net."""
+
+    def classes(self, labels: np.ndarray) -> np.ndarray:
+        """Return the value of ``classes_``, (K,): the distinct labels, sorted."""
+        return np.asarray(np.unique(labels))
+
+    def encode(self, labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
+        """Return class codes from zero, in the shape of the labels."""
+        codes: np.ndarray = LabelEncoder().fit(classes).transform(labels.ravel())
+        return codes.reshape(labels.shape)
+
+    def n_classes(self, classes: np.ndarray) -> int:
+        """Return the number K of classes of one label."""
+        return len(classes)
+
+    def adapt(self, likelihood: Any) -> Likelihood:
+        """Return the likelihood of targets of this type."""
+        return likelihood
+
+    def unflatten(self, values: np.ndarray) -> np.ndarray:
+        """Reshape values (n·r, k), such as one per class, to the returned array."""
+        return values
+
+    def probabilities(self, values: np.ndarray) -> np.ndarray:
+        """Reshape probabilities (n·r, K) to those that ``predict_proba`` returns."""
+        return self.unflatten(values)
+
+    def predict(
+        self, proba: np.ndarray, classes: np.ndarray, threshold: float | None
+    ) -> np.ndarray:
+        """Return the most probable class; the second of two if above a threshold."""
+        indices = proba.argmax(1)
+        if threshold is not None and proba.shape[1] == 2:
+            indices = (proba[:, 1] > threshold).astype(int)
+        return np.asarray(classes[indices])
+
+    def latent_moments(
+        self, likelihood: ClassificationLikelihood, mean: Tensor, cov: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean and (co)variance of the logits in the returned shape."""
+        return likelihood.class_logits(mean, cov)
+
+
+@dataclass(frozen=True)
+class SingleLabel(TargetType):
+    """One label of any type per sample."""
+
+    is_single = True
+
+    def check(self, y: Any, name: str) -> np.ndarray:
+        """Return labels (n,)."""
+        return column_or_1d(y, warn=True)
+
+    def default_net(self, data: TrainingData, n_classes: int) -> Any:
+        """Return a classifier that ends in a softmax; raises for a single class."""
+        if n_classes == 1:
+            raise ValueError(f"y has 1 class. {ONE_CLASS}")
+        return default_classifier(data.X, data.y, data.sample_weight, n_classes)
+
+
+@dataclass(frozen=True)
+class MultiLabel(TargetType):
+    """Several labels per sample, in columns of zeros and ones.
+
+    Attributes
+    ----------
+    n_labels : int
+        L.
+    """
+
+    n_labels: int
+    has_class_names = False
+
+    def check(self, y: Any, name: str) -> np.ndarray:
+        """Return zeros and ones, (n, L)."""
+        labels = y.toarray() if issparse(y) else np.asarray(y)
+        if labels.ndim != 2 or labels.shape[1] != self.n_labels:
+            raise ValueError(
+                f"{name} has shape {labels.shape}, but y in fit has {self.n_labels} "
+                "columns. Pass one column for each of these labels."
+            )
+        if len(invalid := np.setdiff1d(labels, [0, 1])):
+            raise ValueError(
+                f"{name} has {self.n_labels} columns with entries such as "
+                f"{invalid[:5].tolist()}. Several labels per row are 0 or 1 each "
+                "(sklearn.preprocessing.MultiLabelBinarizer makes them so); for one "
+                "label per row pass one column."
+            )
+        return labels
+
+    def classes(self, labels: np.ndarray) -> np.ndarray:
+        """Return column numbers, (L,)."""
+        return np.arange(self.n_labels)
+
+    def encode(self, labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
+        """Return the labels as integers."""
+        return labels.astype(np.int64)
+
+    def n_classes(self, classes: np.ndarray) -> int:
+        """Return two: zero and one."""
+        return 2
+
+    def adapt(self, likelihood: Any) -> Likelihood:
+        """Return the likelihood of one logit per label."""
+        return likelihood.multilabel()
+
+    def unflatten(self, values: np.ndarray) -> np.ndarray:
+        """Return (n, L, k)."""
+        return values.reshape(-1, self.n_labels, values.shape[-1])
+
+    def probabilities(self, values: np.ndarray) -> np.ndarray:
+        """Return probabilities (n, L) that labels are one."""
+        return self.unflatten(values)[..., 1]
+
+    def predict(
+        self, proba: np.ndarray, classes: np.ndarray, threshold: float | None
+    ) -> np.ndarray:
+        """Return zeros and ones, (n, L)."""
+        return (proba > 0.5).astype(np.int64)
+
+    def latent_moments(
+        self, likelihood: ClassificationLikelihood, mean: Tensor, cov: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return moments of the outputs, which are one logit per label."""
+        return mean, cov
+
+    def default_net(self, data: TrainingData, n_classes: int) -> Any:
+        """Return a classifier that ends in one sigmoid per label.
+
+        Warns of what may be meant as one label.
+        """
+        if len(data.y) >= ENOUGH_ROWS and (data.y.sum(axis=1) == 1).all():
+            warn_user(
+                f"y has {self.n_labels} columns with a single 1 in each row, and is "
+                "taken as several labels per row, whose probabilities do not add up to "
+                "one. If y is one-hot, pass y.argmax(axis=1); for labels that occur "
+                "alone by chance, ignore this."
+            )
+        return default_multilabel(data.X, data.y, data.sample_weight)
+
+
+@dataclass(frozen=True)
+class DenseLabel(TargetType):
+    """One label of any type at every position of a sample, such as a pixel.
+
+    Attributes
+    ----------
+    positions : tuple of int
+        Shape of the targets of one sample.
+    """
+
+    positions: tuple[int, ...]
+
+    def check(self, y: Any, name: str) -> np.ndarray:
+        """Return labels (n, *positions)."""
+        labels = np.asarray(y)
+        if labels.shape[1:] != self.positions:
+            raise ValueError(
+                f"{name} has shape {labels.shape}, but y in fit has labels at "
+                f"positions {self.positions}. Pass maps of that shape."
+            )
+        if labels.dtype.kind == "f" and (labels != np.round(labels)).any():
+            raise ValueError(
+                f"{name} has entries that are not whole numbers, at positions "
+                f"{self.positions}. Pass a label for each position, or 1d array y."
+            )
+        return labels
+
+    def adapt(self, likelihood: Any) -> Likelihood:
+        """Return the likelihood of K logits at every position."""
+        return likelihood.dense(self.positions)
+
+    def _positions_last(self, values: Any, n_axes: int) -> Any:
+        """Move positions, which come first, behind ``n_axes`` axes of classes."""
+        shape = values.shape[-n_axes:]
+        rows = values.reshape(-1, math.prod(self.positions), *shape)
+        moved = rows.swapaxes(1, 2) if n_axes == 1 else rows.movedim(1, -1)
+        return moved.reshape(len(rows), *shape, *self.positions)
+
+    def unflatten(self, values: np.ndarray) -> np.ndarray:
+        """Return (n, K, *positions)."""
+        return self._positions_last(values, 1)
+
+    def latent_moments(
+        self, likelihood: ClassificationLikelihood, mean: Tensor, cov: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return (n, K, *positions), and (n, K, K, *positions) for covariances."""
+        logits, cov = likelihood.class_logits(mean, cov)
+        return self._positions_last(logits, 1), self._positions_last(cov, cov.ndim - 1)
+
+    def default_net(self, data: TrainingData, n_classes: int) -> Any:
+        """Raise: there is no default net for dense labels."""
+        raise ValueError("estimator=None has no network for maps. Pass a skorch net.")
+
+
+# `ClassificationLikelihood.multi_target` -> target type of targets with several columns
+TARGET_TYPES: dict[str, Any] = {
+    "multilabel": lambda shape: MultiLabel(*shape),
+    "dense": DenseLabel,
+}
+
+
+def infer_target_type(y: Any, likelihood: Any) -> TargetType:
+    """Return the target type, by the shape of targets and the likelihood.
+
+    Parameters
+    ----------
+    y : array-like of shape (n,), (n, 1) or (n, ...)
+        Targets.
+    likelihood : ClassificationLikelihood or None
+        That of the criterion, or of the constructor; None where it is unknown.
+
+    Raises
+    ------
+    ValueError
+        If the likelihood supports one label per sample alone, or y has more axes than
+        it supports.
+    """
+    shape = y.shape[1:] if issparse(y) else np.shape(y)[1:]
+    if shape in ((), (1,)):
+        check_classification_targets(y)
+        return SingleLabel()
+    kind = getattr(likelihood, "multi_target", "multilabel")
+    if kind not in TARGET_TYPES:
+        likelihood.multilabel()  # raises, naming a likelihood that supports columns
+    if kind == "multilabel" and len(shape) > 1:
+        raise ValueError(
+            f"y has shape {(len(y), *shape)}. Pass one label per row, (n,), or a "
+            "matrix of labels that are 0 or 1, (n, n_labels)."
+        )
+    return TARGET_TYPES[kind](shape)

@@ -1,0 +1,341 @@
+"""NumberTargets: regression targets, in columns as the network returns them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+from scipy.sparse import issparse
+from torch import Tensor
+
+from sklaplace.core.checks import check_positive, warn_user
+from sklaplace.estimators.targets.base import Targets, brings_targets
+from sklaplace.estimators.targets.scaling import TargetScaling
+from sklaplace.likelihoods import (
+    CRITERIA,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Poisson,
+    RegressionLikelihood,
+)
+from sklaplace.networks.arrays import as_numbers, check_finite
+from sklaplace.networks.data import InputType, TrainingData
+from sklaplace.networks.default import default_regressor
+
+# Largest absolute values of targets between which results do not depend on their unit:
+# noise and prior precision have bounds, see `sklaplace.posterior.tuning.problem`.
+SMALLEST, LARGEST = 1e-15, 1e20
+# A network is warned of if its targets are larger than this, or smaller than its
+# inverse, and its loss is at least this fraction of that of the mean.
+LARGEST_UNIT, NOTABLE_LOSS = 10.0, 0.99
+
+
+@dataclass(frozen=True)
+class NumberTargets(Targets):
+    """Shape and dtype of the targets in fit, and the noise that was given for them.
+
+    Attributes
+    ----------
+    ndim : int
+        Number of axes of the targets in fit.
+    n_outputs : int
+        Number of target columns.
+    input_type : InputType
+        Dtype of the network.
+    likelihood : RegressionLikelihood or None
+        In place of that of the criterion.
+    sigma_noise : float, array or str
+        Value of the constructor.
+    classifier : str
+        Name of the estimator for labels, for messages.
+    distribution : TargetScaling
+        Mean and standard deviation of the columns in fit.
+    normalizes : bool
+        Whether the network takes targets in these units.
+    """
+
+    ndim: int
+    n_outputs: int
+    input_type: InputType
+    likelihood: RegressionLikelihood | None
+    sigma_noise: Any
+    classifier: str
+    distribution: TargetScaling
+    normalizes: bool
+
+    likelihoods: ClassVar[tuple[type, ...]] = (
+        Gaussian,
+        HeteroscedasticGaussian,
+        Poisson,
+    )
+    example_net = "skorch.NeuralNetRegressor({}, criterion=torch.nn.MSELoss)"
+
+    @classmethod
+    def infer(
+        cls,
+        y: Any,
+        input_type: InputType,
+        likelihood: Any,
+        sigma_noise: Any,
+        classifier: str,
+        *,
+        sample_weight: np.ndarray | None = None,
+        normalizes: bool = False,
+    ) -> "NumberTargets":
+        """Return shape, mean and standard deviation of the targets in fit.
+
+        Raises
+        ------
+        ValueError
+            If ``sigma_noise`` has another number of columns.
+        """
+        y = _as_numbers(y, "y", classifier)
+        _check_size(y, "y", SMALLEST, np.inf)
+        columns = y.reshape(len(y), -1)
+        if np.ndim(sigma_noise) == 0:
+            if not normalizes:
+                _warn_of_unequal_scales(columns)
+        elif len(sigma_noise) != columns.shape[1]:
+            plural = "s" if columns.shape[1] > 1 else ""
+            raise ValueError(
+                f"sigma_noise has shape {np.shape(sigma_noise)}, but y has "
+                f"{columns.shape[1]} column{plural}. Pass one number, or one "
+                "for each column."
+            )
+        n_outputs = columns.shape[1]
+        if sample_weight is not None:
+            kept = sample_weight > 0
+            columns, sample_weight = columns[kept], sample_weight[kept]
+        distribution = TargetScaling.of(columns, sample_weight)
+        given = input_type, likelihood, sigma_noise, classifier
+        return cls(y.ndim, n_outputs, *given, distribution, normalizes)
+
+    # ------------------------------------------------------------------- units of y
+    @property
+    def scaling(self) -> TargetScaling:
+        """Map from targets as the network takes them to those that were passed."""
+        return self.distribution if self.normalizes else TargetScaling()
+
+    @property
+    def noise_unit(self) -> float:
+        """Noise in the units of ``y`` over that which the likelihood takes.
+
+        A geometric mean over columns, as that of noise levels.
+        """
+        return geometric_mean(self.scaling.scale)
+
+    @property
+    def noise_proportions(self) -> Any:
+        """Noise of each column over their geometric mean, if equal in the network."""
+        return self.scaling.scale / self.noise_unit
+
+    def restored_outputs(
+        self, likelihood: Any, mean: Tensor, cov: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean (b, q·c) and covariance of outputs in the units of ``y``.
+
+        The covariance is (b, q·c, q·c), or (b, c) if it is diagonal.
+        """
+        if not self.normalizes:
+            return mean, cov
+        found = likelihood.rescaled_outputs(*self._columns(self.scaling))
+        shift, factor = (torch.as_tensor(v).to(mean) for v in found)
+        n_joint = mean.shape[1] // len(shift)
+        shift, factor = shift.repeat(n_joint), factor.repeat(n_joint)
+        cov = cov * factor**2 if cov.ndim == 2 else cov * factor * factor[:, None]
+        return shift + factor * mean, cov
+
+    def noise_of_columns(self, sigma: float, relative: Any) -> Any:
+        """Return the noise in the units of ``y``: one number, or one per column."""
+        levels = sigma if relative is None else sigma * np.array(relative)
+        return levels * self.scaling.scale
+
+    def _columns(self, scaling: TargetScaling) -> tuple[np.ndarray, np.ndarray]:
+        """Return center and scale of each column, (n_outputs,)."""
+        n = self.n_outputs
+        return np.full(n, scaling.center), np.full(n, scaling.scale)
+
+    def encode(self, y: Any, name: str = "y") -> np.ndarray:
+        """Return targets as (n, n_outputs), in the dtype of the network."""
+        y = self.check(y, name)
+        columns = y.reshape(len(y), -1)
+        if columns.shape[1] != self.n_outputs:
+            raise ValueError(
+                f"{name} has {columns.shape[1]} columns, but y has {self.n_outputs} "
+                "in fit. Pass the same targets in both."
+            )
+        # normalised before they are rounded to the dtype of the network
+        values = self.input_type.floats(self.scaling.normalized(columns), name)
+        # small ones of fit have been refused; later ones, maybe few, may be small
+        _check_size(columns, name, 0.0 if name == "y" else SMALLEST, LARGEST)
+        return values
+
+    def check(self, y: Any, name: str = "y") -> np.ndarray:
+        """Return targets as an array of finite numbers."""
+        return _as_numbers(y, name, self.classifier)
+
+    def drop_axis(self, values: np.ndarray) -> np.ndarray:
+        """Drop the axis of outputs, the second, where targets in fit had none."""
+        return values[:, 0] if self.ndim == 1 else values
+
+    # ----------------------------------------------------------------- the network
+    def adapt(self, likelihood: Likelihood) -> Likelihood:
+        """Return the likelihood with the given proportions of noise levels."""
+        if isinstance(self.sigma_noise, str) or not isinstance(likelihood, Gaussian):
+            return likelihood
+        levels = np.asarray(self.sigma_noise, dtype=float) / self.scaling.scale
+        if np.ndim(levels) == 0:
+            return likelihood
+        return Gaussian(tuple((levels / geometric_mean(levels)).tolist()))
+
+    def default_net(self, data: TrainingData) -> Any:
+        """Return the default skorch net."""
+        return default_regressor(data.X, data.y, data.sample_weight)
+
+    def check_values(self, net: Any, y: np.ndarray) -> None:
+        """Raise for targets, or noise, that the likelihood does not have."""
+        likelihood = self.likelihood or likelihood_of(net)
+        if likelihood is None:
+            return  # raises soon, naming the criterion
+        if self.normalizes:
+            _check_normalizable(likelihood, self.n_outputs)
+        likelihood.check_targets(y)
+        given = self.sigma_noise
+        if not (likelihood.has_noise or isinstance(given, str) or np.all(given == 1)):
+            raise ValueError(
+                f"sigma_noise={given!r} was given, but criterion="
+                f"{type(net.criterion_).__name__} has no noise level. Leave it out."
+            )
+        if likelihood.has_noise and isinstance(given, str):
+            _warn_of_constants(y)
+
+    def check_loss(self, likelihood: RegressionLikelihood, loss: float) -> None:
+        """Warn of a network that explains nothing of targets of another size than one.
+
+        ``loss`` is the mean of `Likelihood.loss` per target of the training samples.
+        """
+        if self.normalizes or not likelihood.has_noise:
+            return
+        center, std = self._columns(self.distribution)
+        size = float(np.sqrt(np.mean(center**2 + std**2)))
+        residual = torch.as_tensor(std)[None]
+        constant = likelihood.loss(torch.zeros_like(residual), residual)
+        is_usual = 1 / LARGEST_UNIT <= size <= LARGEST_UNIT
+        if is_usual or loss < NOTABLE_LOSS * float(constant) / self.n_outputs:
+            return
+        warn_user(
+            "The network predicts the targets that it was trained on no better than "
+            f"their mean would, and they are of size {size:.3g} (root mean square): "
+            "networks start with outputs of about one, and are slow to reach others. "
+            "Use normalize_y=True, which trains them in units of the mean and the "
+            "standard deviation of y, or train longer."
+        )
+
+    def check_held_out(self, dataset: Any, held_out: Any) -> None:
+        """Raise for a split with targets of its own, which are not normalised."""
+        if self.normalizes and brings_targets(dataset, held_out):
+            raise ValueError(
+                "train_split brings rows with targets of their own, which "
+                "normalize_y=True does not normalise. Pass X_val and y_val to fit, or "
+                "use normalize_y=False."
+            )
+
+
+def check_normalize_y(value: Any, is_frozen: bool) -> None:
+    """Raise for what is no flag, or cannot hold for a network that is trained."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"normalize_y={value!r} is not known. Choose True or False.")
+    if value and is_frozen:
+        raise ValueError(
+            "normalize_y=True cannot be used with a frozen network, which predicts in "
+            "the units that it was trained on. Pass the net without FrozenEstimator, "
+            "or use normalize_y=False and let the module return targets in the units "
+            "of y."
+        )
+
+
+def _check_normalizable(likelihood: RegressionLikelihood, n_outputs: int) -> None:
+    """Raise for targets that are no multiples of a unit, such as counts."""
+    if likelihood.rescaled_outputs(np.zeros(n_outputs), np.ones(n_outputs)) is None:
+        raise ValueError(
+            f"normalize_y=True cannot be used with {type(likelihood).__name__}, whose "
+            "targets have no unit to change. Use normalize_y=False, or a net with "
+            "criterion=torch.nn.MSELoss."
+        )
+
+
+def _as_numbers(y: Any, name: str, classifier: str) -> np.ndarray:
+    """Return targets as an array of finite numbers."""
+    if issparse(y):
+        raise TypeError(f"{name} is sparse. Use {name}.toarray().")
+    numbers = as_numbers(y, name, f"For labels use {classifier}.")
+    check_finite(numbers, name)
+    return numbers
+
+
+def likelihood_of(net: Any) -> RegressionLikelihood | None:
+    """Return the likelihood that a net's criterion implies; None for others."""
+    criterion = getattr(net, "criterion", None)
+    kind = criterion if isinstance(criterion, type) else type(criterion)
+    likelihood, _ = CRITERIA.get(kind, (None, ""))
+    is_known = isinstance(likelihood, NumberTargets.likelihoods)
+    return cast(RegressionLikelihood, likelihood) if is_known else None
+
+
+def has_noise(likelihood: Any, net: Any) -> bool:
+    """Whether a noise level can be chosen; True where the likelihood is unknown."""
+    known = likelihood or likelihood_of(net)
+    return known is None or bool(known.has_noise)
+
+
+def _check_size(y: np.ndarray, name: str, low: float, high: float) -> None:
+    """Raise for targets whose size leaves no digits to variances and the prior."""
+    size = float(np.abs(y.astype(np.float64)).max(initial=0))
+    if size and not low <= size <= high:
+        raise ValueError(
+            f"{name} has values up to {size:.0e}, in absolute value; sizes from "
+            f"{SMALLEST:.0e} to {LARGEST:.0e} are supported. Scale y, such as by "
+            "sklearn.compose.TransformedTargetRegressor with a StandardScaler."
+        )
+
+
+def _warn_of_constants(y: np.ndarray) -> None:
+    """Warn of target columns from which no noise can be estimated."""
+    if len(y) > 1 and (y == y[0]).all(axis=0).any():
+        warn_user(
+            "y is constant, or a column of it, so that there is no noise to estimate: "
+            "standard deviations will be close to zero. Pass sigma_noise as a number, "
+            "or targets that vary.",
+        )
+
+
+def _warn_of_unequal_scales(y: np.ndarray) -> None:
+    """Warn of target columns whose scales one loss cannot serve."""
+    with np.errstate(over="ignore"):  # sizes are checked later
+        std = y.std(axis=0) if y.dtype.kind in "fiub" else np.ones(1)
+    std = std[std > 0]
+    if len(std) > 1 and std.max() > 10 * std.min():
+        warn_user(
+            f"The columns of y have standard deviations from {std.min():.3g} to "
+            f"{std.max():.3g}, but the loss of the network weighs their squared errors "
+            "alike, and so does a sigma_noise that all share. Use normalize_y=True; "
+            "around a frozen net, divide each column of y by its standard deviation "
+            "before training, and multiply predictions and their deviations by it.",
+        )
+
+
+def geometric_mean(values: Any) -> float:
+    """Return the geometric mean of positive numbers."""
+    return float(np.exp(np.log(np.atleast_1d(values)).mean()))
+
+
+def check_noise(value: Any, names: Iterable[str]) -> None:
+    """Raise for a noise that is neither positive, one or one per column, nor a name."""
+    check_positive("sigma_noise", value, names, scalar=np.ndim(value) == 0)
+    if np.ndim(value) > 1:
+        raise ValueError(
+            f"sigma_noise has shape {np.shape(value)}. Pass one number, or one per "
+            "column of y."
+        )

@@ -1,0 +1,1 @@
+"""Training: samples held out, and a network trained."""

@@ -1,0 +1,367 @@
+"""LaplaceTrainer: training of a network for a Laplace approximation.
+
+Samples are held out where a tuner uses them, the specification of the network includes
+its Jacobian, and single weights are selected once it has been trained.
+"""
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import torch
+from sklearn.base import clone
+from skorch.callbacks import (
+    BatchScoring,
+    EarlyStopping,
+    EpochScoring,
+    EpochTimer,
+    Freezer,
+    GradientNormClipping,
+    Initializer,
+    LRScheduler,
+    ParamMapper,
+    PassthroughScoring,
+    PrintLog,
+    ProgressBar,
+    Unfreezer,
+    WarmRestartLR,
+)
+from skorch.helper import predefined_split
+from torch import Tensor
+
+from sklaplace.core import progress
+from sklaplace.core.budget import require_bytes
+from sklaplace.core.checks import warn_user
+from sklaplace.core.random import private_rng
+from sklaplace.core.trees import joined_rows
+from sklaplace.curvature.network import NetworkSpec, infer_network_spec
+from sklaplace.curvature.subnetwork import SCORES, SelectionProblem, choose
+from sklaplace.curvature.subsets import CRITERION, N_WEIGHTS, select
+from sklaplace.estimators.options.laplace import (
+    LaplaceOptions,
+    check_earlier_layout,
+    check_shapes,
+    check_structure_bytes,
+)
+from sklaplace.estimators.predicting.output_model import check_covariances
+from sklaplace.estimators.targets.base import brings_targets
+from sklaplace.estimators.training.trainer import Trainer
+from sklaplace.networks import split
+from sklaplace.networks.data import TrainingData, spread_rows
+from sklaplace.networks.history import recorded_split
+from sklaplace.networks.streams import is_stream, require_choice
+from sklaplace.networks.trained import TrainedNetwork, device_of
+from sklaplace.posterior.last_layer import refit_bytes
+
+# Folds of the samples, where they are too few to hold some out.
+N_FOLDS = 5
+# Fewer distinct samples are held out in turn, by networks of folds, under "auto".
+FEW = 100
+# Held-out samples from which more would tell hardly more: further folds are not used.
+ENOUGH = 200
+# callbacks that only watch or steer the training
+SILENT = {
+    *(BatchScoring, EarlyStopping, EpochScoring, EpochTimer, Freezer, Initializer),
+    *(GradientNormClipping, LRScheduler, ParamMapper, PassthroughScoring, PrintLog),
+    *(ProgressBar, Unfreezer, WarmRestartLR),
+}
+# what modules raise that cannot be trained on so few samples
+UNTRAINABLE = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError),
+    *(TypeError, ValueError),
+)
+# Fewer samples that a frozen net held out, or a net brings, would choose by chance.
+MIN_HELD_OUT = 10
+
+
+@dataclass(kw_only=True)
+class LaplaceTrainer(Trainer):
+    """Trains a skorch net for a Laplace approximation.
+
+    Attributes
+    ----------
+    options : LaplaceOptions
+        Options of the approximation.
+    takes_covariances : bool
+        Whether tuning and predictions need those between the outputs of a sample.
+    """
+
+    options: LaplaceOptions
+    takes_covariances: bool = False
+
+    def train(
+        self,
+        data: TrainingData,
+        validation: TrainingData | None,
+        fit_params: dict[str, Any],
+    ) -> TrainedNetwork:
+        """Return the trained network with the samples it has and has not seen."""
+        trained = super().train(data, validation, fit_params)
+        if not self._selects_weights:
+            return trained
+        self._warn_of_all_weights(trained)
+        options = {"indices": self._selected_weights(trained)}
+        spec = self.infer_spec(
+            trained.net, trained.train, is_trained=True, options=options
+        )
+        return replace(trained, spec=spec)
+
+    def hold_out(self, data: TrainingData) -> tuple[TrainingData, TrainingData | None]:
+        """Split samples for tuning off, if there are enough and the net is trained.
+
+        Few are left to networks of folds, if these can be trained.
+        """
+        on_folds = self.options.uses_folds and _is_silent(self.estimator)
+        if is_stream(data.X):
+            if "validation" in (self.options.tuner, self.options.sigma_noise):
+                require_choice(data.X)
+            return data, None
+        if on_folds and split.are_few(data.X, len(data.y), FEW):
+            return data, None
+        return super().hold_out(data)
+
+    def own_split(self, net: Any, data: TrainingData) -> tuple[Any, Any] | None:
+        """Return the samples that a frozen net has and has not seen, if it shows."""
+        is_used = self.is_frozen and self.options.tunes_on_held_out
+        if not is_used or data.sample_weight is not None or is_stream(data.X):
+            return None
+        parts = recorded_split(net, data.X, data.y)
+        return None if parts is None or len(parts[1]) < MIN_HELD_OUT else parts
+
+    def train_with_folds(
+        self,
+        data: TrainingData,
+        validation: TrainingData | None,
+        fit_params: dict[str, Any],
+    ) -> tuple[TrainedNetwork, list[TrainedNetwork]]:
+        """Return the trained network, and those of folds where they are of use."""
+        trained = self.train(data, validation, fit_params)
+        on_folds = self.options.uses_folds and not is_stream(data.X)
+        if validation is not None or not on_folds or self.is_interrupted:
+            return trained, []
+        return trained, self._train_on_folds(trained, data, fit_params)
+
+    def _train_on_folds(
+        self, trained: TrainedNetwork, data: TrainingData, fit_params: dict[str, Any]
+    ) -> list[TrainedNetwork]:
+        """Return networks trained without a fold of the samples each, which they hold.
+
+        There are none for a frozen net, which is never trained; where ``trained`` has
+        samples to tune on, or enough to hold some out; and where networks cannot be
+        trained on so few, or callbacks may write files. Of many samples, some folds
+        are enough.
+        """
+        net, is_few = self.estimator, split.are_few(data.X, len(data.y), FEW)
+        can_train = not self.is_frozen and _is_silent(net)
+        if not (is_few and can_train) or _has_others(net, trained):
+            return []
+        stratify = self.targets.stratify
+        folds = split.hash_folds(data.X, data.y, N_FOLDS, self.seed, stratify=stratify)
+        if len(folds) < N_FOLDS:
+            return []
+        folds = folds[: math.ceil(N_FOLDS * ENOUGH / len(data.y))]
+        try:
+            return self._train_each(folds, data, fit_params)
+        except UNTRAINABLE:
+            return []
+
+    @progress.phase("train on folds")
+    def _train_each(
+        self, folds: list[Any], data: TrainingData, fit_params: dict[str, Any]
+    ) -> list[TrainedNetwork]:
+        """Return a network of each fold, which it holds out."""
+        networks, device = [], getattr(self.estimator, "device", "cpu")
+        for n, fold in enumerate(progress.tracked(folds, "folds", len(folds))):
+            seen, held_out = map(data.take, fold)
+            with private_rng((self.seed + n) % 2**32, device), _no_warnings():
+                trainer = self._quiet(held_out)
+                networks.append(trainer.train(seen, held_out, fit_params))
+        return networks
+
+    def _quiet(self, held_out: TrainingData) -> "LaplaceTrainer":
+        """Return a trainer of the same net, which prints nothing.
+
+        It stops early by the samples that are held out, if it does.
+        """
+        if self.estimator is None:
+            return replace(self, is_part=True)
+        net = clone(self.estimator).set_params(verbose=0)
+        if callbacks := _callbacks(net):  # bars are shown whatever verbose is
+            kept = [c for c in callbacks if _kind(c) is not ProgressBar]
+            net.set_params(callbacks=kept)
+        if net.train_split:
+            net.set_params(train_split=predefined_split(held_out.dataset(net)))
+        return replace(self, estimator=net, brings_encoded=True, is_part=True)
+
+    def require_no_held_out(self) -> None:
+        """Raise, before training, if the tuner requires held-out samples."""
+        reason = "the network is frozen, so that only you know what it has seen"
+        if not self.is_frozen:
+            reason = f"fewer than {split.MIN_ROWS} distinct rows are too few to share"
+        if "validation" in (self.options.tuner, self.options.sigma_noise):
+            raise ValueError(
+                "'validation' needs rows that the network did not see, and there are "
+                f"none: {reason}. Pass X_val and y_val to fit, or use "
+                "prior_precision='marglik'."
+            )
+
+    # ----------------------------------------------------------------- subnetworks
+    @property
+    def _selects_weights(self) -> bool:
+        """Whether single weights are selected by the trained network."""
+        # a list of names is compared with a name, and is not equal
+        is_subnetwork = self.options.subset_of_weights == "subnetwork"
+        return is_subnetwork and "indices" not in self.options.subset_params
+
+    def _warn_of_all_weights(self, trained: TrainedNetwork) -> None:
+        """Warn where a subnetwork of the default size is the whole network."""
+        n = trained.spec.layout.n_parameters
+        if "n_weights" not in self.options.subset_params and n < N_WEIGHTS:
+            warn_user(
+                f"subset_of_weights='subnetwork' selects {N_WEIGHTS} weights by "
+                f"default, but the network has {n}, which are all selected. Set "
+                "subset_params={'n_weights': ...} to a smaller number, or use 'all'."
+            )
+
+    def _selected_weights(self, trained: TrainedNetwork) -> Tensor:
+        """Return the indices of the weights with the largest scores."""
+        forward = trained.forward()
+        elements = self.options.row_elements(trained.spec)
+        batches = trained.batches(
+            trained.train, self.options.batch_size, row_elements=elements
+        )
+        with forward.frozen():
+            layout = select(forward, spread_rows(trained.net, trained.train), "all", {})
+            problem = SelectionProblem(
+                network=trained,
+                samples=trained.train,
+                layout=layout,
+                descent=self.descent(trained),
+                batch_size=batches.batch_size,
+                seed=self.seed,
+            )
+            given = self.options.subset_params
+            by = given.get("by", CRITERION)
+            options = {k: v for k, v in given.items() if k in SCORES[by].checks}
+            n_weights = trained.spec.layout.n_parameters
+            return choose(problem, by, n_weights, **options)
+
+    # --------------------------------------------------------------- specification
+    def including(self, network: TrainedNetwork, batches: list[Any]) -> TrainedNetwork:
+        """Return a network whose layout is inferred from further batches as well."""
+        options = None
+        if self._selects_weights:
+            options = {"indices": self._selected_weights(network)}
+        given = network.net, network.train
+        spec = self.infer_spec(
+            *given, is_trained=True, options=options, further=batches
+        )
+        return replace(network, spec=spec)
+
+    def infer_spec(
+        self,
+        net: Any,
+        dataset: Any,
+        *,
+        is_trained: bool,
+        options: dict[str, Any] | None = None,
+        further: Iterable[Any] = (),
+    ) -> NetworkSpec:
+        """Return the meaning of outputs, and the layout; raises for what is invalid."""
+        spec = infer_network_spec(
+            net,
+            reduce(joined_rows, [*further, spread_rows(net, dataset)]),
+            self.options.subset_of_weights,
+            options=options or self.options.subset_params,
+            **self.spec_options(is_trained),
+        )
+        self._check_spec(spec)
+        device = device_of(net)
+        n_rows, n_columns = len(dataset) * spec.n_outputs, spec.n_outputs
+        check_structure_bytes(self.options, spec.layout, device, n_rows, n_columns)
+        if self.takes_covariances:
+            check_covariances(spec)
+        if self.options.refits(spec, len(dataset)):
+            _check_refit_bytes(spec, len(dataset), device)
+        return spec
+
+    def check_trained(self, network: TrainedNetwork) -> None:
+        """Raise for options that a network does not allow, also one from a cache.
+
+        It may have been trained under other values of those options that are not part
+        of the key.
+        """
+        self._check_spec(network.spec)
+        if network.held_out is None:
+            self.require_no_held_out()
+
+    def _check_spec(self, spec: NetworkSpec) -> None:
+        """Raise for options that do not match the layers, or the likelihood."""
+        check_shapes(self.options, spec.layout)
+        check_earlier_layout(self.options.prior, spec.layout)
+        if self.options.refine is True:
+            self._check_refine(spec)
+
+    def _check_refine(self, spec: NetworkSpec) -> None:
+        """Raise where the weights cannot be refitted."""
+        if spec.head_map is None and self.options.pred_type == "nn":
+            raise ValueError(
+                "refine=True cannot be used with pred_type='nn' here: the weights that "
+                "it finds are those of the linearised network. Use pred_type='glm', or "
+                "subset_of_weights='last_layer' with a network that ends in a Linear "
+                "layer."
+            )
+        if not spec.likelihood.is_convex:
+            raise ValueError(
+                "refine=True needs a loss that is convex in the outputs, which "
+                f"that of {type(spec.likelihood).__name__} is not. Use "
+                "refine=False."
+            )
+
+
+def _check_refit_bytes(spec: NetworkSpec, n_rows: int, device: torch.device) -> None:
+    """Raise if the samples for refitting do not fit into memory."""
+    require_bytes(
+        refit_bytes(spec.layout, n_rows, spec.n_outputs),
+        device,
+        f"refitting the last layer on {n_rows:,} rows",
+        "use refine=False, or fewer rows",
+    )
+
+
+def _has_others(net: Any, trained: TrainedNetwork) -> bool:
+    """Whether a ``train_split`` has brought enough samples that are not of the data."""
+    if not getattr(net, "train_split", None):
+        return False
+    others = trained.held_out
+    return brings_targets(trained.train, others) and len(others) >= MIN_HELD_OUT
+
+
+def _is_silent(net: Any) -> bool:
+    """Whether all callbacks of a net, if any, are known to write nothing."""
+    return all(_kind(callback) in SILENT for callback in _callbacks(net))
+
+
+def _callbacks(net: Any) -> list[Any]:
+    """Return the callbacks that a net was given, which may be named."""
+    given = getattr(net, "callbacks", None)
+    return list(given) if isinstance(given, (list, tuple)) else []
+
+
+def _kind(callback: Any) -> type:
+    """Return the class of a callback, which may be named."""
+    found = callback[1] if isinstance(callback, tuple) else callback
+    return found if isinstance(found, type) else type(found)
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """No warnings, which those of the training on all samples would repeat."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield

@@ -1,0 +1,286 @@
+"""Trainer: encoded samples in, a `TrainedNetwork` out.
+
+Some samples may be held out, the network is trained unless it is frozen, and the
+meaning of its outputs is inferred from a few samples, before and after training.
+"""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from sklearn.base import clone
+from torch.utils.data import Subset
+
+from sklaplace.core import progress
+from sklaplace.core.checks import listed, naming, warn_user
+from sklaplace.curvature.descent import Descent, weight_decays
+from sklaplace.estimators.options.given_net import inner_net, is_frozen
+from sklaplace.estimators.targets.base import Targets
+from sklaplace.networks.data import (
+    TrainingData,
+    first_rows,
+    is_opaque,
+    spread_rows,
+)
+from sklaplace.networks.lazy import check_no_lazy_modules, initialise_lazy_modules
+from sklaplace.networks.net_checks import check_scripted
+from sklaplace.networks.outputs import (
+    OutputSpec,
+    as_forward,
+    infer_output_spec,
+    raw_outputs,
+    warn_if_double_softmax,
+)
+from sklaplace.networks.split import hash_split
+from sklaplace.networks.streams import is_stream, require_choice
+from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.networks.training import copied, logits_alone, noting_interrupts, train
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """Trains a skorch net on encoded samples.
+
+    Attributes
+    ----------
+    estimator : skorch.NeuralNet, FrozenEstimator or None
+        As passed to the constructor of the estimator.
+    targets : Targets
+        Targets in fit.
+    likelihood : Likelihood or None
+        In place of that of the criterion.
+    seed : int
+        Seed of the split.
+    validation_fraction : float or None
+        Fraction of the samples to hold out where the net holds out none; None where
+        nothing is tuned on held-out samples.
+    alternative : str
+        Name of the estimator for targets of the other kind, for messages.
+    brings_encoded : bool
+        Whether targets that ``train_split`` brings, if any, are encoded.
+    is_part : bool
+        Whether other networks are trained as well. Ctrl-C then raises.
+    is_interrupted : bool
+        Whether Ctrl-C has ended the training.
+    """
+
+    estimator: Any
+    targets: Targets
+    likelihood: Any
+    seed: int
+    validation_fraction: float | None
+    alternative: str
+    brings_encoded: bool = False
+    is_part: bool = False
+    is_interrupted: bool = False
+
+    has_prior: ClassVar[bool] = False
+    """Whether any net is trained with a prior, rather than the default one alone."""
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the network keeps its weights."""
+        return is_frozen(self.estimator)
+
+    def train(
+        self,
+        data: TrainingData,
+        validation: TrainingData | None,
+        fit_params: dict[str, Any],
+    ) -> TrainedNetwork:
+        """Return the trained network with the samples it has and has not seen."""
+        net = self.new_net(data)
+        if not self.is_frozen:
+            self.targets.check_net(net)
+        own = self.own_split(net, data) if validation is None else None
+        holds_out = bool(net.train_split) and not self.is_frozen
+        if validation is None and own is None and not holds_out:
+            data, validation = self.hold_out(data)
+            if validation is None:
+                self.require_no_held_out()
+        parts = self.learn(net, data, validation, fit_params)
+        seen, held_out = own or parts
+        if validation is not None:
+            held_out = validation.dataset(net)
+        spec = self.infer_spec(net, seen, is_trained=True)
+        if self.is_frozen:  # else before training
+            _check_validation(net, validation)
+            warn_if_double_softmax(net, spec)
+        return TrainedNetwork(net, spec, seen, held_out)
+
+    def hold_out(self, data: TrainingData) -> tuple[TrainingData, TrainingData | None]:
+        """Split samples for tuning off, if there are enough and the net is trained."""
+        if self.validation_fraction is None or self.is_frozen or is_stream(data.X):
+            return data, None
+        stratify, fraction = self.targets.stratify, self.validation_fraction
+        parts = hash_split(data.X, data.y, fraction, self.seed, stratify=stratify)
+        if parts is None:
+            return data, None
+        return data.take(parts[0]), data.take(parts[1])
+
+    def own_split(self, net: Any, data: TrainingData) -> tuple[Any, Any] | None:
+        """Return the samples that a frozen net has and has not seen, if it shows."""
+        return None
+
+    def descent(self, trained: TrainedNetwork) -> Descent:
+        """Return gradient descent from trained weights, by the loss of the net."""
+        # the optimizer of a frozen net has the parameters of the original
+        source = inner_net(self.estimator) if self.is_frozen else trained.net
+        decays = weight_decays(source)
+        return Descent(trained.net, trained.train, decays, self.seed)
+
+    # ------------------------------------------------- what kinds of training change
+    def new_net(self, data: TrainingData) -> Any:
+        """Return the net to train: a clone, or a copy of a frozen one."""
+        net = inner_net(self.estimator)
+        if net is None:
+            return self.targets.default_net(data)
+        # a copy, so that training the original further cannot outdate the posterior
+        return copied(net) if self.is_frozen else clone(net)
+
+    def require_no_held_out(self) -> None:
+        """Raise where held-out samples are required, and there are none."""
+
+    def infer_spec(self, net: Any, dataset: Any, *, is_trained: bool) -> OutputSpec:
+        """Return the meaning of a net's outputs; raises for what does not fit."""
+        samples = spread_rows(net, dataset)
+        return infer_output_spec(net, samples, **self.spec_options(is_trained))
+
+    def before_training(self, net: Any, spec: OutputSpec, held_out: Any) -> None:
+        """Check and prepare an initialised net before its first step."""
+
+    def training_mixins(self) -> tuple[type, ...]:
+        """Return mixins of the net's class during training."""
+        return ()
+
+    def learn(
+        self,
+        net: Any,
+        data: TrainingData,
+        validation: TrainingData | None,
+        fit_params: dict[str, Any],
+    ) -> tuple[Any, Any]:
+        """Return the samples that a net was trained on, and those it held out."""
+        if not self.is_frozen:
+            return self.train_net(net, data, validation, fit_params)
+        if fit_params:
+            raise TypeError(
+                f"fit got the unknown arguments {listed(fit_params)}. They would "
+                "go to the training of the network, but this one is frozen."
+            )
+        self.targets.check_values(net, data.y)
+        check_no_lazy_modules(net)
+        return data.dataset(net), None
+
+    # ------------------------------------------------------------------- training
+    def train_net(
+        self,
+        net: Any,
+        data: TrainingData,
+        validation: TrainingData | None,
+        fit_params: dict[str, Any],
+    ) -> tuple[Any, Any]:
+        """Train a net; all checks run on the initialised net before its first step."""
+
+        def check(dataset: Any, held_out: Any) -> None:
+            if isinstance(held_out, Subset) and held_out.dataset is dataset:
+                require_choice(dataset)
+            if not self.brings_encoded:
+                self.targets.check_held_out(dataset, held_out)
+            check_scripted(net)
+            self.targets.check_values(net, data.y)
+            initialise_lazy_modules(net, first_rows(net, dataset))
+            _match_axes(net, dataset)
+            spec = self.infer_spec(net, dataset, is_trained=False)
+            _check_validation(net, validation)
+            warn_if_double_softmax(net, spec)
+            kept = held_out if validation is None else validation.dataset(net)
+            self.before_training(net, spec, kept)
+            context.enter_context(logits_alone(net, first_rows(net, dataset)))
+
+        def note() -> None:
+            self.is_interrupted = True
+
+        rows = data.X, data.y, data.sample_weight
+        mixins = noting_interrupts(note), *self.training_mixins()
+        with progress.phase("train"), ExitStack() as context:
+            seen, held_out = train(net, *rows, check, mixins, **fit_params)
+        if self.is_interrupted:
+            self._accept_interrupt(net, fit_params.get("epochs") or net.max_epochs)
+        _check_history(net)
+        return seen, held_out
+
+    def _accept_interrupt(self, net: Any, n_epochs: int) -> None:
+        """Warn of weights that are learned in part, or raise KeyboardInterrupt."""
+        epochs = [*net.history]
+        has_learned = any("train_loss" in b for e in epochs for b in e["batches"])
+        if self.is_part or not has_learned:
+            raise KeyboardInterrupt
+        warn_user(
+            f"Training was interrupted in epoch {len(epochs)} of {n_epochs}, and "
+            "the fit goes on with the weights learned so far. Fit again to train for "
+            "all epochs."
+        )
+
+    def spec_options(self, is_trained: bool) -> dict[str, Any]:
+        """Return what is known of the outputs, as `infer_output_spec` takes it."""
+        return {
+            "allowed": self.targets.likelihoods,
+            "n_targets": self.targets.n_outputs,
+            "is_trained": is_trained,
+            "likelihood": self.likelihood,
+            "adapted": self.targets.adapt,
+            "other": self.alternative,
+        }
+
+
+def check_applicable(net: Any, X: Any) -> None:
+    """Raise where a net cannot be applied to inputs that only it can check.
+
+    Those are dicts and datasets: arrays have been compared with the training data.
+    """
+    if is_opaque(X):
+        with as_forward(net).frozen():
+            raw_outputs(net, first_rows(net, net.get_dataset(X)))
+
+
+def _check_validation(net: Any, validation: TrainingData | None) -> None:
+    """Raise where a net cannot be applied to samples that it is to be tuned on."""
+    if validation is not None:
+        with naming(X="X_val"):
+            check_applicable(net, validation.X)
+
+
+def _match_axes(net: Any, dataset: Any) -> None:
+    """Give real-valued targets the number of axes that the module's outputs have.
+
+    A criterion would broadcast (n,) against (n, 1) to (n, n), or refuse.
+    """
+    y = getattr(dataset, "y", None)
+    if not isinstance(y, np.ndarray) or y.dtype.kind != "f":
+        return
+    with as_forward(net).frozen():
+        n_axes = raw_outputs(net, first_rows(net, dataset)).ndim
+    if n_axes == 1 and y.ndim == 2 and y.shape[1] == 1:
+        dataset.y = y.ravel()
+    elif n_axes == 2 and y.ndim == 1:
+        dataset.y = y.reshape(-1, 1)
+
+
+def _check_history(net: Any) -> None:
+    """Raise, or warn, if the training loss shows that training has diverged."""
+    losses = [row["train_loss"] for row in net.history if "train_loss" in row]
+    if not losses:
+        return
+    if not np.isfinite(losses[-1]):
+        raise ValueError(
+            f"The training of the network has diverged: its loss is {losses[-1]} "
+            "after the last epoch. Lower the learning rate or scale the inputs."
+        )
+    if losses[-1] > 10 * abs(losses[0]) + 1:
+        warn_user(
+            f"The training of the network seems to have diverged: its loss rose from "
+            f"{losses[0]:.3g} to {losses[-1]:.3g}. Lower the learning rate or scale "
+            "the inputs.",
+        )

@@ -1,0 +1,146 @@
+"""VariationalTrainer: training of distributions over the weights of a network."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from sklearn.base import clone
+from skorch.callbacks import ParamMapper
+
+from sklaplace.estimators.options.given_net import inner_net
+from sklaplace.estimators.predicting.output_model import require_draws
+from sklaplace.estimators.training.prior_callback import PriorCallback
+from sklaplace.estimators.training.trainer import Trainer
+from sklaplace.networks.data import TrainingData
+from sklaplace.networks.default import is_penalised, without_penalty
+from sklaplace.networks.outputs import OutputSpec
+from sklaplace.networks.trained import TrainedNetwork
+from sklaplace.posterior.variational.elbo import Elbo
+from sklaplace.posterior.variational.module import VariationalPosterior
+
+
+@dataclass(frozen=True)
+class VariationalNetwork(TrainedNetwork):
+    """A network with its weights at the medians of their distributions.
+
+    Attributes
+    ----------
+    posterior : VariationalPosterior
+        The distributions.
+    noise : float
+        Standard deviation of the observation noise in the objective.
+    """
+
+    posterior: VariationalPosterior | None = None
+    noise: float = 1.0
+
+
+@dataclass(kw_only=True)
+class VariationalTrainer(Trainer):
+    """Trains distributions over the weights by Bayes by Backprop.
+
+    Attributes
+    ----------
+    elbo : Elbo
+        The objective.
+    n_samples : int
+        Number of draws in prediction.
+    """
+
+    elbo: Elbo
+    n_samples: int
+
+    has_prior = True
+
+    def train(
+        self, data: TrainingData, validation: TrainingData | None, fit_params: Any
+    ) -> VariationalNetwork:
+        """Return the trained network with its distributions."""
+        if self.is_frozen:
+            self.elbo.start = copy.deepcopy(inner_net(self.estimator).module_)
+        found = vars(super().train(data, validation, fit_params))
+        return VariationalNetwork(**found, posterior=self._posterior, noise=self._noise)
+
+    def new_net(self, data: TrainingData) -> Any:
+        """Return the net to train, without a penalty on its weights."""
+        net = inner_net(self.estimator)
+        net = self.targets.default_net(data) if net is None else clone(net)
+        return without_penalty(net) if is_penalised(net) else net
+
+    def learn(self, net: Any, *args: Any) -> tuple[Any, Any]:
+        """Train the distributions; frozen nets are where they start."""
+        _check_net(net, has_likelihood=self.likelihood is not None)
+        samples, module = self.train_net(net, *args), net.module_
+        distribution = module.posterior.requires_grad_(False)
+        if not all(bool(p.isfinite().all()) for p in distribution.parameters()):
+            raise ValueError(
+                "The training of the posterior has diverged: its parameters are not "
+                "finite. Lower the learning rate of estimator, or scale X."
+            )
+        prior, layout = self.elbo.prior, module.layout
+        self._posterior = VariationalPosterior(distribution, prior, layout)
+        distribution.zero_grad()
+        self._noise = float(self.elbo.noise(module))
+        net.module_ = module.at_medians()
+        net.initialize_optimizer()  # of the weights that the net now has
+        return samples
+
+    def training_mixins(self) -> tuple[type, ...]:
+        """Return the mixin that computes the objective."""
+        return (self.elbo.mixin(),)
+
+    def before_training(self, net: Any, spec: OutputSpec, held_out: Any) -> None:
+        """Check the optimizer and the memory for draws, and start the objective."""
+        _check_optimizer(net)
+        require_draws(self.n_samples, net.module_.layout.n_parameters)
+        if self.validation_fraction is not None:
+            self.elbo.held_out = held_out
+        self.elbo.begin(net.module_, spec)
+
+
+def _check_net(net: Any, *, has_likelihood: bool) -> None:
+    """Raise for nets with settings that Bayes by Backprop would not follow."""
+    kind = type(net)
+    owner = next(base for base in kind.__mro__ if "get_loss" in vars(base))
+    if not (has_likelihood or owner.__module__.startswith("skorch.")):
+        raise ValueError(
+            f"estimator is a {kind.__name__}, whose get_loss would not be used: the "
+            "objective is made of the likelihood that belongs to its criterion. Leave "
+            "get_loss as skorch has it, or pass likelihood."
+        )
+    if getattr(net, "optimizer__param_groups", None):
+        raise ValueError(
+            "optimizer__param_groups names parameters of the module, in whose place "
+            "those of their distributions are trained. Leave it out."
+        )
+    if net.max_epochs == 0:
+        raise ValueError(
+            "The net has max_epochs=0, so that no distribution would be learned. "
+            "Choose 1 or more; distributions need more epochs than weights."
+        )
+    callbacks = getattr(net, "callbacks", None)
+    for entry in [] if isinstance(callbacks, str) else callbacks or []:
+        callback = entry[1] if isinstance(entry, tuple) else entry
+        if isinstance(callback, PriorCallback | ParamMapper):
+            raise ValueError(
+                f"The callback {type(callback).__name__} is about parameters of the "
+                "module, in whose place those of their distributions are trained. "
+                "Leave it out; parameters with requires_grad=False stay as they are."
+            )
+
+
+def _check_optimizer(net: Any) -> None:
+    """Raise for line searches, whose losses have other draws, and weight decay."""
+    for group in net.optimizer_.param_groups:
+        if group.get("line_search_fn"):
+            raise ValueError(
+                f"The optimizer has line_search_fn={group['line_search_fn']!r}, which "
+                "compares losses under different draws of the weights. Set "
+                "optimizer__line_search_fn=None, or use torch.optim.Adam."
+            )
+        if group.get("weight_decay"):
+            raise ValueError(
+                f"The optimizer has weight_decay={group['weight_decay']}, which would "
+                "pull at the parameters of the distributions. Set "
+                "optimizer__weight_decay=0; prior_scale says how wide weights may be."
+            )

@@ -1,0 +1,179 @@
+"""Arrays of numbers and of labels, from what users pass, with messages that name it.
+
+numpy itself converts None and ``"nan"`` to NaN and dates to integers; missing values of
+pandas and labels of several types raise errors about comparisons.
+"""
+
+import datetime as dt
+import math
+import reprlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sklaplace.core.checks import check_unmasked
+
+_DATES = np.datetime64, np.timedelta64, dt.date, dt.time, dt.timedelta
+# pandas has types of its own, and is not imported here
+_DATE_TYPES, _MISSING_TYPES = ("NaTType", "Period"), ("NAType", "NaTType")
+# parts of the names of dtypes of dates in pandas, polars and Arrow
+_DATE_DTYPES = "date", "time", "duration", "period"
+
+LEAVE_OUT = "Leave out these samples."
+IMPUTE = (
+    "Leave out these samples, or impute their values first (SimpleImputer in a "
+    "Pipeline)."
+)
+ENCODE = (
+    "Encode strings and categories as numbers (OneHotEncoder or OrdinalEncoder in a "
+    "Pipeline)."
+)
+
+
+def detached(values: Any) -> Any:
+    """Return tensors without their graph, in a dtype of numpy; others as they are."""
+    if not isinstance(values, Tensor):
+        return values
+    values = values.detach()
+    return values.float() if values.dtype == torch.bfloat16 else values
+
+
+def as_array(values: Any, name: str) -> np.ndarray:
+    """Return an array; raises for data that has no common dtype, or no shape."""
+    check_unmasked(values, name)
+    try:
+        return np.asarray(detached(values))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} cannot be converted to an array: {error}") from error
+
+
+def check_columns(frame: Any, name: str) -> None:
+    """Raise for a data frame with dates, which numpy may convert to integers."""
+    dtypes = getattr(frame, "dtypes", ())
+    for column, dtype in zip(getattr(frame, "columns", ()), dtypes, strict=False):
+        if any(part in str(dtype).lower() for part in _DATE_DTYPES):
+            raise _no_dates(name, f"in column {column!r} ({dtype})")
+
+
+def as_numbers(values: Any, name: str, advice: str = ENCODE) -> np.ndarray:
+    """Return numbers: as they are, or converted to float64. Missing ones are NaN.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For dates, and for other entries that are not numbers; ``advice`` ends the
+        message.
+    """
+    values = as_array(values, name)
+    if values.dtype.kind in "fiubc":
+        return values
+    for value in _one_of_each_type(values):
+        if isinstance(value, _DATES) or type(value).__name__ in _DATE_TYPES:
+            raise _no_dates(name, f"such as {value}")
+    try:
+        return values.astype(np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        cause = error
+    entry = next(v for v in values.ravel().tolist() if not _is_number(v))
+    if is_missing(entry):
+        raise ValueError(f"{name} contains NaN: {entry}. {_advice(name)}") from cause
+    kind = TypeError if isinstance(cause, TypeError) else ValueError
+    raise kind(
+        f"{name} has the entry {reprlib.repr(entry)}, which is not a number "
+        f"({cause}). {advice}"
+    ) from cause
+
+
+def check_finite(values: np.ndarray, name: str) -> None:
+    """Raise for numbers that are NaN or infinite."""
+    if np.isnan(values).any():
+        raise ValueError(f"{name} contains NaN. {_advice(name)}")
+    if not np.isfinite(values).all():
+        raise ValueError(
+            f"{name} contains infinity. Replace infinite values, or leave out these "
+            "samples."
+        )
+
+
+def as_labels(values: Any, name: str) -> np.ndarray:
+    """Return labels of one type: numbers, strings or dates.
+
+    Raises
+    ------
+    ValueError
+        For missing labels, and for labels of several types.
+    """
+    labels = as_array(values, name)
+    if labels.dtype.kind == "f":
+        check_finite(labels, name)
+    if labels.dtype.kind not in "OmM":
+        return labels
+    examples = _one_of_each_type(labels)
+    missing = [value for value in examples if is_missing(value)]
+    if missing:
+        raise ValueError(
+            f"{name} contains NaN: {missing[0]} is a missing label. Leave out these "
+            "samples, or give them a label."
+        )
+    if labels.dtype.kind != "O":
+        return labels
+    kinds = {_kind(value): value for value in examples}
+    if len(kinds) > 1:
+        shown = " and ".join(f"{v!r} ({type(v).__name__})" for v in kinds.values())
+        raise ValueError(
+            f"{name} has labels of several types: {shown}. Convert them to one type, "
+            f"such as by {name}.astype(str)."
+        )
+    return np.array(labels.tolist()) if "number" in kinds else labels
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value is None, NaN, or a missing value of numpy or pandas."""
+    if value is None or type(value).__name__ in _MISSING_TYPES:
+        return True
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        return bool(np.isnat(value))
+    return isinstance(value, float | np.floating) and math.isnan(value)
+
+
+def _advice(name: str) -> str:
+    """What to do about missing values, which only inputs can be given."""
+    return LEAVE_OUT if name.startswith("y") else IMPUTE
+
+
+def _one_of_each_type(values: np.ndarray) -> list[Any]:
+    """Return one entry of each type of an array; one that is missing, if there is."""
+    if values.dtype.kind in "mM":
+        absent = values[np.isnat(values)]
+        return [*absent.flat[:1], *values.flat[:1]][:1]
+    if values.dtype.kind != "O":
+        return []
+    found = {type(value): value for value in values.flat}
+    for kind in found:
+        if issubclass(kind, float | np.floating | np.datetime64 | np.timedelta64):
+            of_kind = (value for value in values.flat if type(value) is kind)
+            found[kind] = next(filter(is_missing, of_kind), found[kind])
+    return list(found.values())
+
+
+def _kind(label: Any) -> str:
+    if isinstance(label, bool | int | float | np.number | np.bool_):
+        return "number"
+    return "string" if isinstance(label, str) else type(label).__name__
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _no_dates(name: str, where: str) -> TypeError:
+    return TypeError(
+        f"{name} has dates or times, {where}. Convert them to numbers first, such as "
+        "by (dates - start) / numpy.timedelta64(1, 'D') for days."
+    )

@@ -1,0 +1,176 @@
+"""Stored arrays: the samples are those of the array, read a part at a time."""
+
+import mmap
+import pickle
+
+import numpy as np
+import pytest
+
+from sklaplace.networks import stored
+from sklaplace.networks.stored import StoredArray, is_stored
+
+N = 50
+VALUES = np.arange(6.0 * N).reshape(N, 3, 2)
+
+
+class Chunked:
+    """An array of blocks, which counts what is read."""
+
+    chunks = (7, 3, 2)
+
+    def __init__(self, values=VALUES):
+        self.values, self.n_read = values, 0
+        self.shape, self.dtype, self.ndim = values.shape, values.dtype, values.ndim
+
+    def __getitem__(self, rows):
+        assert isinstance(rows, slice) or (np.diff(rows) > 0).all()
+        found = self.values[rows]
+        self.n_read += len(found)
+        return found
+
+
+@pytest.fixture(autouse=True)
+def of_any_size(monkeypatch):
+    monkeypatch.setattr(stored, "MAX_LOADED", 0)
+
+
+@pytest.fixture(params=["r", "r+", "chunks"])
+def source(request, tmp_path):
+    if request.param == "chunks":
+        return Chunked()
+    np.save(tmp_path / "values.npy", VALUES)
+    return np.load(tmp_path / "values.npy", mmap_mode=request.param)
+
+
+def single(values):
+    return values.astype("f4")
+
+
+@pytest.fixture
+def array(source):
+    return StoredArray(source, single)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [3, slice(4, 9), slice(None, None, 3), np.array([5, 5, 2]), np.arange(6, 11)],
+    ids=["one", "slice", "step", "places", "consecutive"],
+)
+def test_samples_are_those_of_the_array(array, chosen):
+    found = array[chosen]
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, VALUES[chosen])
+    found[...] = -1  # of in-place layers
+    np.testing.assert_array_equal(array[chosen], VALUES[chosen])
+
+
+def test_parts_of_parts(array):
+    part = array.part(slice(10, 40)).part(np.arange(30)[::-2]).part(slice(2, 5))
+    np.testing.assert_array_equal(part.read(), VALUES[10:40][::-2][2:5])
+    assert part.shape == (3, 3, 2)
+
+
+def test_parts_are_read_alone():
+    source = Chunked()
+    array = StoredArray(source, single)
+    array.part(slice(0, 20)).part(np.array([3, 4, 5]))
+    assert not source.n_read
+    array.part(np.array([3, 5, 9])).read()
+    assert source.n_read == 3
+
+
+def test_a_chunk_is_read_once_for_consecutive_samples():
+    source = Chunked()
+    array = StoredArray(source, single)
+    found = [array.part(slice(5, 40))[k] for k in range(35)]
+    np.testing.assert_array_equal(found, VALUES[5:40])
+    assert source.n_read == 42  # six chunks of seven
+
+
+def test_large_chunks_are_not_read_for_a_sample(monkeypatch):
+    monkeypatch.setattr(stored, "BUDGET", 7 * VALUES[0].nbytes - 1)
+    source = Chunked()
+    StoredArray(source, single)[3]
+    assert source.n_read == 1
+
+
+def test_blocks_are_all_samples(array, monkeypatch):
+    monkeypatch.setattr(stored, "_BLOCK", 7 * VALUES[0].nbytes)
+    blocks = list(array.blocks())
+    assert max(map(len, blocks)) == 7
+    np.testing.assert_array_equal(np.concatenate(blocks), VALUES)
+
+
+class Unpicklable(Chunked):
+    def __reduce__(self):
+        raise TypeError("h5py objects cannot be pickled")
+
+
+def test_pickles_hold_the_samples(array):
+    """The process that reads them may have no such file."""
+    for some in (array, StoredArray(Unpicklable(), single)):
+        found = pickle.loads(pickle.dumps(some.part(slice(3, 9))))
+        np.testing.assert_array_equal(found.read(), VALUES[3:9])
+
+
+def test_digests_are_those_of_the_content(array):
+    digest = array.digest()
+    assert digest == StoredArray(Chunked(), single).digest()
+    assert digest != StoredArray(Chunked(VALUES + 1), single).digest()
+    assert digest != array.part(slice(1, None)).digest()
+
+
+def test_what_is_stored(source, tmp_path, monkeypatch):
+    assert is_stored(source)
+    np.save(tmp_path / "other.npy", VALUES)
+    assert not is_stored(VALUES)
+    assert not is_stored(np.load(tmp_path / "other.npy", mmap_mode="c"))
+    mapped = np.load(tmp_path / "other.npy", mmap_mode="r")
+    assert is_stored(np.asarray(mapped)[3:])
+    assert not is_stored(mapped[[3, 4]])  # a copy
+    monkeypatch.setattr(stored, "MAX_LOADED", VALUES.nbytes)
+    assert is_stored(source) == isinstance(source, Chunked)
+
+
+def test_maps_without_a_file_are_read_at_once(tmp_path):
+    """Nothing is known of what they keep to themselves."""
+    array = np.ndarray((5, 3), "f4", buffer=mmap.mmap(-1, 60))
+    stored.check_file(array, "X")
+    assert not is_stored(array)
+    np.save(tmp_path / "values.npy", VALUES)
+    stored.check_file(np.load(tmp_path / "values.npy", mmap_mode="r")[:0], "X")
+
+
+@pytest.mark.parametrize("mode", ["c", "r+"])
+def test_changes_to_a_map_are_kept(tmp_path, mode):
+    """A map that keeps its changes to itself would lose them with its pages."""
+    np.save(tmp_path / "values.npy", VALUES)
+    mapped = np.load(tmp_path / "values.npy", mmap_mode=mode)
+    mapped[0] = 7
+    array = StoredArray(mapped, single)
+    assert (array[0] == 7).all()
+    assert (array[0] == 7).all()
+
+
+def test_what_cannot_be_read_is_named():
+    class Broken(Chunked):
+        def __getitem__(self, rows):
+            raise KeyError("block 3 is missing")
+
+    with pytest.raises(OSError, match=r"rows 4 to 8.*block 3 is missing"):
+        StoredArray(Broken(), single)[4:9]
+
+
+def test_an_unknown_number_of_rows():
+    source = Chunked()
+    source.shape = (np.nan, 3, 2)
+    with pytest.raises(ValueError, match="compute_chunk_sizes"):
+        StoredArray(source, single)
+
+
+def test_a_whole_array_that_does_not_fit(array, monkeypatch):
+    np.testing.assert_array_equal(np.asarray(array), VALUES)
+    monkeypatch.setattr("sklaplace.core.budget.SMALL", 0)
+    monkeypatch.setattr("sklaplace.core.budget.free_bytes", lambda device: 100)
+    with pytest.raises(ValueError, match="pass a net"):
+        np.asarray(array)
