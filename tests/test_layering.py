@@ -86,7 +86,10 @@ def imports(node, module, in_function=False):
     elif isinstance(node, ast.ImportFrom):
         for target in import_from_targets(node, module):
             yield target, node.lineno, in_function
-    inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    # A type checker imports what stands below `if TYPE_CHECKING`; a run does not.
+    is_typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    inside = in_function or is_function or is_typing
     for child in ast.iter_child_nodes(node):
         yield from imports(child, module, inside)
 

@@ -202,8 +202,7 @@ class PairTargets(ClassTargets):
 
     def default_net(self, data: TrainingData) -> Any:
         """Return the default skorch net, which scores items by their features."""
-        require_array(data.X)
-        items = data.X.reshape(2 * len(data.X), -1)
+        items = require_array(data.X).reshape(2 * len(data.y), -1)
         preferred = np.stack([1 - data.y, data.y], 1).reshape(-1, 1)
         w = None if data.sample_weight is None else np.repeat(data.sample_weight, 2)
         loss = nn.BCEWithLogitsLoss

@@ -1,17 +1,18 @@
-"""What a skorch net adds to its module, refused where predictions would ignore it."""
+"""Refusals of skorch nets whose own code or device predictions would ignore.
 
-from contextlib import ExitStack
-from typing import Any
+A net of skorch's AccelerateMixin has to unwrap its module after training, by
+``unwrap_after_train=True``: copies of the net lose the mixed precision of a wrapper.
+"""
 
 import torch
-from torch import Tensor, nn
+from skorch import NeuralNet
+from torch import nn
 
-from sklaplace.core.linalg import MANY_ROUNDINGS
 from sklaplace.core.trees import copied
-from sklaplace.likelihoods import Likelihood
+from sklaplace.networks.forward import recorded_outputs
 
 
-def check_one_module(net: Any, x: Any) -> None:
+def check_one_module(net: NeuralNet, x: object) -> None:
     """Refuse a net whose outputs depend on a further module than ``module_``.
 
     Raises
@@ -19,24 +20,20 @@ def check_one_module(net: Any, x: Any) -> None:
     ValueError
         If ``infer`` calls one for a few samples ``x``.
     """
-    names = [name for name in getattr(net, "_modules", ()) if name != "module"]
-    called: list[str] = []
-    with ExitStack() as stack, torch.enable_grad():
-        for name in names:
-            for part in getattr(net, f"{name}_").modules():
-                note = lambda *_, name=name: called.append(name)  # noqa: E731
-                stack.enter_context(part.register_forward_hook(note))
-        if names:
+    for name in set(getattr(net, "_modules", ())) - {"module"}:
+        part = getattr(net, f"{name}_")
+        layers = [layer for layer, _ in part.named_modules()]
+        with recorded_outputs(part, layers) as called, torch.enable_grad():
             net.infer(copied(x))
-    if called:
-        raise ValueError(
-            f"The net infers by {called[0]}_ besides module_, whose weights would be "
-            "left out, and which would stay in training mode. Put both into one "
-            "torch.nn.Module and pass it as module."
-        )
+        if called:
+            raise ValueError(
+                f"The net infers by {name}_ besides module_, whose weights would be "
+                "left out, and which would stay in training mode. Put both into one "
+                "torch.nn.Module and pass it as module."
+            )
 
 
-def check_device(net: Any) -> None:
+def check_device(net: NeuralNet) -> None:
     """Refuse a net on a device that is not there, or has no float64.
 
     Raises
@@ -65,7 +62,7 @@ def check_device(net: Any) -> None:
         )
 
 
-def check_scripted(net: Any) -> None:
+def check_scripted(net: NeuralNet) -> None:
     """Refuse modules of TorchScript, whose weights and hooks torch does not let change.
 
     Raises
@@ -84,92 +81,17 @@ def check_scripted(net: Any) -> None:
             )
 
 
-def check_wrapper(net: Any) -> None:
-    """Refuse a net of skorch's AccelerateMixin that stays in mixed precision.
+def check_nonlinearity(net: NeuralNet) -> None:
+    """Refuse a ``predict_nonlinearity`` of the user's own.
 
     Raises
     ------
     ValueError
-        If the module is wrapped after training, too: copies of it, also those that
-        workers and files get, are not.
+        If it is a function: the criterion implies how outputs become predictions.
     """
-    accelerator = getattr(net, "accelerator", None)
-    precision = getattr(accelerator, "mixed_precision", "no")
-    if precision != "no" and not getattr(net, "unwrap_after_train", True):
+    if callable(getattr(net, "predict_nonlinearity", None)):
         raise ValueError(
-            "unwrap_after_train=False keeps the module in Accelerate's "
-            f"mixed_precision={precision!r}, which copies of the net lose: loaded ones "
-            "and those of workers would predict otherwise. Use "
-            "unwrap_after_train=True, which predicts in full precision, or enter "
-            "torch.autocast in the module's forward."
-        )
-
-
-def check_nonlinearity(net: Any, raw: Tensor, likelihood: Likelihood) -> None:
-    """Refuse a ``predict_nonlinearity`` that is not the one of the criterion.
-
-    Raises
-    ------
-    ValueError
-        If it maps the outputs of a few samples elsewhere.
-    """
-    given = getattr(net, "predict_nonlinearity", None)
-    if not callable(given):  # None or "auto"
-        return
-    plain = object.__new__(type(net))
-    vars(plain).update(vars(net), predict_nonlinearity="auto")
-    with torch.no_grad():
-        try:
-            found = given(raw)
-        except Exception as error:
-            raise ValueError(
-                "predict_nonlinearity of the net cannot be applied to the outputs "
-                f"{tuple(raw.shape)} of a few samples: {error}. Correct it, or use "
-                "predict_nonlinearity='auto'."
-            ) from error
-        allowed = [plain._get_predict_nonlinearity()(raw), _implied(raw, likelihood)]
-    if not any(_are_equal(found, other) for other in allowed):
-        raise ValueError(
-            "predict_nonlinearity of the net maps outputs to other predictions than "
-            f"criterion={type(net.criterion_).__name__} implies, by which they are "
-            "computed here. Use predict_nonlinearity='auto', and do what it does in "
-            "the module."
-        )
-
-
-def _implied(raw: Tensor, likelihood: Any) -> Tensor:
-    """Probabilities of classes, or means of targets, given the outputs."""
-    if likelihood.is_classification:
-        return torch.as_tensor(likelihood.probabilities(raw))
-    f = raw.detach().cpu().double().numpy()
-    return torch.as_tensor(likelihood.moments(f, 0 * f, 0.0)[0]).to(raw)
-
-
-def _are_equal(found: Any, expected: Tensor) -> bool:
-    """Whether they agree, those of two classes also by the second alone."""
-    if not isinstance(found, Tensor) or not found.is_floating_point():
-        return False
-    if expected.ndim == 2 and expected.shape[1] == 2 and found.numel() == len(expected):
-        found, expected = found.flatten(), expected[:, 1]
-    if found.shape != expected.shape:
-        return False
-    atol = max(1e-5, MANY_ROUNDINGS * torch.finfo(found.dtype).eps)
-    return torch.allclose(found.to(expected), expected, atol=atol)
-
-
-def check_held_out_batches(net: Any, held_out: Any) -> None:
-    """Refuse a loader of held-out samples that drops all of them.
-
-    Raises
-    ------
-    ValueError
-        If they are fewer than a batch, and ``drop_last`` is set.
-    """
-    options = net.get_params_for("iterator_valid")
-    size = options.get("batch_size", net.batch_size)
-    if held_out is not None and options.get("drop_last") and len(held_out) < size:
-        raise ValueError(
-            f"iterator_valid__drop_last=True of the net drops all {len(held_out)} "
-            f"held-out samples, which are fewer than a batch of {size}. Leave it out, "
-            "or set a smaller iterator_valid__batch_size."
+            "predict_nonlinearity of the net is a function, and predictions follow "
+            f"from criterion={type(net.criterion_).__name__}. Use "
+            "predict_nonlinearity='auto', and apply further functions in the module."
         )
