@@ -101,8 +101,7 @@ class Batches:
     ----------
     net : skorch.NeuralNet
         Its ``iterator_valid`` and its options are used, but for those that leave out
-        or permute samples. A loader of the user's own has to yield each sample once,
-        in order.
+        or permute samples.
     dataset : Dataset
         With or without sample weights.
     batch_size : int
@@ -146,9 +145,21 @@ class Batches:
         weighted = sample_weights(self.dataset) is not None
         if weighted:
             loader.collate_fn = partial(collate_weighted, loader.collate_fn)
+        n_left = len(self.dataset)
         for batch in loader:
             x, y = unpack_data(batch)
+            # targets first: packed sequences have another number of entries
+            n_left -= next(len(v) for v in leaves((y, x)) if np.ndim(v))
+            if n_left < 0:
+                break
             yield (x, *y) if weighted else (x, y, None)
+        if n_left:
+            n_samples = len(self.dataset)
+            found = "more than" if n_left < 0 else f"{n_samples - n_left} of"
+            raise ValueError(
+                f"iterator_valid={type(loader).__name__} yields {found} {n_samples} "
+                "samples. Use a loader that yields each one once, in order."
+            )
 
     def _on_device(self, value: Any) -> Any:
         if value is None:

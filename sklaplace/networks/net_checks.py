@@ -1,14 +1,18 @@
-"""Refusals of skorch nets whose own code or device predictions would ignore.
+"""Refusals of skorch nets whose own code or device predictions would ignore."""
 
-A net of skorch's AccelerateMixin has to unwrap its module after training, by
-``unwrap_after_train=True``: copies of the net lose the mixed precision of a wrapper.
-"""
+from typing import cast
 
 import torch
 from skorch import NeuralNet
-from torch import nn
+from torch import Tensor, nn
 
+from sklaplace.core.linalg import MANY_ROUNDINGS
 from sklaplace.core.trees import copied
+from sklaplace.likelihoods import (
+    ClassificationLikelihood,
+    Likelihood,
+    RegressionLikelihood,
+)
 from sklaplace.networks.forward import recorded_outputs
 
 
@@ -81,17 +85,77 @@ def check_scripted(net: NeuralNet) -> None:
             )
 
 
-def check_nonlinearity(net: NeuralNet) -> None:
-    """Refuse a ``predict_nonlinearity`` of the user's own.
+def check_wrapper(net: NeuralNet) -> None:
+    """Refuse a net of skorch's AccelerateMixin that stays in mixed precision.
 
     Raises
     ------
     ValueError
-        If it is a function: the criterion implies how outputs become predictions.
+        If the module is wrapped after training, too: copies of it, also those that
+        workers and files get, are not.
     """
-    if callable(getattr(net, "predict_nonlinearity", None)):
+    accelerator = getattr(net, "accelerator", None)
+    precision = getattr(accelerator, "mixed_precision", "no")
+    if precision != "no" and not getattr(net, "unwrap_after_train", True):
         raise ValueError(
-            "predict_nonlinearity of the net is a function, and predictions follow "
-            f"from criterion={type(net.criterion_).__name__}. Use "
-            "predict_nonlinearity='auto', and apply further functions in the module."
+            "unwrap_after_train=False keeps the module in Accelerate's "
+            f"mixed_precision={precision!r}, which copies of the net lose: loaded ones "
+            "and those of workers would predict otherwise. Use "
+            "unwrap_after_train=True, which predicts in full precision, or enter "
+            "torch.autocast in the module's forward."
         )
+
+
+def check_nonlinearity(net: NeuralNet, raw: Tensor, likelihood: Likelihood) -> None:
+    """Refuse a ``predict_nonlinearity`` that is not the one of the criterion.
+
+    Raises
+    ------
+    ValueError
+        If it maps the outputs of a few samples elsewhere.
+    """
+    given = getattr(net, "predict_nonlinearity", None)
+    if not callable(given):  # None or "auto"
+        return
+    plain = object.__new__(type(net))
+    vars(plain).update(vars(net), predict_nonlinearity="auto")
+    with torch.no_grad():
+        try:
+            found = given(raw)
+        except Exception as error:
+            raise ValueError(
+                "predict_nonlinearity of the net cannot be applied to the outputs "
+                f"{tuple(raw.shape)} of a few samples: {error}. Correct it, or use "
+                "predict_nonlinearity='auto'."
+            ) from error
+        allowed = [plain._get_predict_nonlinearity()(raw), _implied(raw, likelihood)]
+    if not any(_are_equal(found, other) for other in allowed):
+        raise ValueError(
+            "predict_nonlinearity of the net maps outputs to other predictions than "
+            f"criterion={type(net.criterion_).__name__} implies, by which they are "
+            "computed here. Use predict_nonlinearity='auto', and do what it does in "
+            "the module."
+        )
+
+
+def _implied(raw: Tensor, likelihood: Likelihood) -> Tensor:
+    """Return probabilities of classes, or means of targets, given the outputs."""
+    if isinstance(likelihood, ClassificationLikelihood):
+        return likelihood.probabilities(raw)
+    f, known = (
+        raw.detach().cpu().double().numpy(),
+        cast(RegressionLikelihood, likelihood),
+    )
+    return torch.as_tensor(known.moments(f, 0 * f, 0.0)[0]).to(raw)
+
+
+def _are_equal(found: object, expected: Tensor) -> bool:
+    """Whether predictions agree; for two classes, the second may stand alone."""
+    if not isinstance(found, Tensor) or not found.is_floating_point():
+        return False
+    if expected.ndim == 2 and expected.shape[1] == 2 and found.numel() == len(expected):
+        found, expected = found.flatten(), expected[:, 1]
+    if found.shape != expected.shape:
+        return False
+    atol = max(1e-5, MANY_ROUNDINGS * torch.finfo(found.dtype).eps)
+    return torch.allclose(found.to(expected), expected, atol=atol)

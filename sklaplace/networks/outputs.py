@@ -171,8 +171,8 @@ def measure_outputs(
     ValueError
         If criterion or outputs do not fit.
     """
+    has_criterion = likelihood is None
     if likelihood is None:
-        check_nonlinearity(net)
         likelihood, convention = _likelihood(net, allowed, adapted, other)
     else:
         likelihood, convention = adapted(likelihood), ""
@@ -181,6 +181,8 @@ def measure_outputs(
     _check_finite(raw, is_trained)
     if n_targets is not None:
         _check_width(raw, likelihood, n_targets)
+    if has_criterion:
+        check_nonlinearity(net, raw, likelihood)
     sums_to_one = likelihood.is_shift_invariant and raw.ndim > 1 and raw.shape[1] > 1
     computed = [first_tensor(out) for calls in leaves.values() for out in calls]
     # of probabilities and their logarithms, some roundings more than one

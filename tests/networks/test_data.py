@@ -60,6 +60,18 @@ class TestBatches:
         x.zero_()
         assert np.abs(X).max() > 0
 
+    @pytest.mark.parametrize(
+        ("rows", "words"),
+        [(range(50), "50 of 60"), ([*range(60), 0], "more than 60")],
+    )
+    def test_refuse_loaders_that_choose_rows(self, rows, words):
+        class Choosing(DataLoader):
+            def __init__(self, dataset, **options):
+                super().__init__(Subset(dataset, rows), **options)
+
+        with pytest.raises(ValueError, match=f"iterator_valid=Choosing yields {words}"):
+            list(Batches(classifier(iterator_valid=Choosing), DATA, 7))
+
     def test_subsets(self):
         inner = Subset(DATA, list(range(10, 30)))
         outer = Subset(inner, [3, 1])

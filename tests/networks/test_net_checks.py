@@ -1,5 +1,6 @@
 """What a skorch net does besides its module."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from nets import (
     MLP,
     RecordTraining,
+    binary_classifier,
     blobs,
     classifier,
     regressor,
@@ -25,6 +27,8 @@ from sklaplace import (
     MCDropoutClassifier,
     VariationalClassifier,
 )
+from sklaplace.likelihoods import Categorical
+from sklaplace.networks.net_checks import check_nonlinearity, check_wrapper
 
 X, Y = blobs()
 
@@ -102,6 +106,27 @@ def test_a_callback_refuses_a_device_without_float64():
     refused(ValueError, MPS, lambda: net.partial_fit(X, Y))
 
 
+class Mixed(NeuralNetClassifier):
+    """As a net of skorch's AccelerateMixin."""
+
+    def __init__(self, *args, precision="bf16", unwrap_after_train=False, **params):
+        super().__init__(*args, **params)
+        self.precision, self.unwrap_after_train = precision, unwrap_after_train
+
+    @property
+    def accelerator(self):
+        return SimpleNamespace(mixed_precision=self.precision)
+
+
+@pytest.mark.parametrize("estimator", [LaplaceClassifier, MCDropoutClassifier])
+def test_a_wrapper_that_copies_lose_is_refused_before_training(estimator):
+    net = Mixed(MLP, criterion=nn.CrossEntropyLoss, callbacks=[RecordTraining()])
+    words = "unwrap_after_train=False", "mixed_precision='bf16'", "torch.autocast"
+    refused_fit(estimator(net), *words, data=(X, Y))
+    for options in ({"unwrap_after_train": True}, {"precision": "no"}):
+        check_wrapper(Mixed(MLP, criterion=nn.CrossEntropyLoss, **options))
+
+
 def test_a_second_module_is_refused_before_training():
     model = LaplaceClassifier(two_modules(WithEncoder))
     refused_fit(model, "enc_ besides module_", "one torch.nn.Module", data=(X, Y))
@@ -112,17 +137,66 @@ def test_a_second_module_that_outputs_do_not_depend_on():
     assert model.fit(X, Y).predict_proba(X).shape == (60, 3)
 
 
-def test_nonlinearities_of_the_users_own_are_refused_before_training():
+SOFTMAX = partial(torch.softmax, dim=-1)
+
+
+@pytest.mark.parametrize(
+    ("net", "nonlinearity"),
+    [
+        (classifier, "auto"),
+        (classifier, None),
+        (classifier, SOFTMAX),
+        (binary_classifier, torch.sigmoid),
+    ],
+)
+def test_nonlinearities_of_the_criterion(net, nonlinearity):
+    rows = blobs(n_classes=2) if net is binary_classifier else (X, Y)
+    made = net(predict_nonlinearity=nonlinearity)
+    plain, same = (
+        LaplaceClassifier(n, prior_precision=1.0, random_state=0).fit(*rows)
+        for n in (net(), made)
+    )
+    assert (plain.predict_proba(rows[0]) == same.predict_proba(rows[0])).all()
+
+
+def sharper(f):
+    return (3 * f).softmax(-1)
+
+
+def test_other_nonlinearities_are_refused_before_training():
     words = "predict_nonlinearity", "'auto'"
-    net = classifier(predict_nonlinearity=torch.softmax, callbacks=[RecordTraining()])
+    net = classifier(predict_nonlinearity=sharper)
     refused_fit(LaplaceClassifier(net), *words, "CrossEntropyLoss", data=(X, Y))
     net = regressor(predict_nonlinearity=torch.exp)
     refused_fit(LaplaceRegressor(net), *words, "MSELoss", data=waves())
 
 
-def test_no_nonlinearity_is_that_of_the_criterion():
-    plain, same = (
-        LaplaceClassifier(net, prior_precision=1.0, random_state=0).fit(X, Y)
-        for net in (classifier(), classifier(predict_nonlinearity=None))
-    )
-    assert (plain.predict_proba(X) == same.predict_proba(X)).all()
+def own_softmax(f):
+    return f.exp() / f.exp().sum(-1, keepdim=True)
+
+
+def failing(f):
+    raise TypeError("expected a string")
+
+
+def test_nonlinearities_that_cannot_be_applied_are_refused_in_words():
+    net = classifier(predict_nonlinearity=failing)
+    words = "predict_nonlinearity", "expected a string", "'auto'"
+    refused_fit(LaplaceClassifier(net), *words, data=(X, Y))
+
+
+def test_nonlinearities_are_compared_within_the_rounding_of_the_network():
+    raw = 3 * torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        net = classifier(predict_nonlinearity=own_softmax).initialize()
+        check_nonlinearity(net, raw.to(dtype), Categorical())
+    net = classifier(predict_nonlinearity=sharper).initialize()
+    with pytest.raises(ValueError, match="other predictions"):
+        check_nonlinearity(net, raw.to(torch.bfloat16), Categorical())
+
+
+def test_counts_whose_rate_is_the_exponential_of_the_output():
+    net = regressor(criterion=nn.PoissonNLLLoss, predict_nonlinearity=torch.exp)
+    X, y = waves()
+    model = LaplaceRegressor(net, prior_precision=1.0).fit(X, (abs(y) * 3).round())
+    assert (model.predict(X) > 0).all()

@@ -7,7 +7,7 @@ from skorch import NeuralNet
 from torch import nn
 
 from sklaplace.core import progress
-from sklaplace.networks.net_checks import check_device, check_scripted
+from sklaplace.networks.net_checks import check_device, check_scripted, check_wrapper
 
 
 def inner_net(estimator: Any) -> Any:
@@ -35,6 +35,7 @@ def check_net(model: Any) -> None:
         )
     check_scripted(net)
     check_device(net)
+    check_wrapper(net)
     if is_frozen(model.estimator) and not getattr(net, "initialized_", False):
         raise ValueError(
             "The frozen network has no weights yet. Fit it, or call "

@@ -19,12 +19,13 @@ from skorch import NeuralNet
 from skorch.history import History
 from skorch.utils import to_tensor
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from sklaplace.likelihoods.base import Likelihood, weighted
 from sklaplace.networks.data import Batches
 from sklaplace.networks.forward import OUTPUT_MAPS, Forward, as_columns
 from sklaplace.networks.outputs import OutputSpec, unwrapped
+from sklaplace.networks.streams import Samples
 from sklaplace.networks.training import batch_weights, mean_weight
 from sklaplace.posterior.variational.divergence import divergence
 from sklaplace.posterior.variational.family import PosteriorFamily
@@ -91,7 +92,7 @@ class Elbo:
     schedule: str
     sigma: float | None = None
     start: nn.Module | None = None
-    held_out: Dataset[object] | None = None
+    held_out: Samples | None = None
     spec: OutputSpec = field(init=False, repr=False)
     n_samples: int = 0
     n_batches: int = 1
@@ -168,6 +169,7 @@ class Elbo:
     @torch.no_grad()
     def _held_out_variance(self, net: NeuralNet) -> float:
         """Mean squared residual of held-out samples at the medians of the weights."""
+        assert self.held_out is not None
         likelihood, module = self.spec.likelihood, net.module_
         total, count = 0.0, 0.0
         with Forward(module, module).frozen(), torch.enable_grad():
