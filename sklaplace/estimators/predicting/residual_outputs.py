@@ -113,7 +113,7 @@ class ResidualOutputs(WeightDraws):
     def in_graph(
         self, forward: Forward, x: Batch, n_joint: int
     ) -> tuple[Tensor, Tensor]:
-        """Return mean and covariance in the autograd graph of ``x``; see `GLMOutputs`."""
+        """Return moments in the autograd graph of ``x``; see `GLMOutputs`."""
         assert isinstance(self.inner, GLMOutputs)
         mean, cov = self.inner.in_graph(forward, x, n_joint)
         rows = self.residual.rows(*self._features(forward, x, keeps_graph=True), x)
