@@ -145,8 +145,8 @@ def readable(n_bytes: float) -> str:
 def move(value: Any, device: torch.device | str) -> Any:
     """Move tensors, modules, sequences and dataclasses to a device.
 
-    Values that are already there are returned, others are copied. A value shared by
-    several others is moved once and stays shared.
+    Values already on the device are returned unchanged; others are copied. A value
+    shared by several others is moved once and stays shared.
     """
     return _moved(value, torch.device(device), {})
 

@@ -171,7 +171,7 @@ class _Hasher(NumpyHasher):
         return NotImplemented
 
     def _content(self, tensor: Tensor) -> tuple[Any, ...]:
-        """Return values, metadata and storage; tensors that share it train as one."""
+        """Return values, metadata and the storage, which other tensors can share."""
         storage = tensor.untyped_storage()
         number, _ = self.storages.setdefault(
             storage.data_ptr() or id(tensor), (len(self.storages), tensor)
@@ -191,7 +191,7 @@ class _Hasher(NumpyHasher):
                 self.save(_code(part))
 
     def _batch_setitems(self, items: Iterable[Any], *args: Any) -> None:
-        # unlike joblib, keep the order, here the order of a module's layers
+        # unlike joblib, keep the order, because a module's layers are ordered
         super(Hasher, self)._batch_setitems(items, *args)
 
     dispatch: ClassVar[dict[Any, Any]] = {
@@ -237,7 +237,7 @@ def _codes(value: Any) -> list[types.CodeType]:
 def _source(value: Any, file: str | None, stamp: int) -> str:
     """Return the source of a class or function, cached by the file's time stamp.
 
-    A notebook has no file, so its classes are represented by their whole cell.
+    A notebook has no file, so its classes are hashed by their whole cell.
     """
     if file and not file.endswith(".py"):  # compiled
         return ""

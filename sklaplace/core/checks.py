@@ -30,7 +30,7 @@ def listed(names: Iterable[str]) -> str:
 def check_option(
     name: str, value: Any, allowed: Iterable[str], others: str = ""
 ) -> None:
-    """Raise ValueError unless a value is allowed; ``others`` ends the list of names."""
+    """Raise ValueError unless a value is allowed; ``others`` extends the message."""
     allowed = list(allowed)
     if isinstance(value, str) and value in allowed:
         return
@@ -162,7 +162,8 @@ def check_arrays(**arrays: Any) -> None:
     """Raise an error for masked arrays, and for non-numpy arrays under dispatch.
 
     Under array API dispatch, scikit-learn expects results from the library of the
-    inputs, but results are numpy arrays. Without dispatch, tensors are converted.
+    inputs, but this package returns numpy arrays. Without dispatch, tensors are
+    converted.
     """
     for name, value in arrays.items():
         check_unmasked(value, name)
@@ -185,8 +186,8 @@ def check_arrays(**arrays: Any) -> None:
 def naming(**arguments: str) -> Iterator[None]:
     """Make error messages name the arguments that the user passed.
 
-    ``naming(X="X_val")`` replaces X by X_val in messages that do not mention X_val. It
-    puts X_val first in messages without X, such as some of scikit-learn's.
+    ``naming(X="X_val")`` replaces X by X_val in messages that do not mention X_val.
+    Messages without X, such as some of scikit-learn's, get the prefix X_val.
     """
     try:
         yield

@@ -79,8 +79,8 @@ def wide_root_eigh(root: Tensor) -> tuple[Tensor, Tensor]:
 
     Notes
     -----
-    Costs O(n·p²). The product is not formed, so eigenvalues are precise to ``eps²``
-    times the largest eigenvalue instead of ``eps``.
+    Costs O(n·p²). The product is not formed, so eigenvalues are accurate to
+    ``eps²`` times the largest eigenvalue, instead of ``eps`` times.
     """
     n, p = root.shape
     basis, corner = torch.linalg.qr(root.double().mT, mode="complete")

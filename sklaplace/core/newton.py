@@ -150,8 +150,9 @@ class _Steps:
     def refine(self, decrease: float) -> None:
         """Set the precision of the next step from the relative decrease of the last.
 
-        A step leaves a share of the decrease, the square of its precision. Close to the
-        minimum, the next step removes this rest, which may be far below the tolerance.
+        A step leaves a fraction of the decrease: the square of its precision. Close to
+        the minimum, the next step decreases the loss by this remainder, which may be
+        far below the tolerance.
         """
         left = max(decrease * self._precision**2, SMALLEST)
         enough = (LAST * self._tolerance / left) ** 0.5
@@ -235,8 +236,8 @@ def first_where(
     Parameters
     ----------
     is_reached : callable
-        Maps values to booleans of the same shape: whether the condition holds. A
-        condition that holds for a value also holds for all larger values.
+        Returns whether the condition holds, as booleans of the values' shape. If the
+        condition holds at a value, it holds at all larger values.
     low, high : ndarray of one shape
         Values at which the condition fails, and values at which it holds.
     middle : callable
@@ -249,8 +250,8 @@ def first_where(
 
     Notes
     -----
-    Stops when `middle` finds no value between any two bounds. For the mean, these
-    bounds are neighbouring floating-point numbers.
+    Stops when `middle` finds no value between any two bounds. For the mean, the
+    bounds are then neighbouring floating-point numbers.
     """
     while True:
         between = middle(low, high)

@@ -120,7 +120,7 @@ def ordered_map(
     parts : sequence
         Parts. Each part is read just before it is sent to a worker.
     n_jobs : int or None
-        Number of workers, see `n_workers`.
+        Number of workers; see `n_workers`.
     label : str
         Label of the progress bar that counts the parts, if shown.
 

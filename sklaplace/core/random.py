@@ -151,8 +151,8 @@ def private_rng(seed: int | None, device: Any = "cpu") -> Iterator[None]:
     Notes
     -----
     Training needs this context, because skorch and torch draw from the global
-    generators. The context admits one thread at a time. Other threads that draw from
-    the global generators meanwhile share its numbers. Predictions do not use it.
+    generators. The context admits one thread at a time. Meanwhile, other threads that
+    draw from the global generators share their state. Predictions do not use it.
     """
     on_gpu = torch.device(device or "cpu").type == "cuda"
     if on_gpu:
@@ -174,7 +174,7 @@ def private_rng(seed: int | None, device: Any = "cpu") -> Iterator[None]:
 
 
 def _renew_lock() -> None:
-    """Replace the lock if a thread that the forked process lacks holds it."""
+    """Replace the lock if its holder is a thread that the fork did not copy."""
     global _training
     if _training.acquire(blocking=False):
         _training.release()

@@ -300,7 +300,7 @@ class FieldsOnly:
 
 
 def worker_state(state: dict[str, Any], sent_apart: Iterable[str]) -> dict[str, Any]:
-    """Return a state, without the entries ``sent_apart`` if inside `for_worker`."""
+    """Return a state; inside `for_worker`, leave out the entries ``sent_apart``."""
     if not _IS_FOR_WORKER.get():
         return state
     return {k: v for k, v in state.items() if k not in {*sent_apart}}

@@ -39,7 +39,7 @@ class Diagram:
     def _sk_visual_block_(self: Any) -> Any:
         """Return the block of a fitted estimator, with its summary as the caption.
 
-        Unfitted estimators use scikit-learn's block.
+        Unfitted estimators use scikit-learn's default block.
         """
         from sklearn.utils._repr_html.estimator import _VisualBlock
 

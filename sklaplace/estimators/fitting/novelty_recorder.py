@@ -19,7 +19,7 @@ from sklaplace.posterior.novelty import FeatureBatch, Novelty
 
 
 class NoveltyRecorder(FeatureRecorder):
-    """Recorder of features for the novelty, in forward passes over training samples.
+    """Recorder of features for `Novelty`, during passes over the training samples.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class NoveltyRecorder(FeatureRecorder):
             self._novelty = self._novelty.added(batch)
 
     def _are_of_samples(self, features: Tensor, x: Batch, f: Tensor) -> bool:
-        """Return whether feature rows match the samples; passes some separately."""
+        """Pass some samples separately; return whether their features agree."""
         some = compare_alone(self._forward, x, f, self._rounding)
         alone = self.take(len(some))
         return alone is not None and agree(alone, features[some], self._rounding)

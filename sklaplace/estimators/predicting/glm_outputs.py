@@ -148,7 +148,7 @@ class CachedOutputs(BatchedOutputs):
         diagonal: bool,
         centred: bool = False,
     ) -> list[np.ndarray]:
-        """Return the values of a function of each sample's Gaussian over outputs."""
+        """Apply a function to each sample's Gaussian over outputs."""
         model: OutputModel = self.model
         if not isinstance(model, GLMOutputs):
             return super().map_gaussian(X, function, diagonal=diagonal, centred=centred)

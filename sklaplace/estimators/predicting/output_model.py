@@ -197,7 +197,7 @@ class BatchedOutputs:
         diagonal: bool,
         centred: bool = False,
     ) -> list[np.ndarray]:
-        """Return the values of a function of each sample's Gaussian over outputs.
+        """Apply a function to each sample's Gaussian over outputs.
 
         Parameters
         ----------
@@ -254,7 +254,7 @@ class BatchedOutputs:
     def map_features(
         self, X: Inputs, function: Callable[[Tensor | None, Tensor, Any], Tensor]
     ) -> np.ndarray:
-        """Return a function of the trained network's features, outputs and inputs.
+        """Apply a function to the trained network's features, outputs and inputs.
 
         `FeatureRecorder` records the features.
         """
@@ -283,7 +283,7 @@ class BatchedOutputs:
     def map_draws(
         self, X: Inputs, function: Callable[[Tensor], Tensor] = lambda draws: draws
     ) -> Tensor:
-        """Return the values of a function of the draws (b, c, s), for all samples."""
+        """Apply a function to the draws (b, c, s) of all samples."""
         model: OutputModel = self.model
 
         def of_batch(forward: Forward, x: Batch) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
 """ResidualOutputs: outputs of a network with a residual that grows with distance.
 
-The residual does not depend on the weights. A draw combines a draw of the weights with
-the residual's own random numbers; see `sklaplace.posterior.residual`.
+The residual does not depend on the weights. A draw combines drawn weights with the
+residual's own random numbers; see `sklaplace.posterior.residual`.
 """
 
 from collections.abc import Sequence
