@@ -1,4 +1,4 @@
-"""Diagram: what scikit-learn shows of an estimator in a notebook."""
+"""Diagram: scikit-learn's display of an estimator in a notebook."""
 
 from importlib.metadata import PackageNotFoundError, metadata
 from typing import Any, TypeVar
@@ -9,15 +9,15 @@ from sklearn.utils.metaestimators import available_if
 T = TypeVar("T", bound=type)
 
 PACKAGE = "sklaplace"
-# Fitted attributes for the package's own use.
+# Fitted attributes for internal use.
 INTERNAL = {"network_spec_"}
 
 
 def page_template() -> str:
-    """Return the address of an estimator's page, with its name to be filled in.
+    """Return the URL template of an estimator's documentation page.
 
-    It is empty, so that there is no link, where the metadata of the installed package
-    have no address of the documentation.
+    The template is empty, which gives no link, if the metadata of the installed package
+    has no documentation URL.
     """
     try:
         entries = metadata(PACKAGE).get_all("Project-URL") or []
@@ -30,22 +30,22 @@ def page_template() -> str:
 
 
 class Diagram:
-    """The members that scikit-learn's diagram asks an estimator for."""
+    """Members of an estimator that scikit-learn's diagram uses."""
 
     _doc_link_module = PACKAGE
     _doc_link_template = property(lambda self: page_template())
 
     @available_if(lambda self: hasattr(self, "estimator_"))  # type: ignore[untyped-decorator]
     def _sk_visual_block_(self: Any) -> Any:
-        """Return the block of a fitted estimator, whose caption is its summary.
+        """Return the block of a fitted estimator, with its summary as the caption.
 
-        Unfitted estimators have scikit-learn's own.
+        Unfitted estimators use scikit-learn's default block.
         """
         from sklearn.utils._repr_html.estimator import _VisualBlock
 
         try:
             caption = self._summary()
-        except ValueError:  # a parameter that was set after fit, and is refused later
+        except ValueError:  # an invalid parameter, set after fit, raises later
             caption = None
         name = type(self).__name__
         return _VisualBlock(
@@ -53,10 +53,10 @@ class Diagram:
         )
 
     def _get_fitted_attr_html(self: Any, doc_link: str = "") -> Any:
-        """Return the table of fitted attributes, without those that would mislead.
+        """Return the table of fitted attributes, without misleading ones.
 
-        Under a prior that was not chosen by the evidence, the evidence at weights that
-        were not refitted says little about the model.
+        If the prior was not chosen by the evidence, the evidence at weights that were
+        not refitted says little about the model.
         """
         table = _PLAIN_TABLE(self, doc_link)
         hidden = set(INTERNAL)
@@ -71,7 +71,7 @@ _PLAIN_TABLE: Any = getattr(BaseEstimator, "_get_fitted_attr_html", None)
 
 
 def displayed(kind: T) -> T:
-    """Give a class of estimators the members of `Diagram`, without a further base."""
+    """Add the members of `Diagram` to an estimator class without a new base class."""
     for name, member in vars(Diagram).items():
         if not name.startswith("__"):
             setattr(kind, name, member)

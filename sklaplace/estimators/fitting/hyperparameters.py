@@ -1,4 +1,4 @@
-"""Prior precision, noise and temperature of a fitted Laplace estimator, changed."""
+"""Changes to prior precision, noise and temperature of a fitted estimator."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from sklaplace.estimators.targets.base import Targets
 from sklaplace.estimators.targets.numbers import NumberTargets
 from sklaplace.posterior.gaussian import GaussianPosterior
 
-# what `tune` can choose
+# hyperparameters that `tune` can choose
 TUNABLE = "prior_precision", "sigma_noise", "temperature"
 
 
@@ -25,9 +25,9 @@ def under_hyperparameters(
     options: LaplaceOptions,
     targets: Targets,
 ) -> GaussianPosterior:
-    """Return the posterior under given prior precision and noise; None keeps a value.
+    """Return the posterior with given prior precision and noise; None keeps a value.
 
-    Tensors stay in their graph. The noise is in units of ``y``.
+    Tensors stay in their autograd graph. The noise is in units of ``y``.
     """
     values = {name: value for name, value in given.items() if value is not None}
     for name, value in values.items():
@@ -54,8 +54,8 @@ def under_hyperparameters(
 def _under_noise(
     posterior: GaussianPosterior, noise: Tensor, targets: Targets
 ) -> GaussianPosterior:
-    """Return the posterior under noise in units of ``y``, () or (n_outputs,)."""
-    assert isinstance(targets, NumberTargets)  # others have no noise
+    """Return the posterior with given noise in units of ``y``, () or (n_outputs,)."""
+    assert isinstance(targets, NumberTargets)  # other targets have no noise
     n, scale = targets.n_outputs, targets.scaling.scale
     if noise.shape not in ((), (n,)):
         raise ValueError(
@@ -78,7 +78,7 @@ def _under_noise(
 
 
 def free_parameters(posterior: GaussianPosterior, parameters: Any) -> frozenset[str]:
-    """Return the names of the hyperparameters that `tune` is to choose."""
+    """Return the names of the hyperparameters for `tune` to choose."""
     if posterior.earlier is not None:
         raise ValueError(
             "The prior is the posterior of an earlier task, which fixes prior, noise "
@@ -90,7 +90,7 @@ def free_parameters(posterior: GaussianPosterior, parameters: Any) -> frozenset[
     try:
         names = list(names)
     except TypeError:
-        names = [parameters]  # refused next
+        names = [parameters]  # raises below
     for name in names:
         check_option("parameters", name, TUNABLE)
     if not names:
@@ -110,7 +110,7 @@ def _check_noise(posterior: GaussianPosterior, event: str, hint: str) -> None:
 def check_evidence(
     free: frozenset[str], y: ArrayLike | None, sample_weight: ArrayLike | None
 ) -> None:
-    """Raise for what cannot be chosen by the evidence, and for targets without X."""
+    """Raise ValueError for targets without X, and for a free temperature."""
     others = {"y": y, "sample_weight": sample_weight}
     for name, value in others.items():
         if value is not None:
@@ -132,7 +132,7 @@ def check_addable(
     old: LaplaceOptions,
     new: LaplaceOptions,
 ) -> None:
-    """Raise if samples cannot be added to a posterior under other options."""
+    """Raise ValueError if samples cannot be added under the new options."""
     before, after = old.curvature_settings(), new.curvature_settings()
     changed = [k for k in after if fingerprint(before[k]) != fingerprint(after[k])]
     if changed:

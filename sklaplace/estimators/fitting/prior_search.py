@@ -1,4 +1,4 @@
-"""PriorSearch: a prior precision by cross-validation, for one training per fold."""
+"""PriorSearch: prior precision by cross-validation, with one training per fold."""
 
 import copy
 from dataclasses import replace
@@ -45,26 +45,26 @@ Split = tuple[np.ndarray, np.ndarray]  # indices to train on, indices to score
 
 
 class PriorSearch:
-    """A search over prior precisions for one estimator.
+    """Search over prior precisions for one estimator.
 
     Parameters
     ----------
     estimator : LaplaceClassifierCV or LaplaceRegressorCV
         The estimator with the search's parameters.
     plain : type
-        The estimator that each fold fits: `LaplaceClassifier` or `LaplaceRegressor`.
+        Class that each fold fits: `LaplaceClassifier` or `LaplaceRegressor`.
     """
 
     def __init__(self, estimator: BaseEstimator, plain: type) -> None:
         self.estimator, self.plain = estimator, plain
         self.chooses_noise = isinstance(getattr(estimator, "sigma_noise", None), str)
-        # of the target columns, of which the geometric mean is searched
+        # noise levels of the target columns; their geometric mean is searched
         self.noise_proportions: Any = 1.0
-        # the plain estimator: for checks, and fitted with the best prior
+        # the plain estimator, used for checks and then fitted with the best prior
         self.model = self._unfitted(estimator.verbose)
 
     def fit(self, samples: Samples) -> Any:
-        """Search, fit the plain estimator with the best prior, and take its state."""
+        """Search, fit the plain estimator with the best prior, and copy its state."""
         estimator = self.estimator
         if held_out := {"X_val", "y_val"} & set(samples.fit_params):
             raise TypeError(
@@ -93,19 +93,19 @@ class PriorSearch:
     def _model(
         self, chosen: Params, random_state: RandomState, verbose: int = 0
     ) -> Any:
-        """Return the plain estimator under some hyperparameters."""
+        """Return the plain estimator with the given hyperparameters."""
         if "sigma_noise" in chosen:
             levels = chosen["sigma_noise"] * self.noise_proportions
             chosen = {**chosen, "sigma_noise": levels}
         own = self.plain().get_params(deep=False)
         given = self.estimator.get_params(deep=False)
         settings = {name: given[name] for name in own if name in given}
-        # folds are the jobs
+        # jobs run the folds
         settings |= {"n_jobs": None, "random_state": random_state, "verbose": verbose}
         return self.plain(**settings | chosen)
 
     def _unfitted(self, verbose: int = 0) -> Any:
-        """Return the model of a fold, seeded as the estimator alone would be."""
+        """Return the model of a fold, with the estimator's own seed."""
         first = {"prior_precision": self._grid[0]}
         if self.chooses_noise:
             first["sigma_noise"] = 1.0
@@ -150,10 +150,10 @@ class PriorSearch:
     def _scores(
         self, jobs: list[FoldWork], candidates: list[Params], scorer: Any
     ) -> tuple[list[Params], list[list[float]]]:
-        """Return candidates, and their scores in each fold."""
+        """Return candidates and their scores in each fold."""
         n_jobs = self.estimator.n_jobs
         with progress.phase("folds"):
-            if not self.chooses_noise:  # nothing is kept of a fold
+            if not self.chooses_noise:  # keep only the scores of a fold
                 given = [(job, candidates, scorer) for job in jobs]
                 return candidates, in_parallel(FoldWork.scored, given, n_jobs, "folds")
             alone = [(job,) for job in jobs]
@@ -167,7 +167,7 @@ class PriorSearch:
 
     # -------------------------------------------------------------------- checks
     def _checked(self, samples: Samples) -> tuple[TrainingData, list[Split], Any]:
-        """Return samples, splits and scorer, after all checks without a network."""
+        """Return samples, splits and scorer after all checks that need no network."""
         estimator = self.estimator
         if hasattr(estimator, "sigma_noise"):
             check_positive("sigma_noise", estimator.sigma_noise, ["auto"])
@@ -231,7 +231,7 @@ class PriorSearch:
 
 
 def _check_split(number: int, split: Split, weights: np.ndarray | None) -> None:
-    """Raise for folds without samples to train on or to score."""
+    """Raise ValueError for a fold without samples to train on or to score."""
     for name, rows in zip(("train on", "score"), split, strict=True):
         if not len(rows) or (weights is not None and not weights[rows].any()):
             raise ValueError(
@@ -241,7 +241,7 @@ def _check_split(number: int, split: Split, weights: np.ndarray | None) -> None:
 
 
 def _check_scores_columns(scorer: Any) -> None:
-    """Refuse scores that take several labels per row for one, written out."""
+    """Raise ValueError for scores that would read several labels as one-hot classes."""
     score = getattr(scorer, "_score_func", None)
     if score in (log_loss, brier_score_loss):
         raise ValueError(
@@ -252,7 +252,7 @@ def _check_scores_columns(scorer: Any) -> None:
 
 
 def _results(candidates: list[Params], scores: np.ndarray) -> dict[str, Any]:
-    """Return what scikit-learn's searches do, from scores (candidates, folds)."""
+    """Return ``cv_results_`` as in scikit-learn, from scores (candidates, folds)."""
     mean = scores.mean(1)
     is_finite = np.isfinite(mean)
     if not is_finite.any():

@@ -1,4 +1,4 @@
-"""Summary: what was fitted, in parts of one line, for print and for notebooks."""
+"""Summary: parts of a one-line description of a fit, for print and notebooks."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from sklaplace.posterior.residual import Residual
 def of_posterior(
     posterior: GaussianPosterior, options: LaplaceOptions, residual: Residual | None
 ) -> list[str]:
-    """Return the structure, the weights and the prior of a Laplace approximation."""
+    """Describe the structure, weights and prior of a Laplace approximation."""
     subset = options.subset_of_weights
     if not isinstance(subset, str):
         subset = ", ".join(subset)
@@ -32,10 +32,10 @@ def of_posterior(
 
 
 def are_certain(posterior: GaussianPosterior) -> bool:
-    """Whether the weights are hardly uncertain under the prior.
+    """Return whether the prior leaves the weights almost no uncertainty.
 
-    The effective number of parameters (MacKay 1992) is less than one. It is at most
-    the trace of the curvature over the prior precision.
+    The effective number of parameters (MacKay 1992) is then less than one. Its upper
+    bound is the trace of the curvature divided by the prior precision.
     """
     size = posterior.scale * posterior.structure.trace()
     return bool(size < posterior.prior_precision.min())
@@ -44,7 +44,7 @@ def are_certain(posterior: GaussianPosterior) -> bool:
 def warn_without_residual(
     posterior: GaussianPosterior, options: LaplaceOptions
 ) -> None:
-    """Warn about a residual that was asked for and that the network cannot have."""
+    """Warn if a requested or needed residual is not possible for the network."""
     if options.residual != "auto":
         warn_user(
             f"residual={options.residual} has no effect: the network has no features, "
@@ -61,13 +61,13 @@ def warn_without_residual(
 
 
 def of_training(n_epochs: int, *, is_kept: bool) -> str:
-    """Return the number of epochs; ``is_kept`` for a network that was not trained."""
+    """Describe the training; ``is_kept`` means that the network was not trained."""
     trained = f"trained for {n_epochs:,} epoch{'' if n_epochs == 1 else 's'}"
     return "weights kept" if is_kept else trained
 
 
 def of_likelihood(likelihood: Likelihood, sigma_noise: float | np.ndarray) -> list[str]:
-    """Return the likelihood, and its noise level or their range if it has any."""
+    """Describe the likelihood, with its noise level or range of levels, if any."""
     parts = [f"{type(likelihood).__name__} likelihood"]
     if likelihood.has_noise:
         low, high = np.min(sigma_noise), np.max(sigma_noise)

@@ -1,6 +1,6 @@
 """Results of a classifier for each sample, computed batch by batch.
 
-Probabilities of all classes of all samples are not in memory at once.
+The probabilities of all classes for all samples are never in memory at once.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from sklaplace.estimators.targets.classes import ClassTargets
 def largest(proba: Tensor, k: int) -> Tensor:
     """Return columns and values of the k largest entries of each row, (b, k, 2).
 
-    In descending order; of equal ones the first.
+    Entries are in descending order. Ties are in the order of the columns.
     """
     values = np.ascontiguousarray(proba.cpu().numpy())
     lowest = torch.from_numpy(values).topk(k, -1).values[:, -1].numpy()
@@ -27,7 +27,7 @@ def largest(proba: Tensor, k: int) -> Tensor:
 
 
 def log_proba_of(targets: ClassTargets, proba: np.ndarray, y: ArrayLike) -> np.ndarray:
-    """Return the log-probability of the labels of each sample, (n,); finite."""
+    """Return the finite log-probability of each sample's labels, (n,)."""
     labels = targets.check(y)
     known = ~targets.is_ignored(labels)
     codes = targets.target_type.encode(labels[known], targets.classes)

@@ -36,7 +36,7 @@ from sklaplace.posterior.predictive import (
 
 @dataclass(frozen=True)
 class GLMOutputs(WeightDraws):
-    """Outputs of the network, linearised at its trained weights."""
+    """Outputs of the network linearised at its trained weights."""
 
     posterior: GaussianPosterior
 
@@ -64,7 +64,7 @@ class GLMOutputs(WeightDraws):
     def joint(
         self, outputs: BatchedOutputs, X: Inputs, across_outputs: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return mean (n, c) and covariances, see `BatchedOutputs.joint`."""
+        """Return mean (n, c) and covariances; see `BatchedOutputs.joint`."""
         posterior = self.posterior
         require_joint(outputs, X, across_outputs, 2 * posterior.layout.n_parameters)
         means, roots = [], []
@@ -82,7 +82,7 @@ class GLMOutputs(WeightDraws):
     def in_graph(
         self, forward: Forward, x: Batch, n_joint: int
     ) -> tuple[Tensor, Tensor]:
-        """Return mean and covariance in the graph of ``x``, see `in_graph`."""
+        """Return mean and covariance in the autograd graph of ``x``; see `in_graph`."""
         return in_graph(self.posterior, forward, x, n_joint)
 
 
@@ -92,9 +92,9 @@ OUTPUT_MODELS: dict[str, type[WeightDraws]] = {"glm": GLMOutputs, "nn": WeightDr
 
 @dataclass(frozen=True)
 class LinearisationCache:
-    """Samples that are predicted under many priors: checked and linearised once.
+    """Cache of samples that are checked and linearised once for many priors.
 
-    Inputs are kept beside what was computed from them, so that their ids stay valid.
+    The inputs are kept with their results, so that the ids of inputs stay valid.
     """
 
     _inputs: dict[int, tuple[Any, Any]] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class LinearisationCache:
     def linearised(
         self, outputs: BatchedOutputs, X: Inputs, *, diagonal: bool, centred: bool
     ) -> list[list[Linearisation]]:
-        """Return the linearised batches of X, computed once for each question."""
+        """Return the linearised batches of X, computed once for each set of options."""
         key = id(X), diagonal, centred
         if key not in self._parts:
             spec = outputs.network.spec
@@ -130,7 +130,7 @@ class LinearisationCache:
 
 @dataclass(frozen=True)
 class CachedOutputs(BatchedOutputs):
-    """Outputs whose linearisations are kept from one prior to the next.
+    """Outputs that reuse linearisations from one prior to the next.
 
     Attributes
     ----------
@@ -148,7 +148,7 @@ class CachedOutputs(BatchedOutputs):
         diagonal: bool,
         centred: bool = False,
     ) -> list[np.ndarray]:
-        """Return functions of each sample's Gaussian over outputs, for all samples."""
+        """Apply a function to each sample's Gaussian over outputs."""
         model: OutputModel = self.model
         if not isinstance(model, GLMOutputs):
             return super().map_gaussian(X, function, diagonal=diagonal, centred=centred)

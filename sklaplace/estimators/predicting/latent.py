@@ -1,6 +1,7 @@
-"""Latent values: outputs as users know them, joint over samples and outputs.
+"""Latent values: outputs in the user's terms, joint over samples and outputs.
 
-Class logits of a classifier, noise-free targets of a regressor in the units of ``y``.
+A classifier has class logits. A regressor has noise-free targets in the units of
+``y``.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from sklaplace.core.random import RandomState
 from sklaplace.core.trees import Inputs
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 
-# from outputs (m, c) of samples to their latent values (m, ...): an affine map
+# affine map from the outputs (m, c) of samples to their latent values (m, ...)
 Latent = Callable[[Tensor], Tensor]
 
 
@@ -27,7 +28,7 @@ def joint_moments(
     offset = latent(torch.zeros_like(mean[:1]))
 
     def on_last_axis(matrix: Tensor) -> Tensor:
-        """Return the linear part of the map of rows (m, n·c), (m, n·L)."""
+        """Apply the linear part of the map to rows (m, n·c); return (m, n·L)."""
         return (latent(matrix.reshape(-1, n_outputs)) - offset).reshape(len(matrix), -1)
 
     half = on_last_axis(cov)
@@ -49,7 +50,7 @@ def joint_draws(
 
 
 def check_one_covariance(**asked: bool) -> None:
-    """Raise if more than one kind of covariance is asked for."""
+    """Raise ValueError if more than one kind of covariance is requested."""
     names = [name for name, is_asked in asked.items() if is_asked]
     if len(names) > 1:
         raise ValueError(

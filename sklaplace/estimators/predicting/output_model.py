@@ -1,8 +1,8 @@
 """OutputModel: the distribution of a network's outputs for new samples.
 
-Weights, dropout masks or networks are drawn, and each draw gives outputs; or, for the
-linearised network under a Gaussian over weights, the outputs are Gaussian in closed
-form. `BatchedOutputs` evaluates either, batch by batch.
+A model draws weights, dropout masks or networks, and each draw gives outputs. For a
+linearised network with a Gaussian posterior over weights, the outputs are Gaussian in
+closed form. `BatchedOutputs` evaluates both kinds batch by batch.
 """
 
 from abc import ABC, abstractmethod
@@ -41,7 +41,7 @@ class OutputModel(ABC):
     n_samples : int
         Number of draws.
     seed : int
-        Seed of the draws: the same for all samples and all calls.
+        Seed of the draws, shared by all samples and calls.
     """
 
     n_samples: int
@@ -49,12 +49,12 @@ class OutputModel(ABC):
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether outputs are Gaussian in closed form, so that no draws are needed."""
+        """Whether outputs are Gaussian in closed form and need no draws."""
         return False
 
     @abstractmethod
     def draws(self, forward: Forward, x: Batch) -> Tensor:
-        """Return joint draws of the outputs of a batch, (b, c, s), float64."""
+        """Return joint draws of a batch's outputs, (b, c, s), float64."""
 
     def gaussian(
         self,
@@ -74,25 +74,25 @@ class OutputModel(ABC):
         x : batch
             b samples.
         n_blocks : int
-            Blocks that the outputs fall into: covariances are those within blocks.
+            Number of blocks of outputs. Covariances are computed within blocks.
         diagonal : bool
-            Return variances.
+            Return variances instead of covariances.
         centred : bool
-            Subtract the mean over outputs, which a softmax is invariant to.
+            Subtract the mean over outputs, which a softmax ignores.
         """
         found = self.draws(forward, x)
         return moments(found, n_blocks=n_blocks, diagonal=diagonal, centred=centred)
 
     def redrawn(self, n_samples: int, seed: int) -> "OutputModel":
-        """Return the same model with other draws."""
+        """Return the same model with new draws."""
         return replace(self, n_samples=n_samples, seed=seed)
 
     def check_draws(self, smallest: int = 1) -> None:
-        """Raise for a number of draws that is too small, or no number."""
+        """Raise ValueError if ``n_samples`` is not an integer or is too small."""
         check_count("n_samples", self.n_samples, smallest)
 
     def check_variance(self) -> None:
-        """Raise where a variance would be that of a single draw."""
+        """Raise ValueError if a variance would come from a single draw."""
         if self.n_samples == 1:
             raise ValueError(
                 "n_samples=1 has no variance, and there is no other than that of the "
@@ -102,11 +102,11 @@ class OutputModel(ABC):
     def joint(
         self, outputs: "BatchedOutputs", X: Inputs, across_outputs: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return mean (n, c) and covariances, see `BatchedOutputs.joint`."""
+        """Return mean (n, c) and covariances; see `BatchedOutputs.joint`."""
         self.check_variance()
         require_joint(outputs, X, across_outputs, 3 * self.n_samples)
         draws = outputs.map_draws(X)
-        # covariances are those within groups of values
+        # covariances are computed within groups of values
         by_group = draws.flatten(0, 1)[None] if across_outputs else draws.movedim(1, 0)
         _, cov = moments(by_group, diagonal=False, centred=False)
         return draws.mean(-1), cov[0] if across_outputs else cov.movedim(0, -1)
@@ -126,7 +126,7 @@ class WeightDraws(OutputModel):
 
     @cached_property
     def weights(self) -> Tensor:
-        """Weights (s, P), if they fit into memory."""
+        """Drawn weights (s, P); raises ValueError if they do not fit into memory."""
         self.check_draws()
         require_draws(self.n_samples, self.posterior.layout.n_parameters)
         generator = torch.Generator().manual_seed(self.seed)
@@ -148,13 +148,13 @@ class PointOutputs(OutputModel):
 
 
 BatchFunction = Callable[[Forward, Any], tuple[Tensor, ...]]
-# several, so that workers that are faster than others take more
+# several, so that faster workers can take more shards
 SHARDS_PER_WORKER = 4
 
 
 @dataclass(frozen=True)
 class BatchedOutputs:
-    """Outputs of a trained network for samples of any number.
+    """Outputs of a trained network for any number of samples.
 
     Attributes
     ----------
@@ -163,15 +163,15 @@ class BatchedOutputs:
     model : OutputModel
         Distribution of its outputs.
     batch_size : int or None
-        Samples per batch; None fits them into the memory budget.
+        Samples per batch. None chooses a size that fits into the memory budget.
     row_elements : int
-        Float64 numbers that are computed for each sample.
+        Number of float64 values computed per sample.
     n_jobs : int or None
-        Number of workers, see `ordered_map`.
+        Number of workers; see `ordered_map`.
     scope : tuple of str and int
-        Name of the estimator and its ``verbose``, see `progress.reporting`.
+        Name of the estimator and its ``verbose``; see `progress.reporting`.
     in_worker : bool
-        Whether the samples are those of one worker, which starts no others.
+        Whether this object is in a worker. Workers start no other workers.
     """
 
     network: TrainedNetwork
@@ -183,7 +183,7 @@ class BatchedOutputs:
     in_worker: bool = False
 
     def __post_init__(self) -> None:
-        """Raise for values that are not valid, as they may be set after fit."""
+        """Raise ValueError for invalid values, which users may set after fit."""
         check_batch_size(self.batch_size)
         check_n_jobs(self.n_jobs)
         self.model.check_draws()
@@ -197,15 +197,15 @@ class BatchedOutputs:
         diagonal: bool,
         centred: bool = False,
     ) -> list[np.ndarray]:
-        """Return functions of each sample's Gaussian over outputs, for all samples.
+        """Apply a function to each sample's Gaussian over outputs.
 
         Parameters
         ----------
         X : inputs
-            Checked and cast.
+            Inputs, checked and cast.
         function : callable
-            Of mean (b, c) and covariance (b, c, c), or variances (b, c) if
-            ``diagonal``; returns tensors (b, ...).
+            Function of mean (b, c) and covariance (b, c, c), or variances (b, c) if
+            ``diagonal``. Returns tensors (b, ...).
         diagonal, centred : bool
             See `OutputModel.gaussian`.
         """
@@ -239,7 +239,7 @@ class BatchedOutputs:
     ) -> list[np.ndarray]:
         """Return means (n, c) and variances (n, c), or covariances (n, c, c).
 
-        Or a ``function`` of these that is of their sizes.
+        With ``function``, return its values, which have the same sizes.
         """
         if full_cov:
             n, c = count_rows(X), self.network.spec.n_outputs
@@ -254,9 +254,9 @@ class BatchedOutputs:
     def map_features(
         self, X: Inputs, function: Callable[[Tensor | None, Tensor, Any], Tensor]
     ) -> np.ndarray:
-        """Return a function of features, outputs and inputs of the network as trained.
+        """Apply a function to the trained network's features, outputs and inputs.
 
-        See `FeatureRecorder`.
+        `FeatureRecorder` records the features.
         """
         layers = self.network.spec.feature_layers
 
@@ -273,7 +273,8 @@ class BatchedOutputs:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return mean (n, c) and covariance (n, n, c) of each output over samples.
 
-        Or ``across_outputs`` as well, (n·c, n·c); outputs of a sample are adjacent.
+        With ``across_outputs``, the covariance is (n·c, n·c), and the outputs of a
+        sample are adjacent.
         """
         mean, cov = self.model.joint(self, X, across_outputs)
         return mean.cpu().numpy(), cov.cpu().numpy()
@@ -282,7 +283,7 @@ class BatchedOutputs:
     def map_draws(
         self, X: Inputs, function: Callable[[Tensor], Tensor] = lambda draws: draws
     ) -> Tensor:
-        """Return a function of the draws (b, c, s), for all samples."""
+        """Apply a function to the draws (b, c, s) of all samples."""
         model: OutputModel = self.model
 
         def of_batch(forward: Forward, x: Batch) -> tuple[Tensor, ...]:
@@ -307,16 +308,16 @@ class BatchedOutputs:
     def draws_of(self, dataset: Any) -> Iterator[tuple[Tensor, Any, Tensor | None]]:
         """Yield draws (b, c, s), targets and weights of each batch of a dataset.
 
-        The caller has frozen the network.
+        The caller must freeze the network.
         """
         forward = self.network.forward()
         for x, y, weights in self._batches(dataset, n_draws=self.model.n_samples):
             yield self.model.draws(forward, x), y, weights
 
     def losses_of(self, dataset: Any) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """Yield losses (b, s) under draws, weights (b,), targets per sample of batches.
+        """Yield losses (b, s), weights (b,) and targets per sample of each batch.
 
-        The caller has frozen the network.
+        The caller must freeze the network.
         """
         likelihood = self.network.spec.likelihood
         for draws, y, w in self.draws_of(dataset):
@@ -336,7 +337,7 @@ class BatchedOutputs:
     def _mapped(
         self, X: Inputs, function: BatchFunction, **sizes: Any
     ) -> list[np.ndarray]:
-        """Return a function of each batch of X, for all samples."""
+        """Apply a function to each batch of X; concatenate the results."""
         if self.uses_workers:
             work = partial(BatchedOutputs._mapped, function=function, **sizes)
             return self._in_workers(work, X, sizes)
@@ -349,7 +350,7 @@ class BatchedOutputs:
         X: Inputs,
         sizes: dict[str, Any],
     ) -> list[np.ndarray]:
-        """Return the arrays of ``work`` for all samples, computed in workers."""
+        """Compute the arrays of ``work`` for all samples in workers."""
         dataset = self._dataset(X)
         batch_size = self._batches(dataset, **sizes).batch_size
         alone = replace(self, batch_size=batch_size, scope=("", 0), in_worker=True)
@@ -358,8 +359,8 @@ class BatchedOutputs:
         shards = Shards.of(dataset, batch_size, n_shards)
         if len(shards) > 1:
             with torch_threads(1):
-                # here, so that the workers get what the posterior keeps from one batch
-                # to the next
+                # computed here first, so that workers receive the values that the
+                # posterior caches between batches
                 own(cut(dataset, slice(0, 1)))
         with progress.reporting(*self.scope):
             parts = ordered_map(own, shards, n_jobs=self.n_jobs, label="predictions")
@@ -371,9 +372,9 @@ class BatchedOutputs:
 
     @contextmanager
     def evaluation(self, X: Inputs, **sizes: Any) -> Iterator[tuple[Forward, Any]]:
-        """The network in evaluation mode, and batches of inputs or of a dataset.
+        """Yield the network in evaluation mode, and batches of inputs or a dataset.
 
-        Modes and hooks are restored in any case.
+        Modes and hooks are restored even after an error.
         """
         batches = self._batches(self._dataset(X), **sizes)
         forward = self.network.forward()
@@ -387,13 +388,13 @@ class BatchedOutputs:
 
 
 def _joined(parts: Sequence[tuple[Tensor, ...]]) -> list[np.ndarray]:
-    """Return tensors of all samples from those of batches, on the CPU."""
-    # concatenation copies: a single batch may share memory with a cache
+    """Concatenate the tensors of batches to arrays on the CPU."""
+    # concatenate copies: a single batch may share memory with a cache
     return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
 
 
 def check_covariances(spec: OutputSpec) -> None:
-    """Raise if not even the covariance of one sample's outputs fits into memory."""
+    """Raise ValueError if the covariance of one sample does not fit into memory."""
     require_bytes(
         4 * 8 * spec.covariance_size,
         "cpu",
@@ -404,7 +405,7 @@ def check_covariances(spec: OutputSpec) -> None:
 
 
 def require_draws(n_samples: int, n_weights: int) -> None:
-    """Raise if draws of weights do not fit into memory."""
+    """Raise ValueError if draws of weights do not fit into memory."""
     require_bytes(
         8 * n_samples * 3 * n_weights,
         "cpu",
@@ -417,7 +418,10 @@ def require_draws(n_samples: int, n_weights: int) -> None:
 def require_joint(
     outputs: BatchedOutputs, X: Inputs, across_outputs: bool, n_factors: int
 ) -> None:
-    """Raise if a joint covariance, of ``n_factors`` factors, does not fit memory."""
+    """Raise ValueError if a joint covariance does not fit into memory.
+
+    ``n_factors`` is the number of other values in memory for each output.
+    """
     n, c = count_rows(X), outputs.network.spec.n_outputs
     n_rows = n * c if across_outputs else n
     require_bytes(
@@ -430,7 +434,7 @@ def require_joint(
 
 
 def require_finite(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the Gaussian over outputs; raises if it is not finite."""
+    """Return the Gaussian over outputs; raise ValueError if it is not finite."""
     if all_finite(mean) and all_finite(cov):
         return mean, cov
     raise ValueError(
