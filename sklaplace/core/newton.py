@@ -77,13 +77,13 @@ class Regularised(Protocol):
 
 
 def minimum(
-    model: Regularised, rho: Tensor, mean: Tensor, start: Tensor, tolerance: float
+    problem: Regularised, rho: Tensor, mean: Tensor, start: Tensor, tolerance: float
 ) -> Tensor:
     """Return the weights (P,) that minimise the regularised loss.
 
     Parameters
     ----------
-    model : Regularised
+    problem : Regularised
         The loss and its derivatives.
     rho : Tensor of shape (P,)
         Prior precisions in units of the loss.
@@ -100,10 +100,10 @@ def minimum(
     ConvergenceWarning
         If rounding stops the descent before the gradient vanishes.
     """
-    dtype = model.dtype if tolerance > PRECISE else torch.float64
+    dtype = problem.dtype if tolerance > PRECISE else torch.float64
 
     def objective(weights: Tensor) -> Loss:
-        return model.objective(weights, rho, mean, dtype)
+        return problem.objective(weights, rho, mean, dtype)
 
     theta, (value, gradient, f) = start, objective(start)
     if not (value.isfinite() and gradient.isfinite().all()):  # out of range
@@ -111,7 +111,7 @@ def minimum(
         value, gradient, f = objective(start)
     # makes the decrease relative to a loss that is small due to the targets' unit
     unit = min(1.0, max(float(value), SMALLEST))
-    steps = _Steps(model, rho, tolerance)
+    steps = _Steps(problem, rho, tolerance)
     for _ in range(MAX_STEPS):
         progress.count("refit")
         step, has_converged = steps.at(f, gradient)
