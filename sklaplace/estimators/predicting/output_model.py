@@ -266,7 +266,7 @@ class BatchedOutputs:
                 require_finite(f, f)
                 return (function(recorder.take(len(f)), f, x),)
 
-        return self._mapped(X, of_batch)[0]
+        return self.mapped(X, of_batch)[0]
 
     def joint(
         self, X: Inputs, across_outputs: bool = False
@@ -289,7 +289,7 @@ class BatchedOutputs:
         def of_batch(forward: Forward, x: Batch) -> tuple[Tensor, ...]:
             return (function(model.draws(forward, x)),)
 
-        (found,) = self._mapped(X, of_batch, n_draws=model.n_samples)
+        (found,) = self.mapped(X, of_batch, n_draws=model.n_samples)
         return torch.from_numpy(found)
 
     def sample(self, X: Inputs, n_samples: int, seed: int) -> np.ndarray:
@@ -334,12 +334,12 @@ class BatchedOutputs:
         """Whether samples are divided among workers."""
         return not self.in_worker and n_workers(self.n_jobs) > 0
 
-    def _mapped(
+    def mapped(
         self, X: Inputs, function: BatchFunction, **sizes: Any
     ) -> list[np.ndarray]:
         """Apply a function to each batch of X; concatenate the results."""
         if self.uses_workers:
-            work = partial(BatchedOutputs._mapped, function=function, **sizes)
+            work = partial(BatchedOutputs.mapped, function=function, **sizes)
             return self._in_workers(work, X, sizes)
         with self.evaluation(X, **sizes) as (forward, batches):
             return _joined([function(forward, x) for x, _, _ in batches])
