@@ -50,7 +50,7 @@ def beyond_every_value(items):
 
 
 def mark_tables(items):
-    """Mark as slow what a table has beyond every value of its parameters."""
+    """Mark as slow and as table what is beyond every value of the parameters."""
     tables = defaultdict(list)
     for item in items:
         if hasattr(item, "callspec"):
@@ -59,6 +59,7 @@ def mark_tables(items):
         if len(table) > TABLE:
             for item in beyond_every_value(table):
                 item.add_marker("slow")
+                item.add_marker("table")
 
 
 @pytest.hookimpl(tryfirst=True)

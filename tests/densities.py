@@ -138,28 +138,6 @@ def distribution(found, n=20_000):
         return w, mass.cumsum(0) - mass / 2
 
 
-def even_noise(monkeypatch, found, n=20_000):
-    """Replace the noise by its quantiles: draws become a quadrature over the noise."""
-    u = (torch.arange(n, dtype=torch.float64) + 0.5) / n
-    u = u.unsqueeze(-1).expand(n, N_WEIGHTS).contiguous()
-    values = {
-        "gaussian": torch.special.ndtri(u),
-        "quantile": torch.special.ndtri(u),
-        "kumaraswamy": u,
-        "density": u,
-        "Logistic": u.logit(),
-    }[found.name]
-    monkeypatch.setattr(found, "noise", lambda *_: values.clone())
-
-
-def gradients(value, found):
-    """Gradient of each of (P,) values in the parameters, in one row each."""
-    parameters = list(found.parameters())
-    options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-    rows = (torch.autograd.grad(one, parameters, **options) for one in value)
-    return torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
-
-
 def check_finite(found):
     """Draws, their densities and all gradients are finite."""
     w, log_q = found.sample(1000, generator())
@@ -168,15 +146,3 @@ def check_finite(found):
     assert not found.log_prob(w.detach()).isnan().any()
     (w.sum() / 1e3 + log_q.sum()).backward()
     assert all(p.grad.isfinite().all() for p in found.parameters())
-
-
-def in_both_precisions(name, setting, n):
-    """Pairs of draws, of their densities and of gradients, under the same noise."""
-    noise = posterior(name, setting).noise(n, generator()).float()
-    outputs = []
-    for dtype in (torch.float32, torch.float64):
-        found = posterior(name, setting).float().to(dtype)
-        w, log_q = found.transform(noise.to(dtype))
-        leaves = list(found.parameters())
-        outputs.append([w, log_q, *torch.autograd.grad((w + log_q).sum(), leaves)])
-    return zip(*outputs, strict=True)

@@ -57,10 +57,12 @@ def test_pages_run_from_top_to_bottom(page):
     assert len(blocks) == page.read_text().count("code-block:: python")
 
 
-@pytest.mark.slow
-def test_the_table_of_combinations_is_what_happens(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["combinations.py", "--check"])
-    runpy.run_path(str(ROOT / "docs" / "combinations.py"), run_name="__main__")
+@pytest.mark.parametrize(
+    "script", ["walk.py", pytest.param("combinations.py", marks=pytest.mark.slow)]
+)
+def test_generated_pages_are_what_happens(script, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [script, "--check"])
+    runpy.run_path(str(ROOT / "docs" / script), run_name="__main__")
 
 
 def sentences(node):

@@ -1,9 +1,8 @@
-"""What all other subpackages use, and no network or posterior is needed for.
+"""Shared utilities, independent of networks and posteriors.
 
-`linalg`, `newton` and `bisection` hold numerical methods, `random` reproducible random
-numbers, `trees` nested inputs, `lazy` properties that are computed once. `checks` and
-`arrays` refuse values and data, `warn` shows warnings once, `budget` and `memory` limit
-memory. `cache` stores results in a `joblib.Memory`, by the content of all that they
-depend on. `persistence` says what pickle keeps of an object, and `serialise` stores
-objects for readers who do not trust their maker.
+`linalg` and `newton` implement numerical methods. `random` generates reproducible
+random numbers, and `trees` handles nested inputs. `checks` validates values and shows
+warnings once. `budget` limits memory. `cache` stores results in a `joblib.Memory`, by
+the content of everything they depend on. `parallel` runs joblib workers, and `progress`
+reports on a fit. `serialise` stores objects for readers who do not trust the author.
 """

@@ -1,4 +1,4 @@
-"""Memory budget: batch sizes, checks of free memory, and moves between devices."""
+"""Memory budget: batch sizes, checks of free memory, and transfers to devices."""
 
 import copy
 import os
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
-# Files of a control group: its limit, its use, and the entry of memory.stat with the
-# part of the use that the kernel takes back when memory is short.
+# Files of a control group: the limit, the usage, and the entry of memory.stat that
+# counts memory the kernel can reclaim.
 VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
 VERSION_2 = "memory.max", "memory.current", "inactive_file"
 
@@ -23,41 +23,41 @@ Group = tuple[Path, str, str, str]  # folder and names of its files
 
 
 def free_cpu_bytes() -> int:
-    """Return the bytes that this process can allocate, an estimate."""
+    """Estimate how many bytes this process can allocate."""
     return max(0, min([_machine(), *_control_groups(), *_address_space()]))
 
 
 def _machine() -> int:
-    """Free bytes of the machine."""
+    """Return the free memory of the machine, in bytes."""
     with suppress(OSError, KeyError, ValueError):
         with open(PROC / "meminfo") as lines:  # Linux, reclaimable caches included
             sizes = dict(line.split(":") for line in lines)
         return int(sizes["MemAvailable"].split()[0]) * 1024
     with suppress(AttributeError, OSError, ValueError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return 8 * 2**30  # half of a common laptop, where the system has no answer
+    return 8 * 2**30  # half of a common laptop, if the system does not say
 
 
 def _control_groups() -> Iterator[int]:
-    """Bytes that each control group of the process leaves."""
+    """Yield the bytes left under the limit of each control group of the process."""
     for folder, limit, use, reclaimable in _folders(PROC, CGROUPS):
-        # a group without a limit has "max" in place of a number
+        # a group without a limit has "max" instead of a number
         with suppress(OSError, ValueError):
             left = int((folder / limit).read_text())
-            if left < 2**60:  # else there is none, in version 1
+            if left < 2**60:  # version 1 has a huge number for no limit
                 left -= int((folder / use).read_text())
                 yield left + _entry(folder / "memory.stat", reclaimable)
 
 
 @cache  # a process rarely changes its groups
 def _folders(proc: Path, root: Path) -> list[Group]:
-    """Folders of the groups of this process, the innermost first."""
+    """Return the folders of this process's control groups, innermost first."""
     found: dict[Path, Group] = {}
     with suppress(OSError, ValueError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             own = Path(path.lstrip("/"))
-            # in a container the path may be the host's, which it does not show
+            # in a container the path may be the host's, which is invisible inside
             for mount, files in _interfaces(controllers):
                 for folder in (root / mount / group for group in (own, *own.parents)):
                     if (folder / files[0]).exists():
@@ -66,14 +66,14 @@ def _folders(proc: Path, root: Path) -> list[Group]:
 
 
 def _interfaces(controllers: str) -> list[tuple[str, tuple[str, str, str]]]:
-    """Mounts that show a group of some controllers, and the names of its files."""
+    """Return mount points for some controllers, each with the names of its files."""
     if not controllers:
         return [("", VERSION_2), ("unified", VERSION_2)]
     return [("memory", VERSION_1)] if "memory" in controllers.split(",") else []
 
 
 def _entry(path: Path, name: str) -> int:
-    """Number behind a name in a file of names and numbers; zero if it is not there."""
+    """Return the number after a name in a file; zero if the name is missing."""
     with suppress(OSError, ValueError):
         for line in path.read_text().splitlines():
             key, value = line.split()
@@ -83,7 +83,7 @@ def _entry(path: Path, name: str) -> int:
 
 
 def _address_space() -> Iterator[int]:
-    """Bytes that the limit of the address space leaves, if there is one."""
+    """Yield the bytes left under the limit of the address space, if it has one."""
     with suppress(ImportError, OSError, ValueError):
         import resource  # not on Windows
 
@@ -93,28 +93,27 @@ def _address_space() -> Iterator[int]:
             yield limit - pages * resource.getpagesize()
 
 
-# Bytes for the work on one batch, without the network and the factors of the
-# posterior.
+# Bytes for processing one batch, without the network and the posterior's factors.
 BUDGET = 64 * 2**20
-# Bytes for what is kept of samples from one pass to the next, where a pass can be
-# repeated or left out: the same on all machines, as results may depend on it.
+# Bytes for data kept from one pass over the samples to the next, if the pass can be
+# repeated or skipped. The same on all machines, because results may depend on it.
 KEPT_BUDGET = 512 * 2**20
-# Bytes that are taken to be free: looking takes longer than a prediction of one row.
+# Bytes assumed to be free: checking takes longer than predicting one row.
 SMALL = 2**20
-# Bytes of a batch that fits the caches of a CPU.
+# Bytes of a batch that fits into the caches of a CPU.
 CACHE = 32 * 2**20
-# Batches of fewer samples cost much more time per sample.
+# Smaller batches take much more time per sample.
 FEW_ROWS = 8
 
 
 def batch_rows(row_bytes: int) -> int:
-    """Return the batch size for samples of so many bytes, at least one."""
+    """Return the batch size for samples of ``row_bytes`` bytes, at least one."""
     row_bytes = max(1, row_bytes)
     return max(1, min(max(FEW_ROWS, CACHE // row_bytes), BUDGET // row_bytes))
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that can be allocated on a device; an estimate for the CPU."""
+    """Return how many bytes a device can allocate; an estimate for the CPU."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_cpu_bytes()
@@ -123,7 +122,7 @@ def free_bytes(device: torch.device) -> int:
 def require_bytes(
     needed: float, device: torch.device | str, subject: str, advice: str
 ) -> None:
-    """Raise an error where memory would not suffice for more than ``SMALL`` bytes.
+    """Raise ValueError if more than ``SMALL`` bytes are needed but not free.
 
     Raises
     ------
@@ -136,7 +135,7 @@ def require_bytes(
 
 
 def readable(n_bytes: float) -> str:
-    """Return a number of bytes with a binary unit, such as '931 TiB'."""
+    """Format a number of bytes with a binary unit, such as '931 TiB'."""
     units = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"]
     while n_bytes >= 1024 and len(units) > 1:
         n_bytes, units = n_bytes / 1024, units[1:]
@@ -144,9 +143,10 @@ def readable(n_bytes: float) -> str:
 
 
 def move(value: Any, device: torch.device | str) -> Any:
-    """Return dataclasses, sequences, modules on a device, copied where they are not.
+    """Move tensors, modules, sequences and dataclasses to a device.
 
-    What several of them share is moved once, and is shared afterwards.
+    Values already on the device are returned unchanged; others are copied. A value
+    shared by several others is moved once and stays shared.
     """
     return _moved(value, torch.device(device), {})
 
@@ -154,13 +154,13 @@ def move(value: Any, device: torch.device | str) -> Any:
 def moved_entries(
     state: dict[str, Any], names: Iterable[str], device: torch.device | str
 ) -> dict[str, Any]:
-    """Return a dict with some entries, where there are any, on a device."""
+    """Return a dict with the named entries, if present, moved to a device."""
     moved = {name: move(state[name], device) for name in names if name in state}
     return {**state, **moved}
 
 
 def _moved(value: Any, device: torch.device, known: dict[int, Any]) -> Any:
-    """`move`, with what has been moved already by the ``id`` of its original."""
+    """Move a value; ``known`` maps the ``id`` of an original to its moved value."""
     if id(value) not in known:
         known[id(value)] = _copied(value, device, known)
     return known[id(value)]
@@ -180,6 +180,6 @@ def _copied(value: Any, device: torch.device, known: dict[int, Any]) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         old = {field.name: getattr(value, field.name) for field in fields(value)}
         new = {name: _moved(entry, device, known) for name, entry in old.items()}
-        # an object that stays keeps its cached properties
+        # an unchanged object keeps its cached properties
         return value if all(new[k] is old[k] for k in old) else type(value)(**new)
     return value

@@ -1,9 +1,9 @@
-"""Cache: results in a `joblib.Memory`, under a hash of all that they depend on.
+"""Cache: results in a `joblib.Memory`, under a hash of everything they depend on.
 
-joblib's hasher takes arrays by their values, and classes and functions by their names.
-Here tensors and networks count by their values too, and the user's classes and
-functions by their source code. An edit in a function that this code calls goes
-unnoticed, as with ``memory`` of a scikit-learn ``Pipeline``.
+joblib hashes arrays by value, and classes and functions by name. This module also
+hashes tensors and networks by value, and the user's classes and functions by source
+code. An edit to a function that this source code calls goes unnoticed, as with
+``memory`` of a scikit-learn ``Pipeline``.
 """
 
 import functools
@@ -37,58 +37,58 @@ from sklaplace.core.serialise import reduced_as_array, reduced_net
 T = TypeVar("T")
 _VERSIONS = {m.__name__: m.__version__ for m in (joblib, np, scipy, sklearn, skorch)}
 _VERSIONS |= {"torch": str(torch.__version__), "python": sys.version}
-# Their classes and functions count by name.
+# Libraries whose classes and functions are hashed by name.
 _LIBRARIES = {*_VERSIONS, "sklaplace", *sys.stdlib_module_names} - {"__main__"}
 
 
 def check_memory(memory: Any) -> Any:
-    """Return the store to use.
+    """Return a store for results.
 
     Parameters
     ----------
     memory : None, str, os.PathLike or joblib.Memory
-        None computes every time. A path is that of a folder, made if need be.
+        None computes every time. A path names a folder, created if needed.
 
     Returns
     -------
     joblib.Memory
-        Or the given object, if it has a method ``cache``.
+        The given object if it has a method ``cache``, else a new store.
 
     Raises
     ------
     ValueError
-        If memory is none of these.
+        If ``memory`` is any other object.
     """
     is_path = isinstance(memory, os.PathLike)
     return check_joblib_memory(os.fspath(memory) if is_path else memory)
 
 
 def cached(memory: Any, key: str, work: Callable[[], T]) -> T:
-    """Return a result from the store if it is there, else compute and store it.
+    """Return the stored result for a key, or compute and store it.
 
     Parameters
     ----------
     memory : joblib.Memory
-        From `check_memory`.
+        Store, from `check_memory`.
     key : str
-        From `fingerprint`, of everything that the result depends on.
+        Hash of everything that the result depends on, from `fingerprint`.
     work : callable
-        Computes the result; called without arguments, at most once.
+        Computes the result. Called without arguments, at most once.
 
     Returns
     -------
     object
-        The value of ``work()``, or a copy of its value for the same key before.
+        The value of ``work()``, or a copy of the value stored earlier for the key.
 
     Warns
     -----
     UserWarning
         If the store cannot be read, or the result cannot be stored. The result is
-        returned all the same.
+        still returned.
     """
     begun, fresh = list[str](), list[T]()
 
-    def entry(key: str) -> bytes:  # joblib stores what it returns, by its argument
+    def entry(key: str) -> bytes:  # joblib stores its value under its argument
         begun.append(key)
         fresh.append(work())
         file = io.BytesIO()
@@ -102,14 +102,14 @@ def cached(memory: Any, key: str, work: Callable[[], T]) -> T:
             progress.line("network and curvature: from memory")
             return cast(T, found)
     except Exception as error:
-        if begun and not fresh:  # an error of the work itself
+        if begun and not fresh:  # the work itself failed
             raise
         warn_without_memory(error)
     return fresh[0] if fresh else work()
 
 
 def warn_without_memory(error: Exception) -> None:
-    """Warn that ``memory`` is not used, and why."""
+    """Warn that ``memory`` is not used, and give the reason."""
     warn_user(
         f"memory has no effect: {error}. Use a folder with free space, and classes and "
         "functions at the top level of a module; or use memory=None."
@@ -117,15 +117,15 @@ def warn_without_memory(error: Exception) -> None:
 
 
 def fingerprint(value: Any) -> str:
-    """Return a hash of a value, hexadecimal, equal in all processes.
+    """Return a hexadecimal hash of a value, equal in all processes.
 
-    It includes the versions of the libraries, and torch's default dtype, device and
+    The hash includes the versions of libraries, and torch's default dtype, device and
     precision.
 
     Parameters
     ----------
     value : object
-        Arrays, tensors, modules, skorch nets, datasets, and containers of them.
+        Arrays, tensors, modules, skorch nets, datasets, or containers of these.
 
     Raises
     ------
@@ -134,8 +134,8 @@ def fingerprint(value: Any) -> str:
 
     Notes
     -----
-    Costs a SHA-256 of all arrays and about 20 µs per object. A hash may change with
-    what is shared: a list of two equal objects differs from a list of one object twice.
+    Costs a SHA-256 of all arrays, and about 20 µs per object. The hash can depend on
+    shared objects: a list of two equal objects differs from a list of one object twice.
     """
     world = (
         _VERSIONS,
@@ -148,12 +148,12 @@ def fingerprint(value: Any) -> str:
     try:
         return str(_Hasher().hash((world, value)))
     except pickle.PicklingError as error:
-        error.args = error.args[:1]  # joblib adds all that was to be hashed
+        error.args = error.args[:1]  # joblib appends the whole value
         raise
 
 
-class _Hasher(NumpyHasher):  # type: ignore[misc]
-    """A hasher that takes tensors and nets by value, and the user's code by source."""
+class _Hasher(NumpyHasher):
+    """Hasher of tensors and nets by value, and of the user's code by source."""
 
     def __init__(self) -> None:
         super().__init__("sha256", coerce_mmap=True)
@@ -171,7 +171,7 @@ class _Hasher(NumpyHasher):  # type: ignore[misc]
         return NotImplemented
 
     def _content(self, tensor: Tensor) -> tuple[Any, ...]:
-        """Return what a result depends on; tensors that share memory train as one."""
+        """Return values, metadata and the storage, which other tensors can share."""
         storage = tensor.untyped_storage()
         number, _ = self.storages.setdefault(
             storage.data_ptr() or id(tensor), (len(self.storages), tensor)
@@ -184,14 +184,14 @@ class _Hasher(NumpyHasher):  # type: ignore[misc]
         return kind, tensor.requires_grad, values, place, hooks, vars(tensor)
 
     def save_global(self, value: Any, name: str | None = None) -> None:
-        """Save a class or function by its name, and the user's by its code as well."""
+        """Save a class or function by name, and the user's code by source as well."""
         super().save_global(value, name)
         for part in getattr(value, "__mro__", [value]):
             if isinstance(part, (type, types.FunctionType)) and _is_of_user(part):
                 self.save(_code(part))
 
     def _batch_setitems(self, items: Iterable[Any], *args: Any) -> None:
-        # unlike joblib, in their order, which is that of the layers of a module
+        # unlike joblib, keep the order, because a module's layers are ordered
         super(Hasher, self)._batch_setitems(items, *args)
 
     dispatch: ClassVar[dict[Any, Any]] = {
@@ -201,7 +201,7 @@ class _Hasher(NumpyHasher):  # type: ignore[misc]
 
 
 def _parameters(net: skorch.NeuralNet) -> dict[str, Any]:
-    """Return parameters of a net, and the state of one that has been initialised."""
+    """Return the parameters of a net, or its state if it is initialised."""
     if net.initialized_:
         timed = "batches", "dur"
         rows = [{k: v for k, v in row.items() if k not in timed} for row in net.history]
@@ -217,14 +217,14 @@ def _is_of_user(value: Any) -> bool:
 
 
 def _code(value: Any) -> tuple[str, list[bytes]]:
-    """Return the source of a class or function, and the code that is loaded.
+    """Return the source and the loaded bytecode of a class or function.
 
-    They differ where a file was edited after its import.
+    They differ if the file was edited after its import.
     """
     file = getattr(sys.modules.get(value.__module__), "__file__", None)
     stamp = os.stat(file).st_mtime_ns if file and os.path.exists(file) else 0
     codes = [c.replace(co_filename="", co_firstlineno=1) for c in _codes(value)]
-    # version 2 of the format does not depend on references
+    # version 2 of the format does not depend on reference counts
     return _source(value, file, stamp), [marshal.dumps(code, 2) for code in codes]
 
 
@@ -235,9 +235,9 @@ def _codes(value: Any) -> list[types.CodeType]:
 
 @functools.lru_cache(maxsize=1024)
 def _source(value: Any, file: str | None, stamp: int) -> str:
-    """Return the source of a class or function, of a file with a time stamp.
+    """Return the source of a class or function, cached by the file's time stamp.
 
-    A class of a notebook, whose module has no file, counts by its whole cell.
+    A notebook has no file, so its classes are hashed by their whole cell.
     """
     if file and not file.endswith(".py"):  # compiled
         return ""
@@ -253,13 +253,13 @@ def _source(value: Any, file: str | None, stamp: int) -> str:
 
 @functools.cache
 def _own_source() -> str:
-    """Return a hash of this package, which changes with every edit."""
+    """Return a hash of this package's source code."""
     files = sorted(Path(__file__).parents[1].rglob("*.py"))
     return sha256(repr([*map(Path.read_bytes, files)]).encode()).hexdigest()
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles skorch nets and tensors faster than they pickle themselves."""
+    """Pickler that is faster for skorch nets and tensors than their own methods."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is Tensor and (reduced := reduced_as_array(value)):

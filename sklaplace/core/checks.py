@@ -1,4 +1,4 @@
-"""Checks of constructor values, with messages that name the valid ones."""
+"""Checks of constructor parameters, with messages that name the valid values."""
 
 import os
 import re
@@ -16,19 +16,21 @@ from sklearn import get_config
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-# raises an error for an invalid value of the option in the first argument
+from sklaplace.core.random import RandomState
+
+# takes the name and the value of an option, and raises if the value is invalid
 Check = Callable[[str, Any], None]
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names in quotes, sorted, separated by commas."""
+    """Return the sorted names, quoted and separated by commas."""
     return ", ".join(repr(name) for name in sorted(names))
 
 
 def check_option(
     name: str, value: Any, allowed: Iterable[str], others: str = ""
 ) -> None:
-    """Raise an error unless a value is an allowed name; ``others`` ends its list."""
+    """Raise ValueError unless a value is allowed; ``others`` extends the message."""
     allowed = list(allowed)
     if isinstance(value, str) and value in allowed:
         return
@@ -43,7 +45,7 @@ def check_option(
 def check_positive(
     name: str, value: Any, tuners: Iterable[str] = (), *, scalar: bool = True
 ) -> None:
-    """Raise an error unless a value is positive and finite, or names a tuner."""
+    """Raise ValueError unless a value is positive and finite, or names a tuner."""
     tuners = list(tuners)
     kind = "a positive number" if scalar else "a positive number or array"
     if isinstance(value, str) and tuners:
@@ -64,7 +66,7 @@ def check_positive(
 
 
 def check_count(name: str, value: Any, smallest: int = 1) -> None:
-    """Raise an error unless a value is an integer of at least ``smallest``."""
+    """Raise ValueError unless a value is an integer of at least ``smallest``."""
     if not _is_number(value, Integral) or value < smallest:
         raise ValueError(
             f"{name}={value!r} is not an integer of at least {smallest}. "
@@ -73,13 +75,13 @@ def check_count(name: str, value: Any, smallest: int = 1) -> None:
 
 
 def check_batch_size(batch_size: Any) -> None:
-    """Raise an error unless a value is None or a number of samples."""
+    """Raise ValueError unless the batch size is None or a positive integer."""
     if batch_size is not None:
         check_count("batch_size", batch_size)
 
 
 def check_n_jobs(n_jobs: Any) -> None:
-    """Raise an error unless a value is a number of processes."""
+    """Raise ValueError unless ``n_jobs`` is None or a nonzero integer."""
     if n_jobs is not None and (not _is_number(n_jobs, Integral) or n_jobs == 0):
         raise ValueError(
             f"n_jobs={n_jobs!r} is not a number of processes. Choose None, a positive "
@@ -88,7 +90,7 @@ def check_n_jobs(n_jobs: Any) -> None:
 
 
 def check_params(name: str, value: Any, checks: Mapping[str, Check], of: str) -> None:
-    """Raise an error for unknown options, and for values that their checks refuse."""
+    """Raise an error for unknown options and for invalid values."""
     if value is None:
         return
     if not isinstance(value, Mapping):
@@ -102,7 +104,7 @@ def check_params(name: str, value: Any, checks: Mapping[str, Check], of: str) ->
 
 
 def check_fraction(name: str, value: Any, hint: str) -> None:
-    """Raise an error unless a value is strictly between zero and one."""
+    """Raise ValueError unless a value is strictly between zero and one."""
     if not _is_number(value) or not 0 < float(value) < 1:
         if _is_number(value) and 2 <= value < 100:  # a percentage
             hint += f" Did you mean {float(value) / 100:g}?"
@@ -112,7 +114,7 @@ def check_fraction(name: str, value: Any, hint: str) -> None:
 def check_below_one(
     name: str, value: Any, hint: str = "Choose a small one, such as 1e-6."
 ) -> None:
-    """Raise an error unless a value is from zero to below one."""
+    """Raise ValueError unless a value is at least zero and less than one."""
     if not _is_number(value) or not 0 <= float(value) < 1:
         raise ValueError(f"{name}={value!r} is not a number from 0 to below 1. {hint}")
 
@@ -122,7 +124,7 @@ def _is_number(value: Any, kind: type = Real) -> bool:
 
 
 def as_levels(name: str, value: Any, hint: str) -> np.ndarray:
-    """Return one or several fractions as a vector."""
+    """Return one or more fractions as a vector."""
     try:
         levels = np.atleast_1d(np.asarray(value, dtype=float))
     except (TypeError, ValueError) as error:
@@ -131,7 +133,7 @@ def as_levels(name: str, value: Any, hint: str) -> np.ndarray:
         raise ValueError(f"{name} is empty. {hint}")
     if levels.ndim != 1:
         raise ValueError(f"{name} has shape {levels.shape}, not one axis. {hint}")
-    # 90 is shown as it was given, not as 90.0
+    # show 90 as 90, not as 90.0
     as_given = int if np.asarray(value).dtype.kind in "iu" else float
     wrong = [as_given(level) for level in levels if not 0 < level < 1]
     if len(wrong) > 1:
@@ -146,7 +148,7 @@ def as_levels(name: str, value: Any, hint: str) -> np.ndarray:
 
 
 def check_unmasked(values: Any, name: str) -> None:
-    """Raise for masked entries of ``numpy.ma``, whose mask numpy would drop."""
+    """Raise ValueError for masked entries, because numpy would drop the mask."""
     parts = values.values() if isinstance(values, Mapping) else values
     parts = parts if isinstance(values, (list, tuple, Mapping)) else [values]
     if any(isinstance(p, np.ma.MaskedArray) and np.ma.is_masked(p) for p in parts):
@@ -157,10 +159,11 @@ def check_unmasked(values: Any, name: str) -> None:
 
 
 def check_arrays(**arrays: Any) -> None:
-    """Raise an error for masked arrays, and those of others under dispatch.
+    """Raise an error for masked arrays, and for non-numpy arrays under dispatch.
 
-    Results are numpy's, and scikit-learn takes them to be of the library of the inputs
-    there. Without dispatch, tensors are converted.
+    Under array API dispatch, scikit-learn expects results from the library of the
+    inputs, but this package returns numpy arrays. Without dispatch, tensors are
+    converted.
     """
     for name, value in arrays.items():
         check_unmasked(value, name)
@@ -181,15 +184,15 @@ def check_arrays(**arrays: Any) -> None:
 
 @contextmanager
 def naming(**arguments: str) -> Iterator[None]:
-    """Let errors about values name the arguments that the values were passed as.
+    """Make error messages name the arguments that the user passed.
 
-    In messages that do not name X_val, ``naming(X="X_val")`` replaces X by it. Those
-    that have neither, as some of scikit-learn's, start with it.
+    ``naming(X="X_val")`` replaces X by X_val in messages that do not mention X_val.
+    Messages without X, such as some of scikit-learn's, get the prefix X_val.
     """
     try:
         yield
     except (TypeError, ValueError) as error:
-        if type(error) not in (TypeError, ValueError):  # more than a message
+        if type(error) not in (TypeError, ValueError):  # may hold more than a message
             raise
         message = str(error)
         if re.search(_any_of(arguments.values()), message):
@@ -203,12 +206,12 @@ def naming(**arguments: str) -> Iterator[None]:
 
 
 def _any_of(names: Iterable[str]) -> str:
-    """Return the pattern of any of the names as a word, but not of an attribute."""
+    """Return a pattern that matches any name as a word, but not as an attribute."""
     return rf"(?<![\w.])(?:{'|'.join(map(re.escape, names))})(?!\w)"
 
 
 def check_seed(name: str, value: Any) -> None:
-    """Raise an error unless a value can seed a generator."""
+    """Raise ValueError unless a value can seed a generator."""
     if value is None or isinstance(value, np.random.RandomState):
         return
     if not _is_number(value, Integral) or not 0 <= int(value) < 2**32:
@@ -219,7 +222,7 @@ def check_seed(name: str, value: Any) -> None:
 
 
 def as_seed(name: str, value: Any) -> int:
-    """Return the seed of a private generator; for None another one each time."""
+    """Return a seed for a private generator; None gives a new seed each time."""
     check_seed(name, value)
     if value is None:
         return int.from_bytes(os.urandom(4), "little")
@@ -228,14 +231,14 @@ def as_seed(name: str, value: Any) -> int:
     return int(check_random_state(value).randint(np.iinfo(np.int32).max))
 
 
-def as_generator(random_state: Any) -> torch.Generator:
-    """Return a torch generator as it is, else one on the CPU, seeded by `as_seed`."""
+def as_generator(random_state: RandomState | torch.Generator) -> torch.Generator:
+    """Return the given torch generator, or a new CPU generator seeded by `as_seed`."""
     if isinstance(random_state, torch.Generator):
         return random_state
     return torch.Generator().manual_seed(as_seed("random_state", random_state))
 
 
-# code between a user's line and a fit
+# packages that can be called between the user's line and a fit
 PACKAGES = {"sklaplace", "sklearn", "skorch", "joblib", "contextlib", "threading"}
 PACKAGES |= {"concurrent"}
 
@@ -245,12 +248,12 @@ _SHOWN: set[tuple[str | int, ...]] = set()
 def warn_user(
     message: str, category: type[Warning] = UserWarning, *, once: bool = False
 ) -> None:
-    """Warn at the line that called this package, maybe through scikit-learn.
+    """Warn at the user's line that called this package, maybe through scikit-learn.
 
-    Under Python's default filters once for each such line. Python itself forgets what
-    it has shown as soon as any code changes the filters, which scikit-learn does for
-    every fit of a search. With ``once`` a message is never repeated, whatever the
-    filters.
+    Python's default filters show a warning once per line. But Python forgets the shown
+    warnings when any code changes the filters, and scikit-learn changes them for every
+    fit of a search. So this function remembers them itself. With ``once``, a message is
+    not repeated even under the filter "always".
     """
     frame = sys._getframe(1)
     while (
@@ -268,7 +271,7 @@ def warn_user(
 
 
 def _action(message: str, category: type[Warning]) -> str:
-    """What the filters in force do with a warning."""
+    """Return the action of the active filters for a warning."""
     for action, pattern, kind, module, line in warnings.filters:
         is_meant = issubclass(category, kind) and module is None and not line
         if is_meant and (pattern is None or pattern.match(message)):

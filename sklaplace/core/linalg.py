@@ -1,4 +1,4 @@
-"""Linear algebra of symmetric positive semidefinite matrices, singular ones included.
+"""Linear algebra of symmetric positive semidefinite matrices, possibly singular.
 
 Governing identity: ``M = Q diag(e) Qᵀ`` with ``e >= 0``.
 """
@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# columns of a Gram matrix per product: fewer are slower to multiply
+# columns of a Gram matrix per product; narrower blocks are slower
 GRAM_COLUMNS = 256
 
-# rounding errors that outputs and derivatives of a network in half precision add up
+# rounding errors that accumulate in half-precision outputs and derivatives
 MANY_ROUNDINGS = 8
 
 
@@ -22,8 +22,8 @@ def gram(x: Tensor) -> Tensor:
 
     Notes
     -----
-    Wide matrices take little more than half of the 2·n·p² operations: blocks above
-    the diagonal are copied.
+    For wide matrices, blocks above the diagonal are copied. This takes little more
+    than half of the 2·n·p² operations.
     """
     p = x.shape[1]
     if p <= GRAM_COLUMNS:
@@ -43,8 +43,8 @@ def symmetric_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     Parameters
     ----------
     matrix : Tensor of shape (..., n, n)
-        Symmetric and positive semidefinite up to rounding. Only its symmetric
-        part counts.
+        Symmetric and positive semidefinite up to rounding. Only the symmetric
+        part is used.
 
     Returns
     -------
@@ -55,8 +55,8 @@ def symmetric_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
     Notes
     -----
-    O(n³). Always float64: the prior precision is compared with eigenvalues below
-    1e-7 of the largest, which float32 does not resolve.
+    Costs O(n³). Always float64, because the prior precision is compared with
+    eigenvalues below 1e-7 times the largest, which float32 cannot resolve.
     """
     symmetric = (matrix.double() + matrix.double().mT) / 2
     eigenvalues, eigenvectors = torch.linalg.eigh(symmetric)
@@ -79,8 +79,8 @@ def wide_root_eigh(root: Tensor) -> tuple[Tensor, Tensor]:
 
     Notes
     -----
-    O(n·p²): the product is not formed, so that eigenvalues are precise to ``eps²``
-    times the largest, not to ``eps``.
+    Costs O(n·p²). The product is not formed, so eigenvalues are accurate to
+    ``eps²`` times the largest eigenvalue, instead of ``eps`` times.
     """
     n, p = root.shape
     basis, corner = torch.linalg.qr(root.double().mT, mode="complete")
@@ -91,17 +91,17 @@ def wide_root_eigh(root: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def group_products(values: Tensor, matrices: Tensor) -> Tensor:
-    """Return products of values (..., G·n), group by group, with matrices (G, n, n)."""
+    """Multiply values (..., G·n) by matrices (G, n, n), one matrix per group."""
     rows = values.unflatten(-1, (len(matrices), -1))
     # `@` would copy the matrices for each row
     return torch.einsum("...gn,gnm->...gm", rows, matrices).flatten(-2)
 
 
 def group_rows(g: Tensor, a: Tensor, basis: Tensor | None) -> Tensor:
-    """Return ``Σᵣ g ⊗ (a Q)`` in each group, (b, k, G, o, i).
+    """Return ``Σᵣ g ⊗ (a Q)`` for each group, (b, k, G, o, i).
 
-    Of ``g`` (b, k, r, G, o), ``a`` (b, r, G, i) and ``Q`` (G, i, i) or None, the
-    identity.
+    The shapes are ``g`` (b, k, r, G, o), ``a`` (b, r, G, i) and ``Q`` (G, i, i). None
+    for ``Q`` is the identity.
     """
     inputs_first = a.shape[1] < g.shape[1] * g.shape[-1]  # r < k·o: fewer products
     if basis is not None and inputs_first:
@@ -113,15 +113,15 @@ def group_rows(g: Tensor, a: Tensor, basis: Tensor | None) -> Tensor:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Return whether no entry is infinite or NaN; one sum where that is so."""
-    # as a number of Python, which is checked in one operation in place of five
+    """Return whether all entries are finite; costs one sum if they are."""
+    # a Python float is checked in one operation instead of five
     return math.isfinite(values.sum().item()) or bool(values.isfinite().all())
 
 
 def agree(found: Tensor, expected: Tensor, precision: float = 0.0) -> bool:
-    """Whether two tensors are equal up to rounding, relative to the largest entry.
+    """Return whether two tensors are equal up to rounding of the largest entry.
 
-    ``precision`` is the relative rounding error of what computed them, if known.
+    ``precision`` is the relative rounding error of their computation, if known.
     """
     if found.shape != expected.shape:
         return False
@@ -135,7 +135,7 @@ def agree(found: Tensor, expected: Tensor, precision: float = 0.0) -> bool:
 
 
 def solve_psd(matrix: Tensor, b: Tensor) -> Tensor:
-    """Return ``matrix⁻¹ b``, (n,), with eigenvalues of at least 1e-15 the largest."""
+    """Return ``matrix⁻¹ b``, (n,), with eigenvalues clamped to 1e-15 of the largest."""
     root, failed = torch.linalg.cholesky_ex(matrix)
     if not failed:
         return torch.cholesky_solve(b.unsqueeze(1), root).squeeze(1)
@@ -156,14 +156,14 @@ def conjugate_gradients(
     Parameters
     ----------
     product, precondition : callable
-        Products of vectors with the matrix, and with an approximate inverse.
+        Multiply a vector by the matrix, and by an approximate inverse.
     b : Tensor of shape (n,)
         Right-hand side.
     max_iterations : int
-        Steps at most until convergence; without it, one more is made. Each takes one
-        product with the matrix.
+        Maximum number of steps until convergence. Without convergence, one more step is
+        made. Each step takes one product with the matrix.
     precision : float
-        Norm of the residual relative to that of ``b``, both in the norm of the
+        Norm of the residual relative to the norm of ``b``, both in the norm of the
         preconditioner.
 
     Returns
@@ -171,7 +171,7 @@ def conjugate_gradients(
     x : Tensor of shape (n,)
         The last iterate.
     n_iterations : int or None
-        None without convergence.
+        Number of iterations; None without convergence.
     """
     x, residual = torch.zeros_like(b), b
     direction = precondition(residual)
@@ -195,5 +195,5 @@ def conjugate_gradients(
 
 
 def plain(value: Tensor) -> float | np.ndarray:
-    """Return a float or an array."""
+    """Convert a tensor to a float or a numpy array."""
     return value.item() if value.ndim == 0 else value.cpu().numpy()

@@ -1,9 +1,9 @@
 """Inexact Newton method for a regularised, convex loss of a linear model.
 
 Governing formula: ``θ ← θ - t (H + diag ρ)⁻¹ ∇L(θ)`` with a step size t by
-backtracking. Steps are solved by conjugate gradients, which need products with the
-curvature alone, the less precisely the farther the minimum (Dembo, Eisenstat and
-Steihaug 1982, "Inexact Newton methods").
+backtracking. Conjugate gradients compute the steps and need only products with the
+curvature. Steps far from the minimum are less precise (Dembo, Eisenstat and Steihaug
+1982, "Inexact Newton methods").
 """
 
 from collections.abc import Callable
@@ -21,24 +21,24 @@ from sklaplace.core.linalg import conjugate_gradients, solve_psd
 Operator = Callable[[Tensor], Tensor]
 Loss = tuple[Tensor, Tensor, Tensor]  # value, gradient (P,) and outputs (N, c)
 
-# Relative decrease of the loss below which one more step ends the method: what that
-# step leaves is at the level of rounding.
+# Relative decrease of the loss below which one last step is made. The step leaves an
+# error at the level of rounding.
 ROUNDING = 1e-13
 GRADIENT_TOLERANCE = 1e-6
 MAX_STEPS = 200
 # Relative residual of conjugate gradients far from the minimum, and close to it. A
-# step reduces the distance of the loss from its minimum by the square of it, so that
-# more precision would be wasted work.
+# step multiplies the excess of the loss over its minimum by the square of the residual,
+# so more precision would be wasted.
 FORCING = 0.1, 1e-5
-# What the last step may leave, relative to the tolerance: of that of rounding, weights
-# whose errors are 1e-8 of their posterior deviations.
+# Excess of the loss that the last step may leave, relative to the tolerance. With the
+# tolerance ROUNDING, weights have errors of 1e-8 posterior standard deviations.
 LAST = 1e-6
-# Parameters up to which the dense curvature replaces conjugate gradients that need
-# many iterations.
+# Largest number of parameters for which the dense curvature replaces conjugate
+# gradients that need many iterations.
 MAX_DENSE = 1500
 MAX_CG = 500
 MAX_CG_IF_DENSE = 200
-# iterations that cost more than a new preconditioner
+# iterations beyond which a new preconditioner is cheaper
 STALE = 30
 # largest tolerance for which the loss is computed in float64, and the better
 # preconditioner is worth its cost
@@ -50,7 +50,7 @@ SMALLEST = torch.finfo(torch.float64).tiny
 
 
 class Regularised(Protocol):
-    """A convex loss of outputs that are affine in the weights, and a prior."""
+    """A convex loss of outputs that are affine in the weights, plus a prior."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -59,36 +59,31 @@ class Regularised(Protocol):
     def objective(
         self, theta: Tensor, rho: Tensor, prior_mean: Tensor, dtype: torch.dtype
     ) -> Loss:
-        """Regularised loss, gradient (P,), and outputs (N, c), computed in a dtype."""
+        """Return regularised loss, gradient (P,) and outputs (N, c) in a dtype."""
 
     def curvature_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
-        """``v -> (H + diag ρ) v``."""
+        """Return the function ``v -> (H + diag ρ) v``."""
 
     def dense_curvature_at(self, f: Tensor, rho: Tensor) -> Tensor:
-        """``H + diag ρ``, (P, P)."""
+        """Return ``H + diag ρ``, (P, P)."""
 
     def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
-        """``v -> M⁻¹ v`` for ``M ≈ H + diag ρ``."""
+        """Return the function ``v -> M⁻¹ v`` for ``M ≈ H + diag ρ``."""
 
     def quick_preconditioner_at(
         self, f: Tensor, rho: Tensor, dtype: torch.dtype
     ) -> Operator | None:
-        """Return one that is made in less time than a product, if there is any."""
-
-    def with_null_space(
-        self, precondition: Operator, rho: Tensor, dtype: torch.dtype
-    ) -> Operator:
-        """Return a preconditioner that is exact where the loss has no curvature."""
+        """Return a preconditioner that is built faster than one product, or None."""
 
 
 def minimum(
-    model: Regularised, rho: Tensor, mean: Tensor, start: Tensor, tolerance: float
+    problem: Regularised, rho: Tensor, mean: Tensor, start: Tensor, tolerance: float
 ) -> Tensor:
     """Return the weights (P,) that minimise the regularised loss.
 
     Parameters
     ----------
-    model : Regularised
+    problem : Regularised
         The loss and its derivatives.
     rho : Tensor of shape (P,)
         Prior precisions in units of the loss.
@@ -97,26 +92,26 @@ def minimum(
     start : Tensor of shape (P,)
         Initial weights.
     tolerance : float
-        Relative decrease of the loss, by its quadratic model, before the last step.
-        Each step is as imprecise as that allows.
+        Relative decrease of the loss, predicted by its quadratic model, below which one
+        last step is made. Steps are no more precise than the tolerance requires.
 
     Warns
     -----
     ConvergenceWarning
         If rounding stops the descent before the gradient vanishes.
     """
-    dtype = model.dtype if tolerance > PRECISE else torch.float64
+    dtype = problem.dtype if tolerance > PRECISE else torch.float64
 
     def objective(weights: Tensor) -> Loss:
-        return model.objective(weights, rho, mean, dtype)
+        return problem.objective(weights, rho, mean, dtype)
 
     theta, (value, gradient, f) = start, objective(start)
-    if not (value.isfinite() and gradient.isfinite().all()):  # beyond its range
+    if not (value.isfinite() and gradient.isfinite().all()):  # out of range
         dtype = torch.float64
         value, gradient, f = objective(start)
-    # relative to the loss where that is small by the unit of the targets
+    # makes the decrease relative to a loss that is small due to the targets' unit
     unit = min(1.0, max(float(value), SMALLEST))
-    steps = _Steps(model, rho, tolerance)
+    steps = _Steps(problem, rho, tolerance)
     for _ in range(MAX_STEPS):
         progress.count("refit")
         step, has_converged = steps.at(f, gradient)
@@ -142,7 +137,7 @@ def minimum(
 
 
 class _Steps:
-    """Newton steps, with a preconditioner that is kept while iterations are few."""
+    """Newton steps that reuse a preconditioner while it needs few iterations."""
 
     def __init__(self, model: Regularised, rho: Tensor, tolerance: float) -> None:
         self._model, self._rho = model, rho
@@ -153,10 +148,11 @@ class _Steps:
         self._is_dense = False
 
     def refine(self, decrease: float) -> None:
-        """Set the precision of the next step by the relative decrease of the last.
+        """Set the precision of the next step from the relative decrease of the last.
 
-        A step leaves the square of its precision. Close to the minimum that is what the
-        next one decreases the loss by, and which may be far below the tolerance.
+        A step leaves a fraction of the decrease: the square of its precision. Close to
+        the minimum, the next step decreases the loss by this remainder, which may be
+        far below the tolerance.
         """
         left = max(decrease * self._precision**2, SMALLEST)
         enough = (LAST * self._tolerance / left) ** 0.5
@@ -178,10 +174,10 @@ class _Steps:
         return step, has_converged
 
     def _iterated(self, f: Tensor, gradient: Tensor) -> tuple[Tensor, bool]:
-        """Return a step by conjugate gradients, and whether it has converged."""
+        """Return a step by conjugate gradients, and whether they converged."""
         model, rho, dtype = self._model, self._rho, self._dtype
         precondition = self._preconditioner_at(f)
-        # the unit of the gradient may be beyond the range of float32
+        # the gradient may be beyond the range of float32
         size = gradient.abs().max().clamp(min=SMALLEST)
         step, n_iterations = conjugate_gradients(
             model.curvature_at(f, rho, dtype),
@@ -197,21 +193,21 @@ class _Steps:
         return step.double() * size, n_iterations is not None
 
     def _preconditioner_at(self, f: Tensor) -> Operator:
-        """Return the quick preconditioner while it will do, else the better one."""
+        """Return the quick preconditioner while it suffices, else the better one."""
         model, at = self._model, (f, self._rho, self._dtype)
         found = model.quick_preconditioner_at(*at) if self._is_quick else None
         self._is_quick = found is not None
-        if found is None:
-            if self._precondition is None:
-                self._precondition = model.preconditioner_at(*at)
-            found = self._precondition
-        return model.with_null_space(found, *at[1:])
+        if found is not None:
+            return found
+        if self._precondition is None:
+            self._precondition = model.preconditioner_at(*at)
+        return self._precondition
 
 
 def _descend(
     objective: Callable[[Tensor], Loss], theta: Tensor, step: Tensor, now: Loss
 ) -> tuple[Tensor, Loss] | None:
-    """Return weights and loss of the first halved step that descends (Armijo)."""
+    """Halve a step until the loss decreases (Armijo); return weights and loss."""
     value, slope = now[0], now[1] @ step
     noise = 1e-14 * value.abs()  # rounding hides decreases close to the minimum
     for size in (0.5**halvings for halvings in range(40)):
@@ -225,7 +221,7 @@ Array = np.ndarray[Any, Any]
 
 
 def mean(low: Array, high: Array) -> Array:
-    """Return ``(low + high) / 2``, which does not overflow."""
+    """Return ``(low + high) / 2`` without overflow."""
     return low / 2 + high / 2
 
 
@@ -240,22 +236,22 @@ def first_where(
     Parameters
     ----------
     is_reached : callable
-        Whether the condition holds, from values to booleans of their shape; it keeps
-        holding at larger values.
+        Returns whether the condition holds, as booleans of the values' shape. If the
+        condition holds at a value, it holds at all larger values.
     low, high : ndarray of one shape
-        Values at which it does not hold, and values at which it does.
+        Values at which the condition fails, and values at which it holds.
     middle : callable
-        Returns values between two others, or one of these if there is none.
+        Returns values between two bounds, or a bound if no value lies between.
 
     Returns
     -------
     ndarray
-        NaN where ``low`` or ``high`` is.
+        Smallest values; NaN where ``low`` or ``high`` is NaN.
 
     Notes
     -----
-    Ends when `middle` finds no further value between any two, which for the mean are
-    neighbouring floating-point numbers.
+    Stops when `middle` finds no value between any two bounds. For the mean, the
+    bounds are then neighbouring floating-point numbers.
     """
     while True:
         between = middle(low, high)

@@ -1,7 +1,7 @@
-"""Parallel: functions of parts of the data, computed by the workers of joblib.
+"""Parallel: functions of parts of the data, computed by joblib's workers.
 
-Results come in the order of the parts. Each part is computed on one thread, so that
-results depend neither on the number of workers nor on the machine's number of cores.
+Results are in the order of the parts. Each part is computed on one thread, so results
+depend neither on the number of workers nor on the machine's number of cores.
 """
 
 import io
@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import torch
 from joblib import Parallel, delayed, effective_n_jobs
 from joblib.externals.loky.backend.reduction import get_loky_pickler
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 from joblib.parallel import get_active_backend
 from sklearn.utils.parallel import Parallel as ConfiguredParallel
 from sklearn.utils.parallel import delayed as configured_delayed
@@ -25,21 +24,19 @@ from sklaplace.core.serialise import for_worker, reduced_net
 
 T = TypeVar("T")
 
-# A part that kills its process, as by taking too much memory, would kill others too.
-MAX_RESTARTS = 2
-# Attributes of a net that its evaluation does not need: a log, an open file.
+# Attributes that a net does not need for evaluation, such as a log or an open file.
 OF_TRAINING = "callbacks", "callbacks_", "history_", "optimizer_", "train_split"
 
 
 def dumps(value: Any, left_out: Sequence[str] = ()) -> bytes:
-    """Pickle a value, with the classes and functions of a script by value.
+    """Pickle a value; classes and functions of a script are pickled by value.
 
     Parameters
     ----------
     value : object
-        Value, which may contain skorch nets.
+        Value to pickle. It may contain skorch nets.
     left_out : sequence of str, default=()
-        Attributes of the nets that are None in the copy.
+        Attributes of the nets to replace by None.
     """
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -49,7 +46,7 @@ def dumps(value: Any, left_out: Sequence[str] = ()) -> bytes:
 
 
 class _Pickler(get_loky_pickler()):  # type: ignore[misc]
-    """Pickles skorch nets by their attributes, and all else as joblib does."""
+    """joblib's pickler, except that it pickles skorch nets by their attributes."""
 
     left_out: Sequence[str] = ()
 
@@ -60,16 +57,16 @@ class _Pickler(get_loky_pickler()):  # type: ignore[misc]
 
 
 def n_workers(n_jobs: int | None) -> int:
-    """Return the number of workers, 0 for computing here, on torch's own threads.
+    """Return the number of workers; 0 means this process, on torch's own threads.
 
-    That is for None, unless in a ``joblib.parallel_config`` with several workers.
+    None gives 0, except within a ``joblib.parallel_config`` with several workers.
     """
     n = int(effective_n_jobs(n_jobs))
     return 0 if n_jobs is None and n == 1 else n
 
 
 class _Result:
-    """A result that is pickled by `dumps` on its way from a worker."""
+    """A worker's result, which `dumps` pickles."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -92,14 +89,14 @@ def in_parallel(
     n_jobs: int | None,
     label: str,
 ) -> list[T]:
-    """Return the function of each tuple of arguments, in order.
+    """Return the results of a function for each tuple of arguments, in order.
 
-    Workers have scikit-learn's settings. A progress bar counts the results where there
-    is one.
+    Workers use the current scikit-learn settings. A progress bar, if shown, counts the
+    results.
     """
     backend, _ = get_active_backend()
     is_streamed = getattr(backend, "supports_return_generator", False)
-    # not all backends stream results, and nothing but a bar needs it
+    # not all backends stream results, and only a progress bar needs streaming
     kind = "generator" if is_streamed and progress.shows_bars() else "list"
     tasks = (configured_delayed(_called)(function, *args) for args in arguments)
     results = ConfiguredParallel(n_jobs=n_jobs, return_as=kind)(tasks)
@@ -114,24 +111,24 @@ def ordered_map(
     n_jobs: int | None = None,
     label: str = "",
 ) -> Iterator[T]:
-    """Yield the function of each part, in order.
+    """Yield the results of a function for each part, in order.
 
     Parameters
     ----------
     function : callable
-        Of one part. Each worker, a process or a thread, has a copy of its own.
+        Function of one part. Each worker process or thread has its own copy.
     parts : sequence
-        Parts, which are read just before they are sent to a worker.
+        Parts. Each part is read just before it is sent to a worker.
     n_jobs : int or None
-        Number of workers, see `n_workers`.
+        Number of workers; see `n_workers`.
     label : str
-        Of a progress bar that counts the parts, where there is one.
+        Label of the progress bar that counts the parts, if shown.
 
     Raises
     ------
     joblib.externals.loky.process_executor.TerminatedWorkerError
-        If processes of the backend "loky" have been killed more often than
-        ``MAX_RESTARTS``. Other backends have rules of their own.
+        If a process of the backend "loky" is killed, for example for lack of memory.
+        Other backends have their own rules.
     """
     workers = n_workers(n_jobs)
     if workers > 1 and len(parts) > 1:
@@ -152,32 +149,23 @@ def _on_one_thread(function: Callable[[Any], T]) -> Callable[[Any], T]:
 def _in_workers(
     function: Callable[[Any], T], parts: Sequence[Any], n_jobs: int | None
 ) -> Iterator[T]:
-    """Yield the results of joblib's workers; go on where processes were killed."""
+    """Yield the results of joblib's workers."""
     with for_worker():
         content = dumps(function, OF_TRAINING)
-    # parts take long, and are neither grouped nor written to temporary files
+    # parts take long: send them one by one, and write no temporary files
     options = {"prefer": "processes", "batch_size": 1, "max_nbytes": None}
-    n_done = n_restarts = 0
-    while n_done < len(parts):
-        tasks = (delayed(_evaluated)(content, dumps(p)) for p in parts[n_done:])
-        try:
-            for result in Parallel(n_jobs, return_as="generator", **options)(tasks):
-                yield result
-                n_done += 1
-        except TerminatedWorkerError:
-            n_restarts += 1
-            if n_restarts > MAX_RESTARTS:
-                raise
+    tasks = (delayed(_evaluated)(content, dumps(part)) for part in parts)
+    yield from Parallel(n_jobs, return_as="generator", **options)(tasks)
 
 
-# the last function of each thread, which has several parts to compute
+# each thread's last function, kept because a thread computes several parts
 _last = threading.local()
 
 
 def _evaluated(function: bytes, part: bytes) -> Any:
-    """Return the function of a part, in a worker; both are pickled.
+    """Apply a pickled function to a pickled part, in a worker.
 
-    As bytes they travel with each task, so that dask can run it again elsewhere.
+    Each task carries both as bytes, so that dask can run the task again elsewhere.
     """
     if getattr(_last, "content", None) != function:
         _last.content = _last.function = None  # free its memory first

@@ -1,8 +1,8 @@
-"""Progress: what a fit prints about itself, and progress bars.
+"""Progress: printed messages about a fit, and progress bars.
 
-`reporting` opens a scope for one estimator; phases and loops within it need not be
-handed anything. A scope belongs to its thread: code that runs in other threads, or in
-processes of joblib, prints nothing. Nothing of it is stored in an estimator.
+`reporting` opens a scope for one estimator; phases and loops inside need no extra
+arguments. A scope belongs to one thread: code in other threads or in joblib processes
+prints nothing. Estimators do not store scopes.
 """
 
 import os
@@ -22,21 +22,21 @@ _scopes = threading.local()
 
 
 class Reporter:
-    """What is printed in one scope.
+    """Messages and progress bar of one scope.
 
     Parameters
     ----------
     title : str
-        Name of the estimator, which lines begin with.
+        Name of the estimator, at the start of each line.
     verbose : int or bool
-        0 is silent, 1 prints phases with their time, 2 shows progress bars as well.
-        Others than these are refused later, and are silent here.
+        0 is silent, 1 prints phases with their duration, 2 also shows progress bars.
+        Invalid values are silent here and raise an error later.
     """
 
     def __init__(self, title: str, verbose: Any) -> None:
         is_known = isinstance(verbose, Integral | np.bool_)
         self.title, self.verbose = title, int(verbose) if is_known else 0
-        self.process = os.getpid()  # a fork has the scope of its parent
+        self.process = os.getpid()  # a forked process inherits this scope
         self.in_phase, self.bar, self.counted = False, None, ""
 
     def line(self, text: str) -> None:
@@ -45,7 +45,7 @@ class Reporter:
             print(f"[{self.title}] {text}")  # noqa: T201
 
     def open_bar(self, label: str, total: int | None) -> Any:
-        """Return a new bar; None if there is one already, or none is to be shown."""
+        """Return a new bar, or None if a bar is open or bars are not shown."""
         if self.verbose < 2 or self.bar is not None or (new := _bars()) is None:
             return None
         self.bar = new(total=total, desc=f"[{self.title}] {label}", leave=False)
@@ -53,7 +53,7 @@ class Reporter:
         return self.bar
 
     def close_bar(self) -> None:
-        """Close the bar, if there is one."""
+        """Close the bar, if one is open."""
         if self.bar is not None:
             bar, self.bar = self.bar, None
             bar.close()
@@ -68,10 +68,10 @@ def _current() -> Reporter:
 
 
 def _bars() -> Callable[..., Any] | None:
-    """Return the class of bars, for a terminal or a notebook; None without tqdm."""
+    """Return tqdm's bar class for a terminal or notebook, or None without tqdm."""
     try:
         with warnings.catch_warnings():
-            # of notebooks without widgets, in which bars are text
+            # for notebooks without widgets, where bars are text
             warnings.simplefilter("ignore")
             from tqdm.auto import tqdm
     except ImportError:
@@ -81,9 +81,9 @@ def _bars() -> Callable[..., Any] | None:
 
 @contextmanager
 def reporting(title: str, verbose: Any) -> Iterator[Reporter]:
-    """Open a scope; the one around it, if any, goes on after it.
+    """Open a scope, and restore the enclosing scope afterwards.
 
-    Its bar is closed in any case.
+    The bar is closed even after an error.
     """
     around, reporter = _current(), Reporter(title, verbose)
     _scopes.current = reporter
@@ -96,9 +96,9 @@ def reporting(title: str, verbose: Any) -> Iterator[Reporter]:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Print the name of a phase and the time that it took, once it has ended.
+    """Print the name and duration of a phase when it ends.
 
-    Phases within another one are parts of it, and are not printed.
+    Nested phases are part of the outer phase and are not printed.
     """
     reporter = _current()
     if reporter.in_phase or reporter.verbose < 1:
@@ -114,20 +114,20 @@ def phase(name: str) -> Iterator[None]:
 
 
 def line(text: str) -> None:
-    """Print a line of the scope; within a phase none, as its end prints one."""
+    """Print a line, except within a phase, which prints its own line at the end."""
     if not (reporter := _current()).in_phase:
         reporter.line(text)
 
 
 def shows_bars() -> bool:
-    """Whether loops have progress bars."""
+    """Return whether loops show progress bars."""
     return _current().verbose > 1
 
 
 def tracked(items: Iterable[T], label: str, total: int) -> Iterator[T]:
-    """Yield items, with a progress bar where there is one to show.
+    """Yield items, with a progress bar if bars are shown.
 
-    Loops within the loop show none, unless this one has a single step.
+    Inner loops show no bar, unless this loop has a single step.
     """
     reporter = _current()
     bar = reporter.open_bar(label, total) if total > 1 else None
@@ -142,9 +142,9 @@ def tracked(items: Iterable[T], label: str, total: int) -> Iterator[T]:
 
 
 def count(label: str) -> None:
-    """Count a step of a loop whose length is not known, in a bar.
+    """Count one step of a loop of unknown length in a progress bar.
 
-    The bar stays open until the phase ends; loops within the step show none.
+    The bar stays open until the phase ends. Loops within the step show no bar.
     """
     reporter = _current()
     reporter.open_bar(label, None)
@@ -153,7 +153,7 @@ def count(label: str) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as text: in seconds, minutes and seconds, or hours and minutes."""
+    """Format a duration in seconds, minutes and seconds, or hours and minutes."""
     if seconds < 0.05:
         return "under 0.1 s"
     if seconds < 59.95:

@@ -1,9 +1,10 @@
-"""Random numbers: of samples, quasi-Monte Carlo, and with the global state restored.
+"""Random numbers: per sample, quasi-Monte Carlo, and from seeded global generators.
 
 `counter_uniforms` is a counter-based generator: its n-th number for a sample with
-hash k is ``mix(k ^ mix(seed) + n·γ)``, with the finaliser of splitmix64 (Steele, Lea
-and Flood 2014, "Fast splittable pseudorandom number generators"). So numbers depend
-neither on the batch nor on the order of samples, and equal samples have equal ones.
+hash k is ``mix(k ^ mix(seed) + n·γ)``, where ``mix`` is the finaliser of splitmix64
+(Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"). Numbers
+depend neither on the batch nor on the order of samples. Equal samples get equal
+numbers.
 """
 
 import os
@@ -11,28 +12,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from threading import RLock
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sklaplace.core.trees import leaves
+from sklaplace.core.trees import Batch, leaves
 
-# torch and numpy have one global generator each, whichever thread draws from it
+RandomState: TypeAlias = int | np.random.RandomState | None
+
+# torch and numpy each have one global generator for all threads
 _training = RLock()
 # γ and the multipliers of splitmix64
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-def row_hash(x: Any) -> Tensor:
+def row_hash(x: Batch) -> Tensor:
     """Return a 64-bit hash of each sample of a batch, (b,), int64.
 
     Parameters
     ----------
     x : Tensor, or dict, list or tuple of tensors
-        One batch of b samples.
+        Batch of b samples.
     """
     parts = list(leaves(x))
     keys = np.zeros(len(parts[0]), dtype=np.uint64)
@@ -47,24 +50,24 @@ def counter_uniforms(keys: Tensor, n: int, seed: int = 0) -> Tensor:
     Parameters
     ----------
     keys : Tensor of shape (b,)
-        From `row_hash`.
+        Hashes of the samples, from `row_hash`.
     n : int
-        Numbers per sample.
+        Number of values per sample.
     seed : int, default=0
-        Seeds are independent of each other.
+        Seed. Different seeds give independent numbers.
     """
     salt = _mixed(np.array([seed], dtype=np.uint64))
     start = keys.cpu().numpy().view(np.uint64)[:, None] ^ salt
     bits = _mixed(start + _STEP * np.arange(1, n + 1, dtype=np.uint64))
-    # multiples of 2⁻⁵² plus a half: neither end is reached
+    # odd multiples of 2⁻⁵³, so neither end is reached
     return torch.from_numpy(((bits >> np.uint64(12)) + 0.5) * 2.0**-52)
 
 
 def _hashed(samples: Tensor) -> np.ndarray:
-    """A hash of the bytes of each sample, (b,), uint64."""
+    """Return a hash of each sample's bytes, (b,), uint64."""
     plain = samples.detach().cpu().contiguous()
     if plain.is_floating_point():
-        plain = plain + 0.0  # -0.0 and 0.0 are equal
+        plain = plain + 0.0  # makes -0.0 and 0.0 equal
     data = plain.reshape(len(plain), -1).view(torch.uint8).numpy()
     words = np.pad(data, ((0, 0), (0, -data.shape[1] % 8))).view(np.uint64)
     places = _mixed(_STEP * np.arange(1, words.shape[1] + 1, dtype=np.uint64))
@@ -72,7 +75,7 @@ def _hashed(samples: Tensor) -> np.ndarray:
 
 
 def _mixed(z: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64, a bijection of 64-bit integers."""
+    """Apply the finaliser of splitmix64, a bijection of 64-bit integers."""
     z = (z ^ (z >> np.uint64(30))) * _MIX[0]
     z = (z ^ (z >> np.uint64(27))) * _MIX[1]
     return z ^ (z >> np.uint64(31))
@@ -84,18 +87,18 @@ def sobol_normals(n_samples: int, dim: int, seed: int) -> Tensor:
     Parameters
     ----------
     n_samples : int
-        Number of points, at least one. A power of two covers best.
+        Number of points, at least one. Powers of two give the best coverage.
     dim : int
         Number of dimensions.
     seed : int
-        Seed of the scrambling. The global random state is not touched.
+        Seed of the scrambling. The global random state is unchanged.
 
     Returns
     -------
     Tensor of shape (n_samples, dim)
-        Sobol points through the normal quantile, float64. The second half is minus
-        the first, so that odd moments are zero for even ``n_samples``; from twice as
-        many points as dimensions on, second moments are those of the identity.
+        Normal quantiles of Sobol points, float64. The second half is minus the first
+        half, so odd moments are zero for even ``n_samples``. For ``n_samples`` of at
+        least ``2 * dim``, the second moments equal the identity matrix.
 
     Raises
     ------
@@ -104,8 +107,8 @@ def sobol_normals(n_samples: int, dim: int, seed: int) -> Tensor:
 
     Notes
     -----
-    O(n_samples · dim). Sobol sequences are tabulated up to 21,201 dimensions;
-    beyond these, the points are antithetic normal draws.
+    Costs O(n_samples · dim). Sobol sequences are tabulated up to 21,201 dimensions. In
+    higher dimensions, the points are antithetic normal draws.
 
     References
     ----------
@@ -129,27 +132,27 @@ def sobol_normals(n_samples: int, dim: int, seed: int) -> Tensor:
     return torch.cat([points, -points])[:n_samples]
 
 
-# equal points in every call; must not be written to. Those made in inference mode could
-# not be used later where gradients are needed.
+# Returns the same points in every call; do not write to them. Points made in inference
+# mode could not be used later where gradients are needed.
 cached_sobol_normals = lru_cache(maxsize=8)(torch.inference_mode(False)(sobol_normals))
 
 
 @contextmanager
 def private_rng(seed: int | None, device: Any = "cpu") -> Iterator[None]:
-    """Context with seeded torch and numpy generators; restores the global ones.
+    """Seed torch's and numpy's global generators, and restore their states on exit.
 
     Parameters
     ----------
     seed : int or None
-        None goes on from the global state, which is restored as well.
+        None continues from the global state, which is also restored.
     device : str or torch.device, default="cpu"
-        Device of the network, whose generator is seeded and restored, too.
+        Device of the network. Its generator is also seeded and restored.
 
     Notes
     -----
-    For training, where skorch and torch draw from the global generators. The context
-    admits one thread at a time; what other threads draw from the global generators
-    meanwhile is not theirs alone. Predictions do not use it.
+    Training needs this context, because skorch and torch draw from the global
+    generators. The context admits one thread at a time. Meanwhile, other threads that
+    draw from the global generators share their state. Predictions do not use it.
     """
     on_gpu = torch.device(device or "cpu").type == "cuda"
     if on_gpu:
@@ -160,7 +163,7 @@ def private_rng(seed: int | None, device: Any = "cpu") -> Iterator[None]:
         try:
             with torch.random.fork_rng(devices=devices):
                 if seed is not None:
-                    # torch.manual_seed would seed devices that are not forked too
+                    # torch.manual_seed would also seed devices that are not forked
                     torch.default_generator.manual_seed(seed)
                     np.random.seed(seed)  # noqa: NPY002
                     if on_gpu:
@@ -171,7 +174,7 @@ def private_rng(seed: int | None, device: Any = "cpu") -> Iterator[None]:
 
 
 def _renew_lock() -> None:
-    """Replace a lock that is held by a thread which a forked process does not have."""
+    """Replace the lock if its holder is a thread that the fork did not copy."""
     global _training
     if _training.acquire(blocking=False):
         _training.release()

@@ -1,13 +1,13 @@
-"""Serialise: a graph of objects as arrays and types, which loads no code of the file.
+"""Serialise: object graphs as arrays and types; loading runs no code from the file.
 
-skops stores no tensors, and asks which of the types in a file to trust. So `torch.save`
-writes the graph of an estimator, and torch's loader of weights reads it. This loader
-calls no function but the few that are named here. Classes and functions of torch,
-skorch and sklaplace are written by name. Those of the user are left to skops, which
-asks for them.
+skops does not store tensors, and asks which types in a file to trust. So `torch.save`
+writes the graph of an estimator, and torch's weights-only loader reads it. The loader
+calls only the few functions named in this module. Classes and functions of torch,
+skorch and sklaplace are stored by name. The user's classes and functions are left to
+skops, which asks whether to trust them.
 
-A file can only name functions of tensors, and classes whose objects run code of the
-libraries alone when they are made from their attributes.
+A file can name only functions of tensors, and classes that run only library code when
+their objects are rebuilt from attributes.
 """
 
 import copyreg
@@ -39,26 +39,26 @@ from torch.overrides import get_overridable_functions, resolve_name
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 _KEY, _VALUES = "sklaplace_graph", "values"
-# Libraries whose objects are left to skops.
+# Libraries whose objects skops stores.
 _LEFT = "datetime", "numpy", "pathlib", "scipy", "sklearn"
-# Modules of what torch's loader of weights takes by itself, and of the functions here.
+# Modules whose objects torch's weights-only loader accepts, and this module.
 _LOADED = (
     *("_codecs", "torch", "torch._tensor", "torch._utils", "torch.nn.parameter"),
     *("torch.storage", __name__),
 )
-# Modules whose classes a file may name. Other modules have classes that unpickle.
+# Modules whose classes a file may name. Other modules contain classes that unpickle.
 _HOMES = (
     *("sklaplace.", "sklearn.frozen.", "skorch.", "torch.nn.modules."),
     *("torch.nn.utils.", "torch.optim.", "torch.utils.data.dataloader."),
     *("torch.utils.data.dataset.", "torch.utils.data.sampler."),
 )
 _NEW: Any = copyreg.__newobj__  # type: ignore[attr-defined]
-# What a file may call: each returns an object that is made of its arguments.
+# Functions that a file may call. Each builds an object from its arguments.
 _CALLED = (
     *(frozenset, range, set, slice, OrderedDict, defaultdict, partial),
     *(torch.Size, torch.device, descr_to_dtype, _NEW),
 )
-# What else a file may name.
+# Other objects that a file may name.
 _NAMED = (
     *(bool, bytearray, complex, dict, float, int, list, print, str, tuple),
     *(_make_split, optimizer_setter),
@@ -67,12 +67,12 @@ _LOCK = Lock()
 
 
 def to_portable(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state as an array, and a list of types and of what skops stores.
+    """Convert a state to an array, and a list of types and objects for skops.
 
     Raises
     ------
     TypeError
-        If a value cannot be stored without pickle. The message names its place.
+        If a value cannot be stored without pickle. The message names its path.
     """
     values: list[Any] = []
     try:
@@ -88,7 +88,7 @@ def to_portable(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_portable(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state that `to_portable` was given. Any other state is unchanged.
+    """Restore a state from `to_portable`; return any other state unchanged.
 
     Raises
     ------
@@ -97,12 +97,12 @@ def from_portable(state: dict[str, Any]) -> dict[str, Any]:
     """
     if _KEY not in state:
         return state
-    # a subclass of the user may have added entries
+    # a user's subclass may have added entries
     added = {k: v for k, v in state.items() if k not in (_KEY, _VALUES)}
     device = None if torch.cuda.is_available() else "cpu"
     try:
         left = state[_VALUES].__getitem__, f"{__name__}.{_left.__name__}"
-        # the list of functions is that of all threads
+        # all threads share the list of safe functions
         with _LOCK, safe_globals([by_trusted_name, _made, left, frozenset]):
             file = BytesIO(state[_KEY])
             return torch.load(file, device, weights_only=True) | added
@@ -114,7 +114,7 @@ def from_portable(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _written(value: Any, values: list[Any]) -> np.ndarray:
-    """Return a value as bytes, and add what is left to skops to ``values``."""
+    """Return a value as bytes; append the parts that skops stores to ``values``."""
 
     class Pickler(pickle.Pickler):
         def reducer_override(self, value: Any) -> Any:
@@ -130,7 +130,7 @@ def _written(value: Any, values: list[Any]) -> np.ndarray:
 
 
 def _refused(value: Any, path: str) -> tuple[str, Any]:
-    """Return the innermost part of a value that cannot be stored, and its place."""
+    """Return the path of the innermost part that cannot be stored, and that part."""
     is_list = isinstance(value, (list, tuple))
     parts = enumerate(value) if is_list else {**getattr(value, "__dict__", {})}.items()
     for key, part in value.items() if isinstance(value, dict) else parts:
@@ -142,7 +142,7 @@ def _refused(value: Any, path: str) -> tuple[str, Any]:
 
 
 def _reduced(value: Any, values: list[Any]) -> Any:
-    """Return a function that makes an object, and its arguments."""
+    """Return a function that rebuilds an object, and the function's arguments."""
     if name := trusted_name(value):
         return by_trusted_name, (name,)
     if getattr(value, "__module__", "") in _LOADED:
@@ -151,7 +151,7 @@ def _reduced(value: Any, values: list[Any]) -> Any:
         return _made, (descr_to_dtype, (dtype_to_descr(value),), None, [], [])
     kind, is_code = type(value), isinstance(value, type | FunctionType)
     if is_code:
-        pickle.dumps(value)  # raises if it cannot be imported by its name
+        pickle.dumps(value)  # raises if it cannot be imported by name
     home = kind.__module__.split(".")[0]
     if is_code or (home in _LEFT and kind is not FrozenEstimator):
         values.append(value)
@@ -167,11 +167,11 @@ def _reduced(value: Any, values: list[Any]) -> Any:
 
 
 def _left(place: int) -> Any:
-    """Stand for a value that is left to skops."""
+    """Mark the place of a value that skops stores."""
 
 
 def _made(call: Any, args: Any, state: Any, items: list[Any], pairs: list[Any]) -> Any:
-    """Return an object made of the parts that pickle divides it into."""
+    """Rebuild an object from the parts that pickle divides it into."""
     is_class_of_user = isinstance(call, type) and not trusted_name(call)
     if call not in _CALLED and not is_class_of_user:
         raise TypeError(f"{call!r} is no function that a file may call")
@@ -190,7 +190,7 @@ def _made(call: Any, args: Any, state: Any, items: list[Any], pairs: list[Any]) 
 
 
 def _on_present_device(state: dict[str, Any]) -> dict[str, Any]:
-    """Return attributes of a skorch net, whose device is the CPU if it is missing."""
+    """Return a skorch net's attributes; a missing device is replaced by the CPU."""
     device = state.get("device")
     located = get_map_location(device)  # warns if the device is missing
     is_there = device is None or torch.device(device) == located
@@ -199,7 +199,7 @@ def _on_present_device(state: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _by_name() -> dict[str, Any]:
-    """Return functions and constants that a file may name."""
+    """Return the functions and constants that a file may name."""
     of_torch = get_overridable_functions()
     own = [f for f in vars(functional).values() if isinstance(f, FunctionType)]
     functions = *own, *of_torch[torch], *of_torch[functional]
@@ -212,7 +212,7 @@ def _by_name() -> dict[str, Any]:
 
 
 def trusted_name(value: Any) -> str | None:
-    """Return the name of what a file may name, and None for any other value."""
+    """Return the name of a value that a file may name, or None for other values."""
     if not isinstance(value, type):
         return next((name for name, v in _by_name().items() if v is value), None)
     name = f"{value.__module__}.{value.__name__}"
@@ -222,15 +222,15 @@ def trusted_name(value: Any) -> str | None:
 
 
 def by_trusted_name(name: str) -> Any:
-    """Return what a name stands for.
+    """Return the object that a name refers to.
 
     Raises
     ------
     ValueError
-        If a file may not name it.
+        If a file may not use the name.
     """
     value, home = _by_name().get(name), name.rpartition(".")[0]
-    # `core` has nothing that is fitted, but caches
+    # `core` has caches but no fitted objects
     if f"{home}.".startswith(_HOMES) and not home.startswith("sklaplace.core."):
         found = vars(importlib.import_module(home)).get(name.rpartition(".")[2])
         is_class = isinstance(found, type) and found.__module__ == home
@@ -241,16 +241,17 @@ def by_trusted_name(name: str) -> Any:
 
 
 def reduced_net(net: NeuralNet, left_out: Iterable[str] = ()) -> Any:
-    """Return what pickle stores of a net: its attributes.
+    """Reduce a net to its attributes, for pickle.
 
-    skorch pickles modules apart, by plain pickle, which lacks the classes of a script.
+    skorch pickles modules separately, by plain pickle, which cannot store the classes
+    of a script.
 
     Parameters
     ----------
     net : skorch.NeuralNet
         The net.
     left_out : iterable of str, default=()
-        Attributes that are None in the copy.
+        Attributes to replace by None.
     """
     state = dict(vars(net)) | dict.fromkeys(left_out)
     return object.__new__, (type(net),), state, None, None, _set_attributes
@@ -261,13 +262,13 @@ def _set_attributes(net: NeuralNet, state: dict[str, Any]) -> None:
 
 
 def reduced_as_array(value: Tensor) -> Any:
-    """Return what pickle stores of a plain tensor as an array, None for others.
+    """Reduce a plain tensor to an array, for pickle; return None for other tensors.
 
-    As arrays tensors load several times as fast as in torch's own form.
+    Arrays load several times faster than torch's own format.
     """
     is_plain = value.is_contiguous() and value.device.type == "cpu"
     if is_plain and not (value.requires_grad or vars(value)):
-        with suppress(TypeError, RuntimeError):  # of torch's dtypes
+        with suppress(TypeError, RuntimeError):  # dtypes that numpy lacks
             return torch.from_numpy, (value.numpy(),)
     return None
 
@@ -279,7 +280,7 @@ _IS_FOR_WORKER: ContextVar[bool] = ContextVar("is_for_worker", default=False)
 def for_worker() -> Iterator[None]:
     """Pickle for another process, which continues a computation and returns at once.
 
-    What objects have cached goes along, and what is sent in another form does not.
+    Cached values are included. Values that are sent separately are left out.
     """
     token = _IS_FOR_WORKER.set(True)
     try:
@@ -289,26 +290,26 @@ def for_worker() -> Iterator[None]:
 
 
 class FieldsOnly:
-    """A dataclass that is pickled without what it has cached."""
+    """A dataclass that is pickled without its cached values."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Fields alone, from which the rest is computed again."""
+        """Return only the fields; cached values are computed again from them."""
         if _IS_FOR_WORKER.get():
             return dict(vars(self))
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
 
 def worker_state(state: dict[str, Any], sent_apart: Iterable[str]) -> dict[str, Any]:
-    """Return a state, `for_worker` without some entries, and unchanged otherwise."""
+    """Return a state; inside `for_worker`, leave out the entries ``sent_apart``."""
     if not _IS_FOR_WORKER.get():
         return state
     return {k: v for k, v in state.items() if k not in {*sent_apart}}
 
 
 def pickled(value: Any, state: dict[str, Any]) -> Any:
-    """What ``__reduce_ex__`` returns for an object with a state that pickle takes.
+    """Return the value of ``__reduce_ex__`` for an object with a given state.
 
-    That of a subclass of a user's comes first.
+    The ``__getstate__`` of a user's subclass takes precedence.
     """
     if not type(value).__getstate__.__module__.startswith("sklaplace."):
         return object.__reduce_ex__(value, 2)

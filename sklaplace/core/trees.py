@@ -1,15 +1,23 @@
-"""Trees: inputs of networks, tensors in nested dicts, lists and tuples."""
+"""Trees: network inputs as tensors in nested dicts, lists and tuples."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+# Samples as users pass them, and a batch as the network receives it.
+Inputs: TypeAlias = (
+    ArrayLike | Mapping[str, ArrayLike] | Sequence[Any] | Dataset[Any] | DataLoader[Any]
+)
+Batch: TypeAlias = Tensor | dict[str, Any] | list[Any] | tuple[Any, ...]
 
 
 def leaves(x: Any) -> Iterator[Any]:
-    """Yield the leaves of a tree; those of a dict by its sorted keys."""
+    """Yield the leaves of a tree; dicts are read in the order of their sorted keys."""
     if isinstance(x, (dict, list, tuple)):
         parts = [x[key] for key in sorted(x)] if isinstance(x, dict) else x
         yield from chain.from_iterable(map(leaves, parts))
@@ -18,7 +26,7 @@ def leaves(x: Any) -> Iterator[Any]:
 
 
 def mapped(function: Callable[[Any], Any], x: Any) -> Any:
-    """Return a tree with a function applied to each leaf."""
+    """Apply a function to each leaf of a tree."""
     if isinstance(x, dict):
         return {key: mapped(function, value) for key, value in x.items()}
     if isinstance(x, (list, tuple)):
@@ -27,22 +35,22 @@ def mapped(function: Callable[[Any], Any], x: Any) -> Any:
 
 
 def _maker(x: Any) -> Callable[[Any], Any]:
-    """Return what makes a list or tuple of its kind, named tuples included."""
+    """Return the constructor for a list, tuple or named tuple."""
     return getattr(type(x), "_make", type(x))
 
 
 def copied(x: Any) -> Any:
-    """Return a tree with a copy of each tensor."""
+    """Copy a tree and its tensors."""
     return mapped(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, x)
 
 
 def tree_rows(x: Any, rows: slice | int | Tensor) -> Any:
-    """Return samples of a batch, a tree of tensors."""
+    """Select samples from a batch, which is a tree of tensors."""
     return mapped(lambda leaf: leaf[rows], x)
 
 
 def joined_rows(x: Any, y: Any) -> Any:
-    """Return the samples of two batches of one structure, one after the other."""
+    """Concatenate two batches of the same structure."""
     if isinstance(x, dict):
         return {key: joined_rows(value, y[key]) for key, value in x.items()}
     if isinstance(x, (list, tuple)):
@@ -51,7 +59,7 @@ def joined_rows(x: Any, y: Any) -> Any:
 
 
 def without_groups(x: Any) -> tuple[Any, int]:
-    """Return samples (b·q, ...) of tensors (b, q, ...), and q."""
+    """Flatten tensors (b, q, ...) to samples (b·q, ...); return them and q."""
     sizes = {tuple(leaf.shape[1:2]) for leaf in leaves(x)}
     if len(sizes) > 1 or sizes & {(), (0,)}:
         shapes = [tuple(leaf.shape) for leaf in leaves(x)]

@@ -1,14 +1,13 @@
 """Conversion and checks of arrays and tensors; bounds on concentrations ``α``."""
 
 import math
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Array = TypeVar("Array", Tensor, NDArray[Any])
+Array = TypeVar("Array", Tensor, np.ndarray)
 
 # Total concentration of no uncertainty in practice; for larger ones differences of
 # digamma functions and Beta quantiles lose all digits.
@@ -21,15 +20,13 @@ _SUM_TOLERANCE = 1e-4
 _NEGATIVE = 1e-3
 
 
-def as_tensor(array: Tensor | NDArray[Any]) -> Tensor:
-    """Floating-point tensor; arrays that torch does not support are copied."""
+def as_tensor(array: Tensor | np.ndarray) -> Tensor:
+    """Floating-point tensor; arrays are copied."""
     if not isinstance(array, Tensor):
-        array = np.asarray(array)
+        # a writable copy in the order of bytes and of axes that torch supports
+        array = np.array(array, order="C")
         native = array.dtype.newbyteorder("=")
-        is_plain = array.flags.writeable and min((0, *array.strides)) == 0
-        if not is_plain or array.dtype != native:
-            array = np.array(array, dtype=native, order="C")
-        array = torch.from_numpy(array)
+        array = torch.from_numpy(array.astype(native, copy=False))
     return array if array.is_floating_point() else array.double()
 
 
@@ -72,7 +69,7 @@ def check_variances(variances: Tensor, largest: Tensor) -> None:
         )
 
 
-def check_alpha(alpha: Tensor | NDArray[Any]) -> Tensor:
+def check_alpha(alpha: Tensor | np.ndarray) -> Tensor:
     """Concentrations as a float64 tensor; raise unless all are positive."""
     concentrations = as_tensor(alpha).double()
     if concentrations.ndim == 0:
@@ -87,7 +84,7 @@ def check_alpha(alpha: Tensor | NDArray[Any]) -> Tensor:
     return concentrations.clamp(MIN_CONCENTRATION, 1 / MIN_CONCENTRATION)
 
 
-def check_proba(proba: Tensor | NDArray[Any], alpha: Tensor) -> Tensor:
+def check_proba(proba: Tensor | np.ndarray, alpha: Tensor) -> Tensor:
     """Probabilities as a float64 tensor; raise unless they fit the concentrations."""
     p = as_tensor(proba).double().to(alpha.device)
     if p.ndim == 0 or p.shape[-1] != alpha.shape[-1]:

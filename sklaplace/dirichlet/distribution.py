@@ -1,7 +1,5 @@
 """Properties of Dirichlet distributions with concentrations ``α``, ``A = Σ_k α_k``."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from scipy.special import betaincinv
@@ -9,6 +7,7 @@ from torch import Tensor
 from torch.distributions import Dirichlet
 
 from sklaplace.core import checks
+from sklaplace.core.random import RandomState
 from sklaplace.dirichlet import arrays
 from sklaplace.dirichlet.arrays import Array, check_alpha, like
 
@@ -252,7 +251,11 @@ def interval(alpha: Array, coverage: float = 0.9) -> Array:
     return like(torch.stack(ends, -1), alpha)
 
 
-def sample(alpha: Array, n_samples: int = 1, random_state: Any = 0) -> Array:
+def sample(
+    alpha: Array,
+    n_samples: int = 1,
+    random_state: RandomState = 0,
+) -> Array:
     """Class probabilities drawn from a Dirichlet.
 
     Read more in the :ref:`User Guide <dirichlet>`.
@@ -365,7 +368,7 @@ def plausible_classes(
     """Uncertainty-aware top-k: set of classes that may be the most probable one.
 
     A class belongs to the set if the upper quantile of its marginal Beta distribution
-    is at least the lower quantile of that of the most probable class.
+    is at least the lower quantile of the most probable class's distribution.
 
     Read more in the :ref:`User Guide <dirichlet>`.
 
@@ -423,14 +426,14 @@ def plausible_classes(
     upper = _marginal_quantile(leading[..., 1:], total, 1 - q)
     before = leading[..., :1] if reference == "top" else leading[..., :-1]
     above = upper >= _marginal_quantile(before, total, q)
-    # for q >= 0.5 the quantiles cross, also those of equal classes
+    # for q >= 0.5 the quantiles cross, also for equal classes
     is_member = (above & (q < 0.5)).cumprod(-1).bool()
     members = torch.zeros_like(a, dtype=torch.bool)
     members.scatter_(-1, order[..., :1], True)
     return like(members.scatter(-1, order[..., 1:], is_member), alpha)
 
 
-def check_set(q: Any, k_max: Any, reference: Any) -> None:
+def check_set(q: float, k_max: int, reference: str) -> None:
     """Raise for invalid options of `plausible_classes`."""
     checks.check_fraction("q", q, "Choose a small tail probability, such as 0.05.")
     checks.check_count("k_max", k_max)

@@ -45,7 +45,7 @@ _DERIVATIVES = np.array(
 
 
 def independent_variances(centred: Tensor) -> Tensor:
-    """Variances ``d ≥ 0`` of independent logits from those of the centred logits.
+    """Variances ``d ≥ 0`` of independent logits from variances of centred logits.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ def _nodes(
 ) -> tuple[Tensor, Tensor]:
     """Nodes of the quadrature (t, b), and ratios (b,).
 
-    For classes (K, b) and their variances (b, K). The ratios are those of spacing to
+    For classes (K, b) and their variances (b, K). A ratio is the spacing over the
     distance from the lower end, for distant nodes.
     """
     scale = (variances.amin(1) + _NOISE).sqrt()

@@ -107,7 +107,7 @@ def probit(mean: Tensor, cov: Tensor, draws: Tensor) -> Tensor:
 
     The cheapest link that depends on the variances, and the most widely used. It
     neglects covariances between logits. For tens of classes and more, and standard
-    deviations up to about one, its error exceeds that of the softmax of the mean.
+    deviations up to about one, its error exceeds the error of the softmax of the mean.
 
     Read more in the :ref:`User Guide <link>`.
 
@@ -356,7 +356,7 @@ def mc(
     cov : Tensor of shape (b, K, K)
         Covariances of the logits.
     draws : Tensor of shape (s, K)
-        Standard-normal points, such as those of `sklaplace.core.random.sobol_normals`,
+        Standard-normal points, such as from `sklaplace.core.random.sobol_normals`,
         the same for all samples: the probabilities of one do not depend on the others.
     dtype : torch.dtype
         Of the draws. In float32 they take half the time, and probabilities have errors
@@ -375,7 +375,7 @@ def mc(
     Notes
     -----
     O(K³ + s K²) per sample. Samples are processed in chunks, so that memory beyond the
-    inputs is about 2 MiB, or that of the draws of one sample if it is larger.
+    inputs is about 2 MiB, or the draws of one sample if they take more.
 
     Examples
     --------
@@ -615,10 +615,11 @@ def choose_link(n_classes: int, n_samples: int = 100) -> str:
 
     Notes
     -----
-    Not the best link in every case, but its error did not exceed that of ``'probit'``
-    (by more than 1e-4) for four kinds of covariances from 2 to 256 classes and for 1000
-    independent logits: with standard deviations of logits from 0.01 to 8, means of two
-    and ten times standard normal, and 4, 16 and 100 draws. The gallery has a table.
+    Not the best link in every case, but its error did not exceed the error of
+    ``'probit'`` (by more than 1e-4) for four kinds of covariances from 2 to 256 classes
+    and for 1000 independent logits: with standard deviations of logits from 0.01 to 8,
+    means of two and ten times standard normal, and 4, 16 and 100 draws. The gallery has
+    a table.
 
     Examples
     --------

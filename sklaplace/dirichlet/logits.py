@@ -26,7 +26,7 @@ _CHUNK_BYTES = 2**21
 # Points of `logsumexp_gap`: smallest and largest number of directions, and up to how
 # many dimensions they are taken at three radii instead of two.
 _MIN_DIRECTIONS, _MAX_DIRECTIONS, _MAX_DIM_OF_THREE = 8, 64, 8
-# Number of logits, those of the largest variance, that are integrated separately, and
+# Number of logits of the largest variance that are integrated separately, and
 # the nodes of these one-dimensional integrals by the trapezoidal rule.
 _N_WIDEST = 2
 _NODES = torch.linspace(-8, 8, 33, dtype=torch.float64)
@@ -51,8 +51,8 @@ def centre(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
 
     Notes
     -----
-    O(K²) per sample. The all-ones direction has no curvature, so its posterior
-    variance is that of the prior and may be larger than all others by orders of
+    O(K²) per sample. The all-ones direction has no curvature, so it keeps its
+    prior variance, which may be larger than all others by orders of
     magnitude. A ``CΣC`` that consists of its rounding errors alone is set to zero.
     """
     rows = cov.mean(-1, keepdim=True, dtype=torch.float64)  # (b, K, 1)
@@ -181,8 +181,8 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     degree five for three, and orthonormal directions ``q`` (several bases in few
     dimensions). The bases are random with a fixed seed: the axes of the factor itself
     would concentrate all points on few classes. Random directions rarely sample a logit
-    whose variance is far larger than all others, such as that of a class without
-    training data. The terms ``log(1 − p + p exp(f_k − m_k))`` of the two largest
+    whose variance is far larger than all others, as for a class without training
+    data. The terms ``log(1 − p + p exp(f_k − m_k))`` of the two largest
     variances are therefore integrated in one dimension, and the rule is applied to the
     remainder. Expectations of quadratic functions are exact; in many dimensions, where
     only some directions of a basis are used, by a control variate: the second-order
@@ -207,7 +207,7 @@ def logsumexp_gap(log_proba: Tensor, factor: Tensor) -> Tensor:
     average = _expected_gaps_of_one(log_p, wide) + (gaps @ weights).unsqueeze(-1)
     if factor.shape[-1] <= _MAX_DIRECTIONS:
         return average
-    # second-order term, without that of the widest logits alone
+    # second-order term, without the part of the widest logits alone
     proba, slope = log_proba.exp(), log_p.exp() * (1 - log_p.exp())
     quadratic = _variance(proba, shifts) - (slope.unsqueeze(-1) * shift**2).sum(-2)
     expected = _variance(proba, factor).sum(-1, keepdim=True)

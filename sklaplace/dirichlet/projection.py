@@ -26,10 +26,10 @@ def kl_projection(mean: Array, cov: Array) -> Array:
     """Concentrations of the Dirichlet closest to the softmax of a Gaussian.
 
     Closest in ``KL(p ‖ Dir)``, where ``p`` is the distribution of ``softmax(f)``,
-    ``f ~ N(μ, Σ)``. The most probable class is that of the mean logits, the mean
+    ``f ~ N(μ, Σ)``. The mean logits have the same most probable class, the mean
     converges to their softmax as the covariance vanishes, and the result is invariant
     to a shift common to all logits. It matches ``E[log π]`` and not the mean, which is
-    closer to uniform than that of ``p`` where variances are large. It takes a few
+    closer to uniform than the mean of ``p`` where variances are large. It takes a few
     milliseconds per thousand samples; `laplace_bridge` is ten times faster, and may be
     far off.
 

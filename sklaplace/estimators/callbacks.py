@@ -1,7 +1,7 @@
 """Callbacks that train a skorch net under a prior: `MarglikTraining`, `PriorTraining`.
 
-`MarglikTraining` maximises the evidence in the prior precision and the noise during
-the training; `PriorTraining` takes the posterior of an earlier task as the prior.
+`MarglikTraining` maximises the evidence over the prior precision and the noise during
+training. `PriorTraining` uses the posterior of an earlier task as the prior.
 """
 
 import math
@@ -10,13 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from numpy.typing import ArrayLike
 from sklearn.exceptions import ConvergenceWarning
+from skorch import NeuralNet
 from torch import Tensor
 
 from sklaplace.core import checks
 from sklaplace.core.budget import move
 from sklaplace.core.checks import warn_user
 from sklaplace.core.linalg import plain
+from sklaplace.core.trees import Inputs
 from sklaplace.curvature import priors
 from sklaplace.curvature.accumulation import accumulate
 from sklaplace.curvature.ggn import CURVATURES
@@ -44,13 +47,13 @@ class _Best:
 
 @dataclass(eq=False, repr=False)
 class MarglikTraining(PriorCallback):
-    """Maximises the evidence in prior precision and noise while the net is trained.
+    """Callback that maximises the evidence over prior precision and noise.
 
-    The net is trained under its prior; at the end of an epoch the log marginal
-    likelihood is increased in ``log prior_precision`` and ``log sigma_noise``. In the
-    end the network has the weights of the epoch with the highest evidence. Prefer it
-    to weight decay chosen by hand, and where all samples are needed for training; see
-    Notes for its cost.
+    The net is trained under its prior. At the end of an epoch, the callback increases
+    the log marginal likelihood over ``log prior_precision`` and ``log sigma_noise``.
+    After training, the network has the weights of the epoch with the highest evidence.
+    Prefer this callback to hand-tuned weight decay, or if all samples are needed for
+    training; see Notes for its cost.
 
     Read more in the :ref:`User Guide <training>`.
 
@@ -58,29 +61,29 @@ class MarglikTraining(PriorCallback):
     ----------
     subset_of_weights : {"all", "last_layer", "trainable"} or list of str, \
             default="all"
-        Weights that have the prior; all others are trained without one.
+        Weights with a prior; all other weights are trained without one.
     hessian_structure : {"kron", "diag", "full", "lowrank", "gp", "nystrom", \
             "variational"}, default="kron"
-        Structure of the Hessian approximation; ``nystrom`` and ``variational`` with
-        ``prior_structure="scalar"`` only.
+        Structure of the Hessian approximation. ``nystrom`` and ``variational`` require
+        ``prior_structure="scalar"``.
     curvature : {"ggn", "ggn_mc", "ef", "identity"}, default="ggn"
         Approximation of the Hessian.
     prior_precision : float or array, default=1.0
         Initial prior precision.
     prior_structure : {"layerwise", "scalar", "diag"}, default="layerwise"
-        One precision per parameter tensor, one for all, or one per weight (for
+        One precision per parameter tensor, one for all weights, or one per weight (for
         ``full``, ``lowrank`` and ``diag``).
     sigma_noise : float, default=1.0
-        Initial standard deviation of the noise, in units of the targets; for the mean
-        squared error only.
+        Initial standard deviation of the noise, in units of the targets. Only for the
+        mean squared error.
     temperature : float, default=1.0
         Divides the log-likelihood.
     n_burnin : int, default=0
-        Epochs before the first update.
+        Number of epochs before the first update.
     every : int, default=1
-        Epochs from one update to the next.
+        Number of epochs from one update to the next.
     damping : float, default=0.5
-        Fraction of the step to the maximum, in logarithms, that is not taken: the
+        Fraction of the log-scale step to the maximum that is left out, because the
         weights have not yet converged under the new prior.
 
     Attributes
@@ -88,34 +91,34 @@ class MarglikTraining(PriorCallback):
     prior_precision_ : float or ndarray
         Prior precision of the epoch with the highest evidence.
     sigma_noise_ : float
-        Standard deviation of the noise of that epoch.
+        Standard deviation of the noise in the same epoch.
     log_marginal_likelihood_ : float
-        Log marginal likelihood of that epoch, in nats.
+        Log marginal likelihood in the same epoch, in nats.
     best_epoch_ : int
-        Number of that epoch, from one.
+        Epoch with the highest evidence, counted from one.
     precisions_ : dict of str to float
-        Prior precision of each parameter tensor, the geometric mean over its entries.
+        Prior precision of each parameter tensor: the geometric mean over its entries.
 
     Raises
     ------
     ValueError, TypeError
-        Before the first step, if a setting, the criterion or the optimizer is not
-        supported.
+        If a setting, the criterion or the optimizer is not supported. Raised before the
+        first step.
 
     See Also
     --------
-    sklaplace.LaplaceClassifier : With ``prior_precision="marglik"``, maximises the
-        evidence after the training.
+    sklaplace.LaplaceClassifier : Maximises the evidence after training with
+        ``prior_precision="marglik"``.
 
     Notes
     -----
-    Each update costs one pass over the training data with k backward columns per
-    sample (k = c - 1 for c classes), and a decomposition of the structure. It runs in
-    evaluation mode, does not change buffers and the global random state, and records
-    ``log_marginal_likelihood`` in the net's history (nan in epochs without an
-    update). ``train_loss`` there is the criterion without the prior. Optimizers that
-    compare values of the loss, such as L-BFGS with a line search, are refused, since
-    that loss lacks the prior. Callbacks that clip gradients come after this one.
+    Each update takes one pass over the training data with k backward columns per sample
+    (k = c - 1 for c classes) and a decomposition of the structure. The update runs in
+    evaluation mode and changes neither buffers nor the global random state. It records
+    ``log_marginal_likelihood`` in the net's history (nan in epochs without an update).
+    The history's ``train_loss`` is the criterion without the prior. Optimizers that
+    compare loss values, such as L-BFGS with a line search, are refused, because the
+    loss lacks the prior. Place callbacks that clip gradients after this one.
 
     References
     ----------
@@ -164,7 +167,7 @@ class MarglikTraining(PriorCallback):
             "prior_structure", self.prior_structure, priors.PRIOR_STRUCTURES
         )
         options.check_prior_structure(self.prior_structure, self.hessian_structure)
-        # a subnetwork is selected with trained weights
+        # selecting a subnetwork needs trained weights
         subsets = {k: v for k, v in SUBSETS.items() if k != "subnetwork"}
         options.check_subset(self.subset_of_weights, None, subsets)
         checks.check_positive("prior_precision", self.prior_precision, scalar=False)
@@ -174,10 +177,10 @@ class MarglikTraining(PriorCallback):
         checks.check_count("every", self.every)
         checks.check_below_one("damping", self.damping, "Choose one such as 0.5.")
 
-    def _subset(self, net: Any) -> Any:
+    def _subset(self, net: NeuralNet) -> Any:
         return self.subset_of_weights
 
-    def _begin(self, net: Any, spec: NetworkSpec, n_rows: int) -> Layout:
+    def _begin(self, net: NeuralNet, spec: NetworkSpec, n_rows: int) -> Layout:
         layout, device, c = spec.layout, device_of(net), spec.n_outputs
         options.check_shapes(self, layout)
         options.check_structure_bytes(self, layout, device, n_rows * c, c)
@@ -202,8 +205,8 @@ class MarglikTraining(PriorCallback):
         h = self.hyperparameters_
         return self.training_.spec.likelihood.scale(h.sigma_noise) / h.temperature
 
-    def on_epoch_end(self, net: Any, **kw: Any) -> None:
-        """Update the hyperparameters where that is due; store the best epoch."""
+    def on_epoch_end(self, net: NeuralNet, **kw: Any) -> None:
+        """Update the hyperparameters if an update is due, and store the best epoch."""
         self.epoch_ += 1
         epoch = self.epoch_ - self.n_burnin - 1
         if epoch < 0 or epoch % self.every:
@@ -219,7 +222,13 @@ class MarglikTraining(PriorCallback):
         net.history.record("log_marginal_likelihood", value)
         net.history.record("log_marginal_likelihood_best", is_best)
 
-    def on_train_end(self, net: Any, X: Any = None, y: Any = None, **kw: Any) -> None:
+    def on_train_end(
+        self,
+        net: NeuralNet,
+        X: Inputs | None = None,
+        y: ArrayLike | None = None,
+        **kw: Any,
+    ) -> None:
         """Load the weights with the highest evidence into the module."""
         layout = self.training_.layout
         super().on_train_end(net, X=X, y=y, **kw)
@@ -244,7 +253,7 @@ class MarglikTraining(PriorCallback):
             names = [block.name for block in layout.blocks]
             self.precisions_ = dict(zip(names, means, strict=True))
 
-    def _posterior(self, net: Any) -> GaussianPosterior:
+    def _posterior(self, net: NeuralNet) -> GaussianPosterior:
         """Return the posterior at the current weights and hyperparameters."""
         spec, layout = self.training_.spec, self.training_.layout
         network, curvature = TrainedNetwork(net, spec), CURVATURES[self.curvature]
@@ -270,9 +279,9 @@ class MarglikTraining(PriorCallback):
         )
 
     def _updated(self, posterior: GaussianPosterior) -> GaussianPosterior:
-        """Return the posterior after a damped step, in logarithms, to the maximum."""
+        """Return the posterior after a damped log-scale step to the maximum."""
         with warnings.catch_warnings():
-            # the weights change before the last digits would matter
+            # the weights change before the optimum's last digits matter
             warnings.simplefilter("ignore", ConvergenceWarning)
             best = marglik(posterior).hyperparameters
         current = posterior.hyperparameters
@@ -288,48 +297,47 @@ class MarglikTraining(PriorCallback):
 
 @dataclass(eq=False, repr=False)
 class PriorTraining(PriorCallback):
-    """Trains a net with the posterior of an earlier task as its prior.
+    """Callback that trains a net with an earlier task's posterior as its prior.
 
-    The training starts at the mean of that posterior and adds the gradient of its
-    negative logarithm to that of every batch. Prefer it to plain training on the data
-    of a new task where those of earlier tasks are no longer available (continual
-    learning). `sklaplace.LaplaceClassifier` and `sklaplace.LaplaceRegressor` take the
-    posterior as ``prior=``, and return the one for the next task.
+    Training starts at the mean of the earlier posterior. The callback adds the gradient
+    of the negative log-density to the gradient of every batch. Prefer it to plain
+    training on a new task if the data of earlier tasks are no longer available
+    (continual learning). `sklaplace.LaplaceClassifier` and `sklaplace.LaplaceRegressor`
+    accept the posterior as ``prior=``, and return the posterior for the next task.
 
     Read more in the :ref:`User Guide <prior-task>`.
 
     Parameters
     ----------
     prior : GaussianPosterior
-        ``posterior_`` of an estimator that was fitted to the earlier task, with a
-        network of the same layers. Weights outside of it are trained without a prior,
-        which may harm the earlier task: use ``subset_of_weights="all"`` there.
+        ``posterior_`` of an estimator fitted to the earlier task, whose network has the
+        same layers. Weights outside the posterior are trained without a prior, which
+        may harm the earlier task; fit that task with ``subset_of_weights="all"``.
     sigma_noise : float or None, default=None
-        Standard deviation of the noise, for the mean squared error; None is that of
-        the earlier task.
+        Standard deviation of the noise, for the mean squared error. None uses the noise
+        of the earlier task.
     temperature : float, default=1.0
-        Divides the log-likelihood of the new data; values above one give the prior
-        more weight.
+        Divides the log-likelihood of the new data. Values above one give the prior more
+        weight.
 
     Raises
     ------
     ValueError, TypeError
-        Before the first step, if the posterior is over other weights, or a setting,
-        the criterion or the optimizer is not supported.
+        If the posterior is over other weights, or if a setting, the criterion or the
+        optimizer is not supported. Raised before the first step.
 
     See Also
     --------
-    MarglikTraining : Tunes an isotropic or diagonal prior during the training.
+    MarglikTraining : Tunes an isotropic or diagonal prior during training.
 
     Notes
     -----
-    Each step costs a product with the earlier precision: O(P²) for ``full``, a few
-    products with the factors for ``kron``, O(P) for ``diag``; no (P, P) matrix is
-    formed. With ``diag`` this is elastic weight consolidation (Kirkpatrick et al.) with
-    one penalty for all earlier tasks (Huszár). Every training starts from the mean.
-    The prior's curvature is that of the loss of all earlier samples, so that plain
-    gradient descent needs smaller steps. Optimizers that compare values of the loss are
-    refused.
+    Each step multiplies by the earlier precision: O(P²) for ``full``, a few products
+    with the factors for ``kron``, O(P) for ``diag``. No (P, P) matrix is formed. With
+    ``diag`` this is elastic weight consolidation (Kirkpatrick et al.) with one penalty
+    for all earlier tasks (Huszár). Every training starts from the mean. The prior has
+    the curvature of the loss over all earlier samples, so plain gradient descent needs
+    smaller steps. Optimizers that compare loss values are refused.
 
     References
     ----------
@@ -374,7 +382,7 @@ class PriorTraining(PriorCallback):
             checks.check_positive("sigma_noise", self.sigma_noise)
         checks.check_positive("temperature", self.temperature)
 
-    def _subset(self, net: Any) -> Any:
+    def _subset(self, net: NeuralNet) -> Any:
         parameters = dict(unwrapped(net.module_).named_parameters())
         layout = self.prior.layout
         known = [block for block in layout.blocks if block.name in parameters]
@@ -384,7 +392,7 @@ class PriorTraining(PriorCallback):
         options.check_earlier_layout(self.prior, replace(layout, blocks=blocks))
         return [block.name for block in layout.blocks]
 
-    def _begin(self, net: Any, spec: NetworkSpec, n_rows: int) -> Layout:
+    def _begin(self, net: NeuralNet, spec: NetworkSpec, n_rows: int) -> Layout:
         self.earlier_ = move(self.prior.as_prior(), device_of(net))
         module, layout = unwrapped(net.module_), self.earlier_.layout
         parameters = dict(module.named_parameters())
@@ -403,7 +411,13 @@ class PriorTraining(PriorCallback):
         noise = noise.to(self.earlier_.mean.device)
         return self.training_.spec.likelihood.scale(noise) / self.temperature
 
-    def on_train_end(self, net: Any, X: Any = None, y: Any = None, **kw: Any) -> None:
-        """Delete what only the training needs."""
+    def on_train_end(
+        self,
+        net: NeuralNet,
+        X: Inputs | None = None,
+        y: ArrayLike | None = None,
+        **kw: Any,
+    ) -> None:
+        """Delete attributes that are needed only during training."""
         super().on_train_end(net, X=X, y=y, **kw)
         self.__dict__.pop("earlier_", None)

@@ -1,8 +1,8 @@
 """MCDropoutClassifier and MCDropoutRegressor: Monte Carlo dropout.
 
-Dropout stays active in prediction. A draw is one dropout mask, the same for all
-samples, so that it is a function of the samples (a network with some of its units at
-zero), and neither batches nor the order of samples matter.
+Dropout stays active during prediction. A draw is one dropout mask, shared by all
+samples. Each draw is thus a function of the inputs (a network with some units set to
+zero), and does not depend on batches or the order of samples.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from skorch import NeuralNet
 from torch import Tensor, nn
 
 from sklaplace.core import progress
+from sklaplace.core.trees import Batch
 from sklaplace.estimators.predicting.output_model import OutputModel
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
@@ -28,12 +30,12 @@ from sklaplace.networks.outputs import OutputSpec, as_forward
 
 # ---------------------------------------------------------------------------- masks
 def _scaled(x: Tensor, kept: Tensor, p: float) -> Tensor:
-    """Set dropped units to zero, and scale the others by ``1 / (1 - p)``."""
+    """Set dropped units to zero and scale the others by ``1 / (1 - p)``."""
     return x * kept / (1 - p) if p < 1 else torch.zeros_like(x)
 
 
 def _alpha(x: Tensor, kept: Tensor, p: float) -> Tensor:
-    """Set dropped units to SELU's lowest value; mean and variance are kept.
+    """Set dropped units to SELU's lowest value, preserving mean and variance.
 
     Klambauer, Unterthiner, Mayr and Hochreiter (2017), "Self-normalizing neural
     networks", section 3.
@@ -45,8 +47,8 @@ def _alpha(x: Tensor, kept: Tensor, p: float) -> Tensor:
     return a * torch.where(kept > 0, x, torch.full_like(x, lowest)) - a * p * lowest
 
 
-# layer -> (whether a mask is drawn per channel, rather than per unit; the function
-# (x, mask, p) that applies it)
+# layer -> (whether to draw a mask per channel instead of per unit, function (x, mask,
+# p) that applies the mask)
 Mask = Callable[[Tensor, Tensor, float], Tensor]
 DROPOUTS: dict[type[nn.Module], tuple[bool, Mask]] = {
     nn.Dropout: (False, _scaled),
@@ -60,13 +62,13 @@ DROPOUTS: dict[type[nn.Module], tuple[bool, Mask]] = {
 
 def dropout_layers(module: nn.Module) -> list[Any]:
     """Return the layers that drop units with positive probability."""
-    modules: Any = module.modules()
-    return [m for m in modules if isinstance(m, tuple(DROPOUTS)) and m.p > 0]
+    found: list[Any] = [m for m in module.modules() if isinstance(m, tuple(DROPOUTS))]
+    return [layer for layer in found if layer.p > 0]
 
 
 @contextmanager
 def drawn_mask(module: nn.Module, generator: torch.Generator) -> Iterator[None]:
-    """Drop the same units of all samples, in a network in evaluation mode."""
+    """Drop the same units for all samples, with the network in evaluation mode."""
 
     def drop(layer: Any, _inputs: Any, x: Tensor) -> Tensor:
         kind = next(kind for kind in DROPOUTS if isinstance(layer, kind))
@@ -81,8 +83,8 @@ def drawn_mask(module: nn.Module, generator: torch.Generator) -> Iterator[None]:
         yield
 
 
-def mc_dropout_outputs(forward: Forward, x: Any, seeds: list[int]) -> Tensor:
-    """Return outputs (b, c, s) of a frozen network under one mask per seed."""
+def mc_dropout_outputs(forward: Forward, x: Batch, seeds: list[int]) -> Tensor:
+    """Return outputs (b, c, s) of a frozen network, with one mask per seed."""
     found = []
     with torch.no_grad():
         for seed in progress.tracked(seeds, "draws", len(seeds)):
@@ -95,10 +97,10 @@ def mc_dropout_outputs(forward: Forward, x: Any, seeds: list[int]) -> Tensor:
 # ----------------------------------------------------------------------- estimators
 @dataclass(frozen=True)
 class DropoutDraws(OutputModel):
-    """Draws of a network's outputs under drawn dropout masks."""
+    """Outputs of a network under random dropout masks."""
 
-    def draws(self, forward: Forward, x: Any) -> Tensor:
-        """Return outputs (b, c, s), one mask for each draw."""
+    def draws(self, forward: Forward, x: Batch) -> Tensor:
+        """Return outputs (b, c, s), with one mask per draw."""
         self.check_draws()
         generator = np.random.default_rng(self.seed)
         seeds = generator.integers(2**63, size=self.n_samples).tolist()
@@ -106,15 +108,17 @@ class DropoutDraws(OutputModel):
 
 
 class DropoutTrainer(Trainer):
-    """Trains networks that have dropout layers."""
+    """Trainer of networks with dropout layers."""
 
     def new_net(self, data: TrainingData) -> Any:
-        """Return the net to train; the default net gets dropout layers."""
+        """Return the net to train, with dropout layers added to the default net."""
         net = super().new_net(data)
         return with_dropout(net) if self.estimator is None else net
 
-    def infer_spec(self, net: Any, dataset: Any, *, is_trained: bool) -> OutputSpec:
-        """Return the meaning of a net's outputs; raises without dropout layers."""
+    def infer_spec(
+        self, net: NeuralNet, dataset: Any, *, is_trained: bool
+    ) -> OutputSpec:
+        """Return the output specification; raise ValueError without dropout layers."""
         spec = super().infer_spec(net, dataset, is_trained=is_trained)
         if not dropout_layers(as_forward(net).module):
             known = ", ".join(kind.__name__ for kind in DROPOUTS)
@@ -143,21 +147,21 @@ class BaseDropout(BaseSampling):
 class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
     """Class probabilities of a skorch net by Monte Carlo dropout.
 
-    Dropout stays active in prediction, and probabilities are averaged over drawn
-    masks. A baseline for `LaplaceClassifier`: it needs no training beyond the
-    network's, but a network with dropout layers, and its variance is set by the dropout
-    rates and does not decrease with more training samples.
+    Dropout stays active during prediction, and probabilities are averaged over random
+    masks. This is a baseline for `LaplaceClassifier`. It needs no extra training, but
+    requires a network with dropout layers. Its variance is set by the dropout rates and
+    does not decrease with more training samples.
 
     Read more in the :doc:`User Guide </other_methods>`.
 
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
-        The network, with dropout layers. A skorch net is cloned and trained in ``fit``;
-        a ``sklearn.frozen.FrozenEstimator`` around a net keeps its weights; None makes
-        a small network for tabular data.
+        The network, with dropout layers. A skorch net is cloned and trained in ``fit``.
+        A ``sklearn.frozen.FrozenEstimator`` around a net keeps its weights. None uses a
+        small network for tabular data.
     n_samples : int, default=100
-        Number of masks that predictions are averaged over; the same ones in each call.
+        Number of masks to average predictions over. Every call uses the same masks.
     likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
         As for `LaplaceClassifier`.
 
@@ -168,15 +172,15 @@ class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
 
     See Also
     --------
-    LaplaceClassifier : A posterior around trained weights.
+    LaplaceClassifier : Gaussian posterior around trained weights.
     MCDropoutRegressor : For real-valued targets.
 
     Notes
     -----
-    Prediction takes ``n_samples`` forward passes. Masks are drawn for layers of
-    `torch.nn`, such as ``Dropout`` and ``Dropout2d``, but not for
-    `torch.nn.functional.dropout`, nor within attention and recurrent layers. A mask is
-    the same for all samples, which are the first axis of a layer's input.
+    Prediction takes ``n_samples`` forward passes. Masks apply to `torch.nn` layers such
+    as ``Dropout`` and ``Dropout2d``, but not to `torch.nn.functional.dropout` or to
+    dropout within attention and recurrent layers. All samples (the first axis of a
+    layer's input) share the same mask.
 
     References
     ----------
@@ -199,10 +203,10 @@ class MCDropoutClassifier(BaseDropout, ProbabilisticClassifier):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
-    """Predictions with intervals of a skorch net by Monte Carlo dropout.
+    """Predictive intervals of a skorch net by Monte Carlo dropout.
 
-    The counterpart of `MCDropoutClassifier` for real-valued targets; see there for when
-    to prefer it.
+    The counterpart of `MCDropoutClassifier` for real-valued targets. See
+    `MCDropoutClassifier` for when to use it.
 
     Read more in the :doc:`User Guide </other_methods>`.
 
@@ -211,40 +215,42 @@ class MCDropoutRegressor(BaseDropout, ProbabilisticRegressor):
     estimator : skorch net, FrozenEstimator or None, default=None
         As for `MCDropoutClassifier`.
     sigma_noise : float, array or "auto", default="auto"
-        Standard deviation of the observation noise, in units of the targets: one for
-        all outputs, or an array with one for each column of ``y``. Only for nets with
-        ``MSELoss``, whose criterion does not determine it. ``"auto"`` maximises the
-        likelihood of held-out targets: those of ``y_val``, else of the net's
-        ``train_split``, else of ``validation_fraction``; without any, for a frozen net
-        or fewer than 50 distinct samples, that of the training targets.
+        Standard deviation of the observation noise, in units of the targets: one value
+        for all outputs, or an array with one value per column of ``y``. Only for nets
+        with ``MSELoss``, which does not determine the noise. ``"auto"`` maximises the
+        likelihood of held-out targets from ``y_val``, else from the net's
+        ``train_split``, else from ``validation_fraction``. Without held-out targets (a
+        frozen net, or fewer than 50 distinct samples), it uses the training targets.
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for the noise, if the net is trained in
-        ``fit``, holds out none itself, and there are at least 50 distinct samples.
+        ``fit``, holds out no samples itself, and there are at least 50 distinct
+        samples.
     normalize_y : bool, default=False
         As for `LaplaceRegressor`.
     n_samples : int, default=100
-        Number of masks, two or more; the same ones in each call.
+        Number of masks, at least two. Every call uses the same masks.
     likelihood, batch_size, random_state, verbose
         As for `LaplaceRegressor`.
 
     Attributes
     ----------
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use; one for criteria without it.
+        Standard deviation of the observation noise in use; one for criteria without
+        noise.
     estimator_, sigma_scaling_, n_features_in_, feature_names_in_, n_iter_
         As for `LaplaceRegressor`.
 
     See Also
     --------
-    LaplaceRegressor : A posterior around trained weights.
+    LaplaceRegressor : Gaussian posterior around trained weights.
     MCDropoutClassifier : For class labels.
 
     Notes
     -----
-    Prediction takes ``n_samples`` forward passes. Masks are drawn for layers of
-    `torch.nn`, such as ``Dropout`` and ``Dropout2d``, but not for
-    `torch.nn.functional.dropout`, nor within attention and recurrent layers. A mask is
-    the same for all samples, which are the first axis of a layer's input.
+    Prediction takes ``n_samples`` forward passes. Masks apply to `torch.nn` layers such
+    as ``Dropout`` and ``Dropout2d``, but not to `torch.nn.functional.dropout` or to
+    dropout within attention and recurrent layers. All samples (the first axis of a
+    layer's input) share the same mask.
 
     References
     ----------

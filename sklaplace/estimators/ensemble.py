@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import torch
 from joblib.parallel import get_active_backend
+from skorch import NeuralNet
 from torch import Tensor, nn
 
 from sklaplace.core import progress
 from sklaplace.core.checks import check_count, check_n_jobs
 from sklaplace.core.parallel import in_parallel
 from sklaplace.core.random import private_rng
+from sklaplace.core.trees import Batch
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting.output_model import OutputModel
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
@@ -26,14 +28,14 @@ from sklaplace.networks.trained import TrainedNetwork, n_epochs
 class _SharedSplit:
     """A ``train_split`` that holds out the same samples for each network.
 
-    The noise is estimated on samples that none of the networks was trained on.
+    The noise is then estimated on samples that no network was trained on.
     """
 
     def __init__(self, split: Any, seed: int) -> None:
         self.split, self.seed = split, seed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Split under the shared seed."""
+        """Split the samples with the shared seed."""
         with private_rng(self.seed):
             return self.split(*args, **kwargs)
 
@@ -52,13 +54,13 @@ class EnsembleDraws(OutputModel):
     networks : list of TrainedNetwork
         The networks.
     chosen : tuple of int
-        Their indices, one for each draw.
+        Network indices, one per draw.
     """
 
     networks: list[TrainedNetwork]
     chosen: tuple[int, ...]
 
-    def draws(self, forward: Forward, x: Any) -> Tensor:
+    def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return outputs (b, c, s)."""
         found: dict[int, Tensor] = {}
         for index in set(self.chosen):
@@ -77,12 +79,12 @@ class EnsembleDraws(OutputModel):
         """Accept any number of networks."""
 
     def check_variance(self) -> None:
-        """Accept one network, whose variance is zero."""
+        """Accept a single network, which has zero variance."""
 
 
 @dataclass(frozen=True)
 class TrainedEnsemble(TrainedNetwork):
-    """The first of several networks, and all of them.
+    """A trained ensemble: its first network, and the list of all networks.
 
     Attributes
     ----------
@@ -95,7 +97,7 @@ class TrainedEnsemble(TrainedNetwork):
 
 @dataclass(kw_only=True)
 class EnsembleTrainer(Trainer):
-    """Trains several networks, each from its own initialisation.
+    """Trainer of several networks, each with its own initialisation.
 
     Attributes
     ----------
@@ -112,7 +114,7 @@ class EnsembleTrainer(Trainer):
     def train(
         self, data: TrainingData, validation: TrainingData | None, fit_params: Any
     ) -> TrainedEnsemble:
-        """Return the trained networks, which all hold out the same samples."""
+        """Return the trained networks, which share their held-out samples."""
         net = inner_net(self.estimator)
         if validation is None and not getattr(net, "train_split", None):
             data, validation = self.hold_out(data)
@@ -124,20 +126,20 @@ class EnsembleTrainer(Trainer):
         return TrainedEnsemble(**vars(networks[0]), networks=networks)
 
     def train_one(self, seed: int, *args: Any) -> TrainedNetwork:
-        """Return one network, initialised and trained under a seed."""
+        """Return one network, initialised and trained with a seed."""
         device = getattr(inner_net(self.estimator), "device", "cpu")
         with private_rng(seed, device), torch.inference_mode(False):
             return super().train(*args)
 
     def new_net(self, data: TrainingData) -> Any:
-        """Return the net to train, with a split that all networks share."""
+        """Return the net to train, with a split shared by all networks."""
         net = super().new_net(data)
         if net.train_split:
             net.train_split = _SharedSplit(net.train_split, self.seed)
         return net
 
-    def learn(self, net: Any, *args: Any) -> tuple[Any, Any]:
-        """Return the samples that a net was trained on, and those it held out."""
+    def learn(self, net: NeuralNet, *args: Any) -> tuple[Any, Any]:
+        """Train a net, and return its training samples and held-out samples."""
         samples = super().learn(net, *args)
         if isinstance(net.train_split, _SharedSplit):
             net.train_split = net.train_split.split
@@ -176,7 +178,7 @@ class BaseEnsemble(BaseSampling):
 
     def _set_fitted(self, network: Any) -> None:
         self.estimators_ = [member.net for member in network.networks]
-        # without the samples
+        # do not store the samples
         self._networks = [TrainedNetwork(n.net, n.spec) for n in network.networks]
         super()._set_fitted(network)
         self.n_iter_ = max(n_epochs(net) for net in self.estimators_)
@@ -191,7 +193,7 @@ class BaseEnsemble(BaseSampling):
 
 
 def _processes(n_jobs: int | None) -> int | None:
-    """Return one where joblib would use threads, of which one at a time trains."""
+    """Return 1 if joblib would use threads, as only one thread can train at a time."""
     backend, _ = get_active_backend()
     return 1 if getattr(backend, "supports_sharedmem", False) else n_jobs
 
@@ -200,21 +202,22 @@ def _processes(n_jobs: int | None) -> int | None:
 class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
     """Class probabilities averaged over independently trained skorch nets.
 
-    The networks differ in the seeds of initialisation and training. The usual baseline
-    for the uncertainty of networks, at several times the cost of `LaplaceClassifier`.
+    The networks differ in the seeds of initialisation and training. Deep ensembles are
+    the usual baseline for the uncertainty of networks, at several times the cost of
+    `LaplaceClassifier`.
 
     Read more in the :doc:`User Guide </other_methods>`.
 
     Parameters
     ----------
     estimator : skorch net or None, default=None
-        The network, of which ``n_estimators`` clones are trained, each from its own
-        initialisation; a ``FrozenEstimator`` is not supported. None makes a small
-        network for tabular data.
+        The network. ``n_estimators`` clones are trained, each from its own
+        initialisation. ``FrozenEstimator`` is not supported. None uses a small network
+        for tabular data.
     n_estimators : int, default=5
-        Number of networks; one is the network itself.
+        Number of networks. One gives the plain network.
     n_jobs : int or None, default=None
-        Number of processes for the training, by joblib; results do not depend on it.
+        Number of joblib processes for training. Results do not depend on it.
     likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
         As for `LaplaceClassifier`.
 
@@ -223,22 +226,23 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
     estimators_ : list of skorch nets
         The trained networks.
     estimator_ : skorch net
-        The first of them.
+        The first trained network.
     n_iter_ : int
-        Largest number of epochs that a network was trained for.
+        Largest number of training epochs among the networks.
     classes_, n_features_in_, feature_names_in_
         As for `LaplaceClassifier`.
 
     See Also
     --------
-    LaplaceClassifier : A posterior around one network.
+    LaplaceClassifier : Gaussian posterior around one network.
     DeepEnsembleRegressor : For real-valued targets.
 
     Notes
     -----
-    Costs ``n_estimators`` trainings, as many forward passes for each prediction, and
-    the memory of as many networks. Variances are those between the networks, divided by
-    their number less one. Adversarial training, a part of the paper, is left out.
+    Training costs ``n_estimators`` trainings, and each prediction takes
+    ``n_estimators`` forward passes. All networks are kept in memory. Variances between
+    the networks are divided by the number of networks minus one. Adversarial training,
+    a part of the paper, is left out.
 
     References
     ----------
@@ -261,10 +265,10 @@ class DeepEnsembleClassifier(BaseEnsemble, ProbabilisticClassifier):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
-    """Predictions with intervals from independently trained skorch nets.
+    """Predictive intervals from independently trained skorch nets.
 
     The counterpart of `DeepEnsembleClassifier` for real-valued targets. With
-    `sklaplace.likelihoods.HeteroscedasticNLLLoss` the networks estimate the noise as a
+    `sklaplace.likelihoods.HeteroscedasticNLLLoss`, the networks estimate the noise as a
     function of the inputs, as in the paper.
 
     Read more in the :doc:`User Guide </other_methods>`.
@@ -272,15 +276,15 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
     Parameters
     ----------
     sigma_noise : float, array or "auto", default="auto"
-        Standard deviation of the observation noise, in units of the targets: one for
-        all outputs, or an array with one for each column of ``y``. Only for nets with
-        ``MSELoss``, whose criterion does not determine it. ``"auto"`` maximises the
-        likelihood of held-out targets: those of ``y_val``, else of the net's
-        ``train_split``, else of ``validation_fraction``; without any, for fewer than
-        50 distinct samples, that of the training targets.
+        Standard deviation of the observation noise, in units of the targets: one value
+        for all outputs, or an array with one value per column of ``y``. Only for nets
+        with ``MSELoss``, which does not determine the noise. ``"auto"`` maximises the
+        likelihood of held-out targets from ``y_val``, else from the net's
+        ``train_split``, else from ``validation_fraction``. Without held-out targets
+        (fewer than 50 distinct samples), it uses the training targets.
     validation_fraction : float, default=0.2
-        Fraction of the samples to hold out for the noise, if the net holds out none
-        itself and there are at least 50 distinct samples.
+        Fraction of the samples to hold out for the noise, if the net holds out no
+        samples itself, and there are at least 50 distinct samples.
     normalize_y : bool, default=False
         As for `LaplaceRegressor`.
     estimator, n_estimators, n_jobs
@@ -291,7 +295,8 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
     Attributes
     ----------
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use; one for criteria without it.
+        Standard deviation of the observation noise in use; one for criteria without
+        noise.
     estimators_, estimator_, n_iter_
         As for `DeepEnsembleClassifier`.
     sigma_scaling_, n_features_in_, feature_names_in_
@@ -299,14 +304,15 @@ class DeepEnsembleRegressor(BaseEnsemble, ProbabilisticRegressor):
 
     See Also
     --------
-    LaplaceRegressor : A posterior around one network.
+    LaplaceRegressor : Gaussian posterior around one network.
     DeepEnsembleClassifier : For class labels.
 
     Notes
     -----
-    Costs ``n_estimators`` trainings, as many forward passes for each prediction, and
-    the memory of as many networks. Variances are those between the networks, divided by
-    their number less one. Adversarial training, a part of the paper, is left out.
+    Training costs ``n_estimators`` trainings, and each prediction takes
+    ``n_estimators`` forward passes. All networks are kept in memory. Variances between
+    the networks are divided by the number of networks minus one. Adversarial training,
+    a part of the paper, is left out.
 
     References
     ----------

@@ -1,25 +1,28 @@
-"""BaseLaplace: parameters, fit and posterior that the Laplace estimators share."""
+"""BaseLaplace: parameters, fit and posterior shared by the Laplace estimators."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import check_memory
-from sklaplace.core.checks import check_option, check_positive
+from sklaplace.core.checks import check_option, check_positive, naming
 from sklaplace.core.linalg import plain
 from sklaplace.core.serialise import from_portable, pickled, to_portable, worker_state
-from sklaplace.core.trees import without_groups
+from sklaplace.core.trees import Inputs, without_groups
 from sklaplace.estimators.fitting.diagram import displayed
 from sklaplace.estimators.fitting.fit_cache import FitWork, UnfinishedFit, cached_fit
 from sklaplace.estimators.fitting.hyperparameters import (
     check_addable,
-    retuned,
+    check_evidence,
+    free_parameters,
     under_hyperparameters,
 )
 from sklaplace.estimators.fitting.laplace_fit import (
@@ -31,9 +34,9 @@ from sklaplace.estimators.fitting.laplace_fit import (
 from sklaplace.estimators.fitting.noise import loss_per_target
 from sklaplace.estimators.fitting.novelty_recorder import novelty_scores
 from sklaplace.estimators.fitting.summary import (
+    of_likelihood,
     of_posterior,
-    reporting_for,
-    warn_if_alone,
+    warn_without_residual,
 )
 from sklaplace.estimators.options.given_net import note_new_weights
 from sklaplace.estimators.options.laplace import LaplaceOptions, sibling
@@ -47,6 +50,7 @@ from sklaplace.estimators.training.samples import (
     applicable,
     cast_tensors,
     check_inputs,
+    check_loader,
     check_samples,
     draw_seed,
     encode_samples,
@@ -54,14 +58,15 @@ from sklaplace.estimators.training.samples import (
     warn_of_weight_scale,
     weighted_data,
 )
+from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.residual import RESIDUALS, Residual
 
-# attributes of a fitted estimator
+# fitted attributes with tensors
 _WITH_TENSORS = "posterior_", "network_spec_", "_novelty"
-# what functions of outputs do not need
+# attributes that functions of outputs do not need
 _SENT_APART = "estimator", "estimator_", "prior", "memory", "posterior_", "_novelty"
 
 
@@ -96,21 +101,28 @@ class BaseLaplace:
     random_state: Any = None
     verbose: int = 0
 
-    # LinearisationCache of a search over priors, which predicts the same samples often
+    if TYPE_CHECKING:  # provided by the other base class of an estimator
+        _targets: Any
+        _likelihood: Any
+
+        def _check_loss(self, loss: float, rate: str = ...) -> None: ...
+
+    # LinearisationCache of a search over priors, which predicts the same samples
+    # repeatedly
     _cache: ClassVar[Any] = None
 
     # --------------------------------------------------------------------- fit
     def fit(
         self,
-        X: Any,
-        y: Any = None,  # which is refused, saying what to pass
-        sample_weight: Any = None,
+        X: Inputs,
+        y: ArrayLike | None = None,  # None raises an error saying what to pass
+        sample_weight: ArrayLike | None = None,
         *,
-        X_val: Any = None,
-        y_val: Any = None,
+        X_val: Inputs | None = None,
+        y_val: ArrayLike | None = None,
         **fit_params: Any,
     ) -> Any:
-        """Train the network unless it is frozen, and fit the posterior around it.
+        """Train the network, unless it is frozen, and fit the posterior.
 
         Parameters
         ----------
@@ -118,18 +130,18 @@ class BaseLaplace:
             Training samples. Arrays are validated and cast to the network's dtype;
             anything else is passed to skorch unchanged.
         y : array-like of shape (n,) or (n, n_outputs)
-            Targets. For a classifier class labels of any type, a matrix of labels
-            that are 0 or 1, or an array of labels for each sample.
+            Targets. For a classifier: class labels of any type, a matrix of 0/1 labels,
+            or an array of labels for each sample.
         sample_weight : array-like of shape (n,), optional
-            Non-negative weights of the samples in loss, curvature and evidence. They
-            are counts: a sample of weight two is equivalent to two samples, and weights
-            that sum to one to a single sample. Relative weights should have mean one.
+            Non-negative sample weights in loss, curvature and evidence. Weights are
+            counts: a sample of weight two equals two samples, and weights that sum to
+            one equal a single sample. Scale relative weights to mean one.
         X_val, y_val : optional
-            Samples that the network does not see, used by the ``"validation"`` and
-            ``"auto"`` tuners only.
+            Held-out samples, not used to train the network. Only the ``"validation"``
+            and ``"auto"`` tuners use them.
         **fit_params : dict
-            Passed to the ``fit`` of the skorch net. They must not change what the
-            module computes: predictions are made without them.
+            Passed to the ``fit`` method of the skorch net. They must not change what
+            the module computes, because predictions do not use them.
 
         Returns
         -------
@@ -139,25 +151,25 @@ class BaseLaplace:
         Raises
         ------
         ValueError, TypeError
-            If an option, the data or the network is not valid; the estimator,
-            the network and the data are then unchanged.
+            If an option, the data or the network is not valid. The estimator, the
+            network and the data are then unchanged.
 
         Warns
         -----
         UserWarning
-            If Ctrl-C has ended the training of the network. The fit is that of the
-            weights learned so far, and is stored nowhere.
+            If Ctrl-C ended the training of the network. The fit then uses the weights
+            learned so far, and is not cached.
 
         See Also
         --------
         partial_fit : Adds samples to a fitted posterior.
-        tune : Chooses prior and noise anew.
+        tune : Chooses prior and noise again.
 
         Notes
         -----
-        Costs the training of the network, one pass over the samples with k backward
-        columns per sample (k = c - 1 for c classes), and the decomposition of the
-        structure.
+        The cost is the training of the network, one pass over the samples with k
+        backward columns per sample (k = c - 1 for c classes), and the decomposition of
+        the structure.
 
         Examples
         --------
@@ -169,7 +181,7 @@ class BaseLaplace:
         torch.Size([111])
         """
         samples = Samples(X, y, sample_weight, X_val, y_val, fit_params)
-        with reporting_for(self):
+        with progress.reporting(type(self).__name__, self.verbose):
             return self._fit(samples)
 
     def _fit(self, samples: Samples) -> Any:
@@ -185,7 +197,8 @@ class BaseLaplace:
             self._set_fitted(options, fit.network, posterior)
             self._check_loss(loss_per_target(fit.data_fit, fit.network, posterior))
             self._novelty = fit.novelty and fit.novelty.inflated(score.leverages)
-            warn_if_alone(self)
+            if options.residual_variance(self.residual) and self._residual() is None:
+                warn_without_residual(posterior, options)
         if self.verbose:
             progress.line(self._summary())
         return self
@@ -193,14 +206,14 @@ class BaseLaplace:
     def _train_and_accumulate(
         self, options: LaplaceOptions, samples: Samples
     ) -> LaplaceFit:
-        """Train and accumulate the curvature; or load both from ``memory``."""
+        """Train and accumulate the curvature, or load both from ``memory``."""
         group = Group.of(self.distributed)
         with group.together():
             check_memory(self.memory)
             data, validation = encode_samples(self, samples)
         group.agree(vars(options) | data_to_agree_on(data))
         group.agree({"random_state": self.random_state})
-        # without a random state, the seed of the first process
+        # without a random state, all processes use the seed of the first
         self._seed, *_ = group.gather(draw_seed(self.random_state))
         work = FitWork(
             trainer=replace(self._trainer(options), is_part=samples.is_part),
@@ -236,11 +249,29 @@ class BaseLaplace:
         self.prior_precision_ = plain(posterior.prior_precision)
         self.temperature_ = plain(posterior.hyperparameters.temperature)
 
-    _summary = of_posterior
+    def _summary(self) -> str:
+        """Return a one-line summary of the posterior and the prediction settings."""
+        parts = of_posterior(self.posterior_, self._options, self._residual())
+        if self.temperature_ != 1:
+            parts.append(f"temperature {self.temperature_:.3g}")
+        noise = getattr(self, "sigma_noise_", 1.0)
+        parts += of_likelihood(self.network_spec_.likelihood, noise)
+        if self.pred_type != "glm":
+            parts.append(f"pred_type {self.pred_type}")
+        else:
+            parts += self._link_summary()
+        if self._options.tuner == "marglik":
+            # under other priors, weights without a refit can be improbable
+            parts.append(f"log evidence {self.log_marginal_likelihood_value_:.1f}")
+        return ", ".join(parts)
+
+    def _link_summary(self) -> list[str]:
+        """Return how outputs become probabilities; empty for a regressor."""
+        return []
 
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> LaplaceOptions:
-        """Return the options; raises for values that are not valid."""
+        """Return the options; raise an error for invalid values."""
         return LaplaceOptions.of(self)
 
     def _solver(self, options: LaplaceOptions) -> LaplaceSolver:
@@ -259,16 +290,16 @@ class BaseLaplace:
         )
 
     def _likelihood_settings(self) -> Any:
-        """Return the settings of the likelihood that the curvature depends on."""
+        """Return the likelihood settings that affect the curvature."""
         return self.likelihood
 
     def _score(self, likelihood: Any) -> HeldOutScore:
-        """Return what held-out samples are scored by."""
+        """Return the score for held-out samples."""
         return HeldOutScore()
 
     @property
     def _outputs(self) -> BatchedOutputs:
-        """The distribution of outputs of the fitted network."""
+        """Distribution of the fitted network's outputs."""
         check_is_fitted(self)
         check_option("pred_type", self.pred_type, OUTPUT_MODELS)
         kind = OUTPUT_MODELS[self.pred_type]
@@ -285,30 +316,37 @@ class BaseLaplace:
         return BatchedOutputs(*given, self.n_jobs, (type(self).__name__, self.verbose))
 
     def _residual(self) -> Residual | None:
-        """Return the residual of the outputs, None where there is none."""
+        """Return the residual of the outputs, or None if there is none."""
         check_positive("residual", self.residual, RESIDUALS)
-        # it may have been set after fit
+        # the parameter can change after fit
         variance = self._options.residual_variance(self.residual)
         if self._novelty is None or not variance:
             return None
         return Residual.of(self._novelty, self.posterior_, variance)
 
     # ----------------------------------------------------------------------- samples
-    def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
-        """Return inputs and targets, checked; inputs are cast."""
+    def _check_samples(
+        self, X: Inputs, y: ArrayLike, *, reset: bool
+    ) -> tuple[Any, Any]:
+        """Return validated inputs and targets, with inputs cast."""
         return check_samples(self, X, y, reset=reset)
 
-    def _check_inputs(self, X: Any) -> Any:
-        """Return inputs to predict, checked and cast."""
+    def _check_inputs(self, X: Inputs) -> Any:
+        """Return validated and cast inputs for prediction."""
         check_is_fitted(self)
         if self._cache is not None:
             return self._cache.inputs(X, lambda given: check_inputs(self, given))
         return check_inputs(self, X)
 
-    def _add_samples(self, X: Any, y: Any, sample_weight: Any) -> Any:
+    def _add_samples(
+        self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None
+    ) -> Any:
         """Add curvature and loss of new samples; the network keeps its weights."""
         check_is_fitted(self)
-        with reporting_for(self), unchanged_on_error(self):
+        with (
+            progress.reporting(type(self).__name__, self.verbose),
+            unchanged_on_error(self),
+        ):
             group = Group.of(self.distributed)
             with group.together():
                 solver, data, network, novelty = self._prepared(X, y, sample_weight)
@@ -318,19 +356,27 @@ class BaseLaplace:
             self.posterior_, self._novelty = added, novelty
         return self
 
-    def _prepared(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
-        """Return solver, new samples, the network with them, and their novelty."""
+    def _prepared(
+        self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None
+    ) -> tuple[Any, ...]:
+        """Return solver, new samples, the network with them, and updated novelty."""
         options = self._check_options()
-        check_addable(self, options)
+        check_addable(self.posterior_, self.network_spec_, self._options, options)
         warn_of_weight_scale(sample_weight)
-        X, y = self._check_samples(X, y, reset=False)
-        data = weighted_data(self, applicable(self, X), y, sample_weight)
+        data = self._new_data(X, y, sample_weight)
         samples, solver = data.dataset(self.estimator_), self._solver(options)
         network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
         return solver, data, network, solver.add_novelty(self._novelty, network)
 
-    def score_samples(self, X: Any) -> np.ndarray:
-        """Score how like the training samples others are: the higher, the more normal.
+    def _new_data(
+        self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None
+    ) -> TrainingData:
+        """Return new samples for the fitted network, validated, cast and encoded."""
+        X, y = self._check_samples(X, y, reset=False)
+        return weighted_data(self, applicable(self, X), y, sample_weight)
+
+    def score_samples(self, X: Inputs) -> np.ndarray:
+        """Score how similar samples are to the training data; higher is more normal.
 
         Read more in the :ref:`User Guide <novelty>`.
 
@@ -351,7 +397,8 @@ class BaseLaplace:
 
         See Also
         --------
-        sklaplace.metrics.ood_auroc : How well the score detects other samples.
+        sklaplace.metrics.ood_auroc : How well the score detects out-of-distribution
+            samples.
         sklaplace.plotting.NoveltyDisplay : Scores of known and unknown samples.
 
         Examples
@@ -373,13 +420,13 @@ class BaseLaplace:
 
         See Also
         --------
-        log_marginal_likelihood : Under other hyperparameters, with gradients.
+        log_marginal_likelihood : Evidence for other hyperparameters, with gradients.
 
         Notes
         -----
-        Models compare by it under ``prior_precision="marglik"``. A prior precision that
-        held-out samples chose can be far from the one that maximises it, and the value
-        there says little of the model.
+        Use this value to compare models with ``prior_precision="marglik"``. A prior
+        precision tuned on held-out samples can be far from the evidence maximum; the
+        evidence then says little about the model.
 
         Examples
         --------
@@ -396,38 +443,41 @@ class BaseLaplace:
         return float(self._evidence(self.posterior_))
 
     def _evidence(self, posterior: GaussianPosterior) -> Tensor:
-        """Return the log evidence of targets in the units of ``y``, ()."""
+        """Return the scalar log evidence of the targets in units of ``y``."""
         log_unit = np.log(self._targets.noise_unit) * posterior.data_fit.n_targets
         return posterior.log_marginal_likelihood() - log_unit
 
     def log_marginal_likelihood(
         self, prior_precision: Any = None, sigma_noise: Any = None
     ) -> Any:
-        """Laplace approximation of ``log p(D)`` of the training data, in nats.
+        """Return the Laplace approximation of ``log p(D)`` of the training data.
 
         Parameters
         ----------
         prior_precision : float, array or Tensor, optional
-            Value in place of the fitted one.
+            Prior precision to use instead of the fitted one.
         sigma_noise : float, array or Tensor of shape (n_outputs,), optional
-            Likewise; regression only. One number is the noise of all columns of ``y``.
+            Noise to use instead of the fitted noise; regression only. One number
+            applies to all columns of ``y``.
 
         Returns
         -------
         float or Tensor of shape ()
-            Given a tensor, a float64 tensor in its graph, so that it has gradients. The
-            posterior does not change: refitted weights are those of the fitted prior.
+            Log marginal likelihood in nats. If an argument is a tensor, the result is a
+            float64 tensor with gradients. The posterior does not change: refitted
+            weights keep their values from the fitted prior.
 
         Raises
         ------
         ValueError
-            If a value is not positive, has another shape than prior or targets, or is
-            no multiple of ``sigma_noise_`` where columns share weights.
+            If a value is not positive, does not match the shape of prior or targets, or
+            is not a multiple of ``sigma_noise_`` when columns share weights.
 
         See Also
         --------
-        tune : Maximises it.
-        sklaplace.plotting.PriorPathDisplay : A plot of it along prior precisions.
+        tune : Maximises the evidence.
+        sklaplace.plotting.PriorPathDisplay : Plot of the evidence over prior
+            precisions.
 
         Examples
         --------
@@ -441,67 +491,72 @@ class BaseLaplace:
         """
         check_is_fitted(self)
         given = {"prior_precision": prior_precision, "sigma_noise": sigma_noise}
-        posterior = under_hyperparameters(self, given)
+        posterior = under_hyperparameters(
+            self.posterior_, given, self._options, self._targets
+        )
         evidence = self._evidence(posterior)
         has_tensor = any(isinstance(value, Tensor) for value in given.values())
         return evidence if has_tensor else float(evidence)
 
     def tune(
         self,
-        X: Any = None,
-        y: Any = None,
-        sample_weight: Any = None,
+        X: Inputs | None = None,
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
         *,
         parameters: Any = None,
     ) -> Any:
-        """Choose prior precision, noise or temperature anew, without training samples.
+        """Tune prior precision, noise or temperature again, without training samples.
 
-        Network, curvature and the posterior's mean stay. Works for loaded estimators.
+        The network, the curvature and the posterior mean do not change. This method
+        also works for loaded estimators.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset, optional
-            Samples that the network was not trained on: the choice is that under which
-            their targets are most probable. None maximises the evidence of the
+            Held-out samples, not used to train the network. Tuning maximises the
+            predictive probability of their targets. None maximises the evidence of the
             training data.
         y : array-like of shape (n,) or (n, n_outputs), optional
-            Their targets.
+            Targets of the samples.
         sample_weight : array-like of shape (n,), optional
-            Their non-negative weights.
+            Non-negative sample weights.
         parameters : str or sequence of str, optional
-            What to choose, of ``"prior_precision"``, ``"sigma_noise"`` and
-            ``"temperature"``. None is the first, and the second where the likelihood
-            has noise. Others keep their values: a temperature that was chosen before
-            stays unless it is named again. It needs samples, as tempered likelihoods
-            are not normalised, and is one unless another makes all targets together
-            more probable by a factor of e.
+            Hyperparameters to tune: ``"prior_precision"``, ``"sigma_noise"`` or
+            ``"temperature"``. None tunes the prior precision, and the noise if the
+            likelihood has noise. Other hyperparameters keep their values, including a
+            temperature that was tuned earlier. Tuning the temperature needs samples,
+            because tempered likelihoods are not normalised. The temperature is one
+            unless another value makes all targets together more probable by a factor of
+            e.
 
         Returns
         -------
         object
-            The estimator, with ``posterior_``, ``prior_precision_``, ``temperature_``
-            and, for a regressor, ``sigma_noise_``; a recalibration is undone.
+            The estimator, with updated ``posterior_``, ``prior_precision_``,
+            ``temperature_`` and, for a regressor, ``sigma_noise_``. Any recalibration
+            is undone.
 
         Raises
         ------
         ValueError
-            If there is no such parameter, samples are incomplete, or the prior is the
+            If a parameter name is unknown, samples are incomplete, or the prior is the
             posterior of an earlier task. The estimator is then unchanged.
 
         See Also
         --------
-        log_marginal_likelihood : What is maximised without samples.
+        log_marginal_likelihood : The objective without samples.
 
         Notes
         -----
-        Without samples O(P) and no pass over any data. With samples about twenty
-        evaluations of the predictive; ten times as many for the temperature. That is
-        one pass over the samples for the last layer, whose features are kept. For
-        other weights it is two or three passes, and some dozens with the temperature.
-        Without a refit, the result is that of `fit` with ``refine=False`` and
-        ``prior_precision`` ``"marglik"`` or ``"validation"``.
-        What a search by cross-validation found (``best_score_``, ``best_index_``,
-        ``cv_results_``) stays as it is, whatever ``prior_precision_`` is now.
+        Without samples, the cost is O(P), with no pass over data. With samples, the
+        cost is about twenty evaluations of the predictive distribution, and ten times
+        more for the temperature. For the last layer this is one pass over the samples,
+        because features are kept. For other weights it is two or three passes, and
+        several dozen with the temperature. Without a refit, the result equals `fit`
+        with ``refine=False`` and ``prior_precision`` ``"marglik"`` or ``"validation"``.
+        The results of a cross-validation search (``best_score_``, ``best_index_``,
+        ``cv_results_``) do not change.
 
         Examples
         --------
@@ -515,55 +570,76 @@ class BaseLaplace:
         True
         """
         check_is_fitted(self)
-        with reporting_for(self), unchanged_on_error(self):
-            posterior, novelty = retuned(self, X, y, sample_weight, parameters)
+        with (
+            progress.reporting(type(self).__name__, self.verbose),
+            unchanged_on_error(self),
+        ):
+            free = free_parameters(self.posterior_, parameters)
             network = TrainedNetwork(self.estimator_, self.network_spec_)
+            if X is None:
+                check_evidence(free, y, sample_weight)
+            else:
+                check_loader(X, "tune")
+                if y is None:
+                    raise ValueError(
+                        "y is missing: samples to tune on need inputs and targets. "
+                        "Pass both X and y, or neither."
+                    )
+                data = self._new_data(X, y, sample_weight)
+                network = replace(network, held_out=data.dataset(self.estimator_))
+            score = replace(self._score(network.spec.likelihood), is_given=True)
+            solver = self._solver(replace(self._options, residual=self.residual))
+            with progress.phase("tune"), nullcontext() if X is None else naming(X="X"):
+                posterior = solver.retuned(
+                    self.posterior_, network, score, free, self._novelty
+                )
             self._set_fitted(self._options, network, posterior)
-            self._novelty = novelty
+            self._novelty = self._novelty and self._novelty.inflated(score.leverages)
             if self.verbose:
                 progress.line(self._summary())
         return self
 
     def predictive(self, x: Tensor, joint: bool = False) -> tuple[Tensor, Tensor]:
-        """Mean and covariance of the outputs as functions of ``x``, in its graph.
+        """Return mean and covariance of the outputs, differentiable in ``x``.
 
-        For acquisition functions and whatever else needs gradients in the inputs.
+        Use it for acquisition functions, or if you need gradients with respect to the
+        inputs.
 
         Parameters
         ----------
         x : Tensor of shape (b, ...), or dict, list or tuple of tensors
-            Samples as the network takes them, on its device; real numbers are cast to
-            its dtype. With ``joint``, (b, q, ...): b groups of q samples.
+            Samples in the network's input format, on its device. Real numbers are cast
+            to its dtype. With ``joint``, the shape is (b, q, ...): b groups of q
+            samples.
         joint : bool, default=False
-            Return covariances between the samples of each group, as batch acquisition
-            functions need them.
+            Whether to return covariances between the samples of each group, for batch
+            acquisition functions.
 
         Returns
         -------
         mean : Tensor of shape (b, c) or (b, q·c)
-            Float64; logits for a classifier.
+            Means, float64; logits for a classifier.
         cov : Tensor of shape (b, c, c) or (b, q·c, q·c)
-            Of the noise-free outputs of each sample or group; float64. In a group, the
-            c outputs of a sample are next to each other.
+            Covariances of the noise-free outputs of each sample or group, float64. In a
+            group, the c outputs of a sample are adjacent.
 
         Raises
         ------
         ValueError
-            With ``pred_type="nn"``, under which outputs are not Gaussian, and for
-            samples that the network cannot be applied to, or whose outputs are not
-            finite.
+            If outputs are not Gaussian (``pred_type="nn"``), the network cannot be
+            applied to the samples, or outputs are not finite.
         TypeError
-            If ``x`` is not made of tensors.
+            If ``x`` does not consist of tensors.
 
         See Also
         --------
-        latent_mean_and_variance : Arrays, without gradients.
+        latent_mean_and_variance : The same as arrays, without gradients.
 
         Notes
         -----
-        Writes the Jacobian out: c backward passes and c·P numbers for each sample. For
-        predictions alone, `latent_mean_and_variance` is much faster. The observation
-        noise is ``sigma_noise_**2`` on the diagonal, where it is to be included.
+        Computes the full Jacobian, with c backward passes and c·P numbers per sample.
+        Without gradients, `latent_mean_and_variance` is much faster. To include the
+        observation noise, add ``sigma_noise_**2`` to the diagonal.
 
         Examples
         --------
@@ -579,7 +655,8 @@ class BaseLaplace:
         torch.Size([2, 10])
         """
         outputs = self._outputs
-        if not outputs.model.is_gaussian:
+        model: Any = outputs.model
+        if not model.is_gaussian:
             raise ValueError(
                 f"pred_type={self.pred_type!r} has no Gaussian over outputs. Use "
                 "pred_type='glm'."
@@ -589,18 +666,18 @@ class BaseLaplace:
         if joint:
             rows, n_joint = without_groups(rows)
         with forward.frozen(), torch.enable_grad():
-            raw_outputs(self.estimator_, rows)  # raises for inputs that do not fit
-            found = require_finite(*outputs.model.in_graph(forward, rows, n_joint))
+            raw_outputs(self.estimator_, rows)  # raises for invalid inputs
+            found = require_finite(*model.in_graph(forward, rows, n_joint))
             return self._targets.restored_outputs(self._likelihood, *found)
 
     # ------------------------------------------------------------- persistence
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """For pickle: tensors on the CPU; skorch pickles the network."""
+        """Pickle the estimator with tensors on the CPU; skorch pickles the network."""
         state = worker_state(vars(self), _SENT_APART)
         return pickled(self, moved_entries(state, _WITH_TENSORS, "cpu"))
 
     def __getstate__(self) -> dict[str, Any]:
-        """For skops: the state without tensors, see `to_portable`."""
+        """Return the state without tensors for skops, see `to_portable`."""
         return to_portable(vars(self))
 
     def __setstate__(self, state: dict[str, Any]) -> None:

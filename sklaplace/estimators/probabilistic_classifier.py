@@ -7,13 +7,17 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sklaplace import dirichlet
-from sklaplace.core.checks import as_seed, check_option, naming, warn_user
-from sklaplace.core.random import cached_sobol_normals
+from sklaplace.core.checks import as_seed, check_count, check_option, naming, warn_user
+from sklaplace.core.random import RandomState, cached_sobol_normals
+from sklaplace.core.trees import Inputs
 from sklaplace.dirichlet.distribution import check_set
+from sklaplace.dirichlet.links import mc_uncertainty, uncertainty_of_draws
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting import class_outputs, latent
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
@@ -22,11 +26,17 @@ from sklaplace.estimators.training.samples import Samples
 from sklaplace.likelihoods import ClassificationLikelihood
 from sklaplace.networks.data import count_rows
 
+# Above this number of classes, the most probable class is found batch by batch.
+MANY_CLASSES = 1024
+
+# Maps the probabilities (b·r, K) of a batch to the values to keep.
+Reduction = Callable[[Tensor], Tensor]
+
 
 class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     """Predictions of a classifier, from the distribution of its outputs.
 
-    Subclasses fit, and provide `_outputs`, the distribution of outputs.
+    Subclasses implement ``fit`` and `_outputs`, the distribution of outputs.
     """
 
     _targets_kind: ClassVar[type[ClassTargets]] = ClassTargets
@@ -35,11 +45,11 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     @property
     @abstractmethod
     def _outputs(self) -> BatchedOutputs:
-        """The distribution of outputs of the fitted network."""
+        """Distribution of the fitted network's outputs."""
 
     # ----------------------------------------------------------------- targets
-    def _infer_targets(self, y: Any, samples: Samples) -> ClassTargets:
-        """Return the classes of the targets in fit; sets ``classes_``."""
+    def _infer_targets(self, y: ArrayLike, samples: Samples) -> ClassTargets:
+        """Return the classes of the targets in fit, and set ``classes_``."""
         targets = self._targets_kind.infer(
             y,
             inner_net(self.estimator),
@@ -52,7 +62,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return targets
 
     def _check_loss(self, loss: float, rate: str = "the learning rate") -> None:
-        """Warn of a training loss, in nats per label, far above that of guessing."""
+        """Warn if the training loss (nats per label) is far above random guessing."""
         guessing = np.log(self._targets.n_classes)
         if guessing > 0 and loss > 2 * guessing:
             warn_user(
@@ -69,15 +79,15 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     def _check_dirichlet(self, name: str, value: Any) -> None:
         check_option(name, value, dirichlet.APPROXIMATIONS)
 
-    def _sobol_normals(self, like: Tensor) -> Tensor:
-        """Return standard-normal points (s, K) for logits (b, K): always the same."""
+    def _normals(self, like: Tensor) -> Tensor:
+        """Return fixed standard-normal points (s, K) for logits (b, K)."""
         points = cached_sobol_normals(self.n_samples, like.shape[1], self._seed)
         return points.to(like)
 
     def _of_logits(
         self, function: Callable[[Tensor, Tensor], Tensor]
     ) -> Callable[[Tensor, Tensor], tuple[Tensor]]:
-        """Return a function of Gaussian logits as one of Gaussian outputs."""
+        """Convert a function of Gaussian logits to a function of Gaussian outputs."""
         class_logits = self._likelihood.class_logits
         return lambda mean, cov: (function(*class_logits(mean, cov)),)
 
@@ -85,8 +95,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return self._likelihood.is_shift_invariant and method_is_centred
 
     def _needs_variances_only(self, method_needs_variances_only: bool) -> bool:
-        """Whether covariances between logits are not used."""
-        # labels of a matrix are predicted one by one
+        """Return whether only the variances of the logits are needed."""
+        # each label of a matrix is predicted separately
         is_matrix = not self._targets.target_type.has_class_names
         return method_needs_variances_only or is_matrix
 
@@ -96,23 +106,26 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         by_label = proba.movedim(1, -1)
         return by_label.reshape(-1, *by_label.shape[-2:])
 
-    def _normalised(self, proba: np.ndarray) -> np.ndarray:
-        """Return probabilities (n·r, K) of the classes in fit; rows sum to one."""
-        # a network with one logit has two columns, also for a single class in fit
-        proba = proba[:, : self._targets.n_classes]
-        proba /= proba.sum(1, keepdims=True)
-        return proba
+    def _map_proba(
+        self, X: Inputs, reduce: Reduction = lambda proba: proba
+    ) -> np.ndarray:
+        """Return probabilities (n·r, K) of r labels per sample; rows sum to one.
 
-    def _class_probabilities(self, X: Any) -> np.ndarray:
-        """Return probabilities (n·r, K) of r labels per sample; rows sum to one."""
-        return self._normalised(self._map_proba(X, lambda proba: proba))
-
-    def _map_proba(self, X: Any, function: Callable[[Tensor], Tensor]) -> np.ndarray:
-        """Return a function of each batch's probabilities (b·r, K), not normalised."""
+        With ``reduce``, return its values for the probabilities (b·r, K) of each batch.
+        """
         X, of = self._check_inputs(X), self._proba_of_draws
-        return self._outputs.map_draws(X, lambda f: function(of(f).mean(-1))).numpy()
+        of_draws = self._outputs.map_draws(
+            X, lambda f: reduce(self._normalised(of(f).mean(-1)))
+        )
+        return of_draws.numpy()
 
-    def _concentrations(self, X: Any, method: Any) -> np.ndarray:
+    def _normalised(self, proba: Tensor) -> Tensor:
+        """Normalise probabilities (b·r, K) over the classes in fit."""
+        # a network with one logit has two columns, even for a single class in fit
+        proba = proba[:, : self._targets.n_classes]
+        return proba / proba.sum(1, keepdim=True)
+
+    def _concentrations(self, X: Inputs, method: Any) -> np.ndarray:
         """Return Dirichlet concentrations (n·r, K) of r labels per sample."""
         self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
         method = self.dirichlet_approx if method is None else method
@@ -126,15 +139,34 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         )
         return alpha[:, : self._targets.n_classes]
 
-    def _log_proba_of(self, X: Any, y: Any) -> np.ndarray:
-        """Return the log-probability of the labels of each sample, (n,); finite."""
-        proba = self._class_probabilities(X)
+    def _entropies(self, X: Inputs, method: str) -> np.ndarray:
+        """Return total, aleatoric and epistemic entropy of each label, (n·r, 3)."""
+        outputs = self._outputs
+        if method != "mc":
+            found = dirichlet.uncertainty(self._concentrations(X, method))
+        elif outputs.model.is_gaussian:
+            outputs.model.check_draws(2)
+            (found,) = outputs.map_gaussian(
+                self._check_inputs(X),
+                self._of_logits(lambda m, c: mc_uncertainty(m, c, self._normals(m))),
+                diagonal=self._needs_variances_only(False),
+                centred=self._likelihood.is_shift_invariant,
+            )
+        else:
+            outputs.model.check_draws(2)
+            X, of = self._check_inputs(X), self._proba_of_draws
+            found = outputs.map_draws(X, lambda f: uncertainty_of_draws(of(f))).numpy()
+        # a network with one logit has two classes
+        return found if self._targets.n_classes > 1 else np.zeros_like(found)
+
+    def _log_proba_of(self, X: Inputs, y: ArrayLike) -> np.ndarray:
+        """Return the finite log-probability of each sample's labels, (n,)."""
+        proba = self._map_proba(X)
         return class_outputs.log_proba_of(self._targets, proba, y)
 
     # ------------------------------------------------------------- public methods
-    @class_outputs.without_variance
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Class probabilities, averaged over the posterior.
+    def predict_proba(self, X: Inputs) -> np.ndarray:
+        """Predict class probabilities, averaged over the posterior.
 
         Parameters
         ----------
@@ -144,8 +176,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         Returns
         -------
         ndarray of shape (n, K), (n, n_labels) or (n, K, ...)
-            Rows sum to one; columns in the order of ``classes_``. For a matrix of
-            labels: that each of them is one.
+            Class probabilities. Rows sum to one, and columns follow ``classes_``. For a
+            matrix of labels, the probability that each label is one.
 
         See Also
         --------
@@ -162,11 +194,11 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         array([[1., 0., 0.],
                [0., 0., 1.]])
         """
-        proba = self._class_probabilities(X)
+        proba = self._map_proba(X)
         return self._targets.target_type.probabilities(proba)
 
-    def predict_log_proba(self, X: Any) -> np.ndarray:
-        """Logarithms of `predict_proba`.
+    def predict_log_proba(self, X: Inputs) -> np.ndarray:
+        """Return the logarithm of `predict_proba`.
 
         Parameters
         ----------
@@ -176,7 +208,7 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         Returns
         -------
         ndarray of shape (n, K), (n, n_labels) or (n, K, ...)
-            In nats; ``-inf`` where a probability is zero.
+            Log-probabilities in nats; ``-inf`` if a probability is zero.
 
         See Also
         --------
@@ -194,11 +226,10 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(self.predict_proba(X)))
 
-    @class_outputs.without_variance
-    def predict(self, X: Any) -> np.ndarray:
-        """Most probable class under `predict_proba`.
+    def predict(self, X: Inputs) -> np.ndarray:
+        """Predict the most probable class under `predict_proba`.
 
-        A net with a ``threshold`` (``skorch.NeuralNetBinaryClassifier``) keeps it.
+        The ``threshold`` of a net (``skorch.NeuralNetBinaryClassifier``) still applies.
 
         Parameters
         ----------
@@ -208,13 +239,13 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         Returns
         -------
         ndarray of shape (n,), (n, n_labels) or (n, ...)
-            Labels; of a matrix of labels zeros and ones.
+            Class labels; zeros and ones for a matrix of labels.
 
         See Also
         --------
         predict_proba : Probabilities of all classes.
-        predict_top_k : Several classes, the most probable one first.
-        predict_set : The classes that are plausibly the most probable one.
+        predict_top_k : Several classes, most probable first.
+        predict_set : All classes that are plausibly the most probable one.
 
         Examples
         --------
@@ -225,41 +256,43 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         >>> model.predict(X[[0, 149]])
         array([0, 2])
         """
-        if class_outputs.are_many(self):
+        check_is_fitted(self)
+        is_single = self._targets.target_type.is_single
+        if is_single and self._targets.n_classes > MANY_CLASSES:
             return self.predict_top_k(X, 1)[0][:, 0]
         proba = self.predict_proba(X)
         threshold = getattr(self.estimator_, "threshold", None)
         return self._targets.target_type.predict(proba, self.classes_, threshold)
 
-    def predict_top_k(self, X: Any, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
-        """Most probable classes under `predict_proba`, and their probabilities.
+    def predict_top_k(self, X: Inputs, k: int = 5) -> tuple[np.ndarray, np.ndarray]:
+        """Predict the most probable classes and their probabilities.
 
-        Batch by batch: memory for the probabilities of all classes of all samples, as
-        for the words of a language model, is not needed.
+        Works batch by batch and never stores the probabilities of all classes for all
+        samples. This saves memory with many classes, such as the words of a language
+        model.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Samples to predict.
         k : int, default=5
-            Number of classes; all of them, where there are fewer.
+            Number of classes; all classes if there are fewer.
 
         Returns
         -------
         classes : ndarray of shape (n, k) or (n, k, ...)
-            Labels, the most probable one first; of equally probable ones that which
-            comes first in ``classes_``.
+            Labels, most probable first. Ties follow the order of ``classes_``.
         proba : ndarray of shape (n, k) or (n, k, ...)
-            Their probabilities.
+            Probabilities of these classes.
 
         Raises
         ------
         ValueError
-            If y in fit was a matrix of labels.
+            If ``y`` in ``fit`` was a matrix of labels.
 
         See Also
         --------
-        predict_set : As many classes as the uncertainty demands.
+        predict_set : A number of classes that depends on the uncertainty.
 
         Examples
         --------
@@ -272,39 +305,52 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         array([[0, 1],
                [2, 1]])
         """
-        k = class_outputs.check_top(self, k)
-        columns, proba = class_outputs.top_classes(self, X, k)
-        unflatten = self._targets.target_type.unflatten
-        return unflatten(self.classes_[columns]), unflatten(proba)
+        check_is_fitted(self)
+        check_count("k", k)
+        target_type = self._targets.target_type
+        if not target_type.has_class_names:
+            raise ValueError(
+                "y in fit is a matrix of labels that are 0 or 1, which are predicted "
+                "one by one: there is no order of classes. Use predict_proba, whose "
+                "columns are the labels."
+            )
+        k = min(int(k), self._targets.n_classes)
+        found = self._map_proba(X, lambda proba: class_outputs.largest(proba, k))
+        columns, proba = found[..., 0].astype(np.intp), found[..., 1]
+        unflatten = target_type.unflatten
+        return unflatten(self.classes_[columns]), unflatten(np.ascontiguousarray(proba))
 
     @naming(X="X", y="y", sample_weight="sample_weight")
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Accuracy of `predict`.
+    def score(
+        self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> float:
+        """Return the accuracy of `predict`.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Samples to predict.
         y : array-like of shape (n,), (n, n_labels) or (n, ...)
-            Their labels.
+            Labels of the samples.
         sample_weight : array-like of shape (n,), optional
-            Weights of the samples.
+            Sample weights.
 
         Returns
         -------
         float
-            Fraction of the samples whose labels are all correct; for dense labels, of
-            the positions. Labels that the criterion ignores do not count.
+            Fraction of samples with all labels correct; for dense labels, the fraction
+            of correct positions. Labels that the criterion ignores do not count.
 
         Raises
         ------
         ValueError
-            If it ignores all of them, or y has labels of another type than in fit.
+            If the criterion ignores all labels, or y has another label type than in
+            fit.
 
         See Also
         --------
-        predict : The labels that are compared.
-        sklaplace.metrics.expected_calibration_error : Whether probabilities are right.
+        predict : The predicted labels.
+        sklaplace.metrics.expected_calibration_error : Calibration of the probabilities.
 
         Examples
         --------
@@ -319,33 +365,33 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return self._targets.accuracy(y, predicted, sample_weight)
 
     def sample_proba(
-        self, X: Any, n_samples: int = 1, random_state: Any = 0
+        self, X: Inputs, n_samples: int = 1, random_state: RandomState = 0
     ) -> np.ndarray:
-        """Draws of class probabilities from the posterior, joint over samples.
+        """Draw class probabilities from the posterior, jointly over samples.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Samples to predict.
         n_samples : int, default=1
-            Number of draws; each is one function, evaluated for all samples.
+            Number of draws. Each draw is one function, evaluated at all samples.
         random_state : int, RandomState or None, default=0
-            Seeds the draws.
+            Seed of the draws.
 
         Returns
         -------
         ndarray of shape (n, K, n_samples)
-            (n, n_labels, n_samples) for a matrix of labels, and (n, K, ...,
-            n_samples) for maps.
+            Class probabilities. The shape is (n, n_labels, n_samples) for a matrix of
+            labels, and (n, K, ..., n_samples) for maps.
 
         See Also
         --------
-        predict_proba : Their mean.
+        predict_proba : Mean of the draws.
         sample_latent : Draws of the logits.
 
         Notes
         -----
-        Memory is n_samples times the number of selected weights.
+        Needs memory for n_samples times the number of selected weights.
 
         Examples
         --------
@@ -360,37 +406,38 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         seed = as_seed("random_state", random_state)
         draws = torch.as_tensor(outputs.sample(self._check_inputs(X), n_samples, seed))
         drawn = self._likelihood.probabilities(draws.mT)  # (n, s, K) or (n, s, r, K)
-        proba = self._normalised(drawn.reshape(-1, drawn.shape[-1]).numpy())
-        proba = self._targets.target_type.probabilities(proba)
-        by_draw = proba.reshape(*drawn.shape[:2], *proba.shape[1:])
+        proba = self._normalised(drawn.reshape(-1, drawn.shape[-1]))
+        by_class = self._targets.target_type.probabilities(proba.numpy())
+        by_draw = by_class.reshape(*drawn.shape[:2], *by_class.shape[1:])
         return np.moveaxis(by_draw, 1, -1)
 
     def latent_mean_and_variance(
-        self, X: Any, full_cov: bool = False, joint: bool = False
+        self, X: Inputs, full_cov: bool = False, joint: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of the class logits.
+        """Return mean and variance of the class logits.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Samples to predict.
         full_cov : bool, default=False
-            Return covariances between classes, not variances alone.
+            Whether to return covariances between classes, instead of only variances.
         joint : bool, default=False
-            Return covariances between samples as well.
+            Whether to also return covariances between samples.
 
         Returns
         -------
         mean : ndarray of shape (n, K)
             Means.
         variance : ndarray of shape (n, K), (n, K, K) or, if joint, (n·K, n·K)
-            For a matrix of labels: of one logit per label. For maps positions are the
-            last axes. Joint covariances are in the order of ``mean.ravel()``.
+            Variances or covariances. For a matrix of labels, each label has one logit.
+            For maps, positions are the last axes. Joint covariances follow the order of
+            ``mean.ravel()``.
 
         See Also
         --------
         sample_latent : Draws from this distribution.
-        predict_proba : Probabilities in place of logits.
+        predict_proba : Probabilities instead of logits.
 
         Examples
         --------
@@ -413,23 +460,24 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         return mean, variance
 
     def sample_latent(
-        self, X: Any, n_samples: int = 1, random_state: Any = 0
+        self, X: Inputs, n_samples: int = 1, random_state: RandomState = 0
     ) -> np.ndarray:
-        """Draws of the class logits from the posterior, joint over samples.
+        """Draw class logits from the posterior, jointly over samples.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Samples to predict.
         n_samples : int, default=1
-            Number of draws; each is one function, evaluated for all samples.
+            Number of draws. Each draw is one function, evaluated at all samples.
         random_state : int, RandomState or None, default=0
-            Seeds the draws: those of `sample_proba` with the same seed.
+            Seed of the draws. The same seed gives the draws of `sample_proba`.
 
         Returns
         -------
         ndarray of shape (n, K, n_samples)
-            Shaped like the mean of `latent_mean_and_variance`, and an axis of draws.
+            Class logits, shaped like the mean of `latent_mean_and_variance` plus an
+            axis of draws.
 
         See Also
         --------
@@ -455,28 +503,28 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         moments = self._targets.target_type.latent_moments
         return moments(self._likelihood, outputs, torch.zeros_like(outputs))[0]
 
-    def predict_dirichlet(self, X: Any, method: str | None = None) -> np.ndarray:
-        """Dirichlet distribution over class probabilities.
+    def predict_dirichlet(self, X: Inputs, method: str | None = None) -> np.ndarray:
+        """Predict a Dirichlet distribution over class probabilities.
 
-        `sklaplace.dirichlet` has its mean, variances, intervals, draws and more.
+        `sklaplace.dirichlet` computes its mean, variances, intervals, draws and more.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Samples to predict.
         method : str, optional
-            In place of ``dirichlet_approx``, of which it may have any value.
+            Replaces ``dirichlet_approx`` and takes the same values.
 
         Returns
         -------
         ndarray of shape (n, K), (n, n_labels, 2) or (n, K, ...)
-            Concentrations; positive. Of a matrix of labels each has two: a Beta
+            Positive concentrations. Each label of a matrix has two: a Beta
             distribution.
 
         Raises
         ------
         ValueError
-            If there is no such method.
+            If the method is unknown.
 
         See Also
         --------
@@ -486,16 +534,16 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
         Notes
         -----
-        With ``pred_type="nn"``, of the Gaussian that has mean and covariance of the
-        drawn logits.
+        With ``pred_type="nn"``, the method approximates a Gaussian with the mean and
+        covariance of the drawn logits.
 
         ``"projection"`` needs covariances between classes and takes O(K³) per sample:
-        about 10 microseconds for 10 classes, half a millisecond for 100 and 40 for
-        1,000. The bridges need variances alone, and O(K).
+        about 10 microseconds for 10 classes, half a millisecond for 100, and 40
+        milliseconds for 1,000. The bridges need only variances, and take O(K).
 
-        Of the bridges: concentrations grow with the size of the logits as well as with
-        confidence, so that their sum does not detect out-of-distribution samples, and
-        the mean hardly depends on the size of the variances.
+        Concentrations of the bridges grow with the size of the logits as well as with
+        confidence, so their sum does not detect out-of-distribution samples. Their mean
+        hardly depends on the size of the variances.
 
         References
         ----------
@@ -516,35 +564,34 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         alpha = self._concentrations(X, method)
         return self._targets.target_type.unflatten(alpha)
 
-    def predict_uncertainty(self, X: Any, method: str | None = None) -> np.ndarray:
-        """Total, aleatoric and epistemic uncertainty of the label.
+    def predict_uncertainty(self, X: Inputs, method: str | None = None) -> np.ndarray:
+        """Compute total, aleatoric and epistemic uncertainty of the label.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Samples to predict.
         method : str, optional
-            Distribution over probabilities that is split: a Dirichlet, by any value of
-            ``dirichlet_approx``, the parts of which are known in closed form, or
-            ``"mc"``: ``n_samples`` draws. None takes ``dirichlet_approx``, and draws
-            with ``pred_type="nn"``.
+            Distribution over probabilities. Values of ``dirichlet_approx`` decompose a
+            Dirichlet in closed form; ``"mc"`` uses ``n_samples`` draws. None uses
+            ``dirichlet_approx``, or draws with ``pred_type="nn"``.
 
         Returns
         -------
         ndarray of shape (n, 3), (n, n_labels, 3) or (n, 3, ...)
-            Entropy in nats: total, aleatoric (expected under known probabilities) and
-            epistemic (mutual information of label and weights). The first is the sum of
-            the others, and at most ``log K``.
+            Entropies in nats: total, aleatoric (expected under known probabilities) and
+            epistemic (mutual information of label and weights). The total is the sum of
+            the other two, and at most ``log K``.
 
         Raises
         ------
         ValueError
-            If there is no such method.
+            If the method is unknown.
 
         See Also
         --------
-        score_samples : A score for samples unlike the training data.
-        sklaplace.plotting.UncertaintyDisplay : The three over a plane.
+        score_samples : Score that detects samples unlike the training data.
+        sklaplace.plotting.UncertaintyDisplay : Plot of the uncertainties over a plane.
 
         References
         ----------
@@ -567,11 +614,11 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
             method = self.dirichlet_approx if is_gaussian else "mc"
         check_option("method", method, ["mc", *dirichlet.APPROXIMATIONS])
-        found = class_outputs.entropies(self, X, method)
+        found = self._entropies(X, method)
         return self._targets.target_type.unflatten(found)
 
-    def score_samples(self, X: Any) -> np.ndarray:
-        """Minus the epistemic uncertainty of the label: the higher, the more normal.
+    def score_samples(self, X: Inputs) -> np.ndarray:
+        """Return the negative epistemic uncertainty of labels; higher is more normal.
 
         Parameters
         ----------
@@ -581,13 +628,14 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         Returns
         -------
         ndarray of shape (n,)
-            Minus the mutual information of label and weights by draws, in nats; the
-            mean over several labels. See `predict_uncertainty`.
+            Negative mutual information of label and weights, in nats, estimated from
+            draws and averaged over several labels. See `predict_uncertainty`.
 
         See Also
         --------
-        predict_uncertainty : Total and aleatoric uncertainty as well.
-        sklaplace.metrics.ood_auroc : How well the score detects other samples.
+        predict_uncertainty : Also gives total and aleatoric uncertainty.
+        sklaplace.metrics.ood_auroc : How well the score detects out-of-distribution
+            samples.
 
         Examples
         --------
@@ -598,54 +646,55 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         >>> model.score_samples(X[:3]).shape
         (3,)
         """
-        found = class_outputs.entropies(self, X, "mc")[:, 2]
+        found = self._entropies(X, "mc")[:, 2]
         return -found.reshape(count_rows(X), -1).mean(1)
 
     def predict_set(
         self,
-        X: Any,
+        X: Inputs,
         q: float = 0.05,
         k_max: int = 10,
         *,
         reference: str = "top",
         method: str | None = None,
     ) -> np.ndarray:
-        """Uncertainty-aware top-k: classes that are plausibly the most probable one.
+        """Predict all classes that are plausibly the most probable one.
 
-        One class where the prediction is confident, several where it is not. A class
-        belongs to the set if an upper quantile of its probability is at least a lower
-        quantile of that of the top class. Coverage is not guaranteed: for that,
-        conformal prediction needs calibration samples.
+        This is an uncertainty-aware top-k: one class for confident predictions, several
+        for uncertain ones. A set contains a class if an upper quantile of its
+        probability is at least a lower quantile of the top class's probability.
+        Coverage is not guaranteed; conformal prediction guarantees coverage, but needs
+        calibration samples.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Samples to predict.
         q : float, default=0.05
-            Tail probability of both ends; sets shrink as it grows.
+            Tail probability of both quantiles. Larger values give smaller sets.
         k_max : int, default=10
-            Classes in a set, at most.
+            Largest number of classes in a set.
         reference : {"top", "previous"}, default="top"
-            Whether a class is compared with the top class, or with the one before it in
+            Whether to compare a class with the top class, or with the previous class in
             descending order ("next class"), which gives larger sets.
         method : str, optional
-            In place of ``dirichlet_approx``, of which it may have any value.
+            Replaces ``dirichlet_approx`` and takes the same values.
 
         Returns
         -------
         ndarray of shape (n, K), (n, n_labels, 2) or (n, K, ...)
-            Boolean; True for members, of which there is one at least. Columns in the
-            order of ``classes_``.
+            Boolean mask of the sets. Each set has at least one class. Columns follow
+            ``classes_``.
 
         Raises
         ------
         ValueError
-            If an option has no such value.
+            If an option is not valid.
 
         See Also
         --------
         predict_top_k : A fixed number of classes.
-        sklaplace.dirichlet.plausible_classes : The rule, for any Dirichlet.
+        sklaplace.dirichlet.plausible_classes : The same rule for any Dirichlet.
 
         References
         ----------

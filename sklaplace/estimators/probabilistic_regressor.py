@@ -6,11 +6,14 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sklaplace.core.checks import as_levels, as_seed, naming
+from sklaplace.core.random import RandomState
+from sklaplace.core.trees import Inputs
 from sklaplace.estimators.options.given_net import is_frozen
 from sklaplace.estimators.options.laplace import sibling
 from sklaplace.estimators.predicting import latent
@@ -23,7 +26,7 @@ from sklaplace.likelihoods import RegressionLikelihood
 class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     """Predictions of a regressor, from the distribution of its outputs.
 
-    Subclasses fit, and provide `_outputs`, the distribution of outputs.
+    Subclasses implement ``fit`` and `_outputs`, the distribution of outputs.
     """
 
     normalize_y: bool
@@ -35,10 +38,10 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
     @property
     @abstractmethod
     def _outputs(self) -> BatchedOutputs:
-        """The distribution of outputs of the fitted network."""
+        """Distribution of the fitted network's outputs."""
 
     # ----------------------------------------------------------------- targets
-    def _infer_targets(self, y: Any, samples: Samples) -> NumberTargets:
+    def _infer_targets(self, y: ArrayLike, samples: Samples) -> NumberTargets:
         """Return shape, mean and standard deviation of the targets in fit."""
         return self._targets_kind.infer(
             y,
@@ -51,7 +54,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         )
 
     def _check_loss(self, loss: float, rate: str = "") -> None:
-        """Warn of a network that has not learned targets of another size than one."""
+        """Warn if the network has not learned targets far from unit scale."""
         net = self.estimator
         if net is not None and not is_frozen(net):
             self._targets.check_loss(self._likelihood, loss)
@@ -64,11 +67,11 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
 
     @property
     def _noise(self) -> float:
-        """Standard deviation of the noise, as the likelihood takes it."""
+        """Standard deviation of the noise, in the likelihood's units."""
         return geometric_mean(self.sigma_noise_) / self._targets.noise_unit
 
     def _set_noise(self, sigma: Any) -> None:
-        """Set ``sigma_noise_`` by the noise as the likelihood takes it."""
+        """Set ``sigma_noise_`` from the noise in the likelihood's units."""
         likelihood = self._likelihood
         relative = getattr(likelihood, "relative", None)
         self.sigma_noise_ = 1.0
@@ -76,11 +79,11 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             self.sigma_noise_ = self._targets.noise_of_columns(sigma, relative)
         self.sigma_scaling_ = np.ones(self._targets.n_outputs)
 
-    def _latent(self, X: Any) -> list[np.ndarray]:
-        """Return mean and variance (n, c) of the outputs, as the network has them."""
+    def _latent(self, X: Inputs) -> list[np.ndarray]:
+        """Return mean and variance (n, c) of the outputs, in the network's units."""
         return self._outputs.latent(self._check_inputs(X))
 
-    def _mean_and_variance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _mean_and_variance(self, X: Inputs) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance (n, n_outputs) of new targets, noise included."""
         mean, variance = self._latent(X)
         mean, variance = self._likelihood.moments(mean, variance, self._noise)
@@ -88,8 +91,8 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         variance = scaling.restored_variance(variance * self.sigma_scaling_**2)
         return scaling.restored(mean), variance
 
-    def _log_proba_of(self, X: Any, y: Any) -> np.ndarray:
-        """Return the log-density of the targets of each sample, (n,)."""
+    def _log_proba_of(self, X: Inputs, y: np.ndarray) -> np.ndarray:
+        """Return the log-density of each sample's targets, (n,)."""
         mean, variance = self._latent(X)
         targets = y.reshape(len(mean), -1).astype(np.float64)
         targets = self._targets.scaling.normalized(targets)
@@ -100,27 +103,28 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
 
     # ------------------------------------------------------------- public methods
     def recalibrate(
-        self, X: Any, y: Any, sample_weight: Any = None
+        self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> "ProbabilisticRegressor":
-        """Scale predictive standard deviations to residuals of held-out samples.
+        """Scale predictive standard deviations to match held-out residuals.
 
-        Each output's standard deviations, noise included, are multiplied by one number
-        from then on: the root of the mean of ``(y - mean)² / variance``, under which
-        these samples are most probable. Means do not change; ``fit`` resets it.
+        Multiplies the standard deviations of each output, noise included, by one
+        factor: the root of the mean of ``(y - mean)² / variance``. This factor
+        maximises the likelihood of the samples. Means do not change; ``fit`` resets the
+        factor.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
-            Samples that were used neither in training nor in tuning.
+            Held-out samples, used neither for training nor for tuning.
         y : array-like of shape (n,) or (n, n_outputs)
-            Their targets.
+            Targets of the samples.
         sample_weight : array-like of shape (n,), optional
-            Non-negative weights of the samples.
+            Non-negative sample weights.
 
         Returns
         -------
         object
-            The estimator, with ``sigma_scaling_``.
+            The estimator, with updated ``sigma_scaling_``.
 
         Raises
         ------
@@ -129,18 +133,18 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
 
         See Also
         --------
-        sklaplace.metrics.empirical_frequency : Whether that is needed.
-        sklaplace.plotting.RegressionCalibrationDisplay : The same as a plot.
+        sklaplace.metrics.empirical_frequency : Shows if recalibration is needed.
+        sklaplace.plotting.RegressionCalibrationDisplay : Calibration plot.
 
         Notes
         -----
-        One prediction. The relative standard error of the factor is ``1/√(2n)``.
+        Takes one prediction. The relative standard error of the factor is ``1/√(2n)``.
 
         References
         ----------
         Levi, Gispan, Giladi, Fetaya (2022), "Evaluating and calibrating uncertainty
-        prediction in regression tasks", Sensors 22(15) (σ-scaling); offered by
-        LaplaceRedux.jl as well.
+        prediction in regression tasks", Sensors 22(15) (σ-scaling). LaplaceRedux.jl
+        offers it as well.
 
         Examples
         --------
@@ -177,32 +181,34 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         return self
 
     @naming(X="X", y="y", sample_weight="sample_weight")
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Coefficient of determination R² of `predict`.
+    def score(
+        self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> float:
+        """Return the coefficient of determination R² of `predict`.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             Samples to predict.
         y : array-like of shape (n,) or (n, n_outputs)
-            Their targets.
+            Targets of the samples.
         sample_weight : array-like of shape (n,), optional
-            Weights of the samples.
+            Sample weights.
 
         Returns
         -------
         float
-            At most one; averaged over outputs.
+            R², averaged over outputs; at most one.
 
         Raises
         ------
         ValueError, TypeError
-            If y has missing values, or entries that are not numbers.
+            If y has missing values or non-numeric entries.
 
         See Also
         --------
-        predict : The means that are compared.
-        sklaplace.metrics.gaussian_nll : A score of standard deviations, too.
+        predict : The predicted means.
+        sklaplace.metrics.gaussian_nll : Score that includes standard deviations.
 
         Examples
         --------
@@ -217,32 +223,32 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         return float(super().score(X, self._targets.check(y), sample_weight))
 
     def predict(
-        self, X: Any, return_std: bool = False, return_cov: bool = False
+        self, X: Inputs, return_std: bool = False, return_cov: bool = False
     ) -> Any:
-        """Predictive mean, optionally with standard deviation or covariance.
+        """Predict the mean, optionally with standard deviation or covariance.
 
         Parameters
         ----------
         X : array-like of shape (n, ...)
             Samples to predict.
         return_std : bool, default=False
-            Also return standard deviations of new targets, noise included.
+            Whether to also return standard deviations of new targets, noise included.
         return_cov : bool, default=False
-            Also return their joint covariance over samples, noise included.
+            Whether to also return the joint covariance over samples, noise included.
 
         Returns
         -------
         mean : ndarray of shape (n,) or (n, n_outputs)
             Means.
         std : ndarray of the same shape
-            Only with ``return_std``.
+            Standard deviations; only if ``return_std``.
         cov : ndarray of shape (n, n) or (n, n, n_outputs)
-            Only with ``return_cov``.
+            Joint covariances; only if ``return_cov``.
 
         Raises
         ------
         ValueError
-            If both are True.
+            If both ``return_std`` and ``return_cov`` are True.
 
         See Also
         --------
@@ -279,8 +285,8 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             )
         return self._targets.drop_axis(mean)
 
-    def score_samples(self, X: Any) -> np.ndarray:
-        """Minus the epistemic variance: the higher, the more normal.
+    def score_samples(self, X: Inputs) -> np.ndarray:
+        """Return the negative epistemic variance; higher is more normal.
 
         Parameters
         ----------
@@ -290,14 +296,15 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         Returns
         -------
         ndarray of shape (n,)
-            Minus the variance of the outputs in units of that of the noise, where
-            ``sigma_noise_`` is its standard deviation; the mean over columns of y.
-            Outputs that are parameters of the noise do not count.
+            Negative variance of the outputs, averaged over columns of y. If
+            ``sigma_noise_`` is the noise's standard deviation, the variance is divided
+            by the noise variance. Outputs that are noise parameters do not count.
 
         See Also
         --------
-        latent_mean_and_variance : The variance that is scaled.
-        sklaplace.metrics.ood_auroc : How well the score detects other samples.
+        latent_mean_and_variance : The variance before scaling.
+        sklaplace.metrics.ood_auroc : How well the score detects out-of-distribution
+            samples.
 
         Examples
         --------
@@ -314,20 +321,20 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         scaled = variance / np.square(self.sigma_noise_)
         return np.asarray(-scaled.mean(1))
 
-    def predict_quantiles(self, X: Any, alpha: Any) -> np.ndarray:
-        """Quantiles of the predictive distribution, noise included.
+    def predict_quantiles(self, X: Inputs, alpha: ArrayLike) -> np.ndarray:
+        """Predict quantiles of the predictive distribution, noise included.
 
         Parameters
         ----------
         X : array-like of shape (n, ...)
             Samples to predict.
         alpha : float or array-like of shape (n_alpha,)
-            Levels in (0, 1).
+            Quantile levels in (0, 1).
 
         Returns
         -------
         ndarray of shape (n,), (n, n_alpha) or with an axis of outputs after n
-            The last axis is there if ``alpha`` has one.
+            Quantiles. The last axis exists only if ``alpha`` has an axis.
 
         See Also
         --------
@@ -351,8 +358,8 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         values = self._targets.drop_axis(self._targets.scaling.restored(values))
         return values if np.ndim(alpha) else values[..., 0]
 
-    def predict_interval(self, X: Any, coverage: Any = 0.9) -> np.ndarray:
-        """Central intervals that hold new targets with given probability.
+    def predict_interval(self, X: Inputs, coverage: ArrayLike = 0.9) -> np.ndarray:
+        """Predict central intervals that contain new targets with given probability.
 
         Parameters
         ----------
@@ -364,12 +371,12 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         Returns
         -------
         ndarray of shape (n, 2) or (n, 2, n_levels)
-            Lower and upper ends; an axis of outputs follows n where y has one.
+            Lower and upper ends. An axis of outputs follows n if y has one.
 
         See Also
         --------
         predict_quantiles : Quantiles at any level.
-        sklaplace.metrics.interval_coverage : How often intervals hold the targets.
+        sklaplace.metrics.interval_coverage : How often intervals contain the targets.
 
         Examples
         --------
@@ -392,8 +399,10 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         values = values.reshape(*values.shape[:-1], *tails.shape)
         return values if np.ndim(coverage) else values[..., 0]
 
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
-        """Joint draws of new targets: each column is one function plus noise.
+    def sample_y(
+        self, X: Inputs, n_samples: int = 1, random_state: RandomState = 0
+    ) -> np.ndarray:
+        """Draw new targets jointly: each column is one function plus noise.
 
         Parameters
         ----------
@@ -402,16 +411,16 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         n_samples : int, default=1
             Number of draws.
         random_state : int, RandomState or None, default=0
-            Seeds the draws.
+            Seed of the draws.
 
         Returns
         -------
         ndarray of shape (n, n_samples) or (n, n_outputs, n_samples)
-            In units of ``y``.
+            Draws in units of ``y``.
 
         See Also
         --------
-        sample_latent : Draws without the noise.
+        sample_latent : Draws without noise.
 
         Examples
         --------
@@ -433,18 +442,18 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         return self._targets.drop_axis(draws)
 
     def latent_mean_and_variance(
-        self, X: Any, full_cov: bool = False, joint: bool = False
+        self, X: Inputs, full_cov: bool = False, joint: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of the noise-free function.
+        """Return mean and variance of the noise-free function.
 
         Parameters
         ----------
         X : array-like of shape (n, ...)
             Samples to predict.
         full_cov : bool, default=False
-            Return the covariance between outputs, not their variances alone.
+            Whether to return covariances between outputs, instead of only variances.
         joint : bool, default=False
-            Return covariances between samples as well.
+            Whether to also return covariances between samples.
 
         Returns
         -------
@@ -452,11 +461,11 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             Means.
         variance : ndarray of shape (n, n_outputs), (n, n_outputs, n_outputs) or, if \
                 joint, (n·n_outputs, n·n_outputs)
-            Joint covariances are in the order of ``mean.ravel()``.
+            Joint covariances follow the order of ``mean.ravel()``.
 
         See Also
         --------
-        predict : With the noise.
+        predict : Predictions with noise.
         sample_latent : Draws from this distribution.
 
         Examples
@@ -478,23 +487,23 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         return mean, variance
 
     def sample_latent(
-        self, X: Any, n_samples: int = 1, random_state: Any = 0
+        self, X: Inputs, n_samples: int = 1, random_state: RandomState = 0
     ) -> np.ndarray:
-        """Draws of the noise-free function, joint over samples.
+        """Draw the noise-free function, jointly over samples.
 
         Parameters
         ----------
         X : array-like of shape (n, ...)
             Samples to predict.
         n_samples : int, default=1
-            Number of draws; each is one function, evaluated for all samples.
+            Number of draws. Each draw is one function, evaluated at all samples.
         random_state : int, RandomState or None, default=0
-            Seeds the draws.
+            Seed of the draws.
 
         Returns
         -------
         ndarray of shape (n, n_outputs, n_samples)
-            `sample_y` adds noise, and drops the axis of outputs where ``y`` has none.
+            Draws. `sample_y` adds noise, and drops the output axis if ``y`` has none.
 
         See Also
         --------
@@ -516,7 +525,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
         )
 
     def _in_units(self, outputs: Tensor) -> Tensor:
-        """Return outputs (m, c) in the units of ``y``."""
+        """Convert outputs (m, c) to the units of ``y``."""
         nothing = torch.zeros_like(outputs)
         return self._targets.restored_outputs(self._likelihood, outputs, nothing)[0]
 

@@ -1,9 +1,9 @@
 """LaplaceRanker: scores of items, learned from pairwise preferences.
 
-The Bradley-Terry model: ``P(second is preferred) = sigmoid(s(second) - s(first))``
-with a network ``s`` that scores single items. The Laplace approximation is that of a
-classifier of pairs, and the scores of the linearised network have a Gaussian
-distribution under the same posterior.
+In the Bradley-Terry model, ``P(second is preferred) = sigmoid(s(second) - s(first))``,
+where a network ``s`` scores single items. The Laplace approximation treats it as a
+classifier of pairs. Under the same posterior, the scores of the linearised network have
+a Gaussian distribution.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,13 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_array, check_is_fitted
+from skorch import NeuralNet
 from torch import Tensor, nn
 
 from sklaplace.core.checks import check_arrays, naming
-from sklaplace.core.trees import leaves, mapped
+from sklaplace.core.trees import Batch, Inputs, leaves, mapped
 from sklaplace.curvature.network import NetworkSpec
 from sklaplace.estimators.classifier import LaplaceClassifier
 from sklaplace.estimators.options.laplace import LaplaceOptions
@@ -32,31 +34,31 @@ from sklaplace.networks.forward import Forward, first_tensor
 from sklaplace.networks.outputs import as_forward, raw_outputs
 from sklaplace.networks.tabular import TabularNetwork
 
-# Relative rounding error allowed between a logit and the difference of two scores;
-# logits beyond the limit are rounded too much in a probability to be compared.
+# Relative rounding error allowed between a logit and the difference of two scores.
+# Logits beyond the limit are not compared: a probability rounds them too much.
 _ROUNDING, _COARSE = 1e-3, 10.0
 
 
 class BradleyTerry(nn.Module):
-    """Module that returns the difference of the scores of two items.
+    """Module that returns the score difference of two items.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
     Parameters
     ----------
     scorer : nn.Module
-        Returns one score per item: (b, ...) to (b,) or (b, 1), as a tensor or as the
-        ``logits`` of its output, such as a reward model of transformers. Leave out the
-        bias of its last layer, which cancels in every difference and cannot be learned.
+        Module that maps items (b, ...) to one score each, (b,) or (b, 1). The output is
+        a tensor or has ``logits``, like a reward model of transformers. Omit the bias
+        of the last layer: it cancels in every difference and cannot be learned.
 
     Raises
     ------
     TypeError
-        If the scorer is no module.
+        If the scorer is not a module.
 
     See Also
     --------
-    LaplaceRanker : Fits it.
+    LaplaceRanker : Fits the module.
 
     References
     ----------
@@ -81,26 +83,26 @@ class BradleyTerry(nn.Module):
             )
         self.scorer = scorer
 
-    def forward(self, X: Any = None, **named: Any) -> Tensor:
-        """Return the second item's score minus the first's, or that of a single item.
+    def forward(self, X: Inputs | None = None, **named: Any) -> Tensor:
+        """Return the second item's score minus the first's, or a single item's score.
 
         Parameters
         ----------
         X : Tensor of shape (b, 2, ...) or (b, 1, ...)
-            Pairs of items, or single ones.
+            Pairs of items, or single items.
         **named : Tensor of shape (b, 2, ...) or (b, 1, ...)
-            In place of X or with it, where the scorer takes inputs by name, as skorch
-            passes a dict.
+            Named inputs of the scorer, with or without X. skorch passes a dict this
+            way.
 
         Returns
         -------
         Tensor of shape (b, 1)
-            Logits, or scores.
+            Logits of pairs, or scores of single items.
 
         Raises
         ------
         ValueError
-            If X has neither shape, or the scorer returns not one number per item.
+            If X has another shape, or the scorer does not return one number per item.
 
         See Also
         --------
@@ -124,7 +126,7 @@ class BradleyTerry(nn.Module):
                 f"samples of shape {', '.join(shapes)} are neither pairs (2, ...) nor "
                 "single items (1, ...)"
             )
-        # one call for each item, so that layers keep one position per item
+        # one call per item, so that layers see one position per item
         scores = [self._score(_item(samples, k)) for k in range(max(sizes))]
         return scores[-1] - scores[0] if len(scores) == 2 else scores[0]
 
@@ -140,12 +142,12 @@ class BradleyTerry(nn.Module):
 
 
 def _n_items(samples: Any) -> set[int]:
-    """Sizes of the second axes of arrays; zero stands for none."""
+    """Return the sizes of the arrays' second axes; zero for a missing axis."""
     return {leaf.shape[1] if np.ndim(leaf) > 1 else 0 for leaf in leaves(samples)}
 
 
 def _item(samples: Any, k: int) -> Any:
-    """The first or the second item of each pair."""
+    """Return the first or second item of each pair."""
     return mapped(lambda leaf: leaf[:, k], samples)
 
 
@@ -172,7 +174,7 @@ class PairNetwork(BradleyTerry):
 
 
 class PairTargets(ClassTargets):
-    """Labels of pairs: the larger one means that the second item was preferred."""
+    """Labels of pairs; the larger label means that the second item was preferred."""
 
     likelihoods = (Bernoulli,)
     example_net = (
@@ -181,8 +183,8 @@ class PairTargets(ClassTargets):
     )
 
     @classmethod
-    def infer(cls, y: Any, *given: Any, **options: Any) -> "PairTargets":
-        """Return the two labels of pairs; raises for other targets."""
+    def infer(cls, y: ArrayLike, *given: Any, **options: Any) -> "PairTargets":
+        """Return the two labels of pairs; raise ValueError for other targets."""
         targets = super().infer(y, *given, **options)
         classes = targets.classes
         if targets.target_type != SingleLabel() or len(classes) != 2:
@@ -195,25 +197,24 @@ class PairTargets(ClassTargets):
 
     @property
     def dtype(self) -> type:
-        """Dtype of the codes, as the binary cross-entropy of logits takes them."""
+        """Dtype of the codes for the binary cross-entropy of logits."""
         return np.float32
 
     def default_net(self, data: TrainingData) -> Any:
         """Return the default skorch net, which scores items by their features."""
-        require_array(data.X)
-        items = data.X.reshape(2 * len(data.X), -1)
+        items = require_array(data.X).reshape(2 * len(data.y), -1)
         preferred = np.stack([1 - data.y, data.y], 1).reshape(-1, 1)
         w = None if data.sample_weight is None else np.repeat(data.sample_weight, 2)
         loss = nn.BCEWithLogitsLoss
-        # each pair counts once, and is two items
+        # each pair counts once but has two items
         return penalised_classifier(items, preferred, w, loss, 2.0, PairNetwork)
 
 
 class PairTrainer(LaplaceTrainer):
-    """Trains networks whose logit is a difference of two scores."""
+    """Trainer of networks whose logit is a difference of two scores."""
 
-    def infer_spec(self, net: Any, dataset: Any, **options: Any) -> NetworkSpec:
-        """Return the meaning of outputs; raises if it is not a difference."""
+    def infer_spec(self, net: NeuralNet, dataset: Any, **options: Any) -> NetworkSpec:
+        """Return the network specification; raise if the logit is not a difference."""
         spec = super().infer_spec(net, dataset, **options)
         forward = as_forward(net, spec.output_map, spec.logit_layer)
         with forward.frozen():
@@ -223,28 +224,29 @@ class PairTrainer(LaplaceTrainer):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LaplaceRanker(LaplaceClassifier):
-    """Scores of items with their uncertainty, from pairwise preferences.
+    """Item scores with uncertainty, learned from pairwise preferences.
 
-    A `LaplaceClassifier` of pairs that also returns the scores of single items. Prefer
-    it where the data are comparisons (which answer is better, who won) rather than
-    ratings of single items.
+    This `LaplaceClassifier` of pairs also returns the scores of single items. Prefer it
+    if the data are comparisons (which answer is better, who won) instead of ratings of
+    single items.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
-        The network, whose module is a `BradleyTerry` around a scorer, or another that
-        takes (b, 2, ...) and (b, 1, ...); None makes a small network for tabular data.
+        The network. Its module is a `BradleyTerry` around a scorer, or another module
+        that takes (b, 2, ...) and (b, 1, ...). None uses a small network for tabular
+        data.
     subset_of_weights : str or list of str, default="all"
-        Weights that have a posterior, as for `LaplaceClassifier`.
+        Weights with a posterior, as for `LaplaceClassifier`.
     hessian_structure : str, default="full"
-        Structure of the Hessian approximation, as for `LaplaceClassifier`; see Notes on
-        ``"kron"``.
+        Structure of the Hessian approximation, as for `LaplaceClassifier`; see Notes
+        for ``"kron"``.
     prior_precision : float, array or {"auto", "validation", "marglik"}, \
             default="marglik"
-        Inverse of the prior variance of a weight, or the name of the method that tunes
-        it, as for `LaplaceClassifier`.
+        Inverse prior variance of a weight, or the name of its tuner, as for
+        `LaplaceClassifier`.
     likelihood, subset_params, structure_params, curvature, curvature_params, \
             prior_structure, prior_mean, prior, refine, temperature, class_weight, \
             validation_fraction, pred_type, link_approx, dirichlet_approx, \
@@ -252,12 +254,12 @@ class LaplaceRanker(LaplaceClassifier):
             random_state, verbose
         As for `LaplaceClassifier`.
     residual : "none"
-        Pairs have no residual: it would not be that of a difference of two scores.
+        Residuals are not supported: they are not differences of two scores.
 
     Attributes
     ----------
     classes_ : ndarray of shape (2,)
-        Labels: the first one means that the first item was preferred.
+        Labels. The first label means that the first item was preferred.
     estimator_, posterior_, n_iter_, prior_precision_, temperature_, \
             log_marginal_likelihood_value_
         As for `LaplaceClassifier`.
@@ -268,16 +270,16 @@ class LaplaceRanker(LaplaceClassifier):
 
     Notes
     -----
-    A scorer is called twice for each pair, so that ``refine="auto"`` refits nothing:
-    the posterior is at the trained weights. ``refine=True`` refits all selected
+    The scorer is called twice per pair, so ``refine="auto"`` refits nothing: the
+    posterior is around the trained weights. ``refine=True`` refits all selected
     weights.
 
-    The defaults differ from those of `LaplaceClassifier` since they serve the scores:
-    the evidence of all pairs, since held-out labels determine the variance of a score
-    poorly, and the full covariance of all weights. Its memory is quadratic in the
-    number of weights; ``fit`` raises for networks that are too large. ``"kron"``
-    ignores that the two items of a pair enter with opposite signs: standard deviations
-    of single scores are then too small, by factors of two to three in our measurements.
+    The defaults differ from `LaplaceClassifier` to improve the scores. The prior
+    precision maximises the evidence of all pairs, because held-out labels determine the
+    variance of a score poorly. The full covariance needs memory quadratic in the number
+    of weights, and ``fit`` raises for networks that are too large. ``"kron"`` ignores
+    that the two items of a pair enter with opposite signs: its standard deviations of
+    single scores are too small, by factors of two to three in our measurements.
 
     References
     ----------
@@ -316,7 +318,7 @@ class LaplaceRanker(LaplaceClassifier):
         return options
 
     def _residual(self) -> None:
-        """Raise for a residual, which is not that of a difference of two scores."""
+        """Raise ValueError for a residual: it is not a difference of two scores."""
         if self.residual != "none":
             raise ValueError(
                 f"residual={self.residual!r} cannot be used for pairs: it would not be "
@@ -327,9 +329,11 @@ class LaplaceRanker(LaplaceClassifier):
         return PairTrainer(**vars(super()._trainer(options)))
 
     # ----------------------------------------------------------------------- samples
-    def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
-        if reset:  # items may be others than in an earlier fit
-            vars(self).pop("_item_shape", None)
+    def _check_samples(
+        self, X: Inputs, y: ArrayLike, *, reset: bool
+    ) -> tuple[Any, Any]:
+        if reset:  # a new fit may have other items
+            self.__dict__.pop("_item_shape", None)
         if is_opaque(X):
             X, y = super()._check_samples(X, y, reset=reset)
             _check_pairs(X)
@@ -340,21 +344,21 @@ class LaplaceRanker(LaplaceClassifier):
                 f"X has shape {shape}, and pairs of items have (n, 2, ...). Stack the "
                 "first and the second items along axis 1."
             )
-        X, y = super()._check_samples(X, y, reset=reset)
+        pairs, y = super()._check_samples(X, y, reset=reset)
         if reset:
-            self._item_shape = X.shape[2:]
-        self._check_items("X", X.shape[2:])
-        return X, y
+            self._item_shape = pairs.shape[2:]
+        self._check_items("X", pairs.shape[2:])
+        return pairs, y
 
-    def _check_inputs(self, X: Any) -> Any:
-        X = super()._check_inputs(X)
-        _check_pairs(X)
-        if not is_opaque(X):
-            self._check_items("X", X.shape[2:])
-        return X
+    def _check_inputs(self, X: Inputs) -> Any:
+        pairs = super()._check_inputs(X)
+        _check_pairs(pairs)
+        if not is_opaque(pairs):
+            self._check_items("X", pairs.shape[2:])
+        return pairs
 
     def _check_items(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise for items of another shape than in fit."""
+        """Raise ValueError if items have another shape than in fit."""
         known = getattr(self, "_item_shape", shape)
         if shape != known:
             raise ValueError(
@@ -366,12 +370,12 @@ class LaplaceRanker(LaplaceClassifier):
     def predict_score(
         self, items: Any, return_std: bool = False, return_cov: bool = False
     ) -> Any:
-        """Return scores of single items, whose differences are the logits of pairs.
+        """Predict scores of single items; their differences are the logits of pairs.
 
         Parameters
         ----------
         items : array-like of shape (n, ...) or dict of arrays
-            Items, in the shape of each of the two in a pair.
+            Items, in the shape of one item of a pair.
         return_std : bool, default=False
             Whether to return standard deviations as well.
         return_cov : bool, default=False
@@ -380,11 +384,11 @@ class LaplaceRanker(LaplaceClassifier):
         Returns
         -------
         mean : ndarray of shape (n,)
-            Posterior means, in nats. Pairs determine differences only: a constant
-            common to all scores is that of the network and the prior.
+            Posterior means, in nats. Pairs determine only differences of scores: a
+            constant shared by all scores depends on the network and the prior.
         std : ndarray of shape (n,)
             Posterior standard deviations, in nats; only if ``return_std``. They include
-            the variance of that constant; compute those of differences from the
+            the variance of the shared constant. For differences of scores, use the
             covariance.
         cov : ndarray of shape (n, n)
             Joint posterior covariance; only if ``return_cov``.
@@ -392,19 +396,19 @@ class LaplaceRanker(LaplaceClassifier):
         Raises
         ------
         ValueError
-            If both are requested, or items have another shape than in fit.
+            If both ``return_std`` and ``return_cov`` are True, or items have another
+            shape than in fit.
         NotFittedError
             Before ``fit``.
 
         See Also
         --------
-        predict_proba : Probabilities that the first or the second of two is preferred.
+        predict_proba : Probability that the first or second item is preferred.
 
         Notes
         -----
         The network is linearised at the trained weights, as in `predict_proba`. The
-        covariance takes memory for n times as many numbers as there are selected
-        weights.
+        covariance needs memory for n times the number of selected weights.
 
         Examples
         --------
@@ -434,7 +438,7 @@ class LaplaceRanker(LaplaceClassifier):
         return mean[:, 0]
 
     def _single_items(self, items: Any) -> Any:
-        """Return items (n, ...) as the network takes them, (n, 1, ...), checked."""
+        """Return validated items (n, ...) in the network's shape (n, 1, ...)."""
         check_arrays(items=items)
         if isinstance(items, Mapping):
             items = as_given(items, self._input_type.dtype)
@@ -451,8 +455,8 @@ class LaplaceRanker(LaplaceClassifier):
         return tags
 
 
-def _check_pairs(X: Any) -> None:
-    """Raise for a dict of arrays that are no pairs."""
+def _check_pairs(X: Inputs) -> None:
+    """Raise ValueError if a dict of arrays does not contain pairs."""
     if isinstance(X, Mapping) and _n_items(X) != {2}:
         shapes = {key: np.shape(value) for key, value in X.items()}
         raise ValueError(
@@ -461,8 +465,8 @@ def _check_pairs(X: Any) -> None:
         )
 
 
-def _check_difference(net: Any, forward: Forward, x: Any) -> None:
-    """Raise for a network whose logit of a pair is no difference of two scores."""
+def _check_difference(net: NeuralNet, forward: Forward, x: Batch) -> None:
+    """Raise ValueError if a pair's logit is not the difference of two scores."""
     if not all(isinstance(leaf, Tensor) for leaf in leaves(x)) or _n_items(x) != {2}:
         return
     wrong = (

@@ -5,8 +5,10 @@ from functools import partial
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from sklaplace.core.linalg import plain
+from sklaplace.core.trees import Inputs
 from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.estimators.fitting.laplace_fit import HeldOutScore, LaplaceSolver
 from sklaplace.estimators.laplace import BaseLaplace
@@ -29,168 +31,175 @@ from sklaplace.posterior.tuning import TUNERS
 class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
     """Laplace approximation of a skorch regressor.
 
-    The posterior over (some of) the weights of the network is a Gaussian around their
-    trained values. With Gaussian observation noise, predictions have standard
-    deviations and intervals that widen away from the training data.
+    The posterior over (some of) the network's weights is a Gaussian around their
+    trained values. With Gaussian observation noise, standard deviations and intervals
+    of predictions widen away from the training data.
 
     Read more in the :doc:`User Guide </user_guide/regression>`.
 
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
-        The network. A skorch net is cloned and trained in ``fit``; a
-        ``sklearn.frozen.FrozenEstimator`` around a trained net keeps its weights; None
+        The network. A skorch net is cloned and trained in ``fit``. A
+        ``sklearn.frozen.FrozenEstimator`` around a trained net keeps its weights. None
         uses a small network for tabular data.
     likelihood : object or None, default=None
-        Likelihood of the targets given the outputs, for a criterion without a built-in
-        one; see `sklaplace.likelihoods`. None uses that of the criterion.
+        Likelihood of the targets given the outputs, for criteria without a built-in
+        likelihood; see `sklaplace.likelihoods`. None uses the likelihood of the
+        criterion.
     subset_of_weights : {"last_layer", "all", "trainable", "subnetwork"} or list of \
             str, default="last_layer"
-        Weights that are treated as random: those of the last layers, all, those with
-        ``requires_grad``, single ones, or parameters by name (or by that of a module
-        that contains them).
+        Weights to treat as random: weights of the last layers, all weights, weights
+        with ``requires_grad``, individually selected weights, or parameters by name. A
+        module's name selects all its parameters.
     subset_params : dict, default=None
-        Options of the subset. ``subnetwork`` takes ``n_weights`` (100), and ``by``
-        (``"magnitude"``, ``"swag"``, ``"variance"``, ``"random"``), the score that
-        selects them after training; ``by="swag"`` takes ``n_snapshots`` (100),
-        ``steps_per_snapshot`` (1) and ``lr`` (0.01), the iterates of gradient descent
-        whose variances are the scores. Or ``indices``, their indices in the flattened
-        network.
+        Options of the subset. ``subnetwork`` takes ``n_weights`` (100) and ``by``
+        (``"magnitude"``, ``"swag"``, ``"variance"`` or ``"random"``), the score that
+        selects weights after training. ``by="swag"`` takes ``n_snapshots`` (100),
+        ``steps_per_snapshot`` (1) and ``lr`` (0.01); its scores are the variances of
+        gradient descent iterates. Alternatively, ``indices`` gives the weights' indices
+        in the flattened network.
     hessian_structure : {"kron", "diag", "full", "lowrank", "gp", "nystrom", \
             "variational"}, default="kron"
-        Structure of the Hessian approximation. ``full`` takes memory quadratic in the
-        number of weights, ``lowrank`` that of ``rank`` networks.
+        Structure of the Hessian approximation. ``full`` needs memory quadratic in the
+        number of weights, and ``lowrank`` needs memory for ``rank`` copies of the
+        network.
     structure_params : dict, default=None
         Options of the structure. ``kron`` takes ``weight_sharing`` (``"expand"`` or
-        ``"reduce"``); ``lowrank`` takes ``rank`` (100), the number of eigenvectors, and
-        ``tolerance`` (1e-12), the fraction of the largest eigenvalue below which they
-        are dropped; ``gp``, ``nystrom`` and ``variational`` take ``n_points`` (100),
-        the number of inducing points.
+        ``"reduce"``). ``lowrank`` takes ``rank`` (100), the number of eigenvectors, and
+        ``tolerance`` (1e-12), the smallest eigenvalue to keep, relative to the largest.
+        ``gp``, ``nystrom`` and ``variational`` take ``n_points`` (100), the number of
+        inducing points.
     curvature : {"ggn", "ggn_mc", "ef", "hessian", "identity"}, default="ggn"
-        Approximation of the Hessian: the generalised Gauss-Newton matrix, its
-        Monte-Carlo estimate from targets that the network draws, the empirical Fisher
-        matrix, the Hessian itself (``full``, and small networks, only), or products of
-        the Jacobian alone, whatever the loss.
+        Approximation of the Hessian: the generalised Gauss-Newton matrix (GGN), its
+        Monte Carlo estimate from targets drawn from the network, the empirical Fisher
+        matrix, the exact Hessian (``full`` and small networks only), or ``JᵀJ`` for the
+        Jacobian ``J``, independent of the loss.
     curvature_params : dict, default=None
         Options of the curvature. ``ggn_mc`` takes ``n_draws`` (10).
     prior_precision : float, array or {"auto", "validation", "marglik"}, default="auto"
         Inverse prior variance of the weights. ``"marglik"`` maximises the marginal
-        likelihood of the training data, ``"validation"`` the score of samples that the
-        network did not see. ``"auto"`` is the second where there are such samples; else
-        predictions near the data stay the network's own, with a warning. The samples
-        are taken from ``X_val``, else from what the net's ``train_split`` holds out,
-        else from ``validation_fraction``. With few samples, ``"auto"`` trains a network
-        without each fold of them. A frozen net is never trained.
+        likelihood of the training data. ``"validation"`` maximises the score of
+        held-out samples. ``"auto"`` does the same if there are held-out samples;
+        otherwise it keeps the network's own predictions near the data, with a warning.
+        Held-out samples come from ``X_val``, else from the net's ``train_split``, else
+        from ``validation_fraction``. With few samples, ``"auto"`` trains one network
+        per cross-validation fold. A frozen net is never trained.
     prior_structure : {"scalar", "layerwise", "diag"}, default="scalar"
         One precision for all weights, one per parameter tensor (not for ``nystrom`` and
         ``variational``), or one per weight (for ``full``, ``lowrank`` and ``diag``).
     prior_mean : float or array of shape (P,), default=0.0
         Prior mean of the weights.
     prior : GaussianPosterior or None, default=None
-        ``posterior_`` of an estimator that was fitted to an earlier task, around a
-        network with the same weights: that Gaussian is then the prior, in place of
-        ``prior_precision``, ``prior_structure`` and ``prior_mean``, which stay at their
-        defaults, and nothing is tuned; ``sigma_noise`` must be a number or an array.
-        Outputs are matched by their number. Exact for ``full`` and ``diag``; see the
-        user guide on the others, of which ``gp`` and ``lowrank`` are refused.
+        ``posterior_`` of an estimator fitted to an earlier task, whose network has the
+        same layers. This Gaussian replaces ``prior_precision``, ``prior_structure`` and
+        ``prior_mean``, which must keep their defaults, and nothing is tuned.
+        ``sigma_noise`` must be a number or an array. Outputs are matched by position.
+        The prior is exact for ``full`` and ``diag``, and not available for ``gp`` and
+        ``lowrank``; see the user guide for other structures.
     refine : bool or "auto", default="auto"
-        Whether the weights are refitted to the maximum a posteriori of the linearised
-        network under the prior; predictions then use them, the network keeps its own.
-        ``"auto"`` leaves that to the tuner for a last layer, and is False where
+        Whether to refit the weights to the maximum a posteriori of the linearised
+        network under the prior. Predictions use the refitted weights; the network keeps
+        its own. ``"auto"`` lets the tuner decide for a last layer. It is False if
         nothing is tuned, other weights are selected, or the loss is not convex in the
-        outputs. Under True these other weights need ``pred_type="glm"``, and losses
-        that are not convex are refused, and so is ``prior``.
+        outputs. True requires a convex loss, no ``prior``, and ``pred_type="glm"`` for
+        weights outside the last layer.
     residual : float or {"auto", "none"}, default="auto"
-        Variance of a Gaussian process that is added to the outputs, and grows with the
-        distance from the training samples until predictions there are uncertain: its
-        variance, in units of that of the noise, at a distance that 99 % of the samples
-        do not exceed. ``"auto"`` is 0.5 with ``prior_precision="auto"``, and otherwise
-        ``"none"``, under which the weights alone are random. Outputs then vary by at
-        most about twice the standard deviation of ``y``. Networks without features, see
-        `score_samples`, have none, nor have likelihoods other than the normal one with
-        a noise level. See the :ref:`User Guide <far>`.
+        Variance of a Gaussian process added to the outputs, in units of the noise
+        variance, at the distance from the training data that 99 % of the samples do not
+        exceed. The variance grows with the distance until predictions are uncertain;
+        the standard deviation of an output is then at most about twice the standard
+        deviation of ``y``. ``"auto"`` means 0.5 with ``prior_precision="auto"`` and
+        ``"none"`` otherwise. With ``"none"``, only the weights are random. The residual
+        needs a network with features and a normal likelihood with a noise level; see
+        `score_samples` and the :ref:`User Guide <far>`.
     temperature : float, default=1.0
-        Divides the log-likelihood in the posterior; values below one sharpen it.
+        Divides the log-likelihood in the posterior. Values below one sharpen the
+        posterior.
     validation_fraction : float, default=0.2
-        Fraction of the samples to hold out for tuning, from a net that is trained here
-        and holds out none itself, if there are at least 50 distinct samples; 100 with
-        ``prior_precision="auto"``, which has networks of folds for fewer.
+        Fraction of the samples to hold out for tuning, if the net is trained in
+        ``fit``, holds out no samples itself, and there are at least 50 distinct
+        samples. ``prior_precision="auto"`` needs 100, and uses cross-validation for
+        fewer.
     pred_type : {"glm", "nn"}, default="glm"
-        Predictive distribution: that of the linearised network, or of the network under
-        ``n_samples`` draws of the weights. Tuning uses the first.
+        Whether predictions use the linearised network (``"glm"``), or the network
+        itself under ``n_samples`` draws of the weights (``"nn"``). Tuning always uses
+        ``"glm"``.
     n_samples : int, default=100
-        Draws of ``pred_type="nn"`` and of ``sample_y``; the linearised predictive
-        distribution needs none.
+        Number of weight draws for ``pred_type="nn"``. The linearised predictive
+        distribution needs no draws.
     batch_size : int or None, default=None
-        Samples per batch for curvature and prediction; None fits them into a fixed
-        memory budget. Results do not depend on it.
+        Number of samples per batch for curvature and prediction. None fits batches into
+        a fixed memory budget. Results do not depend on the batch size.
     n_shards : int or None, default=None
-        Parts that the training samples are divided into, in whole batches: the
-        curvature is summed within each, and then over all, in order. None is one for
-        every four batches, and at most 32. Only the last digits depend on it.
+        Number of parts to split the training samples into, in whole batches. The
+        curvature is summed within each part, and then over the parts in order. None
+        uses one part per four batches, and at most 32. Only the last digits of results
+        change.
     n_jobs : int or None, default=None
-        Workers that compute shards, and batches of predictions, by joblib: processes,
-        or what ``joblib.parallel_config`` says, such as ``"dask"``. Each uses one
-        thread, and results are the same to the last bit for every number, 1 included,
-        and every backend. None computes here, on as many threads as torch uses; -1 is
-        one worker per core.
+        Number of joblib workers for shards and for batches of predictions. Workers are
+        processes, unless ``joblib.parallel_config`` selects another backend, such as
+        ``"dask"``. Each worker uses one thread. Results are bitwise identical for all
+        backends and numbers of workers, including 1. None computes in the current
+        process with all of torch's threads; -1 uses one worker per core.
     distributed : bool, default=False
-        Whether all processes of the default group of ``torch.distributed`` fit
-        together, each on a part of the shards. All are given the same data and
-        parameters, and get the same posterior.
+        Whether all processes of the default ``torch.distributed`` group fit together,
+        each on some of the shards. All processes need the same data and parameters, and
+        get the same posterior.
     memory : None, str, path or joblib.Memory, default=None
-        Cache of the trained network and its curvature, so that a grid search over
-        prior, noise, temperature or link trains once per fold. Needs a
-        ``random_state``. An edit of your module trains anew, an edit of a function
-        that the module calls does not: clear the folder then. Loading from the folder
-        can run any code, as with pickle: use a folder that you alone may write to.
+        Cache of the trained network and its curvature: a grid search over prior, noise,
+        temperature or link trains only once per fold. Needs a ``random_state``. Editing
+        your module triggers new training. Editing a function that the module calls does
+        not; clear the folder in this case. Loading from the folder can run arbitrary
+        code, as with pickle: use a folder that only you can write to.
     random_state : int, RandomState or None, default=None
-        Seeds training, the held-out samples and the draws. None differs every time.
-        The global generators are never touched.
+        Seed of training, held-out samples and draws. None gives different results each
+        time. The global random generators are never touched.
     verbose : int, default=0
         As for `LaplaceClassifier`.
     sigma_noise : float, array or {"auto", "validation", "marglik"}, default="auto"
-        Standard deviation of the observation noise; only for nets with ``MSELoss``,
-        whose criterion leaves it open. A number is that of all outputs, an array has
-        one for each column of ``y``. A name tunes it together with ``prior_precision``,
-        with a level for each column: in proportion to residuals on held-out samples, or
-        that of the largest evidence; see the user guide. Where both are names other
-        than ``"auto"`` they must be the same, but for ``"validation"`` under
-        ``prior_precision="marglik"``. With that prior, ``"auto"`` uses held-out
-        samples where there are any.
+        Standard deviation of the observation noise. Only for nets with ``MSELoss``,
+        which does not determine the noise. One number applies to all outputs, and an
+        array has one value per column of ``y``. A name tunes the noise together with
+        ``prior_precision``, with one level per column: in proportion to held-out
+        residuals, or by maximising the evidence; see the user guide. If both parameters
+        have names other than ``"auto"``, the names must be equal, except for
+        ``"validation"`` with ``prior_precision="marglik"``. With
+        ``prior_precision="marglik"``, ``"auto"`` uses held-out samples if there are
+        any.
     normalize_y : bool, default=False
-        Whether the network is trained on targets from which their mean is subtracted,
-        and that are divided by their standard deviation, column by column. All results,
-        and a ``sigma_noise`` that is given, stay in the units of ``y``; what the net
-        itself returns, its history, and ``posterior_`` are those of the normalised
-        targets. Mean and standard deviation are those of all samples given to ``fit``
-        (held-out ones of ``train_split`` and ``validation_fraction`` included, those of
-        ``X_val`` not), with their weights. Not for frozen nets, counts and ``prior``.
-        The default network does so by itself.
+        Whether to train the network on targets that are centred and divided by their
+        standard deviation, column by column. Results and a given ``sigma_noise`` stay
+        in units of ``y``. The net's own outputs, its history and ``posterior_`` are in
+        units of the normalised targets. Mean and standard deviation are weighted, and
+        computed from all samples given to ``fit``, including held-out samples of
+        ``train_split`` and ``validation_fraction`` but not ``X_val``. Not supported for
+        frozen nets, counts and ``prior``. The default network always normalises its
+        targets.
 
     Attributes
     ----------
     estimator_ : skorch net
-        The trained network; a copy where it was frozen.
+        The trained network; a copy if it was frozen.
     posterior_ : GaussianPosterior
         Gaussian over the selected weights.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use; one where there is none.
+        Standard deviation of the observation noise in use; one if there is no noise.
     sigma_scaling_ : ndarray of shape (n_outputs,)
-        Factors of standard deviations, one each unless `recalibrate` was called.
+        Scaling factors of standard deviations; all one unless `recalibrate` was called.
     n_features_in_ : int
-        Number of features (of the second axis), for array input.
+        Number of features (size of the second axis), for array input.
     feature_names_in_ : ndarray of str
         Column names, for data frames with string columns.
     n_iter_ : int
-        Epochs the network was trained for.
+        Number of epochs the network was trained for.
     prior_precision_ : float or ndarray
         Prior precision in use.
     temperature_ : float
-        Temperature in use: ``temperature`` unless `tune` chose another.
+        Temperature in use: ``temperature``, unless `tune` chose another value.
     log_marginal_likelihood_value_ : float
-        Laplace approximation of the log marginal likelihood, in nats, of ``y`` in its
-        units.
+        Laplace approximation of the log marginal likelihood, in nats, of targets in
+        units of ``y``.
 
     See Also
     --------
@@ -199,10 +208,10 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
 
     Notes
     -----
-    For a network that is linear in the selected weights the posterior is exact.
-    Noise that is tuned on training data is too small where the network overfits, so
-    that held-out samples are preferred, and ``fit`` warns without them.
-    References as for `LaplaceClassifier`.
+    The posterior is exact for a network that is linear in the selected weights. Noise
+    tuned on training data is too small if the network overfits. Held-out samples are
+    therefore preferred, and ``fit`` warns without them. See `LaplaceClassifier` for
+    references.
 
     Examples
     --------
@@ -258,12 +267,12 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         return options
 
     def _resolved_noise(self) -> Any:
-        """Return one number or the name of a tuner; one if there is no noise."""
+        """Return one number or the name of a tuner; 1.0 if there is no noise."""
         if np.ndim(self.sigma_noise):
             return geometric_mean(np.asarray(self.sigma_noise, dtype=float))
         if not isinstance(self.sigma_noise, str):
             return self.sigma_noise
-        # without noise nothing is tuned, and no samples are held out
+        # without noise, nothing is tuned and no samples are held out
         is_noisy = has_noise(self.likelihood, inner_net(self.estimator))
         return self.sigma_noise if is_noisy else 1.0
 
@@ -275,12 +284,12 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
 
     def _likelihood_settings(self) -> Any:
         adapted = self._targets.adapt(Gaussian())
-        # several columns get noise levels in proportion where these are tuned
+        # tuned noise levels of several columns are in proportion
         is_tuned = self._targets.n_outputs > 1 and isinstance(self.sigma_noise, str)
         return self.likelihood, cast(Gaussian, adapted).relative, is_tuned
 
     def _score(self, likelihood: RegressionLikelihood) -> HeldOutScore:
-        if likelihood.has_noise:  # tuned with the prior
+        if likelihood.has_noise:  # noise is tuned with the prior
             return HeldOutScore()
         return HeldOutScore(log_density=partial(likelihood.log_density, noise=1.0))
 
@@ -298,21 +307,22 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         return float(self.posterior_.hyperparameters.sigma_noise)
 
     def partial_fit(
-        self, X: Any, y: Any, sample_weight: Any = None
+        self, X: Inputs, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> "LaplaceRegressor":
         """Add samples to the posterior; the network keeps its weights.
 
-        The result is that of one fit on all samples around the same weights, prior,
-        noise and temperature, whatever the order. Before any fit, this is ``fit``.
+        The result equals one fit on all samples with the same weights, prior, noise and
+        temperature, in any order. Before the first fit, this method is the same as
+        ``fit``.
 
         Parameters
         ----------
         X : array-like of shape (n, ...), dict of arrays, or torch Dataset
             New samples.
         y : array-like of shape (n,) or (n, n_outputs)
-            Their targets.
+            Targets of the samples.
         sample_weight : array-like of shape (n,), optional
-            Non-negative weights of the samples, as in fit.
+            Non-negative sample weights, as in ``fit``.
 
         Returns
         -------
@@ -322,18 +332,20 @@ class LaplaceRegressor(BaseLaplace, ProbabilisticRegressor):
         Raises
         ------
         ValueError
-            If the samples do not fit the earlier ones; the estimator is then unchanged.
+            If the samples do not match earlier samples. The estimator is then
+            unchanged.
 
         See Also
         --------
-        fit : Trains the network, too.
-        tune : Chooses prior and noise anew.
+        fit : Also trains the network.
+        tune : Chooses prior and noise again.
 
         Notes
         -----
-        One pass over the new samples. Prior and noise are not tuned again, and the
-        network is not trained: ``learning_curve(exploit_incremental_learning=True)``,
-        which calls this method, is flat.
+        Takes one pass over the new samples. Prior and noise are not tuned again, and
+        the network is not trained. The curve of
+        ``learning_curve(exploit_incremental_learning=True)``, which calls this method,
+        is therefore flat.
 
         Examples
         --------

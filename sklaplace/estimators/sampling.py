@@ -2,9 +2,10 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import is_regressor
 from sklearn.utils.validation import check_is_fitted
 
@@ -13,9 +14,10 @@ from sklaplace.core.budget import moved_entries
 from sklaplace.core.checks import check_count, check_fraction
 from sklaplace.core.random import private_rng
 from sklaplace.core.serialise import from_portable, pickled, to_portable
+from sklaplace.core.trees import Inputs
 from sklaplace.estimators.fitting.diagram import displayed
 from sklaplace.estimators.fitting.noise import most_probable_noise
-from sklaplace.estimators.fitting.summary import of_training, reporting_for
+from sklaplace.estimators.fitting.summary import of_likelihood, of_training
 from sklaplace.estimators.options.given_net import (
     inner_net,
     is_frozen,
@@ -33,7 +35,7 @@ from sklaplace.estimators.training import samples
 from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 
-# fitted attributes that a subclass may have
+# fitted attributes of some subclasses
 _WITH_TENSORS = ("posterior_",)
 
 
@@ -48,20 +50,32 @@ class BaseSampling(ABC):
     random_state: Any = None
     verbose: int = 0
 
+    if TYPE_CHECKING:  # provided by a subclass or the other base class of an estimator
+        n_samples: int
+        sigma_noise: Any
+        normalize_y: bool
+        validation_fraction: float
+        dirichlet_approx: str
+        _targets: Any
+
+        def _check_dirichlet(self, name: str, value: Any) -> None: ...
+        def _check_loss(self, loss: float, rate: str = ...) -> None: ...
+        def _set_noise(self, sigma: float) -> None: ...
+
     _trainer_kind: ClassVar[type[Trainer]] = Trainer
     _noise_names: ClassVar[tuple[str, ...]] = ("auto",)
 
     def fit(
         self,
-        X: Any,
-        y: Any = None,  # which is refused, saying what to pass
-        sample_weight: Any = None,
+        X: Inputs,
+        y: ArrayLike | None = None,  # None raises an error saying what to pass
+        sample_weight: ArrayLike | None = None,
         *,
-        X_val: Any = None,
-        y_val: Any = None,
+        X_val: Inputs | None = None,
+        y_val: ArrayLike | None = None,
         **fit_params: Any,
     ) -> Any:
-        """Train the network, and estimate the noise where that is automatic.
+        """Train the network, and estimate the noise unless it is given.
 
         Parameters
         ----------
@@ -69,18 +83,18 @@ class BaseSampling(ABC):
             Training samples. Arrays are validated and cast to the network's dtype;
             anything else is passed to skorch unchanged.
         y : array-like of shape (n,) or (n, n_outputs)
-            Targets. For a classifier class labels of any type, a matrix of labels
-            that are 0 or 1, or an array of labels for each sample.
+            Targets. For a classifier: class labels of any type, a matrix of 0/1 labels,
+            or an array of labels for each sample.
         sample_weight : array-like of shape (n,), optional
-            Non-negative weights of the samples: one of weight two counts as two, so
-            that relative weights should have mean one.
+            Non-negative sample weights. Weights are counts: a sample of weight two
+            equals two samples. Scale relative weights to mean one.
         X_val, y_val : optional
-            Samples that the network is not trained on, for what is estimated from
-            held-out samples: the observation noise of a regression, and what else the
-            description of the estimator names.
+            Held-out samples, not used to train the network. They are used to estimate
+            the observation noise of a regression, and for other purposes named in the
+            estimator's description.
         **fit_params : dict
-            Passed to the ``fit`` of the skorch net. They must not change what the
-            module computes: predictions are made without them.
+            Passed to the ``fit`` method of the skorch net. They must not change what
+            the module computes, because predictions do not use them.
 
         Returns
         -------
@@ -90,12 +104,12 @@ class BaseSampling(ABC):
         Raises
         ------
         ValueError, TypeError
-            If an option, the data or the network is not valid; the estimator,
-            the network and the data are then unchanged.
+            If an option, the data or the network is not valid. The estimator, the
+            network and the data are then unchanged.
 
         See Also
         --------
-        sklaplace.LaplaceClassifier.fit : Around a network that is trained already, too.
+        sklaplace.LaplaceClassifier.fit : Also fits around a trained network.
 
         Examples
         --------
@@ -107,7 +121,10 @@ class BaseSampling(ABC):
         array([0, 1, 2])
         """
         given = samples.Samples(X, y, sample_weight, X_val, y_val, fit_params)
-        with reporting_for(self), samples.unchanged_on_error(self):
+        with (
+            progress.reporting(type(self).__name__, self.verbose),
+            samples.unchanged_on_error(self),
+        ):
             self._check_options()
             note_new_weights(self)
             if self.estimator is None or self._trainer_kind.has_prior:
@@ -126,12 +143,16 @@ class BaseSampling(ABC):
         return self
 
     def _summary(self) -> str:
-        """Return one line on what was fitted."""
-        return of_training(self, is_kept=is_frozen(self.estimator))
+        """Return a one-line summary of the fit."""
+        training = of_training(self.n_iter_, is_kept=is_frozen(self.estimator))
+        noise = getattr(self, "sigma_noise_", 1.0)
+        return ", ".join(
+            [training, *of_likelihood(self.network_spec_.likelihood, noise)]
+        )
 
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> None:
-        """Raise for values that are not valid."""
+        """Raise an error for invalid values."""
         check_common(self)
         self._check_draws()
         if is_regressor(self):
@@ -143,13 +164,13 @@ class BaseSampling(ABC):
             self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
 
     def _check_draws(self) -> None:
-        """Raise for a number of draws that is not valid."""
+        """Raise an error for an invalid number of draws."""
         check_count("n_samples", self.n_samples)
-        if is_regressor(self):  # a variance is made of two or more
+        if is_regressor(self):  # a variance needs at least two
             check_count("n_samples", self.n_samples, 2)
 
     def _trainer(self, **options: Any) -> Trainer:
-        """Return the trainer; ``options`` are those of its kind."""
+        """Return the trainer; ``options`` are specific to its class."""
         fraction = None
         if is_regressor(self) and has_noise(self.likelihood, inner_net(self.estimator)):
             is_tuned = isinstance(self.sigma_noise, str) and self.sigma_noise == "auto"
@@ -165,12 +186,12 @@ class BaseSampling(ABC):
         )
 
     def _set_fitted(self, network: Any) -> None:
-        """Set what is estimated from the trained network, in evaluation mode."""
+        """Set fitted attributes from the trained network, in evaluation mode."""
         if is_regressor(self):
             self._set_noise(self._chosen_noise(network))
 
     def _chosen_noise(self, network: TrainedNetwork) -> float:
-        """Return the noise in the network's units: as given, or the most probable."""
+        """Return the given or the most probable noise, in the network's units."""
         if not network.spec.likelihood.has_noise:
             return 1.0
         if not isinstance(self.sigma_noise, str):
@@ -191,26 +212,28 @@ class BaseSampling(ABC):
 
     @property
     def _outputs(self) -> BatchedOutputs:
-        """The distribution of outputs of the fitted network."""
+        """Distribution of the fitted network's outputs."""
         check_is_fitted(self)
         return self._outputs_of(TrainedNetwork(self.estimator_, self.network_spec_))
 
-    def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
-        """Return inputs and targets, checked; inputs are cast."""
+    def _check_samples(
+        self, X: Inputs, y: ArrayLike, *, reset: bool
+    ) -> tuple[Any, Any]:
+        """Return validated inputs and targets, with inputs cast."""
         return samples.check_samples(self, X, y, reset=reset)
 
-    def _check_inputs(self, X: Any) -> Any:
-        """Return inputs to predict, checked and cast."""
+    def _check_inputs(self, X: Inputs) -> Any:
+        """Return validated and cast inputs for prediction."""
         check_is_fitted(self)
         return samples.check_inputs(self, X)
 
     # ------------------------------------------------------------- persistence
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """For pickle: tensors on the CPU; skorch pickles the networks."""
+        """Pickle the estimator with tensors on the CPU; skorch pickles the networks."""
         return pickled(self, moved_entries(vars(self), _WITH_TENSORS, "cpu"))
 
     def __getstate__(self) -> dict[str, Any]:
-        """For skops: the state without tensors, see `to_portable`."""
+        """Return the state without tensors for skops, see `to_portable`."""
         return to_portable(vars(self))
 
     def __setstate__(self, state: dict[str, Any]) -> None:

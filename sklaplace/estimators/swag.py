@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from skorch import NeuralNet
 
 from sklaplace.core import progress
 from sklaplace.core.budget import require_bytes
@@ -28,13 +29,13 @@ from sklaplace.networks.trained import TrainedNetwork
 from sklaplace.posterior.swag import SWAGPosterior, swag_posterior
 from sklaplace.posterior.variational.module import random_weights
 
-# Further vectors of weights that running moments take.
+# Number of additional weight-sized vectors for the running moments.
 N_VECTORS = 8
 
 
 @dataclass(frozen=True)
 class SWAGNetwork(TrainedNetwork):
-    """A network with its weights at the mean of the iterates.
+    """A network whose weights are the mean of the iterates.
 
     Attributes
     ----------
@@ -47,12 +48,12 @@ class SWAGNetwork(TrainedNetwork):
 
 @dataclass(kw_only=True)
 class SWAGTrainer(Trainer):
-    """Trains a network, and goes on by gradient descent that collects its iterates.
+    """Trainer that continues by gradient descent and collects the iterates.
 
     Attributes
     ----------
     schedule : Schedule
-        Of the descent.
+        Schedule of the descent.
     max_rank : int
         Number of iterates whose deviations are kept.
     n_samples : int
@@ -75,13 +76,15 @@ class SWAGTrainer(Trainer):
                 own[name].copy_(value)
         return SWAGNetwork(**vars(trained), posterior=posterior)
 
-    def infer_spec(self, net: Any, dataset: Any, *, is_trained: bool) -> OutputSpec:
-        """Return the meaning of a net's outputs; raises for what is not supported."""
+    def infer_spec(
+        self, net: NeuralNet, dataset: Any, *, is_trained: bool
+    ) -> OutputSpec:
+        """Return the output specification; raise if the net is not supported."""
         self._random_weights(net)
         return super().infer_spec(net, dataset, is_trained=is_trained)
 
-    def _random_weights(self, net: Any) -> Layout:
-        """Return the weights that move; raises where they, or draws, do not fit."""
+    def _random_weights(self, net: NeuralNet) -> Layout:
+        """Return the random weights; raise if they or their draws are not supported."""
         _check_callbacks(net)
         module = as_forward(net).module
         complex_ = [n for n, p in module.named_parameters() if p.is_complex()]
@@ -106,7 +109,7 @@ class SWAGTrainer(Trainer):
         return min(self.max_rank, self.schedule.n_snapshots)
 
     def _collect(self, trained: TrainedNetwork) -> SWAGPosterior:
-        """Return the Gaussian of the iterates."""
+        """Run the descent and return the Gaussian of its iterates."""
         layout = self._random_weights(trained.net)
         with progress.phase("snapshots"):
             descent = self.descent(trained)
@@ -120,8 +123,8 @@ class SWAGTrainer(Trainer):
         return posterior
 
 
-def _check_callbacks(net: Any) -> None:
-    """Raise for callbacks that train under a prior, which is not in the loss."""
+def _check_callbacks(net: NeuralNet) -> None:
+    """Raise ValueError for callbacks that train under a prior outside the loss."""
     callbacks = getattr(net, "callbacks", None)
     for entry in [] if isinstance(callbacks, str) else callbacks or []:
         callback = entry[1] if isinstance(entry, tuple) else entry
@@ -150,7 +153,7 @@ class BaseSWAG(BaseSampling):
         super()._check_options()
         for name, check in SCHEDULE_CHECKS.items():
             check(name, getattr(self, name))
-        check_count("max_rank", self.max_rank, 2)  # divided by one less
+        check_count("max_rank", self.max_rank, 2)  # divided by max_rank - 1
 
     def _trainer(self, **options: Any) -> Trainer:
         schedule = Schedule(**{name: getattr(self, name) for name in SCHEDULE_CHECKS})
@@ -161,7 +164,7 @@ class BaseSWAG(BaseSampling):
     def _set_fitted(self, network: Any) -> None:
         self.posterior_ = network.posterior
         super()._set_fitted(network)
-        # iterates of large steps can be finite, yet far from any minimum
+        # large steps can leave finite iterates far from any minimum
         at_mean = BatchedOutputs(network, PointOutputs(1, 0), self.batch_size)
         loss, n_targets = 0.0, 0.0
         for losses, w, n in at_mean.losses_of(network.train):
@@ -181,62 +184,63 @@ class BaseSWAG(BaseSampling):
 class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
     """Class probabilities of a skorch net by SWAG.
 
-    Stochastic gradient descent goes on from the trained weights at a constant learning
-    rate, and the mean and covariance of its iterates are those of a Gaussian over all
-    weights. Probabilities are averaged over networks drawn from it. A baseline for
-    `LaplaceClassifier`, which takes no further training, and whose variance follows
-    from the curvature of the loss rather than from a learning rate.
+    Stochastic gradient descent continues from the trained weights at a constant
+    learning rate. The mean and covariance of its iterates define a Gaussian over all
+    weights, and probabilities are averaged over networks drawn from this Gaussian. This
+    is a baseline for `LaplaceClassifier`, which needs no extra training and takes its
+    variance from the curvature of the loss instead of a learning rate.
 
     Read more in the :ref:`User Guide <swag>`.
 
     Parameters
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
-        The network. A skorch net is cloned and trained in ``fit``; the descent starts
-        at its weights, or at those of a net in a ``sklearn.frozen.FrozenEstimator``.
-        None makes a small network for tabular data.
+        The network. A skorch net is cloned and trained in ``fit``, and the descent
+        starts at its trained weights. With a ``sklearn.frozen.FrozenEstimator``, the
+        descent starts at the given weights. None uses a small network for tabular data.
     n_snapshots : int, default=100
-        Number of iterates that are collected, two or more.
+        Number of iterates to collect, at least two.
     steps_per_snapshot : int, default=10
-        Steps of gradient descent from one of them to the next.
+        Number of gradient descent steps from one collected iterate to the next.
     lr : float, default=0.01
-        Learning rate of the descent, in units of the net's criterion. The variance of
-        the weights increases with it.
+        Learning rate of the descent, in units of the net's criterion. Larger values
+        increase the variance of the weights.
     max_rank : int, default=20
-        Number of iterates, the last ones, whose deviations are kept as the low-rank
-        part of the covariance; two or more.
+        Number of final iterates whose deviations form the low-rank part of the
+        covariance; at least two.
     n_samples : int, default=100
-        Number of draws of the weights that predictions are averaged over; the same ones
-        in each call.
+        Number of weight draws to average predictions over. Every call uses the same
+        draws.
     likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
         As for `LaplaceClassifier`.
 
     Attributes
     ----------
     estimator_ : skorch net
-        The net, its weights at the mean of the iterates: stochastic weight averaging.
+        The net with weights at the mean of the iterates (stochastic weight averaging).
     posterior_ : SWAGPosterior
-        The Gaussian over the weights that require gradients.
+        Gaussian over the weights that require gradients.
     classes_, n_features_in_, feature_names_in_, n_iter_
         As for `LaplaceClassifier`.
 
     See Also
     --------
-    LaplaceClassifier : A posterior around trained weights.
+    LaplaceClassifier : Gaussian posterior around trained weights.
     SWAGRegressor : For real-valued targets.
 
     Notes
     -----
-    A step draws as many samples as the net's ``batch_size`` says in the mean, but at
-    most a tenth of all; by hashes of their inputs, so that their order does not matter.
-    It descends the net's own loss, with the weight decay of its optimizer. The network
-    is in evaluation mode: statistics of batch normalisation stay as they have been
-    trained, so that none need be computed for a draw, and dropout is inactive.
+    The mean number of samples per step is the net's ``batch_size``, but at most a tenth
+    of all samples. Hashes of the inputs select the samples, so their order does not
+    matter. The descent uses the net's own loss and the weight decay of its optimizer.
+    The network is in evaluation mode: batch normalisation keeps its trained statistics,
+    which are not recomputed for draws, and dropout is inactive.
 
-    Costs ``n_snapshots * steps_per_snapshot`` steps after the training, and a pass over
-    the samples for the loss at the mean of the iterates, which is warned of where it is
-    twice that of guessing; memory for ``max_rank + 2`` copies of the weights, and for
-    ``n_samples`` in prediction, which takes as many forward passes.
+    Fitting takes ``n_snapshots * steps_per_snapshot`` steps after training, and a pass
+    over the samples for the loss at the mean of the iterates. ``fit`` warns if this
+    loss is twice the loss of guessing. Memory is needed for ``max_rank + 2`` copies of
+    the weights. Prediction needs memory for ``n_samples`` copies and takes
+    ``n_samples`` forward passes.
 
     References
     ----------
@@ -263,36 +267,38 @@ class SWAGClassifier(BaseSWAG, ProbabilisticClassifier):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SWAGRegressor(BaseSWAG, ProbabilisticRegressor):
-    """Predictions with intervals of a skorch net by SWAG.
+    """Predictive intervals of a skorch net by SWAG.
 
-    The counterpart of `SWAGClassifier` for real-valued targets; see there for the
-    method and for when to prefer it.
+    The counterpart of `SWAGClassifier` for real-valued targets. See `SWAGClassifier`
+    for the method and for when to use it.
 
     Read more in the :ref:`User Guide <swag>`.
 
     Parameters
     ----------
     sigma_noise : float, array or "auto", default="auto"
-        Standard deviation of the observation noise, in units of the targets: one for
-        all outputs, or an array with one for each column of ``y``. Only for nets with
-        ``MSELoss``, whose criterion does not determine it. ``"auto"`` maximises the
-        likelihood of held-out targets: those of ``y_val``, else of the net's
-        ``train_split``, else of ``validation_fraction``; without any, for a frozen net
-        or fewer than 50 distinct samples, that of the training targets.
+        Standard deviation of the observation noise, in units of the targets: one value
+        for all outputs, or an array with one value per column of ``y``. Only for nets
+        with ``MSELoss``, which does not determine the noise. ``"auto"`` maximises the
+        likelihood of held-out targets from ``y_val``, else from the net's
+        ``train_split``, else from ``validation_fraction``. Without held-out targets (a
+        frozen net, or fewer than 50 distinct samples), it uses the training targets.
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for the noise, if the net is trained in
-        ``fit``, holds out none itself, and there are at least 50 distinct samples.
+        ``fit``, holds out no samples itself, and there are at least 50 distinct
+        samples.
     normalize_y : bool, default=False
-        As for `LaplaceRegressor`. The learning rate then fits targets in any units.
+        As for `LaplaceRegressor`. The learning rate then suits targets in any units.
     estimator, n_snapshots, steps_per_snapshot, lr, max_rank, n_samples
-        As for `SWAGClassifier`; ``n_samples`` is two or more.
+        As for `SWAGClassifier`; ``n_samples`` must be at least two.
     likelihood, batch_size, random_state, verbose
         As for `LaplaceRegressor`.
 
     Attributes
     ----------
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use; one for criteria without it.
+        Standard deviation of the observation noise in use; one for criteria without
+        noise.
     estimator_, posterior_
         As for `SWAGClassifier`.
     sigma_scaling_, n_features_in_, feature_names_in_, n_iter_
@@ -300,12 +306,12 @@ class SWAGRegressor(BaseSWAG, ProbabilisticRegressor):
 
     See Also
     --------
-    LaplaceRegressor : A posterior around trained weights.
+    LaplaceRegressor : Gaussian posterior around trained weights.
     SWAGClassifier : For class labels.
 
     Notes
     -----
-    The descent and its cost are those of `SWAGClassifier`.
+    The descent and its cost are the same as for `SWAGClassifier`.
 
     References
     ----------

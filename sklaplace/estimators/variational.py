@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sklaplace.core.checks import check_option, check_params, check_positive, warn_user
-from sklaplace.estimators.fitting.summary import of_training
+from sklaplace.estimators.fitting.summary import of_likelihood, of_training
 from sklaplace.estimators.options.given_net import inner_net, is_frozen
 from sklaplace.estimators.predicting.output_model import (
     BatchedOutputs,
@@ -28,10 +28,10 @@ from sklaplace.posterior.variational.elbo import KL_SCHEDULES, Elbo, nats
 from sklaplace.posterior.variational.family import PosteriorFamily
 from sklaplace.posterior.variational.priors import PRIORS, WeightPrior
 
-# Draws that the evidence lower bound is averaged over: the average over samples leaves
-# little noise.
+# Number of draws for the evidence lower bound; averaging over samples leaves little
+# noise.
 ELBO_DRAWS = 20
-# Increase of the loss of held-out samples, in nats per sample, that is warned of.
+# Increase of the held-out loss, in nats per sample, that triggers a warning.
 NOTABLE_INCREASE = 0.02
 
 
@@ -63,7 +63,7 @@ class BaseVariational(BaseSampling):
         return PosteriorFamily(self.posterior, self.bound, self.posterior_params)
 
     def _weight_prior(self) -> WeightPrior:
-        """Return the prior with its options; raises for those that are not valid."""
+        """Return the prior with its options; raise an error for invalid options."""
         check_option("prior", self.prior, PRIORS)
         kind, given = PRIORS[self.prior], self.prior_params
         names = {field.name for field in fields(kind)}
@@ -77,7 +77,7 @@ class BaseVariational(BaseSampling):
 
     @property
     def _given_noise(self) -> float | None:
-        """Noise in the objective if it is a number; None where it is estimated."""
+        """Noise in the objective if it is given as a number, else None."""
         noise = getattr(self, "sigma_noise", "learned")
         if isinstance(noise, str):
             return None
@@ -103,12 +103,12 @@ class BaseVariational(BaseSampling):
         super()._set_fitted(network)
         n_draws = min(ELBO_DRAWS, max(2, self.n_samples))
         model = WeightDraws(n_draws, self._seed, self.posterior_)
-        # the divergence continues the stream of random numbers of the draws
+        # the divergence continues the random stream of the draws
         generator = torch.Generator().manual_seed(self._seed)
         self.posterior_.sample(n_draws, generator)
         self.kl_ = float(self.posterior_.kl(n_draws, generator))
         outputs = BatchedOutputs(network, model, self.batch_size)
-        # noise of the objective: ``sigma_noise_`` can be close to zero beside draws
+        # use the objective's noise: ``sigma_noise_`` can be close to zero beside draws
         sigma = torch.tensor(network.noise, dtype=torch.float64)
         likelihood, total = network.spec.likelihood, 0.0
         loss, n_targets = 0.0, 0.0
@@ -123,19 +123,23 @@ class BaseVariational(BaseSampling):
             self._compare(network, outputs)
 
     def _summary(self) -> str:
-        return (
-            f"{self.posterior_.distribution.name} posterior over "
-            f"{self.posterior_.layout.n_parameters:,} weights, "
-            f"{of_training(self, is_kept=False)}, ELBO {self.elbo_:.1f}, "
-            f"KL {self.kl_:.1f} (weight {self.kl_weight:g})"
-        )
+        posterior, likelihood = self.posterior_, self.network_spec_.likelihood
+        parts = [
+            f"{posterior.distribution.name} posterior over "
+            f"{posterior.layout.n_parameters:,} weights",
+            of_training(self.n_iter_, is_kept=False),
+            *of_likelihood(likelihood, getattr(self, "sigma_noise_", 1.0)),
+            f"ELBO {self.elbo_:.1f}",
+            f"KL {self.kl_:.1f} (weight {self.kl_weight:g})",
+        ]
+        return ", ".join(parts)
 
     def _compare(self, network: Any, outputs: BatchedOutputs) -> None:
-        """Warn where the posterior predicts held-out samples worse than its start."""
+        """Warn if the posterior predicts held-out samples worse than its start."""
         start = TrainedNetwork(copied(inner_net(self.estimator)), network.spec)
         before = BatchedOutputs(start, PointOutputs(1, 0), self.batch_size)
         sigma = torch.tensor(network.noise, dtype=torch.float64)
-        # the network has noise of its own where the posterior has fitted it, too
+        # if the posterior fitted the noise, fit it for the network as well
         own = None if self._given_noise is None else sigma
         with start.forward().frozen():
             known = _held_out_nll(before, network.held_out, own)
@@ -154,7 +158,7 @@ class BaseVariational(BaseSampling):
 def _held_out_nll(outputs: BatchedOutputs, dataset: Any, sigma: Any) -> np.ndarray:
     """Return the negative log-likelihood of samples, averaged over draws, (n,).
 
-    Without ``sigma`` it is that of the residuals.
+    Without ``sigma``, the noise is estimated from the residuals.
     """
     likelihood = outputs.network.spec.likelihood
     parts, _, (n_targets, *_) = zip(*outputs.losses_of(dataset), strict=True)
@@ -169,12 +173,11 @@ def _held_out_nll(outputs: BatchedOutputs, dataset: Any, sigma: Any) -> np.ndarr
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
-    """Class probabilities from a skorch net whose weights are distributions.
+    """Class probabilities from a skorch net with distributions over its weights.
 
-    Bayes by Backprop: the distribution of each weight is learned by maximising the
-    evidence lower bound. Prefer `LaplaceClassifier` for a network that is trained
-    already; prefer this one where the distributions of the weights are of interest, or
-    as a baseline.
+    Bayes by Backprop learns the distribution of each weight by maximising the evidence
+    lower bound. Prefer `LaplaceClassifier` for a network that is already trained. Use
+    this estimator if the weight distributions are of interest, or as a baseline.
 
     Read more in the :doc:`User Guide </user_guide/bayes_by_backprop>`.
 
@@ -182,84 +185,84 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
     ----------
     estimator : skorch net, FrozenEstimator or None, default=None
         The network. A skorch net is cloned, and the medians of the distributions start
-        at the initialisation of its module; around a trained net, a
-        ``sklearn.frozen.FrozenEstimator`` makes them start at its weights. None makes
-        a small network for tabular data.
+        at its initial weights. With a ``sklearn.frozen.FrozenEstimator`` around a
+        trained net, they start at the trained weights. None uses a small network for
+        tabular data.
     posterior : {"gaussian", "kumaraswamy", "quantile", "density"}, class or instance, \
             default="gaussian"
-        Family of the distribution of each weight; all but the first are experimental.
-        A family of one's own is a subclass of
-        `sklaplace.posterior.variational.WeightPosterior`. An instance of one is where
-        the training starts, in place of the network's weights, such as
-        ``posterior_.distribution`` of an earlier fit; it is copied.
+        Family of the weight distributions; all but ``"gaussian"`` are experimental. A
+        custom family is a subclass of
+        `sklaplace.posterior.variational.WeightPosterior`. An instance, such as
+        ``posterior_.distribution`` of an earlier fit, is copied, and training starts
+        there instead of at the network's weights.
     posterior_params : dict, default=None
-        Options of the family: ``quantile`` takes ``n_units`` (4), the units of each
-        hidden layer of its network, and ``n_layers`` (1); ``density`` takes ``n_units``
-        (6), ``n_layers`` (1) and ``n_nodes`` (16), those of its grid; a class those of
-        its ``checks``.
+        Options of the family. ``quantile`` takes ``n_units`` (4), the number of units
+        in each hidden layer of its network, and ``n_layers`` (1). ``density`` takes
+        ``n_units`` (6), ``n_layers`` (1) and ``n_nodes`` (16), the number of nodes of
+        its grid. A class takes the options in its ``checks``.
     prior : {"gaussian", "scale_mixture", "uniform"}, default="gaussian"
         Prior distribution of each weight.
     prior_scale : float, default=1.0
-        Standard deviation of the prior; for ``scale_mixture`` of its wide component.
+        Standard deviation of the prior; for ``scale_mixture``, of its wide component.
     prior_params : dict, default=None
-        Options of the prior. ``scale_mixture`` takes ``weight`` (0.5), that of the wide
-        component, and ``narrow`` (exp(-6)), the standard deviation of the narrow one.
+        Options of the prior. ``scale_mixture`` takes ``weight`` (0.5), the weight of
+        the wide component, and ``narrow`` (exp(-6)), the standard deviation of the
+        narrow component.
     kl_weight : float, default=0.1
-        Factor of the KL divergence from the prior in the objective. One is the evidence
-        lower bound, which underfits where samples are few for the number of weights;
-        below one the posterior is a cold one, narrower than Bayes' rule gives.
-        ``elbo_`` always has the factor one.
+        Factor of the KL divergence from the prior in the objective. One gives the
+        evidence lower bound, which underfits if there are few samples per weight.
+        Values below one give a cold posterior, narrower than under Bayes' rule.
+        ``elbo_`` always uses a factor of one.
     kl_schedule : {"uniform", "blundell"}, default="uniform"
-        How the divergence is distributed over the batches of an epoch: equally, or half
-        of it on the first, a quarter on the second, and so on.
+        How to distribute the divergence over the batches of an epoch: equally, or half
+        on the first batch, a quarter on the second, and so on.
     bound : float, default=3.0
-        Largest magnitude of weights under ``posterior="kumaraswamy"`` and
+        Largest magnitude of weights with ``posterior="kumaraswamy"`` or
         ``prior="uniform"``.
     n_samples : int, default=100
-        Number of draws of the weights that predictions are averaged over; the same ones
-        in each call.
+        Number of weight draws to average predictions over. Every call uses the same
+        draws.
     likelihood, class_weight, dirichlet_approx, batch_size, random_state, verbose
         As for `LaplaceClassifier`.
 
     Attributes
     ----------
     estimator_ : skorch net
-        The net, its weights at the medians of their distributions. Its history has
-        ``kl`` and ``elbo`` of each epoch.
+        The net with weights at the medians of their distributions. Its history has
+        ``kl`` and ``elbo`` for each epoch.
     posterior_ : VariationalPosterior
-        The distributions.
+        Distributions of the weights.
     elbo_ : float
         Evidence lower bound of the training samples, in nats, averaged over up to 20
         draws.
     kl_ : float
-        KL divergence from the prior, in nats: exact where the family has a
-        ``closed_form``, as ``"gaussian"`` and ``"kumaraswamy"`` have, under priors
-        other than the mixture; else by the same draws.
+        KL divergence from the prior, in nats. It is exact for families with a
+        ``closed_form``, such as ``"gaussian"`` and ``"kumaraswamy"``, under priors
+        other than the mixture. Otherwise it is estimated from the same draws.
     classes_, n_features_in_, feature_names_in_, n_iter_
         As for `LaplaceClassifier`.
 
     See Also
     --------
     VariationalRegressor : For real-valued targets.
-    LaplaceClassifier : A posterior around trained weights.
+    LaplaceClassifier : Gaussian posterior around trained weights.
 
     Notes
     -----
-    Every parameter that requires gradients has a distribution, independent of all
-    others; other parameters, and buffers, are not random. skorch's training loop runs
-    unchanged, with its callbacks, validation and device; ``train_loss`` in the history
-    is the objective in nats per sample, ``valid_loss`` the loss at the medians. Losses
-    are those of the likelihood that belongs to the criterion.
+    Every parameter that requires gradients has an independent distribution; other
+    parameters and buffers are not random. skorch's training loop runs unchanged, with
+    its callbacks, validation and device. In the history, ``train_loss`` is the
+    objective in nats per sample, and ``valid_loss`` is the loss at the medians. Losses
+    follow the likelihood of the criterion.
 
-    A training step takes as long as that of the network, and up to several times as
-    long where the weights are many for the work on a batch; the distributions need
-    more epochs to converge than weights do. Prediction takes ``n_samples`` forward
-    passes, and memory for as many copies of the weights. A Laplace approximation trains
-    and predicts faster, around a network that is trained already; the user guide
-    compares both.
+    A training step takes as long as a step of the plain network, and up to several
+    times longer with many weights and little work per batch. The distributions need
+    more epochs to converge than plain weights. Prediction takes ``n_samples`` forward
+    passes, and memory for ``n_samples`` copies of the weights. A Laplace approximation
+    around a trained network trains and predicts faster; the user guide compares both.
 
-    Around a frozen net, ``fit`` warns if the posterior predicts held-out samples (those
-    of ``X_val``, else of the net's ``train_split``) worse than that net.
+    With a frozen net, ``fit`` warns if the posterior predicts held-out samples (from
+    ``X_val``, else from the net's ``train_split``) worse than the net.
 
     References
     ----------
@@ -286,41 +289,43 @@ class VariationalClassifier(BaseVariational, ProbabilisticClassifier):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
-    """Predictions with intervals from a skorch net whose weights are distributions.
+    """Predictive intervals from a skorch net with distributions over its weights.
 
-    The counterpart of `VariationalClassifier` for real-valued targets, which estimates
-    the observation noise during training. Prefer `LaplaceRegressor` for a network that
-    is trained already.
+    The counterpart of `VariationalClassifier` for real-valued targets. It estimates the
+    observation noise during training. Prefer `LaplaceRegressor` for a network that is
+    already trained.
 
     Read more in the :doc:`User Guide </user_guide/bayes_by_backprop>`.
 
     Parameters
     ----------
     sigma_noise : float, array or {"auto", "learned"}, default="auto"
-        Standard deviation of the observation noise, in units of the targets: one for
-        all outputs, or an array with one for each column of ``y``. Only for nets with
-        ``MSELoss``, whose criterion does not determine it. ``"learned"`` maximises the
-        objective; ``"auto"`` is estimated from held-out samples, during training and
-        afterwards: those of ``X_val``, else of the net's ``train_split``, else of
-        ``validation_fraction``; without any it is ``"learned"``.
+        Standard deviation of the observation noise, in units of the targets: one value
+        for all outputs, or an array with one value per column of ``y``. Only for nets
+        with ``MSELoss``, which does not determine the noise. ``"learned"`` maximises
+        the objective. ``"auto"`` estimates the noise during and after training from
+        held-out samples: from ``X_val``, else from the net's ``train_split``, else from
+        ``validation_fraction``. Without held-out samples, ``"auto"`` means
+        ``"learned"``.
     validation_fraction : float, default=0.2
         Fraction of the samples to hold out for the noise, if the net is not frozen,
-        holds out none itself, and there are at least 50 distinct samples.
+        holds out no samples itself, and there are at least 50 distinct samples.
     normalize_y : bool, default=False
-        As for `LaplaceRegressor`; in the history, ``elbo`` is that of the normalised
+        As for `LaplaceRegressor`. In the history, ``elbo`` refers to the normalised
         targets.
     estimator, posterior, posterior_params, prior, prior_scale, prior_params, \
             kl_weight, kl_schedule, bound, n_samples
-        As for `VariationalClassifier`; ``n_samples`` is two or more.
+        As for `VariationalClassifier`; ``n_samples`` must be at least two.
     likelihood, batch_size, random_state, verbose
         As for `LaplaceRegressor`.
 
     Attributes
     ----------
     elbo_ : float
-        As for `VariationalClassifier`, under the noise that was used in training.
+        As for `VariationalClassifier`, with the noise used in training.
     sigma_noise_ : float or ndarray of shape (n_outputs,)
-        Standard deviation of the observation noise in use; one for criteria without it.
+        Standard deviation of the observation noise in use; one for criteria without
+        noise.
     estimator_, posterior_, kl_
         As for `VariationalClassifier`.
     sigma_scaling_, n_features_in_, feature_names_in_, n_iter_
@@ -329,12 +334,12 @@ class VariationalRegressor(BaseVariational, ProbabilisticRegressor):
     See Also
     --------
     VariationalClassifier : For class labels.
-    LaplaceRegressor : A posterior around trained weights.
+    LaplaceRegressor : Gaussian posterior around trained weights.
 
     Notes
     -----
-    The distributions, the objective, the cost and the warning around a frozen net are
-    those of `VariationalClassifier`.
+    The distributions, the objective, the cost and the warning for a frozen net are the
+    same as for `VariationalClassifier`.
 
     References
     ----------

@@ -10,7 +10,7 @@ be tuned after the curvature has been accumulated.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,8 @@ class Likelihood(ABC):
 
     See Also
     --------
-    ClassificationLikelihood : Base class of those of class labels.
-    RegressionLikelihood : Base class of those of numbers.
+    ClassificationLikelihood : Base class for class labels.
+    RegressionLikelihood : Base class for numbers.
 
     Examples
     --------
@@ -42,7 +42,7 @@ class Likelihood(ABC):
     is_classification: ClassVar[bool]
     """Whether targets are class labels."""
     noun: ClassVar[str]
-    """What `n_outputs` counts, for messages: classes, labels or target columns."""
+    """Noun for messages of what `n_outputs` counts: class, label or target column."""
     options: ClassVar[frozenset[str]] = frozenset()
     """Arguments of the criterion that are supported at other values than defaults."""
     is_convex: ClassVar[bool] = True
@@ -69,7 +69,7 @@ class Likelihood(ABC):
         """
         return 1
 
-    def configured(self, criterion: nn.Module) -> Any:
+    def configured(self, criterion: nn.Module) -> "Likelihood":
         """Copy of the likelihood with the options of a criterion.
 
         Parameters
@@ -663,7 +663,7 @@ class DataFit:
         return self.total([self, other])
 
     def with_output_factors(self, factors: Tensor) -> "DataFit":
-        """Loss after that of each output was multiplied by a factor, (c,)."""
+        """Loss with the loss of each output multiplied by a factor, (c,)."""
         assert self.by_output is not None
         by_output = self.by_output * factors
         return DataFit(by_output.sum(), self.n_targets, by_output)

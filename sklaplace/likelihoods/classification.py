@@ -8,7 +8,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from sklaplace.likelihoods.base import Likelihood, SeparableLikelihood, output_w
 from sklaplace.likelihoods.output_hessian import BlockDiagonal, OutputHessian, Softmax
 
 # Up to this many classes a softmax over the columns of the transpose is faster: torch
-# computes that of short contiguous rows without vector instructions.
+# takes short contiguous rows without vector instructions.
 FEW_CLASSES = 20
 
 
@@ -53,10 +53,10 @@ class ClassificationLikelihood(Likelihood):
     is_classification = True
     noun = "class"
     multi_target: ClassVar[str] = ""
-    """What several columns of ``y`` are: "multilabel" (labels that are 0 or 1),
+    """Meaning of several columns of ``y``: "multilabel" (labels that are 0 or 1),
     "dense" (one label at each position), or "" where they are refused."""
 
-    def multilabel(self) -> Any:
+    def multilabel(self) -> "ClassificationLikelihood":
         """Likelihood of a matrix of labels that are 0 or 1.
 
         Returns
@@ -86,7 +86,7 @@ class ClassificationLikelihood(Likelihood):
             "1."
         )
 
-    def dense(self, positions: tuple[int, ...]) -> Any:
+    def dense(self, positions: tuple[int, ...]) -> "ClassificationLikelihood":
         """Likelihood of one label at each position.
 
         Parameters
@@ -133,7 +133,7 @@ class ClassificationLikelihood(Likelihood):
         mean : Tensor of shape (b, c)
             Means of the outputs.
         cov : Tensor of shape (b, c, c), (b, c) or (b, r, K, K)
-            Their covariances, variances alone, or those of r labels.
+            Their covariances, their variances, or covariances for r labels.
 
         Returns
         -------
@@ -225,8 +225,8 @@ class Categorical(ClassificationLikelihood):
 
     With class weights ``w`` and label smoothing ``ε`` the criterion is
     ``(1 - ε) w_y CE(y) + ε/K Σ w_k CE(k) = h_y CE(t)`` for smoothed targets ``t`` and
-    ``h_y = (1 - ε) w_y + ε/K Σ w_k``: loss and curvature of a sample are those of
-    ``CE(t)``, times ``h_y``.
+    ``h_y = (1 - ε) w_y + ε/K Σ w_k``: loss and curvature of a sample are
+    ``h_y`` times the loss and the curvature of ``CE(t)``.
 
     Read more in the :doc:`User Guide </user_guide/networks>`.
 
@@ -376,7 +376,7 @@ class _Sigmoid(SeparableLikelihood, ClassificationLikelihood):
 
 @dataclass(frozen=True)
 class Bernoulli(_Sigmoid):
-    """Two classes from one logit: that of the second class.
+    """Two classes from one logit, of the second class.
 
     Read more in the :doc:`User Guide </user_guide/networks>`.
 
@@ -561,7 +561,7 @@ class CategoricalMap(ClassificationLikelihood):
         return (n_targets, *self.positions)
 
     def _flat(self, f: Tensor) -> Tensor:
-        """Outputs (b, r·K) as those of positions, (b·r, K)."""
+        """Outputs (b, r·K) as outputs of positions, (b·r, K)."""
         return f.reshape(-1, f.shape[-1] // self.n_blocks)
 
     def targets(self, y: Tensor, f: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ Means, variances and counts of one shape, or of shapes that are broadcast.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from sklaplace.core.newton import first_where
 from sklaplace.likelihoods.quadrature import WEIGHTS, exp_at_nodes
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 
 # Up to this standard deviation of the log-rate, in units of the standard deviation of a
 # gamma variable's logarithm, quadrature is over the log-rate: see `cdf`.
@@ -130,7 +129,7 @@ def log_mass(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 def _bracket(mean: Array, std: Array, levels: Array) -> tuple[Array, Array]:
     """Counts below and above the quantiles.
 
-    Half of a tail's probability is that of the log-rate; the other half is Chernoff's
+    Half of a tail's probability belongs to the log-rate; the other half is Chernoff's
     bound on a Poisson variable of that rate.
     """
     ends = []

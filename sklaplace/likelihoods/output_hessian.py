@@ -168,7 +168,7 @@ class BlockDiagonal(OutputHessian):
     Attributes
     ----------
     blocks : OutputHessian
-        The b·r blocks, those of a sample side by side.
+        The b·r blocks, with the blocks of a sample side by side.
     n_blocks : int
         Number r of groups.
     """
@@ -309,7 +309,7 @@ class Softmax(OutputHessian):
     def products(self, m: Map, u: Tensor) -> Tensor:
         """``MᵀΛM u`` for ``u`` (b, o, q) or (1, o, q), (b, o, q), in O(b·c·q).
 
-        ``Λ`` ignores a shift of ``u``. Without that of the most probable class,
+        ``Λ`` ignores a shift of ``u``. Without the entry of the most probable class,
         ``p ∘ u - p pᵀu`` has no differences of large terms where ``p`` is close to one.
         """
         u = u if m is None else m.to(u) @ u

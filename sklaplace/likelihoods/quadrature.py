@@ -1,10 +1,8 @@
 """Gauss-Hermite quadrature: expectations over Gaussian outputs."""
 
-from typing import Any
-
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 
 # Nodes of a standard normal variable and their weights, which sum to one: exact for
 # polynomials of degree 63.

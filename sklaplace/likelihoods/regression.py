@@ -7,7 +7,6 @@ Gaussian over the outputs, by Gauss-Hermite quadrature where there is no closed 
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from sklaplace.likelihoods import counts
 from sklaplace.likelihoods.base import Likelihood, SeparableLikelihood
 from sklaplace.likelihoods.quadrature import NODES, WEIGHTS, exp_at_nodes
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray
 Pair = tuple[Array, Array]
 
 _LOG_2PI = math.log(2 * math.pi)

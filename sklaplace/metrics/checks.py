@@ -1,32 +1,29 @@
 """Checks of targets, predictions and weights."""
 
-from numbers import Integral
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sklearn import config_context
+from sklearn.base import BaseEstimator
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 
 Floats = NDArray[np.float64]
+# arguments, and arguments that may be left out
+Values = ArrayLike
+Given = ArrayLike | None
 
 # Sums of a thousand float32 probabilities differ from one by about 1e-6.
 _SUM_TOLERANCE = 1e-4
 
 
-def check_bins(n_bins: Any) -> None:
-    """Raise unless a value is a number of bins."""
-    if not isinstance(n_bins, Integral) or n_bins < 1:
-        raise ValueError(f"n_bins={n_bins!r} is not valid. Use at least 1.")
-
-
-def average(values: NDArray[Any], sample_weight: Any) -> float:
+def average(values: np.ndarray, sample_weight: Given) -> float:
     """Weighted mean over samples."""
     weights = check_weights(sample_weight, values)
     return float(values @ weights / weights.sum())
 
 
-def check_weights(sample_weight: Any, values: NDArray[Any]) -> Floats:
+def check_weights(sample_weight: Given, values: np.ndarray) -> Floats:
     """One weight per value, ones by default; raise unless their sum is positive."""
     if sample_weight is None:
         return np.ones(len(values))
@@ -38,7 +35,7 @@ def check_weights(sample_weight: Any, values: NDArray[Any]) -> Floats:
 
 
 def check_proba(
-    y_true: Any, y_proba: Any, labels: Any
+    y_true: Values, y_proba: Values, labels: Given
 ) -> tuple[Floats, NDArray[np.intp]]:
     """Probabilities (n, K) and the columns of the true classes (n,)."""
     proba = as_floats(y_proba, "y_proba")
@@ -52,20 +49,17 @@ def check_proba(
 
 def _check_sums(proba: Floats) -> None:
     """Raise unless the rows are probabilities."""
-    if proba.min() < 0 or proba.max() > 1 + _SUM_TOLERANCE:
-        raise ValueError(
-            f"y_proba has values between {proba.min():.4g} and {proba.max():.4g}. "
-            "Give probabilities, not logits."
-        )
     sums = proba.sum(axis=1)
-    if np.abs(sums - 1).max() > _SUM_TOLERANCE:
+    is_between = proba.min() >= 0 and proba.max() <= 1 + _SUM_TOLERANCE
+    if not is_between or np.abs(sums - 1).max() > _SUM_TOLERANCE:
         raise ValueError(
-            f"The rows of y_proba sum to values between {sums.min():.4g} and "
-            f"{sums.max():.4g}. Divide each row by its sum."
+            f"y_proba has values between {proba.min():.4g} and {proba.max():.4g}, and "
+            f"rows that sum to values between {sums.min():.4g} and {sums.max():.4g}. "
+            "Give probabilities, not logits; divide each row by its sum."
         )
 
 
-def _encode(truth: NDArray[Any], labels: Any, n_columns: int) -> NDArray[np.intp]:
+def _encode(truth: np.ndarray, labels: Given, n_columns: int) -> NDArray[np.intp]:
     """Column of each true class; raise where labels and columns differ."""
     classes = np.unique(truth) if labels is None else as_column(labels)
     if len(classes) != n_columns:
@@ -85,7 +79,9 @@ def _encode(truth: NDArray[Any], labels: Any, n_columns: int) -> NDArray[np.intp
     return codes
 
 
-def check_gaussian(y_true: Any, y_mean: Any, y_std: Any) -> tuple[Floats, Floats]:
+def check_gaussian(
+    y_true: Values, y_mean: Values, y_std: Values
+) -> tuple[Floats, Floats]:
     """Residuals and standard deviations, (n, C) each."""
     given = {"y_true": y_true, "y_mean": y_mean, "y_std": y_std}
     arrays = [as_floats(values, name) for name, values in given.items()]
@@ -110,31 +106,29 @@ def check_std(std: Floats) -> None:
         )
 
 
-def as_floats(values: Any, name: str, **options: Any) -> Floats:
+def as_floats(values: Values, name: str, **options: Any) -> Floats:
     """Finite numbers as a float64 array."""
     options = {"ensure_2d": False, "input_name": name} | options
     with config_context(array_api_dispatch=False):  # tensors become arrays
         return check_array(values, dtype=np.float64, **options)
 
 
-def as_vector(values: Any, name: str, **options: Any) -> Floats:
+def as_vector(values: Values, name: str, **options: Any) -> Floats:
     """Finite numbers as a float64 vector."""
     return as_column(as_floats(values, name, **options))
 
 
-def as_column(values: Any) -> NDArray[Any]:
+def as_column(values: Values) -> np.ndarray:
     """Values of any type as a vector."""
     with config_context(array_api_dispatch=False):
         return column_or_1d(values)
 
 
-def misclassified(classifier: Any, proba: NDArray[Any], y: Any) -> NDArray[np.bool_]:
-    """Whether the most probable class is another than that of the sample, (n,)."""
-    labels = np.asarray(y)
-    if labels.shape != (len(proba),):
-        raise ValueError(
-            f"y has shape {labels.shape}, but probabilities are of {len(proba)} "
-            "samples. Pass one label per row of X."
-        )
+def misclassified(
+    classifier: BaseEstimator, proba: np.ndarray, y: Values
+) -> NDArray[np.bool_]:
+    """Whether the most probable class differs from the sample's own, (n,)."""
+    labels = as_column(y)
+    check_consistent_length(labels, proba)
     predicted = np.asarray(classifier.classes_)[proba.argmax(axis=1)]
     return np.asarray(labels != predicted)

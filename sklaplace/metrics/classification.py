@@ -1,15 +1,14 @@
 """Metrics of class probabilities."""
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from sklaplace.core.checks import check_option
+from sklaplace.core.checks import check_count, check_option
 from sklaplace.metrics.checks import (
     Floats,
+    Given,
+    Values,
     average,
-    check_bins,
     check_proba,
     check_weights,
 )
@@ -19,14 +18,14 @@ KINDS = "per_class", "top_label"
 
 
 def reliability_curve(
-    y_true: Any,
-    y_proba: Any,
+    y_true: Values,
+    y_proba: Values,
     *,
     kind: str = "top_label",
     n_bins: int = 15,
     strategy: str = "uniform",
-    labels: Any = None,
-    sample_weight: Any = None,
+    labels: Given = None,
+    sample_weight: Given = None,
 ) -> tuple[Floats, Floats, Floats]:
     """Empirical frequency and mean probability over bins of predicted probability.
 
@@ -41,7 +40,7 @@ def reliability_curve(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``; a 1d
-        array has those of the second of two classes.
+        array has the probabilities of the second of two classes.
     kind : {"top_label", "per_class"}, default="top_label"
         ``"top_label"``: the largest probability, and whether its class is the true
         one. ``"per_class"``: the probability of each class against all others.
@@ -104,12 +103,12 @@ def reliability_curve(
 
 
 def expected_calibration_error(
-    y_true: Any,
-    y_proba: Any,
+    y_true: Values,
+    y_proba: Values,
     *,
     n_bins: int = 15,
-    labels: Any = None,
-    sample_weight: Any = None,
+    labels: Given = None,
+    sample_weight: Given = None,
 ) -> float:
     """Mean absolute difference of confidence and accuracy over bins of confidence.
 
@@ -125,7 +124,7 @@ def expected_calibration_error(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``; a 1d
-        array has those of the second of two classes.
+        array has the probabilities of the second of two classes.
     n_bins : int, default=15
         Number of bins of equal width, closed on the right.
     labels : array-like of shape (K,), default=None
@@ -170,12 +169,12 @@ def expected_calibration_error(
 
 
 def maximum_calibration_error(
-    y_true: Any,
-    y_proba: Any,
+    y_true: Values,
+    y_proba: Values,
     *,
     n_bins: int = 15,
-    labels: Any = None,
-    sample_weight: Any = None,
+    labels: Given = None,
+    sample_weight: Given = None,
 ) -> float:
     """Largest difference of confidence and accuracy over bins of confidence.
 
@@ -190,7 +189,7 @@ def maximum_calibration_error(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``; a 1d
-        array has those of the second of two classes.
+        array has the probabilities of the second of two classes.
     n_bins : int, default=15
         Number of bins of equal width, closed on the right.
     labels : array-like of shape (K,), default=None
@@ -234,12 +233,12 @@ def maximum_calibration_error(
 
 
 def adaptive_calibration_error(
-    y_true: Any,
-    y_proba: Any,
+    y_true: Values,
+    y_proba: Values,
     *,
     n_bins: int = 15,
-    labels: Any = None,
-    sample_weight: Any = None,
+    labels: Given = None,
+    sample_weight: Given = None,
 ) -> float:
     """Mean calibration error of the classes, over bins of equal weight.
 
@@ -255,7 +254,7 @@ def adaptive_calibration_error(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``; a 1d
-        array has those of the second of two classes.
+        array has the probabilities of the second of two classes.
     n_bins : int, default=15
         Number of bins of each class. Samples of equal probability are in one bin,
         so that the result does not depend on the order of samples.
@@ -304,7 +303,11 @@ def adaptive_calibration_error(
 
 
 def class_sharpness(
-    y_true: Any, y_proba: Any, *, labels: Any = None, sample_weight: Any = None
+    y_true: Values,
+    y_proba: Values,
+    *,
+    labels: Given = None,
+    sample_weight: Given = None,
 ) -> Floats:
     """Mean predicted probability of each class among the samples that have it.
 
@@ -319,7 +322,7 @@ def class_sharpness(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``; a 1d
-        array has those of the second of two classes.
+        array has the probabilities of the second of two classes.
     labels : array-like of shape (K,), default=None
         Classes in the order of the columns, such as ``classes_``. By default
         the sorted values of ``y_true``, which then must contain all classes.
@@ -362,7 +365,11 @@ def class_sharpness(
 
 
 def brier_score(
-    y_true: Any, y_proba: Any, *, labels: Any = None, sample_weight: Any = None
+    y_true: Values,
+    y_proba: Values,
+    *,
+    labels: Given = None,
+    sample_weight: Given = None,
 ) -> float:
     """Squared distance between probabilities and outcome, summed over classes.
 
@@ -379,7 +386,7 @@ def brier_score(
         Class labels.
     y_proba : array-like of shape (n, K) or (n,)
         Probabilities, one column per class in the order of ``labels``; a 1d
-        array has those of the second of two classes.
+        array has the probabilities of the second of two classes.
     labels : array-like of shape (K,), default=None
         Classes in the order of the columns, such as ``classes_``. By default
         the sorted values of ``y_true``, which then must contain all classes.
@@ -420,16 +427,16 @@ def brier_score(
 
 
 def _bin_sums(
-    y_true: Any,
-    y_proba: Any,
+    y_true: Values,
+    y_proba: Values,
     kind: str,
-    n_bins: Any,
+    n_bins: int,
     strategy: str,
-    labels: Any,
-    sample_weight: Any,
+    labels: Given,
+    sample_weight: Given,
 ) -> Floats:
     """Sums of hits, probabilities and weights in each bin, (3, K or 1, n_bins)."""
-    check_bins(n_bins)
+    check_count("n_bins", n_bins)
     proba, codes = check_proba(y_true, y_proba, labels)
     weights = check_weights(sample_weight, codes)
     hits = codes[:, None] == np.arange(proba.shape[1])
@@ -450,7 +457,7 @@ def _bin_sums(
 def _bins_of_equal_weight(
     values: Floats, weights: Floats, n_bins: int
 ) -> NDArray[np.intp]:
-    """Bin of each value: that of the middle of its weight in ascending order."""
+    """Bin of each value, by the middle of its weight in ascending order."""
     _, groups = np.unique(values, return_inverse=True)  # equal values share a bin
     totals = np.bincount(groups, weights)
     middles = (totals.cumsum() - totals / 2) / totals.sum()

@@ -1,20 +1,18 @@
 """Metrics of a confidence: detection of unknown samples, selective prediction."""
 
-from typing import Any
-
 import numpy as np
 from sklearn.metrics import roc_auc_score, roc_curve
 from sklearn.utils import check_consistent_length
 
 from sklaplace.core.checks import check_fraction
-from sklaplace.metrics.checks import Floats, as_vector, check_weights
+from sklaplace.metrics.checks import Floats, Given, Values, as_vector, check_weights
 
 
-def ood_auroc(confidence_in: Any, confidence_out: Any) -> float:
+def ood_auroc(confidence_in: Values, confidence_out: Values) -> float:
     """Area under the ROC curve of out-of-distribution detection by confidence.
 
     The probability that the confidence of an in-distribution sample is larger than
-    that of an out-of-distribution sample; ties count half.
+    the confidence of an out-of-distribution sample; ties count half.
 
     Read more in the :ref:`User Guide <novelty>`.
 
@@ -59,7 +57,9 @@ def ood_auroc(confidence_in: Any, confidence_out: Any) -> float:
     return float(roc_auc_score(*_labelled(confidence_in, confidence_out)))
 
 
-def ood_fpr(confidence_in: Any, confidence_out: Any, *, tpr: float = 0.95) -> float:
+def ood_fpr(
+    confidence_in: Values, confidence_out: Values, *, tpr: float = 0.95
+) -> float:
     """False-positive rate of out-of-distribution detection at a true-positive rate.
 
     Of the thresholds that at least a fraction ``tpr`` of the in-distribution samples
@@ -116,7 +116,7 @@ def ood_fpr(confidence_in: Any, confidence_out: Any, *, tpr: float = 0.95) -> fl
 
 
 def risk_coverage_curve(
-    losses: Any, confidence: Any, *, sample_weight: Any = None
+    losses: Values, confidence: Values, *, sample_weight: Given = None
 ) -> tuple[Floats, Floats]:
     """Mean loss of the most confident samples, by their fraction of all samples.
 
@@ -177,13 +177,13 @@ def risk_coverage_curve(
 
 
 def area_under_risk_coverage(
-    losses: Any, confidence: Any, *, sample_weight: Any = None
+    losses: Values, confidence: Values, *, sample_weight: Given = None
 ) -> float:
     """Mean risk of selective prediction over all thresholds (AURC).
 
     Every sample's confidence is a threshold once. The result depends on the loss as
-    well as on the order of the confidences: compare those of one model, or report the
-    risk of all samples next to it.
+    well as on the order of the confidences: compare results of one model, or report
+    the risk of all samples next to it.
 
     Read more in the :doc:`User Guide </user_guide/classification>`.
 
@@ -228,7 +228,7 @@ def area_under_risk_coverage(
     return float(risk @ weights / weights.sum())
 
 
-def _labelled(confidence_in: Any, confidence_out: Any) -> tuple[Floats, Floats]:
+def _labelled(confidence_in: Values, confidence_out: Values) -> tuple[Floats, Floats]:
     """One for in-distribution samples and zero for others, and all confidences."""
     inside = as_vector(confidence_in, "confidence_in")
     outside = as_vector(confidence_out, "confidence_out")
@@ -237,7 +237,7 @@ def _labelled(confidence_in: Any, confidence_out: Any) -> tuple[Floats, Floats]:
 
 
 def _risk_coverage(
-    losses: Any, confidence: Any, sample_weight: Any
+    losses: Values, confidence: Values, sample_weight: Given
 ) -> tuple[Floats, Floats, Floats]:
     """Coverage, risk and weight at each distinct confidence, in descending order."""
     loss = as_vector(losses, "losses")

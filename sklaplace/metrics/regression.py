@@ -1,7 +1,5 @@
 """Metrics of Gaussian predictions ``N(mean, std²)``, quantiles and intervals."""
 
-from typing import Any
-
 import numpy as np
 from scipy import stats
 from sklearn.utils import check_consistent_length
@@ -9,6 +7,8 @@ from sklearn.utils import check_consistent_length
 from sklaplace.core.checks import check_fraction
 from sklaplace.metrics.checks import (
     Floats,
+    Given,
+    Values,
     as_floats,
     as_vector,
     average,
@@ -19,7 +19,7 @@ from sklaplace.metrics.checks import (
 
 
 def gaussian_nll(
-    y_true: Any, y_mean: Any, y_std: Any, *, sample_weight: Any = None
+    y_true: Values, y_mean: Values, y_std: Values, *, sample_weight: Given = None
 ) -> float:
     """Negative log density of the targets under a Gaussian prediction.
 
@@ -71,7 +71,7 @@ def gaussian_nll(
 
 
 def gaussian_crps(
-    y_true: Any, y_mean: Any, y_std: Any, *, sample_weight: Any = None
+    y_true: Values, y_mean: Values, y_std: Values, *, sample_weight: Given = None
 ) -> float:
     """Continuous ranked probability score of a Gaussian prediction.
 
@@ -126,7 +126,7 @@ def gaussian_crps(
 
 
 def interval_coverage(
-    y_true: Any, y_interval: Any, *, sample_weight: Any = None
+    y_true: Values, y_interval: Values, *, sample_weight: Given = None
 ) -> float:
     """Fraction of targets inside their predicted intervals.
 
@@ -170,7 +170,11 @@ def interval_coverage(
 
 
 def interval_score(
-    y_true: Any, y_interval: Any, *, coverage: float = 0.9, sample_weight: Any = None
+    y_true: Values,
+    y_interval: Values,
+    *,
+    coverage: float = 0.9,
+    sample_weight: Given = None,
 ) -> float:
     """Width of central intervals plus a penalty for targets outside.
 
@@ -230,7 +234,7 @@ def interval_score(
 
 
 def empirical_frequency(
-    y_true: Any, y_quantiles: Any, *, sample_weight: Any = None
+    y_true: Values, y_quantiles: Values, *, sample_weight: Given = None
 ) -> Floats:
     """Fraction of targets that are at most their predicted quantile.
 
@@ -281,7 +285,7 @@ def empirical_frequency(
     return weights @ (targets[:, None] <= quantiles) / weights.sum()
 
 
-def sharpness(y_std: Any, *, sample_weight: Any = None) -> float:
+def sharpness(y_std: Values, *, sample_weight: Given = None) -> float:
     """Mean predicted variance of a regression.
 
     Of two calibrated regressions the one of smaller variance is sharper, and better.
@@ -326,7 +330,9 @@ def sharpness(y_std: Any, *, sample_weight: Any = None) -> float:
     return average((std.reshape(len(std), -1) ** 2).mean(axis=1), sample_weight)
 
 
-def _check_interval(y_true: Any, y_interval: Any) -> tuple[Floats, Floats, Floats]:
+def _check_interval(
+    y_true: Values, y_interval: Values
+) -> tuple[Floats, Floats, Floats]:
     """Targets, lower and upper bounds, (n,) each."""
     targets = as_vector(y_true, "y_true")
     interval = as_floats(y_interval, "y_interval", ensure_2d=True)

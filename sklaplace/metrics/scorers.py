@@ -1,15 +1,15 @@
 """Scorers: metrics of a fitted estimator, for ``scoring=`` in model selection."""
 
-from typing import Any
+from sklearn.base import BaseEstimator
 
-from sklaplace.metrics.checks import misclassified
+from sklaplace.metrics.checks import Given, Values, misclassified
 from sklaplace.metrics.classification import expected_calibration_error
 from sklaplace.metrics.detection import area_under_risk_coverage
 from sklaplace.metrics.regression import gaussian_crps, gaussian_nll, interval_score
 
 
 def neg_gaussian_nll_scorer(
-    estimator: Any, X: Any, y: Any, sample_weight: Any = None
+    estimator: BaseEstimator, X: object, y: Values, sample_weight: Given = None
 ) -> float:
     """Log density of held-out targets, a ``scoring`` for model selection.
 
@@ -61,7 +61,7 @@ def neg_gaussian_nll_scorer(
 
 
 def neg_gaussian_crps_scorer(
-    estimator: Any, X: Any, y: Any, sample_weight: Any = None
+    estimator: BaseEstimator, X: object, y: Values, sample_weight: Given = None
 ) -> float:
     """Minus the CRPS of Gaussian predictions, a ``scoring`` for model selection.
 
@@ -110,7 +110,7 @@ def neg_gaussian_crps_scorer(
 
 
 def neg_interval_score_scorer(
-    estimator: Any, X: Any, y: Any, sample_weight: Any = None
+    estimator: BaseEstimator, X: object, y: Values, sample_weight: Given = None
 ) -> float:
     """Minus the interval score at coverage 0.9, a ``scoring`` for model selection.
 
@@ -159,7 +159,7 @@ def neg_interval_score_scorer(
 
 
 def neg_expected_calibration_error_scorer(
-    estimator: Any, X: Any, y: Any, sample_weight: Any = None
+    estimator: BaseEstimator, X: object, y: Values, sample_weight: Given = None
 ) -> float:
     """Minus the expected calibration error, for ``scoring`` in evaluations.
 
@@ -209,7 +209,7 @@ def neg_expected_calibration_error_scorer(
 
 
 def neg_area_under_risk_coverage_scorer(
-    estimator: Any, X: Any, y: Any, sample_weight: Any = None
+    estimator: BaseEstimator, X: object, y: Values, sample_weight: Given = None
 ) -> float:
     """Minus the AURC of a classifier, a ``scoring`` for model selection.
 

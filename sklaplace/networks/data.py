@@ -1,7 +1,8 @@
 """Data sets: samples with targets and sample weights, batches and dtypes of them.
 
 Array-likes are validated by the estimators. Dicts of arrays, tuples and torch datasets
-are passed to skorch unchanged; batches are those of the net's own validation loader.
+are passed to skorch unchanged; the net's own
+validation loader makes the batches.
 """
 
 import math
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from scipy.sparse import issparse
 from sklearn.base import clone
+from skorch import NeuralNet
 from skorch.dataset import Dataset, get_len, unpack_data
 from skorch.helper import SliceDict
 from skorch.utils import multi_indexing, to_tensor
@@ -25,7 +27,13 @@ from sklaplace.core.random import private_rng
 from sklaplace.core.trees import leaves, mapped
 from sklaplace.networks.arrays import as_numbers, check_finite, detached
 from sklaplace.networks.stored import StoredArray
-from sklaplace.networks.streams import RowStream, is_stream, require_choice, some_of
+from sklaplace.networks.streams import (
+    RowStream,
+    Samples,
+    is_stream,
+    require_choice,
+    some_of,
+)
 
 Batch = tuple[Any, Any, Tensor | None]
 # Options by which a loader leaves out, repeats or permutes samples. Evaluation needs
@@ -41,7 +49,9 @@ class RowDataset(Dataset):
     Items are ``(X, y)``, or ``(X, (y, weight))`` where there are weights.
     """
 
-    def __init__(self, dataset: Any, y: np.ndarray, weights: np.ndarray | None) -> None:
+    def __init__(
+        self, dataset: Samples, y: np.ndarray, weights: np.ndarray | None
+    ) -> None:
         # skorch's callbacks look for X and y
         super().__init__(getattr(dataset, "X", dataset), y, length=len(y))
         self.dataset, self.weights = dataset, weights
@@ -49,30 +59,35 @@ class RowDataset(Dataset):
     def __len__(self) -> int:
         return len(self.y)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> tuple[object, object]:
         X, _ = unpack_data(self.dataset[index])  # explains what is missing
         if self.weights is None:
             return X, self.y[index]
         return X, (self.y[index], self.weights[index])
 
 
-def sample_weights(dataset: Any) -> np.ndarray | None:
+def sample_weights(dataset: object) -> np.ndarray | None:
     """Sample weights (n,) of a dataset or of a subset of one, where it has any."""
     if isinstance(dataset, Subset):
         weights = sample_weights(dataset.dataset)
         indices = np.asarray(dataset.indices, dtype=int)
         return None if weights is None else weights[indices]
-    is_weighted = isinstance(dataset, RowDataset | RowStream)
-    return dataset.weights if is_weighted else None
+    if isinstance(dataset, RowDataset | RowStream):
+        return dataset.weights
+    return None
 
 
-def with_targets(dataset: Any, y: np.ndarray, weights: np.ndarray | None) -> Any:
+def with_targets(
+    dataset: Any, y: np.ndarray, weights: np.ndarray | None
+) -> RowStream | RowDataset:
     """Inputs of a dataset with targets, and sample weights, given as arrays."""
     kind = RowStream if is_stream(dataset) else RowDataset
     return kind(dataset, y, weights)
 
 
-def collate_weighted(collate: Callable[[list[Any]], Any], items: list[Any]) -> Any:
+def collate_weighted(
+    collate: Callable[[list[Any]], Any], items: list[Any]
+) -> tuple[Any, Any]:
     """Batch ``X, (y, weights)``; inputs and targets as the net's loader collates."""
     X, y = unpack_data(collate([(X, y) for X, (y, _) in items]))
     return X, (y, default_collate([weight for *_, (_, weight) in items]))
@@ -93,8 +108,8 @@ class Batches:
         Samples per batch.
     """
 
-    net: Any
-    dataset: Any
+    net: NeuralNet
+    dataset: Samples
     batch_size: int
 
     def __iter__(self) -> Iterator[Batch]:
@@ -121,7 +136,7 @@ class Batches:
             )
             yield x, y, w
 
-    def _loaded(self, options: dict[str, Any]) -> Iterator[Batch]:
+    def _loaded(self, options: dict[str, object]) -> Iterator[Batch]:
         """Batches of the net's loader."""
         options["batch_size"] = self.batch_size
         loader = self.net.iterator_valid(self.dataset, **options)
@@ -180,7 +195,7 @@ def _copied(array: np.ndarray | StoredArray, rows: np.ndarray) -> np.ndarray:
     return array[rows] if isinstance(array, StoredArray) else array.take(rows, 0)
 
 
-def first_rows(net: Any, dataset: Any, n: int = 3) -> Any:
+def first_rows(net: NeuralNet, dataset: Samples, n: int = 3) -> Any:
     """Inputs of the first n samples of a dataset, as one batch."""
     n = n if is_stream(dataset) else min(n, len(dataset))
     first = some_of(dataset, list(range(n)))
@@ -191,7 +206,7 @@ def first_rows(net: Any, dataset: Any, n: int = 3) -> Any:
 N_SPREAD = 16
 
 
-def spread_rows(net: Any, dataset: Any, n: int = N_SPREAD) -> Any:
+def spread_rows(net: NeuralNet, dataset: Samples, n: int = N_SPREAD) -> Any:
     """Inputs of up to n samples from across a dataset, the first few as well."""
     m = min(n, len(dataset))
     even = np.linspace(0, len(dataset) - 1, m).round().astype(int)
@@ -233,7 +248,7 @@ class TrainingData:
         data = TrainingData(self.X, self.y, sample_weight)
         return data if len(kept) == len(sample_weight) else data.take(kept)
 
-    def dataset(self, net: Any) -> Any:
+    def dataset(self, net: NeuralNet) -> Samples:
         """Dataset of the net, with sample weights where there are any."""
         dataset = net.get_dataset(self.X, self.y)
         is_complete = self.sample_weight is None and not _is_dataset(self.X)
@@ -242,11 +257,11 @@ class TrainingData:
         return with_targets(dataset, self.y, self.sample_weight)
 
 
-def _is_dataset(X: Any) -> bool:
+def _is_dataset(X: object) -> bool:
     return isinstance(X, torch.utils.data.Dataset)
 
 
-def is_opaque(X: Any) -> bool:
+def is_opaque(X: object) -> bool:
     """Whether X is passed to skorch as given: a dict, a dataset, a tuple of arrays.
 
     A tuple of tuples of numbers holds rows, as everywhere in scikit-learn.
@@ -257,12 +272,12 @@ def is_opaque(X: Any) -> bool:
     return is_known and not issparse(X)  # one of scipy's formats is a dict
 
 
-def as_given(X: Any, dtype: np.dtype) -> Any:
+def as_given(X: object, dtype: np.dtype) -> Any:
     """Data that is passed to skorch unchanged, as skorch and torch can take it.
 
     Tensors leave their graph, which a second backward pass would not find. Indices of
     subsets are integers. Mappings, such as a tokenizer's, become dicts of arrays, and
-    floats in lists get the dtype, that of the network.
+    floats in lists get the dtype of the network.
 
     Raises
     ------
@@ -280,7 +295,7 @@ def as_given(X: Any, dtype: np.dtype) -> Any:
     return _with_integer_indices(X)
 
 
-def _as_dict(X: Mapping, dtype: np.dtype) -> dict:
+def _as_dict(X: Mapping[str, Any], dtype: np.dtype) -> dict[str, Any]:
     """A dict of arrays, with those that are given as lists written as arrays."""
     if not isinstance(X, dict) or any(isinstance(v, list) for v in X.values()):
         X = {key: _as_array(key, value, dtype) for key, value in X.items()}
@@ -294,7 +309,7 @@ def _as_dict(X: Mapping, dtype: np.dtype) -> dict:
     return X
 
 
-def _as_array(key: Any, value: Any, dtype: np.dtype) -> Any:
+def _as_array(key: object, value: object, dtype: np.dtype) -> Any:
     if not isinstance(value, list):
         return value
     try:
@@ -307,19 +322,15 @@ def _as_array(key: Any, value: Any, dtype: np.dtype) -> Any:
     return array.astype(dtype) if array.dtype.kind == "f" else array
 
 
-def _with_integer_indices(X: Any) -> Any:
+def _with_integer_indices(X: object) -> Any:
     """Data with the positions of a subset as integers; skorch takes no tensors."""
     if type(X) is not Subset:
         return X
     indices = np.asarray(X.indices)
-    if indices.dtype == bool:
-        raise ValueError(
-            "X is a Subset with boolean indices, which torch takes for the positions 0 "
-            "and 1. Use Subset(dataset, numpy.flatnonzero(mask))."
-        )
     if indices.size and indices.dtype.kind not in "iu":
         raise ValueError(
-            f"X is a Subset with indices of dtype {indices.dtype}. Pass integers."
+            f"X is a Subset with indices of dtype {indices.dtype}. Pass integers; of a "
+            "boolean mask use Subset(dataset, numpy.flatnonzero(mask))."
         )
     return Subset(_with_integer_indices(X.dataset), indices.astype(int).tolist())
 
@@ -337,7 +348,7 @@ def count_rows(X: Any) -> int:
     return int(n)
 
 
-def check_length(X: Any, y: np.ndarray) -> None:
+def check_length(X: object, y: np.ndarray) -> None:
     """Refuse samples and targets of different number; streams are counted later."""
     if not is_stream(X) and (n := count_rows(X)) != len(y):
         raise ValueError(
@@ -381,7 +392,7 @@ class InputType:
         return cast
 
 
-def input_type(net: Any) -> InputType:
+def input_type(net: NeuralNet) -> InputType:
     """`InputType` of a skorch net; None stands for the default network."""
     if net is None:
         return InputType(np.dtype(np.float64), False)
@@ -394,7 +405,7 @@ def input_type(net: Any) -> InputType:
     return InputType(np.dtype(name if hasattr(np, name) else "float32"), embeds)
 
 
-def _module(net: Any) -> Any:
+def _module(net: NeuralNet) -> nn.Module:
     """Module of a net, or of an initialised clone; empty if that needs the data."""
     module = getattr(net, "module_", net.module)
     if isinstance(module, nn.Module):

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from skorch import NeuralNet, NeuralNetClassifier, NeuralNetRegressor
-from torch import nn
+from torch import Tensor, nn
 
 from sklaplace.networks.optimizer import CosineAdam
 from sklaplace.networks.tabular import Array, DropoutNetwork, TabularNetwork
@@ -91,12 +90,18 @@ class PenalisedNet(NeuralNet):
     """
 
     def __init__(
-        self, module: type[nn.Module], *args: Any, penalty: float = 0.0, **kwargs: Any
+        self,
+        module: type[nn.Module],
+        *args: object,
+        penalty: float = 0.0,
+        **kwargs: object,
     ) -> None:
         self.penalty = penalty
         super().__init__(module, *args, **kwargs)
 
-    def get_loss(self, y_pred: Any, y_true: Any, *args: Any, **kwargs: Any) -> Any:
+    def get_loss(
+        self, y_pred: Tensor, y_true: Tensor, *args: object, **kwargs: object
+    ) -> Tensor:
         """Criterion plus penalty, (), or (b, ...) if unreduced.
 
         The penalty is added to every entry, so that any weighted mean has it once.
@@ -117,7 +122,9 @@ class PenalisedRegressor(PenalisedNet, NeuralNetRegressor):
     ``target_scale``.
     """
 
-    def get_loss(self, y_pred: Any, y_true: Any, *args: Any, **kwargs: Any) -> Any:
+    def get_loss(
+        self, y_pred: Tensor, y_true: Tensor, *args: object, **kwargs: object
+    ) -> Tensor:
         """Criterion in standardised units plus penalty, as for `PenalisedNet`."""
         center, scale = self.module_.target_center, self.module_.target_scale
         y_pred, y_true = (y_pred - center) / scale, (y_true - center) / scale
@@ -126,7 +133,7 @@ class PenalisedRegressor(PenalisedNet, NeuralNetRegressor):
 
 # -------------------------------------------------------------------------- factories
 def default_classifier(
-    X: Array, y: NDArray[Any], sample_weight: Array | None, n_classes: int
+    X: object, y: np.ndarray, sample_weight: Array | None, n_classes: int
 ) -> PenalisedClassifier:
     """Unfitted default network for classification.
 
@@ -165,7 +172,7 @@ def default_classifier(
 
 
 def default_multilabel(
-    X: Array, Y: Array, sample_weight: Array | None
+    X: object, Y: Array, sample_weight: Array | None
 ) -> PenalisedClassifier:
     """Unfitted default network for binary labels Y (n_samples, n_labels).
 
@@ -176,7 +183,7 @@ def default_multilabel(
 
 
 def penalised_classifier(
-    X: Array,
+    X: object,
     Y: Array,
     sample_weight: Array | None,
     criterion: type[nn.Module],
@@ -211,7 +218,7 @@ def penalised_classifier(
 
 
 def default_regressor(
-    X: Array, Y: Array, sample_weight: Array | None
+    X: object, Y: Array, sample_weight: Array | None
 ) -> PenalisedRegressor:
     """Unfitted default network for regression targets Y (n_samples, n_outputs).
 
@@ -231,7 +238,7 @@ def default_regressor(
 
 
 # ------------------------------------------------------- variants for other estimators
-def is_penalised(net: Any) -> bool:
+def is_penalised(net: NeuralNet) -> bool:
     """Whether a net is one of the default networks, whose loss has a penalty."""
     return isinstance(net, PenalisedNet)
 
@@ -259,20 +266,21 @@ def _architecture(net: NeuralNet) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------- data
-def require_array(X: Any) -> None:
-    """Raise for inputs that no default network takes."""
-    if not isinstance(X, np.ndarray):
-        raise ValueError(
-            f"X is of type {type(X).__name__}, and estimator=None is a network for "
-            "arrays. Pass an array, or a skorch net."
-        )
+def require_array(X: object) -> np.ndarray:
+    """Return an array; raise for inputs that no default network takes."""
+    if isinstance(X, np.ndarray):
+        return X
+    raise ValueError(
+        f"X is of type {type(X).__name__}, and estimator=None is a network for "
+        "arrays. Pass an array, or a skorch net."
+    )
 
 
 def _prepared(
-    X: Array, Y: NDArray[Any], weight: Array | None
-) -> tuple[NDArray[Any], Array, float, dict[str, Any]]:
+    X: object, Y: np.ndarray, weight: Array | None
+) -> tuple[np.ndarray, Array, float, dict[str, Any]]:
     """Targets and weights that are not zero, the noise, and common settings."""
-    require_array(X)
+    X = require_array(X)
     if X.ndim != 2:
         raise ValueError(
             f"X has shape {X.shape}, and estimator=None is a network for tables, "

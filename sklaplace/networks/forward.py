@@ -12,6 +12,7 @@ from threading import RLock
 from typing import Any
 
 import torch
+from skorch import NeuralNet
 from torch import Tensor, nn
 
 from sklaplace.core.trees import copied
@@ -45,10 +46,10 @@ OUTPUT_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
 def agreeing(
     logits: Tensor, raw: Tensor, is_binary: bool, tolerance: float = 0.0
 ) -> Tensor:
-    """Whether probabilities ``raw`` (b, ...) are those of logits, by sample, (b,).
+    """Whether probabilities ``raw`` (b, ...) agree with logits, by sample, (b,).
 
-    The relative ``tolerance`` of their logarithms is some roundings at least; those of
-    probabilities close to zero are not compared.
+    The relative ``tolerance`` of their logarithms is some roundings at least.
+    Probabilities close to zero are not compared.
     """
     tolerance = max(1e-4, 4 * rounding([raw, logits]), tolerance)
     log = nn.functional.logsigmoid(logits) if is_binary else logits.log_softmax(1)
@@ -57,10 +58,10 @@ def agreeing(
     return (is_near | ~is_normal).reshape(len(raw), -1).all(1)
 
 
-def read_logits(raw: Tensor, calls: list[Any], probability_map: str) -> Tensor:
+def read_logits(raw: Tensor, calls: list[Tensor], probability_map: str) -> Tensor:
     """Logits (b, ...) of probabilities ``raw``, the output of the only call of a layer.
 
-    Samples whose probabilities are not those of this layer take the map of theirs.
+    Samples whose probabilities disagree with this layer take the map instead.
     """
     mapped = OUTPUT_MAPS[probability_map](at_least_single(raw))
     if len(calls) != 1 or calls[0].numel() != raw.numel():
@@ -89,7 +90,7 @@ class Forward(nn.Module):
         Outputs of one sample, where known: a network for images accepts other sizes,
         whose outputs would belong to other positions.
     probability_map : str, default="log"
-        Key of ``OUTPUT_MAPS`` for probabilities that are not those of the logit layer.
+        Key of ``OUTPUT_MAPS`` for probabilities that disagree with the logit layer.
 
     Attributes
     ----------
@@ -105,7 +106,7 @@ class Forward(nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        call: Callable[[Any], Any],
+        call: Callable[[object], object],
         output_map: str = "identity",
         logit_layer: str | None = None,
         shape: tuple[int, ...] | None = None,
@@ -121,9 +122,8 @@ class Forward(nn.Module):
 
     def with_output_map(self, output_map: str, logit_layer: str | None) -> "Forward":
         """`Forward` of the same network with another output map and logit layer."""
-        given = output_map, logit_layer, self.shape, self.probability_map
-        other = Forward(self.module, self.call, *given)
-        other.trainable = self.trainable
+        other = copy.copy(self)
+        other.output_map, other.logit_layer = output_map, logit_layer
         return other
 
     def twin(self) -> "Forward":
@@ -134,8 +134,8 @@ class Forward(nn.Module):
         given = self.output_map, self.logit_layer, self.shape, self.probability_map
         return Forward(module, call, *given)
 
-    def returned(self, x: Any) -> Any:
-        """What the network returns for a batch, which does not change.
+    def returned(self, x: object) -> object:
+        """Apply the network to a batch, which does not change.
 
         The network may write to its input, or differentiate inside: it gets a copy, and
         gradients are enabled.
@@ -143,12 +143,12 @@ class Forward(nn.Module):
         with torch.enable_grad():
             return self.call(copied(x))
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, x: object) -> Tensor:
         """Outputs (b, c) of a batch; in their graph where gradients are enabled."""
         outputs = self._columns(x)
         return outputs if torch.is_grad_enabled() else outputs.detach()
 
-    def _columns(self, x: Any) -> Tensor:
+    def _columns(self, x: object) -> Tensor:
         if self.logit_layer is None:
             outputs = OUTPUT_MAPS[self.output_map](first_tensor(self.returned(x)))
         else:
@@ -199,7 +199,9 @@ class Forward(nn.Module):
                         setattr(owner, name, value)
 
 
-def computed_tensors(modules: Iterable[nn.Module]) -> Iterator[tuple[Any, str, Any]]:
+def computed_tensors(
+    modules: Iterable[nn.Module],
+) -> Iterator[tuple[nn.Module, str, Tensor]]:
     """Modules, names and values of attributes that are neither parameter nor buffer.
 
     Such as weights that a hook of ``weight_norm`` computes in each forward pass.
@@ -213,9 +215,9 @@ def computed_tensors(modules: Iterable[nn.Module]) -> Iterator[tuple[Any, str, A
 @contextmanager
 def recorded_outputs(
     module: nn.Module, names: Iterable[str]
-) -> Iterator[dict[str, list[Any]]]:
+) -> Iterator[dict[str, list[Tensor]]]:
     """Outputs of submodules in the order of their first call, one per call."""
-    recorded: dict[str, list[Any]] = {}
+    recorded: dict[str, list[Tensor]] = {}
 
     def hook(name: str) -> Callable[..., None]:
         return lambda _m, _i, out: recorded.setdefault(name, []).append(out)
@@ -227,7 +229,7 @@ def recorded_outputs(
         yield recorded
 
 
-def with_module(net: Any, module: nn.Module) -> Any:
+def with_module(net: NeuralNet, module: nn.Module) -> NeuralNet:
     """A skorch net that shares all but its module with another."""
     bare = object.__new__(type(net))
     vars(bare).update(vars(net), module_=module)
@@ -240,7 +242,7 @@ def at_least_single(values: Tensor) -> Tensor:
     return values.float() if is_short else values
 
 
-def rounding(values: Iterable[Any]) -> float:
+def rounding(values: Iterable[object]) -> float:
     """Relative rounding error of the least precise of some tensors.
 
     Outputs of layers show the precision that a network computes in.
@@ -250,7 +252,7 @@ def rounding(values: Iterable[Any]) -> float:
 
 
 def as_columns(outputs: Tensor) -> Tensor:
-    """Outputs as (b, c); those of maps position by position."""
+    """Outputs as (b, c); outputs of maps position by position."""
     if outputs.ndim > 2:
         return outputs.movedim(1, -1).flatten(1)
     return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs

@@ -1,23 +1,26 @@
 """History: what the training of a skorch net has recorded of its own split."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
+from skorch import NeuralNet
 from skorch.dataset import unpack_data
 
 from sklaplace.core.random import private_rng
+from sklaplace.networks.streams import Samples
 
 # relative difference of losses that order of sums and instructions explain
 _TOLERANCE = 1e-4
 
 
-def recorded_split(net: Any, X: Any, y: np.ndarray) -> tuple[Any, Any] | None:
+def recorded_split(
+    net: NeuralNet, X: object, y: np.ndarray
+) -> tuple[Samples, Samples] | None:
     """Training and validation data of a trained net, where its history proves them.
 
     The ``train_split`` of the net is applied anew. It gives the samples that the net
-    held out if their loss at its weights is one that the history has recorded: that of
-    the last epoch, or of the best one.
+    held out if the history has recorded their loss at its weights, in the last epoch or
+    in the best one.
 
     Parameters
     ----------
@@ -44,12 +47,12 @@ def recorded_split(net: Any, X: Any, y: np.ndarray) -> tuple[Any, Any] | None:
             train, valid = net.train_split(dataset, y)
             loss = _validation_loss(net, valid)
         except (IndexError, RuntimeError, TypeError, ValueError):
-            return None  # other samples or targets than those of its training
+            return None  # trained on other samples or targets
     is_close = np.isclose(losses, loss, rtol=_TOLERANCE, atol=0)
     return (train, valid) if is_close.any() else None
 
 
-def _recorded_losses(net: Any) -> Iterator[float]:
+def _recorded_losses(net: NeuralNet) -> Iterator[float]:
     """Validation loss of each epoch, as skorch averages it over batches."""
     for epoch in getattr(net, "history_", None) or []:
         if any("valid_loss" in batch for batch in epoch["batches"]):
@@ -59,7 +62,7 @@ def _recorded_losses(net: Any) -> Iterator[float]:
             yield float(np.average(losses, weights=sizes))
 
 
-def _validation_loss(net: Any, valid: Any) -> float:
+def _validation_loss(net: NeuralNet, valid: Samples) -> float:
     """Return the validation loss at the weights of the net."""
     losses, sizes, is_flat = [], [], None
     for batch in net.get_iterator(valid, training=False):

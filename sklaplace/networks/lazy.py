@@ -1,32 +1,25 @@
 """Lazy modules, whose parameters have no sizes before the first batch."""
 
-from typing import Any
-
-import torch
+from skorch import NeuralNet
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from sklaplace.core.checks import listed
+from sklaplace.networks.outputs import as_forward
 
 
-def initialise_lazy_modules(net: Any, x: Any) -> None:
+def initialise_lazy_modules(net: NeuralNet, x: object) -> None:
     """Run an initialised skorch net on a few samples if it has lazy modules.
 
     As its first training step would do. Other state, such as running means, stays.
     """
-    if not _lazy_names(net.module_):
-        return
-    modes = {module: module.training for module in net.module_.modules()}
-    try:
-        net.module_.eval()
-        with torch.enable_grad():  # it may differentiate inside
-            net.infer(x)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    if _lazy_names(net.module_):
+        forward = as_forward(net)
+        with forward.frozen():
+            forward.returned(x)
 
 
-def check_no_lazy_modules(net: Any) -> None:
+def check_no_lazy_modules(net: NeuralNet) -> None:
     """Refuse a network with parameters that have no sizes.
 
     Raises

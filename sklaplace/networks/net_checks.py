@@ -1,17 +1,22 @@
-"""What a skorch net adds to its module, refused where predictions would ignore it."""
+"""Refusals of skorch nets whose own code or device predictions would ignore."""
 
-from contextlib import ExitStack
-from typing import Any
+from typing import cast
 
 import torch
+from skorch import NeuralNet
 from torch import Tensor, nn
 
 from sklaplace.core.linalg import MANY_ROUNDINGS
 from sklaplace.core.trees import copied
-from sklaplace.likelihoods import Likelihood
+from sklaplace.likelihoods import (
+    ClassificationLikelihood,
+    Likelihood,
+    RegressionLikelihood,
+)
+from sklaplace.networks.forward import recorded_outputs
 
 
-def check_one_module(net: Any, x: Any) -> None:
+def check_one_module(net: NeuralNet, x: object) -> None:
     """Refuse a net whose outputs depend on a further module than ``module_``.
 
     Raises
@@ -19,24 +24,20 @@ def check_one_module(net: Any, x: Any) -> None:
     ValueError
         If ``infer`` calls one for a few samples ``x``.
     """
-    names = [name for name in getattr(net, "_modules", ()) if name != "module"]
-    called: list[str] = []
-    with ExitStack() as stack, torch.enable_grad():
-        for name in names:
-            for part in getattr(net, f"{name}_").modules():
-                note = lambda *_, name=name: called.append(name)  # noqa: E731
-                stack.enter_context(part.register_forward_hook(note))
-        if names:
+    for name in set(getattr(net, "_modules", ())) - {"module"}:
+        part = getattr(net, f"{name}_")
+        layers = [layer for layer, _ in part.named_modules()]
+        with recorded_outputs(part, layers) as called, torch.enable_grad():
             net.infer(copied(x))
-    if called:
-        raise ValueError(
-            f"The net infers by {called[0]}_ besides module_, whose weights would be "
-            "left out, and which would stay in training mode. Put both into one "
-            "torch.nn.Module and pass it as module."
-        )
+        if called:
+            raise ValueError(
+                f"The net infers by {name}_ besides module_, whose weights would be "
+                "left out, and which would stay in training mode. Put both into one "
+                "torch.nn.Module and pass it as module."
+            )
 
 
-def check_device(net: Any) -> None:
+def check_device(net: NeuralNet) -> None:
     """Refuse a net on a device that is not there, or has no float64.
 
     Raises
@@ -65,7 +66,7 @@ def check_device(net: Any) -> None:
         )
 
 
-def check_scripted(net: Any) -> None:
+def check_scripted(net: NeuralNet) -> None:
     """Refuse modules of TorchScript, whose weights and hooks torch does not let change.
 
     Raises
@@ -84,7 +85,7 @@ def check_scripted(net: Any) -> None:
             )
 
 
-def check_wrapper(net: Any) -> None:
+def check_wrapper(net: NeuralNet) -> None:
     """Refuse a net of skorch's AccelerateMixin that stays in mixed precision.
 
     Raises
@@ -105,7 +106,7 @@ def check_wrapper(net: Any) -> None:
         )
 
 
-def check_nonlinearity(net: Any, raw: Tensor, likelihood: Likelihood) -> None:
+def check_nonlinearity(net: NeuralNet, raw: Tensor, likelihood: Likelihood) -> None:
     """Refuse a ``predict_nonlinearity`` that is not the one of the criterion.
 
     Raises
@@ -137,16 +138,19 @@ def check_nonlinearity(net: Any, raw: Tensor, likelihood: Likelihood) -> None:
         )
 
 
-def _implied(raw: Tensor, likelihood: Any) -> Tensor:
-    """Probabilities of classes, or means of targets, given the outputs."""
-    if likelihood.is_classification:
-        return torch.as_tensor(likelihood.probabilities(raw))
-    f = raw.detach().cpu().double().numpy()
-    return torch.as_tensor(likelihood.moments(f, 0 * f, 0.0)[0]).to(raw)
+def _implied(raw: Tensor, likelihood: Likelihood) -> Tensor:
+    """Return probabilities of classes, or means of targets, given the outputs."""
+    if isinstance(likelihood, ClassificationLikelihood):
+        return likelihood.probabilities(raw)
+    f, known = (
+        raw.detach().cpu().double().numpy(),
+        cast(RegressionLikelihood, likelihood),
+    )
+    return torch.as_tensor(known.moments(f, 0 * f, 0.0)[0]).to(raw)
 
 
-def _are_equal(found: Any, expected: Tensor) -> bool:
-    """Whether they agree, those of two classes also by the second alone."""
+def _are_equal(found: object, expected: Tensor) -> bool:
+    """Whether predictions agree; for two classes, the second may stand alone."""
     if not isinstance(found, Tensor) or not found.is_floating_point():
         return False
     if expected.ndim == 2 and expected.shape[1] == 2 and found.numel() == len(expected):
@@ -155,21 +159,3 @@ def _are_equal(found: Any, expected: Tensor) -> bool:
         return False
     atol = max(1e-5, MANY_ROUNDINGS * torch.finfo(found.dtype).eps)
     return torch.allclose(found.to(expected), expected, atol=atol)
-
-
-def check_held_out_batches(net: Any, held_out: Any) -> None:
-    """Refuse a loader of held-out samples that drops all of them.
-
-    Raises
-    ------
-    ValueError
-        If they are fewer than a batch, and ``drop_last`` is set.
-    """
-    options = net.get_params_for("iterator_valid")
-    size = options.get("batch_size", net.batch_size)
-    if held_out is not None and options.get("drop_last") and len(held_out) < size:
-        raise ValueError(
-            f"iterator_valid__drop_last=True of the net drops all {len(held_out)} "
-            f"held-out samples, which are fewer than a batch of {size}. Leave it out, "
-            "or set a smaller iterator_valid__batch_size."
-        )

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 
 class CosineAdam(torch.optim.Adam):
@@ -21,7 +22,7 @@ class CosineAdam(torch.optim.Adam):
     params : iterable
         Parameters, or groups of them.
     lr : float, default=0.01
-        Step size of the first step; that of the last one is near zero.
+        Step size of the first step; the last step size is near zero.
     n_steps : int, default=500
         Steps for each batch.
     **options
@@ -34,7 +35,7 @@ class CosineAdam(torch.optim.Adam):
     """
 
     def __init__(
-        self, params: Any, lr: float = 0.01, n_steps: int = 500, **options: Any
+        self, params: ParamsT, lr: float = 0.01, n_steps: int = 500, **options: Any
     ) -> None:
         super().__init__(params, lr=lr, **options)
         self.n_steps = n_steps

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from skorch import NeuralNetBinaryClassifier
+from skorch import NeuralNet
 from torch import Tensor, nn
 
 from sklaplace.core.budget import batch_rows
@@ -33,6 +33,7 @@ from sklaplace.networks.forward import (
 )
 from sklaplace.networks.net_checks import check_nonlinearity, check_one_module
 
+LIKELIHOODS = "sklaplace.likelihoods"
 # arguments of criteria that change the likelihood, with their defaults
 _OPTIONS = {"weight": None, "pos_weight": None, "label_smoothing": 0.0}
 # likelihoods of this package, whose gradients need no check
@@ -103,7 +104,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def as_forward(
-    net: Any,
+    net: NeuralNet,
     output_map: str = "identity",
     logit_layer: str | None = None,
     shape: tuple[int, ...] | None = None,
@@ -118,15 +119,17 @@ def as_forward(
     return Forward(module, bare.infer, *given)
 
 
-def infer_output_spec(net: Any, x: Any, *expected: Any, **options: Any) -> OutputSpec:
+def infer_output_spec(
+    net: NeuralNet, x: object, *expected: Any, **options: Any
+) -> OutputSpec:
     """`OutputSpec` of a net; parameters as for `measure_outputs`."""
     with as_forward(net).frozen():
         return measure_outputs(net, x, *expected, **options)[0]
 
 
 def measure_outputs(
-    net: Any,
-    x: Any,
+    net: NeuralNet,
+    x: object,
     allowed: tuple[type, ...],
     n_targets: int | None,
     is_trained: bool,
@@ -218,7 +221,7 @@ _NO_PROBABILITIES = (
 )
 
 
-def warn_if_double_softmax(net: Any, spec: OutputSpec) -> None:
+def warn_if_double_softmax(net: NeuralNet, spec: OutputSpec) -> None:
     """Warn of a module that returns probabilities to a criterion for logits."""
     if spec.has_two_softmaxes:
         warn_user(
@@ -229,7 +232,7 @@ def warn_if_double_softmax(net: Any, spec: OutputSpec) -> None:
 
 
 def _likelihood(
-    net: Any,
+    net: NeuralNet,
     allowed: tuple[type, ...],
     adapted: Callable[[Likelihood], Likelihood],
     other: str,
@@ -268,48 +271,45 @@ def _no_likelihood(
     name: str, known: Likelihood | None, allowed: tuple[type, ...], other: str
 ) -> str:
     """Return what to do about a criterion whose likelihood is not supported."""
-    fitting = [k.__name__ for k, v in CRITERIA.items() if isinstance(v[0], allowed)]
-    paths = ("torch.nn" if hasattr(nn, k) else "sklaplace.likelihoods" for k in fitting)
-    criteria = ", ".join(sorted(map(".".join, zip(paths, fitting, strict=True))))
+    criteria = ", ".join(
+        sorted(
+            f"{'torch.nn' if hasattr(nn, k.__name__) else LIKELIHOODS}.{k.__name__}"
+            for k, (likelihood, _) in CRITERIA.items()
+            if isinstance(likelihood, allowed)
+        )
+    )
     has_labels = issubclass(allowed[0], ClassificationLikelihood)
     if known is None:
         base = ClassificationLikelihood if has_labels else RegressionLikelihood
         return (
-            f"criterion={name} has no likelihood here. Choose one of "
-            f"{criteria}; or pass likelihood=, an instance of a class of your own that "
-            f"is derived from sklaplace.likelihoods.{base.__name__}."
+            f"criterion={name} has no likelihood here. Choose one of {criteria}; or "
+            "pass likelihood=, an instance of a class of your own that is derived "
+            f"from {LIKELIHOODS}.{base.__name__}."
         )
     if known.is_classification == has_labels or not other:
         return f"criterion={name} is not supported here. Choose one of {criteria}."
-    kinds = "class labels", "numbers"
-    own, theirs = kinds if has_labels else kinds[::-1]
+    kind = "numbers" if has_labels else "class labels"
     net = "NeuralNetClassifier" if has_labels else "NeuralNetRegressor"
     return (
-        f"criterion={name} is for {theirs}, and this estimator predicts {own}. For "
-        f"{theirs} use {other}; for {own} a net, such as skorch.{net}, whose criterion "
-        f"is one of {criteria}."
+        f"criterion={name} is for {kind}. For {kind} use {other}; here a net, such as "
+        f"skorch.{net}, whose criterion is one of {criteria}."
     )
 
 
-def raw_outputs(net: Any, x: Any) -> Tensor:
+def raw_outputs(net: NeuralNet, x: object) -> Tensor:
     """First tensor that the module returns for a few samples, (b,) or (b, c, ...)."""
     shown = f"rows given as {type(x).__name__}"
     if isinstance(x, Tensor):
         shown = f"rows of shape {tuple(x.shape[1:])} and type {x.dtype}"
     forward = as_forward(net)
-    with recorded_outputs(forward.module, [""]) as recorded:
-        try:
-            found = first_tensor(forward.returned(x))
-        except AttributeError as error:
-            _check_binary(net, recorded, error)
-            raise
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            _check_binary(net, recorded, error)
-            raise ValueError(
-                f"The network cannot be applied to {shown}: "
-                f"{str(error).rstrip('.')}. Compare the size and type of its inputs "
-                "with that of X; layers that look tokens up take integers."
-            ) from error
+    try:
+        found = first_tensor(forward.returned(x))
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise ValueError(
+            f"The network cannot be applied to {shown}: {str(error).rstrip('.')}. "
+            "Compare the size and type of its inputs with X; layers that look tokens "
+            "up take integers."
+        ) from error
     if not isinstance(found, Tensor):
         raise TypeError(
             f"The network returns a {type(found).__name__}. Return a tensor, a tuple "
@@ -319,27 +319,7 @@ def raw_outputs(net: Any, x: Any) -> Tensor:
     return found.detach()
 
 
-def _check_binary(net: Any, recorded: dict[str, list[Any]], error: Exception) -> None:
-    """Raise for outputs of a module that skorch's binary classifier does not take."""
-    if not isinstance(net, NeuralNetBinaryClassifier):
-        return
-    for out in recorded.get("", ()):
-        found = out[0] if isinstance(out, tuple) else out
-        if not isinstance(found, Tensor):
-            raise TypeError(
-                f"The module returns a {type(out).__name__}, and "
-                "NeuralNetBinaryClassifier takes a tensor. Use skorch.NeuralNet with "
-                "criterion=torch.nn.BCEWithLogitsLoss, or return the logits as a "
-                "tensor."
-            ) from error
-        if found.ndim == 2 and found.shape[1] > 1:
-            raise ValueError(
-                f"The network gives {found.shape[1]} outputs, and "
-                f"NeuralNetBinaryClassifier takes one. {_two_classes()}"
-            ) from error
-
-
-def _recorded(net: Any, x: Any) -> tuple[Tensor, dict[str, list[Any]]]:
+def _recorded(net: NeuralNet, x: object) -> tuple[Tensor, dict[str, list[Tensor]]]:
     """`raw_outputs`, and the outputs of modules without children, by name."""
     module = as_forward(net).module
     leaves = [name for name, m in module.named_modules() if not any(m.children())]
@@ -347,7 +327,7 @@ def _recorded(net: Any, x: Any) -> tuple[Tensor, dict[str, list[Any]]]:
         return raw_outputs(net, x), recorded
 
 
-def _numel(out: Any) -> int:
+def _numel(out: object) -> int:
     out = first_tensor(out)
     return out.numel() if isinstance(out, Tensor) else 1
 
@@ -356,15 +336,14 @@ def _check_finite(raw: Tensor, is_trained: bool) -> None:
     """Refuse outputs that are not finite."""
     if raw.isfinite().all():
         return
-    if not is_trained:
+    if is_trained:
         raise ValueError(
-            "The outputs of the untrained network are not finite for the first rows "
-            "of X. Scale the inputs (StandardScaler in a Pipeline)."
+            "The network's outputs are not finite: its training has diverged, or its "
+            "weights were not loaded. Lower the learning rate, or scale the inputs."
         )
     raise ValueError(
-        "The network's outputs are not finite: its training has diverged, or its "
-        "weights were not loaded. Lower the learning rate, scale the inputs, and "
-        "see in net.history when it began."
+        "The outputs of the untrained network are not finite for the first rows of X. "
+        "Scale the inputs (StandardScaler in a Pipeline)."
     )
 
 
@@ -377,10 +356,10 @@ def _is_distribution(raw: Tensor, sums_to_one: bool, tolerance: float) -> bool:
 
 
 def _logit_layer(
-    net: Any,
-    x: Any,
+    net: NeuralNet,
+    x: object,
     raw: Tensor,
-    leaves: dict[str, list[Any]],
+    leaves: dict[str, list[Tensor]],
     binary: bool,
     tolerance: float,
 ) -> str | None:
@@ -400,7 +379,7 @@ def _logit_layer(
 
 
 def _are_logits(
-    calls: Sequence[Any], raw: Tensor, binary: bool, tolerance: float
+    calls: Sequence[Tensor], raw: Tensor, binary: bool, tolerance: float
 ) -> bool:
     """Whether there is one output, and its log-softmax or log-sigmoid is log raw."""
     out = calls[0] if len(calls) == 1 else None
@@ -412,7 +391,7 @@ def _are_logits(
 
 
 def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
-    """Refuse a likelihood whose gradient is not that of its loss."""
+    """Refuse a likelihood whose gradient contradicts its loss."""
     f = raw.detach().double().reshape(len(raw), -1)
     u = torch.linspace(0.05, 0.95, len(f), dtype=f.dtype, device=f.device)
     y = likelihood.draw(f, u.unsqueeze(1).expand(-1, likelihood.n_draws(f.shape[1])))
@@ -422,21 +401,17 @@ def _check_gradient(likelihood: Likelihood, raw: Tensor) -> None:
     error = (likelihood.gradient(f, y) - expected).abs().max()
     if not error <= 1e-6 * (1 + expected.abs().max()):
         raise ValueError(
-            f"The gradient of {type(likelihood).__name__} is not that of its loss: "
-            f"they differ by {float(error):.2g}. Compare likelihood.gradient with "
+            f"The gradient of {type(likelihood).__name__} contradicts its loss: they "
+            f"differ by {float(error):.2g}. Compare likelihood.gradient with "
             "automatic differentiation of likelihood.loss."
         )
 
 
-def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
-    """Refuse outputs of another number than the classes or target columns need."""
-    shape = likelihood.output_shape(n_targets)
-    if len(shape) > 1:
-        if raw.shape[1:] == shape:
-            return
-        one_hot = ""
-        if raw.shape[1:] == shape[1:]:
-            one_hot = " If y is one-hot, pass y.argmax(axis=1)."
+def _check_map(raw: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse outputs of another shape than classes at every position need."""
+    if len(shape) > 1 and raw.shape[1:] != shape:
+        is_one_hot = raw.shape[1:] == shape[1:]
+        one_hot = " If y is one-hot, pass y.argmax(axis=1)." if is_one_hot else ""
         raise ValueError(
             f"The network gives outputs of shape {tuple(raw.shape[1:])} per row, but y "
             f"has {shape[0]} classes at positions {shape[1:]}, which take {shape}."
@@ -445,13 +420,21 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
             "criterion=torch.nn.BCEWithLogitsLoss; for a label at each position let "
             "the module return classes first and one logit for each position."
         )
-    if raw.ndim > 2:
+    if len(shape) == 1 and raw.ndim > 2:
         raise ValueError(
             f"The network gives outputs of shape {tuple(raw.shape[1:])} per row; "
             "one vector per row is supported for these targets. Flatten them in the "
             "module, or, for a class at every position, pass y of shape "
             f"{('n', *raw.shape[2:])} with criterion=torch.nn.CrossEntropyLoss."
         )
+
+
+def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
+    """Refuse outputs of another number than the classes or target columns need."""
+    shape = likelihood.output_shape(n_targets)
+    _check_map(raw, shape)
+    if len(shape) > 1:
+        return
     found, needed = raw[0].numel(), likelihood.n_outputs(n_targets)
     is_binary = isinstance(likelihood, Bernoulli)
     if found == needed and not (is_binary and n_targets > 2):
@@ -459,41 +442,21 @@ def _check_width(raw: Tensor, likelihood: Likelihood, n_targets: int) -> None:
     nouns = likelihood.noun
     if n_targets != 1:
         nouns += "es" if nouns == "class" else "s"
+    advice = f"Set the size of its last layer to {needed}."
+    if is_binary and n_targets > 1:
+        advice = (
+            "One logit stands for two classes: for them set the size of its last layer "
+            "to 1. Or use skorch.NeuralNetClassifier with "
+            f"criterion=torch.nn.CrossEntropyLoss and a last layer of size {n_targets}."
+        )
+    elif likelihood.noun == "class" and n_targets == 1:
+        advice = ONE_CLASS
+    elif likelihood.noun == "class" and found > needed:
+        advice += (
+            " Where y lacks some classes, name all of them in "
+            "partial_fit(X, y, classes=...) of LaplaceClassifier."
+        )
     raise ValueError(
         f"The network gives {found} output{'s' if found != 1 else ''}, but y has "
-        f"{n_targets} {nouns}. {_width_advice(found, needed, likelihood, n_targets)}"
-    )
-
-
-def _width_advice(
-    found: int, needed: int, likelihood: Likelihood, n_targets: int
-) -> str:
-    """Return what to do about outputs of another number."""
-    advice = f"Set the size of its last layer to {needed}"
-    if isinstance(likelihood, Bernoulli) and n_targets > 2:
-        return (
-            f"One logit stands for two classes; for {n_targets} use "
-            "skorch.NeuralNetClassifier with criterion=torch.nn.CrossEntropyLoss and "
-            f"a last layer of size {n_targets}."
-        )
-    if isinstance(likelihood, Bernoulli) and n_targets == 2:
-        return _two_classes()
-    if likelihood.noun != "class":
-        return f"{advice}."
-    if n_targets == 1:
-        return ONE_CLASS
-    if found > needed:
-        advice += (
-            "; or, where y lacks some classes, name all of them in "
-            "partial_fit(X, y, classes=...) of LaplaceClassifier"
-        )
-    return f"{advice}."
-
-
-def _two_classes() -> str:
-    """Return what to do about two classes and a criterion for one logit."""
-    return (
-        "One logit stands for two classes: set the size of its last layer to 1. A "
-        "last layer of size 2 takes skorch.NeuralNetClassifier with "
-        "criterion=torch.nn.CrossEntropyLoss."
+        f"{n_targets} {nouns}. {advice}"
     )

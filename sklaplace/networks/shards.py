@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 
 from sklaplace.networks.data import RowDataset
 from sklaplace.networks.stored import StoredArray
-from sklaplace.networks.streams import is_stream
+from sklaplace.networks.streams import Samples, is_stream
 
 # Batches of a shard, at least: what a shard costs beside them is little then.
 MIN_BATCHES = 4
@@ -35,11 +35,11 @@ class Shards(Sequence[Any]):
         Positions of the samples in each shard.
     """
 
-    dataset: Any
+    dataset: Samples
     rows: tuple[range, ...]
 
     @classmethod
-    def of(cls, dataset: Any, batch_size: int, n_shards: int | None) -> "Shards":
+    def of(cls, dataset: Samples, batch_size: int, n_shards: int | None) -> "Shards":
         """Return a number of shards of nearly equal size.
 
         None depends on the number of batches alone. There are no more shards than

@@ -6,7 +6,6 @@ that a sample of weight two is equivalent to two samples.
 """
 
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from sklaplace.networks.stored import StoredArray
 MIN_ROWS = 50
 
 
-def are_few(X: Any, n_rows: int, limit: int = MIN_ROWS) -> bool:
+def are_few(X: object, n_rows: int, limit: int = MIN_ROWS) -> bool:
     """Whether fewer than ``limit`` of the samples are distinct.
 
     More samples are hashed only as long as that is not known.
@@ -31,7 +30,7 @@ def are_few(X: Any, n_rows: int, limit: int = MIN_ROWS) -> bool:
 
 
 def hash_split(
-    X: Any, y: np.ndarray, fraction: float, seed: int, *, stratify: bool
+    X: object, y: np.ndarray, fraction: float, seed: int, *, stratify: bool
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Indices of training and of validation samples.
 
@@ -68,13 +67,13 @@ def hash_split(
 
 
 def hash_folds(
-    X: Any, y: np.ndarray, n_folds: int, seed: int, *, stratify: bool
+    X: object, y: np.ndarray, n_folds: int, seed: int, *, stratify: bool
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Indices of training and of validation samples of each fold.
 
     Parameters as for `hash_split`; copies of a sample are in one fold. There are as
-    many folds as distinct samples, if these are fewer. Their order does not depend on
-    that of the samples.
+    many folds as distinct samples, if these are fewer. The order of the
+    samples does not change the order of the folds.
     """
     strata, inverse = _distinct(X, y, seed, stratify)
     fold = np.empty(len(strata), dtype=int)
@@ -87,7 +86,7 @@ def hash_folds(
 
 
 def _distinct(
-    X: Any, y: np.ndarray, seed: int, stratify: bool
+    X: object, y: np.ndarray, seed: int, stratify: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Strata of the distinct samples, in the order of their hash; their indices, (n,).
 
@@ -98,7 +97,7 @@ def _distinct(
     return (y[first] if stratify else np.zeros(len(first))), inverse
 
 
-def _split_hash(X: Any, n_rows: int, seed: int) -> np.ndarray:
+def _split_hash(X: object, n_rows: int, seed: int) -> np.ndarray:
     """Hash of each sample, (n,), uint64."""
     if isinstance(X, StoredArray):
         blocks = [_split_hash(block, len(block), seed) for block in X.blocks()]

@@ -4,21 +4,29 @@ They can be added up in each pass, and trained on. There is no access to single 
 so that they cannot be split, drawn or left out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 from skorch.dataset import unpack_data
 from torch.utils.data import IterableDataset, Subset, get_worker_info
 
 
-def is_stream(X: Any) -> bool:
+class Samples(Protocol):
+    """A dataset of known length, such as torch's."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> object: ...
+
+
+def is_stream(X: object) -> TypeGuard[IterableDataset[object]]:
     """Whether samples come one after another."""
     return isinstance(X, IterableDataset)
 
 
-class RowStream(IterableDataset[Any]):
+class RowStream(IterableDataset[tuple[object, object]]):
     """Inputs of an iterable dataset with targets, and weights, given as arrays.
 
     Items are ``(X, y)``, or ``(X, (y, weight))`` where there are weights.
@@ -33,13 +41,15 @@ class RowStream(IterableDataset[Any]):
         Sample weights.
     """
 
-    def __init__(self, dataset: Any, y: np.ndarray, weights: np.ndarray | None) -> None:
+    def __init__(
+        self, dataset: Iterable[object], y: np.ndarray, weights: np.ndarray | None
+    ) -> None:
         self.dataset, self.y, self.weights = dataset, y, weights
 
     def __len__(self) -> int:
         return len(self.y)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[tuple[object, object]]:
         worker, n = get_worker_info(), len(self)
         if worker is not None and worker.num_workers > 1:
             raise ValueError(
@@ -69,7 +79,7 @@ def some_of(dataset: Any, rows: list[int]) -> Any:
     return list(islice(dataset, len(rows)))
 
 
-def require_choice(X: Any) -> None:
+def require_choice(X: object) -> None:
     """Raise for samples that cannot be chosen from."""
     if is_stream(X):
         raise ValueError(

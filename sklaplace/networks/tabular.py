@@ -97,7 +97,7 @@ class TabularNetwork(nn.Module):
         -------
         Tensor of shape (b, hidden_units + n_features)
             Initially the squares of the hidden activations of a sample sum to about
-            two, those of its scaled inputs to about one.
+            two, the squares of its scaled inputs to about one.
         """
         z = (X - self.center) / self.scale / self.hidden.in_features**0.5
         gain = HIDDEN_GAIN / self.hidden.out_features**0.5
@@ -117,8 +117,8 @@ class TabularNetwork(nn.Module):
 class JointDropout(nn.Dropout):
     """Dropout with one mask for all samples of a batch.
 
-    Each step of full-batch training is then that of one smaller network, and neither
-    the order of samples nor their repetition changes the result of the training.
+    Each step of full-batch training then trains one smaller network, and neither the
+    order of samples nor their repetition changes the result of the training.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

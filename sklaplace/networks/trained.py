@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from skorch import NeuralNet
 
 from sklaplace.networks.data import Batches
 from sklaplace.networks.forward import Forward
 from sklaplace.networks.outputs import as_forward
+from sklaplace.networks.streams import Samples
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class TrainedNetwork:
         none, or they are not needed any more.
     """
 
-    net: Any
+    net: NeuralNet
     spec: Any
     train: Any = None
     held_out: Any = None
@@ -47,7 +49,7 @@ class TrainedNetwork:
 
     def batches(
         self,
-        dataset: Any,
+        dataset: Samples,
         batch_size: int | None = None,
         *,
         row_elements: int = 0,
@@ -77,11 +79,11 @@ class TrainedNetwork:
         return Batches(self.net, dataset, batch_size)
 
 
-def device_of(net: Any) -> torch.device:
+def device_of(net: NeuralNet) -> torch.device:
     """Return the device of a net's parameters."""
     return next(net.module_.parameters()).device
 
 
-def n_epochs(net: Any) -> int:
+def n_epochs(net: NeuralNet) -> int:
     """Return the number of epochs a net was trained for, at least one."""
     return max(1, len(getattr(net, "history_", None) or []))

@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from skorch import NeuralNet
 from skorch.dataset import unpack_data
 from skorch.utils import to_tensor
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from sklaplace.core.checks import naming
 from sklaplace.core.random import private_rng
@@ -25,55 +27,22 @@ from sklaplace.likelihoods import CRITERIA
 from sklaplace.networks.data import collate_weighted, sample_weights, with_targets
 from sklaplace.networks.forward import computed_tensors, first_tensor
 from sklaplace.networks.outputs import as_forward, unwrapped
+from sklaplace.networks.streams import Samples
 
 # Methods of a skorch net that get the module's outputs.
 _STEPS = "train_step", "train_step_single", "validation_step"
 
 
-class RecordingSplit:
-    """A ``train_split`` that records its result and calls a check with it.
-
-    skorch calls it once the net and all callbacks are initialised, just before the
-    first step.
-    """
-
-    def __init__(self, split: Any, check: Callable[[Any, Any], None]) -> None:
-        self.split, self.check, self.is_called = split, check, False
-        self.parts: tuple[Any, Any] | None = None
-
-    def __call__(self, dataset: Any, y: Any = None, **params: Any) -> tuple[Any, Any]:
-        """Training data, and validation data or None."""
-        self.is_called = True
-        parts = dataset, None
-        if self.split:
-            try:
-                parts = self.split(dataset, *(() if y is None else (y,)), **params)
-            except ValueError as error:
-                raise ValueError(
-                    "The train_split of estimator cannot split "
-                    f"{len(dataset)} samples: {str(error).rstrip('.')}. Use fewer "
-                    "splits, such as ValidSplit(2), or train_split=None."
-                ) from error
-        with private_rng(None):
-            self.check(dataset, parts[1])
-        self.parts = parts
-        return parts
-
-    def __reduce__(self) -> Any:
-        # callbacks that pickle the net store the user's split
-        return copy.copy, (self.split,)
-
-
 def train(
-    net: Any,
-    X: Any,
+    net: NeuralNet,
+    X: object,
     y: np.ndarray,
     weights: np.ndarray | None,
-    check: Callable[[Any, Any], None],
+    check: Callable[[Samples, Samples | None], None],
     changes: tuple[type, ...] = (),
     /,
-    **fit_params: Any,
-) -> tuple[Any, Any]:
+    **fit_params: object,
+) -> tuple[Samples, Samples | None]:
     """Fit a skorch net in place; return its training and its validation data.
 
     Parameters
@@ -94,31 +63,26 @@ def train(
     -------
     train, valid : Dataset, Dataset or None
     """
-    original = net.train_split
-    split = RecordingSplit(original, check)
-    net.train_split = split
-    dataset = None
+    state = _TrainingState(X, check=check)
     if weights is not None or isinstance(X, torch.utils.data.Dataset):
-        dataset = with_targets(net.get_dataset(X, y), y, weights)
+        state.dataset = with_targets(net.get_dataset(X, y), y, weights)
+        changes = (*changes, _WeightedTraining)
     try:
-        with _training_class(net, X, dataset, changes):
+        with _training_class(net, state, changes):
             net.fit(X, y, **fit_params)
     except (TypeError, ValueError):
-        if split.is_called:
+        if state.has_begun:
             raise
         with naming(estimator="estimator"):  # its initialisation
             raise
-    finally:
-        net.train_split = original
-    # the net may override get_split_datasets
-    return split.parts or (dataset or net.get_dataset(X, y), None)
+    return state.parts or (state.dataset or net.get_dataset(X, y), None)
 
 
 @contextmanager
-def logits_alone(net: Any, x: Any) -> Iterator[None]:
+def logits_alone(net: NeuralNet, x: object) -> Iterator[None]:
     """Let the module of a net return the logits of its outputs, as losses take them.
 
-    For outputs with logits among others, as those of transformers, and for tuples, see
+    For outputs with logits among others, as transformers return, and for tuples, see
     `first_tensor`; skorch's nets, its criteria and its scoring callbacks take tensors.
     A net with a ``get_loss`` of its own gets what the module returns. ``x`` are a few
     samples.
@@ -130,13 +94,13 @@ def logits_alone(net: Any, x: Any) -> Iterator[None]:
         yield
 
 
-def _overrides(net: Any, *names: str) -> bool:
+def _overrides(net: NeuralNet, *names: str) -> bool:
     """Whether a class of the user's defines one of these methods."""
     owners = [k.__module__ for k in type(net).__mro__ if vars(k).keys() & set(names)]
     return not all(owner.startswith(("skorch.", "sklaplace.")) for owner in owners)
 
 
-def _takes_logits(net: Any, x: Any) -> bool:
+def _takes_logits(net: NeuralNet, x: object) -> bool:
     """Whether outputs are no tensor, which the criterion takes.
 
     skorch hands tuples on, which another criterion, or a step of the user's, may take.
@@ -150,28 +114,41 @@ def _takes_logits(net: Any, x: Any) -> bool:
     return not isinstance(outputs, Tensor)
 
 
-def _logits(_module: nn.Module, _args: Any, outputs: Any) -> Tensor:
+def _logits(_module: nn.Module, _args: object, outputs: object) -> Tensor:
     return first_tensor(outputs)
+
+
+@dataclass
+class _TrainingState:
+    """Data of a training, and sample weights of the current batch and their mean.
+
+    ``dataset`` takes the place of X, and ``parts`` are its training and its validation
+    part, once they are split.
+    """
+
+    X: object = None
+    dataset: Samples | None = None
+    check: Callable[[Samples, Samples | None], None] | None = None
+    has_begun: bool = False
+    parts: tuple[Samples, Samples | None] | None = None
+    weights: Tensor | None = None
+    mean_weight: float = 1.0
 
 
 @contextmanager
 def _training_class(
-    net: Any, X: Any, dataset: Any | None, changes: tuple[type, ...]
+    net: NeuralNet, state: _TrainingState, changes: tuple[type, ...]
 ) -> Iterator[None]:
-    """Put mixins before the class of a net, and ``dataset`` in the place of X.
+    """Put mixins before the class of a net.
 
     A class, since every attribute of a skorch net becomes a parameter.
     """
     original = type(net)
     names = "__qualname__", "__module__"
-    attributes: dict[str, Any] = {name: getattr(original, name) for name in names}
-    attributes["_original"] = original
-    if dataset is not None:
-        changes = (*changes, _WeightedTraining)
-        attributes["_training_state"] = _TrainingState(X, dataset)
-    if changes:
-        bases = (_ForTraining, *changes, original)
-        net.__class__ = type(original.__name__, bases, attributes)
+    attributes: dict[str, object] = {name: getattr(original, name) for name in names}
+    attributes |= {"_original": original, "_training_state": state}
+    bases = (_ForTraining, *changes, original)
+    net.__class__ = type(original.__name__, bases, attributes)
     try:
         yield
     finally:
@@ -182,20 +159,38 @@ class _ForTraining:
     """Mixin of nets that have another class during their training."""
 
     _original: type
+    _training_state: _TrainingState
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> tuple[object, ...]:
         # callbacks that pickle the net store one of the user's class
         return object.__new__, (self._original,), self.__getstate__()
 
+    def get_dataset(self, X: object, y: object = None) -> Samples:
+        state = self._training_state
+        if X is state.X and state.dataset is not None:
+            return state.dataset
+        return super().get_dataset(X, y)  # type: ignore[misc]
 
-@dataclass
-class _TrainingState:
-    """Dataset in place of X, sample weights of the current batch, and their mean."""
-
-    X: Any = None
-    dataset: Any = None
-    weights: Tensor | None = None
-    mean_weight: float = 1.0
+    def get_split_datasets(
+        self, X: object, y: object = None, **params: object
+    ) -> tuple[Samples, Samples | None]:
+        # Once the net and all callbacks are initialised, just before the first step.
+        state, split = self._training_state, super().get_split_datasets  # type: ignore[misc]
+        state.has_begun = True
+        state.dataset = dataset = self.get_dataset(X, y)
+        try:
+            parts = split(X, y, **params)
+        except ValueError as error:
+            raise ValueError(
+                f"The train_split of estimator cannot split {len(dataset)} samples: "
+                f"{str(error).rstrip('.')}. Use fewer splits, such as ValidSplit(2), "
+                "or train_split=None."
+            ) from error
+        if state.check is not None:
+            with private_rng(None):
+                state.check(dataset, parts[1])
+        state.parts = parts
+        return parts
 
 
 def noting_interrupts(note: Callable[[], None]) -> type:
@@ -205,7 +200,7 @@ def noting_interrupts(note: Callable[[], None]) -> type:
     """
 
     class NotingInterrupts:
-        def fit_loop(self, *args: Any, **kwargs: Any) -> Any:
+        def fit_loop(self, *args: object, **kwargs: object) -> NeuralNet:
             try:
                 return super().fit_loop(*args, **kwargs)  # type: ignore[misc]
             except KeyboardInterrupt as error:
@@ -231,12 +226,12 @@ def _is_stop(error: KeyboardInterrupt) -> bool:
     return "notify" in names and code.co_code[last] == opmap["RAISE_VARARGS"]
 
 
-def batch_weights(net: Any) -> Tensor | None:
+def batch_weights(net: NeuralNet) -> Tensor | None:
     """Sample weights (b,) of the batch that a net is being trained on, if any."""
     return getattr(net, "_training_state", _TrainingState()).weights
 
 
-def mean_weight(net: Any) -> float:
+def mean_weight(net: NeuralNet) -> float:
     """Mean sample weight of the data that a net is being trained or validated on."""
     return getattr(net, "_training_state", _TrainingState()).mean_weight
 
@@ -245,22 +240,19 @@ class _WeightedTraining:
     """Mixin of nets that train on a given dataset, with its sample weights."""
 
     _training_state: _TrainingState
-    criterion_: Any
-    device: Any
+    criterion_: nn.Module
+    device: str | torch.device | None
 
-    def get_dataset(self, X: Any, y: Any = None) -> Any:
-        if X is self._training_state.X:
-            return self._training_state.dataset
-        return super().get_dataset(X, y)  # type: ignore[misc]
-
-    def get_iterator(self, dataset: Any, training: bool = False) -> Any:
+    def get_iterator(self, dataset: Samples, training: bool = False) -> Any:
         loader = super().get_iterator(dataset, training=training)  # type: ignore[misc]
         weights = sample_weights(dataset)
         if weights is not None:
             loader.collate_fn = partial(collate_weighted, loader.collate_fn)
         return _UnweightedLoader(loader, self._training_state, weights)
 
-    def get_loss(self, y_pred: Any, y_true: Any, *args: Any, **kw: Any) -> Any:
+    def get_loss(
+        self, y_pred: Tensor, y_true: Tensor, *args: object, **kw: object
+    ) -> Tensor:
         state = self._training_state
         loss_of = super().get_loss  # type: ignore[misc]
         if state.weights is None:
@@ -275,9 +267,9 @@ class _WeightedTraining:
 def weighted_loss(
     criterion: Any,
     compute: Callable[[], Tensor],
-    y: Any,
+    y: Tensor,
     weights: Tensor,
-    mean_weight: Any,
+    mean_weight: float | Tensor,
 ) -> Tensor:
     """Weighted loss of a batch, (), in the reduction of the criterion.
 
@@ -309,7 +301,7 @@ def weighted_loss(
     return weighted.mean() / mean_weight / class_weights.mean()
 
 
-def _class_weights(criterion: Any, y: Any, losses: Tensor) -> Tensor:
+def _class_weights(criterion: nn.Module, y: Tensor, losses: Tensor) -> Tensor:
     """Class weights (b,) of labels, whose sum torch divides a mean of losses by."""
     if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss):
         return torch.ones_like(losses)
@@ -323,7 +315,10 @@ class _UnweightedLoader:
     """A loader that yields ``(X, y)`` and stores the weights in a `_TrainingState`."""
 
     def __init__(
-        self, loader: Any, state: _TrainingState, weights: np.ndarray | None
+        self,
+        loader: DataLoader[object],
+        state: _TrainingState,
+        weights: np.ndarray | None,
     ) -> None:
         self.loader, self.state = loader, state
         self.mean_weight = None if weights is None else float(weights.mean())
@@ -331,7 +326,7 @@ class _UnweightedLoader:
     def __len__(self) -> int:
         return len(self.loader)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[tuple[object, object]]:
         for batch in self.loader:
             X, y = unpack_data(batch)
             self.state.weights = None
@@ -341,14 +336,14 @@ class _UnweightedLoader:
             yield X, y
 
 
-def copied(net: Any) -> Any:
+def copied(net: NeuralNet) -> NeuralNet:
     """Copy of a skorch net with its own modules; all other attributes are shared.
 
     ``copy.deepcopy`` of a skorch net goes through pickle, which refuses modules
     that were defined inside a function.
     """
     twin = object.__new__(type(net))
-    memo: dict[int, Any] = {}
+    memo: dict[int, object] = {}
     for name, value in vars(net).items():
         is_module = isinstance(value, nn.Module) and name.endswith("_")
         if is_module:

@@ -6,14 +6,13 @@ matplotlib is imported at the first plot.
 """
 
 from sklaplace.plotting.bands import PredictiveBandDisplay
-from sklaplace.plotting.confidence import ConfidenceDisplay
 from sklaplace.plotting.novelty import NoveltyDisplay
+from sklaplace.plotting.planes import ConfidenceDisplay, UncertaintyDisplay
 from sklaplace.plotting.prior_path import PriorPathDisplay
 from sklaplace.plotting.regression_calibration import RegressionCalibrationDisplay
 from sklaplace.plotting.reliability import ReliabilityDisplay
 from sklaplace.plotting.risk_coverage import RiskCoverageDisplay
 from sklaplace.plotting.simplex import DirichletDisplay
-from sklaplace.plotting.uncertainty import UncertaintyDisplay
 from sklaplace.plotting.weights import WeightPosteriorDisplay
 
 __all__ = [

@@ -1,11 +1,17 @@
 """Colours, labels, legends and reference lines on axes of matplotlib."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-Style = Mapping[str, Any] | None
+from sklaplace.plotting.display import Style
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
 
 # The palette of Okabe and Ito (2008) is distinct for all types of colour vision.
 BLUE = "#0072B2"
@@ -13,8 +19,8 @@ VERMILION = "#D55E00"
 PALETTE = (BLUE, "#E69F00", "#009E73", "#CC79A7", "#56B4E9", VERMILION, "black")
 
 # styles of lines to compare with, and of lines through few points
-REFERENCE = {"color": "grey", "linestyle": ":"}
-MARKED = {"marker": "o", "markersize": 4}
+REFERENCE: dict[str, Any] = {"color": "grey", "linestyle": ":"}
+MARKED: dict[str, Any] = {"marker": "o", "markersize": 4}
 
 
 def styled(style: Style, **defaults: Any) -> dict[str, Any]:
@@ -22,19 +28,15 @@ def styled(style: Style, **defaults: Any) -> dict[str, Any]:
     return defaults | dict(style or {})
 
 
-def class_style(k: int) -> dict[str, Any]:
-    """Return the colour and line style of class ``k``, distinct for 21 classes."""
-    style = ("-", "--", ":")[k // len(PALETTE) % 3]
-    return {"color": PALETTE[k % len(PALETTE)], "linestyle": style}
-
-
-def draw_line(ax: Any, x: Any, y: Any, style: Style, **defaults: Any) -> Any:
+def draw_line(
+    ax: "Axes", x: ArrayLike, y: ArrayLike, style: Style, **defaults: object
+) -> "Line2D":
     """Draw one line, in blue by default; return it."""
     (line,) = ax.plot(x, y, **styled(style, **{"color": BLUE} | defaults))
     return line
 
 
-def draw_diagonal(ax: Any) -> Any:
+def draw_diagonal(ax: "Axes") -> "Line2D":
     """Draw the line of perfect calibration once; return it."""
     label = "perfectly calibrated"
     for line in ax.lines:
@@ -43,9 +45,9 @@ def draw_diagonal(ax: Any) -> Any:
     return draw_line(ax, [0, 1], [0, 1], None, label=label, **REFERENCE)
 
 
-def label_axes(ax: Any, x: str | None, y: str | None = None) -> None:
-    """Label both axes; None leaves a label as it is."""
-    for axis, label in ((ax.xaxis, x), (ax.yaxis, y)):
+def label_axes(ax: "Axes", *labels: str | None) -> None:
+    """Label the axes x and y; None leaves a label as it is."""
+    for axis, label in zip((ax.xaxis, ax.yaxis), labels, strict=False):
         if label is not None:
             axis.set_label_text(label)
 
@@ -60,17 +62,16 @@ def three_digits(value: float) -> str:
     return np.format_float_positional(value, precision=3, fractional=False, trim="-")
 
 
-def draw_legend(ax: Any, handles: Any = None) -> None:
+def draw_legend(ax: "Axes", handles: "Sequence[Artist] | None" = None) -> None:
     """Draw a legend below the label of the horizontal axis, where it hides nothing."""
     handles = ax.get_legend_handles_labels()[0] if handles is None else handles
-    longest = max(len(handle.get_label()) for handle in handles)
+    # Space is given in lines of text, for the ticks, their labels and the label.
     ax.legend(
         handles=handles,
         loc="upper center",
         bbox_to_anchor=(0.5, 0.0),
-        borderaxespad=5,  # lines of text: ticks, their labels, the label
-        ncols=min(len(handles), 3, max(1, 72 // longest)),
-        columnspacing=1.0,
+        borderaxespad=5,
+        ncols=2,
         fontsize="small",
         frameon=False,
     )

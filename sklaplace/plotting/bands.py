@@ -7,14 +7,15 @@ A band of coverage ``q`` is ``mean ± z std`` with ``z`` the normal quantile at
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.stats import norm
-from sklearn.utils import check_array
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_array, check_consistent_length
 
 from sklaplace.core.checks import as_levels
-from sklaplace.plotting.axes import BLUE, Style, draw_line, label_axes, styled
-from sklaplace.plotting.display import Display, require_matplotlib
-from sklaplace.plotting.grid import grid_over
-from sklaplace.plotting.regression import mean_and_std
+from sklaplace.plotting import axes
+from sklaplace.plotting.display import Display, Style
+from sklaplace.plotting.predictions import grid_over, mean_and_std
 
 # opacity of the widest and the narrowest band
 _OPACITY = 0.15, 0.35
@@ -74,24 +75,23 @@ class PredictiveBandDisplay(Display):
     2
     """
 
-    x: Any
-    mean: Any
-    std: Any
-    coverage: Any = (0.5, 0.9)
-    points: tuple[Any, Any] | None = None
+    x: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray
+    coverage: ArrayLike = (0.5, 0.9)
+    points: tuple[np.ndarray, np.ndarray] | None = None
     feature_name: str | None = None
 
     @classmethod
     def from_estimator(
         cls,
-        regressor: Any,
-        X: Any,
-        y: Any = None,
+        regressor: BaseEstimator,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
         *,
-        coverage: Any = (0.5, 0.9),
+        coverage: ArrayLike = (0.5, 0.9),
         grid_resolution: int = 200,
         eps: float = 0.0,
-        ax: Any = None,
         **options: Any,
     ) -> Self:
         """Predict over the range of one feature and plot the result.
@@ -111,9 +111,8 @@ class PredictiveBandDisplay(Display):
             Number of values at which to predict.
         eps : float, default=0.0
             Extension of the range of `X` on each side, in units of `X`.
-        ax : matplotlib Axes, default=None
-            Axes to plot on. None creates a figure.
         **options : dict
+            `ax`: axes to plot on; None creates a figure.
             `line_kw`, `band_kw` and `points_kw`: dicts of keywords for matplotlib's
             ``plot``, ``fill_between`` and ``scatter``.
 
@@ -147,27 +146,21 @@ class PredictiveBandDisplay(Display):
         >>> len(display.bands_)
         1
         """
-        require_matplotlib()
-        levels = as_levels("coverage", coverage, _HINT)
         grid = grid_over(X, 1, grid_resolution, eps)
         points = None
         if y is not None:
             targets = check_array(y, ensure_2d=False, input_name="y").ravel()
-            if len(targets) != len(grid.samples):
-                raise ValueError(
-                    f"y has {len(targets)} entries, but X has {len(grid.samples)} "
-                    "rows. Pass one target per row, or no y."
-                )
+            check_consistent_length(X, targets)
             points = grid.samples[:, 0], targets
         mean, std = mean_and_std(regressor, grid.points)
         return cls(
             x=grid.mesh[0],
             mean=mean,
             std=std,
-            coverage=tuple(levels.tolist()),
+            coverage=coverage,
             points=points,
             feature_name=grid.names[0],
-        ).plot(ax, **options)
+        ).plot(**options)
 
     def _draw(
         self, *, line_kw: Style = None, band_kw: Style = None, points_kw: Style = None
@@ -179,13 +172,13 @@ class PredictiveBandDisplay(Display):
         opacities = np.linspace(*_OPACITY, len(levels))
         for level, alpha in zip(levels, opacities, strict=True):
             half = norm.ppf((1 + level) / 2) * std
-            style = styled(band_kw, color=BLUE, alpha=alpha, linewidth=0)
+            style = axes.styled(band_kw, color=axes.BLUE, alpha=alpha, linewidth=0)
             style = {"label": f"{level:.0%} interval"} | style
             band = self.ax_.fill_between(self.x, mean - half, mean + half, **style)
             self.bands_.append(band)
-        self.line_ = draw_line(self.ax_, self.x, mean, line_kw, label="mean")
+        self.line_ = axes.draw_line(self.ax_, self.x, mean, line_kw, label="mean")
         self.points_ = None
         if self.points is not None:
-            style = styled(points_kw, color="black", s=8, zorder=3, label="data")
+            style = axes.styled(points_kw, color="black", s=8, zorder=3, label="data")
             self.points_ = self.ax_.scatter(*self.points, **style)
-        label_axes(self.ax_, self.feature_name)
+        axes.label_axes(self.ax_, self.feature_name)

@@ -1,21 +1,17 @@
 """The base of displays, which plots their data on axes of matplotlib."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, dataclass_transform
+from typing import TYPE_CHECKING, ClassVar, Self, dataclass_transform
 
 import numpy as np
+from sklearn.base import BaseEstimator
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
 
-def require_matplotlib() -> Any:
-    """Return ``matplotlib.pyplot``; raise ImportError with a hint if it is missing."""
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ImportError(
-            'Plots need matplotlib. Install it with: pip install "sklaplace[plot]"'
-        ) from error
-    return plt
+Style = Mapping[str, object] | None
 
 
 @dataclass_transform(eq_default=False, kw_only_default=True)
@@ -28,27 +24,26 @@ class Display:
     """
 
     n_axes: ClassVar[int] = 1
-    figure_: Any
-    ax_: Any
-    axes_: list[Any]
+    figure_: "Figure | SubFigure"
+    ax_: "Axes"
+    axes_: list["Axes"]
     _draw: Callable[..., None]
 
     def __init_subclass__(cls) -> None:
         dataclass(eq=False, repr=False, kw_only=True)(cls)
 
     @classmethod
-    def _require(cls, estimator: Any, method: str) -> None:
-        """Raise an error if matplotlib or a method of the estimator is missing."""
-        require_matplotlib()
+    def _require(cls, estimator: BaseEstimator, method: str) -> None:
+        """Raise TypeError if the estimator does not have a method."""
         if not hasattr(estimator, method):
-            other = f", or use {cls.__name__}.from_predictions"
             raise TypeError(
                 f"{type(estimator).__name__} has no {method}. Pass a fitted estimator "
-                f"that has it{other if hasattr(cls, 'from_predictions') else ''}. Of a "
-                "pipeline, pass the last step."
+                "that has it. Of a pipeline, pass the last step."
             )
 
-    def plot(self, ax: Any = None, **options: Any) -> Self:
+    def plot(
+        self, ax: "Axes | Sequence[Axes] | None" = None, **options: object
+    ) -> Self:
         """Plot the stored data.
 
         Parameters
@@ -83,18 +78,24 @@ class Display:
         >>> display.plot(line_kw={"color": "red"}).line_.get_color()
         'red'
         """
-        plt, n = require_matplotlib(), self.n_axes
-        figure = None
+        try:
+            import matplotlib.pyplot as plt
+        except ImportError as error:
+            raise ImportError(
+                'Plots need matplotlib. Install it with: pip install "sklaplace[plot]"'
+            ) from error
+        n, figure = self.n_axes, None
         if ax is None:
             size = None if n == 1 else (3.2 * n, 3.2)
             figure, ax = plt.subplots(1, n, figsize=size, layout="constrained")
-        axes = list(np.ravel(ax))
-        if len(axes) != n:
+        self.axes_ = np.ravel(np.asarray(ax)).tolist()
+        if len(self.axes_) != n:
             raise ValueError(
-                f"ax has {len(axes)} axes, but {n} are plotted on. Pass {n}, or None "
-                "for a new figure."
+                f"ax has {len(self.axes_)} axes, but {n} are plotted on. Pass {n}, or "
+                "None for a new figure."
             )
-        self.figure_, self.ax_, self.axes_ = axes[0].figure, axes[0], axes
+        self.ax_ = self.axes_[0]
+        self.figure_ = self.ax_.figure
         try:
             self._draw(**options)
         except BaseException:

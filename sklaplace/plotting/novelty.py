@@ -3,12 +3,14 @@
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator
 from sklearn.metrics import roc_curve
 
 from sklaplace.metrics import ood_auroc, ood_fpr
+from sklaplace.metrics.checks import as_vector
 from sklaplace.plotting import axes
-from sklaplace.plotting.axes import Style
-from sklaplace.plotting.display import Display
+from sklaplace.plotting.display import Display, Style
 
 # quantiles between which the bins of the histograms are
 _TAILS = 0.005, 0.995
@@ -75,8 +77,8 @@ class NoveltyDisplay(Display):
     """
 
     n_axes = 2
-    confidence_in: Any
-    confidence_out: Any
+    confidence_in: np.ndarray
+    confidence_out: np.ndarray
     name: str | None = None
 
     @property
@@ -115,14 +117,7 @@ class NoveltyDisplay(Display):
 
     @classmethod
     def from_estimator(
-        cls,
-        estimator: Any,
-        X_in: Any,
-        X_out: Any,
-        *,
-        name: str | None = None,
-        ax: Any = None,
-        **options: Any,
+        cls, estimator: BaseEstimator, X_in: object, X_out: object, **options: Any
     ) -> Self:
         """Score known and unknown samples and plot the result.
 
@@ -135,12 +130,10 @@ class NoveltyDisplay(Display):
             Known samples, which the estimator was not trained on.
         X_out : array-like of shape (m, ...)
             Unknown samples.
-        name : str, default=None
-            Label of the confidence. None is the same as ``"score_samples"``.
-        ax : sequence of two matplotlib Axes, default=None
-            Axes for histograms and ROC curve. None creates a figure.
         **options : dict
-            `bins`, `hist_kw` and `line_kw`, as for `from_predictions`.
+            `ax`: axes to plot on; None creates a figure.
+            `name`: label of the confidence, ``"score_samples"`` by default. `bins`,
+            `hist_kw` and `line_kw`, as for `from_predictions`.
 
         Returns
         -------
@@ -171,18 +164,17 @@ class NoveltyDisplay(Display):
         True
         """
         cls._require(estimator, "score_samples")
+        options.setdefault("name", "score_samples")
         inside, outside = map(estimator.score_samples, (X_in, X_out))
-        name = "score_samples" if name is None else name
-        return cls.from_predictions(inside, outside, name=name, ax=ax, **options)
+        return cls.from_predictions(inside, outside, **options)
 
     @classmethod
     def from_predictions(
         cls,
-        confidence_in: Any,
-        confidence_out: Any,
+        confidence_in: ArrayLike,
+        confidence_out: ArrayLike,
         *,
         name: str | None = None,
-        ax: Any = None,
         **options: Any,
     ) -> Self:
         """Plot any confidence of known and unknown samples.
@@ -195,9 +187,8 @@ class NoveltyDisplay(Display):
             Confidence of unknown samples.
         name : str, default=None
             Label of the confidence.
-        ax : sequence of two matplotlib Axes, default=None
-            Axes for histograms and ROC curve. None creates a figure.
         **options : dict
+            `ax`: axes to plot on; None creates a figure.
             `bins`, default 30: number of bins between the quantiles of 0.005 and 0.995
             of all scores, or edges of bins. The first and the last bin count the scores
             beyond, too. `hist_kw` and `line_kw`: dicts of keywords for matplotlib's
@@ -226,38 +217,41 @@ class NoveltyDisplay(Display):
         >>> round(display.auroc, 2)
         0.89
         """
-        display = cls(
-            confidence_in=confidence_in, confidence_out=confidence_out, name=name
-        )
-        return display.plot(ax, **options)
+        return cls(
+            confidence_in=as_vector(confidence_in, "confidence_in"),
+            confidence_out=as_vector(confidence_out, "confidence_out"),
+            name=name,
+        ).plot(**options)
 
     def _draw(
-        self, *, bins: Any = 30, hist_kw: Style = None, line_kw: Style = None
+        self,
+        *,
+        bins: ArrayLike | str = 30,
+        hist_kw: Style = None,
+        line_kw: Style = None,
     ) -> None:
         """Draw the histograms and the ROC curve."""
-        label = f"AUROC {self.auroc:.3f}, FPR95 {self.fpr95:.3f}"  # checks the scores
-        known = np.ravel(np.asarray(self.confidence_in, dtype=float))
-        unknown = np.ravel(np.asarray(self.confidence_out, dtype=float))
+        known, unknown = self.confidence_in, self.confidence_out
         scores = np.concatenate([known, unknown])
-        if np.ndim(bins) == 0:  # a few extreme values leave one bin for the others
-            low, high = np.quantile(scores, _TAILS)
-            inner = scores[(low <= scores) & (scores <= high)]
-            bins = np.histogram_bin_edges(inner, bins)
+        # A few extreme values would leave one bin for all others.
+        low, high = np.quantile(scores, _TAILS)
+        edges = np.histogram_bin_edges(scores, bins, (low, high))
         histogram, roc = self.axes_
         self.histograms_ = []
-        for kind, part, color in (
-            ("known", known, axes.BLUE),
-            ("unknown", unknown, axes.VERMILION),
+        for part, color, kind in (
+            (known, axes.BLUE, "known"),
+            (unknown, axes.VERMILION, "unknown"),
         ):
-            style = {"color": color, "alpha": 0.5, "density": True, "label": kind}
-            style = axes.styled(hist_kw, bins=bins, **style)
-            part = part.clip(bins[0], bins[-1])
+            style = axes.styled(hist_kw, color=color, alpha=0.5, density=True)
+            style = {"label": kind, "bins": edges} | style
+            part = part.clip(edges[0], edges[-1])
             self.histograms_.append(histogram.hist(part, **style))
         histogram.set(xlabel=self.name or "confidence", ylabel="density")
         histogram.locator_params(axis="x", nbins=6)  # labels that do not overlap
         truth = np.repeat([1, 0], [len(known), len(unknown)])
         false, true, _ = roc_curve(truth, scores, drop_intermediate=False)
         (self.chance_,) = roc.plot([0, 1], [0, 1], **axes.REFERENCE)
+        label = f"AUROC {self.auroc:.3f}, FPR95 {self.fpr95:.3f}"
         self.roc_ = axes.draw_line(roc, false, true, line_kw, label=label)
         roc.set(xlabel="unknown accepted", ylabel="known accepted")
         for ax in self.axes_:

@@ -3,13 +3,13 @@
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from sklaplace.core.checks import check_positive
 from sklaplace.plotting import axes
-from sklaplace.plotting.axes import Style, draw_line
-from sklaplace.plotting.display import Display
+from sklaplace.plotting.display import Display, Style
 
 
 class PriorPathDisplay(Display):
@@ -79,19 +79,18 @@ class PriorPathDisplay(Display):
     ((4,), (4,))
     """
 
-    prior_precisions: Any
-    evidence: Any
-    score: Any = None
-    score_std: Any = None
+    prior_precisions: np.ndarray
+    evidence: np.ndarray
+    score: np.ndarray | None = None
+    score_std: np.ndarray | None = None
     chosen: float | None = None
 
     @classmethod
     def from_estimator(
         cls,
-        estimator: Any,
+        estimator: BaseEstimator,
         *,
-        prior_precisions: Any = None,
-        ax: Any = None,
+        prior_precisions: ArrayLike | None = None,
         **options: Any,
     ) -> Self:
         """Compute the evidence along prior precisions and plot it with the scores.
@@ -110,9 +109,8 @@ class PriorPathDisplay(Display):
             be None. Without, None takes 25 values from a thousandth of the fitted prior
             precision to a thousand times; several fitted prior precisions are replaced
             by their geometric mean.
-        ax : matplotlib Axes, default=None
-            Axes to plot on. None creates a figure.
         **options : dict
+            `ax`: axes to plot on; None creates a figure.
             `score_kw` and `evidence_kw`: dicts of keywords for matplotlib's ``plot`` of
             score and evidence.
 
@@ -160,41 +158,39 @@ class PriorPathDisplay(Display):
                 "Leave it out, or fit with prior_precisions."
             )
         path = results.get("param_prior_precision", prior_precisions)
-        order = np.argsort(path) if results else ()
-        path = _path(estimator.prior_precision_, path)
-        score, std = (
-            np.asarray(results[f"{part}_test_score"])[order] if results else None
-            for part in ("mean", "std")
-        )
-        evidence = [estimator.log_marginal_likelihood(value) for value in path]
-        fitted = np.asarray(estimator.prior_precision_)
+        fitted, data = np.asarray(estimator.prior_precision_), {}
+        if path is None:
+            path = np.exp(np.log(fitted).mean()) * np.logspace(-3, 3, 25)
+        check_positive("prior_precisions", path, scalar=False)
+        path = np.atleast_1d(np.asarray(path, dtype=np.float64))
+        order = np.argsort(path)
+        if results:
+            data["score"] = results["mean_test_score"][order]
+            data["score_std"] = results["std_test_score"][order]
+        evidence = [estimator.log_marginal_likelihood(value) for value in path[order]]
         return cls(
-            prior_precisions=path,
+            prior_precisions=path[order],
             evidence=np.array(evidence),
-            score=score,
-            score_std=std,
             chosen=float(fitted) if fitted.ndim == 0 else None,
-        ).plot(ax, **options)
+            **data,
+        ).plot(**options)
 
     def _draw(self, *, score_kw: Style = None, evidence_kw: Style = None) -> None:
         """Draw score and evidence, and the fitted prior precision."""
-        ax = self.ax_
-        self.evidence_ax_ = ax if self.score is None else ax.twinx()
+        ax, x, evidence = self.ax_, self.prior_precisions, self.evidence
+        self.evidence_ax_ = right = ax if self.score is None else ax.twinx()
         self.score_line_ = self.score_band_ = self.chosen_ = None
-        x, evidence = self.prior_precisions, self.evidence
         if self.score is not None:
             style = {"label": "score", **axes.MARKED}
-            self.score_line_ = draw_line(ax, x, self.score, score_kw, **style)
+            line = axes.draw_line(ax, x, self.score, score_kw, **style)
             ax.set_ylabel("mean score over folds")
+            self.score_line_ = line
             if self.score_std is not None:
-                ends = [
-                    self.score + sign * np.asarray(self.score_std) for sign in (-1, 1)
-                ]
-                style = {"color": self.score_line_.get_color(), "alpha": 0.15}
-                self.score_band_ = ax.fill_between(x, *ends, linewidth=0, **style)
+                ends = self.score - self.score_std, self.score + self.score_std
+                style = {"color": line.get_color(), "alpha": 0.15, "linewidth": 0}
+                self.score_band_ = ax.fill_between(x, *ends, **style)
         style = {"color": axes.VERMILION, "linestyle": "--", "label": "log evidence"}
-        right = self.evidence_ax_
-        self.evidence_line_ = draw_line(right, x, evidence, evidence_kw, **style)
+        self.evidence_line_ = axes.draw_line(right, x, evidence, evidence_kw, **style)
         if self.chosen is not None:
             self.chosen_ = ax.axvline(self.chosen, label="fitted", **axes.REFERENCE)
         ax.set(xscale="log", xlabel="prior precision")
@@ -206,11 +202,3 @@ class PriorPathDisplay(Display):
             right.set_ylim(bottom - pad, top + pad)
         lines = self.score_line_, self.evidence_line_, self.chosen_
         axes.draw_legend(ax, [line for line in lines if line is not None])
-
-
-def _path(fitted: Any, prior_precisions: Any) -> NDArray[Any]:
-    """Return prior precisions in ascending order, by default around the fitted one."""
-    if prior_precisions is None:
-        return np.exp(np.log(fitted).mean()) * np.logspace(-3, 3, 25)
-    check_positive("prior_precisions", prior_precisions, scalar=False)
-    return np.sort(np.atleast_1d(np.asarray(prior_precisions, dtype=np.float64)))

@@ -5,14 +5,17 @@ from functools import partial
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.stats import norm
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_consistent_length
 
 from sklaplace.core.checks import as_levels, check_option
 from sklaplace.metrics import empirical_frequency, sharpness
+from sklaplace.metrics.checks import as_vector
 from sklaplace.plotting import axes
-from sklaplace.plotting.axes import Style
-from sklaplace.plotting.display import Display
-from sklaplace.plotting.regression import mean_and_std
+from sklaplace.plotting.display import Display, Style
+from sklaplace.plotting.predictions import mean_and_std
 
 _LABELS = {
     "interval": ("nominal coverage", "empirical coverage"),
@@ -78,15 +81,15 @@ class RegressionCalibrationDisplay(Display):
     array([0.549, 0.908 ])
     """
 
-    levels: Any
-    frequency: Any
+    levels: np.ndarray
+    frequency: np.ndarray
     sharpness: float
     kind: str = "interval"
     name: str | None = None
 
     @classmethod
     def from_estimator(
-        cls, regressor: Any, X: Any, y: Any, *, name: str | None = None, **options: Any
+        cls, regressor: BaseEstimator, X: object, y: ArrayLike, **options: Any
     ) -> Self:
         """Predict quantiles and plot how many targets are below them.
 
@@ -99,9 +102,8 @@ class RegressionCalibrationDisplay(Display):
             Samples that the regressor was not trained on.
         y : array-like of shape (n,)
             Their targets.
-        name : str, default=None
-            Name in the legend. None takes the name of the estimator's class.
         **options : dict
+            `name`: name in the legend, by default of the estimator's class.
             `kind`, `levels`, `sample_weight`, `ax` and `line_kw`, as for
             `from_predictions`.
 
@@ -135,7 +137,7 @@ class RegressionCalibrationDisplay(Display):
         True
         """
         mean, std = mean_and_std(regressor, X)
-        options["name"] = type(regressor).__name__ if name is None else name
+        options.setdefault("name", type(regressor).__name__)
         if hasattr(regressor, "predict_quantiles"):
             options["quantiles"] = partial(regressor.predict_quantiles, X)
         return cls.from_predictions(y, mean, std, **options)
@@ -143,16 +145,15 @@ class RegressionCalibrationDisplay(Display):
     @classmethod
     def from_predictions(
         cls,
-        y_true: Any,
-        y_mean: Any,
-        y_std: Any,
+        y_true: ArrayLike,
+        y_mean: ArrayLike,
+        y_std: ArrayLike,
         *,
         kind: str = "interval",
-        levels: Any = None,
-        quantiles: Callable[[Any], Any] | None = None,
-        sample_weight: Any = None,
+        levels: ArrayLike | None = None,
+        quantiles: Callable[[np.ndarray], ArrayLike] | None = None,
+        sample_weight: ArrayLike | None = None,
         name: str | None = None,
-        ax: Any = None,
         **options: Any,
     ) -> Self:
         """Plot the calibration of predictions, Gaussian by default.
@@ -176,9 +177,8 @@ class RegressionCalibrationDisplay(Display):
             Sample weights.
         name : str, default=None
             Name in the legend.
-        ax : matplotlib Axes, default=None
-            Axes to plot on. None creates a figure.
         **options : dict
+            `ax`: axes to plot on; None creates a figure.
             `line_kw`: dict of keywords for matplotlib's ``plot``.
 
         Returns
@@ -210,12 +210,8 @@ class RegressionCalibrationDisplay(Display):
         True
         """
         sharp = sharpness(y_std, sample_weight=sample_weight)
-        mean, std = (np.asarray(values, dtype=float) for values in (y_mean, y_std))
-        if mean.ndim != 1 or mean.shape != std.shape:
-            raise ValueError(
-                f"y_mean and y_std have shapes {mean.shape} and {std.shape}. Pass one "
-                "number per sample in each; plot several targets one by one."
-            )
+        mean, std = as_vector(y_mean, "y_mean"), as_vector(y_std, "y_std")
+        check_consistent_length(mean, std)
         check_option("kind", kind, _LABELS)
         hint = "Choose probabilities, such as 0.9."
         levels = np.arange(1, 20) / 20 if levels is None else levels
@@ -233,7 +229,7 @@ class RegressionCalibrationDisplay(Display):
             frequency = upper - lower
         return cls(
             levels=levels, frequency=frequency, sharpness=sharp, kind=kind, name=name
-        ).plot(ax, **options)
+        ).plot(**options)
 
     def _draw(self, *, line_kw: Style = None) -> None:
         """Draw the curve and the diagonal."""

@@ -1,19 +1,19 @@
 """ReliabilityDisplay: empirical frequency against predicted probability."""
 
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator
 
 from sklaplace.metrics import reliability_curve
 from sklaplace.plotting import axes
-from sklaplace.plotting.axes import Style
-from sklaplace.plotting.display import Display
+from sklaplace.plotting.display import Display, Style
 
-_LABELS = {
-    "top_label": ("confidence", "accuracy"),
-    "per_class": ("predicted probability", "empirical frequency"),
-}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 # curves that can be told apart on one plot
 _MOST_CLASSES = 5
 
@@ -77,10 +77,10 @@ class ReliabilityDisplay(Display):
     array([  0.,   0.,   2.,   4., 144.])
     """
 
-    frequency: Any
-    mean_proba: Any
-    weight: Any
-    class_names: Any = None
+    frequency: np.ndarray
+    mean_proba: np.ndarray
+    weight: np.ndarray
+    class_names: Sequence[str] | None = None
     name: str | None = None
 
     @property
@@ -102,7 +102,7 @@ class ReliabilityDisplay(Display):
 
     @classmethod
     def from_estimator(
-        cls, classifier: Any, X: Any, y: Any, *, name: str | None = None, **options: Any
+        cls, classifier: BaseEstimator, X: object, y: ArrayLike, **options: Any
     ) -> Self:
         """Predict probabilities and plot the reliability diagram.
 
@@ -114,9 +114,8 @@ class ReliabilityDisplay(Display):
             Samples that the classifier was not trained on.
         y : array-like of shape (n,)
             Their labels.
-        name : str, default=None
-            Name in the legend. None takes the name of the estimator's class.
         **options : dict
+            `name`: name in the legend, by default of the estimator's class.
             `kind`, `n_bins`, `strategy`, `sample_weight`, `ax`, `classes`, `line_kw`
             and `bar_kw`, as for `from_predictions`.
 
@@ -150,22 +149,21 @@ class ReliabilityDisplay(Display):
         """
         cls._require(classifier, "predict_proba")
         proba = classifier.predict_proba(X)
-        options["name"] = type(classifier).__name__ if name is None else name
+        options.setdefault("name", type(classifier).__name__)
         return cls.from_predictions(y, proba, labels=classifier.classes_, **options)
 
     @classmethod
     def from_predictions(
         cls,
-        y_true: Any,
-        y_proba: Any,
+        y_true: ArrayLike,
+        y_proba: ArrayLike,
         *,
-        labels: Any = None,
+        labels: ArrayLike | None = None,
         kind: str = "top_label",
         n_bins: int = 10,
         strategy: str = "uniform",
-        sample_weight: Any = None,
+        sample_weight: ArrayLike | None = None,
         name: str | None = None,
-        ax: Any = None,
         **options: Any,
     ) -> Self:
         """Plot the reliability diagram of predicted probabilities.
@@ -190,9 +188,8 @@ class ReliabilityDisplay(Display):
             Sample weights.
         name : str, default=None
             Name in the legend.
-        ax : matplotlib Axes, default=None
-            Axes to plot on. None creates a figure.
         **options : dict
+            `ax`: axes to plot on; None creates a figure.
             `classes`: classes to plot with ``kind="per_class"``, by default all, or the
             five with the largest calibration errors. `line_kw` and `bar_kw`: dicts of
             keywords for matplotlib's ``plot`` and ``bar``.
@@ -240,13 +237,21 @@ class ReliabilityDisplay(Display):
             weight=weight,
             class_names=[str(label) for label in classes.tolist()],
             name=name,
-        ).plot(ax, **options)
+        ).plot(**options)
 
     def _draw(
-        self, *, classes: Any = None, line_kw: Style = None, bar_kw: Style = None
+        self,
+        *,
+        classes: ArrayLike | None = None,
+        line_kw: Style = None,
+        bar_kw: Style = None,
     ) -> None:
         """Draw curves, and counts in the lower third of the plot on a log scale."""
-        names, ax = self._names(), self.ax_
+        ax, is_single = self.ax_, np.ndim(self.frequency) == 1
+        if is_single:
+            names = [axes.curve_label(self.name, f"ECE {self.calibration_error:.3f}")]
+        else:
+            names = list(self.class_names or map(str, range(len(self.frequency))))
         rows = self._rows(classes, names)
         curves = [
             np.atleast_2d(values)[rows]
@@ -258,15 +263,15 @@ class ReliabilityDisplay(Display):
         for k, curve in enumerate(zip(*curves, strict=True)):
             # A line stops at nan, which empty bins have.
             x, frequency, weight = (values[curve[-1] > 0] for values in curve)
-            style = axes.class_style(k) | axes.MARKED | {"label": names[rows[k]]}
+            color = axes.PALETTE[k % len(axes.PALETTE)]
+            style = axes.MARKED | {"color": color, "label": names[rows[k]]}
             self.lines_.append(axes.draw_line(ax, x, frequency, line_kw, **style))
-            style = {"color": axes.class_style(k)["color"], "alpha": 0.25}
-            style = axes.styled(bar_kw, width=0.02, **style)
+            style = axes.styled(bar_kw, width=0.02, color=color, alpha=0.25)
             self.bars_.append(self.count_ax_.bar(x, weight, **style))
-        kind = "top_label" if np.ndim(self.frequency) == 1 else "per_class"
-        x_label, y_label = _LABELS[kind]
+        x_label = "confidence" if is_single else "predicted probability"
         if len(rows) < len(names):
             x_label += f" ({len(rows)} of {len(names)} classes)"
+        y_label = "accuracy" if is_single else "empirical frequency"
         limits = -0.03, 1.03  # markers at zero and one are seen in full
         ax.set(xlabel=x_label, ylabel=y_label, xlim=limits, ylim=limits)
         _scale_counts(self.count_ax_, curves[-1])
@@ -274,43 +279,31 @@ class ReliabilityDisplay(Display):
         ax.patch.set_visible(False)
         axes.draw_legend(ax)
 
-    def _errors(self) -> NDArray[Any]:
+    def _errors(self) -> np.ndarray:
         """Return the sum of weighted differences of each curve, (K,) or ()."""
         gaps = np.nan_to_num(np.subtract(self.frequency, self.mean_proba))
         return np.asarray((np.abs(gaps) * self.weight).sum(axis=-1))
 
-    def _names(self) -> list[str]:
-        """Return the labels of all curves."""
-        if np.ndim(self.frequency) == 1:
-            return [axes.curve_label(self.name, f"ECE {self.calibration_error:.3f}")]
-        return list(self.class_names or map(str, range(len(self.frequency))))
-
-    def _rows(self, classes: Any, names: list[str]) -> list[int]:
+    def _rows(self, classes: ArrayLike | None, names: list[str]) -> list[int]:
         """Return the rows of the curves to draw."""
         if classes is None:
             worst = np.argsort(-np.atleast_1d(self._errors()), kind="stable")
             return sorted(worst[:_MOST_CLASSES].tolist())
         chosen = [str(label) for label in np.ravel(classes).tolist()]
-        if np.ndim(self.frequency) == 1:
+        if np.ndim(self.frequency) == 1 or not chosen or not set(chosen) <= set(names):
             raise ValueError(
-                f"classes={chosen} was given, but the curve is for the most "
-                "probable class. Pass kind='per_class' with it."
-            )
-        unknown = sorted(set(chosen) - set(names))
-        if unknown or not chosen:
-            raise ValueError(
-                f"classes={chosen} has {unknown or 'no class'}. Choose among {names}."
+                f"classes={chosen} is not valid. Pass kind='per_class', and choose "
+                f"among {self.class_names}."
             )
         return [names.index(label) for label in chosen]
 
 
-def _scale_counts(ax: Any, weight: NDArray[Any]) -> None:
+def _scale_counts(ax: "Axes", weight: np.ndarray) -> None:
     """Scale the axes of counts so that the bars take the lower third."""
     fewest, most = weight[weight > 0].min(), weight.max()
     low = fewest / 2
     ax.set(yscale="log", ylim=(low, low * (most / low) ** 3))
     ax.set_ylabel("samples per bin", loc="bottom")
-    decades = 10.0 ** np.arange(np.ceil(np.log10(low)), np.log10(most) + 1e-9)
-    ticks = decades if len(decades) > 1 else np.unique([fewest, most])
+    ticks = np.unique([fewest, most])
     ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
     ax.set_yticks([], minor=True)

@@ -3,14 +3,14 @@
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import is_classifier
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, is_classifier
 
 from sklaplace.metrics import area_under_risk_coverage, risk_coverage_curve
-from sklaplace.metrics.checks import misclassified
+from sklaplace.metrics.checks import check_gaussian, misclassified
 from sklaplace.plotting import axes
-from sklaplace.plotting.axes import Style
-from sklaplace.plotting.display import Display
-from sklaplace.plotting.regression import mean_and_std
+from sklaplace.plotting.display import Display, Style
+from sklaplace.plotting.predictions import mean_and_std
 
 
 class RiskCoverageDisplay(Display):
@@ -67,15 +67,15 @@ class RiskCoverageDisplay(Display):
     0.04
     """
 
-    coverage: Any
-    risk: Any
+    coverage: np.ndarray
+    risk: np.ndarray
     area: float
     loss_name: str = "loss"
     name: str | None = None
 
     @classmethod
     def from_estimator(
-        cls, estimator: Any, X: Any, y: Any, *, name: str | None = None, **options: Any
+        cls, estimator: BaseEstimator, X: object, y: ArrayLike, **options: Any
     ) -> Self:
         """Predict and plot the risk.
 
@@ -90,9 +90,8 @@ class RiskCoverageDisplay(Display):
             Samples that the estimator was not trained on.
         y : array-like of shape (n,)
             Their targets.
-        name : str, default=None
-            Name in the legend. None takes the name of the estimator's class.
         **options : dict
+            `name`: name in the legend, by default of the estimator's class.
             `sample_weight`, `ax` and `line_kw`, as for `from_predictions`.
 
         Returns
@@ -127,31 +126,25 @@ class RiskCoverageDisplay(Display):
         if is_classifier(estimator):
             cls._require(estimator, "predict_proba")
             proba = np.asarray(estimator.predict_proba(X))
-            losses, loss_name = misclassified(estimator, proba, y), "error"
-            confidence = proba.max(axis=1)
+            losses = misclassified(estimator, proba, y).astype(float)
+            confidence, loss_name = proba.max(axis=1), "error"
         else:
             mean, std = mean_and_std(estimator, X)
-            target = np.asarray(y, dtype=float)
-            if target.shape != mean.shape:
-                raise ValueError(
-                    f"y has shape {target.shape}, but {mean.shape} is predicted. Pass "
-                    "one target per row of X."
-                )
-            losses, loss_name = (target - mean) ** 2, "squared error"
-            confidence = -std
-        options["name"] = type(estimator).__name__ if name is None else name
+            residuals, _ = check_gaussian(y, mean, std)
+            losses, confidence = residuals[:, 0] ** 2, -std
+            loss_name = "squared error"
+        options.setdefault("name", type(estimator).__name__)
         return cls.from_predictions(losses, confidence, loss_name=loss_name, **options)
 
     @classmethod
     def from_predictions(
         cls,
-        losses: Any,
-        confidence: Any,
+        losses: ArrayLike,
+        confidence: ArrayLike,
         *,
-        sample_weight: Any = None,
+        sample_weight: ArrayLike | None = None,
         loss_name: str = "loss",
         name: str | None = None,
-        ax: Any = None,
         **options: Any,
     ) -> Self:
         """Plot the risk from losses and confidences of samples.
@@ -168,9 +161,8 @@ class RiskCoverageDisplay(Display):
             Name of the loss, whose mean is the risk.
         name : str, default=None
             Name in the legend.
-        ax : matplotlib Axes, default=None
-            Axes to plot on. None creates a figure.
         **options : dict
+            `ax`: axes to plot on; None creates a figure.
             `line_kw`: dict of keywords for matplotlib's ``plot``.
 
         Returns
@@ -204,7 +196,7 @@ class RiskCoverageDisplay(Display):
             area=area_under_risk_coverage(losses, confidence, **weight),
             loss_name=loss_name,
             name=name,
-        ).plot(ax, **options)
+        ).plot(**options)
 
     def _draw(self, *, line_kw: Style = None) -> None:
         """Draw the curve."""

@@ -1,14 +1,16 @@
 """DirichletDisplay: density of a Dirichlet over the probabilities of three classes."""
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator
 
 from sklaplace.core.checks import check_count
 from sklaplace.dirichlet import log_density, mean
-from sklaplace.plotting.axes import MARKED, VERMILION, Style, draw_line, styled
-from sklaplace.plotting.display import Display
+from sklaplace.plotting import axes
+from sklaplace.plotting.display import Display, Style
 
 # where the probabilities of the three classes are one: an equilateral triangle
 _CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
@@ -74,14 +76,19 @@ class DirichletDisplay(Display):
     ['0', '1', '2']
     """
 
-    proba: Any
-    log_density: Any
-    mean: Any
-    class_names: Any = None
+    proba: np.ndarray
+    log_density: np.ndarray
+    mean: np.ndarray
+    class_names: Sequence[object] = ("0", "1", "2")
 
     @classmethod
     def from_estimator(
-        cls, classifier: Any, X: Any, *, method: str | None = None, **options: Any
+        cls,
+        classifier: BaseEstimator,
+        X: object,
+        *,
+        method: str | None = None,
+        **options: Any,
     ) -> Self:
         """Predict the Dirichlet of one sample and plot it.
 
@@ -128,22 +135,18 @@ class DirichletDisplay(Display):
         """
         cls._require(classifier, "predict_dirichlet")
         alpha = np.asarray(classifier.predict_dirichlet(X, method=method))
-        if len(alpha) != 1:
-            raise ValueError(
-                f"X has {len(alpha)} samples, but one Dirichlet is plotted. Pass one "
-                "row, such as X[:1]."
-            )
+        if len(alpha) == 1:
+            alpha = alpha[0]
         names = [str(label) for label in classifier.classes_]
-        return cls.from_predictions(alpha[0], class_names=names, **options)
+        return cls.from_predictions(alpha, class_names=names, **options)
 
     @classmethod
     def from_predictions(
         cls,
-        alpha: Any,
+        alpha: ArrayLike,
         *,
-        class_names: Any = None,
+        class_names: Sequence[object] = ("0", "1", "2"),
         grid_resolution: int = 100,
-        ax: Any = None,
         **options: Any,
     ) -> Self:
         """Plot the density for concentrations.
@@ -152,13 +155,12 @@ class DirichletDisplay(Display):
         ----------
         alpha : array-like of shape (3,)
             Concentrations, positive.
-        class_names : sequence of three str, default=None
-            Labels of the corners; 0, 1 and 2 by default.
+        class_names : sequence of three str, default=("0", "1", "2")
+            Labels of the corners.
         grid_resolution : int, default=100
             Number of points along an edge.
-        ax : matplotlib Axes, default=None
-            Axes to plot on. None creates a figure.
         **options : dict
+            `ax`: axes to plot on; None creates a figure.
             `surface_kw` and `point_kw`: dicts of keywords for matplotlib's
             ``tricontourf`` and for the ``plot`` of the mean.
 
@@ -186,43 +188,42 @@ class DirichletDisplay(Display):
         """
         check_count("grid_resolution", grid_resolution, smallest=2)
         alpha = np.asarray(alpha, dtype=np.float64)
-        names = ["0", "1", "2"] if class_names is None else list(class_names)
-        if alpha.shape != (3,) or len(names) != 3:
+        if alpha.shape != (3,) or len(class_names) != 3:
             raise ValueError(
-                f"alpha has shape {alpha.shape}, class_names has {len(names)}. Pass "
-                "three of each, one for every corner of the triangle."
+                f"alpha has shape {alpha.shape}, class_names has {len(class_names)}. "
+                "Pass three of each for one sample, one for every corner."
             )
         proba = _inner_points(grid_resolution)
         return cls(
             proba=proba,
             log_density=log_density(alpha, proba),
             mean=mean(alpha),
-            class_names=names,
-        ).plot(ax, **options)
+            class_names=class_names,
+        ).plot(**options)
 
     def _draw(self, *, surface_kw: Style = None, point_kw: Style = None) -> None:
         """Draw the density, the mean, and the triangle with its labels."""
         x, y = (np.asarray(self.proba) @ _CORNERS).T
         # Relative to the largest value, as densities of narrow distributions underflow.
         density = np.exp(self.log_density - np.max(self.log_density))
-        style = styled(surface_kw, cmap="cividis", levels=np.linspace(0, 1, 21))
+        style = axes.styled(surface_kw, cmap="cividis", levels=np.linspace(0, 1, 21))
         self.surface_ = self.ax_.tricontourf(x, y, density, **style)
         corners = _CORNERS[[0, 1, 2, 0]].T
         (self.edges_,) = self.ax_.plot(*corners, color="black", linewidth=1)
-        style = {"color": VERMILION, "linestyle": "", "label": "mean", **MARKED}
+        style = axes.MARKED | {"color": axes.VERMILION, "linestyle": ""}
         x, y = np.asarray(self.mean) @ _CORNERS
-        self.mean_ = draw_line(self.ax_, x, y, point_kw, **style)
-        names = ["0", "1", "2"] if self.class_names is None else self.class_names
+        self.mean_ = axes.draw_line(self.ax_, x, y, point_kw, label="mean", **style)
         sides = [(-0.04, "top"), (-0.04, "top"), (0.03, "bottom")]
+        labels = zip(_CORNERS, sides, self.class_names, strict=True)
         self.texts_ = [
             self.ax_.text(x, y + gap, str(name), ha="center", va=side)
-            for (x, y), (gap, side), name in zip(_CORNERS, sides, names, strict=True)
+            for (x, y), (gap, side), name in labels
         ]
         self.ax_.set(aspect="equal", xlim=(-0.1, 1.1), ylim=(-0.14, 1.0))
         self.ax_.set_axis_off()
 
 
-def _inner_points(resolution: int) -> NDArray[Any]:
+def _inner_points(resolution: int) -> np.ndarray:
     """Return evenly spaced points inside the simplex, (n, 3)."""
     edge = np.arange(resolution)
     steps = np.argwhere(np.add.outer(edge, edge) < resolution)

@@ -1,14 +1,17 @@
 """WeightPosteriorDisplay: marginal posteriors of chosen weights."""
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 from scipy.stats import norm
+from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from sklaplace.plotting.axes import BLUE, REFERENCE, Style, styled
-from sklaplace.plotting.display import Display, require_matplotlib
+from sklaplace.curvature.layout import Layout
+from sklaplace.plotting import axes
+from sklaplace.plotting.display import Display, Style
 
 # half width of a marginal in standard deviations, and its height in rows
 _REACH, _HEIGHT = 4.0, 0.85
@@ -59,13 +62,17 @@ class WeightPosteriorDisplay(Display):
     3
     """
 
-    mean: Any
-    std: Any
-    names: Any
+    mean: np.ndarray
+    std: np.ndarray
+    names: Sequence[str]
 
     @classmethod
     def from_estimator(
-        cls, estimator: Any, *, weights: Any = None, ax: Any = None, **options: Any
+        cls,
+        estimator: BaseEstimator,
+        *,
+        weights: ArrayLike | None = None,
+        **options: Any,
     ) -> Self:
         """Plot marginals of ``posterior_``.
 
@@ -77,9 +84,8 @@ class WeightPosteriorDisplay(Display):
         weights : sequence of int, default=None
             Positions among the weights of the posterior. None takes eight, evenly
             spaced from the first to the last, or all if there are fewer.
-        ax : matplotlib Axes, default=None
-            Axes to plot on. None creates a figure.
         **options : dict
+            `ax`: axes to plot on; None creates a figure.
             `density_kw`: dict of keywords for matplotlib's ``fill_between``.
 
         Returns
@@ -111,7 +117,6 @@ class WeightPosteriorDisplay(Display):
         >>> display.names
         ['head.weight[0, 0]', 'head.weight[0, 1]']
         """
-        require_matplotlib()
         check_is_fitted(estimator)
         posterior: Any = getattr(estimator, "posterior_", None)
         if not all(hasattr(posterior, a) for a in ("mean", "variance", "layout")):
@@ -124,18 +129,22 @@ class WeightPosteriorDisplay(Display):
         std = np.sqrt(posterior.variance().detach().numpy(force=True))
         if weights is None:
             weights = np.unique(np.linspace(0, len(mean) - 1, 8).round().astype(int))
-        chosen = _check_positions(weights, len(mean))
+        chosen = np.ravel(weights)
+        if not chosen.size or not np.isin(chosen, np.arange(len(mean))).all():
+            raise ValueError(
+                f"weights={weights!r} are no positions. Pass integers from 0 to "
+                f"{len(mean) - 1}, such as [0, 1, 2]."
+            )
         names = [_name(posterior.layout, int(position)) for position in chosen]
-        display = cls(mean=mean[chosen], std=std[chosen], names=names)
-        return display.plot(ax, **options)
+        return cls(mean=mean[chosen], std=std[chosen], names=names).plot(**options)
 
     def _draw(self, *, density_kw: Style = None) -> None:
         """Draw the marginals and the line at zero."""
-        self.zero_ = self.ax_.axvline(0, **REFERENCE)
+        self.zero_ = self.ax_.axvline(0, **axes.REFERENCE)
         z = np.linspace(-_REACH, _REACH, 101)
         height = _HEIGHT * norm.pdf(z) / norm.pdf(0)
         rows = range(len(self.mean))[::-1]
-        style = styled(density_kw, color=BLUE, alpha=0.5)
+        style = axes.styled(density_kw, color=axes.BLUE, alpha=0.5)
         self.densities_ = [
             self.ax_.fill_between(m + s * z, row, row + height, **style)
             for m, s, row in zip(self.mean, self.std, rows, strict=True)
@@ -144,23 +153,7 @@ class WeightPosteriorDisplay(Display):
         self.ax_.set(xlabel="weight", ylim=(-0.2, len(self.mean)))
 
 
-def _check_positions(weights: Any, n: int) -> NDArray[Any]:
-    """Return positions of weights as integers; raise an error for other values."""
-    positions = np.atleast_1d(np.asarray(weights))
-    if positions.ndim != 1 or not positions.size or positions.dtype.kind not in "iu":
-        raise ValueError(
-            f"weights={weights!r} are no positions. Pass integers from 0 to {n - 1}, "
-            "such as [0, 1, 2]."
-        )
-    if positions.min() < 0 or positions.max() >= n:
-        raise ValueError(
-            f"weights has values between {positions.min()} and {positions.max()}, but "
-            f"the posterior has {n} weights. Pass integers from 0 to {n - 1}."
-        )
-    return positions
-
-
-def _name(layout: Any, position: int) -> str:
+def _name(layout: Layout, position: int) -> str:
     """Return parameter and index of a weight, such as ``"weight[0, 3]"``."""
     for block in layout.blocks:
         if position < block.size:

@@ -9,13 +9,14 @@ immutable class for all structures, subsets of weights and likelihoods.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from sklaplace.core.budget import move, require_bytes
 from sklaplace.core.checks import as_generator
+from sklaplace.core.random import RandomState
 from sklaplace.curvature import priors
 from sklaplace.curvature.layout import Layout
 from sklaplace.curvature.structures import Accumulator, Precision, Structure
@@ -100,7 +101,7 @@ class GaussianPosterior:
     earlier : GaussianPosterior or None
         The prior, if it is the posterior of an earlier task; see `under`. ``structure``
         then holds the curvature of all tasks under exactly these hyperparameters, of
-        which ``prior_precision`` is that of the first task.
+        which ``prior_precision`` belongs to the first task.
 
     See Also
     --------
@@ -270,7 +271,7 @@ class GaussianPosterior:
         Parameters
         ----------
         dtype : torch.dtype
-            That of the network.
+            Dtype of the network.
 
         Raises
         ------
@@ -315,7 +316,7 @@ class GaussianPosterior:
         See Also
         --------
         with_noise_levels : Under noise levels of each output.
-        sklaplace.posterior.tuning.evidence.marglik : Those of highest evidence.
+        sklaplace.posterior.tuning.evidence.marglik : Finds the highest evidence.
 
         Examples
         --------
@@ -407,7 +408,9 @@ class GaussianPosterior:
             data_fit=self.data_fit.with_output_factors(factors**2),
         )
 
-    def sample(self, n: int = 1, random_state: Any = 0) -> Tensor:
+    def sample(
+        self, n: int = 1, random_state: RandomState | torch.Generator = 0
+    ) -> Tensor:
         """Draw weights.
 
         Parameters
@@ -706,9 +709,9 @@ class GaussianPosterior:
         Returns
         -------
         GaussianPosterior
-            With precision ``scale·H + scale₀·H₀ + diag δ₀``. Kronecker factors are
-            those of one fit to the data of both tasks, where samples of the earlier
-            ones have weight scale₀/scale.
+            With precision ``scale·H + scale₀·H₀ + diag δ₀``. Kronecker factors
+            equal one fit to the data of both tasks, where samples of the earlier ones
+            have weight scale₀/scale.
 
         See Also
         --------

@@ -10,6 +10,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sklaplace.core.budget import BUDGET, batch_rows
 from sklaplace.core.linalg import symmetric_eigh
@@ -35,19 +36,6 @@ from sklaplace.posterior.linear_model import LinearModel, Operator
 # Samples per input that the preconditioner's block of an output is made of, evenly
 # spaced: more hardly save iterations and take longer.
 SAMPLES_PER_INPUT = 8
-
-
-@dataclass(frozen=True)
-class _RowOperator:
-    """An operator on weights, given as one on the weights of each output in a row."""
-
-    model: "LastLayerModel"
-    rows: Operator
-
-    def __call__(self, v: Tensor) -> Tensor:
-        """Apply it to weights (P,)."""
-        model = self.model
-        return model._from_outputs(self.rows(model._by_output(v)))
 
 
 @dataclass(frozen=True)
@@ -86,9 +74,9 @@ class LastLayerModel(LinearModel):
     def products(self, dtype: torch.dtype) -> tuple[Operator, Operator]:
         """``v -> J v`` and ``u -> Jᵀ u``: products with the features."""
         model = self if dtype == torch.float64 else self._in_own_dtype
-        return model._forward, model._backward
+        return model.forward, model.backward
 
-    def _forward(self, direction: Tensor) -> Tensor:
+    def forward(self, direction: Tensor) -> Tensor:
         """``J direction``, (N, c)."""
         hidden = self._layer_outputs(direction)
         return hidden if self._map is None else hidden @ self._map.T
@@ -100,7 +88,7 @@ class LastLayerModel(LinearModel):
         hidden = (weight.reshape(-1, self.features.shape[1]) @ self.features.T).T
         return hidden + bias[0] if bias else hidden
 
-    def _backward(self, cotangent: Tensor) -> Tensor:
+    def backward(self, cotangent: Tensor) -> Tensor:
         """``Jᵀ cotangent`` for (N, c), as (P,)."""
         return self._in_weights(
             cotangent if self._map is None else cotangent @ self._map
@@ -137,11 +125,15 @@ class LastLayerModel(LinearModel):
         moments = [InputMoment.of(a, *given) for a in inputs]
         return tuple((moment.mean(), moment.n) for moment in moments)
 
-    def _kron(self, f: Tensor, curvature: Curvature) -> Kron:
-        """Kronecker-factored curvature at outputs ``f``."""
+    def _output_factor(self, f: Tensor, curvature: Curvature) -> Factor:
+        """Kronecker factor of the layer's outputs, where the outputs are ``f``."""
         data = self.targets, self.sample_weight, self.keys
         hessian = output_hessian(curvature, self.likelihood, f, *data)
-        outputs = Factor(output_moment(HeadBlock(hessian, self._map)))
+        return Factor(output_moment(HeadBlock(hessian, self._map)))
+
+    def _kron(self, f: Tensor, curvature: Curvature) -> Kron:
+        """Kronecker-factored curvature at outputs ``f``."""
+        outputs = self._output_factor(f, curvature)
         inputs, counts = zip(*self._input_factors, strict=True)
         return Kron(self.layout, tuple((outputs, a) for a in inputs), counts)
 
@@ -152,8 +144,9 @@ class LastLayerModel(LinearModel):
         return super().structure_at(f)
 
     # ------------------------------------------------------------- preconditioners
+    # Operators on rows take the weights (o, i) of each output, with a bias at the end.
     def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
-        """``v -> M⁻¹ v`` with ``M ≈ H + diag ρ``: a block per output, or Kronecker.
+        """Return ``v -> M⁻¹ v`` with a block of ``M ≈ H + diag ρ`` for each output.
 
         Where classes are separated unequally well, outputs differ in curvature by
         orders of magnitude, and so may precisions; a Kronecker product describes
@@ -162,24 +155,32 @@ class LastLayerModel(LinearModel):
         """
         n, i = self.features.shape
         if (blocks := self._blockwise(f, rho, dtype)) is not None:
-            return blocks
-        if n < i and (blocks := self._dual_blockwise(f, rho)) is not None:
-            return blocks
-        if n < min(i, MAX_FACTOR):
-            return self._dual_kronecker(f, rho)
-        kron = self._kron(f, GGN)
-        eigenvalues = (kron.eigenvalues + rho.mean()).to(dtype)
-        return lambda v: kron.from_basis(kron.to_basis(v) / eigenvalues)
+            return self._on_weights(blocks, rho, dtype)
+        if n < i and (dual := self._dual_blockwise(f, rho)) is not None:
+            operator = dual
+        elif n < min(i, MAX_FACTOR):
+            operator = self._dual_kronecker(f, rho)
+        else:
+            kron = self._kron(f, GGN)
+            eigenvalues = (kron.eigenvalues + rho.mean()).to(dtype)
+
+            def operator(v: Tensor) -> Tensor:
+                return kron.from_basis(kron.to_basis(v) / eigenvalues)
+
+        def rows(values: Tensor) -> Tensor:
+            return self.by_output(operator(self.from_outputs(values)))
+
+        return self._on_weights(rows, rho, dtype)
 
     def quick_preconditioner_at(
         self, f: Tensor, rho: Tensor, dtype: torch.dtype
     ) -> Operator | None:
-        """``v -> M⁻¹ v``, where ``M`` is diagonal in the eigenbasis of the inputs.
+        """Return ``v -> M⁻¹ v``, where ``M`` is diagonal in the inputs' eigenbasis.
 
-        Its entries are those of ``H + ρ`` (George et al. 2018, "Fast approximate
-        natural gradient descent in a Kronecker-factored eigenbasis"), for one precision
-        ``ρ`` of all weights. The basis is computed once, and the entries are a product
-        with few rows.
+        Its entries are the diagonal of ``H + ρ`` in that basis (George et al. 2018,
+        "Fast approximate natural gradient descent in a Kronecker-factored eigenbasis"),
+        for one precision ``ρ`` of all weights. The basis is computed once, and the
+        entries are a product with few rows.
         """
         n, i = self.features.shape
         low, high = rho.aminmax()
@@ -191,40 +192,42 @@ class LastLayerModel(LinearModel):
         size = n / len(squares)
         diagonal = ((curvatures.T @ squares).double() * size + low).to(dtype)
         basis = basis.to(dtype)
-        return _RowOperator(self, lambda rows: (rows @ basis / diagonal) @ basis.T)
+        return self._on_weights(
+            lambda rows: (rows @ basis / diagonal) @ basis.T, rho, dtype
+        )
 
-    def with_null_space(
-        self, precondition: Operator, rho: Tensor, dtype: torch.dtype
+    def _on_weights(self, rows: Operator, rho: Tensor, dtype: torch.dtype) -> Operator:
+        """Return an operator on rows as one on weights (P,), with the null space."""
+        apply = self._with_null_space(rows, rho, dtype)
+        return lambda v: self.from_outputs(apply(self.by_output(v)))
+
+    def _with_null_space(
+        self, rows: Operator, rho: Tensor, dtype: torch.dtype
     ) -> Operator:
-        """Combine it with the prior on weights common to all classes.
+        """Combine an operator on rows with the prior on weights common to all classes.
 
         Softmax ignores what is added to all logits: there ``H`` is zero, and what is
         made of one output at a time would take an iteration for each such direction.
         Where all classes have the same precisions, no other weights are affected.
         """
         if self._map is not None or not self.likelihood.is_shift_invariant:
-            return precondition
+            return rows
         groups = self.likelihood.n_blocks, -1
-        precisions = self._by_output(rho).unflatten(0, groups)
+        precisions = self.by_output(rho).unflatten(0, groups)
         common = precisions[:, :1].to(dtype)
         # a prior that is lost in rounding errors of the gradient determines nothing
         is_lost = common.min() < torch.finfo(dtype).eps * self._largest_curvature
         if is_lost or not (precisions == precisions[:, :1]).all():
-            return precondition
-        of_rows = (
-            precondition.rows
-            if isinstance(precondition, _RowOperator)
-            else lambda rows: self._by_output(precondition(self._from_outputs(rows)))
-        )
+            return rows
 
-        def separated(rows: Tensor) -> Tensor:
-            grouped = rows.unflatten(0, groups)
+        def separated(values: Tensor) -> Tensor:
+            grouped = values.unflatten(0, groups)
             means = grouped.mean(1, keepdim=True)
-            found = of_rows((grouped - means).flatten(0, 1)).unflatten(0, groups)
+            found = rows((grouped - means).flatten(0, 1)).unflatten(0, groups)
             means = means / common - found.mean(1, keepdim=True)
             return (found + means).flatten(0, 1)
 
-        return _RowOperator(self, separated)
+        return separated
 
     @cached_property
     def _largest_curvature(self) -> float:
@@ -240,11 +243,7 @@ class LastLayerModel(LinearModel):
     def _some_inputs(self, dtype: torch.dtype) -> Tensor:
         """Evenly spaced inputs, with a one for a bias, (n, i)."""
         some = self.features[:: self._stride].to(dtype)
-        return (
-            torch.cat([some, torch.ones_like(some[:, :1])], 1)
-            if self._has_bias
-            else some
-        )
+        return pad(some, (0, int(self._has_bias)), value=1.0)
 
     @cached_property
     def _input_eigenbasis(self) -> tuple[Tensor, Tensor]:
@@ -273,15 +272,13 @@ class LastLayerModel(LinearModel):
         scales = curvatures.to(some) * (n / len(some))
         grams = [some.T @ (some * column) for column in scales.T.unsqueeze(2)]
         blocks = torch.stack(grams).double()
-        blocks.diagonal(dim1=1, dim2=2).add_(self._by_output(rho))
+        blocks.diagonal(dim1=1, dim2=2).add_(self.by_output(rho))
         lower, failed = torch.linalg.cholesky_ex(blocks)
         if failed.any():
             return None
         inverses = torch.cholesky_inverse(lower).to(dtype)
         # a row times a symmetric matrix is faster than the matrix times a column
-        return _RowOperator(
-            self, lambda rows: (rows.unsqueeze(1) @ inverses).squeeze(1)
-        )
+        return lambda rows: (rows.unsqueeze(1) @ inverses).squeeze(1)
 
     def _dual_blockwise(self, f: Tensor, rho: Tensor) -> Operator | None:
         """Inverse of the same blocks, of all samples, by Woodbury's identity.
@@ -293,7 +290,7 @@ class LastLayerModel(LinearModel):
         if not _fit_budget(o, n):
             return None
         grams: list[Tensor] = []
-        for row in (rows := self._by_output(rho)):
+        for row in (rows := self.by_output(rho)):
             if not grams or not torch.equal(row, rows[len(grams) - 1]):
                 products = self._sample_products(1 / row)
             grams.append(products)
@@ -317,11 +314,7 @@ class LastLayerModel(LinearModel):
 
         O(N²·(N + i)) time, N² numbers.
         """
-        hessian = ggn_hessian(self.likelihood, f, self.targets)
-        moment = output_moment(
-            HeadBlock(hessian.weighted(self.sample_weight), self._map)
-        )
-        outputs, mean = Factor(moment), rho.mean()
+        outputs, mean = self._output_factor(f, GGN), rho.mean()
         (values, vectors), curvatures = self._sample_eigh, outputs.values
         ratios = mean * curvatures / (mean + values.unsqueeze(1) * curvatures)
         basis = outputs.vectors(torch.float64)
@@ -362,14 +355,14 @@ class LastLayerModel(LinearModel):
 
         return apply
 
-    def _by_output(self, v: Tensor) -> Tensor:
+    def by_output(self, v: Tensor) -> Tensor:
         """Weights, and the bias, of each output in a row, (o, i), from (P,)."""
         weight, *bias = self.layout.split(v)
         weight = weight.reshape(self.layout.blocks[0].factor_shape)
         return torch.cat([weight, bias[0].unsqueeze(1)], 1) if bias else weight
 
-    def _from_outputs(self, rows: Tensor) -> Tensor:
-        """Back from `_by_output`, (P,)."""
+    def from_outputs(self, rows: Tensor) -> Tensor:
+        """Back from `by_output`, (P,)."""
         parts = [rows[:, :-1].flatten(), rows[:, -1]]
         return torch.cat(parts) if self._has_bias else rows.flatten()
 
@@ -402,13 +395,13 @@ class LastLayerRecorder:
     """
 
     def __init__(self, head_map: Tensor | IdentityMap | None) -> None:
-        self._head_map = head_map
-        self._batches: list[tuple[Tensor, ...]] = []
+        self.head_map = head_map
+        self.batches: list[tuple[Tensor, ...]] = []
 
     @property
     def is_linear(self) -> bool:
         """Whether the outputs are affine in the weights on all recorded samples."""
-        return self._head_map is not None and bool(self._batches)
+        return self.head_map is not None and bool(self.batches)
 
     def add(
         self,
@@ -420,30 +413,30 @@ class LastLayerRecorder:
         keys: Tensor | None,
     ) -> None:
         """Record a batch; ``jacobian`` has the rows ``SᵀJ``, ``columns`` its ``S``."""
-        if self._head_map is None:
+        if self.head_map is None:
             return
         block = jacobian.blocks[0]
         assert block.a is not None
         if isinstance(block, Block) and not self._agrees(block, columns, jacobian):
-            self._head_map, self._batches = None, []
+            self.head_map, self.batches = None, []
         elif not jacobian.first_column:
             w = torch.ones(len(f), device=f.device) if weights is None else weights
             k = torch.zeros(len(f), dtype=torch.long) if keys is None else keys
-            self._batches.append((block.a.squeeze(1), f, targets, w, k))
+            self.batches.append((block.a.squeeze(1), f, targets, w, k))
 
     def merge(self, other: "LastLayerRecorder") -> None:
         """Add the samples of another, which follow; none if either has stopped."""
-        if self._head_map is None or other._head_map is None:
-            self._head_map, self._batches = None, []
+        if self.head_map is None or other.head_map is None:
+            self.head_map, self.batches = None, []
         else:
-            self._batches += other._batches
+            self.batches += other.batches
 
     def _agrees(self, block: Block, hessian: OutputHessian, jacobian: Jacobian) -> bool:
-        """Whether output gradients are those of the map, on one combination.
+        """Whether output gradients agree with the map, on one combination.
 
         One combination of outputs costs a c-th of all; a `HeadBlock` needs no check.
         """
-        m = self._head_map
+        m = self.head_map
         assert m is not None
         probe = torch.linspace(1, 2, m.shape[1], device=block.g.device).double()
         columns = hessian.factor().double()[..., jacobian.first_column :]
@@ -461,7 +454,9 @@ class LastLayerRecorder:
         """Linear model of the last layer; None if the outputs are not affine in it."""
         if not self.is_linear:
             return None
-        features = torch.cat([batch[0] for batch in self._batches]).double()
-        parts = {"features": features, "head_map": self._head_map}
-        data = [data for _, *data in self._batches]
-        return LastLayerModel._of(template, data, curvature, accumulator, **parts)
+        features = torch.cat([batch[0] for batch in self.batches]).double()
+        parts = {"features": features, "head_map": self.head_map}
+        data = [data for _, *data in self.batches]
+        return LastLayerModel.of_batches(
+            template, data, curvature, accumulator, **parts
+        )

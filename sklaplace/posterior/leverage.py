@@ -1,10 +1,10 @@
-"""Leverage: how far features of the last layer are from those of training samples.
+"""Leverage: how far features of the last layer are from the training samples.
 
 The leverage of features ``φ`` in a group k of n_k training samples with mean ``μ_k``,
 
     h(φ) = 1/n_k + (φ - μ_k)ᵀ (W + ε)⁻¹ (φ - μ_k),      W = Σ (φₙ - μ)(φₙ - μ)ᵀ,
 
-is that of a linear regression on ``φ`` and an indicator of each group: the variance of
+belongs to a linear regression on ``φ`` and an indicator of each group: the variance of
 its prediction, in units of the noise. With one group it is the usual leverage with a
 constant. ``W`` is a sum over samples and depends neither on weights, prior nor
 likelihood. The leverage of a training sample among the others has a closed form.
@@ -47,7 +47,7 @@ def _hashing(i: int, most: int) -> tuple[Tensor, Tensor]:
 def sketched(features: Tensor, most: int = MAX_FEATURES) -> Tensor:
     """Return features (b, i), or where there are too many, sums of some of them.
 
-    Products of samples are unbiased estimates of those of all features.
+    Products of samples are unbiased estimates of the products of all features.
     """
     i = features.shape[1]
     if i <= most:
@@ -76,28 +76,19 @@ class FeatureMoments:
     squares: Tensor
 
     @classmethod
-    def empty(cls, n_groups: int, like: Tensor) -> "FeatureMoments":
-        """Return the moments of no samples, for features like some (b, i)."""
-        i = like.shape[1]
-        zeros = like.new_zeros(n_groups, i + 1, dtype=torch.float64)
-        squares = zeros.new_zeros(i, i)
-        return cls(zeros[:, 0].clone(), zeros[:, 1:].clone(), squares)
-
-    def added(
-        self, features: Tensor, groups: Tensor, weights: Tensor
+    def of(
+        cls, features: Tensor, groups: Tensor, weights: Tensor, n_groups: int
     ) -> "FeatureMoments":
-        """Return moments with samples (b, i) of groups and weights (b,)."""
+        """Return moments of samples (b, i) in groups (b,) with weights (b,)."""
         features, weights = features.double(), weights.double()
         if (weights == 1).all():  # a third of the time
             weighted, squares = features, gram(features)
         else:
             weighted = features * weights.unsqueeze(1)
             squares = features.T @ weighted
-        return FeatureMoments(
-            self.counts.index_add(0, groups, weights),
-            self.sums.index_add(0, groups, weighted),
-            self.squares + squares,
-        )
+        zeros = features.new_zeros(n_groups, features.shape[1] + 1)
+        counts = zeros[:, -1].index_add(0, groups, weights)
+        return cls(counts, zeros[:, :-1].index_add(0, groups, weighted), squares)
 
     def merged(self, other: "FeatureMoments") -> "FeatureMoments":
         """Return moments of the samples of both."""

@@ -70,10 +70,10 @@ class LinearModel(ABC):
     dtype: torch.dtype
 
     @classmethod
-    def _of(
+    def of_batches(
         cls,
         template: GaussianPosterior,
-        data: Iterable[Sequence[Any]],
+        data: Iterable[Sequence[Tensor]],
         curvature: Curvature,
         accumulator: Callable[[Layout], Accumulator],
         **fields: Any,
@@ -111,17 +111,8 @@ class LinearModel(ABC):
     def quick_preconditioner_at(
         self, f: Tensor, rho: Tensor, dtype: torch.dtype
     ) -> Operator | None:
-        """Return the same of less precision and cost; None where there is none."""
+        """Return a less precise and cheaper preconditioner, if there is one."""
         return None
-
-    def with_null_space(
-        self, precondition: Operator, rho: Tensor, dtype: torch.dtype
-    ) -> Operator:
-        """Return a preconditioner that is exact where the loss has no curvature.
-
-        Unchanged where such weights are not known.
-        """
-        return precondition
 
     def at(self, weights: Tensor) -> Tensor:
         """Outputs (N, c) at other weights."""
@@ -201,7 +192,7 @@ class LinearModel(ABC):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Regularised loss, its gradient (P,), and the outputs (N, c), as float64.
 
-        ``dtype`` is that of the computation.
+        The computation is in ``dtype``.
         """
         forward, backward = self.products(dtype)
         f = self.outputs.to(dtype) + forward((theta - self.weights).to(dtype))

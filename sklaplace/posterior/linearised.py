@@ -8,6 +8,7 @@ with the unmultiplied Jacobian are needed.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -54,9 +55,12 @@ class LinearisedNetwork(LinearModel):
     ) -> "LinearisedNetwork":
         """Model of batches that can be iterated any number of times."""
         jacobians = _Jacobians(batches)
-        data = [(b.f, b.targets, b.weights, b.keys) for b in jacobians.first_pass()]
+        data = [
+            (b.f, b.targets, b.weights, cast(Tensor, b.keys))
+            for b in jacobians.first_pass()
+        ]
         parts = {"jacobians": jacobians, "structure": template.structure}
-        return cls._of(template, data, curvature, accumulator, **parts)
+        return cls.of_batches(template, data, curvature, accumulator, **parts)
 
     def products(self, dtype: torch.dtype) -> tuple[Operator, Operator]:
         """``v -> J v`` and ``u -> Jᵀ u``: a pass over all samples each."""
@@ -95,7 +99,7 @@ class LinearisedNetwork(LinearModel):
     def preconditioner_at(self, f: Tensor, rho: Tensor, dtype: torch.dtype) -> Operator:
         """``v -> M⁻¹ v`` with ``M`` a structure that has an eigenbasis.
 
-        That of the posterior if it has one, else Kronecker factors at ``f``.
+        The posterior's own structure if that has one, else Kronecker factors at ``f``.
         """
         one = torch.ones((), dtype=torch.float64, device=rho.device)
         structure = self.structure

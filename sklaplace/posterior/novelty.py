@@ -3,8 +3,9 @@
 Some quantities are put on one scale: the leverage of the features among the training
 samples of the class that the network predicts, under a small and a large ridge, and how
 undecided the network is between the classes. The logarithm of each is compared with a
-normal distribution that has the moments of those of the training samples, each of which
-is left out of its own leverage. The logarithms of the tail probabilities are added up.
+normal distribution with the moments of the training samples' logarithms; each training
+sample is left out of its own leverage. The logarithms of the tail probabilities are
+added up.
 
 For regression there is one leverage, of all training samples, and for so many classes
 that the mean features of each would take much memory.
@@ -18,7 +19,6 @@ combined by the sum of their logarithms); see `leverage` for others.
 import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,12 +91,22 @@ class NormalTails:
 
 
 # -------------------------------------------------------------------------- samples
-def _has_groups(n_classes: int, features: Tensor) -> bool:
-    """Whether features (b, i) are compared with those of the predicted class alone."""
-    return n_classes * max(min(features.shape[1], MAX_FEATURES), MAX_INPUTS) <= MAX_SUMS
+def _class_logits(
+    likelihood: ClassificationLikelihood, f: Tensor, features: Tensor
+) -> tuple[Tensor, int]:
+    """Return logits (b, labels, K), and the number of groups.
+
+    Features (b, i) are compared with the features of the predicted class alone, unless
+    there are several labels or sums over each class take too much memory.
+    """
+    logits, _ = likelihood.class_logits(f, torch.zeros_like(f))
+    logits = logits.reshape(len(f), -1, logits.shape[1])
+    _, n_labels, n_classes = logits.shape
+    n_numbers = n_classes * max(min(features.shape[1], MAX_FEATURES), MAX_INPUTS)
+    return logits, n_classes if n_labels == 1 and n_numbers <= MAX_SUMS else 1
 
 
-def _table(x: Any) -> Tensor | None:
+def _table(x: object) -> Tensor | None:
     """Return inputs that are rows of real numbers, None for others."""
     first, *others = leaves(x)
     is_table = isinstance(first, Tensor) and first.ndim == 2 and not others
@@ -112,7 +122,7 @@ class FeatureBatch:
     features : Tensor of shape (b, i)
         Features.
     groups : Tensor of shape (b,)
-        The most probable class; zero where there is one group, see `_has_groups`.
+        The most probable class; zero where there is one group, see `_class_logits`.
     undecided : Tensor of shape (b, 1) or (b, 0)
         Mean log-probability of all classes, for classes.
     weights : Tensor of shape (b,)
@@ -141,27 +151,26 @@ class FeatureBatch:
         f: Tensor,
         weights: Tensor | None = None,
         keys: Tensor | None = None,
-        x: Any = None,
-        targets: Any = None,
+        x: object = None,
+        targets: Tensor | None = None,
     ) -> "FeatureBatch":
         """Return a batch from features (b, i), outputs (b, c), inputs and targets."""
         groups = torch.zeros(len(f), dtype=torch.long, device=f.device)
         undecided = torch.zeros(len(f), 0, dtype=torch.float64, device=f.device)
         table = _table(x)
         inputs = features[:, :0] if table is None else sketched(table, MAX_INPUTS)
-        is_known = likelihood.has_noise and targets is not None
-        targets = targets.double() if is_known else undecided
+        if targets is None or not likelihood.has_noise:
+            targets = undecided
         if isinstance(likelihood, ClassificationLikelihood):
-            logits, _ = likelihood.class_logits(f, torch.zeros_like(f))
-            by_label = logits.reshape(len(f), -1, logits.shape[1])
-            if by_label.shape[1] == 1 and _has_groups(logits.shape[1], features):
-                groups = logits.argmax(1)
-            log_proba = by_label.mean(2) - by_label.logsumexp(2)
+            logits, n_groups = _class_logits(likelihood, f, features)
+            if n_groups > 1:
+                groups = logits[:, 0].argmax(1)
+            log_proba = logits.mean(2) - logits.logsumexp(2)
             undecided = log_proba.mean(1, keepdim=True).double().clamp(min=-_LARGEST)
         weights = torch.ones_like(groups) if weights is None else weights
         keys = torch.zeros_like(groups) if keys is None else keys.to(groups)
         found = sketched(features), groups, undecided, weights.double(), keys
-        return cls(*found, targets, inputs)
+        return cls(*found, targets.double(), inputs)
 
     def joined(self, other: "FeatureBatch") -> "FeatureBatch":
         """Return the samples of both."""
@@ -261,46 +270,40 @@ class Novelty(FieldsOnly):
         n_groups = 1
         if isinstance(likelihood, ClassificationLikelihood):
             zeros = batch.features.new_zeros(1, c)
-            n_labels, n_classes = likelihood.class_logits(zeros, zeros)[0].shape
-            if n_labels == 1 and _has_groups(n_classes, batch.features):
-                n_groups = n_classes
+            n_groups = _class_logits(likelihood, zeros, batch.features)[1]
+        return cls.of_groups(likelihood, batch, n_groups)
+
+    @classmethod
+    def of_groups(
+        cls, likelihood: Likelihood, batch: FeatureBatch, n_groups: int
+    ) -> "Novelty":
+        """Return the novelty of a batch of samples in groups."""
+        of = batch.groups, batch.weights, n_groups
         parts = batch.features, batch.inputs
-        features, inputs = (FeatureMoments.empty(n_groups, part) for part in parts)
-        return cls(likelihood, features, inputs, batch.kept())._counted(batch)
+        features, inputs = (FeatureMoments.of(part, *of) for part in parts)
+        return cls(likelihood, features, inputs, batch.kept())
 
     def added(self, batch: FeatureBatch) -> "Novelty":
         """Return the novelty after further training samples, whatever their order."""
-        novelty = self._beside(batch.inputs)
-        batch = replace(batch, inputs=batch.inputs[:, : novelty._n_inputs])
-        samples = novelty.samples.joined(batch).kept()
-        return replace(novelty, samples=samples)._counted(batch)
+        n_groups = len(self.moments.counts)
+        return self.merged(self.of_groups(self.likelihood, batch, n_groups))
 
-    @property
-    def _n_inputs(self) -> int:
-        return self.samples.inputs.shape[1]
-
-    def _beside(self, inputs: Tensor) -> "Novelty":
+    def beside(self, inputs: Tensor) -> "Novelty":
         """Return the novelty, without inputs where others have another width.
 
         Such are no table, but sequences whose batches are padded.
         """
-        if inputs.shape[1] == self._n_inputs:
+        if inputs.shape[1] == self.samples.inputs.shape[1]:
             return self
         samples = replace(self.samples, inputs=self.samples.inputs[:, :0])
-        moments = FeatureMoments.empty(len(self.moments.counts), samples.inputs)
+        of = samples.groups, samples.weights, len(self.moments.counts)
+        moments = FeatureMoments.of(samples.inputs, *of)
         return replace(self, input_moments=moments, samples=samples)
-
-    def _counted(self, batch: FeatureBatch) -> "Novelty":
-        """Return the novelty with the sums of further training samples."""
-        of = batch.groups, batch.weights
-        moments = self.moments.added(batch.features, *of)
-        inputs = self.input_moments.added(batch.inputs, *of)
-        return replace(self, moments=moments, input_moments=inputs)
 
     def merged(self, other: "Novelty") -> "Novelty":
         """Return the novelty of the training samples of both."""
         own, others = self.samples.inputs, other.samples.inputs
-        self, other = self._beside(others), other._beside(own)
+        self, other = self.beside(others), other.beside(own)
         moments = self.moments.merged(other.moments)
         inputs = self.input_moments.merged(other.input_moments)
         samples = self.samples.joined(other.samples).kept()
@@ -339,7 +342,7 @@ class Novelty(FieldsOnly):
 
         A network has fitted its training samples, so that the leverages of others can
         be larger. ``compared`` are theirs, see `Distance.compared`, beside weights,
-        (b, 2) or (b, 3); those of networks that are like this one will do.
+        (b, 2) or (b, 3); values of networks that are like this one will do.
         """
         n = len(self.distances) + 1 if compared else 0  # decompositions take time
         compared = [values for values in compared if values.shape[1] == n]

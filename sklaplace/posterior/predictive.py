@@ -9,7 +9,7 @@ Carlo predictive of the network itself (``nn``) evaluates it at weight samples.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ class Linearisation:
     Attributes
     ----------
     f : Tensor of shape (b, k)
-        Outputs, or those of them that ``jacobian`` belongs to.
+        Outputs; only the ``k`` columns of ``jacobian`` where these are a part.
     jacobian : Jacobian
         With k columns.
     """
@@ -76,17 +76,11 @@ class Linearisation:
     jacobian: Jacobian
     _projection: Projection | None = None
 
-    def gaussian(self, posterior: GaussianPosterior, *, diagonal: bool) -> Moments:
-        """Mean (b, k) and covariance (b, k, k), or variances (b, k)."""
-        mean = linearised_mean(posterior, self.f, self.jacobian)
-        if diagonal:
-            return mean, posterior.precision.functional_variance(self.jacobian)
-        if posterior.likelihood.n_blocks > 1:
-            return self.projected(posterior, diagonal=False)
-        return mean, posterior.precision.functional_covariance(self.jacobian)
-
     def projected(self, posterior: GaussianPosterior, *, diagonal: bool) -> Moments:
-        """As `gaussian`, with the Jacobian projected once for all prior precisions."""
+        """Mean (b, k) and covariance (b, k, k), or variances (b, k).
+
+        The Jacobian is projected once for all prior precisions.
+        """
         structure, known = posterior.structure, self._projection
         if known is None or known.structure is not structure:
             n_blocks = 1 if diagonal else posterior.likelihood.n_blocks
@@ -96,7 +90,11 @@ class Linearisation:
 
 
 def linearise(
-    forward: Forward, x: Any, layout: Layout, diagonal: bool, centring: Centring | None
+    forward: Forward,
+    x: object,
+    layout: Layout,
+    diagonal: bool,
+    centring: Centring | None,
 ) -> Iterator[Linearisation]:
     """Linearised outputs of a batch; in several parts if ``diagonal`` and c is large.
 
@@ -114,7 +112,7 @@ def linearise(
 def glm(
     posterior: GaussianPosterior,
     forward: Forward,
-    x: Any,
+    x: object,
     *,
     diagonal: bool = False,
     centred: bool = False,
@@ -135,7 +133,7 @@ def glm(
         Return variances (b, c) without computing covariances.
     centred : bool, default=False
         Subtract the mean over outputs, to which a softmax is invariant and whose
-        variance can exceed that of the differences by orders of magnitude.
+        variance can exceed the variance of differences by orders of magnitude.
 
     Notes
     -----
@@ -143,8 +141,16 @@ def glm(
     c columns down to the selected weights.
     """
     centring = Centring(posterior.likelihood.n_blocks) if centred else None
-    parts = linearise(forward, x, posterior.layout, diagonal, centring)
-    return side_by_side([part.gaussian(posterior, diagonal=diagonal) for part in parts])
+    precision, parts = posterior.precision, []
+    for part in linearise(forward, x, posterior.layout, diagonal, centring):
+        mean = linearised_mean(posterior, part.f, part.jacobian)
+        if diagonal:
+            parts.append((mean, precision.functional_variance(part.jacobian)))
+        elif posterior.likelihood.n_blocks > 1:
+            parts.append(part.projected(posterior, diagonal=False))
+        else:
+            parts.append((mean, precision.functional_covariance(part.jacobian)))
+    return side_by_side(parts)
 
 
 def side_by_side(parts: Iterable[Moments]) -> Moments:
@@ -156,7 +162,7 @@ def side_by_side(parts: Iterable[Moments]) -> Moments:
 
 
 def linearised_draws(
-    posterior: GaussianPosterior, forward: Forward, x: Any, weights: Tensor
+    posterior: GaussianPosterior, forward: Forward, x: object, weights: Tensor
 ) -> Tensor:
     """Outputs (b, c, s) of the linearised network at weights (s, P), float64."""
     f, jacobian = jac.backpropagate(forward, x, posterior.layout)
@@ -165,7 +171,7 @@ def linearised_draws(
 
 
 def network_draws(
-    posterior: WeightDistribution, forward: Forward, x: Any, weights: Tensor
+    posterior: WeightDistribution, forward: Forward, x: object, weights: Tensor
 ) -> Tensor:
     """Outputs (b, c, s) of the network itself at weights (s, P), float64.
 
@@ -233,12 +239,12 @@ def moments(
 
 
 def in_graph(
-    posterior: GaussianPosterior, forward: Forward, x: Any, n_joint: int = 1
+    posterior: GaussianPosterior, forward: Forward, x: object, n_joint: int = 1
 ) -> Moments:
     """Mean (b, c) and covariance (b, c, c) of the linearised outputs, float64.
 
     For groups of q = ``n_joint`` consecutive samples: mean (b/q, q·c) and covariance
-    (b/q, q·c, q·c), with the outputs of one sample after those of the other.
+    (b/q, q·c, q·c), with the outputs of one sample after the outputs of the other.
     Differentiable in ``x``, unlike `glm`, whose Jacobians are detached.
 
     Notes
@@ -250,7 +256,7 @@ def in_graph(
     jac.require_seen_paths(forward, x, layout)
     selected = {block.name: own[block.name] for block in layout.blocks}
 
-    def outputs(values: dict[str, Tensor], row: Any) -> tuple[Tensor, Tensor]:
+    def outputs(values: dict[str, Tensor], row: object) -> tuple[Tensor, Tensor]:
         f = call_with(forward, values, add_axis(row))[0]
         return f, f
 

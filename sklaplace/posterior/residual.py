@@ -17,7 +17,7 @@ With whitened features ``ψ``, for which ``h = ψᵀψ``, the process is linear 
 direction: ``g_k = s_k h₀⁻² h^{3/2} ψᵀω_k`` with ω_k ~ N(0, I). Draws, and covariances
 between samples, follow from it.
 
-In regression the variance of the outputs, that of the weights included, is bounded: it
+In regression the variance of the outputs, weights included, is bounded: it
 is ``v_k / (1 + v_k / τ_k²)`` in place of ``v_k``, with ``τ_k`` twice the standard
 deviation of the targets, as a Gaussian process returns to its prior.
 
@@ -29,7 +29,6 @@ the weights alone do not suffice).
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,7 +92,7 @@ class Residual:
         return cls(novelty, variance, variance * noise, bounds)
 
     # ----------------------------------------------------------------- of samples
-    def relative(self, features: Tensor, f: Tensor, x: Any) -> Tensor:
+    def relative(self, features: Tensor, f: Tensor, x: object) -> Tensor:
         """Return the variances of ``g_k / s_k``, (b,).
 
         Of samples ``x`` with features (b, i) and outputs (b, c) of the network.
@@ -102,7 +101,7 @@ class Residual:
         parts = [part.relative(batch) for part in self.novelty.distances]
         return (torch.stack(parts).clamp(max=_LARGEST) ** EXPONENT).sum(0)
 
-    def rows(self, features: Tensor, f: Tensor, x: Any) -> Tensor:
+    def rows(self, features: Tensor, f: Tensor, x: object) -> Tensor:
         """Return rows (b, p) whose products are covariances of ``g_k / s_k``."""
         batch = FeatureBatch.of(self.novelty.likelihood, features, f, x=x)
         found = []

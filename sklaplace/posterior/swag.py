@@ -6,12 +6,12 @@ simple baseline for Bayesian uncertainty in deep learning", section 3.3).
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sklaplace.core.checks import as_generator
+from sklaplace.core.random import RandomState
 from sklaplace.curvature.descent import WeightMoments
 from sklaplace.curvature.layout import Layout
 
@@ -61,7 +61,9 @@ class SWAGPosterior:
         rank = len(self.deviations)
         return f"SWAGPosterior({self.layout.n_parameters:,} weights, rank {rank})"
 
-    def sample(self, n: int = 1, random_state: Any = 0) -> Tensor:
+    def sample(
+        self, n: int = 1, random_state: RandomState | torch.Generator = 0
+    ) -> Tensor:
         """Draw weights.
 
         Parameters

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from nets import MLP, QUICK, blobs, classifier
-from refusals import refused_fit
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetClassifier
 from skorch.hf import AccelerateMixin
@@ -112,12 +111,3 @@ def test_nets_trained_in_mixed_precision_predict_in_full(subset):
     expected = model.set_params(estimator=FrozenEstimator(plain)).fit(X, Y)
     np.testing.assert_array_equal(found, expected.predict_proba(X))
     assert found.dtype == np.float64
-
-
-@pytest.mark.usefixtures("other_precision")
-@pytest.mark.parametrize("is_frozen", [False, True])
-def test_nets_that_stay_in_mixed_precision_are_refused(is_frozen):
-    net = mixed(unwrap_after_train=False)
-    model = LaplaceClassifier(FrozenEstimator(net.fit(X, Y)) if is_frozen else net)
-    words = "unwrap_after_train=False", "'bf16'", "torch.autocast"
-    refused_fit(model, *words, data=(X, Y))

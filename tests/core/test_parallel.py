@@ -95,23 +95,7 @@ def test_an_error_is_that_of_the_function():
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_replaced(tmp_path):
-    def kills_once(part):
-        import os
-        import signal
-
-        mark = tmp_path / "killed"
-        if part == 4 and not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return part
-
-    assert list(ordered_map(kills_once, PARTS, n_jobs=2)) == [*PARTS]
-    assert (tmp_path / "killed").exists()
-
-
-@pytest.mark.slow
-def test_a_part_that_always_kills_is_given_up():
+def test_a_killed_process_is_an_error():
     def kills(part):
         import os
         import signal

@@ -1,7 +1,5 @@
 """Properties of Dirichlet distributions, against scipy, sampling and plain loops."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -133,11 +131,6 @@ def test_density_where_probabilities_are_zero():
     assert np.isnan(both)
 
 
-def test_density_of_float32_rows():
-    proba = np.random.default_rng(1).dirichlet(np.ones(1000), 5).astype(np.float32)
-    assert np.isfinite(dirichlet.log_density(np.full(1000, 0.5), proba)).all()
-
-
 @pytest.mark.parametrize(
     ("proba", "message"),
     [
@@ -164,29 +157,6 @@ def test_split_of_the_entropy_equals_that_of_draws():
     assert dirichlet.expected_entropy(ALPHAS[0, 0]) == aleatoric
 
 
-@given(alpha=concentrations)
-def test_parts_of_the_entropy_add_up(alpha):
-    total, aleatoric, epistemic = dirichlet.uncertainty(alpha)
-    assert total == pytest.approx(aleatoric + epistemic, abs=1e-15)
-    assert min(total, aleatoric, epistemic) >= 0
-    assert total <= np.log(len(alpha)) + 1e-14
-
-
-def test_nothing_to_learn_of_sure_probabilities():
-    alpha = HUGE * np.array([0.2, 0.3, 0.5])
-    total, aleatoric, epistemic = dirichlet.uncertainty(alpha)
-    # (K - 1) / (2 A) is left
-    assert aleatoric == pytest.approx(total, rel=1e-8)
-    assert 0 <= epistemic < 1e-8
-
-
-def test_all_to_learn_of_one_hot_probabilities():
-    total, aleatoric, epistemic = dirichlet.uncertainty(TINY * np.array([1.0, 1, 2]))
-    assert total == pytest.approx(1.5 * np.log(2))
-    assert aleatoric == pytest.approx(0, abs=1e-90)
-    assert epistemic == total
-
-
 # Intervals
 
 
@@ -198,10 +168,6 @@ def test_intervals_equal_scipys():
         expected = np.stack(marginal.interval(coverage), -1)
         np.testing.assert_allclose(found, expected, rtol=1e-9)
     assert (dirichlet.interval(ALPHAS) == dirichlet.interval(ALPHAS, 0.9)).all()
-
-
-def test_interval_of_one_class_is_one():
-    np.testing.assert_array_equal(dirichlet.interval(np.array([0.3])), [[1, 1]])
 
 
 # Draws
@@ -231,19 +197,6 @@ def test_draws_of_small_concentrations():
     expected = stats.beta(*alpha).cdf(points)
     bound = 5 * np.sqrt(expected * (1 - expected) / 20_000)
     assert (np.abs(share - expected) < bound).all()
-
-
-def test_draws_of_tiny_concentrations_are_one_hot():
-    draws = dirichlet.sample(TINY * np.array([1.0, 3.0]), 2000)
-    assert np.isfinite(draws).all()
-    np.testing.assert_array_equal(draws.max(-1), 1)
-    share = 5 * np.sqrt(0.25 * 0.75 / 2000)
-    assert draws[:, 0].mean() == pytest.approx(0.25, abs=share)
-
-
-def test_draws_of_huge_concentrations_are_the_mean():
-    draws = dirichlet.sample(HUGE * np.array([0.2, 0.8]), 100)
-    np.testing.assert_allclose(draws, np.tile([0.2, 0.8], (100, 1)), rtol=1e-3)
 
 
 def test_draws_of_a_seed():
@@ -300,45 +253,6 @@ def test_sets_equal_a_loop(n_classes, q, k_max, reference):
     assert found.any(-1).all()
     assert (found.sum(-1) <= k_max).all()
     np.testing.assert_array_equal(found[np.arange(60), alpha.argmax(-1)], True)
-
-
-@pytest.mark.parametrize("reference", ["top", "previous"])
-def test_sets_are_nested(reference):
-    alpha = rows_of(12)
-    levels = [0.5, 0.4, 0.2, 0.1, 0.05, 0.01, 1e-4]
-    sets = [dirichlet.plausible_classes(alpha, q, 20, reference) for q in levels]
-    for smaller, larger in itertools.pairwise(sets):
-        assert (larger | ~smaller).all()
-    assert sets[0].sum() < sets[3].sum() < sets[-1].sum()
-    np.testing.assert_array_equal(sets[0].sum(-1), 1)
-
-
-def test_next_classes_end_at_the_first_gap():
-    """A later class is no member, though it is close to the one before it."""
-    alpha = np.array([9000.0, 8900, 500, 490])
-    found = dirichlet.plausible_classes(alpha, reference="previous")
-    np.testing.assert_array_equal(found, [True, True, False, False])
-
-
-def test_of_equal_classes_the_first_come_first():
-    alpha = np.full((2, 5), 3.0)
-    for reference in ("top", "previous"):
-        found = dirichlet.plausible_classes(alpha, 0.1, 3, reference)
-        np.testing.assert_array_equal(found, [[True] * 3 + [False] * 2] * 2)
-    alone = dirichlet.plausible_classes(alpha, 0.6)
-    np.testing.assert_array_equal(alone, [[True] + [False] * 4] * 2)
-    # from the median on they are not members
-    assert dirichlet.plausible_classes(np.ones((1, 3)), 0.499).sum() == 3
-    assert dirichlet.plausible_classes(np.ones((1, 3)), 0.5).sum() == 1
-    np.testing.assert_array_equal(dirichlet.plausible_classes(np.ones((3, 1))), True)
-
-
-@pytest.mark.parametrize("scale", [TINY, HUGE])
-def test_sets_at_the_limits(scale):
-    alpha = scale * np.array([0.6, 0.3, 0.1])
-    found = dirichlet.plausible_classes(alpha)
-    assert found[0]
-    assert found.all() == (scale == TINY)
 
 
 NOT_BETWEEN = "=.* is not between 0 and 1"

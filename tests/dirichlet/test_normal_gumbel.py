@@ -78,10 +78,3 @@ def test_upper_end_is_that_of_the_largest_of_many(n, variance):
     found = one(variance)
     at_end = float(found.minus_log(found.upper_end(n)))
     assert at_end == pytest.approx(math.exp(-HIGHEST) / n, rel=0.02)
-
-
-def test_mean_moves_the_distribution():
-    mean = torch.tensor([-3.0, 0.5], dtype=DOUBLE)
-    moved = NormalGumbel(mean, torch.full_like(mean, 2.0))
-    expected = one(2.0).minus_log(torch.zeros(1, dtype=DOUBLE))
-    torch.testing.assert_close(moved.minus_log(mean), expected.expand(2))

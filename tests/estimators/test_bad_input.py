@@ -40,7 +40,6 @@ from sklaplace import (
     LaplaceClassifier,
     LaplaceClassifierCV,
     LaplaceRegressor,
-    LaplaceRegressorCV,
 )
 from sklaplace.curvature.structures import STRUCTURES
 
@@ -375,20 +374,6 @@ def test_train_split_of_few_rows(stratified):
     net = of_classes(train_split=ValidSplit(5, stratified=stratified))
     words = "train_split", "cannot split 4 samples", "ValidSplit(2)"
     refused_fit(for_classes(net), *words, data=(X[:4], Y[:4]))
-
-
-@pytest.mark.parametrize(
-    ("kind", "net", "scoring", "words"),
-    [
-        (LaplaceClassifierCV, of_classes, "roc_auc", ["multi_class"]),
-        (LaplaceRegressorCV, of_numbers, "accuracy", ["continuous"]),
-        (LaplaceRegressorCV, of_numbers, "neg_log_loss", ["LaplaceRegressorCV has"]),
-    ],
-)
-def test_scores_that_do_not_suit_the_targets(kind, net, scoring, words):
-    data = (X, Y) if kind is LaplaceClassifierCV else (X_REG, Y_REG)
-    words = f"scoring={scoring!r} cannot score", *words, "scoring=None"
-    refused_fit(kind(net(), scoring=scoring), *words, data=data)
 
 
 @pytest.mark.parametrize("n", [4, 10])

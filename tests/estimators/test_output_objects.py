@@ -11,7 +11,6 @@ import torch
 from nets import (
     MLP,
     RecordTraining,
-    binary_classifier,
     blobs,
     classifier,
     initialised,
@@ -227,14 +226,6 @@ def test_a_net_with_a_step_of_its_own_gets_the_tuple():
     np.testing.assert_array_equal(
         found.predict_proba(X), expected.fit(X, Y).predict_proba(X)
     )
-
-
-@every_kind
-def test_skorchs_binary_classifier_takes_tensors_alone(kind):
-    params = {"module__kind": kind, "module__n_out": 1, "callbacks": [RecordTraining()]}
-    words = "NeuralNetBinaryClassifier takes a tensor", "criterion=torch.nn.BCEWith"
-    model = LaplaceClassifier(binary_classifier(Wrapped, **params))
-    refused_fit(model, *words, data=(X, Y == 1), error=TypeError)
 
 
 def test_two_classes_by_one_logit():

@@ -603,7 +603,7 @@ class TestLikelihoodsOfOnesOwn:
     @pytest.mark.parametrize(
         ("wrong", "error", "words"),
         [
-            (WrongGradient(), ValueError, "gradient of WrongGradient is not that"),
+            (WrongGradient(), ValueError, "gradient of WrongGradient contradicts"),
             (NoiseToChoose(), ValueError, "only normal noise can be chosen"),
             (StudentT, TypeError, r"is no likelihood\. Pass an instance"),
             ("poisson", TypeError, "lacks 'check_targets', 'configured'"),

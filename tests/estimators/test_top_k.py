@@ -10,7 +10,7 @@ from refusals import refused
 from sklearn.frozen import FrozenEstimator
 
 from sklaplace import LaplaceClassifier
-from sklaplace.estimators.predicting import class_outputs
+from sklaplace.estimators import probabilistic_classifier
 
 X, Y = blobs(n_classes=4)
 NEW = blobs(seed=1, n_classes=4)[0]
@@ -82,7 +82,7 @@ def test_what_is_refused():
 def test_many_classes_are_predicted_batch_by_batch(monkeypatch):
     model = fitted()
     expected = model.predict(NEW)
-    monkeypatch.setattr(class_outputs, "MANY_CLASSES", 3)
+    monkeypatch.setattr(probabilistic_classifier, "MANY_CLASSES", 3)
     monkeypatch.setattr(LaplaceClassifier, "predict_proba", None)
     np.testing.assert_array_equal(model.predict(NEW), expected)
     assert model.score(NEW, expected) == 1

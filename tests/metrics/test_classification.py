@@ -81,8 +81,13 @@ def test_class_weights_count_rows(metric):
 @pytest.mark.parametrize(
     ("y_true", "y_proba", "options", "message"),
     [
-        (LABELS, 5 * PROBA - 2, {}, r"values between -1.5 and 2.5. Give probabilities"),
-        (LABELS, PROBA / 2, {}, r"sum to values between 0.5 and 0.5. Divide each row"),
+        (
+            LABELS,
+            5 * PROBA - 2,
+            {},
+            r"values between -1.5 and 2.5.* Give probabilities",
+        ),
+        (LABELS, PROBA / 2, {}, r"sum to values between 0.5 and 0.5.*divide each row"),
         ([0, 0, 0, 0], PROBA, {}, r"2 columns, but y_true has 1 classes. Give labels="),
         (LABELS, PROBA, {"labels": [0, 1, 2]}, r"2 columns, but labels has 3 classes"),
         ([0, 1, 2, 7], PROBA, {"labels": [0, 2]}, r"has the class 1, which is not in"),
@@ -102,7 +107,7 @@ def test_class_metrics_name_what_is_wrong(metric, y_true, y_proba, options, mess
 @pytest.mark.parametrize("metric", [*CALIBRATION_ERRORS, reliability_curve])
 def test_bins_must_exist(metric):
     for n_bins in (0, 2.5, "a", None):
-        with pytest.raises(ValueError, match=r"n_bins=.* is not valid. Use at least 1"):
+        with pytest.raises(ValueError, match=r"n_bins=.* is not an integer"):
             metric(LABELS, PROBA, n_bins=n_bins)
 
 

@@ -93,5 +93,7 @@ def test_scorer_needs_standard_deviations():
 def test_selective_prediction_takes_one_label_per_sample():
     X, y = load_iris(return_X_y=True)
     model = LogisticRegression(max_iter=1000).fit(X, y)
-    with pytest.raises(ValueError, match=r"y has shape \(150, 1\), but probabilities"):
-        neg_area_under_risk_coverage_scorer(model, X, y[:, None])
+    with pytest.raises(ValueError, match="should be a 1d array"):
+        neg_area_under_risk_coverage_scorer(model, X, np.c_[y, y])
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        neg_area_under_risk_coverage_scorer(model, X, y[:10])

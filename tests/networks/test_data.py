@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from nets import blobs, classifier, seeded, twin
+from nets import blobs, classifier, seeded
 from sklearn.frozen import FrozenEstimator
 from skorch.dataset import Dataset
 from torch.utils.data import DataLoader, Subset
 
 from sklaplace import LaplaceClassifier
-from sklaplace.networks.data import Batches, RowDataset, first_rows, take_rows
+from sklaplace.networks.data import Batches, RowDataset, take_rows
 
 FIXED = {"prior_precision": 1.0, "random_state": 0}
 WEIGHTS = np.linspace(0.5, 2, 60)
@@ -55,14 +55,22 @@ class TestBatches:
         np.testing.assert_array_equal(found[1], Y)
         assert found[2] is None
 
-    def test_can_be_walked_again(self):
-        batches = Batches(classifier(), DATA, 7)
-        assert len(list(batches)) == len(list(batches)) == 9
-
     def test_hand_out_copies(self):
         (x, _, _), *_ = Batches(classifier(), DATA, 60)
         x.zero_()
         assert np.abs(X).max() > 0
+
+    @pytest.mark.parametrize(
+        ("rows", "words"),
+        [(range(50), "50 of 60"), ([*range(60), 0], "more than 60")],
+    )
+    def test_refuse_loaders_that_choose_rows(self, rows, words):
+        class Choosing(DataLoader):
+            def __init__(self, dataset, **options):
+                super().__init__(Subset(dataset, rows), **options)
+
+        with pytest.raises(ValueError, match=f"iterator_valid=Choosing yields {words}"):
+            list(Batches(classifier(iterator_valid=Choosing), DATA, 7))
 
     def test_subsets(self):
         inner = Subset(DATA, list(range(10, 30)))
@@ -105,10 +113,6 @@ class TestBatches:
         found, *_ = self.all_rows(classifier(), Negated(DATA, [5, 3]), 7)
         np.testing.assert_array_equal(found, -X[[5, 3]])
 
-    def test_first_rows(self):
-        np.testing.assert_array_equal(first_rows(classifier(), DATA), X[:3])
-        assert len(first_rows(classifier(), Dataset(X[:2], Y[:2]))) == 2
-
     @pytest.mark.parametrize("loader", [DataLoader, Doubled])
     def test_draw_nothing(self, loader, rng_untouched):
         net = classifier(iterator_valid=loader, iterator_valid__timeout=0)
@@ -123,18 +127,6 @@ class TestBatches:
         np.testing.assert_array_equal(found[0], X * (2 if loader is Doubled else 1))
         np.testing.assert_array_equal(found[1], Y)
 
-    @pytest.mark.parametrize(
-        ("rows", "words"),
-        [(range(50), "50 of 60"), ([*range(60), 0], "more than 60")],
-    )
-    def test_refuse_loaders_that_choose_rows(self, rows, words):
-        class Choosing(DataLoader):
-            def __init__(self, dataset, **options):
-                super().__init__(Subset(dataset, rows), **options)
-
-        with pytest.raises(ValueError, match=f"iterator_valid=Choosing yields {words}"):
-            list(Batches(classifier(iterator_valid=Choosing), DATA, 7))
-
 
 @pytest.mark.parametrize("parameter", ["iterator_valid", "dataset"])
 def test_estimator_sees_data_through_the_nets_own_classes(parameter):
@@ -147,30 +139,6 @@ def test_estimator_sees_data_through_the_nets_own_classes(parameter):
     expected = LaplaceClassifier(FrozenEstimator(plain), **FIXED).fit(moved(X), Y)
     np.testing.assert_allclose(
         model.predict_proba(X), expected.predict_proba(moved(X)), atol=1e-6
-    )
-
-
-@pytest.mark.filterwarnings("ignore:You set iterator_valid__shuffle")
-@pytest.mark.parametrize("option", CHOICES, ids=list)
-def test_estimator_uses_every_row(option):
-    settings = {f"iterator_valid__{name}": v for name, v in option.items()}
-    trained = seeded(classifier(), X, Y)
-    net = twin(classifier(**settings), trained)
-    model = LaplaceClassifier(FrozenEstimator(net), **FIXED, batch_size=7).fit(X, Y)
-    expected = LaplaceClassifier(FrozenEstimator(trained), **FIXED, batch_size=7)
-    np.testing.assert_array_equal(
-        model.predict_proba(X), expected.fit(X, Y).predict_proba(X)
-    )
-
-
-def test_estimator_pairs_the_rows_of_a_subset_with_their_targets():
-    order = np.random.default_rng(0).permutation(60)
-    net = FrozenEstimator(seeded(classifier(), X, Y))
-    subset = Subset(DATA, order.tolist())
-    found = LaplaceClassifier(net, **FIXED).fit(subset, Y[order])
-    expected = LaplaceClassifier(net, **FIXED).fit(X[order], Y[order])
-    assert found.log_marginal_likelihood() == pytest.approx(
-        expected.log_marginal_likelihood()
     )
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from nets import MLP, blobs, classifier, regressor, seeded, waves
 from sklearn.frozen import FrozenEstimator
-from skorch.callbacks import Checkpoint
 from skorch.dataset import Dataset, ValidSplit
 from skorch.helper import predefined_split
 
@@ -52,14 +51,6 @@ def test_the_split_of_a_net_without_an_axis_of_outputs_is_found():
     module = partial(FlatMLP, n_out=1)
     net = seeded(regressor(module, train_split=ValidSplit(5)), X_REG, Y_REG)
     assert held_out(net, X_REG, TARGETS) is not None
-
-
-def test_at_the_weights_of_the_best_epoch(tmp_path):
-    best = Checkpoint(dirname=tmp_path, load_best=True, monitor="valid_loss_best")
-    net = classifier(train_split=ValidSplit(3), callbacks=[best], lr=2.0, max_epochs=8)
-    net = seeded(net, X, Y)
-    assert len(net.history) < 8  # that of the last epochs is gone
-    assert held_out(net) is not None
 
 
 # draws anew whenever it is called
@@ -119,10 +110,3 @@ def test_samples_with_weights_are_not_recognised():
     model = LaplaceRegressor(FrozenEstimator(net), random_state=0)
     with pytest.warns(UserWarning, match="no rows that the network did not see"):
         model.fit(X_REG, TARGETS, np.ones(len(X_REG)))
-
-
-def test_too_few_samples_are_not_tuned_on():
-    net = seeded(regressor(train_split=ValidSplit(7)), X_REG, TARGETS)
-    model = LaplaceRegressor(FrozenEstimator(net), random_state=0)
-    with pytest.warns(UserWarning, match="no rows that the network did not see"):
-        model.fit(X_REG, TARGETS)

@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 from torch import nn
 
@@ -71,26 +70,3 @@ def test_steps_go_on_with_what_adam_remembers_and_stores():
         other.load_state_dict(optimizer.state_dict())
         for one in (optimizer, other):
             assert {int(state["step"]) for state in one.state.values()} == {steps}
-
-
-def test_gradients_are_computed_within_no_grad():
-    parameters, closure, calls = problem()
-    with torch.no_grad():
-        CosineAdam(parameters, n_steps=3).step(closure)
-    assert len(calls) == 3
-
-
-def test_minimum_is_found():
-    parameters, closure, _ = problem()
-    CosineAdam(parameters, lr=0.1, n_steps=500).step(closure)
-    # 2x² + 2bx + 2(b - 1)²
-    assert parameters[0].tolist() == pytest.approx([-2 / 3, -2 / 3], abs=1e-3)
-    assert parameters[1].tolist() == pytest.approx([4 / 3], abs=1e-3)
-
-
-def test_options_are_those_of_adam():
-    parameters, *_ = problem()
-    with pytest.raises(ValueError, match="Invalid learning rate"):
-        CosineAdam(parameters, lr=-1.0)
-    (group,) = CosineAdam(parameters, weight_decay=0.5).param_groups
-    assert group["weight_decay"] == 0.5

@@ -1,7 +1,5 @@
 """Shards: every sample once, in whole batches, whatever the dataset."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -63,15 +61,6 @@ def test_number_of_shards():
 
     assert [count(n) for n in (1, 70, 80, 10_000)] == [1, 1, 2, MAX_SHARDS]
     assert [count(100, n) for n in (1, 3, 10, 11)] == [1, 3, 10, 10]
-
-
-def test_sizes_differ_by_one_batch_at_most():
-    rows = Shards.of(Dataset(np.zeros((1003, 1))), 10, 7).rows
-    assert rows[0].start == 0
-    assert rows[-1].stop == 1003
-    assert all(one.stop == two.start for one, two in itertools.pairwise(rows))
-    sizes = [-(-len(some) // 10) for some in rows]
-    assert max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.parametrize("name", ["arrays", "dict", "weights", "weighted subset"])

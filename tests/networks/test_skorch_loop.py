@@ -10,10 +10,7 @@ from nets import (
     MLP,
     BatchNormMLP,
     Compiled,
-    CompilingClassifier,
-    SizeToData,
     SoftmaxMLP,
-    TwoInputs,
     blobs,
     classifier,
     regressor,
@@ -26,11 +23,8 @@ from skorch.callbacks import (
     Checkpoint,
     EarlyStopping,
     EpochScoring,
-    GradientNormClipping,
-    LRScheduler,
 )
 from skorch.dataset import Dataset, ValidSplit
-from skorch.helper import predefined_split
 from torch import nn
 from torch.utils.data import default_collate
 
@@ -87,18 +81,6 @@ def noise(net):
     return float(net._elbo.noise(net.module_))
 
 
-def step_size(net):
-    return net.optimizer_.param_groups[0]["lr"]
-
-
-class Interrupts(Callback):
-    """What a user's Ctrl-C does in the third epoch."""
-
-    def on_batch_end(self, net, training=False, **kwargs):
-        if training and len(net.history) == 3:
-            raise KeyboardInterrupt
-
-
 class Escapes(Callback):
     """Keeps the net, and raises in the second epoch."""
 
@@ -108,16 +90,6 @@ class Escapes(Callback):
         Escapes.net[:] = [net]
         if len(net.history) == 2:
             raise KeyError("stop")
-
-
-class Norms(Callback):
-    """Notes the norm of gradients before each step."""
-
-    def on_grad_computed(self, net, named_parameters, **kwargs):
-        groups = net.optimizer_.param_groups
-        grads = [p.grad for group in groups for p in group["params"]]
-        grads = [grad.flatten() for grad in grads if grad is not None]
-        Notes.seen.append(float(torch.cat(grads).norm()))
 
 
 def flat(module):
@@ -180,42 +152,6 @@ class TestCallbacks:
             stored.predict_proba(X), model.estimator_.predict_proba(X), atol=1e-6
         )
 
-    def test_step_sizes_follow_schedules(self):
-        schedule = LRScheduler(torch.optim.lr_scheduler.StepLR, step_size=5, gamma=0.5)
-        fitted(classifier(max_epochs=10, callbacks=[Notes(step_size), schedule]))
-        assert Notes.seen == pytest.approx([0.05] * 5 + [0.025] * 5)
-
-    def test_gradients_are_clipped(self):
-        fitted(classifier(callbacks=[GradientNormClipping(1e-3), Norms()]))
-        assert len(Notes.seen) == 20
-        assert max(Notes.seen) <= 1e-3 * (1 + 1e-4)
-
-    def test_sizes_are_set_from_the_data(self):
-        Z, y = blobs(n_classes=4, n_features=5)
-        model = fitted(classifier(callbacks=[SizeToData()]), (Z, y))
-        assert model.predict_proba(Z).shape == (60, 4)
-        assert model.posterior_.layout.n_parameters == 5 * 6 + 6 + 6 * 4 + 4
-
-    def test_interrupts_end_the_training(self):
-        model = fitted(classifier(callbacks=[Interrupts()]))
-        assert len(model.estimator_.history) == 3
-        assert type(model.estimator_) is NeuralNetClassifier
-        assert np.isfinite(model.predict_proba(X)).all()
-
-    def test_history_is_printed(self, capsys):
-        fitted(classifier(max_epochs=2, verbose=1, callbacks=None))
-        out = capsys.readouterr().out
-        assert {"epoch", "elbo", "kl", "train_loss"} <= set(out.split("\n")[0].split())
-
-    def test_last_line_that_is_printed(self, capsys):
-        model = fitted(classifier(max_epochs=2), verbose=1)
-        expected = (
-            "[VariationalClassifier] gaussian posterior over 39 weights, trained for 2 "
-            f"epochs, Categorical likelihood, ELBO {model.elbo_:.1f}, "
-            f"KL {model.kl_:.1f} (weight 0.1)"
-        )
-        assert capsys.readouterr().out.splitlines()[-1] == expected
-
 
 # --------------------------------------------------------------------------- nets
 class OwnInfer(NeuralNetClassifier):
@@ -223,22 +159,6 @@ class OwnInfer(NeuralNetClassifier):
 
     def infer(self, x, **fit_params):
         return super().infer(2 * x, **fit_params)
-
-
-class Accumulates(NeuralNetClassifier):
-    """Steps on every other batch, and has a method of its own."""
-
-    def train_step(self, batch, **fit_params):
-        number = len(self.history[-1]["batches"])
-        if number % 2:
-            self.optimizer_.zero_grad()
-        step = self.train_step_single(batch, **fit_params)
-        if not number % 2:
-            self.optimizer_.step()
-        return step
-
-    def describe(self):
-        return "mine"
 
 
 def of_kind(kind, **params):
@@ -255,12 +175,6 @@ class TestNets:
             model.predict_proba(X), halved.predict_proba(2 * X), atol=1e-6
         )
 
-    def test_own_training_step_and_methods(self):
-        model = fitted(of_kind(Accumulates, batch_size=15))
-        assert type(model.estimator_) is Accumulates
-        assert model.score(X, Y) > 0.5
-        assert model.estimator_.describe() == "mine"
-
     @pytest.mark.parametrize("module", [Compiled(MLP()), MLP()])
     def test_module_instances(self, module):
         before = {k: v.clone() for k, v in module.state_dict().items()}
@@ -269,13 +183,6 @@ class TestNets:
             assert torch.equal(value, before[name])
         assert all(p.requires_grad for p in module.parameters())
         assert model.posterior_.layout.n_parameters == 39
-
-    def test_nets_that_compile(self):
-        model = fitted(of_kind(CompilingClassifier))
-        plain = fitted(classifier())
-        np.testing.assert_allclose(
-            model.predict_proba(X), plain.predict_proba(X), atol=1e-6
-        )
 
     def test_batch_norm_learns_its_buffers_in_training_alone(self):
         model = fitted(classifier(BatchNormMLP, max_epochs=7))
@@ -299,18 +206,6 @@ class TestNets:
         again = fitted(classifier(Tied, max_epochs=1)).estimator_.module_
         assert torch.equal(again.fixed.weight, module.fixed.weight)
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_dtypes(self, dtype):
-        model = fitted(classifier(module__dtype=dtype))
-        assert {p.dtype for p in model.posterior_.distribution.parameters()} == {dtype}
-        assert {p.dtype for p in model.estimator_.module_.parameters()} == {dtype}
-        assert model.predict_proba(X).dtype == np.float64
-
-    def test_last_batches_may_be_short_or_dropped(self):
-        for drop in (False, True):
-            net = classifier(batch_size=16, iterator_train__drop_last=drop)
-            assert np.isfinite(fitted(net).elbo_)
-
     def test_logits_before_a_softmax_are_used_in_training_and_validation(self):
         net = classifier(SoftmaxMLP, criterion=nn.NLLLoss, **SPLIT)
         history = fitted(net).estimator_.history
@@ -320,16 +215,6 @@ class TestNets:
 
 
 class TestData:
-    def test_dicts(self):
-        rng = np.random.default_rng(0)
-        rows = {
-            "left": rng.normal(size=(40, 2)).astype(np.float32),
-            "right": rng.normal(size=(40, 3)).astype(np.float32),
-        }
-        y = (rows["left"][:, 0] > 0).astype(int)
-        model = fitted(classifier(TwoInputs, batch_size=16), (rows, y))
-        assert model.score(rows, y) > 0.6
-
     @pytest.mark.parametrize("weighted", [False, True])
     def test_data_sets(self, weighted):
         expected = fitted(classifier(**SPLIT)).predict_proba(X)
@@ -339,19 +224,6 @@ class TestData:
         model.fit(Dataset(X, Y), Y, sample_weight=weight)
         found = model.predict_proba(X)
         np.testing.assert_allclose(found, expected, atol=1e-5)
-
-    def test_rows_to_validate_with(self):
-        Z, y = blobs(30, seed=3)
-        split = predefined_split(Dataset(Z, y.astype(np.int64)))
-        net = classifier(train_split=split, callbacks=None)
-        history = fitted(net).estimator_.history
-        assert np.isfinite(history[:, "valid_loss"]).all()
-
-    def test_learned_noise_in_batches(self):
-        Z, y = waves()
-        net = regressor(batch_size=16, max_epochs=60)
-        model = VariationalRegressor(net, random_state=0).fit(Z, y)
-        assert 0.05 < model.sigma_noise_ < y.std()
 
 
 # --------------------------------------------------------------------- afterwards
@@ -379,11 +251,6 @@ class TestEstimator:
         assert "kl" not in seeded_net.history[-1]
         assert torch.equal(model.posterior_.mean, expected)
 
-    def test_optimizer_has_the_nets_own_parameters(self, model):
-        net = model.estimator_
-        given = {id(p) for g in net.optimizer_.param_groups for p in g["params"]}
-        assert given == {id(p) for p in net.module_.parameters()}
-
     def test_class_is_the_nets_own_in_callbacks_names(self):
         fitted(classifier(callbacks=[Notes(lambda net: type(net).__name__)]))
         assert set(Notes.seen) == {"NeuralNetClassifier"}
@@ -394,10 +261,6 @@ class TestEstimator:
         (net,) = Escapes.net
         assert type(net) is NeuralNetClassifier
         assert net.train_split is None
-
-    def test_training_again_gives_the_same(self, model):
-        first = model.predict_proba(X)
-        np.testing.assert_array_equal(model.fit(X, Y).predict_proba(X), first)
 
     def test_the_net_given_is_left_alone(self):
         net = classifier(**SPLIT)

@@ -70,15 +70,6 @@ class TestFit:
         np.testing.assert_array_equal(seen.y_, Y)
 
     @weighted_or_not
-    def test_default_scoring_and_split(self, weights):
-        model = LaplaceClassifier(skorch_defaults(lr=0.1), random_state=0)
-        model.fit(X, Y, sample_weight=weights)
-        history = model.estimator_.history
-        assert np.isfinite(history[:, "valid_acc"]).all()
-        assert len(history) == model.n_iter_ == 3
-        assert history[-1, "batches", 0, "train_batch_size"] == 48
-
-    @weighted_or_not
     def test_checkpoints(self, weights, tmp_path):
         checkpoint = Checkpoint(dirname=tmp_path, f_pickle="net.pkl", load_best=True)
         net = skorch_defaults(checkpoint)
@@ -95,24 +86,6 @@ class TestFit:
         model = LaplaceClassifier(net, random_state=0).fit(X, Y)
         assert 2 <= model.n_iter_ < 10
 
-    @weighted_or_not
-    def test_scoring_callbacks(self, weights):
-        scoring = EpochScoring("neg_log_loss", on_train=True, name="score")
-        model = LaplaceClassifier(skorch_defaults(scoring), random_state=0)
-        model.fit(X, Y, sample_weight=weights)
-        assert np.isfinite(model.estimator_.history[:, "score"]).all()
-
-    def test_an_interrupt_keeps_what_was_learned(self):
-        # skorch swallows it, so that a long training can be ended by hand
-        class Interrupt(Callback):
-            def on_epoch_end(self, net, **kwargs):
-                raise KeyboardInterrupt
-
-        net = classifier(callbacks=[Interrupt()], max_epochs=9)
-        model = LaplaceClassifier(net, **FIXED).fit(X, Y)
-        assert model.n_iter_ == 1
-        assert model.predict_proba(X).shape == (60, 3)
-
     def test_nothing_is_left_on_the_net(self):
         model = LaplaceClassifier(classifier(), **FIXED).fit(X, Y, WEIGHTS)
         own = classifier().fit(X, Y)
@@ -124,18 +97,6 @@ class TestFit:
         net = pickle.loads(pickle.dumps(model.estimator_))
         np.testing.assert_array_equal(net.predict(X), model.estimator_.predict(X))
         net.partial_fit(X, Y)
-
-    def test_warm_start_starts_from_the_instance(self):
-        trained = seeded(classifier(), X, Y).module_
-        net = classifier(trained, lr=0.0, max_epochs=1)
-        model = LaplaceClassifier(net, **FIXED).fit(X, Y)
-        found = model.estimator_.module_.parameters()
-        pairs = zip(found, trained.parameters(), strict=True)
-        assert all(torch.equal(*pair) for pair in pairs)
-
-    def test_fit_params_reach_the_module(self):
-        with pytest.raises(TypeError, match="depth"):
-            LaplaceClassifier(classifier(), **FIXED).fit(X, Y, depth=3)
 
 
 class TestWeightedLoss:

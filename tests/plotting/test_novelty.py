@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from sklearn.ensemble import IsolationForest
 from sklearn.metrics import auc
 
 from sklaplace.metrics import ood_auroc, ood_fpr
@@ -43,12 +42,3 @@ def test_extreme_scores_are_counted_in_the_outer_bins(scores):
     assert density[0] * (edges[1] - edges[0]) >= 1 / 51
     given = NoveltyDisplay.from_predictions(*scores, bins=[-1, 0, 1])
     np.testing.assert_array_equal(given.histograms_[0][1], [-1, 0, 1])
-
-
-def test_any_estimator_with_score_samples(moons):
-    X = moons[0]
-    model = IsolationForest(random_state=0).fit(X)
-    display = NoveltyDisplay.from_estimator(model, X, X + 3, hist_kw={"alpha": 1.0})
-    np.testing.assert_array_equal(display.confidence_out, model.score_samples(X + 3))
-    assert display.axes_[0].get_xlabel() == "score_samples"
-    assert display.histograms_[0][2][0].get_alpha() == 1.0

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_iris
 
-from sklaplace import LaplaceClassifier, LaplaceClassifierCV, LaplaceRegressorCV
+from sklaplace import LaplaceClassifier, LaplaceClassifierCV
 from sklaplace.plotting import PriorPathDisplay
 
 draw = PriorPathDisplay.from_estimator
@@ -83,15 +83,6 @@ def test_several_prior_precisions_have_no_single_choice(iris):
     assert display.prior_precisions[12] == pytest.approx(centre)
     expected = model.log_marginal_likelihood(display.prior_precisions[3])
     assert display.evidence[3] == expected
-
-
-def test_a_search_with_noise(line):
-    model = LaplaceRegressorCV(prior_precisions=[0.1, 1.0], cv=2, random_state=0)
-    model.fit(*line)
-    display = draw(model)
-    np.testing.assert_array_equal(display.score, model.cv_results_["mean_test_score"])
-    chosen = display.evidence[display.prior_precisions == model.prior_precision_]
-    assert chosen[0] == pytest.approx(model.log_marginal_likelihood_value_)
 
 
 def test_priors_without_scores_are_refused(searched):

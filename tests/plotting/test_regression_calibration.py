@@ -48,15 +48,3 @@ def test_exact_predictions_are_on_the_diagonal():
         np.testing.assert_allclose(display.frequency, display.levels, atol=2.1e-3)
         assert display.sharpness == pytest.approx(4)
         assert len(display.levels) == 19
-
-
-def test_large_variances_are_written_out():
-    display = of_predictions([0.0], [0.0], [58.07])
-    assert display.line_.get_label() == "sharpness 3370"
-
-
-def test_narrow_intervals_are_below_the_diagonal():
-    z = norm.ppf((np.arange(1000) + 0.5) / 1000)
-    display = of_predictions(2 * z, [0.0] * 1000, [1.0] * 1000, name="narrow")
-    assert (display.frequency < display.levels).all()
-    assert display.line_.get_label() == "narrow (sharpness 1)"

@@ -40,11 +40,6 @@ def test_points_and_corners_are_where_their_probabilities_are():
         np.testing.assert_allclose(text.get_position(), corner, atol=0.05)
 
 
-def test_other_numbers_of_names_are_refused():
-    with pytest.raises(ValueError, match="class_names has 1"):
-        draw([1.0, 2.0, 3.0], class_names=["a"])
-
-
 def test_the_prediction_of_one_sample_is_plotted(model):
     X = load_iris().data[100:101]
     display = DirichletDisplay.from_estimator(model, X, method="bridge")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_iris
 
-from sklaplace import LaplaceClassifier, SWAGClassifier
+from sklaplace import LaplaceClassifier
 from sklaplace.plotting import WeightPosteriorDisplay
 
 draw = WeightPosteriorDisplay.from_estimator
@@ -79,10 +79,3 @@ def test_names_of_a_subnetwork_are_those_of_the_whole_parameter():
         parameter, _, index = name.rstrip("]").partition("[")
         index = tuple(int(i) for i in index.split(","))
         assert float(parameters[parameter][index]) == pytest.approx(mean, rel=1e-6)
-
-
-@pytest.mark.slow
-def test_swag_has_a_posterior_too():
-    model = SWAGClassifier(random_state=0).fit(*load_iris(return_X_y=True))
-    display = draw(model, weights=[3])
-    assert display.std[0] == pytest.approx(float(model.posterior_.variance()[3]) ** 0.5)

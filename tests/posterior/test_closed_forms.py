@@ -1,7 +1,6 @@
 """Where Laplace is exact: linear networks with Gaussian noise."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from contracts import accumulate, assert_equal, hyperparameters
 from scipy import stats
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
-from sklearn.linear_model import BayesianRidge
 from torch import nn
 
 from sklaplace.curvature.ggn import GGN
@@ -101,24 +99,6 @@ def test_textbook(structure, bias, orthogonal, subset):
 
 
 @every_exact
-def test_bayesian_ridge(structure, bias, orthogonal):
-    """Gamma priors with all their mass at one value fix its hyperparameters."""
-    X, y, X_new = data(orthogonal=orthogonal)
-    posterior, forward = exact_posterior(X, y, structure, bias=bias)
-    design = with_ones if bias else torch.clone
-    sure = 1e14
-    noise = {"alpha_init": SIGMA**-2, "alpha_1": sure, "alpha_2": sure * SIGMA**2}
-    prior = {"lambda_init": DELTA, "lambda_1": sure, "lambda_2": sure / DELTA}
-    model = BayesianRidge(fit_intercept=False, **noise, **prior)
-    model.fit(design(X).numpy(), y.numpy())
-    mean, std = model.predict(design(X_new).numpy(), return_std=True)
-    found_mean, cov = glm(posterior, forward, X_new)
-    np.testing.assert_allclose(found_mean[:, 0], mean, rtol=1e-6, atol=1e-6)
-    found_std = (cov.flatten() + SIGMA**2).sqrt()
-    np.testing.assert_allclose(found_std, std, rtol=1e-6)
-
-
-@every_exact
 def test_gaussian_process(structure, bias, orthogonal):
     X, y, X_new = data(orthogonal=orthogonal)
     posterior, forward = exact_posterior(X, y, structure, bias=bias)
@@ -132,25 +112,3 @@ def test_gaussian_process(structure, bias, orthogonal):
     np.testing.assert_allclose(cov.flatten().sqrt(), std, rtol=1e-6)
     expected = model.log_marginal_likelihood_value_
     assert math.isclose(posterior.log_marginal_likelihood(), expected, rel_tol=1e-6)
-
-
-def test_evidence_under_a_prior_mean_and_layerwise_precisions():
-    X, y, _ = data()
-    posterior, _ = exact_posterior(X, y, "full", bias=True)
-    prior_mean = normal(FEATURES + 1, seed=8)
-    variances = torch.tensor([2.0] * FEATURES + [0.5], dtype=DOUBLE)
-    design = with_ones(X)
-    # The evidence of the exact model does not depend on where it is expanded, if
-    # that is the most probable point.
-    P = design.T @ design / SIGMA**2 + (1 / variances).diag()
-    b = design.T @ y / SIGMA**2 + prior_mean / variances
-    mean = torch.linalg.solve(P, b)
-    residual = y - design @ mean
-    data_fit = replace(posterior.data_fit, loss=(residual**2).sum() / 2)
-    moved = replace(posterior, mean=mean, data_fit=data_fit).replace(
-        prior_precision=torch.tensor([0.5, 2.0], dtype=DOUBLE), prior_mean=prior_mean
-    )
-    marginal = SIGMA**2 * torch.eye(N).double() + design * variances @ design.T
-    density = stats.multivariate_normal(design @ prior_mean, marginal.numpy())
-    expected = density.logpdf(y.numpy())
-    assert math.isclose(moved.log_marginal_likelihood(), expected, rel_tol=1e-10)

@@ -50,21 +50,6 @@ def test_evidence_is_that_of_the_formula(case, likelihood, name, prior):
 
 
 @every_prior
-@every_likelihood
-def test_asking_changes_nothing(likelihood, name, prior):
-    posterior = problem("mlp", likelihood).posterior(name, prior)
-    h = posterior.hyperparameters
-    first = posterior.log_marginal_likelihood()
-    moved = posterior.replace(prior_precision=7 * h.prior_precision)
-    assert moved.log_marginal_likelihood() != first
-    every = vars(replace(h, prior_precision=7 * h.prior_precision))
-    again = posterior.replace(**every).log_marginal_likelihood()
-    assert torch.equal(moved.log_marginal_likelihood(), again)
-    assert posterior.hyperparameters is h
-    assert torch.equal(posterior.log_marginal_likelihood(), first)
-
-
-@every_prior
 def test_moments_are_those_of_the_dense_posterior(name, prior):
     found = problem("cnn", "Gaussian")
     posterior = found.posterior(name, prior)
@@ -78,15 +63,6 @@ def test_moments_are_those_of_the_dense_posterior(name, prior):
     assert_equal(posterior.variance(), cov.diagonal())
     functional = posterior.precision.functional_covariance(found.jacobian())
     assert_equal(functional, torch.einsum("ncp,pq,ndq->ncd", J, cov, J))
-
-
-@every_prior
-def test_draws_come_from_the_generator_alone(name, prior):
-    posterior = problem("mlp").posterior(name, prior)
-    draws = posterior.sample(5, generator(3))
-    assert draws.shape == (5, posterior.layout.n_parameters)
-    assert torch.equal(posterior.sample(5, generator(3)), draws)
-    assert not torch.equal(posterior.sample(5, generator(4)), draws)
 
 
 def test_draws_with_an_integer_are_those_of_a_generator_with_that_seed(rng_untouched):

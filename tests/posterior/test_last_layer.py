@@ -6,7 +6,7 @@ import references
 import torch
 import tuning_problems
 from cases import CASES, DOUBLE, Case, Net, normal, positive, rows
-from contracts import ROUNDING, STRUCTURES_AND_PRIORS, accumulate, assert_equal
+from contracts import STRUCTURES_AND_PRIORS, accumulate, assert_equal
 from costs import counted
 from sklearn.linear_model import LogisticRegression, Ridge
 from torch import nn
@@ -56,13 +56,6 @@ def gradient(fitted, posterior, case="mlp"):
 
 
 # -------------------------------------------------------------- the linear model
-@every_likelihood
-@every_case
-def test_outputs_are_those_of_the_network_with_other_weights(case, likelihood):
-    fitted = fit(likelihood, case=case)
-    theta = fitted.linear_model.weights + normal(fitted.layout.n_parameters, seed=3)
-    expected = moved_network(fitted, case, theta)(fitted.x).detach()
-    assert_equal(fitted.linear_model.at(theta), expected, 1e-12)
 
 
 @every_likelihood
@@ -124,43 +117,6 @@ def test_refit_of_separable_rows_with_large_features(likelihood):
     assert slope.abs().max() < 1e-6
     again = model.refit(fitted.posterior)
     assert_equal(again.mean, found.mean, 1e-4)
-
-
-@every_likelihood
-def test_refit_does_not_depend_on_the_start(likelihood):
-    fitted = fit(likelihood)
-    found = fitted.linear_model.refit(fitted.posterior)
-    start = 10 * normal(fitted.layout.n_parameters, seed=1)
-    again = fitted.linear_model.refit(fitted.posterior, start)
-    # a gradient of 1e-7 and a precision of at least one
-    assert_equal(again.mean, found.mean, 1e-6)
-
-
-@every_likelihood
-def test_refit_changes_neither_template_nor_network(likelihood):
-    fitted = fit(likelihood)
-    before = fitted.posterior.mean.clone()
-    state = {k: v.clone() for k, v in fitted.forward.module.state_dict().items()}
-    fitted.linear_model.refit(fitted.posterior)
-    assert torch.equal(fitted.posterior.mean, before)
-    now = fitted.forward.module.state_dict()
-    assert all(torch.equal(now[k], v) for k, v in state.items())
-
-
-@every_likelihood
-@every_structure
-def test_integer_weights_are_repeated_rows(structure, likelihood):
-    weights = torch.arange(N_ROWS).remainder(3).add(1).double()
-    repeated = torch.arange(N_ROWS).repeat_interleave(weights.long())
-    heavy = fit(likelihood, structure, weights=weights)
-    copied = fit(likelihood, structure, take=repeated)
-    refitted = [one.linear_model.refit(one.posterior) for one in (heavy, copied)]
-    assert_equal(*(one.mean for one in refitted), 1e-7)  # gradients end below 1e-7
-    evidences = []
-    for one, posterior in zip((heavy, copied), refitted, strict=True):
-        moved = one.linear_model.posterior(posterior, torch.zeros_like(posterior.mean))
-        evidences.append(moved.log_marginal_likelihood())
-    assert_equal(*evidences, ROUNDING)
 
 
 @every_likelihood
@@ -277,14 +233,6 @@ def test_refit_takes_no_more_memory_than_is_checked_before(
     assert costs.peak <= expected + budget + vectors
 
 
-def test_posterior_with_factors_beyond_the_bound_is_that_of_the_network(monkeypatch):
-    monkeypatch.setattr(kron, "MAX_FACTOR", 2)
-    fitted = fit()
-    found = fitted.linear_model.posterior(fitted.posterior, fitted.posterior.weights)
-    expected = fitted.posterior.structure.dense()
-    assert_equal(found.structure.dense(), expected, 1e-12)
-
-
 # ------------------------------------------------------------------ scikit-learn
 def features(fitted, case):
     """A bias has the same prior as a weight: it is that of a feature of ones."""
@@ -369,9 +317,3 @@ def test_single_precision(size):
     template = replace(fit().posterior, layout=layout, likelihood=Gaussian())
     assert collected.build(template, GGN, STRUCTURES["diag"][0]) is not None
     assert_equal(found.T, forward.module.mix.double(), 1e-6)
-
-
-def test_rows_are_kept_in_double_precision():
-    model = fit().linear_model
-    for name in ("features", "outputs", "head_map", "sample_weight"):
-        assert getattr(model, name).dtype == DOUBLE

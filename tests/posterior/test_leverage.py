@@ -24,8 +24,8 @@ def rows(seed=0, n=N):
 
 def leverage(features, groups, weights=None, ridges=(TINY,), n_groups=K):
     weights = torch.ones(len(features)) if weights is None else weights
-    moments = FeatureMoments.empty(n_groups, features)
-    return Leverage(moments.added(features, groups, weights), ridges)
+    moments = FeatureMoments.of(features, groups, weights, n_groups)
+    return Leverage(moments, ridges)
 
 
 def design(features, groups, n_groups=K):
@@ -105,14 +105,6 @@ def test_left_out_under_a_ridge_that_stays():
         torch.testing.assert_close(found[n : n + 1], expected, rtol=1e-8, atol=0)
 
 
-def test_without_a_ridge_left_out_is_h_over_one_minus_h():
-    known, groups = rows()
-    model = leverage(known, groups)
-    h = model(known, groups)
-    left_out = model.left_out(known, groups)
-    torch.testing.assert_close(left_out, h / (1 - h), rtol=1e-7, atol=0)
-
-
 def test_weights_are_counts():
     known, groups = rows()
     counts = torch.arange(N) % 3 + 1
@@ -123,17 +115,6 @@ def test_weights_are_counts():
     torch.testing.assert_close(weighted(new, its_groups), model(new, its_groups))
     each = weighted.left_out(known, groups).repeat_interleave(counts, 0)
     torch.testing.assert_close(each, model.left_out(*repeated))
-
-
-def test_samples_may_come_in_parts():
-    known, groups = rows()
-    weights = torch.ones(N)
-    parts = FeatureMoments.empty(K, known)
-    for rows_ in (slice(0, 7), slice(7, 40)):
-        parts = parts.added(known[rows_], groups[rows_], weights[rows_])
-    new, its_groups = rows(1)
-    whole = leverage(known, groups)(new, its_groups)
-    torch.testing.assert_close(Leverage(parts, (TINY,))(new, its_groups), whole)
 
 
 def test_float32_agrees_with_float64_under_a_ridge():

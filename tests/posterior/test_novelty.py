@@ -44,13 +44,6 @@ def test_tails_are_those_of_scipy():
     np.testing.assert_allclose(tails.log_survival(new), expected, rtol=1e-9)
 
 
-def test_far_tails_do_not_underflow():
-    tails = NormalTails.of(normal(30, 1), torch.ones(30))
-    found = tails.log_survival(torch.tensor([[1e3], [1e4]]).double())
-    assert found.isfinite().all()
-    assert found[1] < found[0] < -1e5
-
-
 def test_infinite_values_are_left_out_of_tails():
     values = normal(30, 1)
     known = NormalTails.of(values, torch.ones(30))
@@ -112,13 +105,6 @@ def test_many_classes_have_one_group(monkeypatch):
     assert model.log_tail_probability(found.features, f).isfinite().all()
     later = model.added(found).merged(model)
     assert later.moments.counts.tolist() == [3 * N]
-
-
-def test_outputs_of_regressors_do_not_matter():
-    model = novelty(Gaussian())
-    new = normal(7, WIDTH, seed=5)
-    found = [model.log_tail_probability(new, normal(7, K, seed=s)) for s in (6, 7)]
-    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 def test_logits_beyond_exp_are_finite():

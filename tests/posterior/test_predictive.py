@@ -4,14 +4,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import references
 import torch
-from cases import CASES, DOUBLE, call, generator, normal
-from contracts import N_ROWS, STRUCTURES_AND_PRIORS, assert_equal, problem
+from cases import DOUBLE, call, generator, normal
+from contracts import STRUCTURES_AND_PRIORS, assert_equal, problem
 from torch._C._functorch import is_batchedtensor
 from torch.autograd import gradcheck
 
-from sklaplace.curvature.jacobian import backpropagate
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.curvature.subsets import SUBSETS
 from sklaplace.networks.forward import Forward
@@ -19,7 +17,6 @@ from sklaplace.posterior.predictive import (
     glm,
     in_graph,
     linearised_draws,
-    linearised_mean,
     moments,
     network_draws,
 )
@@ -50,28 +47,6 @@ def test_glm_is_the_push_forward_of_the_posterior(case, name, prior):
     assert_equal(mean, f + J @ shift, 1e-12)
     expected = torch.einsum("ncp,pq,ndq->ncd", J, torch.linalg.inv(P), J)
     assert_equal(cov, expected)
-
-
-def test_rows_are_independent_of_their_batch():
-    found = problem("cnn")
-    posterior = found.posterior("kron")
-    mean, cov = glm(posterior, found.forward, found.x)
-    for n in range(N_ROWS):
-        one_mean, one_cov = glm(posterior, found.forward, references.row(found.x, n))
-        assert_equal(one_mean[0], mean[n], 1e-12)
-        assert_equal(one_cov[0], cov[n], 1e-12)
-
-
-@every_predictive
-def test_draws_of_rows_are_independent_of_their_batch(draw):
-    found = problem("cnn")
-    posterior = found.posterior("kron")
-    weights = posterior.sample(4, generator(1))
-    draws = draw(posterior, found.forward, found.x, weights)
-    assert draws.shape == (N_ROWS, 3, 4)
-    for n in range(N_ROWS):
-        one = draw(posterior, found.forward, references.row(found.x, n), weights)
-        assert_equal(one[0], draws[n], 1e-12)
 
 
 @every_predictive
@@ -197,24 +172,3 @@ def test_gradients_in_the_inputs(name, prior):
     posterior = found.posterior(name, prior)
     x = found.x[:2].clone().requires_grad_()
     assert gradcheck(lambda x: in_graph(posterior, found.forward, x), [x])
-
-
-def test_mean_is_the_networks_where_nothing_was_refitted():
-    found = problem("cnn")
-    f, jacobian = backpropagate(found.forward, found.x, found.layout)
-    mean = linearised_mean(found.posterior("diag"), f, jacobian)
-    assert mean.dtype == DOUBLE
-    assert torch.equal(mean, found.forward(found.x).detach())
-
-
-def test_linear_networks_are_linearised_exactly():
-    """Weights drawn for a linear network give draws of the linearised outputs."""
-    found = problem("linear_only", "Gaussian")
-    posterior = found.posterior("full")
-    weights = posterior.sample(1, generator(2))[0]
-    f, jacobian = backpropagate(found.forward, found.x, found.layout)
-    moved = replace(posterior, mean=weights)
-    module = CASES["linear_only"].forward(2).module
-    torch.nn.utils.vector_to_parameters(weights, module.parameters())
-    expected = module(found.x).detach()
-    assert_equal(linearised_mean(moved, f, jacobian), expected, 1e-13)

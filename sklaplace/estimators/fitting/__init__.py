@@ -1,1 +1,1 @@
-"""Fitting: curvature accumulated, posterior solved, noise estimated."""
+"""Fitting: accumulate the curvature, solve for the posterior, estimate the noise."""

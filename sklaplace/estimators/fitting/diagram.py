@@ -1,4 +1,4 @@
-"""What scikit-learn's diagram of an estimator shows in a notebook."""
+"""Diagram: scikit-learn's display of an estimator in a notebook."""
 
 from importlib.metadata import PackageNotFoundError, metadata
 from typing import Any, TypeVar
@@ -6,20 +6,18 @@ from typing import Any, TypeVar
 from sklearn.base import BaseEstimator
 from sklearn.utils.metaestimators import available_if
 
-from sklaplace.estimators.fitting.summary import maximises_evidence
-
 T = TypeVar("T", bound=type)
 
 PACKAGE = "sklaplace"
-# of the fitted attributes: what the network was found to be, for the package's own use
+# Fitted attributes for internal use.
 INTERNAL = {"network_spec_"}
 
 
-def page_template(_model: Any) -> str:
-    """Return the address of the page of an estimator, with its name to be filled in.
+def page_template() -> str:
+    """Return the URL template of an estimator's documentation page.
 
-    It is empty, so that there is no link, where the metadata of the installed package
-    name no address of the documentation.
+    The template is empty, which gives no link, if the metadata of the installed package
+    has no documentation URL.
     """
     try:
         entries = metadata(PACKAGE).get_all("Project-URL") or []
@@ -31,43 +29,50 @@ def page_template(_model: Any) -> str:
     return f"{home.rstrip('/')}/generated/{PACKAGE}.{{estimator_name}}.html"
 
 
-def _is_fitted(model: Any) -> bool:
-    return hasattr(model, "estimator_")
+class Diagram:
+    """Members of an estimator that scikit-learn's diagram uses."""
+
+    _doc_link_module = PACKAGE
+    _doc_link_template = property(lambda self: page_template())
+
+    @available_if(lambda self: hasattr(self, "estimator_"))  # type: ignore[untyped-decorator]
+    def _sk_visual_block_(self: Any) -> Any:
+        """Return the block of a fitted estimator, with its summary as the caption.
+
+        Unfitted estimators use scikit-learn's default block.
+        """
+        from sklearn.utils._repr_html.estimator import _VisualBlock
+
+        try:
+            caption = self._summary()
+        except ValueError:  # an invalid parameter, set after fit, raises later
+            caption = None
+        name = type(self).__name__
+        return _VisualBlock(
+            "single", self, names=name, name_details=str(self), name_caption=caption
+        )
+
+    def _get_fitted_attr_html(self: Any, doc_link: str = "") -> Any:
+        """Return the table of fitted attributes, without misleading ones.
+
+        If the prior was not chosen by the evidence, the evidence at weights that were
+        not refitted says little about the model.
+        """
+        table = _PLAIN_TABLE(self, doc_link)
+        hidden = set(INTERNAL)
+        if hasattr(self, "_options") and self._options.tuner != "marglik":
+            hidden.add("log_marginal_likelihood_value_")
+        for name in hidden & table.keys():
+            del table[name]
+        return table
 
 
-@available_if(_is_fitted)
-def fitted_block(model: Any) -> Any:
-    """Return the block of a fitted estimator, whose caption says what was fitted.
-
-    Others have scikit-learn's own.
-    """
-    from sklearn.utils._repr_html.estimator import _VisualBlock
-
-    try:
-        caption = model._summary()
-    except ValueError:  # of a parameter that was set after fit, and is refused later
-        caption = None
-    name = type(model).__name__
-    return _VisualBlock(
-        "single", model, names=name, name_details=str(model), name_caption=caption
-    )
-
-
-def shown_attributes(model: Any, doc_link: str = "") -> Any:
-    """Return the table of fitted attributes, without those that would mislead."""
-    table = BaseEstimator._get_fitted_attr_html(model, doc_link)
-    hidden = set(INTERNAL)
-    if hasattr(model, "_options") and not maximises_evidence(model):
-        hidden.add("log_marginal_likelihood_value_")
-    for name in hidden & table.keys():
-        del table[name]
-    return table
+_PLAIN_TABLE: Any = getattr(BaseEstimator, "_get_fitted_attr_html", None)
 
 
 def displayed(kind: T) -> T:
-    """Give a class of estimators what scikit-learn's diagram asks them for."""
-    kind._doc_link_module = PACKAGE
-    kind._doc_link_template = property(page_template)
-    kind._sk_visual_block_ = fitted_block
-    kind._get_fitted_attr_html = shown_attributes
+    """Add the members of `Diagram` to an estimator class without a new base class."""
+    for name, member in vars(Diagram).items():
+        if not name.startswith("__"):
+            setattr(kind, name, member)
     return kind

@@ -1,4 +1,4 @@
-"""A trained network and its curvature, from ``memory`` where they are stored."""
+"""Cache of a trained network and its curvature in ``memory``."""
 
 from dataclasses import dataclass
 from itertools import chain
@@ -13,7 +13,7 @@ from sklaplace.core.cache import (
     warn_without_memory,
 )
 from sklaplace.core.checks import warn_user
-from sklaplace.core.random import private_rng
+from sklaplace.core.random import RandomState, private_rng
 from sklaplace.curvature.structures.kron import Kron
 from sklaplace.curvature.uses import UnseenUseError
 from sklaplace.estimators.fitting.laplace_fit import LaplaceFit, LaplaceSolver
@@ -25,12 +25,12 @@ from sklaplace.networks.trained import TrainedNetwork
 
 
 class UnfinishedFit(Exception):  # noqa: N818 - it is a result
-    """A fit around a network whose training was interrupted."""
+    """A fit of a network whose training was interrupted."""
 
 
 @dataclass(frozen=True)
 class FitWork:
-    """Training of a network and accumulation of its curvature, yet to be done.
+    """Pending training of a network and accumulation of its curvature.
 
     Attributes
     ----------
@@ -41,9 +41,9 @@ class FitWork:
     group : Group
         Processes that compute the fit together.
     data, validation : TrainingData
-        Training samples, and samples to tune on or None.
+        Training samples, and held-out samples for tuning or None.
     fit_params : dict
-        For the ``fit`` of the skorch net.
+        Parameters for the ``fit`` of the skorch net.
     """
 
     trainer: LaplaceTrainer
@@ -54,12 +54,12 @@ class FitWork:
     fit_params: dict[str, Any]
 
     def done(self) -> LaplaceFit:
-        """Train and accumulate.
+        """Train the network and accumulate its curvature.
 
         Raises
         ------
         UnfinishedFit
-            If training was interrupted. Its argument is the fit.
+            If training was interrupted. The exception's argument is the fit.
         """
         trainer = self.trainer
         device = getattr(inner_net(trainer.estimator), "device", "cpu")
@@ -68,8 +68,8 @@ class FitWork:
                 networks = trainer.train_with_folds(
                     self.data, self.validation, self.fit_params
                 )
-            # after `private_rng`, which admits one thread at a time: a fit would wait
-            # for workers that wait for the fit
+            # outside `private_rng`, which admits one thread at a time: inside, the fit
+            # would wait for workers that wait for the fit
             if self.group.size == 1:
                 fit = _accumulated(self.solver, trainer, *networks)
             else:
@@ -96,18 +96,18 @@ class FitWork:
 
 
 def cached_fit(
-    work: FitWork, memory: Any, random_state: Any, settings: dict[str, Any]
+    work: FitWork, memory: Any, random_state: RandomState, settings: dict[str, Any]
 ) -> LaplaceFit:
-    """Return a fit from ``memory``, or a new one.
+    """Return a fit from ``memory``, or compute a new fit.
 
     Parameters
     ----------
     work : FitWork
-        Makes a new fit.
+        Computes a new fit.
     memory, random_state
         Parameters of the estimator.
     settings : dict
-        Other values of the estimator that the fit depends on.
+        Other settings of the estimator that the fit depends on.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def cached_fit(
 
 
 def _factorised(fit: LaplaceFit) -> LaplaceFit:
-    """Compute the eigenvectors of a fit, which serve all prior precisions."""
+    """Compute the eigenvectors of a fit; all prior precisions share them."""
     if isinstance(fit.structure, Kron):
         for factor in chain.from_iterable(fit.structure.factors):
             factor.eigh()
@@ -146,9 +146,9 @@ def _accumulated(
     network: TrainedNetwork,
     folds: list[TrainedNetwork],
 ) -> LaplaceFit:
-    """Return the fit of networks, whose layouts may be inferred from more samples.
+    """Accumulate curvature; infer layouts again if samples use layers in new ways.
 
-    Those use layers in ways that the first few do not.
+    The first few samples, which layouts are inferred from, may not show every use.
     """
     shown: list[Any] = []
     while True:

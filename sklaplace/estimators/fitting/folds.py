@@ -6,13 +6,14 @@ trains once and linearises its held-out samples once, for all prior precisions:
     score(δ) = mean over folds k of mean over samples n of fold k of
                log p(yₙ | xₙ, samples of the other folds, δ).
 
-Unknown observation noise is chosen for each prior precision, as the maximum over σ of
-the log-likelihood of the held-out samples of all folds together.
+For each prior precision, unknown observation noise σ is chosen to maximise the
+log-likelihood of the held-out samples of all folds together.
 """
 
 import inspect
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -31,10 +32,10 @@ from sklaplace.networks.data import TrainingData, is_opaque, take_rows
 from sklaplace.posterior.tuning.problem import require_linear_model
 
 # Smallest noise, as a fraction of the targets' standard deviation, and the tolerance
-# of its logarithm.
+# for the logarithm of the noise.
 SMALLEST_NOISE = 1e-6
 NOISE_TOLERANCE = 1e-3
-# Half the width of the first interval for log σ under the next prior precision.
+# Half the width of the first search interval for log σ at the next prior precision.
 NOISE_STEP = 0.3
 
 Params = dict[str, float]
@@ -42,40 +43,52 @@ Params = dict[str, float]
 TrainedModel = tuple[Any, LaplaceOptions, LaplaceFit]
 
 
-def trained(model: Any, samples: Samples) -> TrainedModel:
-    """Return a model with its curvature over some samples."""
-    options = model._check_options()
-    return model, options, model._train_and_accumulate(options, samples).stored()
+@dataclass(frozen=True)
+class FoldWork:
+    """A fold to train and score, maybe in another process.
 
+    Attributes
+    ----------
+    model : LaplaceClassifier or LaplaceRegressor
+        The model to train.
+    samples : Samples
+        Samples of the other folds.
+    held_out : TrainingData
+        Samples of this fold, as passed to ``fit``.
+    """
 
-def trained_and_scored(
-    model: Any,
-    samples: Samples,
-    held_out: TrainingData,
-    candidates: list[Params],
-    scorer: Any,
-) -> list[float]:
-    """Return the scores of one fold, of which nothing else is kept."""
-    fold = Fold(trained(model, samples), held_out)
-    return fold.scores(candidates, scorer, in_pieces=True)
+    model: Any
+    samples: Samples
+    held_out: TrainingData
+
+    def trained(self) -> TrainedModel:
+        """Train the model and accumulate its curvature on the other folds."""
+        options = self.model._check_options()
+        fit = self.model._train_and_accumulate(options, self.samples)
+        return self.model, options, fit.stored()
+
+    def scored(self, candidates: list[Params], scorer: Any) -> list[float]:
+        """Return the scores of the fold, and keep nothing else."""
+        fold = Fold(self.trained(), self.held_out)
+        return fold.scores(candidates, scorer, in_pieces=True)
 
 
 def select(data: TrainingData, rows: np.ndarray) -> TrainingData:
-    """Return some of the samples as they were passed, with targets and weights."""
+    """Select samples in their original form, with targets and weights."""
     weights = None if data.sample_weight is None else data.sample_weight[rows]
     take = take_rows if is_opaque(data.X) else _safe_indexing
     return TrainingData(take(data.X, rows), data.y[rows], weights)
 
 
 class Fold:
-    """A model that was trained on the other folds, and the samples that were not.
+    """A model trained on the other folds, and the held-out samples of this fold.
 
     Parameters
     ----------
     trained : TrainedModel
-        The model with its curvature, and as yet without a posterior.
+        Model with its curvature, but still without a posterior.
     held_out : TrainingData
-        Samples of this fold as they were passed.
+        Samples of this fold, as passed to ``fit``.
     """
 
     def __init__(self, trained: TrainedModel, held_out: TrainingData) -> None:
@@ -90,9 +103,9 @@ class Fold:
         self.model._novelty = self.fit.novelty
 
     def under(self, params: Params) -> Any:
-        """Return the model under other hyperparameters, as if it was fitted so."""
-        model, h = self.model, self.template.hyperparameters
-        units = {"sigma_noise": model._targets.noise_unit}
+        """Return the model as if it was fitted with the given hyperparameters."""
+        h = self.template.hyperparameters
+        units = {"sigma_noise": self.model._targets.noise_unit}
         tensors = {
             name: torch.full_like(getattr(h, name), value / units.get(name, 1.0))
             for name, value in params.items()
@@ -104,17 +117,17 @@ class Fold:
                     posterior, self._start
                 )
             self._start = posterior.mean
-        vars(model).update(params)
-        model._set_fitted(self.options, self.fit.network, posterior)
-        return model
+        self.model.set_params(**params)
+        self.model._set_fitted(self.options, self.fit.network, posterior)
+        return self.model
 
     def scores(
         self, candidates: list[Params], scorer: Any, *, in_pieces: bool = False
     ) -> list[float]:
-        """Return the scores of candidates: mean log-likelihoods without a scorer.
+        """Return the scores of candidates; without a scorer, mean log-likelihoods.
 
-        These are computed piece by piece on request, where the linearisation of all
-        samples would need much memory.
+        With ``in_pieces``, log-likelihoods are computed piece by piece if linearising
+        all samples at once would need much memory.
         """
         data = self.held_out
         if scorer is not None:
@@ -137,39 +150,41 @@ class Fold:
         )
 
     def targets_and_residuals(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return targets and residuals of the network as trained, (n, c) each."""
+        """Return targets and residuals of the trained network, (n, c) each."""
         self.model._set_fitted(self.options, self.fit.network, self.template)
         mean, _ = self.model.latent_mean_and_variance(self.held_out.X)
         targets = self.held_out.y.reshape(mean.shape).astype(np.float64)
         return targets, targets - mean
 
     def _pieces(self) -> Iterator[TrainingData]:
-        """Yield the held-out samples, as many at a time as are linearised together."""
-        model, data, spec = self.model, self.held_out, self.fit.network.spec
+        """Yield the held-out samples in pieces that are linearised together."""
+        data, spec = self.held_out, self.fit.network.spec
         if spec.layout.head is not None:
             yield data
             return
-        with_covariance = not model._score(spec.likelihood).diagonal
-        n_rows = model.batch_size or spec.batch_size(with_covariance=with_covariance)
+        with_covariance = not self.model._score(spec.likelihood).diagonal
+        n_rows = self.model.batch_size or spec.batch_size(
+            with_covariance=with_covariance
+        )
         for rows in gen_batches(len(data.y), n_rows):
-            model._cache = LinearisationCache()
+            self.model._cache = LinearisationCache()
             yield select(data, np.arange(len(data.y))[rows])
 
 
 def _row_weights(data: TrainingData) -> np.ndarray:
-    """Return the weights of samples, ones where none are given."""
+    """Return the sample weights, or ones if no weights are given."""
     return np.ones(len(data.y)) if data.sample_weight is None else data.sample_weight
 
 
 def _takes_weights(scorer: Any) -> bool:
-    """Whether a scorer takes sample weights."""
+    """Return whether a scorer takes sample weights."""
     if hasattr(scorer, "_accept_sample_weight"):
         return bool(scorer._accept_sample_weight())
     return "sample_weight" in inspect.signature(scorer).parameters
 
 
 def _number(score: Any) -> float:
-    """Return a score as a float; raises if it is no number."""
+    """Return a score as a float; raise ValueError if it is not a number."""
     if not isinstance(score, (Real, np.number)):
         raise ValueError(
             f"scoring returned {score!r}, which is no number. Use one scorer that "
@@ -179,7 +194,7 @@ def _number(score: Any) -> float:
 
 
 def with_noise(folds: list[Fold], candidates: list[Params]) -> list[Params]:
-    """Return candidates with the σ that maximises the held-out log-likelihood."""
+    """Add to each candidate the σ that maximises the held-out log-likelihood."""
     bounds = _noise_bounds(folds)
     chosen: list[Params] = []
     near = None
@@ -195,7 +210,7 @@ def _best_noise(
     bounds: tuple[float, float],
     near: float | None,
 ) -> float:
-    """Return log σ within bounds, near a guess if there is a maximum there."""
+    """Return log σ within bounds, near a guess if a maximum is there."""
 
     def loss(log_sigma: float) -> float:
         params = {**candidate, "sigma_noise": math.exp(log_sigma)}

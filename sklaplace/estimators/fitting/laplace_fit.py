@@ -1,8 +1,8 @@
-"""LaplaceFit: a trained network and the curvature of its loss; then, its posterior.
+"""LaplaceFit: a trained network, the curvature of its loss, and its posterior.
 
-Nothing in a `LaplaceFit` depends on prior, noise, temperature or link, so that one
-serves a whole search over these. `LaplaceSolver` accumulates it, and computes the
-posterior under the hyperparameters that are given or tuned:
+A `LaplaceFit` does not depend on the prior, noise, temperature or link, so one fit
+serves a whole search over them. `LaplaceSolver` accumulates the curvature, and computes
+the posterior for given or tuned hyperparameters:
 
     N(mean, (scale · H + diag(prior_precision))⁻¹).
 """
@@ -59,20 +59,20 @@ class LaplaceFit:
     Attributes
     ----------
     network : TrainedNetwork
-        The network; its training samples are kept where a refit needs them.
+        The network, with its training samples if a refit needs them.
     structure : Structure
-        The part of the Hessian that is kept.
+        Hessian approximation.
     data_fit : DataFit
         Loss of the training samples.
     head_rows : LastLayerRecorder
-        Training samples as the last layer's linear model takes them.
+        Training samples for the last layer's linear model.
     needs_rows : bool
-        Whether training samples are linearised again.
+        Whether a refit linearises the training samples again.
     novelty : Novelty or None
-        How unlike the training samples others are, where the network has features.
+        Novelty relative to the training samples; None without features.
     folds : tuple of LaplaceFit
-        The same of networks that were trained without a fold of the samples each, which
-        they hold out; empty where there are other samples to tune on.
+        Fits of networks that were each trained without one fold of the samples and hold
+        it out. Empty if other held-out samples are used for tuning.
     """
 
     network: TrainedNetwork
@@ -84,7 +84,7 @@ class LaplaceFit:
     folds: tuple["LaplaceFit", ...] = ()
 
     def stored(self) -> "LaplaceFit":
-        """Return the fit without training samples that are not needed any more."""
+        """Return the fit without training samples that are no longer needed."""
         if self.needs_rows:
             return self
         network = replace(self.network, train=None)
@@ -93,7 +93,7 @@ class LaplaceFit:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """The networks in evaluation mode."""
+        """Put the networks in evaluation mode."""
         with ExitStack() as stack:
             for fit in (self, *self.folds):
                 stack.enter_context(fit.network.forward().frozen())
@@ -102,25 +102,25 @@ class LaplaceFit:
 
 @dataclass(frozen=True)
 class HeldOutScore:
-    """What held-out samples are scored by; see `TuningProblem`.
+    """Scoring of held-out samples; see `TuningProblem`.
 
     Attributes
     ----------
     log_proba : callable or None
         Log-probabilities of classes under a Gaussian over outputs.
     log_density : callable or None
-        Log-density of targets whose likelihood has no noise to tune.
+        Log-density of targets, for likelihoods without noise to tune.
     diagonal : bool
         Whether variances of the outputs suffice.
     is_given : bool
-        Whether the samples were given, rather than split off.
+        Whether the held-out samples were given, not split off.
     is_cheap : bool
-        Whether ``log_proba`` takes no longer than the variances.
+        Whether ``log_proba`` takes no longer than computing the variances.
     is_centred : bool
-        Whether outputs whose mean does not matter are centred.
+        Whether to subtract the mean of the outputs, which a softmax ignores.
     leverages : list of Tensor
-        Leverages of the samples that were scored, beside their weights; see
-        `Novelty.inflated`. They are added in each pass over the samples.
+        Leverages and weights of the scored samples; see `Novelty.inflated`. Each pass
+        over the samples appends to the list.
     """
 
     log_proba: Callable[[Tensor, Tensor], Tensor] | None = None
@@ -132,14 +132,14 @@ class HeldOutScore:
     leverages: list[Tensor] = field(default_factory=list)
 
     def of_problem(self) -> dict[str, Any]:
-        """Return what a `TuningProblem` needs beside the samples."""
+        """Return the scoring arguments of a `TuningProblem`."""
         own = "is_centred", "leverages"
         return {name: value for name, value in vars(self).items() if name not in own}
 
 
 @dataclass(frozen=True)
 class LaplaceSolver:
-    """Accumulates curvature, and computes posteriors.
+    """Solver that accumulates curvature and computes posteriors.
 
     Attributes
     ----------
@@ -156,14 +156,14 @@ class LaplaceSolver:
     def accumulate(
         self, network: TrainedNetwork, folds: Iterable[TrainedNetwork] = ()
     ) -> LaplaceFit:
-        """Return the curvature and the loss over the training samples.
+        """Accumulate the curvature and the loss over the training samples.
 
         Parameters
         ----------
         network : TrainedNetwork
             The network.
         folds : iterable of TrainedNetwork
-            Networks that hold out a fold of the samples each.
+            Networks that each hold out one fold of the samples.
         """
         networks = [network, *folds]
         if not self.options.tunes_on_held_out:
@@ -190,7 +190,7 @@ class LaplaceSolver:
         )
 
     def _sums(self, network: TrainedNetwork, **options: Any) -> CurvatureSums:
-        """Return the sums over the training samples of a network."""
+        """Sum curvature and loss over a network's training samples."""
         batch_size = self._batches(network, network.train).batch_size
         group = Group.of(self.options.distributed)
         group.agree_on_network(network)
@@ -208,7 +208,7 @@ class LaplaceSolver:
     def add_novelty(
         self, novelty: Novelty | None, network: TrainedNetwork
     ) -> Novelty | None:
-        """Return the novelty after further samples, those of a network as trained."""
+        """Add the samples of a trained network to the novelty."""
         if novelty is None:
             return None
         with NoveltyRecorder(network.spec, network.forward(), novelty) as recorder:
@@ -218,14 +218,14 @@ class LaplaceSolver:
     def add(
         self, posterior: GaussianPosterior, network: TrainedNetwork
     ) -> GaussianPosterior:
-        """Return a posterior with the curvature and loss of further samples added.
+        """Add the curvature and loss of new samples to a posterior.
 
         Parameters
         ----------
         posterior : GaussianPosterior
-            Of earlier samples.
+            Posterior of the earlier samples.
         network : TrainedNetwork
-            At the posterior's mean, with the further samples to add.
+            Network at the posterior's mean, with the new samples.
         """
         with progress.phase("curvature"):
             more = self._sums(network)
@@ -238,13 +238,13 @@ class LaplaceSolver:
         check_finite(structure.trace())
         posterior = replace(posterior, structure=structure, data_fit=data_fit)
         if self.options.configured_curvature(self.seed).is_exact:
-            posterior.log_marginal_likelihood()  # raises if it is not definite
+            posterior.log_marginal_likelihood()  # raises if not positive definite
         _check_resolved(posterior, network)
         return posterior
 
     # ------------------------------------------------------------------- posterior
     def posterior(self, fit: LaplaceFit, score: HeldOutScore) -> GaussianPosterior:
-        """Return the posterior under given or tuned hyperparameters."""
+        """Compute the posterior for given or tuned hyperparameters."""
         check_finite(fit.structure.trace())
         with fit.evaluation():
             posterior = self._tuned(fit, score)
@@ -252,7 +252,7 @@ class LaplaceSolver:
         return posterior
 
     def untuned(self, fit: LaplaceFit) -> tuple[GaussianPosterior, LinearModel | None]:
-        """Return the posterior before tuning, and outputs as a linear model, if any."""
+        """Return the posterior before tuning, and its linear model or None."""
         curvature = self.options.configured_curvature(self.seed)
         posterior = self._initial(fit)
         if self.options.prior is not None:
@@ -273,7 +273,7 @@ class LaplaceSolver:
         return posterior, head
 
     def _initial(self, fit: LaplaceFit) -> GaussianPosterior:
-        """Return the posterior at the network's weights, with initial values."""
+        """Return the posterior at the trained weights and initial hyperparameters."""
         options, network = self.options, fit.network
         layout = network.spec.layout
         weights = layout.read(as_forward(network.net).module)
@@ -317,7 +317,7 @@ class LaplaceSolver:
             return problem.model.refit(problem.posterior)
 
     def _problem(self, fit: LaplaceFit, score: HeldOutScore) -> TuningProblem:
-        """Return the hyperparameters to choose, and what they are chosen by."""
+        """Build the tuning problem of a fit and its folds."""
         posterior, head = self.untuned(fit)
         return TuningProblem(
             posterior=posterior,
@@ -338,7 +338,7 @@ class LaplaceSolver:
     def _seen_noise(
         self, fit: LaplaceFit, posterior: GaussianPosterior
     ) -> Tensor | None:
-        """Return the noise by training samples, None where it is of no use."""
+        """Estimate the noise from training samples; return None if it is not used."""
         is_alone = fit.network.held_out is None and not fit.folds
         is_used = is_alone and self.options.tuner == "auto"
         if not (is_used and posterior.likelihood.has_noise):
@@ -351,7 +351,7 @@ class LaplaceSolver:
     def _learned(
         self, network: TrainedNetwork, posterior: GaussianPosterior
     ) -> Tensor | None:
-        """Return the prior precision that a callback learned in training, if any."""
+        """Return the prior precision that a callback learned in training, or None."""
         names = [block.name for block in posterior.layout.blocks]
         for _, callback in getattr(network.net, "callbacks_", []):
             found = getattr(callback, "precisions_", {})
@@ -369,20 +369,21 @@ class LaplaceSolver:
         free: Collection[str],
         novelty: Novelty | None,
     ) -> GaussianPosterior:
-        """Return a posterior under hyperparameters chosen anew; its mean is kept.
+        """Tune the hyperparameters of a posterior again, and keep its mean.
 
         Parameters
         ----------
         posterior : GaussianPosterior
-            Fitted.
+            Fitted posterior.
         network : TrainedNetwork
-            Its network, with the samples to score on, if any: else by the evidence.
+            Its network, with held-out samples to score on, if any. Without them, the
+            evidence is maximised.
         score : HeldOutScore
-            What samples are scored by.
+            Scoring of held-out samples.
         free : collection of str
             Names of the hyperparameters to choose.
         novelty : Novelty or None
-            How unlike the training samples others are.
+            Novelty relative to the training samples.
         """
         if self.options.configured_curvature(self.seed).is_exact:
             _check_definite(posterior, is_tuned=True)
@@ -410,9 +411,9 @@ class LaplaceSolver:
     def _held_out(
         self, network: TrainedNetwork, score: HeldOutScore, novelty: Novelty | None
     ) -> Iterable[LinearisedBatch] | None:
-        """Return held-out samples, linearised; those of a last layer are kept.
+        """Return linearised held-out samples, kept in memory for a last layer.
 
-        But for so many that they are linearised in each pass anew.
+        Otherwise, or if they need too much memory, each pass linearises them again.
         """
         if network.held_out is None:
             return None
@@ -441,22 +442,22 @@ class LaplaceSolver:
 
 @dataclass(frozen=True)
 class LinearisedSamples:
-    """Batches of samples, linearised again in each pass, which takes no memory.
+    """Batches of samples, linearised again in each pass to save memory.
 
     Attributes
     ----------
     network : TrainedNetwork
         The network.
     batches : Batches
-        Samples.
+        Samples to linearise.
     in_training : bool
-        Whether samples have hashes, as a refit needs.
+        Whether to hash the samples, as a refit requires.
     is_centred : bool
-        Whether outputs whose mean does not matter are centred.
+        Whether to subtract the mean of the outputs, which a softmax ignores.
     novelty : Novelty or None
-        With it leverages of the samples are computed.
+        If given, each pass computes leverages of the samples.
     leverages : list of Tensor
-        To which they are added, see `HeldOutScore`.
+        List that the leverages are appended to; see `HeldOutScore`.
     """
 
     network: TrainedNetwork
@@ -488,7 +489,7 @@ class LinearisedSamples:
 
 
 def _check_definite(posterior: GaussianPosterior, *, is_tuned: bool) -> None:
-    """Raise for a Hessian whose precision matrix is not positive definite."""
+    """Raise ValueError if the posterior precision is not positive definite."""
     lowest = float(posterior.structure.eigenvalues[0])
     if is_tuned and lowest < 0:
         raise ValueError(
@@ -497,7 +498,7 @@ def _check_definite(posterior: GaussianPosterior, *, is_tuned: bool) -> None:
             "curvature='ggn', or a fixed prior_precision (and sigma_noise) that "
             "makes up for it, such as the weight decay in training."
         )
-    posterior.log_marginal_likelihood()  # raises where the prior does not suffice
+    posterior.log_marginal_likelihood()  # raises if the prior precision is too small
 
 
 def _check_resolved(posterior: GaussianPosterior, network: TrainedNetwork) -> None:
@@ -508,9 +509,9 @@ def _check_resolved(posterior: GaussianPosterior, network: TrainedNetwork) -> No
 def network_at_mean(
     posterior: GaussianPosterior, network: TrainedNetwork, data: TrainingData
 ) -> TrainedNetwork:
-    """Return the network at the posterior's mean, a copy if it was refitted.
+    """Return the network at the posterior's mean, or a copy if it was refitted.
 
-    ``data`` are its training samples.
+    ``data`` holds the training samples of the returned network.
     """
     net = network.net
     if posterior.is_refitted:

@@ -1,4 +1,4 @@
-"""Noise: the standard deviation of the observation noise, from residuals."""
+"""Noise: the standard deviation of observation noise, estimated from residuals."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -20,15 +20,15 @@ from sklaplace.posterior.novelty import Novelty
 from sklaplace.posterior.predictive import linearised_mean, moments
 from sklaplace.posterior.tuning.problem import LinearisedBatch
 
-# Logarithms of the smallest and largest noise over the root mean square residual.
+# Logarithms of the smallest and largest ratio of noise to root mean square residual.
 _LOG_BOUNDS = math.log(1e-4), math.log(1e1)
 
 
 def most_probable_noise(outputs: BatchedOutputs, dataset: Any) -> float:
-    """Return the noise under which the targets of a dataset are most probable.
+    """Return the noise that maximises the likelihood of a dataset's targets.
 
-    Maximises ``Σ w log N(y | mean, variance + σ²)`` over σ, where means and variances
-    are those of drawn outputs.
+    Maximises ``Σ w log N(y | mean, variance + σ²)`` over σ, with the means and
+    variances of drawn outputs.
 
     Parameters
     ----------
@@ -40,11 +40,11 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: Any) -> float:
     Returns
     -------
     float
-        Standard deviation, in units of the targets.
+        Standard deviation of the noise, in units of the targets.
 
     Notes
     -----
-    Costs one pass over the samples; the outputs are then kept, in (n, c) memory.
+    Costs one pass over the samples. The outputs are then kept in (n, c) memory.
     """
     likelihood, parts = outputs.network.spec.likelihood, []
     for draws, y, w in outputs.draws_of(dataset):
@@ -69,26 +69,26 @@ def most_probable_noise(outputs: BatchedOutputs, dataset: Any) -> float:
     return scale * math.exp(float(found.x))
 
 
-# Smallest noise of a target column over the largest, by which others are not divided.
+# Smallest noise level of a target column, relative to the largest level.
 _SMALLEST_RATIO = 1e-3
-# Mean leverage beyond which residuals tell nothing.
+# Mean leverage beyond which residuals are uninformative.
 _LARGEST_LEVERAGE = 0.99
-# Factor between proportions of noise levels of which is warned.
+# Factor of change in the proportions of noise levels that triggers a warning.
 NOTABLE_CHANGE = 2.0
 
 
 def with_column_noises(networks: Sequence[TrainedNetwork]) -> list[TrainedNetwork]:
-    """Return networks with a noise level for each target column, in proportion.
+    """Set relative noise levels of the target columns.
 
-    Their common factor is left to a tuner. They are proportional to the root mean
-    square residuals of the columns: of held-out samples if there are any, else of
-    training samples.
+    Levels are proportional to the root mean square residuals of the columns, on
+    held-out samples if available, else on training samples. A tuner chooses their
+    common factor.
 
     Parameters
     ----------
     networks : sequence of TrainedNetwork
-        A network, and those of its folds if there are any. A likelihood that is not
-        Gaussian, has one column, or has levels already, is not changed.
+        A network, and the networks of its folds, if any. A likelihood that is not
+        Gaussian, has one column, or already has noise levels is unchanged.
     """
     likelihood = networks[0].spec.likelihood
     is_shared = isinstance(likelihood, Gaussian) and likelihood.relative is None
@@ -104,7 +104,7 @@ def with_column_noises(networks: Sequence[TrainedNetwork]) -> list[TrainedNetwor
 
 
 def _squares(network: TrainedNetwork) -> Tensor:
-    """Weighted sums of squared residuals, (c,)."""
+    """Return weighted sums of squared residuals, (c,)."""
     dataset = network.train if network.held_out is None else network.held_out
     forward, total = network.forward(), torch.zeros((), dtype=torch.float64)
     with forward.frozen(), torch.no_grad():
@@ -116,7 +116,7 @@ def _squares(network: TrainedNetwork) -> Tensor:
 
 
 def _proportions(squares: Tensor) -> Tensor:
-    """Levels (c,) of geometric mean one, from sums of squared residuals."""
+    """Return levels (c,) with geometric mean one, from sums of squared residuals."""
     largest = squares.max().clamp(min=torch.finfo(squares.dtype).tiny)
     levels = (squares / largest).sqrt().clamp(min=_SMALLEST_RATIO)
     return levels / levels.log().mean().exp()
@@ -125,11 +125,11 @@ def _proportions(squares: Tensor) -> Tensor:
 def with_residual_noise(
     posterior: GaussianPosterior, held_out: Iterable[LinearisedBatch] | None
 ) -> GaussianPosterior:
-    """Return the posterior with noise levels to start from, which a tuner scales.
+    """Set initial noise levels of a posterior, which a tuner then scales.
 
-    As `with_column_noises`, but around the posterior's mean: in proportion to residuals
-    of the held-out samples, else of the training samples. Where the curvature is that
-    of weights that outputs share, levels keep their proportions.
+    Like `with_column_noises`, but with residuals around the posterior's mean, on
+    held-out samples if given, else on training samples. If outputs share weights,
+    levels keep their proportions.
     """
     if posterior.data_fit.by_output is not None:
         squares = _training_squares(posterior)
@@ -147,27 +147,27 @@ def with_residual_noise(
 def seen_noise(
     data_fit: DataFit, novelty: Novelty | None, n_layers: int, relative: Tensor
 ) -> Tensor:
-    """Return the noise () by residuals of samples that the network was trained on.
+    """Estimate the noise, (), from residuals of the training samples.
 
     For residuals ``r`` and leverages ``h`` of the last layer's features,
 
         σ² = min(mean r² / (1 - mean h)^{2L}, variance of the targets).
 
-    With L = 1 it is the generalised cross-validation of the last layer, which estimates
-    the mean square of its leave-one-out residuals. The features have seen the samples,
-    too: each of the L layers counts as the last one. A network that predicts worse than
-    the mean of the targets has another noise than such a mean.
+    For L = 1, the first term is the generalised cross-validation of the last layer. It
+    estimates the mean square of leave-one-out residuals. The features were trained on
+    the same samples, so each of the L layers counts like the last layer. For a network
+    that predicts worse than the mean of the targets, σ² is ``mean r²``.
 
     Parameters
     ----------
     data_fit : DataFit
         Losses of the training samples.
     novelty : Novelty or None
-        Features of the training samples; without them, residuals are not widened.
+        Features of the training samples. Without features, σ² is ``mean r²``.
     n_layers : int
         Number of layers L with a weight matrix.
     relative : Tensor of shape (c,)
-        Noise levels of the columns over their common factor.
+        Noise levels of the columns relative to their common factor.
 
     References
     ----------
@@ -191,7 +191,7 @@ def root_mean_square(data_fit: DataFit) -> Tensor:
 def loss_per_target(
     data_fit: DataFit, network: TrainedNetwork, posterior: GaussianPosterior
 ) -> float:
-    """Return the mean loss of the network, under the noise levels of the posterior."""
+    """Return the network's mean loss per target, at the posterior's noise levels."""
     if data_fit.by_output is not None:
         relative = getattr(network.spec.likelihood, "relative", None)
         before = data_fit.loss.new_tensor(relative or (1.0,))
@@ -201,20 +201,20 @@ def loss_per_target(
 
 
 def _training_squares(posterior: GaussianPosterior) -> Tensor:
-    """Weighted sums of squared residuals of the training samples, (c,)."""
+    """Return weighted sums of squared residuals of the training samples, (c,)."""
     losses = posterior.data_fit.by_output
     assert losses is not None
     return 2 * losses * posterior.noise_proportions**2
 
 
 def _weighted_squares(posterior: GaussianPosterior, batch: LinearisedBatch) -> Tensor:
-    """Weighted sums of squared residuals of a batch, (c,)."""
+    """Return weighted sums of squared residuals of a batch, (c,)."""
     mean = linearised_mean(posterior, batch.f, batch.jacobian)
     return batch.weights.double() @ (mean - batch.targets).double() ** 2
 
 
 def _warn_of_kept_proportions(posterior: GaussianPosterior, levels: Tensor) -> None:
-    """Warn of noise levels that are far from the residuals' proportions."""
+    """Warn if noise levels are far from the proportions of the residuals."""
     change = (levels / posterior.noise_proportions).log()
     if (change - change.mean()).abs().max() > math.log(NOTABLE_CHANGE):
         warn_user(

@@ -1,4 +1,4 @@
-"""NoveltyRecorder: features of a network's training samples, in a pass over them."""
+"""NoveltyRecorder: features of training samples, recorded in forward passes."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sklaplace.core.linalg import agree
 from sklaplace.core.random import row_hash
+from sklaplace.core.trees import Batch, Inputs
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.curvature.network import NetworkSpec
 from sklaplace.curvature.recorder import compare_alone
@@ -18,16 +19,16 @@ from sklaplace.posterior.novelty import FeatureBatch, Novelty
 
 
 class NoveltyRecorder(FeatureRecorder):
-    """Adds up what novelty needs, during forward passes over the training samples.
+    """Recorder of features for `Novelty`, during passes over the training samples.
 
     Parameters
     ----------
     spec : NetworkSpec
-        Of the network.
+        Description of the network.
     forward : Forward
-        The network as a function, whose passes are recorded.
+        The network as a function. Its forward passes are recorded.
     earlier : Novelty, optional
-        Of the samples that these are added to.
+        Novelty of earlier samples, which the new samples are added to.
     """
 
     def __init__(
@@ -38,8 +39,8 @@ class NoveltyRecorder(FeatureRecorder):
         self._rounding = spec.layout.rounding
         self._novelty, self._is_known, self._is_checked = earlier, True, False
 
-    def add(self, x: Any, f: Tensor, targets: Any, weights: Tensor | None) -> None:
-        """Add a batch that has passed the network, with outputs (b, c)."""
+    def add(self, x: Batch, f: Tensor, targets: Any, weights: Tensor | None) -> None:
+        """Add a batch after its forward pass, which gave outputs (b, c)."""
         features = self.take(len(f))
         if features is None or not self._is_known:
             self._is_known = False
@@ -55,28 +56,28 @@ class NoveltyRecorder(FeatureRecorder):
         else:
             self._novelty = self._novelty.added(batch)
 
-    def _are_of_samples(self, features: Tensor, x: Any, f: Tensor) -> bool:
-        """Whether features are those of the samples in order, as some alone have."""
+    def _are_of_samples(self, features: Tensor, x: Batch, f: Tensor) -> bool:
+        """Pass some samples separately; return whether their features agree."""
         some = compare_alone(self._forward, x, f, self._rounding)
         alone = self.take(len(some))
         return alone is not None and agree(alone, features[some], self._rounding)
 
     def add_all(self, batches: Batches) -> None:
-        """Add batches, which pass the network here."""
+        """Pass batches through the network, and add them."""
         with self._forward.frozen(), torch.no_grad():
             for x, y, weights in batches:
                 f = self._forward(x)
                 self.add(x, f, self._likelihood.targets(y, f), weights)
 
     def result(self) -> Novelty | None:
-        """Return the novelty; None where the network has no features."""
+        """Return the novelty, or None if the network has no features."""
         return self._novelty if self._is_known else None
 
 
 def novelty_scores(
-    outputs: BatchedOutputs, X: Any, novelty: Novelty | None
+    outputs: BatchedOutputs, X: Inputs, novelty: Novelty | None
 ) -> np.ndarray:
-    """Return the scores of checked samples, (n,).
+    """Return the novelty scores of checked samples, (n,).
 
     Raises
     ------

@@ -1,14 +1,12 @@
-"""PriorSearch: a prior precision by cross-validation, for one training per fold."""
+"""PriorSearch: prior precision by cross-validation, with one training per fold."""
 
 import copy
-import warnings
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
-from sklearn.base import is_classifier
-from sklearn.dummy import DummyClassifier, DummyRegressor
+from sklearn.base import BaseEstimator, is_classifier
 from sklearn.metrics import brier_score_loss, check_scoring, log_loss
 from sklearn.model_selection import check_cv
 from sklearn.utils import indexable
@@ -24,16 +22,14 @@ from sklaplace.core.checks import (
     warn_user,
 )
 from sklaplace.core.parallel import in_parallel
-from sklaplace.core.random import private_rng
+from sklaplace.core.random import RandomState, private_rng
 from sklaplace.estimators.fitting.folds import (
     Fold,
+    FoldWork,
     Params,
     select,
-    trained,
-    trained_and_scored,
     with_noise,
 )
-from sklaplace.estimators.fitting.summary import reporting_for
 from sklaplace.estimators.options.given_net import note_new_weights
 from sklaplace.estimators.training.samples import (
     Samples,
@@ -49,62 +45,67 @@ Split = tuple[np.ndarray, np.ndarray]  # indices to train on, indices to score
 
 
 class PriorSearch:
-    """A search over prior precisions for one estimator.
+    """Search over prior precisions for one estimator.
 
     Parameters
     ----------
     estimator : LaplaceClassifierCV or LaplaceRegressorCV
         The estimator with the search's parameters.
     plain : type
-        The estimator that each fold fits: `LaplaceClassifier` or `LaplaceRegressor`.
+        Class that each fold fits: `LaplaceClassifier` or `LaplaceRegressor`.
     """
 
-    def __init__(self, estimator: Any, plain: type) -> None:
+    def __init__(self, estimator: BaseEstimator, plain: type) -> None:
         self.estimator, self.plain = estimator, plain
         self.chooses_noise = isinstance(getattr(estimator, "sigma_noise", None), str)
-        # of the target columns, of which the geometric mean is searched
+        # noise levels of the target columns; their geometric mean is searched
         self.noise_proportions: Any = 1.0
+        # the plain estimator, used for checks and then fitted with the best prior
+        self.model = self._unfitted(estimator.verbose)
 
     def fit(self, samples: Samples) -> Any:
-        """Search, fit the plain estimator with the best prior, and take its state."""
+        """Search, fit the plain estimator with the best prior, and copy its state."""
         estimator = self.estimator
         if held_out := {"X_val", "y_val"} & set(samples.fit_params):
             raise TypeError(
                 f"fit got {listed(held_out)}, but here folds are held out. Leave them "
                 f"out, or use {self.plain.__name__}, which tunes on such rows."
             )
-        with reporting_for(estimator):
+        with progress.reporting(type(estimator).__name__, estimator.verbose):
             with unchanged_on_error(estimator):
                 results, n_splits = self._searched(samples)
                 best = int(results["rank_test_score"].argmin())
-                model = self._model(results["params"][best], estimator.random_state)
-                model._fit(replace(samples, is_part=True))
+                best_params = results["params"][best]
+                self.model = self._model(best_params, estimator.random_state)
+                self.model._fit(replace(samples, is_part=True))
                 for name in ("n_features_in_", "feature_names_in_"):
                     vars(estimator).pop(name, None)
-                parameters = model.get_params(deep=False)
-                state = {k: v for k, v in vars(model).items() if k not in parameters}
+                parameters, fitted = self.model.get_params(deep=False), vars(self.model)
+                state = {k: v for k, v in fitted.items() if k not in parameters}
                 vars(estimator).update(state)
                 estimator.cv_results_, estimator.n_splits_ = results, n_splits
                 estimator.best_index_ = best
                 estimator.best_score_ = float(results["mean_test_score"][best])
             if estimator.verbose:
-                progress.line(estimator._summary())
+                progress.line(self.estimator._summary())
         return estimator
 
-    def _model(self, chosen: Params, random_state: Any, verbose: int = 0) -> Any:
-        """Return the plain estimator under some hyperparameters."""
+    def _model(
+        self, chosen: Params, random_state: RandomState, verbose: int = 0
+    ) -> Any:
+        """Return the plain estimator with the given hyperparameters."""
         if "sigma_noise" in chosen:
             levels = chosen["sigma_noise"] * self.noise_proportions
             chosen = {**chosen, "sigma_noise": levels}
         own = self.plain().get_params(deep=False)
         given = self.estimator.get_params(deep=False)
         settings = {name: given[name] for name in own if name in given}
-        # folds are the jobs
+        # jobs run the folds
         settings |= {"n_jobs": None, "random_state": random_state, "verbose": verbose}
         return self.plain(**settings | chosen)
 
     def _unfitted(self, verbose: int = 0) -> Any:
-        """Return the model of a fold, seeded as the estimator alone would be."""
+        """Return the model of a fold, with the estimator's own seed."""
         first = {"prior_precision": self._grid[0]}
         if self.chooses_noise:
             first["sigma_noise"] = 1.0
@@ -133,40 +134,45 @@ class PriorSearch:
         for train, test in splits:
             params = _check_method_params(data.X, samples.fit_params, indices=train)
             part = select(data, train)
-            given = part.X, part.y, part.sample_weight, None, None, params
-            own = Samples(*given, samples.classes, is_part=True)
-            jobs.append((self._unfitted(), own, select(data, test)))
+            own = replace(
+                samples,
+                X=part.X,
+                y=part.y,
+                sample_weight=part.sample_weight,
+                fit_params=params,
+                is_part=True,
+            )
+            jobs.append(FoldWork(self._unfitted(), own, select(data, test)))
         candidates: list[Params] = [{"prior_precision": value} for value in self._grid]
         candidates, scores = self._scores(jobs, candidates, scorer)
         return _results(candidates, np.array(scores).T), len(splits)
 
     def _scores(
-        self, jobs: list[Any], candidates: list[Params], scorer: Any
+        self, jobs: list[FoldWork], candidates: list[Params], scorer: Any
     ) -> tuple[list[Params], list[list[float]]]:
-        """Return candidates, and their scores in each fold."""
+        """Return candidates and their scores in each fold."""
         n_jobs = self.estimator.n_jobs
         with progress.phase("folds"):
-            if not self.chooses_noise:  # nothing is kept of a fold
-                jobs = [(*job, candidates, scorer) for job in jobs]
-                return candidates, in_parallel(
-                    trained_and_scored, jobs, n_jobs, "folds"
-                )
-            models = in_parallel(trained, [job[:2] for job in jobs], n_jobs, "folds")
+            if not self.chooses_noise:  # keep only the scores of a fold
+                given = [(job, candidates, scorer) for job in jobs]
+                return candidates, in_parallel(FoldWork.scored, given, n_jobs, "folds")
+            alone = [(job,) for job in jobs]
+            models = in_parallel(FoldWork.trained, alone, n_jobs, "folds")
         with progress.phase("tune"):
-            folds = [Fold(m, job[2]) for m, job in zip(models, jobs, strict=True)]
+            parts = zip(models, jobs, strict=True)
+            folds = [Fold(model, job.held_out) for model, job in parts]
             if folds[0].template.likelihood.has_noise:
                 candidates = with_noise(folds, candidates)
             return candidates, [fold.scores(candidates, scorer) for fold in folds]
 
     # -------------------------------------------------------------------- checks
     def _checked(self, samples: Samples) -> tuple[TrainingData, list[Split], Any]:
-        """Return samples, splits and scorer, after all checks without a network."""
+        """Return samples, splits and scorer after all checks that need no network."""
         estimator = self.estimator
         if hasattr(estimator, "sigma_noise"):
             check_positive("sigma_noise", estimator.sigma_noise, ["auto"])
-        model = self._unfitted(estimator.verbose)
-        model._check_options()
-        note_new_weights(model)
+        self.model._check_options()
+        note_new_weights(self.model)
         check_memory(estimator.memory)
         check_n_jobs(estimator.n_jobs)
         scoring = estimator.scoring
@@ -175,22 +181,20 @@ class PriorSearch:
                 f"scoring={scoring!r} is not one score. Choose the name of a "
                 "scorer, a callable scorer(estimator, X, y), or None."
             )
-        scorer = None if scoring is None else check_scoring(model, scoring)
-        encode_samples(model, samples)
+        scorer = None if scoring is None else check_scoring(self.model, scoring)
+        encode_samples(self.model, samples)
         if self.chooses_noise:
-            self.noise_proportions = model._targets.noise_proportions
-        X, y = samples.X, model._targets.check(samples.y)
+            self.noise_proportions = self.model._targets.noise_proportions
+        X, y = samples.X, self.model._targets.check(samples.y)
         weights = samples.sample_weight
         data = TrainingData(
             X if is_opaque(X) else indexable(X)[0],
             y,
             None if weights is None else as_weights(weights, len(y)),
         )
-        splits = self._splits(model._targets, data)
-        if is_classifier(model) and not model._targets.target_type.is_single:
+        splits = self._splits(self.model._targets, data)
+        if is_classifier(self.model) and not self.model._targets.target_type.is_single:
             _check_scores_columns(scorer)
-        elif isinstance(scoring, str):
-            _check_score(estimator, scorer, y, splits[0])
         return data, splits, scorer
 
     def _splits(self, targets: Any, data: TrainingData) -> list[Split]:
@@ -227,7 +231,7 @@ class PriorSearch:
 
 
 def _check_split(number: int, split: Split, weights: np.ndarray | None) -> None:
-    """Raise for folds without samples to train on or to score."""
+    """Raise ValueError for a fold without samples to train on or to score."""
     for name, rows in zip(("train on", "score"), split, strict=True):
         if not len(rows) or (weights is not None and not weights[rows].any()):
             raise ValueError(
@@ -236,23 +240,8 @@ def _check_split(number: int, split: Split, weights: np.ndarray | None) -> None:
             )
 
 
-def _check_score(estimator: Any, scorer: Any, y: np.ndarray, split: Split) -> None:
-    """Raise for a score that fails for constant predictions, before any training."""
-    kind = DummyClassifier if is_classifier(estimator) else DummyRegressor
-    train, test = (np.zeros((len(rows), 1)) for rows in split)
-    with warnings.catch_warnings(action="ignore"):
-        try:
-            scorer(kind().fit(train, y[split[0]]), test, y[split[1]])
-        except (TypeError, ValueError, AttributeError) as error:
-            reason = str(error).replace(kind.__name__, type(estimator).__name__)
-            raise ValueError(
-                f"scoring={estimator.scoring!r} cannot score these targets: "
-                f"{reason.rstrip('.')}. Use another score, or scoring=None."
-            ) from error
-
-
 def _check_scores_columns(scorer: Any) -> None:
-    """Refuse scores that take several labels per row for one, written out."""
+    """Raise ValueError for scores that would read several labels as one-hot classes."""
     score = getattr(scorer, "_score_func", None)
     if score in (log_loss, brier_score_loss):
         raise ValueError(
@@ -263,7 +252,7 @@ def _check_scores_columns(scorer: Any) -> None:
 
 
 def _results(candidates: list[Params], scores: np.ndarray) -> dict[str, Any]:
-    """Return what scikit-learn's searches do, from scores (candidates, folds)."""
+    """Return ``cv_results_`` as in scikit-learn, from scores (candidates, folds)."""
     mean = scores.mean(1)
     is_finite = np.isfinite(mean)
     if not is_finite.any():

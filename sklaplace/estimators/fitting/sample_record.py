@@ -1,4 +1,4 @@
-"""SampleRecord: what a fit keeps of its training samples beside their curvature."""
+"""SampleRecord: data that a fit keeps of training samples besides the curvature."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,21 +16,21 @@ from sklaplace.posterior.novelty import Novelty
 
 @dataclass
 class SampleRecord:
-    """What a fit keeps of its training samples beside their curvature.
+    """Data that a fit keeps of its training samples besides the curvature.
 
     Attributes
     ----------
     head_rows : LastLayerRecorder
-        Samples as the last layer's linear model takes them.
+        Samples for the last layer's linear model.
     novelty : Novelty or None
-        How unlike them others are; None where the network has no features.
+        Novelty relative to the training samples; None without features.
     """
 
     head_rows: LastLayerRecorder
     novelty: Novelty | None
 
     def merge(self, other: "SampleRecord") -> None:
-        """Add the record of samples that follow."""
+        """Add the record of later samples."""
         self.head_rows.merge(other.head_rows)
         if self.novelty is None or other.novelty is None:
             self.novelty = None
@@ -39,14 +39,14 @@ class SampleRecord:
 
 
 class SampleRecorder(Recorder):
-    """Makes a `SampleRecord` during a pass over samples.
+    """Recorder that builds a `SampleRecord` in a pass over samples.
 
     Parameters
     ----------
     network : TrainedNetwork
         The network.
     forward : Forward
-        The network as a function, which the samples pass.
+        The network as a function.
     head_map : Tensor of shape (c, o), IdentityMap or None
         See `LastLayerRecorder`.
     """
@@ -61,15 +61,15 @@ class SampleRecorder(Recorder):
         self._novelty = NoveltyRecorder(network.spec, forward)
 
     def __exit__(self, *_: Any) -> None:
-        """Remove the hooks of the network."""
+        """Remove the hooks from the network."""
         self._novelty.close()
 
     def observe(self, *batch: Any) -> None:
-        """Record samples as the last layer's linear model takes them."""
+        """Record samples for the last layer's linear model."""
         self._head_rows.add(*batch)
 
     def observe_batch(self, *batch: Any) -> None:
-        """Record features."""
+        """Record the features of a batch."""
         self._novelty.add(*batch)
 
     def result(self) -> SampleRecord:

@@ -1,1 +1,1 @@
-"""Predicting: from the outputs of batches to predictions."""
+"""Predicting: turn the outputs of batches into predictions."""

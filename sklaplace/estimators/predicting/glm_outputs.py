@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sklaplace.core.trees import Batch, Inputs
 from sklaplace.curvature.jacobian import Centring, backpropagate
 from sklaplace.estimators.predicting.output_model import (
     BatchedOutputs,
@@ -35,7 +36,7 @@ from sklaplace.posterior.predictive import (
 
 @dataclass(frozen=True)
 class GLMOutputs(WeightDraws):
-    """Outputs of the network, linearised at its trained weights."""
+    """Outputs of the network linearised at its trained weights."""
 
     posterior: GaussianPosterior
 
@@ -44,25 +45,30 @@ class GLMOutputs(WeightDraws):
         """Whether outputs are Gaussian in closed form."""
         return True
 
-    def draws(self, forward: Forward, x: Any) -> Tensor:
+    def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return outputs (b, c, s) of the linearised network under drawn weights."""
         return linearised_draws(self.posterior, forward, x, self.weights)
 
     def gaussian(
-        self, forward: Forward, x: Any, *, n_blocks: int, diagonal: bool, centred: bool
+        self,
+        forward: Forward,
+        x: Batch,
+        *,
+        n_blocks: int,
+        diagonal: bool,
+        centred: bool,
     ) -> tuple[Tensor, Tensor]:
         """Return mean (b, c) and covariance (b, c, c), or variances (b, c)."""
         return glm(self.posterior, forward, x, diagonal=diagonal, centred=centred)
 
     def joint(
-        self, outputs: BatchedOutputs, X: Any, across_outputs: bool
+        self, outputs: BatchedOutputs, X: Inputs, across_outputs: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return mean (n, c) and covariances, see `BatchedOutputs.joint`."""
+        """Return mean (n, c) and covariances; see `BatchedOutputs.joint`."""
         posterior = self.posterior
         require_joint(outputs, X, across_outputs, 2 * posterior.layout.n_parameters)
         means, roots = [], []
-        dataset = outputs.network.net.get_dataset(X)
-        with outputs.evaluation(dataset) as (forward, batches):
+        with outputs.evaluation(X) as (forward, batches):
             for x, _, _ in batches:
                 f, jacobian = backpropagate(forward, x, posterior.layout)
                 means.append(linearised_mean(posterior, f, jacobian))
@@ -73,8 +79,10 @@ class GLMOutputs(WeightDraws):
             return mean, rows @ rows.mT
         return mean, torch.einsum("ncp,mcp->nmc", root, root)
 
-    def in_graph(self, forward: Forward, x: Any, n_joint: int) -> tuple[Tensor, Tensor]:
-        """Return mean and covariance in the graph of ``x``, see `in_graph`."""
+    def in_graph(
+        self, forward: Forward, x: Batch, n_joint: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean and covariance in the autograd graph of ``x``; see `in_graph`."""
         return in_graph(self.posterior, forward, x, n_joint)
 
 
@@ -84,9 +92,9 @@ OUTPUT_MODELS: dict[str, type[WeightDraws]] = {"glm": GLMOutputs, "nn": WeightDr
 
 @dataclass(frozen=True)
 class LinearisationCache:
-    """Samples that are predicted under many priors: checked and linearised once.
+    """Cache of samples that are checked and linearised once for many priors.
 
-    Inputs are kept beside what was computed from them, so that their ids stay valid.
+    The inputs are kept with their results, so that the ids of inputs stay valid.
     """
 
     _inputs: dict[int, tuple[Any, Any]] = field(default_factory=dict)
@@ -94,23 +102,22 @@ class LinearisationCache:
         default_factory=dict
     )
 
-    def inputs(self, X: Any, check: Callable[[Any], Any]) -> Any:
+    def inputs(self, X: Inputs, check: Callable[[Any], Any]) -> Any:
         """Return ``check(X)``, computed once for each X."""
         if id(X) not in self._inputs:
             self._inputs[id(X)] = X, check(X)
         return self._inputs[id(X)][1]
 
     def linearised(
-        self, outputs: BatchedOutputs, X: Any, *, diagonal: bool, centred: bool
+        self, outputs: BatchedOutputs, X: Inputs, *, diagonal: bool, centred: bool
     ) -> list[list[Linearisation]]:
-        """Return the linearised batches of X, computed once for each question."""
+        """Return the linearised batches of X, computed once for each set of options."""
         key = id(X), diagonal, centred
         if key not in self._parts:
             spec = outputs.network.spec
             centring = Centring(spec.likelihood.n_blocks) if centred else None
             options: dict[str, Any] = {"diagonal": diagonal, "centring": centring}
-            dataset = outputs.network.net.get_dataset(X)
-            with outputs.evaluation(dataset, with_covariance=not diagonal) as (
+            with outputs.evaluation(X, with_covariance=not diagonal) as (
                 forward,
                 batches,
             ):
@@ -123,7 +130,7 @@ class LinearisationCache:
 
 @dataclass(frozen=True)
 class CachedOutputs(BatchedOutputs):
-    """Outputs whose linearisations are kept from one prior to the next.
+    """Outputs that reuse linearisations from one prior to the next.
 
     Attributes
     ----------
@@ -135,13 +142,13 @@ class CachedOutputs(BatchedOutputs):
 
     def map_gaussian(
         self,
-        X: Any,
+        X: Inputs,
         function: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
         *,
         diagonal: bool,
         centred: bool = False,
     ) -> list[np.ndarray]:
-        """Return functions of each sample's Gaussian over outputs, for all samples."""
+        """Apply a function to each sample's Gaussian over outputs."""
         model: OutputModel = self.model
         if not isinstance(model, GLMOutputs):
             return super().map_gaussian(X, function, diagonal=diagonal, centred=centred)

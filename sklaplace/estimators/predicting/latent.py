@@ -1,24 +1,26 @@
-"""Latent values: outputs as users know them, joint over samples and outputs.
+"""Latent values: outputs in the user's terms, joint over samples and outputs.
 
-Class logits of a classifier, noise-free targets of a regressor in the units of ``y``.
+A classifier has class logits. A regressor has noise-free targets in the units of
+``y``.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sklaplace.core.checks import as_seed
+from sklaplace.core.random import RandomState
+from sklaplace.core.trees import Inputs
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 
-# from outputs (m, c) of samples to their latent values (m, ...): an affine map
+# affine map from the outputs (m, c) of samples to their latent values (m, ...)
 Latent = Callable[[Tensor], Tensor]
 
 
 def joint_moments(
-    outputs: BatchedOutputs, X: Any, latent: Latent
+    outputs: BatchedOutputs, X: Inputs, latent: Latent
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return mean (n, ...) and covariance (n·L, n·L) of L latent values per sample."""
     mean, cov = map(torch.as_tensor, outputs.joint(X, across_outputs=True))
@@ -26,7 +28,7 @@ def joint_moments(
     offset = latent(torch.zeros_like(mean[:1]))
 
     def on_last_axis(matrix: Tensor) -> Tensor:
-        """Return the linear part of the map of rows (m, n·c), (m, n·L)."""
+        """Apply the linear part of the map to rows (m, n·c); return (m, n·L)."""
         return (latent(matrix.reshape(-1, n_outputs)) - offset).reshape(len(matrix), -1)
 
     half = on_last_axis(cov)
@@ -34,7 +36,11 @@ def joint_moments(
 
 
 def joint_draws(
-    outputs: BatchedOutputs, X: Any, n_samples: int, random_state: Any, latent: Latent
+    outputs: BatchedOutputs,
+    X: Inputs,
+    n_samples: int,
+    random_state: RandomState,
+    latent: Latent,
 ) -> np.ndarray:
     """Return draws (n, ..., n_samples) of the latent values."""
     seed = as_seed("random_state", random_state)
@@ -44,7 +50,7 @@ def joint_draws(
 
 
 def check_one_covariance(**asked: bool) -> None:
-    """Raise if more than one kind of covariance is asked for."""
+    """Raise ValueError if more than one kind of covariance is requested."""
     names = [name for name, is_asked in asked.items() if is_asked]
     if len(names) > 1:
         raise ValueError(

@@ -1,15 +1,15 @@
 """OutputModel: the distribution of a network's outputs for new samples.
 
-Weights, dropout masks or networks are drawn, and each draw gives outputs; or, for the
-linearised network under a Gaussian over weights, the outputs are Gaussian in closed
-form. `BatchedOutputs` evaluates either, batch by batch.
+A model draws weights, dropout masks or networks, and each draw gives outputs. For a
+linearised network with a Gaussian posterior over weights, the outputs are Gaussian in
+closed form. `BatchedOutputs` evaluates both kinds batch by batch.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from sklaplace.core.budget import require_bytes
 from sklaplace.core.checks import check_batch_size, check_count, check_n_jobs
 from sklaplace.core.linalg import all_finite
 from sklaplace.core.parallel import n_workers, ordered_map, torch_threads
+from sklaplace.core.trees import Batch, Inputs
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.likelihoods.base import weighted
 from sklaplace.networks.data import Batches, count_rows
@@ -40,7 +41,7 @@ class OutputModel(ABC):
     n_samples : int
         Number of draws.
     seed : int
-        Seed of the draws: the same for all samples and all calls.
+        Seed of the draws, shared by all samples and calls.
     """
 
     n_samples: int
@@ -48,15 +49,21 @@ class OutputModel(ABC):
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether outputs are Gaussian in closed form, so that no draws are needed."""
+        """Whether outputs are Gaussian in closed form and need no draws."""
         return False
 
     @abstractmethod
-    def draws(self, forward: Forward, x: Any) -> Tensor:
-        """Return joint draws of the outputs of a batch, (b, c, s), float64."""
+    def draws(self, forward: Forward, x: Batch) -> Tensor:
+        """Return joint draws of a batch's outputs, (b, c, s), float64."""
 
     def gaussian(
-        self, forward: Forward, x: Any, *, n_blocks: int, diagonal: bool, centred: bool
+        self,
+        forward: Forward,
+        x: Batch,
+        *,
+        n_blocks: int,
+        diagonal: bool,
+        centred: bool,
     ) -> tuple[Tensor, Tensor]:
         """Return mean (b, c) and covariance (b, c, c), or variances (b, c).
 
@@ -67,25 +74,25 @@ class OutputModel(ABC):
         x : batch
             b samples.
         n_blocks : int
-            Blocks that the outputs fall into: covariances are those within blocks.
+            Number of blocks of outputs. Covariances are computed within blocks.
         diagonal : bool
-            Return variances.
+            Return variances instead of covariances.
         centred : bool
-            Subtract the mean over outputs, which a softmax is invariant to.
+            Subtract the mean over outputs, which a softmax ignores.
         """
         found = self.draws(forward, x)
         return moments(found, n_blocks=n_blocks, diagonal=diagonal, centred=centred)
 
     def redrawn(self, n_samples: int, seed: int) -> "OutputModel":
-        """Return the same model with other draws."""
+        """Return the same model with new draws."""
         return replace(self, n_samples=n_samples, seed=seed)
 
     def check_draws(self, smallest: int = 1) -> None:
-        """Raise for a number of draws that is too small, or no number."""
+        """Raise ValueError if ``n_samples`` is not an integer or is too small."""
         check_count("n_samples", self.n_samples, smallest)
 
     def check_variance(self) -> None:
-        """Raise where a variance would be that of a single draw."""
+        """Raise ValueError if a variance would come from a single draw."""
         if self.n_samples == 1:
             raise ValueError(
                 "n_samples=1 has no variance, and there is no other than that of the "
@@ -93,13 +100,13 @@ class OutputModel(ABC):
             )
 
     def joint(
-        self, outputs: "BatchedOutputs", X: Any, across_outputs: bool
+        self, outputs: "BatchedOutputs", X: Inputs, across_outputs: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return mean (n, c) and covariances, see `BatchedOutputs.joint`."""
+        """Return mean (n, c) and covariances; see `BatchedOutputs.joint`."""
         self.check_variance()
         require_joint(outputs, X, across_outputs, 3 * self.n_samples)
         draws = outputs.map_draws(X)
-        # covariances are those within groups of values
+        # covariances are computed within groups of values
         by_group = draws.flatten(0, 1)[None] if across_outputs else draws.movedim(1, 0)
         _, cov = moments(by_group, diagonal=False, centred=False)
         return draws.mean(-1), cov[0] if across_outputs else cov.movedim(0, -1)
@@ -119,13 +126,13 @@ class WeightDraws(OutputModel):
 
     @cached_property
     def weights(self) -> Tensor:
-        """Weights (s, P), if they fit into memory."""
+        """Drawn weights (s, P); raises ValueError if they do not fit into memory."""
         self.check_draws()
         require_draws(self.n_samples, self.posterior.layout.n_parameters)
         generator = torch.Generator().manual_seed(self.seed)
         return self.posterior.sample(self.n_samples, generator)
 
-    def draws(self, forward: Forward, x: Any) -> Tensor:
+    def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return outputs (b, c, s) of the network under the drawn weights."""
         return network_draws(self.posterior, forward, x, self.weights)
 
@@ -134,65 +141,20 @@ class WeightDraws(OutputModel):
 class PointOutputs(OutputModel):
     """Outputs of the network at its own weights, as a single draw."""
 
-    def draws(self, forward: Forward, x: Any) -> Tensor:
+    def draws(self, forward: Forward, x: Batch) -> Tensor:
         """Return outputs (b, c, 1)."""
         with torch.no_grad():
             return forward(x).double().unsqueeze(-1)
 
 
 BatchFunction = Callable[[Forward, Any], tuple[Tensor, ...]]
-# several, so that workers that are faster than others take more
+# several, so that faster workers can take more shards
 SHARDS_PER_WORKER = 4
 
 
 @dataclass(frozen=True)
-class OutputPass:
-    """A function of each batch, and of the network, for all samples of a dataset.
-
-    Attributes
-    ----------
-    network : TrainedNetwork
-        The network.
-    function : callable
-        Of the network as a function, which is frozen, and of a batch of b samples;
-        returns tensors (b, ...).
-    batch_size : int
-        Samples per batch.
-    """
-
-    network: TrainedNetwork
-    function: BatchFunction
-    batch_size: int
-
-    def __call__(self, samples: Any) -> list[Tensor]:
-        """Return the tensors for all samples, on the CPU."""
-        forward = self.network.forward()
-        with forward.frozen():
-            batches = self.network.batches(samples, self.batch_size)
-            tracked = progress.tracked(batches, "predictions", len(batches))
-            parts = [self.function(forward, x) for x, _, _ in tracked]
-        # concatenation copies: a single batch may share memory with a cache
-        return [torch.cat(pieces).cpu() for pieces in zip(*parts, strict=True)]
-
-    def of_all(self, dataset: Any, n_jobs: int | None) -> list[Tensor]:
-        """Return the tensors for all samples, computed in ``n_jobs`` workers."""
-        workers = n_workers(n_jobs)
-        n_shards = SHARDS_PER_WORKER * workers if workers > 1 else 1
-        shards = Shards.of(dataset, self.batch_size, n_shards)
-        if len(shards) > 1:
-            with torch_threads(1):
-                # here, so that the workers get what the posterior keeps from one batch
-                # to the next
-                self(cut(dataset, slice(0, 1)))
-        parts = list(ordered_map(self, shards, n_jobs=n_jobs, label="predictions"))
-        if len(parts) == 1:
-            return parts[0]
-        return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
-
-
-@dataclass(frozen=True)
 class BatchedOutputs:
-    """Outputs of a trained network for samples of any number.
+    """Outputs of a trained network for any number of samples.
 
     Attributes
     ----------
@@ -201,13 +163,15 @@ class BatchedOutputs:
     model : OutputModel
         Distribution of its outputs.
     batch_size : int or None
-        Samples per batch; None fits them into the memory budget.
+        Samples per batch. None chooses a size that fits into the memory budget.
     row_elements : int
-        Float64 numbers that are computed for each sample.
+        Number of float64 values computed per sample.
     n_jobs : int or None
-        Number of workers, see `ordered_map`.
+        Number of workers; see `ordered_map`.
     scope : tuple of str and int
-        Name of the estimator and its ``verbose``, see `progress.reporting`.
+        Name of the estimator and its ``verbose``; see `progress.reporting`.
+    in_worker : bool
+        Whether this object is in a worker. Workers start no other workers.
     """
 
     network: TrainedNetwork
@@ -216,9 +180,10 @@ class BatchedOutputs:
     row_elements: int = 0
     n_jobs: int | None = None
     scope: tuple[str, Any] = ("", 0)
+    in_worker: bool = False
 
     def __post_init__(self) -> None:
-        """Raise for values that are not valid, as they may be set after fit."""
+        """Raise ValueError for invalid values, which users may set after fit."""
         check_batch_size(self.batch_size)
         check_n_jobs(self.n_jobs)
         self.model.check_draws()
@@ -226,21 +191,21 @@ class BatchedOutputs:
     # ------------------------------------------------------------------- Gaussians
     def map_gaussian(
         self,
-        X: Any,
+        X: Inputs,
         function: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
         *,
         diagonal: bool,
         centred: bool = False,
     ) -> list[np.ndarray]:
-        """Return functions of each sample's Gaussian over outputs, for all samples.
+        """Apply a function to each sample's Gaussian over outputs.
 
         Parameters
         ----------
         X : inputs
-            Checked and cast.
+            Inputs, checked and cast.
         function : callable
-            Of mean (b, c) and covariance (b, c, c), or variances (b, c) if
-            ``diagonal``; returns tensors (b, ...).
+            Function of mean (b, c) and covariance (b, c, c), or variances (b, c) if
+            ``diagonal``. Returns tensors (b, ...).
         diagonal, centred : bool
             See `OutputModel.gaussian`.
         """
@@ -250,25 +215,31 @@ class BatchedOutputs:
             n_draws = self.model.n_samples
         if not diagonal:
             check_covariances(self.network.spec)
+        sizes = {"with_covariance": not diagonal, "n_draws": n_draws}
+        if self.uses_workers:
+            work = partial(
+                BatchedOutputs.map_gaussian,
+                function=function,
+                diagonal=diagonal,
+                centred=centred,
+            )
+            return self._in_workers(work, X, sizes)
         model: OutputModel = self.model
-        options = {
-            "n_blocks": self.network.spec.likelihood.n_blocks,
-            "diagonal": diagonal,
-            "centred": centred,
-        }
-
-        def of_batch(forward: Forward, x: Any) -> tuple[Tensor, ...]:
-            return function(*require_finite(*model.gaussian(forward, x, **options)))
-
-        sizes: dict[str, Any] = {"with_covariance": not diagonal, "n_draws": n_draws}
-        return [part.numpy() for part in self._mapped(X, of_batch, **sizes)]
+        n_blocks, parts = self.network.spec.likelihood.n_blocks, []
+        with self.evaluation(X, **sizes) as (forward, batches):
+            for x, _, _ in batches:
+                gaussian = model.gaussian(
+                    forward, x, n_blocks=n_blocks, diagonal=diagonal, centred=centred
+                )
+                parts.append(function(*require_finite(*gaussian)))
+        return _joined(parts)
 
     def latent(
-        self, X: Any, full_cov: bool = False, function: Any = lambda m, c: (m, c)
+        self, X: Inputs, full_cov: bool = False, function: Any = lambda m, c: (m, c)
     ) -> list[np.ndarray]:
         """Return means (n, c) and variances (n, c), or covariances (n, c, c).
 
-        Or a ``function`` of these that is of their sizes.
+        With ``function``, return its values, which have the same sizes.
         """
         if full_cov:
             n, c = count_rows(X), self.network.spec.n_outputs
@@ -281,45 +252,47 @@ class BatchedOutputs:
         return self.map_gaussian(X, function, diagonal=not full_cov)
 
     def map_features(
-        self, X: Any, function: Callable[[Tensor | None, Tensor, Any], Tensor]
+        self, X: Inputs, function: Callable[[Tensor | None, Tensor, Any], Tensor]
     ) -> np.ndarray:
-        """Return a function of features, outputs and inputs of the network as trained.
+        """Apply a function to the trained network's features, outputs and inputs.
 
-        See `FeatureRecorder`.
+        `FeatureRecorder` records the features.
         """
         layers = self.network.spec.feature_layers
 
-        def of_batch(forward: Forward, x: Any) -> tuple[Tensor, ...]:
+        def of_batch(forward: Forward, x: Batch) -> tuple[Tensor, ...]:
             with FeatureRecorder(forward, layers) as recorder, torch.no_grad():
                 f = forward(x)
                 require_finite(f, f)
                 return (function(recorder.take(len(f)), f, x),)
 
-        return self._mapped(X, of_batch)[0].numpy()
+        return self.mapped(X, of_batch)[0]
 
     def joint(
-        self, X: Any, across_outputs: bool = False
+        self, X: Inputs, across_outputs: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return mean (n, c) and covariance (n, n, c) of each output over samples.
 
-        Or ``across_outputs`` as well, (n·c, n·c); outputs of a sample are adjacent.
+        With ``across_outputs``, the covariance is (n·c, n·c), and the outputs of a
+        sample are adjacent.
         """
         mean, cov = self.model.joint(self, X, across_outputs)
         return mean.cpu().numpy(), cov.cpu().numpy()
 
     # ----------------------------------------------------------------------- draws
     def map_draws(
-        self, X: Any, function: Callable[[Tensor], Tensor] = lambda draws: draws
+        self, X: Inputs, function: Callable[[Tensor], Tensor] = lambda draws: draws
     ) -> Tensor:
-        """Return a function of the draws (b, c, s), for all samples."""
+        """Apply a function to the draws (b, c, s) of all samples."""
         model: OutputModel = self.model
 
-        def of_batch(forward: Forward, x: Any) -> tuple[Tensor, ...]:
+        def of_batch(forward: Forward, x: Batch) -> tuple[Tensor, ...]:
             return (function(model.draws(forward, x)),)
 
-        return self._mapped(X, of_batch, n_draws=model.n_samples)[0]
+        (found,) = self.mapped(X, of_batch, n_draws=model.n_samples)
+        return torch.from_numpy(found)
 
-    def sample(self, X: Any, n_samples: int, seed: int) -> np.ndarray:
+    def sample(self, X: Inputs, n_samples: int, seed: int) -> np.ndarray:
         """Return joint draws of the outputs, (n, c, s)."""
         check_count("n_samples", n_samples)
         n_values = count_rows(X) * self.network.spec.n_outputs
@@ -335,16 +308,16 @@ class BatchedOutputs:
     def draws_of(self, dataset: Any) -> Iterator[tuple[Tensor, Any, Tensor | None]]:
         """Yield draws (b, c, s), targets and weights of each batch of a dataset.
 
-        The caller has frozen the network.
+        The caller must freeze the network.
         """
         forward = self.network.forward()
         for x, y, weights in self._batches(dataset, n_draws=self.model.n_samples):
             yield self.model.draws(forward, x), y, weights
 
     def losses_of(self, dataset: Any) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """Yield losses (b, s) under draws, weights (b,), targets per sample of batches.
+        """Yield losses (b, s), weights (b,) and targets per sample of each batch.
 
-        The caller has frozen the network.
+        The caller must freeze the network.
         """
         likelihood = self.network.spec.likelihood
         for draws, y, w in self.draws_of(dataset):
@@ -356,27 +329,57 @@ class BatchedOutputs:
             yield losses, weights, likelihood.n_targets(draws.shape[1])
 
     # --------------------------------------------------------------------- batches
-    def _mapped(self, X: Any, function: BatchFunction, **sizes: Any) -> list[Tensor]:
-        """Return a function of each batch of X, for all samples, on the CPU."""
-        count_rows(X)
-        dataset = self.network.net.get_dataset(X)
+    @property
+    def uses_workers(self) -> bool:
+        """Whether samples are divided among workers."""
+        return not self.in_worker and n_workers(self.n_jobs) > 0
+
+    def mapped(
+        self, X: Inputs, function: BatchFunction, **sizes: Any
+    ) -> list[np.ndarray]:
+        """Apply a function to each batch of X; concatenate the results."""
+        if self.uses_workers:
+            work = partial(BatchedOutputs.mapped, function=function, **sizes)
+            return self._in_workers(work, X, sizes)
+        with self.evaluation(X, **sizes) as (forward, batches):
+            return _joined([function(forward, x) for x, _, _ in batches])
+
+    def _in_workers(
+        self,
+        work: Callable[["BatchedOutputs", Any], list[np.ndarray]],
+        X: Inputs,
+        sizes: dict[str, Any],
+    ) -> list[np.ndarray]:
+        """Compute the arrays of ``work`` for all samples in workers."""
+        dataset = self._dataset(X)
         batch_size = self._batches(dataset, **sizes).batch_size
-        work = OutputPass(self.network, function, batch_size)
+        alone = replace(self, batch_size=batch_size, scope=("", 0), in_worker=True)
+        own, workers = partial(work, alone), n_workers(self.n_jobs)
+        n_shards = SHARDS_PER_WORKER * workers if workers > 1 else 1
+        shards = Shards.of(dataset, batch_size, n_shards)
+        if len(shards) > 1:
+            with torch_threads(1):
+                # computed here first, so that workers receive the values that the
+                # posterior caches between batches
+                own(cut(dataset, slice(0, 1)))
         with progress.reporting(*self.scope):
-            return work.of_all(dataset, self.n_jobs)
+            parts = ordered_map(own, shards, n_jobs=self.n_jobs, label="predictions")
+            return [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
+
+    def _dataset(self, X: Inputs) -> Any:
+        count_rows(X)
+        return self.network.net.get_dataset(X)
 
     @contextmanager
-    def evaluation(
-        self, dataset: Any, **sizes: Any
-    ) -> Iterator[tuple[Forward, Batches]]:
-        """The network in evaluation mode, and batches of a dataset.
+    def evaluation(self, X: Inputs, **sizes: Any) -> Iterator[tuple[Forward, Any]]:
+        """Yield the network in evaluation mode, and batches of inputs or a dataset.
 
-        Modes and hooks are restored in any case.
+        Modes and hooks are restored even after an error.
         """
-        batches = self._batches(dataset, **sizes)
+        batches = self._batches(self._dataset(X), **sizes)
         forward = self.network.forward()
-        with forward.frozen():
-            yield forward, batches
+        with progress.reporting(*self.scope), forward.frozen():
+            yield forward, progress.tracked(batches, "predictions", len(batches))
 
     def _batches(self, dataset: Any, **sizes: Any) -> Batches:
         return self.network.batches(
@@ -384,8 +387,14 @@ class BatchedOutputs:
         )
 
 
+def _joined(parts: Sequence[tuple[Tensor, ...]]) -> list[np.ndarray]:
+    """Concatenate the tensors of batches to arrays on the CPU."""
+    # concatenate copies: a single batch may share memory with a cache
+    return [torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True)]
+
+
 def check_covariances(spec: OutputSpec) -> None:
-    """Raise if not even the covariance of one sample's outputs fits into memory."""
+    """Raise ValueError if the covariance of one sample does not fit into memory."""
     require_bytes(
         4 * 8 * spec.covariance_size,
         "cpu",
@@ -396,7 +405,7 @@ def check_covariances(spec: OutputSpec) -> None:
 
 
 def require_draws(n_samples: int, n_weights: int) -> None:
-    """Raise if draws of weights do not fit into memory."""
+    """Raise ValueError if draws of weights do not fit into memory."""
     require_bytes(
         8 * n_samples * 3 * n_weights,
         "cpu",
@@ -407,9 +416,12 @@ def require_draws(n_samples: int, n_weights: int) -> None:
 
 
 def require_joint(
-    outputs: BatchedOutputs, X: Any, across_outputs: bool, n_factors: int
+    outputs: BatchedOutputs, X: Inputs, across_outputs: bool, n_factors: int
 ) -> None:
-    """Raise if a joint covariance, of ``n_factors`` factors, does not fit memory."""
+    """Raise ValueError if a joint covariance does not fit into memory.
+
+    ``n_factors`` is the number of other values in memory for each output.
+    """
     n, c = count_rows(X), outputs.network.spec.n_outputs
     n_rows = n * c if across_outputs else n
     require_bytes(
@@ -422,7 +434,7 @@ def require_joint(
 
 
 def require_finite(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the Gaussian over outputs; raises if it is not finite."""
+    """Return the Gaussian over outputs; raise ValueError if it is not finite."""
     if all_finite(mean) and all_finite(cov):
         return mean, cov
     raise ValueError(

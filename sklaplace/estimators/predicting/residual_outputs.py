@@ -1,7 +1,7 @@
 """ResidualOutputs: outputs of a network with a residual that grows with distance.
 
-The residual is no function of the weights: a draw is one of the weights and one of the
-residual's own numbers, see `sklaplace.posterior.residual`.
+The residual does not depend on the weights. A draw combines drawn weights with the
+residual's own random numbers; see `sklaplace.posterior.residual`.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sklaplace.core.trees import Batch, Inputs
 from sklaplace.curvature.features import FeatureRecorder
 from sklaplace.estimators.predicting.glm_outputs import GLMOutputs
 from sklaplace.estimators.predicting.output_model import (
@@ -23,7 +24,7 @@ from sklaplace.networks.forward import Forward
 from sklaplace.posterior.predictive import moments
 from sklaplace.posterior.residual import Residual
 
-# added to seeds, so that the residual's numbers are not those of the weights
+# added to seeds, so that the residual and the weights use different numbers
 _OTHER = 0x9E3779B9
 
 
@@ -34,11 +35,11 @@ class ResidualOutputs(WeightDraws):
     Attributes
     ----------
     inner : OutputModel
-        The other model.
+        Model without the residual.
     residual : Residual
-        The Gaussian process that is added.
+        Gaussian process to add.
     layers : sequence of str
-        Layers whose inputs are its features.
+        Layers whose inputs are the residual's features.
     """
 
     inner: OutputModel
@@ -51,12 +52,18 @@ class ResidualOutputs(WeightDraws):
         return self.inner.is_gaussian
 
     def redrawn(self, n_samples: int, seed: int) -> "ResidualOutputs":
-        """Return the same model with other draws."""
+        """Return the same model with new draws."""
         inner = self.inner.redrawn(n_samples, seed)
         return replace(self, n_samples=n_samples, seed=seed, inner=inner)
 
     def gaussian(
-        self, forward: Forward, x: Any, *, n_blocks: int, diagonal: bool, centred: bool
+        self,
+        forward: Forward,
+        x: Batch,
+        *,
+        n_blocks: int,
+        diagonal: bool,
+        centred: bool,
     ) -> tuple[Tensor, Tensor]:
         """Return mean (b, c) and covariance (b, c, c), or variances (b, c)."""
         options: dict[str, Any] = {
@@ -71,8 +78,8 @@ class ResidualOutputs(WeightDraws):
             relative = self.residual.relative(*_recorded(recorder, len(mean)), x)
         return mean, self.residual.added(cov, relative, n_blocks, centred=centred)
 
-    def draws(self, forward: Forward, x: Any) -> Tensor:
-        """Return joint draws of the outputs of a batch, (b, c, s), float64."""
+    def draws(self, forward: Forward, x: Batch) -> Tensor:
+        """Return joint draws of a batch's outputs, (b, c, s), float64."""
         found, residual = self.inner.draws(forward, x), self.residual
         rows = residual.rows(*self._features(forward, x), x)
         _, c, s = found.shape
@@ -89,9 +96,9 @@ class ResidualOutputs(WeightDraws):
         return residual.bounded_draws(drawn, mean, variance)
 
     def joint(
-        self, outputs: BatchedOutputs, X: Any, across_outputs: bool
+        self, outputs: BatchedOutputs, X: Inputs, across_outputs: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return mean (n, c) and covariances, see `BatchedOutputs.joint`."""
+        """Return mean (n, c) and covariances; see `BatchedOutputs.joint`."""
         if not self.is_gaussian:
             return super().joint(outputs, X, across_outputs)
         mean, cov = self.inner.joint(outputs, X, across_outputs)
@@ -99,12 +106,14 @@ class ResidualOutputs(WeightDraws):
         c = mean.shape[1]
         return mean, self.residual.added_jointly(cov, rows, c, across_outputs)
 
-    def _rows(self, features: Tensor | None, f: Tensor, x: Any) -> Tensor:
-        """Return the residual's rows; raises where there are no features."""
+    def _rows(self, features: Tensor | None, f: Tensor, x: Batch) -> Tensor:
+        """Return the residual's rows; raise ValueError without features."""
         return self.residual.rows(_known(features), f, x)
 
-    def in_graph(self, forward: Forward, x: Any, n_joint: int) -> tuple[Tensor, Tensor]:
-        """Return mean and covariance in the graph of ``x``, see `GLMOutputs`."""
+    def in_graph(
+        self, forward: Forward, x: Batch, n_joint: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return moments in the autograd graph of ``x``; see `GLMOutputs`."""
         assert isinstance(self.inner, GLMOutputs)
         mean, cov = self.inner.in_graph(forward, x, n_joint)
         rows = self.residual.rows(*self._features(forward, x, keeps_graph=True), x)
@@ -114,9 +123,9 @@ class ResidualOutputs(WeightDraws):
         )
 
     def _features(
-        self, forward: Forward, x: Any, keeps_graph: bool = False
+        self, forward: Forward, x: Batch, keeps_graph: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return features and outputs of a batch, by a pass of its own."""
+        """Return features and outputs of a batch from a separate forward pass."""
         with (
             FeatureRecorder(forward, self.layers, keeps_graph) as recorder,
             torch.set_grad_enabled(keeps_graph),
@@ -130,7 +139,7 @@ def _recorded(recorder: FeatureRecorder, n_samples: int) -> tuple[Tensor, Tensor
 
 
 def _known(features: Tensor | None) -> Tensor:
-    """Return features; raises where there are none."""
+    """Return features, or raise ValueError if there are none."""
     if features is None:
         raise ValueError(
             "The network's last layer has no features of each sample for these rows, "

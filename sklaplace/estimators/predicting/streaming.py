@@ -1,19 +1,21 @@
-"""Predictions of consecutive samples, block by block, in memory for one block."""
+"""Predictions of consecutive samples, with one block in memory at a time."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from sklearn.base import BaseEstimator
 from torch.utils.data import DataLoader, IterableDataset
 
 from sklaplace.core.checks import check_count
+from sklaplace.core.trees import Inputs
 from sklaplace.networks.data import count_rows, take_rows
 from sklaplace.networks.stored import StoredArray, is_stored
 
 
 def iter_predictions(
-    estimator: Any,
-    X: Any,
+    estimator: BaseEstimator,
+    X: Inputs,
     method: str = "predict_proba",
     *,
     block_size: int = 10_000,
@@ -21,41 +23,41 @@ def iter_predictions(
 ) -> Iterator[Any]:
     """Iterate over predictions of consecutive samples, block by block.
 
-    For results that would not fit into memory, and for samples that come one after
-    another: write each block where it belongs, and forget it. Predictions are those of
-    all samples at once.
+    Use this function for results that do not fit into memory, and for streams of
+    samples. Write each block to its destination, then discard the block. Predictions
+    are the same as for all samples at once.
 
     Read more in the :doc:`User Guide </large_data>`.
 
     Parameters
     ----------
     estimator : estimator
-        Fitted; any of scikit-learn's, too, such as a Pipeline.
+        Fitted estimator. It may also be from scikit-learn, such as a Pipeline.
     X : array-like, dict of arrays, torch Dataset, IterableDataset or DataLoader
-        Samples. Of an array, such as a memory map or an array of zarr, each block is a
-        slice. Items of an IterableDataset are ``x`` or ``(x, y)``; so are batches of a
-        DataLoader, each of which is a block.
+        Samples. Each block of an array, such as a memory map or a zarr array, is a
+        slice. Items of an IterableDataset and batches of a DataLoader are ``x`` or
+        ``(x, y)``. Each batch of a DataLoader is one block.
     method : str, default="predict_proba"
-        Method of the estimator that is called for each block.
+        Name of the method to call for each block.
     block_size : int, default=10_000
-        Samples of a block; of the last one, the rest.
+        Samples per block. The last block can be smaller.
     **params : dict
-        Passed to the method.
+        Keyword arguments for the method.
 
     Returns
     -------
     iterator
-        Over the results of the method, one for each block.
+        Iterator over the results of the method, one for each block.
 
     Yields
     ------
     result : object
-        What the method returns for a block.
+        Return value of the method for a block.
 
     Raises
     ------
     AttributeError
-        If the estimator has no such method.
+        If the estimator does not have the method.
     ValueError
         If ``block_size`` is not a positive integer.
 
@@ -65,7 +67,7 @@ def iter_predictions(
 
     Notes
     -----
-    A call of the method for each block; with ``n_jobs`` each is computed in parallel.
+    Calls the method once per block. With ``n_jobs``, each call runs in parallel.
 
     Examples
     --------
@@ -92,15 +94,16 @@ def iter_predictions(
     return (function(block, **params) for block in _blocks(X, block_size))
 
 
-def _blocks(X: Any, size: int) -> Iterator[Any]:
+def _blocks(X: Inputs, size: int) -> Iterator[Any]:
     """Yield consecutive samples, ``size`` at a time, without their targets."""
     if isinstance(X, IterableDataset):
-        X = DataLoader(X, batch_size=size)
+        yield from _blocks(DataLoader(X, batch_size=size), size)
+        return
     if isinstance(X, DataLoader):
         for batch in X:
             yield batch[0] if isinstance(batch, (list, tuple)) else batch
         return
-    if isinstance(X, list):  # of samples, which skorch takes for several arrays
+    if isinstance(X, list):  # of samples; skorch would read it as several arrays
         X = np.asarray(X)
     if is_stored(X):
         X = StoredArray(X, np.asarray)

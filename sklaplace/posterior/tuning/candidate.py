@@ -31,45 +31,54 @@ class Candidate:
 
 
 def scored(problem: TuningProblem, path: list[Tensor]) -> list[Candidate]:
-    """A candidate per ratio, all with the same weights: one pass over the data."""
-    posterior = problem.posterior
-    n_blocks = 1 if problem.diagonal else posterior.likelihood.n_blocks
+    """Score a candidate per ratio, all with the same weights: one pass over the data.
+
+    Parameters
+    ----------
+    problem : TuningProblem
+        Its posterior has the weights.
+    path : list of Tensor of shape (), (L,) or (P,)
+        Ratios ``ρ = δ/scale``.
+
+    Returns
+    -------
+    list of Candidate
+        In the order of ``path``.
+    """
+    diagonal = problem.diagonal or problem.log_proba is None
+    n_blocks = 1 if problem.diagonal else problem.posterior.likelihood.n_blocks
     scores: list[list[tuple[Tensor, ...]]] = [[] for _ in path]
-    for part, batches in problem.batches_together():
+    for part, batches in problem.batches():
         structure, known = part.posterior.structure, []
         for batch in batches:
             mean = linearised_mean(part.posterior, batch.f, batch.jacobian)
             known.append((batch, mean, projected(structure, batch.jacobian, n_blocks)))
-        for ratio, parts in zip(path, scores, strict=True):
+        for ratio, losses in zip(path, scores, strict=True):
             progress.count("prior path")
-            precision = part.precision_under(ratio)
+            precision = structure.precision(
+                ratio, torch.ones_like(part.posterior.scale)
+            )
             for batch, mean, projection in known:
-                u = part.output_covariance(projection, precision)
-                losses = _losses(problem, mean, u, batch)
-                parts.append((batch.weights.double(), *losses))
+                u = projection.covariance(precision, diagonal=diagonal)
+                of_batch = _losses(problem, mean, u, batch)
+                losses.append((batch.weights.double(), *of_batch))
     return [
-        _candidate(problem, ratio, *map(torch.cat, zip(*parts, strict=True)))
-        for ratio, parts in zip(path, scores, strict=True)
+        _candidate(problem, ratio, *map(torch.cat, zip(*losses, strict=True)))
+        for ratio, losses in zip(path, scores, strict=True)
     ]
 
 
 def implied_variance(posterior: GaussianPosterior, ratio: Tensor) -> Tensor:
-    """σ² from ``ρ = δ/scale`` under a fixed prior, ()."""
+    """Return σ² from ``ρ = δ/scale`` under a fixed prior, ()."""
     h = posterior.hyperparameters
     inverse_scale = (ratio / h.prior_precision).mean() / h.temperature
     return inverse_scale ** (1 / posterior.curvature_order)
 
 
-def relative_variances(problem: TuningProblem, values: Tensor) -> Tensor:
-    """``r²`` of noise levels ``σ r``, (c,) or (1,), of which only σ is tuned."""
-    ratios = getattr(problem.posterior.likelihood, "relative", None) or (1.0,)
-    return values.new_tensor(ratios) ** 2
-
-
 def _losses(
     problem: TuningProblem, mean: Tensor, u: Tensor, batch: LinearisedBatch
 ) -> tuple[Tensor, ...]:
-    """Losses (b,) of a batch, or squared residuals (b, c) and variances (b, c).
+    """Return losses (b,), or squared residuals (b, c) and variances (b, c).
 
     With ``u = J (H + ρ)⁻¹ Jᵀ``, ``ρ = δ/scale``, the functional covariance is
     ``u/scale``. For Gaussian noise ``scale = 1/(σ²T)``, so that the predictive variance
@@ -90,71 +99,62 @@ def _losses(
 def _candidate(
     problem: TuningProblem, ratio: Tensor, weights: Tensor, *losses: Tensor
 ) -> Candidate:
-    """The posterior at a ratio ``ρ = δ/scale``, with its score on held-out data."""
+    """Return the posterior at a ratio ``ρ = δ/scale`` with its score."""
     posterior, n_rows = problem.posterior, float(weights.sum())
-    weights = weights / n_rows
     if posterior.likelihood.has_noise:
-        squares, variances = losses
-        relative = relative_variances(problem, squares)
-        nll = _GaussianNLL(posterior, weights, squares, variances, relative)
-        if not problem.free_noise:
-            variance = posterior.hyperparameters.sigma_noise**2
-        elif not problem.free_prior:
-            variance = implied_variance(posterior, ratio)
-        else:
-            variance = nll.best_variance()
-        score = float(nll(variance)) * n_rows
+        variance, loss = _with_noise(problem, ratio, weights / n_rows, *losses)
         posterior = posterior.replace(sigma_noise=clamped(variance.sqrt()))
     else:
-        score = float(weights @ losses[0]) * n_rows
+        loss = (weights / n_rows) @ losses[0]
+    score = float(loss) * n_rows
     if problem.free_prior or not posterior.likelihood.has_noise:
         posterior = posterior.replace(prior_precision=ratio * posterior.scale)
     n_targets = n_rows * posterior.likelihood.n_targets(losses[0].shape[-1])
     return Candidate(posterior, score if math.isfinite(score) else math.inf, n_targets)
 
 
-@dataclass(frozen=True)
-class _GaussianNLL:
-    """Mean Gaussian negative log-likelihood as a function of σ².
+def _with_noise(
+    problem: TuningProblem,
+    ratio: Tensor,
+    weights: Tensor,
+    squares: Tensor,
+    variances: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return σ² and the mean Gaussian negative log-likelihood under it, () each.
 
-    Attributes
+    Parameters
     ----------
-    posterior : GaussianPosterior
-        Its likelihood and order of the curvature are used.
+    problem : TuningProblem
+        Tells whether σ is fixed, follows from the prior, or has the best score.
+    ratio : Tensor of shape (), (L,) or (P,)
+        ``ρ = δ/scale``.
     weights : Tensor of shape (n,)
         Sample weights that sum to one.
     squares : Tensor of shape (n, c)
         Squared residuals.
     variances : Tensor of shape (n, c)
         Variances of the outputs in units of ``σ^(2·order)``.
-    relative : Tensor of shape (c,) or (1,)
-        Variances of the columns' noise over their common factor.
     """
+    posterior = problem.posterior
+    order, relative = posterior.curvature_order, posterior.noise_proportions**2
 
-    posterior: GaussianPosterior
-    weights: Tensor
-    squares: Tensor
-    variances: Tensor
-    relative: Tensor
+    def loss(variance: Tensor) -> Tensor:
+        total = variance * relative + variance**order * variances
+        nll = (squares / total + (2 * math.pi * total).log()) / 2
+        return weights @ nll.sum(1)
 
-    def __call__(self, variance: Tensor) -> Tensor:
-        """Score at σ², ()."""
-        order = self.posterior.curvature_order
-        total = variance * self.relative + variance**order * self.variances
-        nll = (self.squares / total + (2 * math.pi * total).log()) / 2
-        return self.weights @ nll.sum(1)
+    def loss_at(log_variance: float) -> float:
+        return float(loss(ratio.new_tensor(math.exp(log_variance))))
 
-    def best_variance(self) -> Tensor:
-        """σ² of the best score under a given ratio ``δ/scale``, ()."""
-        scaled = self.squares / (self.relative + self.variances)
-        best = clamped(self.weights @ scaled.mean(1))
-        if self.posterior.curvature_order == 1:
-            return best
-
-        def score(log_variance: float) -> float:
-            return float(self(torch.full_like(best, math.exp(log_variance))))
-
-        squares = (self.squares / self.relative).mean(1)
-        upper = float(clamped(self.weights @ squares).log())
-        found = minimize_scalar(score, bounds=(upper - 30, upper + 1), method="bounded")
-        return torch.full_like(best, math.exp(found.x))
+    if not problem.free_noise:
+        variance = posterior.hyperparameters.sigma_noise**2
+    elif not problem.free_prior:
+        variance = implied_variance(posterior, ratio)
+    elif order == 1:
+        variance = clamped(weights @ (squares / (relative + variances)).mean(1))
+    else:
+        upper = float(clamped(weights @ (squares / relative).mean(1)).log())
+        bounds = upper - 30, upper + 1
+        found = minimize_scalar(loss_at, bounds=bounds, method="bounded")
+        variance = ratio.new_tensor(math.exp(found.x))
+    return variance, loss(variance)

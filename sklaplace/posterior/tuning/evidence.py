@@ -9,7 +9,6 @@ interpolation", section 4).
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +35,7 @@ STEP_TOLERANCE = 1e-6
 MAX_FIXED_POINT = 100
 # Relative precision of the loss of models that are refitted far from the fixed point of
 # a single precision: the square of a tenth of the last change in its logarithm, within
-# these bounds. Below them, as for the model that is returned, it is that of rounding.
+# these bounds. Below them, as for the model that is returned, it is `ROUNDING`.
 COARSEST, FINEST = 1e-3, 1e-7
 FIXED_POINT_TOLERANCE = 3e-5
 # Smallest σ at a refitted linear model, as a fraction of the targets' standard
@@ -212,14 +211,15 @@ class NegativeEvidence:
         return float(value), np.array(gradient)[kept], hessian[kept, kept]
 
     @cached_property
-    def _initial(self) -> tuple[Any, ...]:
+    def _initial(self) -> tuple[ndarray, ndarray, float, float, float, float, float]:
         """Coordinates, ``scale·e``, δ, scatter / δ, loss, targets and their loss."""
         p = self.posterior
         eigenvalues = (p.scale * p.structure.eigenvalues).cpu().numpy()
         delta, loss = float(p.prior_precision), p.data_fit.loss * p.loss_scale
-        numbers = p.scatter() / delta, loss, p.data_fit.n_targets, -p.log_likelihood()
+        squares, nll = float(p.scatter()) / delta, -float(p.log_likelihood())
         first = self.logs(p.hyperparameters).cpu().numpy()
-        return first, eigenvalues, delta, *map(float, numbers)
+        n_targets = float(p.data_fit.n_targets)
+        return first, eigenvalues, delta, squares, float(loss), n_targets, nll
 
 
 def _typical_precision(posterior: GaussianPosterior) -> Tensor:

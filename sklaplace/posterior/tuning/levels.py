@@ -30,26 +30,29 @@ def maximise_with_levels(problem: TuningProblem) -> GaussianPosterior:
     `maximise_evidence`, and no pass over data.
     """
     posterior = maximise_evidence(problem)
-    if not (problem.free_noise and has_levels(posterior)):
+    losses = posterior.data_fit.by_output
+    if not problem.free_noise or losses is None or not posterior.layout.is_separable:
         return posterior
     for _ in range(MAX_ROUNDS):
-        moved = posterior.with_noise_levels(most_probable_levels(posterior))
-        if moved is None or not _differ(moved, posterior):
+        levels = _most_probable_levels(posterior, losses)
+        moved = posterior.with_noise_levels(levels)
+        if moved is None:
             break
-        problem = under_likelihood_of(problem, moved)
+        change = moved.noise_proportions / posterior.noise_proportions
+        if change.log().abs().max() <= TOLERANCE:
+            break
+        model = problem.linear_model
+        if model is not None:
+            model = replace(model, likelihood=moved.likelihood)
+        problem = replace(problem, posterior=moved, linear_model=model)
         posterior = maximise_evidence(problem)
+        losses = posterior.data_fit.by_output
+        assert losses is not None
     return posterior
 
 
-def has_levels(posterior: GaussianPosterior) -> bool:
-    """Whether several outputs have noise, and weights of their own."""
-    return posterior.data_fit.by_output is not None and posterior.layout.is_separable
-
-
-def most_probable_levels(posterior: GaussianPosterior) -> Tensor:
-    """Noise levels (c,) by MacKay's update, under the other hyperparameters."""
-    losses = posterior.data_fit.by_output
-    assert losses is not None
+def _most_probable_levels(posterior: GaussianPosterior, losses: Tensor) -> Tensor:
+    """Return noise levels (c,) by MacKay's update, from losses (c,) of outputs."""
     squares = 2 * losses * posterior.noise_proportions**2
     gamma = posterior.precision.effective_parameters().clamp(min=0)
     pieces = posterior.layout.split(gamma)
@@ -59,19 +62,3 @@ def most_probable_levels(posterior: GaussianPosterior) -> Tensor:
     left = (n - posterior.curvature_order * by_output).clamp(min=0.1)
     levels = (squares / posterior.hyperparameters.temperature / left).sqrt()
     return levels.clamp(min=SMALLEST_RATIO * levels.max())
-
-
-def under_likelihood_of(
-    problem: TuningProblem, posterior: GaussianPosterior
-) -> TuningProblem:
-    """The problem at another posterior, whose noise levels its linear model takes."""
-    model = problem.linear_model
-    if model is not None:
-        model = replace(model, likelihood=posterior.likelihood)
-    return replace(problem, posterior=posterior, linear_model=model)
-
-
-def _differ(moved: GaussianPosterior, posterior: GaussianPosterior) -> bool:
-    """Whether proportions of levels are others."""
-    change = moved.noise_proportions / posterior.noise_proportions
-    return bool(change.log().abs().max() > TOLERANCE)

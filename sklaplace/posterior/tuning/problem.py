@@ -5,11 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from sklaplace.curvature.jacobian import Jacobian
-from sklaplace.curvature.structures import Precision, Projection
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.linear_model import LinearModel
 
@@ -71,7 +69,7 @@ class TuningProblem:
     seen_noise : Tensor or None
         Noise level () by the training data, where there are no other data.
     folds : tuple of TuningProblem
-        Those of networks that hold out a fold of the data each, where there is no
+        Problems of networks that hold out a fold of the data each, where there is no
         other held-out data: hyperparameters are scored on all folds together.
     """
 
@@ -95,12 +93,6 @@ class TuningProblem:
     def parts(self) -> tuple["TuningProblem", ...]:
         """Networks with the data that they hold out: the folds, or this one."""
         return self.folds or (self,)
-
-    def batches(self) -> Iterator[tuple["TuningProblem", LinearisedBatch]]:
-        """Held-out data of all parts, each batch with its part."""
-        for part in self.parts:
-            for batch in part.held_out():
-                yield part, batch
 
     @property
     def has_held_out(self) -> bool:
@@ -132,12 +124,11 @@ class TuningProblem:
             )
         return self.validation
 
-    def batches_together(
-        self,
-    ) -> Iterator[tuple["TuningProblem", list[LinearisedBatch]]]:
-        """`batches`, those of many weights together if they are in memory.
+    def batches(self) -> Iterator[tuple["TuningProblem", list[LinearisedBatch]]]:
+        """Iterate over the held-out data of all parts, each list with its part.
 
-        A precision of so many is computed once for them then.
+        A list is one batch, or all batches of many weights that are in memory: their
+        precision is computed once then.
         """
         for part in self.parts:
             held_out = part.held_out()
@@ -147,26 +138,16 @@ class TuningProblem:
             else:
                 yield from ((part, [batch]) for batch in held_out)
 
-    def precision_under(self, ratio: Tensor) -> Precision:
-        """``H + ratio``."""
-        one = torch.ones_like(self.posterior.scale)
-        return self.posterior.structure.precision(ratio, one)
 
-    def output_covariance(self, projection: Projection, precision: Precision) -> Tensor:
-        """``J P⁻¹ Jᵀ`` of held-out outputs, or its diagonal if it will do."""
-        diagonal = self.diagonal or self.log_proba is None
-        return projection.covariance(precision, diagonal=diagonal)
-
-
-def require_linear_model(model: LinearModel | None) -> LinearModel:
-    """The linear model, or an error that says what ``refine`` needs."""
-    if model is None:
+def require_linear_model(linear_model: LinearModel | None) -> LinearModel:
+    """Return the linear model, or raise an error that says what ``refine`` needs."""
+    if linear_model is None:
         raise ValueError(
             "refine=True needs outputs that are linear in the selected weights. Use "
             "subset_of_weights='last_layer' with a network that ends in a Linear "
             "layer, or refine=False."
         )
-    return model
+    return linear_model
 
 
 def clamped(value: Tensor) -> Tensor:

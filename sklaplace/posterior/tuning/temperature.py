@@ -24,17 +24,21 @@ GAIN = 1.0
 
 
 def tune_temperature(problem: TuningProblem) -> GaussianPosterior:
-    """Best score on held-out data over temperatures.
+    """Return the posterior with the best score on held-out data over temperatures.
 
     Under each of them the free ones of prior precision and noise have the best score.
     Bayes' rule, a temperature of one, is kept where others are hardly better.
     """
     candidates: dict[float, Candidate] = {}
 
+    def tempered(log_temperature: float) -> TuningProblem:
+        posterior = problem.posterior
+        value = torch.full_like(posterior.scale, math.exp(log_temperature))
+        return replace(problem, posterior=posterior.replace(temperature=value))
+
     def score(log_temperature: float) -> float:
         if log_temperature not in candidates:
-            tempered = _at(problem, log_temperature)
-            candidates[log_temperature] = best_candidate(tempered)
+            candidates[log_temperature] = best_candidate(tempered(log_temperature))
         return candidates[log_temperature].score
 
     best = min(LOG_GRID, key=score)
@@ -46,23 +50,12 @@ def tune_temperature(problem: TuningProblem) -> GaussianPosterior:
     if score(best) > score(0.0) - GAIN:
         best = 0.0
     if abs(best) > LOG_GRID[-1]:
-        _warn_of_bound(math.exp(best))
-    return accepted(_at(problem, best), candidates[best])
-
-
-def _warn_of_bound(temperature: float) -> None:
-    """Warn that the score improves up to a bound of the search."""
-    end = round(math.exp(LOG_GRID[-1]))
-    warn_user(
-        f"The temperature that X and y choose is {temperature:.2g}, at the end of the "
-        f"search, beyond 1/{end} to {end}: they do not determine one. They may be rows "
-        "that the network was trained on, or too few. Pass more rows that it was not "
-        "trained on, or choose other parameters than the temperature."
-    )
-
-
-def _at(problem: TuningProblem, log_temperature: float) -> TuningProblem:
-    """The problem at a temperature."""
-    posterior = problem.posterior
-    value = torch.full_like(posterior.scale, math.exp(log_temperature))
-    return replace(problem, posterior=posterior.replace(temperature=value))
+        end = round(math.exp(LOG_GRID[-1]))
+        warn_user(
+            f"The temperature that X and y choose is {math.exp(best):.2g}, at the end "
+            f"of the search, beyond 1/{end} to {end}: they do not determine one. They "
+            "may be rows that the network was trained on, or too few. Pass more rows "
+            "that it was not trained on, or choose other parameters than the "
+            "temperature."
+        )
+    return accepted(tempered(best), candidates[best])

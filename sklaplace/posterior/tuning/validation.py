@@ -15,23 +15,22 @@ from sklaplace.core.checks import warn_user
 from sklaplace.curvature import priors
 from sklaplace.posterior.gaussian import GaussianPosterior
 from sklaplace.posterior.predictive import linearised_mean
-from sklaplace.posterior.tuning.candidate import Candidate, relative_variances
+from sklaplace.posterior.tuning.candidate import Candidate
 from sklaplace.posterior.tuning.evidence import marglik
 from sklaplace.posterior.tuning.path_search import (
     MARGIN,
     best_kept,
     best_refitted,
-    with_strongest_prior,
 )
 from sklaplace.posterior.tuning.problem import LinearisedBatch, TuningProblem, clamped
 
 # Prior variances of the outputs along the path: from a prior that changes no
 # prediction to one that leaves everything to the data.
 PATH = 10.0 ** np.arange(-4, 6.01, 0.5)
-# Predictions whose loss is at least this fraction of that of equal probabilities tell
-# nothing.
+# Predictions tell nothing if their loss is at least this fraction of the loss of equal
+# probabilities.
 UNIFORM = 0.99
-# Fewer held-out values than this do not lower σ below that of the training data.
+# Fewer held-out values than this do not lower σ below the training data's.
 FEW = 10
 # Noise levels along the path under a fixed prior, as multiples of the held-out residual
 # of the network itself, in descending order.
@@ -69,8 +68,6 @@ def best_candidate(problem: TuningProblem) -> Candidate:
     if problem.refine == "auto" and has_model and not is_ambiguous:
         refitted = best_refitted(problem, path, below := chosen.score - MARGIN)
         chosen = refitted if refitted.score < below else chosen
-    if chosen.refitted and problem.log_proba is None and problem.free_prior:
-        chosen = with_strongest_prior(problem, path, chosen)
     return chosen
 
 
@@ -97,7 +94,7 @@ def _widened(posterior: GaussianPosterior, n: float) -> GaussianPosterior:
     unbiased variance is ``n/(n - 3)`` times the fitted one, and the Student t
     distribution of a new value has ``ν/(ν - 2)`` times that, ν = n - 3: ``n/(n - 5)``
     in all, which fewer than six values leave undefined. Few values may also agree by
-    chance: then σ is at least that of the training data.
+    chance: then σ is at least the training data's.
     """
     n = max(n, 6.0)
     sigma = posterior.hyperparameters.sigma_noise
@@ -160,7 +157,7 @@ def _noise_path(problem: TuningProblem) -> list[Tensor]:
 
     def squares(part: TuningProblem, batch: LinearisedBatch) -> Tensor:
         mean = linearised_mean(part.posterior, batch.f, batch.jacobian)
-        return (mean - batch.targets) ** 2 / relative_variances(problem, mean)
+        return (mean - batch.targets) ** 2 / posterior.noise_proportions**2
 
     residual = float(clamped(_held_out_mean(problem, squares)).sqrt())
     powers = (residual * NOISE_PATH) ** (2 * posterior.curvature_order)
@@ -171,7 +168,7 @@ def _held_out_mean(
     problem: TuningProblem, values: Callable[[TuningProblem, LinearisedBatch], Tensor]
 ) -> Tensor:
     """Weighted mean over held-out data and outputs of ``values`` (b, c), ()."""
-    pairs = problem.batches()
+    pairs = ((part, b) for part, batches in problem.batches() for b in batches)
     batches = [(b.weights.double(), values(part, b).mean(1)) for part, b in pairs]
     weights, means = map(torch.cat, zip(*batches, strict=True))
     return weights @ means / weights.sum()

@@ -9,7 +9,7 @@ family, ``w = μ + σ z`` with ``σ = softplus(ρ)``, and ``log q(w) = log p(z) 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -132,7 +132,7 @@ class WeightPosterior(nn.Module, ABC):
     # torch.randn or torch.rand
     _noise: ClassVar[Callable[..., Tensor]] = staticmethod(torch.randn)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls.name = vars(cls).get("name", cls.__name__)
 
@@ -378,7 +378,7 @@ class LocationScale(WeightPosterior):
     """
 
     def __init__(
-        self, location: Tensor, scale: Tensor, bound: float = 3.0, **options: Any
+        self, location: Tensor, scale: Tensor, bound: float = 3.0, **options: int
     ) -> None:
         super().__init__(location, scale, bound)
         for name, value in options.items():
@@ -389,7 +389,7 @@ class LocationScale(WeightPosterior):
             sigma = scale / self._moments()[1] ** 0.5
             self.raw_scale = nn.Parameter(inverse_softplus(sigma).to(self.location))
 
-    def _start_shape(self, like: Tensor, **options: Any) -> None:
+    def _start_shape(self, like: Tensor, **options: int) -> None:
         """Set initial parameters of ``z``, in the dtype and device of ``like`` (P,)."""
 
     @property

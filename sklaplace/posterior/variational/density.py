@@ -10,7 +10,7 @@ nodes, and all weights share ``A`` and ``c``.
 
 import math
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -105,7 +105,7 @@ class Density(LocationScale):
         sizes = {"n_units": n_units, "n_layers": n_layers, "n_nodes": n_nodes}
         super().__init__(location, scale, bound, **sizes)
 
-    def _start_shape(self, like: Tensor, **sizes: Any) -> None:
+    def _start_shape(self, like: Tensor, **sizes: int) -> None:
         k, n_further = sizes["n_units"], sizes["n_layers"] - 1
         nodes = spread(sizes["n_nodes"], EDGE).unsqueeze(-1)
         self._step = 2 * EDGE / (sizes["n_nodes"] - 1)

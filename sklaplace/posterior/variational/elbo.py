@@ -10,17 +10,22 @@ the noise maximises the objective, as the running mean of squared residuals.
 """
 
 import copy
+from collections.abc import Sized
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Self
 
 import torch
+from skorch import NeuralNet
+from skorch.history import History
 from skorch.utils import to_tensor
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from sklaplace.likelihoods.base import Likelihood, weighted
 from sklaplace.networks.data import Batches
 from sklaplace.networks.forward import OUTPUT_MAPS, Forward, as_columns
 from sklaplace.networks.outputs import OutputSpec, unwrapped
+from sklaplace.networks.streams import Samples
 from sklaplace.networks.training import batch_weights, mean_weight
 from sklaplace.posterior.variational.divergence import divergence
 from sklaplace.posterior.variational.family import PosteriorFamily
@@ -87,13 +92,13 @@ class Elbo:
     schedule: str
     sigma: float | None = None
     start: nn.Module | None = None
-    held_out: Any = None
+    held_out: Samples | None = None
     spec: OutputSpec = field(init=False, repr=False)
     n_samples: int = 0
     n_batches: int = 1
-    batch: int = -1
     _n_updates: int = 0
-    # (nll, divergence, batch size) of each batch of the epoch
+    # (nll, divergence, batch size) of each batch of the epoch; an optimiser that
+    # evaluates a batch several times counts as several batches
     _terms: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)
     _total_weight: float = 0.0
 
@@ -122,7 +127,9 @@ class Elbo:
             return torch.tensor(float(self.sigma), dtype=torch.float64)
         return module.noise_variance.clamp(min=torch.finfo(torch.float32).tiny).sqrt()
 
-    def loss(self, net: Any, returned: Any, y: Tensor, *, training: bool) -> Tensor:
+    def loss(
+        self, net: NeuralNet, returned: object, y: Tensor, *, training: bool
+    ) -> Tensor:
         """Objective of a batch, in nats per sample; the mean nll where not training."""
         likelihood, module = self.spec.likelihood, net.module_
         f = OUTPUT_MAPS[self.spec.output_map](as_columns(module.outputs(returned)))
@@ -140,11 +147,11 @@ class Elbo:
             return nll
         kl = divergence(module.posterior, self.prior, *module.drawn)
         self._terms.append((nll.detach(), kl.detach(), len(losses)))
-        factor = KL_SCHEDULES[self.schedule](self.batch, self.n_batches)
+        factor = KL_SCHEDULES[self.schedule](len(self._terms) - 1, self.n_batches)
         self._total_weight = self.n_samples * mean_weight(net)
         return nll + (factor * self.kl_weight / self._total_weight) * kl
 
-    def _update_noise(self, net: Any, variance: Tensor) -> None:
+    def _update_noise(self, net: NeuralNet, variance: Tensor) -> None:
         """Update the noise variance from the mean squared residual of a batch, ().
 
         Estimates from held-out samples have a lower limit: constant targets have a
@@ -160,8 +167,9 @@ class Elbo:
             current.fill_(max(self._held_out_variance(net), least))
 
     @torch.no_grad()
-    def _held_out_variance(self, net: Any) -> float:
+    def _held_out_variance(self, net: NeuralNet) -> float:
         """Mean squared residual of held-out samples at the medians of the weights."""
+        assert self.held_out is not None
         likelihood, module = self.spec.likelihood, net.module_
         total, count = 0.0, 0.0
         with Forward(module, module).frozen(), torch.enable_grad():
@@ -195,36 +203,30 @@ class _ElboTraining:
     """Mixin that makes a skorch net train by an `Elbo`."""
 
     _elbo: Elbo
-    device: Any
-    history: Any
-    module_: Any
+    device: str | torch.device | None
+    history: History
+    module_: StochasticModule
 
-    def initialize_module(self) -> Any:
+    def initialize_module(self) -> Self:
         super().initialize_module()  # type: ignore[misc]
         self.module_ = self._elbo.wrapped(self.module_)
         return self
 
-    def get_iterator(self, dataset: Any, training: bool = False) -> Any:
+    def get_iterator(
+        self, dataset: Sized, training: bool = False
+    ) -> DataLoader[object]:
         loader = super().get_iterator(dataset, training=training)  # type: ignore[misc]
         if training:
             self._elbo.n_samples, self._elbo.n_batches = len(dataset), len(loader)
         return loader
 
-    def on_epoch_begin(self, net: Any, **kwargs: Any) -> None:
-        super().on_epoch_begin(net, **kwargs)  # type: ignore[misc]
-        self._elbo.batch = -1
-
-    def on_batch_begin(self, net: Any, *args: Any, **kwargs: Any) -> None:
-        super().on_batch_begin(net, *args, **kwargs)  # type: ignore[misc]
-        self._elbo.batch += bool(kwargs.get("training"))
-
-    def on_epoch_end(self, net: Any, **kwargs: Any) -> None:
+    def on_epoch_end(self, net: NeuralNet, **kwargs: object) -> None:
         super().on_epoch_end(net, **kwargs)  # type: ignore[misc]
         for name, value in self._elbo.summary().items():
             self.history.record(name, value)
 
     def get_loss(
-        self, y_pred: Any, y_true: Any, X: Any = None, training: bool = False
+        self, y_pred: object, y_true: object, X: object = None, training: bool = False
     ) -> Tensor:
         y = to_tensor(y_true, device=self.device)
         # a user's training step may omit the argument; the module's mode is reliable

@@ -42,7 +42,7 @@ class PosteriorFamily:
 
     given: str | type[WeightPosterior] | WeightPosterior
     bound: float = 3.0
-    options: Mapping[str, Any] | None = None
+    options: Mapping[str, object] | None = None
 
     @property
     def kind(self) -> type[Any]:

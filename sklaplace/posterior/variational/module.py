@@ -7,7 +7,6 @@ gradients, are not random.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from torch.func import functional_call
 
 from sklaplace.core.budget import batch_rows
 from sklaplace.core.checks import as_generator
+from sklaplace.core.random import RandomState
 from sklaplace.curvature.layout import BlockSpec, Layout
 from sklaplace.networks.forward import first_tensor, read_logits, recorded_outputs
 from sklaplace.posterior.variational.base import WeightPosterior
@@ -100,13 +100,13 @@ class StochasticModule(nn.Module):
         self.probability_map = "log"
         self.register_buffer("noise_variance", torch.zeros((), dtype=torch.float64))
         self.drawn: tuple[Tensor, Tensor] | None = None
-        self._logits: list[Any] = []
+        self._logits: list[Tensor] = []
         own = dict(base.named_parameters())
         self._dtypes = {block.name: own[block.name].dtype for block in layout.blocks}
         for name in self._dtypes:
             own[name].requires_grad_(False)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """Outputs of the network under drawn weights, or under their medians."""
         if self.training:
             self.drawn = self.posterior.sample()
@@ -122,14 +122,14 @@ class StochasticModule(nn.Module):
         self._logits = seen.get(self.logit_layer, [])
         return returned
 
-    def outputs(self, returned: Any) -> Tensor:
+    def outputs(self, returned: object) -> Tensor:
         """Logits of the last pass, or its first output without a logit layer."""
-        if self.logit_layer is None:
-            return first_tensor(returned)
         raw = first_tensor(returned)
+        if self.logit_layer is None:
+            return raw
         return read_logits(raw, self._logits, self.probability_map)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Attributes to copy or pickle: without the graph of the last pass."""
         return self.__dict__ | {"drawn": None, "_logits": []}
 
@@ -192,7 +192,9 @@ class VariationalPosterior:
         return f"VariationalPosterior({weights}, {self.prior})"
 
     @torch.no_grad()
-    def sample(self, n: int = 1, random_state: Any = 0) -> Tensor:
+    def sample(
+        self, n: int = 1, random_state: RandomState | torch.Generator = 0
+    ) -> Tensor:
         """Draw weights.
 
         Parameters

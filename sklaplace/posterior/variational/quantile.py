@@ -9,7 +9,7 @@ all weights share all parameters but ``v``.
 """
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +96,7 @@ class Quantile(LocationScale):
     ) -> None:
         super().__init__(location, scale, bound, n_units=n_units, n_layers=n_layers)
 
-    def _start_shape(self, like: Tensor, **sizes: Any) -> None:
+    def _start_shape(self, like: Tensor, **sizes: int) -> None:
         k, n_further = sizes["n_units"], sizes["n_layers"] - 1
         heights = like.new_full((k, len(like)), _HEIGHT)
         self.raw_heights = nn.Parameter(inverse_softplus(heights))

@@ -8,7 +8,7 @@ import pytest
 import references
 import torch
 from cases import DOUBLE
-from contracts import STRUCTURES_AND_PRIORS, assert_equal, problem
+from contracts import STRUCTURES_AND_PRIORS, assert_equal
 from scipy.optimize import minimize, minimize_scalar
 from tuning_problems import fit, tuning_problem
 
@@ -192,25 +192,6 @@ def test_diagonal_prior_of_the_diagonal_structure(case, likelihood):
     assert best - found.log_marginal_likelihood() < 1e-6
 
 
-@pytest.mark.parametrize("likelihood", ["Categorical", "Gaussian"])
-def test_diagonal_prior_of_the_full_structure(likelihood):
-    posterior = fit(likelihood, "full", "diag").posterior
-    found = marglik(posterior)
-
-    n = posterior.layout.n_parameters
-
-    def loss(x):
-        v = torch.as_tensor(x).requires_grad_()
-        value = negative_evidence(posterior, v[:n], *v[n:])
-        (slope,) = torch.autograd.grad(value, v)
-        return value.item(), slope.numpy()
-
-    start = np.zeros(n + posterior.likelihood.has_noise)
-    options = {"gtol": 1e-7, "maxiter": 2000}
-    best = minimize(loss, start, jac=True, method="BFGS", options=options)
-    assert float(found.log_marginal_likelihood()) > -best.fun - 1e-4
-
-
 def test_hyperparameters_stay_within_bounds():
     """Weights at the prior mean ask for an infinite precision, and get a finite one."""
     posterior = fit("Categorical", "diag").posterior
@@ -239,19 +220,6 @@ def test_unit_of_the_targets_changes_nothing(unit):
 def test_prior_mean_and_temperature_take_part():
     posterior = fit("Categorical", "kron", prior_mean=0.5, temperature=0.2).posterior
     assert_log(marglik(posterior).prior_precision, maximum(posterior))
-
-
-@every_prior
-def test_tuning_is_pure(structure, prior):
-    posterior = fit("Gaussian", structure, prior).posterior
-    h = posterior.hyperparameters
-    values = [h.prior_precision.clone(), h.sigma_noise.clone()]
-    value = posterior.log_marginal_likelihood()
-    assert not marglik(posterior).prior_precision.requires_grad
-    assert posterior.hyperparameters is h
-    assert torch.equal(h.prior_precision, values[0])
-    assert torch.equal(h.sigma_noise, values[1])
-    assert torch.equal(posterior.log_marginal_likelihood(), value)
 
 
 def test_more_precisions_than_newton_takes(monkeypatch):
@@ -334,12 +302,3 @@ def test_refitting_needs_a_linear_model():
     fitted = fit("Categorical", subset="all")
     with pytest.raises(ValueError, match="refine=True needs outputs that are linear"):
         marglik_refitted(tuning_problem(replace(fitted, linear_model=None)))
-
-
-@every_structure
-@pytest.mark.parametrize("case", ["cnn", "called_twice", "norms"])
-def test_evidence_of_a_network_with_all_weights(case, structure):
-    """The same search serves every structure and kind of network."""
-    posterior = problem(case, "Gaussian").posterior(structure)
-    found = marglik(posterior, free_noise=False)
-    assert_log(found.prior_precision, maximum(posterior))

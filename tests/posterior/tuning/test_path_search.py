@@ -88,9 +88,10 @@ def test_the_better_of_two_minima_around_the_middle_is_found(scores, monkeypatch
         return Candidate([None], scores[int(ratio)], 1.0)
 
     monkeypatch.setattr(path_search, "_refitted", refitted)
-    monkeypatch.setattr(path_search, "_between", lambda posteriors: posteriors)
     problem = SimpleNamespace(
         parts=[SimpleNamespace(posterior=None)],
+        log_proba=None,
+        free_prior=False,
         posterior=SimpleNamespace(
             likelihood=SimpleNamespace(has_noise=True),
             prior_precision=torch.ones(()),

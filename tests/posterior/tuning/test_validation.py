@@ -13,10 +13,8 @@ from costs import calls
 from scipy.optimize import minimize_scalar
 from tuning_problems import fit, held_out, tuning_problem
 
-from sklaplace.curvature.jacobian import backpropagate
 from sklaplace.posterior.tuning import validation
 from sklaplace.posterior.tuning.candidate import scored
-from sklaplace.posterior.tuning.problem import LinearisedBatch
 
 every_likelihood = pytest.mark.parametrize("likelihood", references.LIKELIHOODS)
 every_prior = pytest.mark.parametrize(("structure", "prior"), STRUCTURES_AND_PRIORS)
@@ -202,25 +200,6 @@ def test_final_model_is_refitted_to_full_precision(likelihood):
 
 
 @every_likelihood
-def test_weights_of_held_out_rows_are_repetitions(likelihood):
-    fitted = fit(likelihood)
-    weights = torch.arange(30).remainder(3).add(1).double()
-    held = held_out(fitted, weights=weights)
-    copies = []
-    for batch, x in zip(held.rows, held.x.split([7, 23]), strict=True):
-        n = batch.weights.long()
-        x, f, y = (t.repeat_interleave(n, 0) for t in (x, batch.f, batch.targets))
-        jacobian = backpropagate(fitted.forward, x, fitted.layout)[1]
-        ones = torch.ones(len(f), dtype=DOUBLE)
-        copies.append(LinearisedBatch(f, jacobian, y, ones))
-    found = []
-    for rows in (held.rows, copies):
-        problem = tuning_problem(fitted, validation=rows)
-        found.append(scored(problem, [positive()])[0].score)
-    assert math.isclose(*found, rel_tol=1e-10)
-
-
-@every_likelihood
 def test_precisions_of_many_weights_are_computed_once(likelihood, monkeypatch):
     """One for each ratio, whatever the number of batches; scores are the same."""
     fitted = fit(likelihood)
@@ -232,23 +211,6 @@ def test_precisions_of_many_weights_are_computed_once(likelihood, monkeypatch):
         found = scored(tuning_problem(fitted, **options), ratios)
     assert [c.score for c in found] == [c.score for c in expected]
     assert len(made) == len(ratios)
-
-
-@pytest.mark.parametrize("is_free", [True, False])
-def test_rows_of_nearly_no_weight_leave_the_path_alone(is_free):
-    fitted = fit("Gaussian")
-    weights = torch.ones(30, dtype=DOUBLE)
-    weights[::7] = 1e-12
-    held = held_out(fitted, weights=weights)
-    spoilt = [
-        replace(rows, targets=rows.targets + 1e3 * (rows.weights < 1e-6).unsqueeze(1))
-        for rows in held.rows
-    ]
-    expected, found = (
-        validation._path(tuning_problem(fitted, validation=b, free_prior=is_free))[0]
-        for b in (held.rows, spoilt)
-    )
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
 
 
 def test_validation_needs_rows():

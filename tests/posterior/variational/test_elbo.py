@@ -9,12 +9,10 @@ import torch
 from nets import (
     MLP,
     QUICK,
-    FunctionalSoftmaxMLP,
     SharpSigmoidMLP,
     SharpSoftmaxMLP,
     SigmoidMLP,
     SoftmaxMLP,
-    SqueezedMLP,
     binary_classifier,
     classifier,
     regressor,
@@ -150,11 +148,6 @@ def of_sigmoid(module):
 
 CASES = {
     "classes": Case(of_net(classifier), LABELS, entropy()),
-    "criterion_weight": Case(
-        of_net(classifier, criterion__weight=CLASS_WEIGHT),
-        LABELS,
-        entropy(weight=CLASS_WEIGHT),
-    ),
     "label_smoothing": Case(
         of_net(classifier, **SMOOTHED),
         LABELS,
@@ -170,12 +163,8 @@ CASES = {
         of_net(classifier), LABELS, weighed, {"class_weight": {0: 1.0, 1: 3.0, 2: 1.0}}
     ),
     "softmax": of_simplex(SoftmaxMLP),
-    "softmax_function": of_simplex(FunctionalSoftmaxMLP),
     "softmax_of_no_layer": of_simplex(SharpSoftmaxMLP),
     "one_logit": Case(of_net(binary_classifier), BINARY, logits()),
-    "one_logit_without_axis": Case(
-        of_net(binary_classifier, SqueezedMLP), BINARY, logits()
-    ),
     "pos_weight": Case(
         of_net(binary_classifier, criterion__pos_weight=torch.tensor(3.0)),
         BINARY,
@@ -188,9 +177,6 @@ CASES = {
         of_net(classifier, Maps, criterion__weight=CLASS_WEIGHT), PAIRS, of_maps
     ),
     "numbers": Case(of_net(regressor), NUMBERS, normal(NUMBERS, 0.3), NOISE),
-    "numbers_without_axis": Case(
-        of_net(regressor, SqueezedMLP), NUMBERS, normal(NUMBERS, 0.3), NOISE
-    ),
     "columns": Case(
         of_net(regressor, module__n_out=2),
         TWO,

@@ -1,5 +1,6 @@
 """Families of weight posteriors: names, classes and instances, and what is refused."""
 
+import math
 import re
 
 import pytest
@@ -121,21 +122,18 @@ def test_constructors_check_their_sizes():
 # Families of one's own that training could not use
 
 
-class Total(Logistic):
-    def transform(self, noise):
-        w, log_q = super().transform(noise)
-        return w, log_q.sum(-1)
+def own(name, **methods):
+    """A family with some methods of its own."""
+    return type(name, (Logistic,), methods)
 
 
-class Detached(Logistic):
-    def transform(self, noise):
-        return tuple(x.detach() for x in super().transform(noise))
+def transformed(change):
+    """A ``transform`` whose weights and log densities are changed."""
+    return lambda q, noise: change(*Logistic.transform(q, noise))
 
 
-class Infinite(Logistic):
-    def transform(self, noise):
-        w, log_q = super().transform(noise)
-        return w / 0, log_q
+def scaled_variance(factor):
+    return lambda q: factor * Logistic.variance(q)
 
 
 class Unseeded(Logistic):
@@ -145,39 +143,9 @@ class Unseeded(Logistic):
         return super().noise(n, source)
 
 
-class WithoutScale(Logistic):
-    def log_prob(self, w):
-        return super().log_prob(w) + self.scale.log()
-
-
 class Elsewhere(Logistic):
     def __init__(self, location, scale, bound=3.0):
         super().__init__(location + 1, scale, bound)
-
-
-class LargeVariance(Logistic):
-    def variance(self):
-        return 100 * super().variance()
-
-
-class SmallVariance(Logistic):
-    def variance(self):
-        return super().variance() / 100
-
-
-class NoVariance(Logistic):
-    def variance(self):
-        return 1.0
-
-
-class OneMean(Logistic):
-    def mean(self):
-        return super().mean().mean()
-
-
-class ComplexMedian(Logistic):
-    def median(self):
-        return super().median() + 0j
 
 
 class WithoutBound(Logistic):
@@ -185,30 +153,49 @@ class WithoutBound(Logistic):
         super().__init__(location, scale)
 
 
-class InfiniteVariance(Logistic):
-    def variance(self):
-        return super().variance() / 0
+FAULTY = [
+    (
+        own("LargeVariance", variance=scaled_variance(100)),
+        r"'LargeVariance' has a variance of 1e\+02 times that of draws",
+    ),
+    (
+        own("SmallVariance", variance=scaled_variance(0.01)),
+        "'SmallVariance' has a variance of 0.01 times that of draws",
+    ),
+    (
+        own("NoVariance", variance=lambda q: 1.0),
+        r"variance: .* of <class 'float'>, not \(4,\) of torch\.float64",
+    ),
+    (
+        own("OneMean", mean=lambda q: q.location.mean()),
+        r"posterior='OneMean' has mean: \(\) of .*not \(4,\)",
+    ),
+    (
+        own("ComplexMedian", median=lambda q: q.location + 0j),
+        r"median: .* torch\.complex128, not .* torch\.float64",
+    ),
+    (
+        own("Total", transform=transformed(lambda w, log_q: (w, log_q.sum(-1)))),
+        r"log densities: \(2,\) of .*not \(2, 4\)",
+    ),
+    (
+        own("Detached", transform=transformed(lambda *x: [y.detach() for y in x])),
+        "posterior='Detached' has draws without gradients",
+    ),
+    (
+        own("Infinite", transform=transformed(lambda w, log_q: (w / 0, log_q))),
+        "draws or log densities that are not finite",
+    ),
+    (
+        own("Off", log_prob=lambda q, w: Logistic.log_prob(q, w) + q.scale.log()),
+        "has a log_prob that is .* nats from that of draws",
+    ),
+    (Unseeded, "draws that do not follow the generator"),
+    (Elsewhere, "medians that do not start at location, the network's weights"),
+]
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        (
-            LargeVariance,
-            r"'LargeVariance' has a variance of 1e\+02 times that of draws",
-        ),
-        (SmallVariance, "'SmallVariance' has a variance of 0.01 times that of draws"),
-        (NoVariance, r"variance: .* of <class 'float'>, not \(4,\) of torch\.float64"),
-        (OneMean, r"posterior='OneMean' has mean: \(\) of .*not \(4,\)"),
-        (ComplexMedian, r"median: .* torch\.complex128, not .* torch\.float64"),
-        (Total, r"log densities: \(2,\) of .*not \(2, 4\)"),
-        (Detached, "posterior='Detached' has draws without gradients"),
-        (Infinite, "draws or log densities that are not finite"),
-        (Unseeded, "draws that do not follow the generator"),
-        (WithoutScale, "has a log_prob that is .* nats from that of draws"),
-        (Elsewhere, "medians that do not start at location, the network's weights"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "words"), FAULTY)
 def test_faulty_families_are_refused(kind, words):
     with pytest.raises(ValueError, match=words):
         PosteriorFamily(kind).start(LOCATION, SCALE)
@@ -227,7 +214,12 @@ def test_incomplete_families_are_named(kind, words):
 
 
 def test_an_infinite_variance_is_no_fault():
-    assert PosteriorFamily(InfiniteVariance).start(LOCATION, SCALE).n_weights == 4
+    assert (
+        PosteriorFamily(own("Wide", variance=scaled_variance(math.inf)))
+        .start(LOCATION, SCALE)
+        .n_weights
+        == 4
+    )
 
 
 def test_an_instance_for_other_weights_is_refused():

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from densities import generator, in_both_precisions, set_kumaraswamy
+from densities import generator, set_kumaraswamy
 from scipy.special import betaln, digamma
 
 from sklaplace.posterior.variational import Kumaraswamy
@@ -16,7 +16,6 @@ pytestmark = pytest.mark.usefixtures("rng_untouched")
 # a and b that double precision can hold in the usual formulas
 A = torch.tensor([0.3, 1.0, 2.0, 40.0], dtype=torch.float64)
 B = torch.tensor([0.7, 3.0, 1e4, 900.0], dtype=torch.float64)
-EXTREMES = [1e-2, 0.1, 1.0, 30.0, 1e3]
 
 
 def usual(a=A, b=B, dtype=torch.float64):
@@ -38,25 +37,6 @@ def test_log_prob_is_that_of_the_textbook():
     # log(1 − x^a) and with it b have lost digits where x^a is near one: 1e-12
     torch.testing.assert_close(
         found.log_prob(w).detach(), wanted - math.log(4), rtol=1e-9, atol=1e-9
-    )
-
-
-def test_median_is_that_of_the_textbook():
-    wanted = 4 * (1 - 0.5 ** (1 / B)) ** (1 / A) - 2
-    torch.testing.assert_close(usual().median().detach(), wanted, rtol=1e-9, atol=0)
-
-
-def test_moments_are_those_of_jones():
-    """``m_n = b B(1 + n/a, b)``."""
-    found, a, b = usual(), A.numpy(), B.numpy()
-    first, second = (b * np.exp(betaln(1 + n / a, b)) for n in (1, 2))
-    tolerance = {"rtol": 1e-8, "atol": 1e-8}
-    np.testing.assert_allclose(found.mean().detach(), 4 * first - 2, **tolerance)
-    np.testing.assert_allclose(
-        found.variance().detach(), 16 * (second - first**2), **tolerance
-    )
-    np.testing.assert_allclose(
-        found.closed_form()[1].detach(), 16 * second - 16 * first + 4, **tolerance
     )
 
 
@@ -115,12 +95,6 @@ def test_narrow_posteriors_have_a_b_beyond_floats():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_finite_at_extreme_parameters(dtype):
-    a, b = torch.cartesian_prod(*[torch.tensor(EXTREMES, dtype=dtype)] * 2).T
-    check_finite(usual(a, b, dtype))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_finite_wherever_training_may_lead(dtype):
     logit, log_a = torch.cartesian_prod(
         torch.tensor([-1e30, -1e3, -90.0, -20.0, 0.0, 20.0, 90.0, 1e3, 1e30]),
@@ -159,12 +133,6 @@ def test_densities_stay_right_where_draws_round_to_a_bound():
     assert abs(-log_q.mean().item() - found.closed_form()[0].item()) < 5 * error
 
 
-def test_single_precision_is_that_of_double():
-    for single, double in in_both_precisions("kumaraswamy", None, 200):
-        # a = 76 makes 76 roundings of t, and sums of 200 terms
-        torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-3)
-
-
 # The rest
 
 
@@ -175,15 +143,6 @@ def test_log_prob_is_minus_infinity_from_the_bounds_on():
     assert (log_q == -math.inf).all()
     log_q.masked_fill(log_q.isinf(), 0).sum().backward()
     assert found.log_a.grad.isfinite().all()
-
-
-def test_uniform_is_a_special_case():
-    one = torch.ones(1, dtype=torch.float64)
-    found = usual(one, one)
-    w, log_q = found.sample(100, generator())
-    torch.testing.assert_close(log_q.detach(), torch.full_like(w, -math.log(4)))
-    assert found.variance().item() == pytest.approx(16 / 12)
-    assert found.closed_form()[0].item() == pytest.approx(math.log(4))
 
 
 @pytest.mark.parametrize("location", [3.0, -3.0, 4.5])
@@ -206,9 +165,3 @@ def test_scales_to_start_with(location, scale):
     # (and rounding of 1e-16 next to relative variances of (1e-6/3)² = 1e-13)
     rtol = 0.4 if scale > limit else 5e-3 if scale < 1e-5 else 1e-3
     assert found.variance().sqrt().item() == pytest.approx(scale, rel=rtol)
-
-
-def test_a_scale_that_does_not_fit_starts_as_wide_as_can_be():
-    found = Kumaraswamy(torch.zeros(1), torch.full((1,), 100.0))
-    assert 2 < found.variance().sqrt().item() < 3
-    assert float(found.log_a.detach()) == pytest.approx(-2)

@@ -1,11 +1,13 @@
-"""Grid: points over the range of one or two features."""
+"""Points over the range of features, and predictions of a regressor."""
 
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from sklearn.utils import check_array
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import NotFittedError
+from sklearn.utils import check_array, column_or_1d
 
 from sklaplace.core.checks import check_count
 
@@ -25,18 +27,13 @@ class Grid(NamedTuple):
         Names of the features; None for arrays.
     """
 
-    samples: NDArray[Any]
-    mesh: tuple[NDArray[Any], ...]
-    points: Any
+    samples: np.ndarray
+    mesh: tuple[np.ndarray, ...]
+    points: ArrayLike
     names: tuple[str | None, ...]
 
-    def reshaped(self, values: Any) -> NDArray[Any]:
-        """Arrange values of all points (n, ...) as the mesh is."""
-        values = np.asarray(values)
-        return values.reshape(*self.mesh[0].shape, *values.shape[1:])
 
-
-def grid_over(X: Any, n_features: int, resolution: int, eps: float) -> Grid:
+def grid_over(X: ArrayLike, n_features: int, resolution: int, eps: float) -> Grid:
     """Return the grid over the range of each feature, extended by eps on each side."""
     samples = check_array(X, input_name="X")
     if samples.shape[1] != n_features:
@@ -51,13 +48,23 @@ def grid_over(X: Any, n_features: int, resolution: int, eps: float) -> Grid:
     low, high = samples.min(axis=0) - eps, samples.max(axis=0) + eps
     mesh = np.meshgrid(*np.linspace(low, high, resolution, dtype=dtype, axis=1))
     points = np.stack([values.ravel() for values in mesh], axis=1)
-    names = tuple(getattr(X, "columns", [None] * n_features))
-    return Grid(samples, tuple(mesh), _as_frame_like(points, X), names)
-
-
-def _as_frame_like(points: NDArray[Any], X: Any) -> Any:
-    """Return a data frame if X is one, for estimators that check names."""
     if not hasattr(X, "columns"):
-        return points
-    names = "schema" if hasattr(X, "schema") else "columns"  # polars, pandas
-    return type(X)(points, **{names: list(X.columns)})
+        return Grid(samples, tuple(mesh), points, (None,) * n_features)
+    # Estimators check the names of features, so that points become a data frame, too.
+    keyword = "schema" if hasattr(X, "schema") else "columns"  # polars, pandas
+    names = {keyword: list(X.columns)}
+    return Grid(samples, tuple(mesh), type(X)(points, **names), tuple(X.columns))
+
+
+def mean_and_std(regressor: BaseEstimator, X: object) -> tuple[np.ndarray, np.ndarray]:
+    """Predict means (n,) and standard deviations (n,)."""
+    try:
+        mean, std = regressor.predict(X, return_std=True)
+    except NotFittedError:  # an AttributeError, too
+        raise
+    except (AttributeError, TypeError) as error:
+        raise TypeError(
+            f"{type(regressor).__name__} does not predict standard deviations. Pass a "
+            "fitted regressor whose predict takes return_std=True."
+        ) from error
+    return column_or_1d(mean), column_or_1d(std)

@@ -1,0 +1,340 @@
+"""Displays of a classifier over the plane of its two features."""
+
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator
+
+from sklaplace.plotting import axes
+from sklaplace.plotting.display import Display, Style
+from sklaplace.plotting.predictions import grid_over
+
+KINDS = ("total", "aleatoric", "epistemic")
+
+
+class ConfidenceDisplay(Display):
+    """Confidence of a classifier over the plane of its two features.
+
+    Filled contours show the largest class probability, lines the decision boundaries.
+    Use `from_estimator` to create the display. Parameters are stored as attributes.
+
+    Read more in the :doc:`User Guide </user_guide/classification>`.
+
+    Parameters
+    ----------
+    xx0, xx1 : ndarray of shape (grid_resolution, grid_resolution)
+        First and second feature on the grid.
+    proba : ndarray of shape (grid_resolution, grid_resolution, K)
+        Class probabilities on the grid.
+    feature_names : tuple of two str, default=(None, None)
+        Labels of the axes.
+
+    Attributes
+    ----------
+    confidence : ndarray of shape (grid_resolution, grid_resolution)
+        Largest class probability.
+    ax_ : matplotlib Axes
+        Axes of the plot.
+    figure_ : matplotlib Figure
+        The figure of `ax_`.
+    surface_ : matplotlib QuadContourSet
+        The filled contours, to pass to ``figure.colorbar``.
+    boundaries_ : list of matplotlib QuadContourSet
+        Decision boundaries: one for two classes, else one per class.
+
+    See Also
+    --------
+    PredictiveBandDisplay : Mean and bands of a regression.
+    sklearn.inspection.DecisionBoundaryDisplay : Predicted classes.
+
+    Notes
+    -----
+    The colours always span 1/K to 1, so that one colour bar serves the plots of
+    different classifiers.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_moons
+    >>> from sklaplace import LaplaceClassifier
+    >>> from sklaplace.plotting import ConfidenceDisplay
+    >>> X, y = make_moons(100, noise=0.1, random_state=0)
+    >>> clf = LaplaceClassifier(random_state=0).fit(X, y)
+    >>> display = ConfidenceDisplay.from_estimator(clf, X, grid_resolution=20)
+    >>> display.confidence.shape
+    (20, 20)
+    """
+
+    xx0: np.ndarray
+    xx1: np.ndarray
+    proba: np.ndarray
+    feature_names: tuple[str | None, ...] = (None, None)
+
+    @property
+    def confidence(self) -> np.ndarray:
+        """Largest class probability at each point of the grid.
+
+        See Also
+        --------
+        from_estimator : Predicts and plots the probabilities.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import make_moons
+        >>> from sklearn.naive_bayes import GaussianNB
+        >>> from sklaplace.plotting import ConfidenceDisplay
+        >>> X, y = make_moons(100, noise=0.1, random_state=0)
+        >>> clf = GaussianNB().fit(X, y)
+        >>> display = ConfidenceDisplay.from_estimator(clf, X, grid_resolution=5)
+        >>> bool((display.confidence >= 0.5).all())
+        True
+        """
+        return np.asarray(self.proba).max(axis=-1)
+
+    @classmethod
+    def from_estimator(
+        cls,
+        classifier: BaseEstimator,
+        X: ArrayLike,
+        *,
+        grid_resolution: int = 100,
+        eps: float = 1.0,
+        **options: Any,
+    ) -> Self:
+        """Predict over a plane and plot the confidence.
+
+        Parameters
+        ----------
+        classifier : object
+            Fitted, with ``predict_proba``: a `LaplaceClassifier`, a pipeline, a skorch
+            net or any other classifier.
+        X : array-like of shape (m, 2)
+            Samples whose range is plotted. The grid has their dtype.
+        grid_resolution : int, default=100
+            Number of values per feature.
+        eps : float, default=1.0
+            Extension of the range of `X` on each side, in units of `X`.
+        **options : dict
+            `ax`: axes to plot on; None creates a figure.
+            `surface_kw` and `boundary_kw`: dicts of keywords for matplotlib's
+            ``contourf`` and ``contour``.
+
+        Returns
+        -------
+        ConfidenceDisplay
+            The display, with the plot in `ax_`.
+
+        Raises
+        ------
+        ValueError
+            If `X` does not have two features, or an option is out of range.
+        TypeError
+            If the classifier has no ``predict_proba``.
+        ImportError
+            If matplotlib is not installed.
+
+        See Also
+        --------
+        plot : Plots the stored data.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import make_moons
+        >>> from sklearn.naive_bayes import GaussianNB
+        >>> from sklaplace.plotting import ConfidenceDisplay
+        >>> X, y = make_moons(100, noise=0.1, random_state=0)
+        >>> clf = GaussianNB().fit(X, y)
+        >>> display = ConfidenceDisplay.from_estimator(clf, X, grid_resolution=5)
+        >>> display.confidence.shape
+        (5, 5)
+        """
+        cls._require(classifier, "predict_proba")
+        grid = grid_over(X, 2, grid_resolution, eps)
+        proba = np.asarray(classifier.predict_proba(grid.points))
+        return cls(
+            xx0=grid.mesh[0],
+            xx1=grid.mesh[1],
+            proba=proba.reshape(*grid.mesh[0].shape, -1),
+            feature_names=grid.names,
+        ).plot(**options)
+
+    def _draw(self, *, surface_kw: Style = None, boundary_kw: Style = None) -> None:
+        """Draw the confidence and the decision boundaries."""
+        proba = np.asarray(self.proba)
+        n_classes = proba.shape[-1]
+        # Values that rounding puts outside of [1/K, 1] would be left blank.
+        confidence = self.confidence.clip(1 / n_classes, 1)
+        levels = np.linspace(1 / max(n_classes, 2), 1, 11)
+        style = axes.styled(surface_kw, cmap="cividis", levels=levels)
+        self.surface_ = self.ax_.contourf(self.xx0, self.xx1, confidence, **style)
+        style = axes.styled(boundary_kw, colors="white", linewidths=1.5)
+        # Each class against the best other; of two classes, one against the other.
+        ones = range(n_classes if n_classes > 2 else n_classes - 1)
+        margins = [
+            proba[..., k] - np.delete(proba, k, axis=-1).max(axis=-1) for k in ones
+        ]
+        self.boundaries_ = [
+            self.ax_.contour(self.xx0, self.xx1, margin, **style | {"levels": [0.0]})
+            for margin in margins
+            if margin.min() < 0 < margin.max()
+        ]
+        axes.label_axes(self.ax_, *self.feature_names)
+
+
+class UncertaintyDisplay(Display):
+    """Uncertainty of a classifier over the plane of its two features.
+
+    Three maps on one scale. Total uncertainty is the sum of an aleatoric part, which
+    more samples do not reduce, and an epistemic part, which more samples reduce. Use
+    `from_estimator` to create the display. Parameters are stored as attributes.
+
+    Read more in the :doc:`User Guide </user_guide/classification>`.
+
+    Parameters
+    ----------
+    xx0, xx1 : ndarray of shape (grid_resolution, grid_resolution)
+        First and second feature on the grid.
+    uncertainty : ndarray of shape (grid_resolution, grid_resolution, 3)
+        Total, aleatoric and epistemic uncertainty in nats.
+    feature_names : tuple of two str, default=(None, None)
+        Labels of the axes.
+
+    Attributes
+    ----------
+    axes_ : list of three matplotlib Axes
+        Axes of total, aleatoric and epistemic uncertainty.
+    figure_ : matplotlib Figure
+        The figure of `axes_`.
+    surfaces_ : list of three matplotlib QuadContourSet
+        The filled contours.
+    colorbar_ : matplotlib Colorbar or None
+        The scale of all three maps, in nats; None with ``colorbar=False``.
+
+    See Also
+    --------
+    ConfidenceDisplay : The largest class probability.
+    DirichletDisplay : The distribution behind one prediction.
+    sklearn.inspection.DecisionBoundaryDisplay : Predicted classes.
+
+    Notes
+    -----
+    The colours span zero to the largest total uncertainty on the grid.
+
+    References
+    ----------
+    Depeweg, Hernández-Lobato, Doshi-Velez and Udluft (2018), "Decomposition of
+    uncertainty in Bayesian deep learning for efficient and risk-sensitive learning",
+    ICML.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_moons
+    >>> from sklaplace import LaplaceClassifier
+    >>> from sklaplace.plotting import UncertaintyDisplay
+    >>> X, y = make_moons(100, noise=0.1, random_state=0)
+    >>> clf = LaplaceClassifier(random_state=0).fit(X, y)
+    >>> display = UncertaintyDisplay.from_estimator(clf, X, grid_resolution=20)
+    >>> display.uncertainty.shape
+    (20, 20, 3)
+    """
+
+    n_axes = 3
+    xx0: np.ndarray
+    xx1: np.ndarray
+    uncertainty: np.ndarray
+    feature_names: tuple[str | None, ...] = (None, None)
+
+    @classmethod
+    def from_estimator(
+        cls,
+        classifier: BaseEstimator,
+        X: ArrayLike,
+        *,
+        method: str | None = None,
+        grid_resolution: int = 100,
+        eps: float = 1.0,
+        **options: Any,
+    ) -> Self:
+        """Predict over a plane and plot the uncertainty.
+
+        Parameters
+        ----------
+        classifier : object
+            Fitted, with ``predict_uncertainty``: `LaplaceClassifier` or another
+            classifier of this package, with one label per sample.
+        X : array-like of shape (m, 2)
+            Samples whose range is plotted. The grid has their dtype.
+        method : str, default=None
+            As for ``predict_uncertainty``.
+        grid_resolution : int, default=100
+            Number of values per feature.
+        eps : float, default=1.0
+            Extension of the range of `X` on each side, in units of `X`.
+        **options : dict
+            `ax`: axes to plot on; None creates a figure.
+            `colorbar`, default True: whether to draw the scale. `surface_kw`: dict of
+            keywords for matplotlib's ``contourf``.
+
+        Returns
+        -------
+        UncertaintyDisplay
+            The display, with the plot in `axes_`.
+
+        Raises
+        ------
+        ValueError
+            If `X` does not have two features, samples have several labels, or an option
+            is out of range.
+        TypeError
+            If the classifier has no ``predict_uncertainty``.
+        ImportError
+            If matplotlib is not installed.
+
+        See Also
+        --------
+        sklaplace.LaplaceClassifier.predict_uncertainty : Computes the uncertainty.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import make_moons
+        >>> from sklaplace import LaplaceClassifier
+        >>> from sklaplace.plotting import UncertaintyDisplay
+        >>> X, y = make_moons(100, noise=0.1, random_state=0)
+        >>> clf = LaplaceClassifier(random_state=0).fit(X, y)
+        >>> display = UncertaintyDisplay.from_estimator(clf, X, grid_resolution=5)
+        >>> display.uncertainty.shape
+        (5, 5, 3)
+        """
+        cls._require(classifier, "predict_uncertainty")
+        grid = grid_over(X, 2, grid_resolution, eps)
+        parts = np.asarray(classifier.predict_uncertainty(grid.points, method=method))
+        if parts.ndim != 2:
+            raise ValueError(
+                f"The uncertainty of a sample has shape {parts.shape[1:]}, but one "
+                "label is plotted. Fit one label per sample."
+            )
+        return cls(
+            xx0=grid.mesh[0],
+            xx1=grid.mesh[1],
+            uncertainty=parts.reshape(*grid.mesh[0].shape, -1),
+            feature_names=grid.names,
+        ).plot(**options)
+
+    def _draw(self, *, colorbar: bool = True, surface_kw: Style = None) -> None:
+        """Draw the three maps and their scale."""
+        # Zero everywhere would leave no levels; rounding can make parts negative.
+        top = max(float(np.max(self.uncertainty)), np.finfo(np.float64).tiny)
+        values = np.moveaxis(np.clip(self.uncertainty, 0, top), -1, 0)
+        style = axes.styled(surface_kw, cmap="cividis", levels=np.linspace(0, top, 11))
+        self.surfaces_ = []
+        for ax, kind, part in zip(self.axes_, KINDS, values, strict=True):
+            self.surfaces_.append(ax.contourf(self.xx0, self.xx1, part, **style))
+            ax.set_title(kind)
+            axes.label_axes(ax, self.feature_names[0])
+        axes.label_axes(self.ax_, *self.feature_names)
+        self.colorbar_ = None
+        if colorbar:
+            self.colorbar_ = self.figure_.colorbar(
+                self.surfaces_[0], ax=self.axes_, format="%.2f"
+            )
+            self.colorbar_.set_label("uncertainty (nats)")
