@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sklaplace.core.checks import check_count, check_option
+from sklaplace.core.checks import check_option
 from sklaplace.dirichlet.links import LINKS, Link, choose_link
 from sklaplace.estimators.fitting.laplace_fit import HeldOutScore
 from sklaplace.estimators.fitting.summary import reporting_for
@@ -226,12 +226,6 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     dirichlet_approx: str = "projection"
 
     # --------------------------------------------------------------------- fit
-    def _check_options(self) -> LaplaceOptions:
-        options = super()._check_options()
-        check_option("link_approx", self.link_approx, ["auto", *LINKS])
-        self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
-        return options
-
     def _trainer(self, options: LaplaceOptions) -> LaplaceTrainer:
         is_linearised = options.pred_type == "glm"
         needs = is_linearised and not self._needs_variances_only(self._link().diagonal)
@@ -349,7 +343,6 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
     def _link_name(self) -> str:
         """Return the link in use; it may have been set after fit."""
         check_option("link_approx", self.link_approx, ["auto", *LINKS])
-        check_count("n_samples", self.n_samples)
         if self.link_approx == "auto":
             return choose_link(self._targets.n_classes, self.n_samples)
         return self.link_approx

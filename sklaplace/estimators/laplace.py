@@ -1,17 +1,18 @@
 """BaseLaplace: parameters, fit and posterior that the Laplace estimators share."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from sklearn.base import is_classifier
+from sklearn.utils._param_validation import validate_parameter_constraints
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
 from sklaplace.core.cache import check_memory
-from sklaplace.core.checks import check_option, check_positive
 from sklaplace.core.linalg import plain
 from sklaplace.core.serialise import from_portable, pickled, to_portable, worker_state
 from sklaplace.core.trees import without_groups
@@ -35,9 +36,15 @@ from sklaplace.estimators.fitting.summary import (
     reporting_for,
     warn_if_alone,
 )
-from sklaplace.estimators.options.given_net import note_new_weights
-from sklaplace.estimators.options.laplace import LaplaceOptions, sibling
-from sklaplace.estimators.options.workers import Group, data_to_agree_on
+from sklaplace.estimators.options.constraints import CONSTRAINTS, Constraints
+from sklaplace.estimators.options.given_net import check_net, note_new_weights
+from sklaplace.estimators.options.laplace import (
+    REPLACED,
+    LaplaceOptions,
+    check_likelihood,
+    sibling,
+)
+from sklaplace.estimators.options.workers import Group, check_workers, data_to_agree_on
 from sklaplace.estimators.predicting.glm_outputs import OUTPUT_MODELS, CachedOutputs
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, require_finite
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
@@ -57,7 +64,7 @@ from sklaplace.estimators.training.samples import (
 from sklaplace.networks.outputs import raw_outputs
 from sklaplace.networks.trained import TrainedNetwork, device_of, n_epochs
 from sklaplace.posterior.gaussian import GaussianPosterior
-from sklaplace.posterior.residual import RESIDUALS, Residual
+from sklaplace.posterior.residual import Residual
 
 # attributes of a fitted estimator
 _WITH_TENSORS = "posterior_", "network_spec_", "_novelty"
@@ -96,6 +103,7 @@ class BaseLaplace:
     random_state: Any = None
     verbose: int = 0
 
+    _parameter_constraints: ClassVar[Constraints] = CONSTRAINTS
     # LinearisationCache of a search over priors, which predicts the same samples often
     _cache: ClassVar[Any] = None
 
@@ -176,7 +184,8 @@ class BaseLaplace:
         with unchanged_on_error(self):
             with Group.of(self.distributed).together():
                 options = self._check_options()
-                note_new_weights(self)
+                if self.verbose:
+                    note_new_weights(self.estimator)
                 warn_of_weight_scale(samples.sample_weight)
             fit = self._train_and_accumulate(options, samples)
             score = self._score(fit.network.spec.likelihood)
@@ -241,7 +250,21 @@ class BaseLaplace:
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> LaplaceOptions:
         """Return the options; raises for values that are not valid."""
-        return LaplaceOptions.of(self)
+        names = [f.name for f in fields(LaplaceOptions) if f.name != "sigma_noise"]
+        values = {name: getattr(self, name) for name in names}
+        self._validate_params()
+        check_net(self.estimator, self._targets_kind.example_net)
+        check_likelihood(self.likelihood, is_classifier(self), self._sibling)
+        check_workers(self.distributed, self.memory)
+        kind = type(self)
+        return LaplaceOptions.of(
+            values, {name: getattr(kind, name) for name in REPLACED}
+        )
+
+    @property
+    def _sibling(self) -> str:
+        """Name of the estimator for the other kind of targets."""
+        return sibling(type(self).__name__, is_classifier(self))
 
     def _solver(self, options: LaplaceOptions) -> LaplaceSolver:
         return LaplaceSolver(options, self._seed)
@@ -254,7 +277,7 @@ class BaseLaplace:
             likelihood=self.likelihood,
             seed=self._seed,
             validation_fraction=fraction,
-            alternative=sibling(self),
+            alternative=self._sibling,
             options=options,
         )
 
@@ -270,7 +293,12 @@ class BaseLaplace:
     def _outputs(self) -> BatchedOutputs:
         """The distribution of outputs of the fitted network."""
         check_is_fitted(self)
-        check_option("pred_type", self.pred_type, OUTPUT_MODELS)
+        # they may have been set after fit
+        names = "pred_type", "n_samples", "batch_size", "n_jobs", "residual"
+        values = {name: getattr(self, name) for name in names}
+        validate_parameter_constraints(
+            self._parameter_constraints, values, type(self).__name__
+        )
         kind = OUTPUT_MODELS[self.pred_type]
         draws = self.n_samples, self._seed, self.posterior_
         model, residual = kind(*draws), self._residual()
@@ -286,7 +314,6 @@ class BaseLaplace:
 
     def _residual(self) -> Residual | None:
         """Return the residual of the outputs, None where there is none."""
-        check_positive("residual", self.residual, RESIDUALS)
         # it may have been set after fit
         variance = self._options.residual_variance(self.residual)
         if self._novelty is None or not variance:

@@ -66,9 +66,6 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
     def _likelihood(self) -> ClassificationLikelihood:
         return cast(ClassificationLikelihood, self.network_spec_.likelihood)
 
-    def _check_dirichlet(self, name: str, value: Any) -> None:
-        check_option(name, value, dirichlet.APPROXIMATIONS)
-
     def _sobol_normals(self, like: Tensor) -> Tensor:
         """Return standard-normal points (s, K) for logits (b, K): always the same."""
         points = cached_sobol_normals(self.n_samples, like.shape[1], self._seed)
@@ -114,9 +111,11 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     def _concentrations(self, X: Any, method: Any) -> np.ndarray:
         """Return Dirichlet concentrations (n·r, K) of r labels per sample."""
-        self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
+        check_option(
+            "dirichlet_approx", self.dirichlet_approx, dirichlet.APPROXIMATIONS
+        )
         method = self.dirichlet_approx if method is None else method
-        self._check_dirichlet("method", method)
+        check_option("method", method, dirichlet.APPROXIMATIONS)
         approximation = dirichlet.APPROXIMATIONS[method]
         (alpha,) = self._outputs.map_gaussian(
             self._check_inputs(X),
@@ -564,7 +563,9 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
         """
         is_gaussian = self._outputs.model.is_gaussian
         if method is None:
-            self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
+            check_option(
+                "dirichlet_approx", self.dirichlet_approx, dirichlet.APPROXIMATIONS
+            )
             method = self.dirichlet_approx if is_gaussian else "mc"
         check_option("method", method, ["mc", *dirichlet.APPROXIMATIONS])
         found = class_outputs.entropies(self, X, method)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from sklaplace.core.checks import as_levels, as_seed, naming
 from sklaplace.estimators.options.given_net import is_frozen
-from sklaplace.estimators.options.laplace import sibling
 from sklaplace.estimators.predicting import latent
 from sklaplace.estimators.predicting.output_model import BatchedOutputs
 from sklaplace.estimators.targets.numbers import NumberTargets, geometric_mean
@@ -45,7 +44,7 @@ class ProbabilisticRegressor(RegressorMixin, BaseEstimator, ABC):
             self._input_type,
             self.likelihood,
             self.sigma_noise,
-            sibling(self),
+            self._sibling,
             sample_weight=samples.sample_weight,
             normalizes=bool(self.normalize_y),
         )

@@ -5,26 +5,33 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from sklearn.base import is_regressor
+from sklearn.base import is_classifier, is_regressor
+from sklearn.utils._param_validation import validate_parameter_constraints
 from sklearn.utils.validation import check_is_fitted
 
 from sklaplace.core import progress
 from sklaplace.core.budget import moved_entries
-from sklaplace.core.checks import check_count, check_fraction
+from sklaplace.core.checks import check_count
 from sklaplace.core.random import private_rng
 from sklaplace.core.serialise import from_portable, pickled, to_portable
 from sklaplace.estimators.fitting.diagram import displayed
 from sklaplace.estimators.fitting.noise import most_probable_noise
 from sklaplace.estimators.fitting.summary import of_training, reporting_for
+from sklaplace.estimators.options.constraints import (
+    AUTO,
+    CONSTRAINTS,
+    LEVELS,
+    Constraints,
+)
 from sklaplace.estimators.options.given_net import (
+    check_net,
     inner_net,
     is_frozen,
     note_new_weights,
 )
-from sklaplace.estimators.options.laplace import check_common, sibling
+from sklaplace.estimators.options.laplace import check_likelihood, sibling
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, OutputModel
 from sklaplace.estimators.targets.numbers import (
-    check_noise,
     check_normalize_y,
     geometric_mean,
     has_noise,
@@ -49,7 +56,12 @@ class BaseSampling(ABC):
     verbose: int = 0
 
     _trainer_kind: ClassVar[type[Trainer]] = Trainer
-    _noise_names: ClassVar[tuple[str, ...]] = ("auto",)
+    _parameter_constraints: ClassVar[Constraints] = {
+        **CONSTRAINTS,
+        "sigma_noise": [AUTO, LEVELS],
+    }
+    # an ensemble trains new weights for each network
+    _keeps_weights: ClassVar[bool] = True
 
     def fit(
         self,
@@ -109,7 +121,8 @@ class BaseSampling(ABC):
         given = samples.Samples(X, y, sample_weight, X_val, y_val, fit_params)
         with reporting_for(self), samples.unchanged_on_error(self):
             self._check_options()
-            note_new_weights(self)
+            if self.verbose and self._keeps_weights:
+                note_new_weights(self.estimator)
             if self.estimator is None or self._trainer_kind.has_prior:
                 samples.warn_of_weight_scale(sample_weight)
             data, validation = samples.encode_samples(self, given)
@@ -132,21 +145,19 @@ class BaseSampling(ABC):
     # ------------------------------------------------------------- collaborators
     def _check_options(self) -> None:
         """Raise for values that are not valid."""
-        check_common(self)
-        self._check_draws()
+        self._validate_params()
+        example = self._targets_kind.example_net
+        check_net(self.estimator, example, keeps_weights=self._keeps_weights)
+        check_likelihood(self.likelihood, is_classifier(self), self._sibling)
         if is_regressor(self):
-            check_noise(self.sigma_noise, self._noise_names)
+            # a variance is made of two draws or more
+            check_count("n_samples", getattr(self, "n_samples", 2), 2)
             check_normalize_y(self.normalize_y, is_frozen(self.estimator))
-            hint = "Choose a share of the rows, such as 0.2."
-            check_fraction("validation_fraction", self.validation_fraction, hint)
-        else:
-            self._check_dirichlet("dirichlet_approx", self.dirichlet_approx)
 
-    def _check_draws(self) -> None:
-        """Raise for a number of draws that is not valid."""
-        check_count("n_samples", self.n_samples)
-        if is_regressor(self):  # a variance is made of two or more
-            check_count("n_samples", self.n_samples, 2)
+    @property
+    def _sibling(self) -> str:
+        """Name of the estimator for the other kind of targets."""
+        return sibling(type(self).__name__, is_classifier(self))
 
     def _trainer(self, **options: Any) -> Trainer:
         """Return the trainer; ``options`` are those of its kind."""
@@ -160,7 +171,7 @@ class BaseSampling(ABC):
             likelihood=self.likelihood,
             seed=self._seed,
             validation_fraction=fraction,
-            alternative=sibling(self),
+            alternative=self._sibling,
             **options,
         )
 
@@ -186,6 +197,11 @@ class BaseSampling(ABC):
 
     def _outputs_of(self, network: TrainedNetwork) -> BatchedOutputs:
         scope = type(self).__name__, self.verbose
+        names = "n_samples", "batch_size", "n_jobs"  # they may have been set after fit
+        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        validate_parameter_constraints(
+            self._parameter_constraints, values, type(self).__name__
+        )
         model = self._output_model()
         return BatchedOutputs(network, model, self.batch_size, scope=scope)
 

@@ -5,10 +5,16 @@ number of prior precisions.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from sklaplace.estimators.classifier import LaplaceClassifier
 from sklaplace.estimators.fitting.prior_search import PriorSearch
+from sklaplace.estimators.options.constraints import (
+    AUTO,
+    CONSTRAINTS,
+    POSITIVE,
+    Constraints,
+)
 from sklaplace.estimators.regressor import LaplaceRegressor
 from sklaplace.estimators.training.samples import Samples
 
@@ -304,6 +310,11 @@ class LaplaceRegressorCV(LaplaceRegressor):
     prior_precision: Any = field(default="auto", init=False)
     prior: Any = field(default=None, init=False)
     validation_fraction: float = field(default=0.2, init=False)
+
+    _parameter_constraints: ClassVar[Constraints] = {
+        **CONSTRAINTS,
+        "sigma_noise": [AUTO, POSITIVE],
+    }
 
     def fit(
         self, X: Any, y: Any = None, sample_weight: Any = None, **fit_params: Any

@@ -7,7 +7,6 @@ import torch
 
 from sklaplace.core import progress
 from sklaplace.core.budget import require_bytes
-from sklaplace.core.checks import check_count
 from sklaplace.curvature.descent import SCHEDULE_CHECKS, Schedule
 from sklaplace.curvature.layout import Layout
 from sklaplace.estimators.predicting.output_model import (
@@ -145,12 +144,6 @@ class BaseSWAG(BaseSampling):
     n_samples: int = 100
 
     _trainer_kind = SWAGTrainer
-
-    def _check_options(self) -> None:
-        super()._check_options()
-        for name, check in SCHEDULE_CHECKS.items():
-            check(name, getattr(self, name))
-        check_count("max_rank", self.max_rank, 2)  # divided by one less
 
     def _trainer(self, **options: Any) -> Trainer:
         schedule = Schedule(**{name: getattr(self, name) for name in SCHEDULE_CHECKS})

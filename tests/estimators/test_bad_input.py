@@ -1,7 +1,6 @@
 """Bad input: refused before training, in words that help, everything left alone."""
 
 from functools import partial
-from itertools import product
 
 import numpy as np
 import pytest
@@ -31,6 +30,7 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils._param_validation import InvalidParameterError
 from skorch import NeuralNetClassifier
 from skorch.dataset import Dataset, ValidSplit
 from skorch.helper import predefined_split
@@ -85,11 +85,6 @@ def settings(*words, error=ValueError, **params):
     return pytest.param(params, words, error, id=name)
 
 
-def each(name, values, *words, **params):
-    """The same with each of the values, which the message repeats."""
-    return [settings(f"{name}={v!r}", *words, **{name: v}, **params) for v in values]
-
-
 def structure_params(name, *words, **params):
     return settings(*words, hessian_structure=name, structure_params=params)
 
@@ -98,7 +93,6 @@ def subset_params(name, *words, **params):
     return settings(*words, subset_of_weights=name, subset_params=params or None)
 
 
-NOT_POSITIVE = [0, -1.0, np.nan, np.inf, None, True]
 OF_KRON = "structure_params", "It takes 'weight_sharing'."
 SUM = "structure_params['weight_sharing']='sum'"
 TOLERANCE = "structure_params['tolerance']"
@@ -110,11 +104,7 @@ OF_DRAWS = "pred_type='nn'", "pred_type='glm'"
 EF = "refine=True cannot be used with curvature='ef'"
 
 FOR_CLASSES = [
-    *(
-        settings(f"{name}={value!r} is not known. Choose one of '", **{name: value})
-        for name, value in product(OPTIONS, ["kronecker", None, 1, ["kron"]])
-    ),
-    # those of structures, curvatures and subsets
+    # options of structures, curvatures and subsets
     structure_params("kron", *OF_KRON, "has 'rank'", "'kron' does not take", rank=3),
     structure_params("kron", *OF_KRON, n_draws=3),
     structure_params("kron", SUM, "'expand', 'reduce'", weight_sharing="sum"),
@@ -123,9 +113,9 @@ FOR_CLASSES = [
     structure_params("lowrank", f"{TOLERANCE}=1", "Choose", tolerance=1),
     structure_params("lowrank", f"{TOLERANCE}='small'", "Choose", tolerance="small"),
     structure_params("lowrank", "has 'rang'", "It takes 'rank', 'tolerance'.", rang=3),
-    settings("is of type int", "Pass a dict", structure_params=3, error=TypeError),
     settings("It takes none.", curvature_params={"rank": 1}),
     settings("curvature_params['n_draws']=0", **NO_DRAWS),
+    subset_params(["kronecker"], "['kronecker'] is not known"),
     subset_params([], "is not a list of names"),
     subset_params([1], "is not a list of names"),
     subset_params(["output"], "['output'] is not known"),
@@ -153,9 +143,6 @@ FOR_CLASSES = [
         for s in ("kron", "diag", "lowrank")
     ),
     # the prior
-    *each("prior_precision", NOT_POSITIVE, "Choose a positive"),
-    *each("temperature", NOT_POSITIVE, "Choose a positive"),
-    settings("prior_precision", prior_precision=np.ones(0)),
     settings("prior_precision", "shape (3,)", prior_precision=np.ones(3)),
     settings("prior_precision", "shape (1, 1)", prior_precision=np.ones((1, 1))),
     settings("prior_precision", "shape (21,)", "'diag'", prior_precision=np.ones(21)),
@@ -164,46 +151,47 @@ FOR_CLASSES = [
     ),
     settings("shape (4,)", "'layerwise'", "(2,)", **FOUR, prior_structure="layerwise"),
     settings("shape (4,)", "'diag'", "(21,)", **FOUR, prior_structure="diag"),
-    settings("-2", prior_precision=[1.0, -2.0], prior_structure="layerwise"),
-    *each(
-        "prior_structure", ["diag"], "hessian_structure='kron'", "'layerwise', 'scalar'"
+    settings(
+        "prior_structure='diag'",
+        "hessian_structure='kron'",
+        "'layerwise', 'scalar'",
+        prior_structure="diag",
     ),
-    *each("prior_mean", [np.nan, "a", None, [0.0, np.inf]]),
     settings("(5,)", "(21,)", prior_mean=np.zeros(5)),
     # the rest
-    settings("class_weight", class_weight="even"),
     settings("class_weight", class_weight={9: 2.0}),
-    settings("class_weight", class_weight=3, error=TypeError),
-    *each("refine", ["yes", 1, 0, None], "True, False or 'auto'"),
-    settings("refine=", "True, False or 'auto'", refine=np.array([True, False])),
     settings("refine=True", *OF_DRAWS, **DRAWS, refine=True),
     settings("refine=True", *OF_DRAWS, **DRAWS, refine=np.True_),
-    *each("validation_fraction", [0, 1, 5, -0.1, np.nan, "a", None, True], "0.2"),
-    *each("n_samples", [0, -1, 1.5, "a", True], "1 or more"),
-    *each("batch_size", [0, -1, 1.5, "a", True], "1 or more"),
-    *(
-        settings("random_state", random_state=value)
-        for value in ("a", -1, 1.5, np.random.default_rng(0))
-    ),
-    *each("verbose", ["x", -1, None]),
 ]
-TUNERS = "'auto', 'marglik', 'validation'", "Did you mean 'marglik'?"
 FOR_NUMBERS = [
-    *(settings(f"{name}='x' is not known", **{name: "x"}) for name in OPTIONS[:-1]),
     settings(EF, curvature="ef", refine=True, sigma_noise="auto"),
     settings(EF, curvature="ef", refine=True, sigma_noise="validation"),
-    *each("prior_precision", ["marglick"], *TUNERS),
-    *each("sigma_noise", ["marglick"], *TUNERS),
-    *each(
-        "sigma_noise",
-        ["marglik"],
+    settings(
+        "sigma_noise='marglik'",
         "prior_precision='validation'",
+        sigma_noise="marglik",
         prior_precision="validation",
     ),
     settings("sigma_noise has shape", sigma_noise=np.ones(2)),
-    settings("sigma_noise has shape", sigma_noise=np.ones((60, 1))),
-    settings("sigma_noise=", "positive", sigma_noise=[]),
 ]
+NOT_POSITIVE = [0, -1.0, np.nan, np.inf, None, True]
+COUNTS = [0, -1, 1.5, "a", True]
+# what no estimator allows
+INVALID = {
+    **{name: ["kronecker", "KRON", None, 1] for name in OPTIONS},
+    "structure_params": [3, [1, 2, 3], "kron"],
+    "class_weight": [3, [1, 2, 3], "balance"],
+    "prior_precision": [*NOT_POSITIVE, "marglick", np.ones(0), [1.0, -2.0]],
+    "sigma_noise": [*NOT_POSITIVE, "marglick", [], np.ones((60, 1))],
+    "temperature": [*NOT_POSITIVE, [1.0]],
+    "prior_mean": [np.nan, "a", None, [0.0, np.inf]],
+    "refine": ["yes", 1, 0, None, np.array([True, False])],
+    "validation_fraction": [0, 1, 5, -0.1, np.nan, "a", None, True],
+    "n_samples": COUNTS,
+    "batch_size": COUNTS,
+    "random_state": ["a", -1, 1.5, np.random.default_rng(0)],
+    "verbose": ["x", -1, None],
+}
 
 
 class TestOptions:
@@ -215,18 +203,20 @@ class TestOptions:
     def test_of_a_regressor(self, params, words, error):
         refused_fit(for_numbers(**params), *words, error=error)
 
-    @pytest.mark.parametrize("value", NOT_POSITIVE)
-    def test_noise_must_be_positive(self, value):
-        message = refused_fit(for_numbers(sigma_noise=value), f"sigma_noise={value}")
-        assert "array" not in message
+    @pytest.mark.parametrize("name", INVALID)
+    def test_invalid_values(self, name):
+        make = for_numbers if name == "sigma_noise" else for_classes
+        for value in INVALID[name]:
+            words = f"The {name!r} parameter of Laplace", f"Got {value!r}"
+            refused_fit(make(**{name: value}), *words, error=InvalidParameterError)
 
-    def test_a_near_miss_is_named(self):
-        message = refused_fit(for_classes(hessian_structure="kronecker"))
-        assert message == (
-            "hessian_structure='kronecker' is not known. Choose one of 'diag', "
-            "'full', 'gp', 'kron', 'lowrank', 'nystrom', 'variational'. "
-            "Did you mean 'kron'?"
-        )
+    @pytest.mark.parametrize("make", [np.array, torch.tensor])
+    def test_numbers_without_axes(self, make):
+        data = X_REG.astype("f4"), Y_REG.astype("f4")
+        names = "prior_precision", "sigma_noise", "temperature", "prior_mean"
+        params = dict.fromkeys(names, make(0.5))
+        net = FrozenEstimator(initialised(regressor()))
+        LaplaceRegressor(net, residual=make(0.1), **params).fit(*data)
 
     def test_validation_without_rows(self):
         model = for_classes(prior_precision="validation")
@@ -337,32 +327,12 @@ def test_weights_of_classes_of_the_criterion(weight, words, frozen):
 
 
 @pytest.mark.parametrize(
-    ("value", "words", "error"),
-    [
-        ("balance", ["is not known", "Did you mean 'balanced'?"], ValueError),
-        ("Balanced", ["is not known", "Did you mean 'balanced'?"], ValueError),
-        ({0: 1.0, 5: 2.0}, ["no number for each label", "[1, 2]"], ValueError),
-        ({0: "a", 1: 1, 2: 1}, ["no number for each label"], ValueError),
-        ([1, 2, 3], ["of type list", "dict"], TypeError),
-        (3, ["of type int", "dict"], TypeError),
-    ],
-    ids=str,
+    ("value", "words"),
+    [({0: 1.0, 5: 2.0}, ["[1, 2]"]), ({0: "a", 1: 1, 2: 1}, [])],
 )
-def test_weights_of_classes(value, words, error):
-    model = for_classes(class_weight=value)
-    refused_fit(model, f"class_weight={value!r}", *words, error=error)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "meant"),
-    [
-        ("hessian_structure", "KRON", "kron"),
-        ("subset_of_weights", "ALL", "all"),
-        ("prior_precision", "MargLik", "marglik"),
-    ],
-)
-def test_a_name_in_capitals(name, value, meant):
-    refused_fit(for_classes(**{name: value}), f"Did you mean {meant!r}?")
+def test_weights_of_classes(value, words):
+    words = f"class_weight={value!r}", "no number for each label", *words
+    refused_fit(for_classes(class_weight=value), *words)
 
 
 def test_one_class_alone():
@@ -711,7 +681,7 @@ class TestPredict:
     def test_unknown_options_set_after_fit(self, name, fitted):
         model = LaplaceClassifier(fitted.estimator, prior_precision=1.0).fit(X, Y)
         model.set_params(**{name: "probitt"})
-        refused(ValueError, [f"{name}='probitt'"], lambda: model.predict(X), model)
+        refused(ValueError, [name, "'probitt'"], lambda: model.predict(X), model)
 
 
 class TestEvidence:

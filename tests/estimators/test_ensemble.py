@@ -302,15 +302,14 @@ class TestRefused:
     @pytest.mark.parametrize("value", [0, -1, 2.5, "many", None, True])
     def test_number_of_networks(self, value):
         model = DeepEnsembleClassifier(classifier(**RECORD), n_estimators=value)
-        words = f"n_estimators={value!r} is not an integer", "1 or more"
+        words = "'n_estimators' parameter", "[1, inf)", f"Got {value!r}"
         refused_fit(model, *words, data=(X, Y))
 
     @pytest.mark.parametrize("value", [0, 2.5, "two", True])
     @pytest.mark.parametrize("kind", [DeepEnsembleClassifier, DeepEnsembleRegressor])
     def test_number_of_processes(self, value, kind):
         model = kind(classifier(**RECORD), n_jobs=value)
-        words = f"n_jobs={value!r} is not a number of processes"
-        refused_fit(model, words, data=(X, Y))
+        refused_fit(model, "'n_jobs' parameter", f"Got {value!r}", data=(X, Y))
 
 
 def test_networks_hold_the_same_rows_out():

@@ -339,7 +339,7 @@ class TestRefusals:
     @pytest.mark.parametrize("value", [None, 1, "yes", "standardize", np.ones(2)])
     @pytest.mark.parametrize("kind", [LaplaceRegressor, DeepEnsembleRegressor])
     def test_other_values(self, kind, value):
-        with pytest.raises(ValueError, match=r"normalize_y=.* True or False"):
+        with pytest.raises(ValueError, match=r"'normalize_y' parameter of .* 'bool'"):
             kind(net(), normalize_y=value).fit(*problem())
 
     @pytest.mark.parametrize(

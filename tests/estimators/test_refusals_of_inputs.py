@@ -59,7 +59,7 @@ def test_predictions_refuse_what_fit_refuses(fitted, name, value):
         return
     model = copy.copy(fitted).set_params(**{name: value})
     data = rows_of(type(fitted))
-    words = f"{name}={value!r}", "Choose"
+    words = f"{name!r} parameter of", f"Got {value!r}"
     expected = refused(ValueError, words, lambda: clone(model).fit(*data))
     methods = ["predict", "latent_mean_and_variance"]
     methods += ["predict_proba"] if hasattr(model, "predict_proba") else []

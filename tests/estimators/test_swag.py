@@ -143,7 +143,7 @@ def test_options_that_are_not_valid(kind, setting):
     make = classifier if is_classifier else regressor
     data = (X, Y) if is_classifier else (X_REG, Y_REG)
     model = kind(make(callbacks=[RecordTraining()]), **setting)
-    refused_fit(model, f"{name}={value!r}", data=data)
+    refused_fit(model, f"{name!r} parameter", f"Got {value!r}", data=data)
 
 
 def test_more_deviations_than_fit_into_memory(monkeypatch):

@@ -209,7 +209,7 @@ REFUSED = {
         *RANGE,
         ({"coverage": 1.0}, r"coverage=1.0 is not between 0 and 1"),
         ({"coverage": (0.5, -0.1)}, r"coverage=-0.1 is not between"),
-        ({"coverage": ()}, "coverage is empty"),
+        ({"coverage": ()}, r"coverage has shape \(0,\)"),
     ],
     "PriorPathDisplay": [
         ({"prior_precisions": [1.0, -1.0]}, r"prior_precisions.* is not positive")

@@ -16,13 +16,7 @@ from sklearn.utils.validation import _check_method_params
 
 from sklaplace.core import progress
 from sklaplace.core.cache import check_memory
-from sklaplace.core.checks import (
-    check_n_jobs,
-    check_positive,
-    listed,
-    naming,
-    warn_user,
-)
+from sklaplace.core.checks import listed, naming, warn_user
 from sklaplace.core.parallel import in_parallel
 from sklaplace.core.random import private_rng
 from sklaplace.estimators.fitting.folds import (
@@ -116,14 +110,7 @@ class PriorSearch:
         given = self.estimator.prior_precisions
         if given is None:
             return [float(value) for value in GRID]
-        check_positive("prior_precisions", given, scalar=False)
-        values = np.asarray(given, dtype=np.float64)
-        if values.ndim != 1:
-            raise ValueError(
-                f"prior_precisions has shape {values.shape}, not one axis. Choose a "
-                "list of positive numbers, each one prior precision to try."
-            )
-        return [float(value) for value in values]
+        return [float(value) for value in given]
 
     # -------------------------------------------------------------------- search
     def _searched(self, samples: Samples) -> tuple[dict[str, Any], int]:
@@ -162,19 +149,13 @@ class PriorSearch:
     def _checked(self, samples: Samples) -> tuple[TrainingData, list[Split], Any]:
         """Return samples, splits and scorer, after all checks without a network."""
         estimator = self.estimator
-        if hasattr(estimator, "sigma_noise"):
-            check_positive("sigma_noise", estimator.sigma_noise, ["auto"])
+        estimator._validate_params()
         model = self._unfitted(estimator.verbose)
         model._check_options()
-        note_new_weights(model)
+        if estimator.verbose:
+            note_new_weights(model.estimator)
         check_memory(estimator.memory)
-        check_n_jobs(estimator.n_jobs)
         scoring = estimator.scoring
-        if not (scoring is None or isinstance(scoring, str) or callable(scoring)):
-            raise ValueError(
-                f"scoring={scoring!r} is not one score. Choose the name of a "
-                "scorer, a callable scorer(estimator, X, y), or None."
-            )
         scorer = None if scoring is None else check_scoring(model, scoring)
         encode_samples(model, samples)
         if self.chooses_noise:

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import joblib
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sklaplace.core.checks import check_count, check_n_jobs
 from sklaplace.core.trees import mapped
 from sklaplace.curvature.accumulation import CurvatureSums, OrderedMap, total
 from sklaplace.networks.data import TrainingData
@@ -48,18 +46,14 @@ class Group:
     size: int = 1
 
     @classmethod
-    def of(cls, distributed: Any) -> "Group":
+    def of(cls, distributed: bool) -> "Group":
         """Return the default group of ``torch.distributed``, or this process alone.
 
         Raises
         ------
         ValueError
-            If ``distributed`` is not a bool, or is True where there is no group.
+            If ``distributed`` is True where there is no group.
         """
-        if not isinstance(distributed, bool | np.bool_):
-            raise ValueError(
-                f"distributed={distributed!r} is not known. Choose True or False."
-            )
         if not distributed:
             return cls()
         if not (dist.is_available() and dist.is_initialized()):
@@ -217,11 +211,8 @@ class Group:
                 buffers[name].copy_(value)
 
 
-def check_workers(n_jobs: Any, n_shards: Any, distributed: Any, memory: Any) -> None:
-    """Raise for parameters of an estimator that describe no workers."""
-    check_n_jobs(n_jobs)
-    if n_shards is not None:
-        check_count("n_shards", n_shards)
+def check_workers(distributed: bool, memory: Any) -> None:
+    """Raise for a memory that several processes would share."""
     if Group.of(distributed).size > 1 and memory is not None:
         raise ValueError(
             "distributed=True cannot be used with memory: what one process finds there "

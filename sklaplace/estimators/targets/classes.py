@@ -16,7 +16,6 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import check_consistent_length
 from skorch import NeuralNetBinaryClassifier
 
-from sklaplace.core.checks import check_option
 from sklaplace.estimators.targets.base import Targets, brings_targets
 from sklaplace.estimators.targets.label_types import TargetType, infer_target_type
 from sklaplace.likelihoods import CRITERIA, Bernoulli, Categorical, Likelihood
@@ -123,14 +122,6 @@ class ClassTargets(Targets):
                 f"class_weight={class_weight!r} weighs rows by their one label, "
                 "and y has several. Use criterion__pos_weight (criterion__weight for "
                 "maps), or sample_weight."
-            )
-        if isinstance(class_weight, str):
-            check_option("class_weight", class_weight, ["balanced"], ", or a dict")
-        elif not isinstance(class_weight, Mapping):
-            raise TypeError(
-                f"class_weight={class_weight!r} is of type "
-                f"{type(class_weight).__name__}. Pass a dict by label, 'balanced' or "
-                "None."
             )
         codes = self.encode(y).astype(np.int64)
         codes = codes[codes >= 0]

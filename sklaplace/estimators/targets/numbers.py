@@ -1,6 +1,5 @@
 """NumberTargets: regression targets, in columns as the network returns them."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -9,7 +8,7 @@ import torch
 from scipy.sparse import issparse
 from torch import Tensor
 
-from sklaplace.core.checks import check_positive, warn_user
+from sklaplace.core.checks import warn_user
 from sklaplace.estimators.targets.base import Targets, brings_targets
 from sklaplace.estimators.targets.scaling import TargetScaling
 from sklaplace.likelihoods import (
@@ -243,10 +242,8 @@ class NumberTargets(Targets):
             )
 
 
-def check_normalize_y(value: Any, is_frozen: bool) -> None:
-    """Raise for what is no flag, or cannot hold for a network that is trained."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"normalize_y={value!r} is not known. Choose True or False.")
+def check_normalize_y(value: bool, is_frozen: bool) -> None:
+    """Raise where targets cannot be normalised, as the network is not trained."""
     if value and is_frozen:
         raise ValueError(
             "normalize_y=True cannot be used with a frozen network, which predicts in "
@@ -329,13 +326,3 @@ def _warn_of_unequal_scales(y: np.ndarray) -> None:
 def geometric_mean(values: Any) -> float:
     """Return the geometric mean of positive numbers."""
     return float(np.exp(np.log(np.atleast_1d(values)).mean()))
-
-
-def check_noise(value: Any, names: Iterable[str]) -> None:
-    """Raise for a noise that is neither positive, one or one per column, nor a name."""
-    check_positive("sigma_noise", value, names, scalar=np.ndim(value) == 0)
-    if np.ndim(value) > 1:
-        raise ValueError(
-            f"sigma_noise has shape {np.shape(value)}. Pass one number, or one per "
-            "column of y."
-        )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import torch
 from sklearn.base import clone
 from skorch.callbacks import (
@@ -44,7 +45,7 @@ from sklaplace.curvature.subsets import CRITERION, N_WEIGHTS, select
 from sklaplace.estimators.options.laplace import (
     LaplaceOptions,
     check_earlier_layout,
-    check_shapes,
+    check_prior_shape,
     check_structure_bytes,
 )
 from sklaplace.estimators.predicting.output_model import check_covariances
@@ -101,7 +102,7 @@ class LaplaceTrainer(Trainer):
     ) -> TrainedNetwork:
         """Return the trained network with the samples it has and has not seen."""
         trained = super().train(data, validation, fit_params)
-        if not self._selects_weights:
+        if not self.options.selects_weights:
             return trained
         self._warn_of_all_weights(trained)
         options = {"indices": self._selected_weights(trained)}
@@ -210,13 +211,6 @@ class LaplaceTrainer(Trainer):
             )
 
     # ----------------------------------------------------------------- subnetworks
-    @property
-    def _selects_weights(self) -> bool:
-        """Whether single weights are selected by the trained network."""
-        # a list of names is compared with a name, and is not equal
-        is_subnetwork = self.options.subset_of_weights == "subnetwork"
-        return is_subnetwork and "indices" not in self.options.subset_params
-
     def _warn_of_all_weights(self, trained: TrainedNetwork) -> None:
         """Warn where a subnetwork of the default size is the whole network."""
         n = trained.spec.layout.n_parameters
@@ -254,7 +248,7 @@ class LaplaceTrainer(Trainer):
     def including(self, network: TrainedNetwork, batches: list[Any]) -> TrainedNetwork:
         """Return a network whose layout is inferred from further batches as well."""
         options = None
-        if self._selects_weights:
+        if self.options.selects_weights:
             options = {"indices": self._selected_weights(network)}
         given = network.net, network.train
         spec = self.infer_spec(
@@ -282,7 +276,15 @@ class LaplaceTrainer(Trainer):
         self._check_spec(spec)
         device = device_of(net)
         n_rows, n_columns = len(dataset) * spec.n_outputs, spec.n_outputs
-        check_structure_bytes(self.options, spec.layout, device, n_rows, n_columns)
+        check_structure_bytes(
+            self.options.hessian_structure,
+            spec.layout,
+            device,
+            n_rows=None if self.options.is_exact else n_rows,
+            n_columns=n_columns,
+            is_last_layer=self.options.subset_of_weights == "last_layer",
+            params=self.options.structure_params,
+        )
         if self.takes_covariances:
             check_covariances(spec)
         if self.options.refits(spec, len(dataset)):
@@ -301,7 +303,13 @@ class LaplaceTrainer(Trainer):
 
     def _check_spec(self, spec: NetworkSpec) -> None:
         """Raise for options that do not match the layers, or the likelihood."""
-        check_shapes(self.options, spec.layout)
+        options, p = self.options, spec.layout.n_parameters
+        check_prior_shape(options.prior_precision, options.prior_structure, spec.layout)
+        if np.shape(options.prior_mean) not in ((), (p,)):
+            raise ValueError(
+                f"prior_mean has shape {np.shape(options.prior_mean)}. Use one number, "
+                f"or one per selected weight: shape ({p},)."
+            )
         check_earlier_layout(self.options.prior, spec.layout)
         if self.options.refine is True:
             self._check_refine(spec)
