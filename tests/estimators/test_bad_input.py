@@ -14,7 +14,6 @@ from nets import (
     ReLUNet,
     SigmoidMLP,
     SoftmaxMLP,
-    TwoInputs,
     binary_classifier,
     blobs,
     classifier,
@@ -25,13 +24,8 @@ from nets import (
 )
 from refusals import refused, refused_fit
 from scipy import sparse
-from sklearn.ensemble import RandomForestClassifier
 from sklearn.frozen import FrozenEstimator
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils._param_validation import InvalidParameterError
-from skorch import NeuralNetClassifier
 from skorch.dataset import Dataset, ValidSplit
 from skorch.helper import predefined_split
 from torch import nn
@@ -226,28 +220,9 @@ class TestOptions:
 
 
 # ----------------------------------------------------------------- the estimator
-PIPELINE = make_pipeline(StandardScaler(), classifier())
 
 
 class TestEstimator:
-    @pytest.mark.parametrize(
-        ("value", "words"),
-        [
-            (NeuralNetClassifier, ["class NeuralNetClassifier", "instance"]),
-            (MLP, ["class MLP", "NeuralNetClassifier(MLP, criterion="]),
-            (MLP(), ["got MLP", "NeuralNetClassifier"]),
-            (PIPELINE, ["got Pipeline"]),
-            (FrozenEstimator(PIPELINE), ["got Pipeline"]),
-            (LogisticRegression(), ["got LogisticRegression"]),
-            (RandomForestClassifier, ["class RandomForestClassifier"]),
-            ("mlp", ["got str"]),
-            (LaplaceClassifier(), ["got LaplaceClassifier"]),
-        ],
-        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-    )
-    def test_of_another_type(self, value, words):
-        refused_fit(LaplaceClassifier(value), *words, error=TypeError)
-
     def test_frozen_without_weights(self):
         net = FrozenEstimator(classifier())
         refused_fit(for_classes(net), "no weights", "net.initialize()")
@@ -335,11 +310,6 @@ def test_weights_of_classes(value, words):
     refused_fit(for_classes(class_weight=value), *words)
 
 
-def test_one_class_alone():
-    words = "y has 1 class", "two classes or more", "classes=..."
-    refused_fit(for_classes(), *words, data=(X, np.zeros(60, int)))
-
-
 @pytest.mark.parametrize("stratified", [False, True])
 def test_train_split_of_few_rows(stratified):
     net = of_classes(train_split=ValidSplit(5, stratified=stratified))
@@ -359,18 +329,6 @@ def test_scores_that_do_not_suit_the_targets(kind, net, scoring, words):
     data = (X, Y) if kind is LaplaceClassifierCV else (X_REG, Y_REG)
     words = f"scoring={scoring!r} cannot score", *words, "scoring=None"
     refused_fit(kind(net(), scoring=scoring), *words, data=data)
-
-
-@pytest.mark.parametrize("n", [4, 10])
-def test_folds_of_few_rows(n):
-    words = "cv=None", f"cannot split {n} samples", "fewer folds"
-    refused_fit(LaplaceClassifierCV(of_classes()), *words, data=(X[:n], Y[:n]))
-
-
-def test_frozen_net_with_fewer_classes():
-    labels = (Y > 0).astype(int)
-    net = FrozenEstimator(seeded(classifier(module__n_out=2), X, labels))
-    refused_fit(for_classes(net), "2 outputs", "3 classes")
 
 
 def test_one_logit_where_a_probability_is_expected():
@@ -561,21 +519,6 @@ class TestDivergence:
         model = for_classes(FrozenEstimator(net))
         refused_fit(model, "not finite", "weights were not loaded")
 
-    @pytest.mark.filterwarnings("ignore:There are no rows that the network did not")
-    def test_on_some_rows_only(self):
-        net = seeded(classifier(ReLUNet), X, Y)
-        rows = X.copy()
-        rows[40] = 1e37
-        # Each term of the first layer is infinite, however these are added, and the
-        # difference of such terms in the second is no number.
-        with torch.no_grad():
-            net.module_.first.weight.fill_(100)
-            net.module_.second.weight[:, ::2] = -1
-            net.module_.second.weight[:, 1::2] = 1
-            finite = net.module_(torch.as_tensor(rows)).isfinite().all(1)
-        assert (~finite).nonzero().tolist() == [[40]]
-        refused_fit(for_classes(FrozenEstimator(net)), "not finite", data=(rows, Y))
-
 
 # -------------------------------------------------------------------------- predict
 @pytest.fixture(scope="module")
@@ -623,14 +566,6 @@ class TestPredict:
     def test_sparse(self, make, fitted):
         refused(TypeError, ["Sparse"], lambda: fitted.predict(make(X)), fitted)
 
-    def test_no_rows_of_a_dict(self):
-        both = {"left": np.ones((9, 2), "f4"), "right": np.ones((9, 3), "f4")}
-        net = seeded(classifier(TwoInputs, module__n_out=2), both, np.arange(9) % 2)
-        model = LaplaceClassifier(FrozenEstimator(net), prior_precision=1.0)
-        model.fit(both, np.arange(9) % 2)
-        with pytest.raises(ValueError, match="X has 0 rows"):
-            model.predict({name: rows[:0] for name, rows in both.items()})
-
     def test_outputs_that_overflow(self):
         net = seeded(classifier(), X, Y)
         with torch.no_grad():
@@ -650,32 +585,6 @@ class TestPredict:
         }.items():
             message = refused(ValueError, [name, "between 0 and 1"], call, numbers)
             assert "share of the rows" not in message
-
-    @pytest.mark.parametrize(
-        ("error", "words", "call"),
-        [
-            (ValueError, ["alpha"], lambda m: m.predict_quantiles(X, "a")),
-            (
-                ValueError,
-                ["return_std", "return_cov"],
-                lambda m: m.predict(X, return_std=True, return_cov=True),
-            ),
-        ],
-        ids=["levels that are no numbers", "std and covariance at once"],
-    )
-    def test_questions_that_cannot_be(self, error, words, call, numbers):
-        refused(error, words, lambda: call(numbers), numbers)
-
-    @pytest.mark.parametrize(
-        ("arguments", "word"),
-        [
-            *(((value,), f"n_samples={value!r}") for value in (0, -1, 1.5, None)),
-            *(((2, value), "random_state") for value in ("a", -1, 1.5)),
-        ],
-    )
-    def test_draws(self, arguments, word, fitted, numbers):
-        for ask, model in ((fitted.sample_proba, fitted), (numbers.sample_y, numbers)):
-            refused(ValueError, [word], lambda ask=ask: ask(X, *arguments), model)
 
     @pytest.mark.parametrize("name", ["link_approx", "pred_type"])
     def test_unknown_options_set_after_fit(self, name, fitted):
@@ -724,17 +633,6 @@ class TestSizes:
         words = [structure, "parameters needs", "100 bytes are free", advice]
         refused_fit(model, *words, "subset_of_weights='last_layer'")
 
-    @pytest.mark.parametrize("structure", ["diag", "kron"])
-    def test_weights_alone(self, structure, little_memory):
-        """Mean and variances, of which the structure keeps no more than one."""
-        net = of_classes(LinearModel, module__n_out=3, module__dtype=torch.float32)
-        model = for_classes(net, hessian_structure=structure, refine=False)
-        model.set_params(prior_precision=1.0, link_approx="probit")
-        little_memory(5 * 8 * 9)
-        refused_fit(model, structure, "over 9 parameters needs", "360 bytes are free")
-        little_memory(5 * 8 * 9 + (8 * 9 if structure == "diag" else 900))
-        model.fit(X, Y)
-
     @pytest.mark.parametrize("link", ["mc", "mean_field", "sodpp"])
     def test_covariances_of_a_link(self, link, little_memory):
         sizes = {"module__n_out": 30, "module__dtype": torch.float32}
@@ -746,17 +644,6 @@ class TestSizes:
         refused_fit(model, *words, data=data)
         model.set_params(link_approx="auto").fit(*data).predict_proba(X)
         model.set_params(link_approx=link, pred_type="nn", n_samples=2).fit(*data)
-
-    def test_full_structures_of_few_rows_are_small(self, little_memory):
-        """In the dual form a matrix of parameters by parameters never exists."""
-        net = classifier(module__width=400, train_split=None)
-        model = LaplaceClassifier(
-            net, subset_of_weights="all", hessian_structure="full", prior_precision=1.0
-        )
-        n_parameters = 2 * 400 + 400 + 400 * 3 + 3
-        little_memory(4 * 8 * n_parameters**2 // 2)
-        model.fit(X[:20], Y[:20])
-        assert model.posterior_.layout.n_parameters == n_parameters
 
     def test_rows_to_refit_on(self, little_memory):
         little_memory(3_000)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from nets import blobs, classifier, regressor, seeded, waves
+from nets import blobs, classifier, seeded
 from refusals import refused, refused_fit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
@@ -14,7 +14,6 @@ from sklaplace import (
     DeepEnsembleClassifier,
     LaplaceClassifier,
     LaplaceClassifierCV,
-    LaplaceRegressor,
     SWAGClassifier,
     VariationalClassifier,
 )
@@ -85,20 +84,6 @@ def test_partial_fit(data, rows):
     expected = clone(model).fit(X, Y)
     expected.partial_fit(X[rows], Y[rows], sample_weight=weights)
     np.testing.assert_allclose(found.predict_proba(X), expected.predict_proba(X))
-
-
-def test_recalibration():
-    X, y = waves(90)
-    net = FrozenEstimator(seeded(regressor(), X, y[:, None]))
-    model = LaplaceRegressor(net, **FIXED, sigma_noise=0.1).fit(X, y)
-    expected = model.recalibrate(X[ORDER[:50]], y[ORDER[:50]]).sigma_scaling_
-    found = model.recalibrate(Subset(Dataset(X, y), ORDER[:50]), y[ORDER[:50]])
-    np.testing.assert_allclose(found.sigma_scaling_, expected)
-
-
-def test_real_numbers_are_no_positions():
-    subset = Subset(DATA, [0.9, 1.9])
-    refused_fit(MODELS["trained"], "X is a Subset", "integers", data=(subset, Y[:2]))
 
 
 def test_masks_are_no_positions():

@@ -88,12 +88,3 @@ def test_a_file_that_became_shorter(truncated):
 def assert_equal_on(found, data, expected):
     ours, theirs = (some.predict_proba(data) for some in (found, expected))
     np.testing.assert_array_equal(ours, theirs)
-
-
-def test_targets_in_a_file_that_became_shorter(tmp_path):
-    path = tmp_path / "y.dat"
-    mapped = np.memmap(path, dtype="i8", mode="w+", shape=90, offset=8192)
-    mapped[:] = Y
-    os.truncate(path, 100)
-    with pytest.raises(OSError, match=r"^y .* became shorter .* bytes"):
-        model(NET).fit(X, mapped)

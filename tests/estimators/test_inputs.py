@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from nets import RecordTraining, TinyCNN, blobs, classifier, regressor, seeded, waves
+from nets import RecordTraining, blobs, classifier, seeded, waves
 from refusals import refused, refused_fit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
@@ -19,7 +19,6 @@ from sklaplace import (
     DeepEnsembleClassifier,
     LaplaceClassifier,
     LaplaceClassifierCV,
-    LaplaceRanker,
     LaplaceRegressor,
     MCDropoutRegressor,
     SWAGClassifier,
@@ -61,10 +60,6 @@ class TestSliceDatasets:
         np.testing.assert_array_equal(proba, expected.predict_proba(X))
         assert found.score(self.ROWS, self.TARGETS) == expected.score(X, Y)
 
-    def test_after_fit_on_arrays(self, fitted):
-        proba = fitted.predict_proba(self.ROWS)
-        np.testing.assert_array_equal(proba, fitted.predict_proba(X))
-
 
 class TestTensorsThatRequireGradients:
     def test_as_arrays(self, fitted):
@@ -76,13 +71,6 @@ class TestTensorsThatRequireGradients:
         )
         assert rows.requires_grad
         assert rows.grad is None
-
-    def test_as_targets(self):
-        model = LaplaceRegressor(regressor(**QUICK), **FIXED, sigma_noise=0.1)
-        targets = torch.tensor(Y_REG, requires_grad=True)
-        found = clone(model).fit(X_REG, targets)
-        expected = clone(model).fit(X_REG, Y_REG)
-        assert found.score(X_REG, targets) == expected.score(X_REG, Y_REG)
 
     def test_in_a_dict(self):
         rows = {"X": torch.tensor(X, requires_grad=True)}
@@ -174,17 +162,6 @@ class TestAxes:
         refused(ValueError, words, lambda: getattr(fitted, method)(rows), fitted)
         refused(ValueError, words, lambda: fitted.partial_fit(rows, Y[:3]), fitted)
 
-    def test_of_images(self):
-        net = FrozenEstimator(seeded(classifier(TinyCNN), IMAGES, Y))
-        model = LaplaceClassifier(net, **FIXED).fit(IMAGES, Y)
-        rows = np.ones((3, 1, 5, 5, 1))
-        refused(ValueError, ["5 axes", "4"], lambda: model.predict(rows), model)
-
-    def test_of_a_second_fit_are_its_own(self):
-        model = clone(FROZEN).fit({"X": X}, Y)
-        model.set_params(estimator=classifier(TinyCNN, **QUICK)).fit(IMAGES, Y)
-        assert model.predict(IMAGES).shape == (60,)
-
 
 class TestDefaultNetwork:
     MODELS = (
@@ -207,11 +184,6 @@ class TestDefaultNetwork:
     @pytest.mark.parametrize("rows", [{"X": X}, Dataset(X, Y)], ids=["dict", "dataset"])
     def test_takes_arrays(self, model, rows):
         refused_fit(model, "X is of type", "estimator=None", data=(rows, Y))
-
-    def test_of_pairs(self):
-        pairs = {"X": X.reshape(30, 2, 2)}
-        refused_fit(LaplaceRanker(), "estimator=None", data=(pairs, Y[:30] > 0))
-        assert RecordTraining.steps == []
 
 
 # ----------------------------------------------- inputs that only the network checks

@@ -19,7 +19,6 @@ from nets import (
 from refusals import CLASSIFIERS, REGRESSORS, refused, refused_fit
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
-from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from skorch import NeuralNet, NeuralNetClassifier
 from skorch.dataset import ValidSplit
@@ -28,7 +27,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sklaplace import (
     DeepEnsembleClassifier,
-    DeepEnsembleRegressor,
     LaplaceClassifier,
     LaplaceRanker,
 )
@@ -151,16 +149,6 @@ def test_of_regressors(kind, error, estimator, X, y, words):
     refused_fit(kind(estimator, random_state=0), *words, error=error, data=(X, y))
 
 
-@pytest.mark.parametrize("kind", [*CLASSIFIERS, *REGRESSORS])
-@pytest.mark.parametrize("given", [MLP(), LogisticRegression()])
-def test_frozen_nets_are_named_where_they_are_of_use(kind, given):
-    """Not by an ensemble, which refuses them."""
-    is_used = kind not in (DeepEnsembleClassifier, DeepEnsembleRegressor)
-    with pytest.raises(TypeError, match="estimator must be a skorch net") as caught:
-        kind(given).fit(X, Y)
-    assert ("Frozen" in str(caught.value)) == is_used
-
-
 @pytest.mark.parametrize("kind", [*CLASSIFIERS, *REGRESSORS, LaplaceRanker])
 @pytest.mark.parametrize(
     ("given", "error", "words"),
@@ -171,18 +159,6 @@ def test_no_targets_at_all(kind, given, error, words):
     """``fit(loader)`` and ``fit(dataset)`` are told what to pass, too."""
     model = kind()
     refused(error, words, partial(model.fit, given), model)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", CLASSIFIERS)
-def test_columns_with_one_label_each(kind):
-    """One-hot labels make several labels per row, of which the default net warns."""
-    few = {"cv": 2, "prior_precisions": [1.0], "n_snapshots": 8, "n_estimators": 1}
-    names = kind().get_params()
-    few = {name: value for name, value in few.items() if name in names}
-    for n_classes, labels in [(3, Y), (2, TWO)]:
-        with pytest.warns(UserWarning, match=r"one-hot, pass y\.argmax\(axis=1\)"):
-            kind(random_state=0, **few).fit(X, np.eye(n_classes)[labels])
 
 
 @pytest.mark.parametrize("reason", ["several", "none", "few rows", "a net for them"])
@@ -230,13 +206,6 @@ def test_of_the_ranker(error, estimator, X, y, words):
     refused_fit(LaplaceRanker(estimator), *words, error=error, data=(X, y))
 
 
-@pytest.mark.parametrize("y", [None, Y])
-def test_loaders_to_tune_on(y):
-    model = LaplaceClassifier(random_state=0).fit(X, Y)
-    words = "is a DataLoader", "tune(loader.dataset, targets)"
-    refused(TypeError, words, partial(model.tune, LOADER, y), model)
-
-
 @pytest.mark.parametrize("option", ["return_std", "return_cov"])
 @pytest.mark.parametrize("kind", [*CLASSIFIERS, LaplaceRanker])
 def test_deviations_of_labels(kind, option):
@@ -273,16 +242,6 @@ def test_a_fitted_net_is_trained_anew(kind, capsys):
     kind(net, random_state=0, verbose=1, **one).fit(X, Y)
     printed = capsys.readouterr().out
     assert printed.count(f"anew, from other weights. {NOTE}") == (not one)
-
-
-def test_a_fitted_module_is_trained_further(capsys):
-    """As the line says: its clone has the weights of the module."""
-    net = seeded(classifier(MLP(), max_epochs=1), X, Y.astype(np.int64))
-    before = net.module_.head.weight.detach().clone()
-    net.set_params(lr=0.0)
-    model = LaplaceClassifier(net, random_state=0, verbose=1).fit(X, Y)
-    assert f"further, from the weights of its module. {NOTE}" in capsys.readouterr().out
-    assert torch.equal(model.estimator_.module_.head.weight, before)
 
 
 def test_no_line_without_new_weights(capsys):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import references
 import torch
-from nets import MLP, RecordTraining, SigmoidMLP, classifier, seeded, twin
+from nets import MLP, RecordTraining, classifier, seeded, twin
 from refusals import refused_fit
 from scipy import sparse
 from sklearn.base import clone
@@ -18,7 +18,6 @@ from tagging import N_LABELS, X, Y, fitted, net
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceClassifierCV
-from sklaplace.curvature.ggn import CURVATURES
 from sklaplace.curvature.structures import STRUCTURES
 from sklaplace.dirichlet.links import LINKS
 from sklaplace.estimators.targets.label_types import (
@@ -83,21 +82,6 @@ def test_posterior_and_variances_are_those_of_the_dense_formula(
     assert model.log_marginal_likelihood() == pytest.approx(float(evidence), rel=1e-8)
 
 
-def test_weights_of_labels_in_every_curvature(trained):
-    """``S Sᵀ`` of drawn and of given labels, each label times its weight."""
-    plain = Bernoulli().multilabel()
-    likelihood = plain.configured(nn.BCEWithLogitsLoss(pos_weight=POS_WEIGHT))
-    _, f, h = dense(trained, POS_WEIGHT)
-    root = h.sqrt().unsqueeze(-1)
-    for name in ("ggn", "ggn_mc", "identity"):
-        found, bare = (
-            CURVATURES[name](kind, f, TARGETS) for kind in (likelihood, plain)
-        )
-        torch.testing.assert_close(found, root * bare, rtol=1e-12, atol=1e-12)
-    S = CURVATURES["ef"](likelihood, f, TARGETS)
-    torch.testing.assert_close(S, (h * (f.sigmoid() - TARGETS)).unsqueeze(-1))
-
-
 def test_weights_of_labels_are_torchs():
     """Loss and derivatives, row by row."""
     criterion = nn.BCEWithLogitsLoss(pos_weight=POS_WEIGHT, reduction="none")
@@ -127,16 +111,6 @@ def test_a_label_is_a_problem_of_two_classes(trained, link):
         logits = Bernoulli().class_logits(gaussian[0], gaussian[1].unsqueeze(-1))
         alone = model._proba_of_gaussian(model._link(), *logits)
         np.testing.assert_allclose(proba[:, k], alone[:, 1], rtol=1e-10, atol=1e-12)
-
-
-def test_draws(trained):
-    model = fitted(trained)
-    draws = model.sample_proba(X, 4000, random_state=0)
-    assert draws.shape == (len(X), N_LABELS, 4000)
-    np.testing.assert_allclose(draws.mean(-1), model.predict_proba(X), atol=0.02)
-    sampled = clone(model).set_params(pred_type="nn", n_samples=400).fit(X, Y)
-    assert sampled.predict_proba(X).shape == (len(X), N_LABELS)
-    np.testing.assert_allclose(sampled.predict_proba(X), draws.mean(-1), atol=0.15)
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -193,18 +167,6 @@ def test_default_network():
     np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
 
 
-@pytest.mark.filterwarnings("error")
-def test_labels_that_never_occur():
-    never = np.column_stack([Y, np.zeros(len(Y), dtype=int)])
-    model = LaplaceClassifier(random_state=0).fit(X, never)
-    assert (model.predict_proba(X)[:, -1] < 0.1).all()
-
-
-def test_sigmoid_and_logits_agree(trained):
-    model, same = fitted(trained), fitted(twin(net(SigmoidMLP, nn.BCELoss), trained))
-    np.testing.assert_allclose(model.predict_proba(X), same.predict_proba(X))
-
-
 @pytest.mark.parametrize("subset", ["last_layer", "all"])
 def test_neither_batches_nor_order_matter(trained, subset):
     model = fitted(trained, subset_of_weights=subset)
@@ -233,13 +195,6 @@ def test_new_rows(trained):
         model.partial_fit(X, Y[:, :2])
     with pytest.raises(ValueError, match="not the numbers of the columns"):
         clone(model).partial_fit(X, Y, classes=[0, 1])
-
-
-@pytest.mark.parametrize("curvature", CURVATURES)
-def test_every_curvature(trained, curvature):
-    settings = {"hessian_structure": "full", "prior_precision": 10.0}
-    model = fitted(trained, curvature=curvature, **settings)
-    assert np.isfinite(model.predict_proba(X)).all()
 
 
 def test_cross_validation():
@@ -294,11 +249,6 @@ BAD = {
 def test_what_does_not_fit_is_refused(name):
     model, y, *words = BAD[name]
     refused_fit(model, *words, data=(X, y))
-
-
-def test_other_columns_to_tune_on_are_refused():
-    rows = {"X_val": X, "y_val": Y[:, :2]}
-    refused_fit(recorded(), "y_val has shape (90, 2)", data=(X, Y), **rows)
 
 
 @pytest.mark.parametrize("likelihood", [None, Bernoulli()])

@@ -26,16 +26,6 @@ def trainer(estimator, fraction=None):
     )
 
 
-def test_trains_a_clone_on_all_samples():
-    net = classifier(MLP, train_split=None)
-    found = trainer(net).train(DATA, None, {})
-    assert found.net is not net
-    assert len(found.net.history) == net.max_epochs
-    assert len(found.train) == 80
-    assert found.held_out is None
-    assert found.spec.n_outputs == 3
-
-
 def test_holds_out_a_fraction_where_the_net_does_not():
     found = trainer(classifier(MLP, train_split=None), 0.25).train(DATA, None, {})
     assert (len(found.train), len(found.held_out)) == (60, 20)
@@ -57,8 +47,3 @@ def test_a_frozen_net_keeps_its_weights():
         assert (found.net.module_.state_dict()[name] == value).all()
     with pytest.raises(TypeError, match="unknown arguments 'epochs'"):
         trainer(FrozenEstimator(net)).train(DATA, None, {"epochs": 3})
-
-
-def test_too_few_outputs_are_refused_before_training():
-    with pytest.raises(ValueError, match="Set the size of its last layer to 3"):
-        trainer(classifier(MLP, module__n_out=2)).train(DATA, None, {})

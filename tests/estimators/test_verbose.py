@@ -1,6 +1,5 @@
 """What fits print under ``verbose``: nothing, phases, and progress bars."""
 
-import pickle
 import re
 import sys
 import threading
@@ -146,17 +145,6 @@ def test_no_number_changes(kind):
         np.testing.assert_array_equal(found, silent)
 
 
-@pytest.mark.parametrize("verbose", [1, 2])
-@pytest.mark.parametrize("kind", [LaplaceClassifier, DeepEnsembleClassifier])
-def test_nothing_of_it_is_stored(kind, verbose, capsys):
-    """A pickle of a fit that printed has the size of one that did not."""
-    loud, silent = (fitted(kind, verbose=v) for v in (verbose, 0))
-    assert vars(loud).keys() == vars(silent).keys()
-    sizes = [len(pickle.dumps(model.set_params(verbose=0))) for model in (loud, silent)]
-    assert abs(sizes[0] - sizes[1]) < 100  # times in the history of the net
-    assert progress._current() is progress._SILENT
-
-
 class TestLaplace:
     def test_only_what_happens_is_a_phase(self, capsys):
         net = FrozenEstimator(seeded(classifier(), X, Y.astype(np.int64)))
@@ -180,11 +168,6 @@ class TestLaplace:
         model.predict(X_REG, return_std=True)
         assert capsys.readouterr() == ("", "")
 
-    def test_partial_fit_prints_as_fit_does(self, capsys):
-        model, samples = made(LaplaceClassifier, verbose=1)
-        model.partial_fit(*samples)
-        assert phases(capsys.readouterr().out) == LAPLACE
-
     def test_memory(self, capsys, tmp_path):
         given = {"memory": str(tmp_path / "cache"), "verbose": 1}
         fitted(LaplaceClassifier, **given)
@@ -205,10 +188,6 @@ class TestLaplace:
         out, err = capsys.readouterr()
         assert "[LaplaceClassifier] predictions" in err
         assert out == ""
-
-    def test_bar_of_a_refit(self, capsys):
-        fitted(LaplaceClassifier, prior_precision=1.0, refine=True, verbose=2)
-        assert "[LaplaceClassifier] refit" in capsys.readouterr().err
 
     def test_bar_of_draws(self, capsys, monkeypatch):
         """Of weights, one after the other where their outputs are large."""
@@ -295,35 +274,9 @@ class TestSummary:
         assert f"sigma_noise {model.sigma_noise_:.3g}" in text
         assert "link" not in text
 
-    def test_of_several_noise_levels(self):
-        columns = np.stack([Y_REG, 2 * Y_REG], 1)
-        net = regressor(module__n_out=2, max_epochs=2)
-        model = LaplaceRegressor(net, random_state=0).fit(X_REG, columns)
-        low, high = model.sigma_noise_
-        assert f"sigma_noise {low:.3g} to {high:.3g}" in model._summary()
-
-    def test_of_named_weights_and_draws(self):
-        subset = {"subset_of_weights": ["head.bias"], "pred_type": "nn"}
-        text = fitted(LaplaceClassifier, hessian_structure="diag", **subset)._summary()
-        assert "diag posterior over 3 weights (head.bias)" in text
-        assert "pred_type nn" in text
-        assert "link" not in text
-
-    def test_evidence_only_where_it_was_maximised(self):
-        """Elsewhere the weights need not be probable under the prior."""
-        assert "evidence" not in fitted(LaplaceClassifier)._summary()
-        model = fitted(LaplaceClassifier, prior_precision="marglik")
-        value = f"log evidence {model.log_marginal_likelihood_value_:.1f}"
-        assert value in model._summary()
-
     def test_of_other_methods(self):
         text = fitted(VariationalRegressor)._summary()
         assert "trained for 2 epochs, Gaussian likelihood, sigma_noise " in text
         net = FrozenEstimator(seeded(regressor(), X_REG, Y_REG[:, None]))
         model = SWAGRegressor(net, random_state=0, n_snapshots=8).fit(X_REG, Y_REG)
         assert model._summary().startswith("weights kept, Gaussian likelihood")
-
-    def test_one_epoch(self):
-        net = classifier(WithDropout, max_epochs=1)
-        model = MCDropoutClassifier(net, random_state=0).fit(X, Y)
-        assert model._summary() == "trained for 1 epoch, Categorical likelihood"
