@@ -301,7 +301,7 @@ class LaplaceClassifier(BaseLaplace, ProbabilisticClassifier):
             self._check_classes(classes, y)
         if not hasattr(self, "posterior_"):
             with reporting_for(self):
-                return self._fit(Samples(X, y, sample_weight, None, None, {}, classes))
+                return self._fit(Samples(X, y, sample_weight, classes=classes))
         if not self._targets.is_ignored(as_array(y, "y")).all():
             self._add_samples(X, y, sample_weight)
         return self

@@ -1,6 +1,7 @@
 """BaseLaplace: parameters, fit and posterior that the Laplace estimators share."""
 
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -37,7 +38,11 @@ from sklaplace.estimators.fitting.summary import (
     warn_if_alone,
 )
 from sklaplace.estimators.options.constraints import CONSTRAINTS, Constraints
-from sklaplace.estimators.options.given_net import check_net, note_new_weights
+from sklaplace.estimators.options.given_net import (
+    check_net,
+    inner_net,
+    note_new_weights,
+)
 from sklaplace.estimators.options.laplace import (
     REPLACED,
     LaplaceOptions,
@@ -50,11 +55,10 @@ from sklaplace.estimators.predicting.output_model import BatchedOutputs, require
 from sklaplace.estimators.predicting.residual_outputs import ResidualOutputs
 from sklaplace.estimators.training.laplace import LaplaceTrainer
 from sklaplace.estimators.training.samples import (
+    EncodedData,
+    InputForm,
     Samples,
     applicable,
-    cast_tensors,
-    check_inputs,
-    check_samples,
     draw_seed,
     encode_samples,
     unchanged_on_error,
@@ -176,7 +180,9 @@ class BaseLaplace:
         >>> model.posterior_.mean.shape
         torch.Size([111])
         """
-        samples = Samples(X, y, sample_weight, X_val, y_val, fit_params)
+        samples = Samples(
+            X, y, sample_weight, X_val=X_val, y_val=y_val, fit_params=fit_params
+        )
         with reporting_for(self):
             return self._fit(samples)
 
@@ -206,8 +212,8 @@ class BaseLaplace:
         group = Group.of(self.distributed)
         with group.together():
             check_memory(self.memory)
-            data, validation = encode_samples(self, samples)
-        group.agree(vars(options) | data_to_agree_on(data))
+            encoded = self._encode(samples)
+        group.agree(vars(options) | data_to_agree_on(encoded.data))
         group.agree({"random_state": self.random_state})
         # without a random state, the seed of the first process
         self._seed, *_ = group.gather(draw_seed(self.random_state))
@@ -215,8 +221,8 @@ class BaseLaplace:
             trainer=replace(self._trainer(options), is_part=samples.is_part),
             solver=self._solver(options),
             group=group,
-            data=data,
-            validation=validation,
+            data=encoded.data,
+            validation=encoded.validation,
             fit_params=samples.fit_params,
         )
         settings = {
@@ -254,17 +260,13 @@ class BaseLaplace:
         values = {name: getattr(self, name) for name in names}
         self._validate_params()
         check_net(self.estimator, self._targets_kind.example_net)
-        check_likelihood(self.likelihood, is_classifier(self), self._sibling)
+        other = sibling(type(self).__name__, is_classifier(self))
+        check_likelihood(self.likelihood, is_classifier(self), other)
         check_workers(self.distributed, self.memory)
         kind = type(self)
         return LaplaceOptions.of(
             values, {name: getattr(kind, name) for name in REPLACED}
         )
-
-    @property
-    def _sibling(self) -> str:
-        """Name of the estimator for the other kind of targets."""
-        return sibling(type(self).__name__, is_classifier(self))
 
     def _solver(self, options: LaplaceOptions) -> LaplaceSolver:
         return LaplaceSolver(options, self._seed)
@@ -277,7 +279,7 @@ class BaseLaplace:
             likelihood=self.likelihood,
             seed=self._seed,
             validation_fraction=fraction,
-            alternative=self._sibling,
+            alternative=sibling(type(self).__name__, is_classifier(self)),
             options=options,
         )
 
@@ -321,16 +323,27 @@ class BaseLaplace:
         return Residual.of(self._novelty, self.posterior_, variance)
 
     # ----------------------------------------------------------------------- samples
+    def _encode(self, samples: Samples) -> EncodedData:
+        """Return encoded samples; sets what later samples are encoded by."""
+        self._input_type = InputForm.of(inner_net(self.estimator))
+        owner, infer = type(self).__name__, self._infer_targets
+        return encode_samples(samples, owner, self._check_samples, infer)
+
     def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
         """Return inputs and targets, checked; inputs are cast."""
-        return check_samples(self, X, y, reset=reset)
+        options = {"reset": reset, "allow_nd": is_classifier(self)}
+        X, y = self._input_type.check_samples(self, X, y, **options)
+        if reset:
+            self._input_type = self._input_type.seen(X)
+        return X, y
 
     def _check_inputs(self, X: Any) -> Any:
         """Return inputs to predict, checked and cast."""
         check_is_fitted(self)
+        check = partial(self._input_type.check_inputs, self, net=self.estimator_)
         if self._cache is not None:
-            return self._cache.inputs(X, lambda given: check_inputs(self, given))
-        return check_inputs(self, X)
+            return self._cache.inputs(X, check)
+        return check(X)
 
     def _add_samples(self, X: Any, y: Any, sample_weight: Any) -> Any:
         """Add curvature and loss of new samples; the network keeps its weights."""
@@ -351,7 +364,9 @@ class BaseLaplace:
         check_addable(self, options)
         warn_of_weight_scale(sample_weight)
         X, y = self._check_samples(X, y, reset=False)
-        data = weighted_data(self, applicable(self, X), y, sample_weight)
+        data = weighted_data(
+            self._targets, applicable(self.estimator_, X), y, sample_weight
+        )
         samples, solver = data.dataset(self.estimator_), self._solver(options)
         network = TrainedNetwork(self.estimator_, self.network_spec_, samples)
         return solver, data, network, solver.add_novelty(self._novelty, network)
@@ -612,7 +627,7 @@ class BaseLaplace:
                 "pred_type='glm'."
             )
         forward = outputs.network.forward()
-        rows, n_joint = cast_tensors(self, x), 1
+        rows, n_joint = self._input_type.cast_tensors(x, self.estimator_.module_), 1
         if joint:
             rows, n_joint = without_groups(rows)
         with forward.frozen(), torch.enable_grad():

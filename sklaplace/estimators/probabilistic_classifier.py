@@ -39,8 +39,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
 
     # ----------------------------------------------------------------- targets
     def _infer_targets(self, y: Any, samples: Samples) -> ClassTargets:
-        """Return the classes of the targets in fit; sets ``classes_``."""
-        targets = self._targets_kind.infer(
+        """Return the classes of the targets in fit; sets ``classes_``, too."""
+        self._targets = self._targets_kind.infer(
             y,
             inner_net(self.estimator),
             self.likelihood,
@@ -48,8 +48,8 @@ class ProbabilisticClassifier(ClassifierMixin, BaseEstimator, ABC):
             is_frozen=is_frozen(self.estimator),
             classes=samples.classes,
         )
-        self.classes_ = targets.classes
-        return targets
+        self.classes_ = self._targets.classes
+        return self._targets
 
     def _check_loss(self, loss: float, rate: str = "the learning rate") -> None:
         """Warn of a training loss, in nats per label, far above that of guessing."""

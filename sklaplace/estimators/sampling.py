@@ -118,18 +118,22 @@ class BaseSampling(ABC):
         >>> model.classes_
         array([0, 1, 2])
         """
-        given = samples.Samples(X, y, sample_weight, X_val, y_val, fit_params)
+        given = samples.Samples(
+            X, y, sample_weight, X_val=X_val, y_val=y_val, fit_params=fit_params
+        )
         with reporting_for(self), samples.unchanged_on_error(self):
             self._check_options()
             if self.verbose and self._keeps_weights:
                 note_new_weights(self.estimator)
             if self.estimator is None or self._trainer_kind.has_prior:
                 samples.warn_of_weight_scale(sample_weight)
-            data, validation = samples.encode_samples(self, given)
+            encoded = self._encode(given)
             self._seed = samples.draw_seed(self.random_state)
             device = getattr(inner_net(self.estimator), "device", "cpu")
             with private_rng(self._seed, device), torch.inference_mode(False):
-                network = self._trainer().train(data, validation, fit_params)
+                network = self._trainer().train(
+                    encoded.data, encoded.validation, fit_params
+                )
                 self.estimator_, self.network_spec_ = network.net, network.spec
                 self.n_iter_ = n_epochs(network.net)
                 with network.forward().frozen():
@@ -148,16 +152,12 @@ class BaseSampling(ABC):
         self._validate_params()
         example = self._targets_kind.example_net
         check_net(self.estimator, example, keeps_weights=self._keeps_weights)
-        check_likelihood(self.likelihood, is_classifier(self), self._sibling)
+        other = sibling(type(self).__name__, is_classifier(self))
+        check_likelihood(self.likelihood, is_classifier(self), other)
         if is_regressor(self):
             # a variance is made of two draws or more
             check_count("n_samples", getattr(self, "n_samples", 2), 2)
             check_normalize_y(self.normalize_y, is_frozen(self.estimator))
-
-    @property
-    def _sibling(self) -> str:
-        """Name of the estimator for the other kind of targets."""
-        return sibling(type(self).__name__, is_classifier(self))
 
     def _trainer(self, **options: Any) -> Trainer:
         """Return the trainer; ``options`` are those of its kind."""
@@ -171,7 +171,7 @@ class BaseSampling(ABC):
             likelihood=self.likelihood,
             seed=self._seed,
             validation_fraction=fraction,
-            alternative=self._sibling,
+            alternative=sibling(type(self).__name__, is_classifier(self)),
             **options,
         )
 
@@ -211,14 +211,24 @@ class BaseSampling(ABC):
         check_is_fitted(self)
         return self._outputs_of(TrainedNetwork(self.estimator_, self.network_spec_))
 
+    def _encode(self, given: samples.Samples) -> samples.EncodedData:
+        """Return encoded samples; sets what later samples are encoded by."""
+        self._input_type = samples.InputForm.of(inner_net(self.estimator))
+        owner, infer = type(self).__name__, self._infer_targets
+        return samples.encode_samples(given, owner, self._check_samples, infer)
+
     def _check_samples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Any]:
         """Return inputs and targets, checked; inputs are cast."""
-        return samples.check_samples(self, X, y, reset=reset)
+        options = {"reset": reset, "allow_nd": is_classifier(self)}
+        X, y = self._input_type.check_samples(self, X, y, **options)
+        if reset:
+            self._input_type = self._input_type.seen(X)
+        return X, y
 
     def _check_inputs(self, X: Any) -> Any:
         """Return inputs to predict, checked and cast."""
         check_is_fitted(self)
-        return samples.check_inputs(self, X)
+        return self._input_type.check_inputs(self, X, self.estimator_)
 
     # ------------------------------------------------------------- persistence
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -179,7 +179,7 @@ class LaplaceClassifierCV(LaplaceClassifier):
         >>> model.fit(X, y).n_splits_
         2
         """
-        return self._fit(Samples(X, y, sample_weight, None, None, fit_params))
+        return self._fit(Samples(X, y, sample_weight, fit_params=fit_params))
 
     def _fit(self, samples: Samples) -> Any:
         return PriorSearch(self, LaplaceClassifier).fit(samples)
@@ -346,7 +346,7 @@ class LaplaceRegressorCV(LaplaceRegressor):
         >>> model.fit(X, y).n_splits_
         2
         """
-        return self._fit(Samples(X, y, sample_weight, None, None, fit_params))
+        return self._fit(Samples(X, y, sample_weight, fit_params=fit_params))
 
     def _fit(self, samples: Samples) -> Any:
         return PriorSearch(self, LaplaceRegressor).fit(samples)

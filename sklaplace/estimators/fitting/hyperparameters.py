@@ -104,7 +104,12 @@ def retuned(
                 "and y, or neither."
             )
         inputs, targets = model._check_samples(X, y, reset=False)
-        data = weighted_data(model, applicable(model, inputs), targets, sample_weight)
+        data = weighted_data(
+            model._targets,
+            applicable(model.estimator_, inputs),
+            targets,
+            sample_weight,
+        )
         network = replace(network, held_out=data.dataset(model.estimator_))
     score = replace(model._score(network.spec.likelihood), is_given=True)
     solver = model._solver(replace(model._options, residual=model.residual))

@@ -32,7 +32,6 @@ from sklaplace.estimators.options.given_net import note_new_weights
 from sklaplace.estimators.training.samples import (
     Samples,
     as_weights,
-    encode_samples,
     unchanged_on_error,
 )
 from sklaplace.networks.data import TrainingData, is_opaque
@@ -120,8 +119,9 @@ class PriorSearch:
         for train, test in splits:
             params = _check_method_params(data.X, samples.fit_params, indices=train)
             part = select(data, train)
-            given = part.X, part.y, part.sample_weight, None, None, params
-            own = Samples(*given, samples.classes, is_part=True)
+            own = Samples(
+                **vars(part), fit_params=params, classes=samples.classes, is_part=True
+            )
             jobs.append((self._unfitted(), own, select(data, test)))
         candidates: list[Params] = [{"prior_precision": value} for value in self._grid]
         candidates, scores = self._scores(jobs, candidates, scorer)
@@ -157,7 +157,7 @@ class PriorSearch:
         check_memory(estimator.memory)
         scoring = estimator.scoring
         scorer = None if scoring is None else check_scoring(model, scoring)
-        encode_samples(model, samples)
+        model._encode(samples)
         if self.chooses_noise:
             self.noise_proportions = model._targets.noise_proportions
         X, y = samples.X, model._targets.check(samples.y)
