@@ -41,7 +41,6 @@ from sklaplace.estimators.options.constraints import CONSTRAINTS, Constraints
 from sklaplace.estimators.options.given_net import (
     check_net,
     inner_net,
-    note_new_weights,
 )
 from sklaplace.estimators.options.laplace import (
     REPLACED,
@@ -190,8 +189,6 @@ class BaseLaplace:
         with unchanged_on_error(self):
             with Group.of(self.distributed).together():
                 options = self._check_options()
-                if self.verbose:
-                    note_new_weights(self.estimator)
                 warn_of_weight_scale(samples.sample_weight)
             fit = self._train_and_accumulate(options, samples)
             score = self._score(fit.network.spec.likelihood)

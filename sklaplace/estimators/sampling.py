@@ -27,7 +27,6 @@ from sklaplace.estimators.options.given_net import (
     check_net,
     inner_net,
     is_frozen,
-    note_new_weights,
 )
 from sklaplace.estimators.options.laplace import check_likelihood, sibling
 from sklaplace.estimators.predicting.output_model import BatchedOutputs, OutputModel
@@ -123,8 +122,6 @@ class BaseSampling(ABC):
         )
         with reporting_for(self), samples.unchanged_on_error(self):
             self._check_options()
-            if self.verbose and self._keeps_weights:
-                note_new_weights(self.estimator)
             if self.estimator is None or self._trainer_kind.has_prior:
                 samples.warn_of_weight_scale(sample_weight)
             encoded = self._encode(given)

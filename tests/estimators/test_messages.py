@@ -13,20 +13,15 @@ from nets import (
     blobs,
     classifier,
     regressor,
-    seeded,
     waves,
 )
 from refusals import CLASSIFIERS, REGRESSORS, refused, refused_fit
-from sklearn.base import clone
-from sklearn.frozen import FrozenEstimator
-from sklearn.model_selection import GridSearchCV
 from skorch import NeuralNet, NeuralNetClassifier
 from skorch.dataset import ValidSplit
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sklaplace import (
-    DeepEnsembleClassifier,
     LaplaceClassifier,
     LaplaceRanker,
 )
@@ -217,41 +212,3 @@ def test_deviations_of_labels(kind, option):
 
 
 # ------------------------------------------------------------ a net that has weights
-
-
-class ThroughDropout(MLP):
-    """An MLP with a layer of dropout, which Monte Carlo dropout needs."""
-
-    def __init__(self):
-        super().__init__()
-        self.dropout = nn.Dropout(0.2)
-
-    def forward(self, X):
-        return self.head(self.dropout(torch.tanh(self.hidden(X))))
-
-
-NOTE = "To use the weights that it has, pass sklearn.frozen.FrozenEstimator(net)"
-
-
-@pytest.mark.parametrize("kind", CLASSIFIERS)
-def test_a_fitted_net_is_trained_anew(kind, capsys):
-    """A line says so, once, also for a search; an ensemble does it by its nature."""
-    net = classifier(ThroughDropout, max_epochs=1)
-    net = seeded(net, X, Y.astype(np.int64))
-    one = {"n_estimators": 1} if kind is DeepEnsembleClassifier else {}
-    kind(net, random_state=0, verbose=1, **one).fit(X, Y)
-    printed = capsys.readouterr().out
-    assert printed.count(f"anew, from other weights. {NOTE}") == (not one)
-
-
-def test_no_line_without_new_weights(capsys):
-    """Frozen and cloned nets, searches, which clone it, and no verbose."""
-    net = seeded(classifier(max_epochs=1), X, Y.astype(np.int64))
-    fixed = {"prior_precision": 1.0, "random_state": 0}
-    LaplaceClassifier(FrozenEstimator(net), verbose=1, **fixed).fit(X, Y)
-    LaplaceClassifier(clone(net), verbose=1, **fixed).fit(X, Y)
-    model = LaplaceClassifier(net, verbose=1, random_state=0)
-    GridSearchCV(model, {"prior_precision": [1.0]}, cv=2).fit(X, Y)
-    assert "posterior over" in capsys.readouterr().out
-    LaplaceClassifier(net, **fixed).fit(X, Y)
-    assert NOTE not in capsys.readouterr().out

@@ -28,7 +28,6 @@ from sklaplace.estimators.fitting.folds import (
     with_noise,
 )
 from sklaplace.estimators.fitting.summary import reporting_for
-from sklaplace.estimators.options.given_net import note_new_weights
 from sklaplace.estimators.training.samples import (
     Samples,
     as_weights,
@@ -152,8 +151,6 @@ class PriorSearch:
         estimator._validate_params()
         model = self._unfitted(estimator.verbose)
         model._check_options()
-        if estimator.verbose:
-            note_new_weights(model.estimator)
         check_memory(estimator.memory)
         scoring = estimator.scoring
         scorer = None if scoring is None else check_scoring(model, scoring)

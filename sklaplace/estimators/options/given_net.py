@@ -6,7 +6,6 @@ from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNet
 from torch import nn
 
-from sklaplace.core import progress
 from sklaplace.networks.net_checks import check_device, check_scripted, check_wrapper
 
 
@@ -60,21 +59,3 @@ def check_net(estimator: Any, example: str, *, keeps_weights: bool = True) -> No
             "The frozen network has no weights yet. Fit it, or call "
             "net.initialize() and load its weights, before freezing it."
         )
-
-
-def note_new_weights(net: Any) -> None:
-    """Print that a net has weights which its clone does not get.
-
-    This is no warning, as the comparison of a net with an estimator that trains a clone
-    of it is right as well. Searches and pipelines of scikit-learn clone the net before,
-    so that it has no weights there.
-    """
-    if net is None or is_frozen(net) or not getattr(net, "initialized_", False):
-        return
-    anew = "anew, from other weights"
-    if isinstance(net.module, nn.Module):
-        anew = "further, from the weights of its module"
-    progress.line(
-        f"estimator is a net with weights, and fit trains a copy of it {anew}. To use "
-        "the weights that it has, pass sklearn.frozen.FrozenEstimator(net).",
-    )

@@ -6,8 +6,7 @@ its Jacobian, and single weights are selected once it has been trained.
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -178,7 +177,9 @@ class LaplaceTrainer(Trainer):
         networks, device = [], getattr(self.estimator, "device", "cpu")
         for n, fold in enumerate(progress.tracked(folds, "folds", len(folds))):
             seen, held_out = map(data.take, fold)
-            with private_rng((self.seed + n) % 2**32, device), _no_warnings():
+            # warnings of the training on all samples would be repeated
+            ignored = warnings.catch_warnings(action="ignore")
+            with private_rng((self.seed + n) % 2**32, device), ignored:
                 trainer = self._quiet(held_out)
                 networks.append(trainer.train(seen, held_out, fit_params))
         return networks
@@ -364,12 +365,3 @@ def _kind(callback: Any) -> type:
     """Return the class of a callback, which may be named."""
     found = callback[1] if isinstance(callback, tuple) else callback
     return found if isinstance(found, type) else type(found)
-
-
-@contextmanager
-def _no_warnings() -> Iterator[None]:
-    """No warnings, which those of the training on all samples would repeat."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        warnings.simplefilter("ignore", RuntimeWarning)
-        yield
