@@ -100,35 +100,25 @@ EF = "refine=True cannot be used with curvature='ef'"
 FOR_CLASSES = [
     # options of structures, curvatures and subsets
     structure_params("kron", *OF_KRON, "has 'rank'", "'kron' does not take", rank=3),
-    structure_params("kron", *OF_KRON, n_draws=3),
     structure_params("kron", SUM, "'expand', 'reduce'", weight_sharing="sum"),
     structure_params("lowrank", "structure_params['rank']=0", "Choose", rank=0),
-    structure_params("lowrank", "structure_params['rank']=2.5", "Choose", rank=2.5),
     structure_params("lowrank", f"{TOLERANCE}=1", "Choose", tolerance=1),
-    structure_params("lowrank", f"{TOLERANCE}='small'", "Choose", tolerance="small"),
-    structure_params("lowrank", "has 'rang'", "It takes 'rank', 'tolerance'.", rang=3),
     settings("It takes none.", curvature_params={"rank": 1}),
     settings("curvature_params['n_draws']=0", **NO_DRAWS),
     subset_params(["kronecker"], "['kronecker'] is not known"),
     subset_params([], "is not a list of names"),
     subset_params([1], "is not a list of names"),
-    subset_params(["output"], "['output'] is not known"),
     subset_params("all", "'all' does not take", "takes none", by="random"),
     subset_params(["head"], "a list of names does not take", by="random"),
-    subset_params("subnetwork", "'magnitude', 'random', 'swag'", by="size"),
     subset_params("subnetwork", "subset_params['by']=3", by=3),
     subset_params("subnetwork", "subset_params['n_weights']=0", n_weights=0),
     subset_params("subnetwork", "by='magnitude' does not take", lr=0.1),
     subset_params("subnetwork", "by='swag' does not take", by="swag", max_rank=3),
     subset_params("subnetwork", "['lr']=0 is not positive", by="swag", lr=0),
-    subset_params("subnetwork", "['n_snapshots']=1", by="swag", n_snapshots=1),
-    subset_params("subnetwork", "takes 'by', 'indices', 'lr'", by="swag", n=1),
     subset_params("subnetwork", "but the network has", n_weights=10**6),
     subset_params("subnetwork", "not a list of integers", indices=[0.5]),
-    subset_params("subnetwork", "not a list of integers", indices=[]),
     subset_params("subnetwork", "negative", indices=[-1]),
     subset_params("subnetwork", "ascending order", indices=[3, 1]),
-    subset_params("subnetwork", "repeat", indices=[1, 1]),
     subset_params("subnetwork", "Leave out 'by'", indices=[1], by="random"),
     *(
         settings(
@@ -137,13 +127,10 @@ FOR_CLASSES = [
         for s in ("kron", "diag", "lowrank")
     ),
     # the prior
-    settings("prior_precision", "shape (3,)", prior_precision=np.ones(3)),
-    settings("prior_precision", "shape (1, 1)", prior_precision=np.ones((1, 1))),
     settings("prior_precision", "shape (21,)", "'diag'", prior_precision=np.ones(21)),
     settings(
         "prior_precision", "shape (2,)", "'layerwise'", prior_precision=np.ones(2)
     ),
-    settings("shape (4,)", "'layerwise'", "(2,)", **FOUR, prior_structure="layerwise"),
     settings("shape (4,)", "'diag'", "(21,)", **FOUR, prior_structure="diag"),
     settings(
         "prior_structure='diag'",
@@ -153,7 +140,6 @@ FOR_CLASSES = [
     ),
     settings("(5,)", "(21,)", prior_mean=np.zeros(5)),
     # the rest
-    settings("class_weight", class_weight={9: 2.0}),
     settings("refine=True", *OF_DRAWS, **DRAWS, refine=True),
     settings("refine=True", *OF_DRAWS, **DRAWS, refine=np.True_),
 ]
@@ -219,9 +205,6 @@ class TestOptions:
         refused_fit(for_classes(net, prior_precision="validation"), "X_val and y_val")
 
 
-# ----------------------------------------------------------------- the estimator
-
-
 class TestEstimator:
     def test_frozen_without_weights(self):
         net = FrozenEstimator(classifier())
@@ -247,10 +230,8 @@ class TestConventions:
         ("net", "words"),
         [
             (of_classes(module__n_out=2), ["2 outputs", *TO_THREE]),
-            (of_classes(module__n_out=7), ["7 outputs", *TO_THREE]),
             (of_classes(module__n_out=1), ["1 output,", "3 classes"]),
             (of_classes(LogSoftmaxMLP, criterion=nn.NLLLoss), NO_SOFTMAX),
-            (of_classes(criterion=nn.NLLLoss), NO_SOFTMAX),
             (of_classes(SigmoidMLP, criterion=nn.NLLLoss), NO_SOFTMAX[:2]),
             (
                 binary_classifier(callbacks=[RecordTraining()]),
@@ -261,8 +242,6 @@ class TestConventions:
                 ["criterion__ignore_index=2", "negative", "-1"],
             ),
             (of_classes(criterion__reduction="none"), ["criterion__reduction"]),
-            (of_numbers(module__n_out=3), ["MSELoss", "LaplaceRegressor"]),
-            (of_classes(criterion=nn.MultiMarginLoss), ["MultiMarginLoss"]),
             (of_classes(module__n_in=5), ["shape (2,)"]),
         ],
     )
@@ -274,9 +253,7 @@ class TestConventions:
         ("net", "words"),
         [
             (of_numbers(module__n_out=2), ["2 outputs", "1 column.", "to 1"]),
-            (of_numbers(criterion=nn.L1Loss), ["L1Loss", "MSELoss"]),
             (of_numbers(criterion=nn.HuberLoss), ["HuberLoss", "MSELoss"]),
-            (of_classes(), ["CrossEntropyLoss", "LaplaceClassifier"]),
         ],
     )
     def test_of_regressors(self, net, words, frozen):
@@ -289,11 +266,10 @@ class TestConventions:
     ("weight", "words"),
     [
         ([1.0, 2.0], ["shape (2,)", "3 classes"]),
-        ([1.0, 2.0, 3.0, 4.0], ["shape (4,)", "3 classes"]),
         (1.0, ["shape ()", "3 classes"]),
         ([1, 2, 3], ["torch.int64", "weight.float()"]),
     ],
-    ids=["few", "many", "scalar", "integers"],
+    ids=["few", "scalar", "integers"],
 )
 def test_weights_of_classes_of_the_criterion(weight, words, frozen):
     net = of_classes(criterion__weight=torch.tensor(weight))
@@ -364,7 +340,6 @@ def net_of(*layers):
 
 WORDS = np.array(["a", "b", "c"])[Y]
 FEW_TARGETS = "60 rows", "30"
-TOO_LARGE = "float32", "Scale X"
 UNKNOWN = "has labels that y in fit does not"
 
 
@@ -375,37 +350,20 @@ class TestData:
             # rows
             case("nan", "X contains", data=(with_bad(X), Y)),
             case("inf", "X contains", data=(with_bad(X, np.inf), Y)),
-            *(
-                case(
-                    make.__name__,
-                    "Sparse data was passed",
-                    "toarray",
-                    error=TypeError,
-                    data=(make(X), Y),
-                )
-                for make in (sparse.csr_array, sparse.coo_matrix, sparse.dok_array)
-            ),
+            case("sparse", "toarray", error=TypeError, data=(sparse.dok_array(X), Y)),
             case("text", "string", data=(np.array([["red", "big"]] * 60), Y)),
             case("complex", "Complex data", data=(X * 1j, Y)),
             case("empty", "0 sample(s)", data=(X[:0], Y[:0])),
             case("flat", "Expected 2D array", data=(X[:, 0], Y)),
             case("wide", "rows of shape (5,)", data=(np.ones((60, 5), "f4"), Y)),
             case("few-targets", "[60, 59]", data=(X, Y[:59])),
-            case(
-                "few-targets-of-a-dataset", *FEW_TARGETS, data=(Dataset(X, Y), Y[:30])
-            ),
             case("few-targets-of-a-dict", *FEW_TARGETS, data=({"X": X}, Y[:30])),
-            *(
-                case(f"huge-{scale}", *TOO_LARGE, data=(X.astype(float) * scale, Y))
-                for scale in (1e39, 1e300)
-            ),
+            case("huge", "float32", "Scale X", data=(X.astype(float) * 1e39, Y)),
             # targets
             case("continuous", "Unknown label type: continuous", data=(X, Y_REG)),
             case("columns", "1d array", data=(X, np.eye(3)[Y])),
             # rows to tune on
             case("new-label", f"y_val {UNKNOWN}: [3]", X_val=X, y_val=Y + 1),
-            case("new-words", f"y_val {UNKNOWN}: ['a'", X_val=X, y_val=WORDS),
-            case("narrow-val", "1 features", X_val=X[:, :1], y_val=Y),
             case("nan-val", "NaN", X_val=with_bad(X), y_val=Y),
             case("few-targets-val", "[60, 3]", X_val=X, y_val=Y[:3]),
         ],
@@ -443,7 +401,6 @@ class TestData:
             *(
                 case(f"weights-{word}", word, sample_weight=weights)
                 for word, weights in (
-                    ("Negative values", -np.ones(60)),
                     ("Negative values", np.r_[-1.0, np.ones(59)]),
                     ("non-zero", np.zeros(60)),
                     ("(60,)", np.ones(3)),
@@ -459,10 +416,6 @@ class TestData:
     def test_last_layer_that_is_none(self):
         net, data = net_of(nn.Conv1d(1, 3, 2)), (X[:, None, :], Y)
         refused_fit(for_classes(net), "Conv1d", "subset_of_weights='all'", data=data)
-
-    def test_tokens_given_as_numbers(self):
-        net, data = net_of(nn.Embedding(9, 4)), (np.ones((60, 2)), Y)
-        refused_fit(for_classes(net), "integers", data=data)
 
     def test_split_with_targets_of_its_own(self):
         net = classifier(train_split=predefined_split(Dataset(X[::2], Y[::2] + 1)))
@@ -485,7 +438,6 @@ class TestDivergence:
         ("model", "data"),
         [
             (for_numbers(regressor(max_epochs=5, **DIVERGING)), (X_REG, Y_REG)),
-            (for_numbers(regressor(max_epochs=50, **DIVERGING)), (X_REG, Y_REG)),
             (
                 for_classes(
                     classifier(ReLUNet, max_epochs=5, **{**DIVERGING, "lr": 1e20})
@@ -493,7 +445,7 @@ class TestDivergence:
                 (X, Y),
             ),
         ],
-        ids=["regressor", "regressor-for-long", "classifier-to-nan"],
+        ids=["regressor", "classifier-to-nan"],
     )
     def test_is_named(self, model, data):
         before = global_rng_states()
@@ -562,21 +514,6 @@ class TestPredict:
     def test_rows(self, method, rows, word, fitted):
         refused(ValueError, [word], lambda: getattr(fitted, method)(rows), fitted)
 
-    @pytest.mark.parametrize("make", [sparse.csr_array, sparse.dok_array])
-    def test_sparse(self, make, fitted):
-        refused(TypeError, ["Sparse"], lambda: fitted.predict(make(X)), fitted)
-
-    def test_outputs_that_overflow(self):
-        net = seeded(classifier(), X, Y)
-        with torch.no_grad():
-            net.module_.head.weight.mul_(1e30)
-        model = LaplaceClassifier(FrozenEstimator(net), prior_precision=1.0)
-        with pytest.warns(UserWarning, match="larger than that of guessing"):
-            model.fit(X, Y)
-        with torch.no_grad():
-            model.estimator_.module_.head.weight.mul_(1e30)
-        refused(ValueError, ["not finite"], lambda: model.predict(X), model)
-
     @pytest.mark.parametrize("value", [0, 1, 1.5, -0.1, np.nan, 90])
     def test_levels(self, value, numbers):
         for name, call in {
@@ -593,22 +530,13 @@ class TestPredict:
         refused(ValueError, [name, "'probitt'"], lambda: model.predict(X), model)
 
 
-class TestEvidence:
-    VALUES = (0, -1, np.nan, "marglik", [1.0, 2.0])
-
-    @pytest.mark.parametrize("value", [*VALUES, []])
-    def test_prior_precision(self, value, fitted):
-        ask = fitted.log_marginal_likelihood
-        refused(ValueError, ["prior_precision"], lambda: ask(value), fitted)
-
-    @pytest.mark.parametrize("value", VALUES)
-    def test_noise(self, value, numbers):
-        ask = numbers.log_marginal_likelihood
-        refused(ValueError, ["sigma_noise"], lambda: ask(sigma_noise=value), numbers)
-
-    def test_noise_of_a_classifier(self, fitted):
-        ask = fitted.log_marginal_likelihood
-        refused(ValueError, ["sigma_noise"], lambda: ask(sigma_noise=1.0), fitted)
+@pytest.mark.parametrize("name", ["prior_precision", "sigma_noise"])
+@pytest.mark.parametrize("value", [0, np.nan, "marglik", [1.0, 2.0], []])
+def test_evidence_under_other_values(name, value, fitted, numbers):
+    ask = numbers.log_marginal_likelihood
+    refused(ValueError, [name], lambda: ask(**{name: value}), numbers)
+    with pytest.raises(ValueError, match="no observation noise"):
+        fitted.log_marginal_likelihood(sigma_noise=1.0)
 
 
 class TestSizes:
@@ -644,13 +572,6 @@ class TestSizes:
         refused_fit(model, *words, data=data)
         model.set_params(link_approx="auto").fit(*data).predict_proba(X)
         model.set_params(link_approx=link, pred_type="nn", n_samples=2).fit(*data)
-
-    def test_rows_to_refit_on(self, little_memory):
-        little_memory(3_000)
-        model = for_classes(hessian_structure="diag", refine=True)
-        words = "refitting the last layer on", "rows needs", "refine=False"
-        refused_fit(model, *words)
-        model.set_params(refine=False, prior_precision=1.0).fit(X, Y)
 
     def test_questions(self, little_memory, fitted, numbers):
         model = LaplaceClassifier(fitted.estimator, prior_precision=1.0).fit(X, Y)

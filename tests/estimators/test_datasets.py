@@ -14,8 +14,6 @@ from sklaplace import (
     DeepEnsembleClassifier,
     LaplaceClassifier,
     LaplaceClassifierCV,
-    SWAGClassifier,
-    VariationalClassifier,
 )
 
 X, Y = blobs(90)
@@ -29,7 +27,6 @@ SUBSETS = {
     "subset": (Subset(DATA, ORDER.tolist()), ORDER),
     "indices in an array": (Subset(DATA, ORDER), ORDER),
     "indices in a tensor": (Subset(DATA, torch.as_tensor(ORDER)), ORDER),
-    "range": (Subset(DATA, range(60)), np.arange(60)),
     "nested": (Subset(Subset(DATA, ORDER), ORDER[:80]), ORDER[ORDER[:80]]),
     "random_split": (SPLIT[0], np.array(SPLIT[0].indices)),
     "concatenation": (JOINED, JOINED_ROWS),
@@ -38,7 +35,6 @@ SUBSETS = {
         Subset(TensorDataset(torch.as_tensor(X), torch.as_tensor(Y)), ORDER),
         ORDER,
     ),
-    "without targets": (Subset(Dataset(X), ORDER), ORDER),
 }
 FIXED = {"prior_precision": 1.0, "random_state": 0, "refine": False}
 QUICK = {"max_epochs": 3}
@@ -55,8 +51,6 @@ MODELS = {
     "ensemble": DeepEnsembleClassifier(
         classifier(**QUICK), n_estimators=2, random_state=0
     ),
-    "variational": VariationalClassifier(classifier(**QUICK), random_state=0),
-    "swag": SWAGClassifier(classifier(**QUICK), n_snapshots=5, random_state=0),
 }
 OF_SUBSETS = pytest.mark.parametrize(
     ("data", "rows"), SUBSETS.values(), ids=list(SUBSETS)

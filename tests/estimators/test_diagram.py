@@ -3,9 +3,8 @@
 import html
 import re
 
-import numpy as np
 import pytest
-from nets import blobs, classifier, waves
+from nets import blobs, waves
 from refusals import CLASSIFIERS, REGRESSORS
 from sklearn.base import is_classifier
 from sklearn.pipeline import make_pipeline
@@ -14,7 +13,6 @@ import sklaplace
 from sklaplace import (
     LaplaceClassifier,
     LaplaceRegressor,
-    MarglikTraining,
     PriorTraining,
 )
 from sklaplace.estimators.fitting import diagram
@@ -116,10 +114,6 @@ class TestLink:
         assert kind()._get_doc_link() == page
         assert f'href="{page}"' in kind()._repr_html_()
 
-    def test_none_of_classes_of_others(self, metadata):
-        metadata.append("Documentation, https://b.example")
-        assert type("Mine", (LaplaceClassifier,), {})()._get_doc_link() == ""
-
 
 class TestReprs:
     @pytest.mark.parametrize(
@@ -138,8 +132,3 @@ class TestReprs:
         prior = repr(fitted.posterior_)
         assert repr(callback) == f"PriorTraining(prior={prior}, temperature=2.0)"
         assert len(prior) < 88
-
-    def test_a_trained_callback_shows_its_settings_alone(self):
-        callback = MarglikTraining(prior_structure="scalar")
-        classifier(callbacks=[callback], max_epochs=2).fit(X, Y.astype(np.int64))
-        assert repr(callback) == "MarglikTraining(prior_structure='scalar')"

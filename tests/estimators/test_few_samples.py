@@ -6,24 +6,19 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from nets import MLP, QUICK, blobs, classifier, initialised, regressor, seeded, waves
+from nets import MLP, QUICK, blobs, classifier, regressor, seeded, waves
 from numpy.testing import assert_allclose
 from sklearn.frozen import FrozenEstimator
 from skorch import NeuralNetRegressor
-from skorch.callbacks import EarlyStopping, TrainEndCheckpoint
 from skorch.dataset import Dataset, ValidSplit
 from skorch.helper import predefined_split
 from torch import nn
 
 from sklaplace import LaplaceClassifier, LaplaceRegressor
-from sklaplace.estimators.fitting.noise import with_column_noises
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.training.laplace import FEW as FOLDED
 from sklaplace.estimators.training.laplace import MIN_HELD_OUT, N_FOLDS
-from sklaplace.likelihoods import Gaussian
-from sklaplace.networks.outputs import infer_output_spec
 from sklaplace.networks.split import MIN_ROWS, are_few, hash_folds
-from sklaplace.networks.trained import TrainedNetwork
 
 pytestmark = pytest.mark.usefixtures("full_training")
 
@@ -154,15 +149,6 @@ def test_the_network_is_that_of_all_samples():
     states = (m.estimator_.module_.state_dict() for m in (found, fixed.fit(*FEW)))
     for one, other in zip(*(state.values() for state in states), strict=True):
         assert torch.equal(one, other)
-
-
-def test_files_of_callbacks_are_those_of_the_network(tmp_path):
-    file = TrainEndCheckpoint(dirname=tmp_path)
-    settings = {"train_split": ValidSplit(5), "callbacks": [EarlyStopping(), file]}
-    model = LaplaceRegressor(regressor(**settings), random_state=0).fit(*FEW_REG)
-    stored = torch.load(tmp_path / "train_end_params.pt", weights_only=True)
-    for name, value in model.estimator_.module_.state_dict().items():
-        assert torch.equal(stored[name], value)
 
 
 class NeedsAll(nn.Module):
@@ -343,15 +329,6 @@ def test_noise_of_held_out_samples_under_a_prior_of_the_evidence():
     assert evidence.sigma_noise_ < 0.7 * model.sigma_noise_
 
 
-def test_noise_of_training_samples_under_a_prior_of_the_evidence_is_warned_of():
-    X, y, *_ = noise(FOLDED)
-    model = LaplaceRegressor(
-        overfitting_net(), prior_precision="marglik", random_state=0
-    )
-    with pytest.warns(UserWarning, match="sigma_noise comes from the training rows"):
-        model.fit(X, y)
-
-
 # ------------------------------------------------------------------- several columns
 @pytest.mark.parametrize("prior", ["auto", "marglik"])
 @pytest.mark.parametrize("n", [40, 200])
@@ -370,14 +347,3 @@ def test_columns_have_noise_levels_of_their_own(n, prior):
     covered = (interval[..., 0] <= y[n:]) & (y[n:] <= interval[..., 1])
     assert (covered.mean(0) >= 0.75).all()
     assert (covered.mean(0) <= 0.97).all()
-
-
-def test_columns_without_residuals_share_a_noise():
-    X, _ = waves()
-    net = initialised(regressor(module__n_out=2))
-    for parameter in net.module_.parameters():
-        parameter.data.zero_()
-    spec = infer_output_spec(net, torch.as_tensor(X), (Gaussian,), 2, is_trained=True)
-    samples = Dataset(X, np.zeros((len(X), 2), "float32"))
-    (found,) = with_column_noises([TrainedNetwork(net, spec, samples)])
-    assert found.spec.likelihood.relative == pytest.approx((1, 1))

@@ -121,15 +121,6 @@ def test_interrupts_of_a_step():
     assert interrupted(model).n_iter_ == 3
 
 
-def test_an_interrupt_of_the_first_step_ends_fit():
-    class AtOnce(Callback):
-        def on_batch_begin(self, net, **_):
-            signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        fitted(model_of(LaplaceClassifier, AtOnce()))
-
-
 def test_before_the_first_step_nothing_is_learned():
     def split(dataset, y=None):
         signal.raise_signal(signal.SIGINT)

@@ -231,12 +231,3 @@ def test_intervals_of_almost_all_targets_name_coverage(linear, coverage):
     call = lambda: linear.predict_interval(X_REG, coverage)  # noqa: E731
     assert "alpha" not in refused(ValueError, words, call, linear)
     assert np.isfinite(linear.predict_interval(X_REG, 1 - 1e-15)).all()
-
-
-def test_a_tuple_of_tuples_holds_rows(linear):
-    rows = tuple(map(tuple, X_REG.tolist()))
-    np.testing.assert_array_equal(linear.predict(rows), linear.predict(X_REG))
-    again = clone(linear).fit(rows, tuple(Y_REG))
-    np.testing.assert_array_equal(again.predict(X_REG), linear.predict(X_REG))
-    message = refused(ValueError, ["X has"], lambda: linear.predict(((1.0, 2.0, 3.0),)))
-    assert "features" in message

@@ -10,7 +10,6 @@ from nets import MLP, RecordTraining, classifier, seeded, twin
 from refusals import refused_fit
 from scipy import sparse
 from sklearn.base import clone
-from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import get_scorer, log_loss
 from sklearn.model_selection import GridSearchCV
 from skorch import NeuralNetBinaryClassifier, NeuralNetClassifier
@@ -26,7 +25,7 @@ from sklaplace.estimators.targets.label_types import (
     SingleLabel,
     infer_target_type,
 )
-from sklaplace.likelihoods import Bernoulli, Categorical, ClassificationLikelihood
+from sklaplace.likelihoods import Bernoulli, Categorical
 
 pytestmark = pytest.mark.usefixtures("rng_untouched")
 
@@ -123,20 +122,6 @@ def test_tuning(structure, prior):
     assert log_loss(Y.ravel(), model.predict_proba(X).ravel()) < 0.6
 
 
-def test_rows_to_tune_on_are_scored_by_their_labels(trained):
-    """The best of a fine grid on the held-out rows is no better than what is found."""
-    settings = {"subset_of_weights": "all", "random_state": 0, "refine": False}
-    model = LaplaceClassifier(FrozenEstimator(trained), **settings)
-    model.fit(X[:60], Y[:60], X_val=X[60:], y_val=Y[60:])
-
-    def score(delta):
-        fixed = clone(model).set_params(prior_precision=delta).fit(X[:60], Y[:60])
-        return log_loss(Y[60:].ravel(), fixed.predict_proba(X[60:]).ravel())
-
-    best = min(score(delta) for delta in np.logspace(-3, 4, 15))
-    assert score(model.prior_precision_) <= best + 2e-3
-
-
 def test_refitted_head_is_at_the_minimum(trained):
     weighted = twin(net(criterion__pos_weight=POS_WEIGHT), trained)
     model = fitted(weighted, refine=True)
@@ -174,15 +159,6 @@ def test_neither_batches_nor_order_matter(trained, subset):
     order = np.random.default_rng(1).permutation(len(X))
     other = clone(model).set_params(batch_size=7).fit(X[order], Y[order])
     np.testing.assert_allclose(other.predict_proba(X), proba, rtol=1e-9)
-
-
-def test_weights_are_repetitions(trained):
-    weights = np.arange(len(X)) % 3
-    model = fitted(trained)
-    proba = model.fit(X, Y, sample_weight=weights).predict_proba(X)
-    repeated = np.repeat(np.arange(len(X)), weights)
-    model.fit(X[repeated], Y[repeated])
-    np.testing.assert_allclose(model.predict_proba(X), proba, rtol=1e-9)
 
 
 def test_new_rows(trained):
@@ -257,17 +233,6 @@ def test_kinds_of_targets(likelihood):
         assert infer_target_type(one, likelihood) == SingleLabel()
     assert infer_target_type(Y, likelihood) == MultiLabel(N_LABELS)
     assert infer_target_type(Y, Categorical()) == DenseLabel((N_LABELS,))
-
-
-def test_a_likelihood_of_one_label():
-    class Own(ClassificationLikelihood):
-        pass
-
-    Own.__abstractmethods__ = frozenset()  # so that it can be made without a loss
-    with pytest.raises(ValueError, match="several columns"):
-        infer_target_type(Y, Own())
-    with pytest.raises(ValueError, match="labels at positions"):
-        Own().dense((3, 4))
 
 
 # -------------------------------------------------------------------------- scores

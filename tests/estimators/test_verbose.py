@@ -20,12 +20,8 @@ from sklaplace import (
     LaplaceRanker,
     LaplaceRegressor,
     LaplaceRegressorCV,
-    MCDropoutClassifier,
-    SWAGRegressor,
-    VariationalRegressor,
 )
 from sklaplace.core import progress
-from sklaplace.posterior import predictive
 
 X, Y = CLASSES
 X_REG, Y_REG = NUMBERS
@@ -177,28 +173,6 @@ class TestLaplace:
         assert "network and curvature: from memory\n" in out
         assert phases(out) == ["tune"]
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("n_jobs", [None, 2])
-    def test_bar_of_the_curvature(self, n_jobs, capsys):
-        """Over batches here, over shards in workers."""
-        given = {"batch_size": 4, "n_shards": 3, "n_jobs": n_jobs, "verbose": 2}
-        model = fitted(LaplaceClassifier, prior_precision=1.0, **given)
-        assert "[LaplaceClassifier] curvature" in capsys.readouterr().err
-        model.predict_proba(X)
-        out, err = capsys.readouterr()
-        assert "[LaplaceClassifier] predictions" in err
-        assert out == ""
-
-    def test_bar_of_draws(self, capsys, monkeypatch):
-        """Of weights, one after the other where their outputs are large."""
-        monkeypatch.setattr(predictive, "CACHE", 0)
-        model = fitted(LaplaceClassifier, pred_type="nn", verbose=2)
-        capsys.readouterr()
-        model.predict_proba(X)
-        assert "[LaplaceClassifier] draws" in capsys.readouterr().err
-        fitted(MCDropoutClassifier, verbose=2).predict_proba(X)
-        assert "[MCDropoutClassifier] draws" in capsys.readouterr().err
-
     @pytest.mark.parametrize("verbose", [1, 2])
     def test_a_failure_ends_it(self, verbose, capsys):
         """The estimator that fails next to a bar prints no phase that did not end."""
@@ -273,10 +247,3 @@ class TestSummary:
             assert words in text
         assert f"sigma_noise {model.sigma_noise_:.3g}" in text
         assert "link" not in text
-
-    def test_of_other_methods(self):
-        text = fitted(VariationalRegressor)._summary()
-        assert "trained for 2 epochs, Gaussian likelihood, sigma_noise " in text
-        net = FrozenEstimator(seeded(regressor(), X_REG, Y_REG[:, None]))
-        model = SWAGRegressor(net, random_state=0, n_snapshots=8).fit(X_REG, Y_REG)
-        assert model._summary().startswith("weights kept, Gaussian likelihood")
