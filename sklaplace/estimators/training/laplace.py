@@ -12,7 +12,6 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.base import clone
 from skorch.callbacks import (
     BatchScoring,
@@ -104,11 +103,7 @@ class LaplaceTrainer(Trainer):
         if not self.options.selects_weights:
             return trained
         self._warn_of_all_weights(trained)
-        options = {"indices": self._selected_weights(trained)}
-        spec = self.infer_spec(
-            trained.net, trained.train, is_trained=True, options=options
-        )
-        return replace(trained, spec=spec)
+        return self.including(trained, [])
 
     def hold_out(self, data: TrainingData) -> tuple[TrainingData, TrainingData | None]:
         """Split samples for tuning off, if there are enough and the net is trained.
@@ -224,11 +219,14 @@ class LaplaceTrainer(Trainer):
 
     def _selected_weights(self, trained: TrainedNetwork) -> Tensor:
         """Return the indices of the weights with the largest scores."""
-        forward = trained.forward()
-        elements = self.options.row_elements(trained.spec)
+        forward, options = trained.forward(), self.options
+        elements = options.row_elements(trained.spec)
         batches = trained.batches(
-            trained.train, self.options.batch_size, row_elements=elements
+            trained.train, options.batch_size, row_elements=elements
         )
+        by = options.subset_params.get("by", CRITERION)
+        known = options.subset_params.keys() & SCORES[by].checks.keys()
+        given = {name: options.subset_params[name] for name in known}
         with forward.frozen():
             layout = select(forward, spread_rows(trained.net, trained.train), "all", {})
             problem = SelectionProblem(
@@ -239,11 +237,7 @@ class LaplaceTrainer(Trainer):
                 batch_size=batches.batch_size,
                 seed=self.seed,
             )
-            given = self.options.subset_params
-            by = given.get("by", CRITERION)
-            options = {k: v for k, v in given.items() if k in SCORES[by].checks}
-            n_weights = trained.spec.layout.n_parameters
-            return choose(problem, by, n_weights, **options)
+            return choose(problem, by, trained.spec.layout.n_parameters, **given)
 
     # --------------------------------------------------------------- specification
     def including(self, network: TrainedNetwork, batches: list[Any]) -> TrainedNetwork:
@@ -251,10 +245,8 @@ class LaplaceTrainer(Trainer):
         options = None
         if self.options.selects_weights:
             options = {"indices": self._selected_weights(network)}
-        given = network.net, network.train
-        spec = self.infer_spec(
-            *given, is_trained=True, options=options, further=batches
-        )
+        fixed: dict[str, Any] = {"options": options, "further": batches}
+        spec = self.infer_spec(network.net, network.train, is_trained=True, **fixed)
         return replace(network, spec=spec)
 
     def infer_spec(
@@ -289,7 +281,12 @@ class LaplaceTrainer(Trainer):
         if self.takes_covariances:
             check_covariances(spec)
         if self.options.refits(spec, len(dataset)):
-            _check_refit_bytes(spec, len(dataset), device)
+            require_bytes(
+                refit_bytes(spec.layout, len(dataset), spec.n_outputs),
+                device,
+                f"refitting the last layer on {len(dataset):,} rows",
+                "use refine=False, or fewer rows",
+            )
         return spec
 
     def check_trained(self, network: TrainedNetwork) -> None:
@@ -330,16 +327,6 @@ class LaplaceTrainer(Trainer):
                 f"that of {type(spec.likelihood).__name__} is not. Use "
                 "refine=False."
             )
-
-
-def _check_refit_bytes(spec: NetworkSpec, n_rows: int, device: torch.device) -> None:
-    """Raise if the samples for refitting do not fit into memory."""
-    require_bytes(
-        refit_bytes(spec.layout, n_rows, spec.n_outputs),
-        device,
-        f"refitting the last layer on {n_rows:,} rows",
-        "use refine=False, or fewer rows",
-    )
 
 
 def _has_others(net: Any, trained: TrainedNetwork) -> bool:

@@ -53,7 +53,8 @@ class _Training:
 class PriorCallback(Callback, ABC):
     """Base of the callbacks that train a net under a Gaussian prior.
 
-    Derived classes are dataclasses of their settings.
+    Derived classes are dataclasses of their settings. Weights have one prior: two
+    callbacks of a net select weights of different parameters.
     """
 
     def __repr__(self) -> str:
@@ -236,26 +237,18 @@ def _targets(dataset: Any) -> np.ndarray | None:
 
 
 def _check_single(net: Any, layout: Layout) -> None:
-    """Raise for a second callback with a prior over the same weights."""
+    """Raise for a second callback with a prior over the same parameters."""
+    names = {block.name for block in layout.blocks}
     for _, other in net.callbacks_:
         training = vars(other).get("training_")
-        if isinstance(training, _Training) and _overlap(layout, training.layout):
+        if not isinstance(training, _Training):
+            continue
+        if names & {block.name for block in training.layout.blocks}:
             raise ValueError(
                 f"{type(other).__name__} among the callbacks has a prior over the same "
                 "weights already. Weights have one: leave one of the callbacks out, or "
                 "select other weights."
             )
-
-
-def _overlap(one: Layout, other: Layout) -> bool:
-    """Whether two layouts have a weight in common."""
-    selected = {block.name: block.indices for block in other.blocks}
-    for block in one.blocks:
-        if block.name in selected:
-            mine, theirs = block.indices, selected[block.name]
-            if mine is None or theirs is None or bool(torch.isin(mine, theirs).any()):
-                return True
-    return False
 
 
 def _check_optimizer(net: Any, layout: Layout) -> None:

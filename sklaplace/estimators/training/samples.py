@@ -4,7 +4,6 @@ Arrays are validated as everywhere in scikit-learn; dicts of arrays and torch da
 are passed to skorch unchanged.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -399,7 +398,7 @@ def _as_targets(y: Any, *, allow_nd: bool) -> Any:
 def draw_seed(random_state: Any) -> int:
     """Return a seed from ``random_state``, never from the global generator."""
     if random_state is None:  # entropy of the operating system
-        random_state = np.random.RandomState(int.from_bytes(os.urandom(4), "little"))
+        random_state = np.random.RandomState()
     generator: np.random.RandomState = check_random_state(random_state)
     return int(generator.randint(np.iinfo(np.int32).max))
 
