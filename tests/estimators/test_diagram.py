@@ -13,7 +13,6 @@ import sklaplace
 from sklaplace import (
     LaplaceClassifier,
     LaplaceRegressor,
-    PriorTraining,
 )
 from sklaplace.estimators.fitting import diagram
 
@@ -126,9 +125,3 @@ class TestReprs:
     )
     def test_callbacks_can_be_evaluated(self, text):
         assert repr(eval(text, vars(sklaplace))) == text
-
-    def test_an_earlier_posterior(self, fitted):
-        callback = PriorTraining(fitted.posterior_, temperature=2.0)
-        prior = repr(fitted.posterior_)
-        assert repr(callback) == f"PriorTraining(prior={prior}, temperature=2.0)"
-        assert len(prior) < 88

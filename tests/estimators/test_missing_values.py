@@ -113,11 +113,6 @@ class TestMissingValues:
     def test_in_labels(self, labels, word, kind):
         refused_fit(kind(of_classes()), word, data=(X, labels))
 
-    @pytest.mark.parametrize(("labels", "word"), cases(BAD_LABELS))
-    def test_in_labels_after_fit(self, labels, word, fitted):
-        for call in (fitted.score, fitted.partial_fit):
-            refused(ValueError, [word], lambda call=call: call(X, labels), fitted)
-
     @pytest.mark.parametrize("kind", REGRESSORS)
     @pytest.mark.parametrize(("targets", "error", "word"), cases(BAD_NUMBERS))
     def test_in_targets(self, targets, error, word, kind):

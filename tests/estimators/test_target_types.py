@@ -261,17 +261,6 @@ def test_any_form_of_a_matrix_is_fitted_and_scored(kind, trained):
         model.score(X[:5], Y)
 
 
-def test_ignored_rows_are_not_scored():
-    y = np.where(np.arange(len(X)) % 4 == 0, -1, Y[:, 0])
-    sizes = {"module__n_out": 2, "module__dtype": torch.float64}
-    net = classifier(criterion__ignore_index=-1, **sizes)
-    model = LaplaceClassifier(net, prior_precision=1.0, random_state=0).fit(X, y)
-    right = (model.predict(X) == y)[y >= 0]
-    assert model.score(X, y) == pytest.approx(right.mean())
-    with pytest.raises(ValueError, match=r"criterion ignores.*Pass some rows"):
-        model.score(X, np.full(len(X), -1))
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [

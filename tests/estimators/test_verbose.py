@@ -21,7 +21,6 @@ from sklaplace import (
     LaplaceRegressor,
     LaplaceRegressorCV,
 )
-from sklaplace.core import progress
 
 X, Y = CLASSES
 X_REG, Y_REG = NUMBERS
@@ -172,30 +171,6 @@ class TestLaplace:
         out = capsys.readouterr().out
         assert "network and curvature: from memory\n" in out
         assert phases(out) == ["tune"]
-
-    @pytest.mark.parametrize("verbose", [1, 2])
-    def test_a_failure_ends_it(self, verbose, capsys):
-        """The estimator that fails next to a bar prints no phase that did not end."""
-        model, (samples, _) = made(LaplaceClassifier, verbose=verbose, batch_size=4)
-        model.set_params(estimator=classifier(FailsOnLaterBatches, max_epochs=1))
-        with pytest.raises(ZeroDivisionError):
-            model.set_params(prior_precision=1.0).fit(samples, Y)
-        out, err = capsys.readouterr()
-        assert phases(out) == ["train"]
-        assert ("curvature" in err) == (verbose == 2)
-        assert err.rpartition("\r")[2].strip() == ""
-        assert progress._current() is progress._SILENT
-
-
-class FailsOnLaterBatches(MLP):
-    """A network that cannot be applied to the seventh of small batches."""
-
-    def forward(self, X):
-        if len(X) == 4 and not self.training:
-            self.n_calls = getattr(self, "n_calls", 0) + 1
-            if self.n_calls > 6:
-                raise ZeroDivisionError
-        return super().forward(X)
 
 
 class TestWorkers:

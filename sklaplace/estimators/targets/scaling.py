@@ -1,7 +1,6 @@
 """TargetScaling: regression targets in units of their mean and standard deviation."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -22,8 +21,8 @@ class TargetScaling:
         Floats where there is one column. By default targets stay as they are.
     """
 
-    center: Any = 0.0
-    scale: Any = 1.0
+    center: float | np.ndarray = 0.0
+    scale: float | np.ndarray = 1.0
 
     @classmethod
     def of(cls, y: Array, weights: Array | None) -> "TargetScaling":

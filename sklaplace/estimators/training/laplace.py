@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import clone
+from skorch import NeuralNet
 from skorch.callbacks import (
     BatchScoring,
     EarlyStopping,
@@ -119,7 +120,7 @@ class LaplaceTrainer(Trainer):
             return data, None
         return super().hold_out(data)
 
-    def own_split(self, net: Any, data: TrainingData) -> tuple[Any, Any] | None:
+    def own_split(self, net: NeuralNet, data: TrainingData) -> tuple[Any, Any] | None:
         """Return the samples that a frozen net has and has not seen, if it shows."""
         is_used = self.is_frozen and self.options.tunes_on_held_out
         if not is_used or data.sample_weight is not None or is_stream(data.X):
@@ -251,7 +252,7 @@ class LaplaceTrainer(Trainer):
 
     def infer_spec(
         self,
-        net: Any,
+        net: NeuralNet,
         dataset: Any,
         *,
         is_trained: bool,
@@ -329,7 +330,7 @@ class LaplaceTrainer(Trainer):
             )
 
 
-def _has_others(net: Any, trained: TrainedNetwork) -> bool:
+def _has_others(net: NeuralNet, trained: TrainedNetwork) -> bool:
     """Whether a ``train_split`` has brought enough samples that are not of the data."""
     if not getattr(net, "train_split", None):
         return False
@@ -337,12 +338,12 @@ def _has_others(net: Any, trained: TrainedNetwork) -> bool:
     return brings_targets(trained.train, others) and len(others) >= MIN_HELD_OUT
 
 
-def _is_silent(net: Any) -> bool:
+def _is_silent(net: NeuralNet) -> bool:
     """Whether all callbacks of a net, if any, are known to write nothing."""
     return all(_kind(callback) in SILENT for callback in _callbacks(net))
 
 
-def _callbacks(net: Any) -> list[Any]:
+def _callbacks(net: NeuralNet) -> list[Any]:
     """Return the callbacks that a net was given, which may be named."""
     given = getattr(net, "callbacks", None)
     return list(given) if isinstance(given, (list, tuple)) else []

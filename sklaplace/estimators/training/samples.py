@@ -20,6 +20,7 @@ from sklearn.utils.validation import (
     check_consistent_length,
     validate_data,
 )
+from skorch import NeuralNet
 from skorch.helper import SliceDataset
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -239,7 +240,7 @@ class InputForm(InputType):
     takes_arrays: bool = False
 
     @classmethod
-    def of(cls, net: Any) -> "InputForm":
+    def of(cls, net: NeuralNet) -> "InputForm":
         """Return the form of the inputs of a skorch net; None is the default net."""
         return cls(**vars(input_type(net)), takes_arrays=net is None)
 
@@ -280,7 +281,7 @@ class InputForm(InputType):
         return X, y
 
     @naming(X="X")
-    def check_inputs(self, owner: BaseEstimator, X: Any, net: Any) -> Any:
+    def check_inputs(self, owner: BaseEstimator, X: Any, net: NeuralNet) -> Any:
         """Return inputs to predict by a trained net, checked and cast."""
         check_loader(X)
         check_arrays(X=X)
@@ -374,7 +375,7 @@ def check_loader(X: Any, method: str = "fit") -> None:
 
 
 @naming(X="X")
-def applicable(net: Any, X: Any) -> Any:
+def applicable(net: NeuralNet, X: Any) -> Any:
     """Return checked inputs; raises where a trained net cannot be applied to them."""
     check_applicable(net, X)
     return X
