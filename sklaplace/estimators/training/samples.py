@@ -302,12 +302,9 @@ class InputForm(InputType):
         X = np.asarray(X) if isinstance(X, SliceDataset) else detached(X)
         if getattr(X, "ndim", 0) > 1:  # before their features are compared
             self._check_axes(X)
-        known = getattr(owner, "n_features_in_", None)
-        has_names = hasattr(owner, "feature_names_in_")
-        if reset or not _is_as_in_fit(X, known, has_names):
-            # casting makes None and "nan" NaN, so that values are checked after it
-            options = {"dtype": None, "allow_nd": True, "ensure_all_finite": False}
-            X = validate_data(owner, X, reset=reset, **options)
+        # casting makes None and "nan" NaN, so that values are checked after it
+        options = {"dtype": None, "allow_nd": True, "ensure_all_finite": False}
+        X = validate_data(owner, X, reset=reset, **options)
         self._check_axes(X)
         return self.inputs(X)
 
@@ -355,13 +352,6 @@ class InputForm(InputType):
             return leaf if is_index else leaf.to(dtype)
 
         return mapped(cast, x)
-
-
-def _is_as_in_fit(X: Any, n_features: int | None, has_names: bool) -> bool:
-    """Whether `validate_data`, which takes long, would return an array as it is."""
-    is_numeric = type(X) is np.ndarray and X.dtype.kind in "fiu"
-    is_table = is_numeric and X.size > 0 and X.shape[1:2] == (n_features,)
-    return is_table and not has_names
 
 
 def check_loader(X: Any, method: str = "fit") -> None:
