@@ -19,7 +19,7 @@ from sklaplace.estimators.predicting.output_model import (
 from sklaplace.estimators.probabilistic_classifier import ProbabilisticClassifier
 from sklaplace.estimators.probabilistic_regressor import ProbabilisticRegressor
 from sklaplace.estimators.sampling import BaseSampling
-from sklaplace.estimators.training.prior_callback import PriorCallback
+from sklaplace.estimators.training.prior_callback import PriorCallback, given_callbacks
 from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.outputs import OutputSpec, as_forward
@@ -121,9 +121,7 @@ class SWAGTrainer(Trainer):
 
 def _check_callbacks(net: Any) -> None:
     """Raise for callbacks that train under a prior, which is not in the loss."""
-    callbacks = getattr(net, "callbacks", None)
-    for entry in [] if isinstance(callbacks, str) else callbacks or []:
-        callback = entry[1] if isinstance(entry, tuple) else entry
+    for callback in given_callbacks(net):
         if isinstance(callback, PriorCallback):
             raise ValueError(
                 f"The callback {type(callback).__name__} adds a prior to the gradient, "

@@ -242,13 +242,6 @@ class DenseLabel(TargetType):
         raise ValueError("estimator=None has no network for maps. Pass a skorch net.")
 
 
-# `ClassificationLikelihood.multi_target` -> target type of targets with several columns
-TARGET_TYPES: dict[str, Any] = {
-    "multilabel": lambda shape: MultiLabel(*shape),
-    "dense": DenseLabel,
-}
-
-
 def infer_target_type(y: Any, likelihood: Any) -> TargetType:
     """Return the target type, by the shape of targets and the likelihood.
 
@@ -270,11 +263,13 @@ def infer_target_type(y: Any, likelihood: Any) -> TargetType:
         check_classification_targets(y)
         return SingleLabel()
     kind = getattr(likelihood, "multi_target", "multilabel")
-    if kind not in TARGET_TYPES:
+    if kind == "dense":
+        return DenseLabel(shape)
+    if kind != "multilabel":
         likelihood.multilabel()  # raises, naming a likelihood that supports columns
-    if kind == "multilabel" and len(shape) > 1:
+    if len(shape) > 1:
         raise ValueError(
             f"y has shape {(len(y), *shape)}. Pass one label per row, (n,), or a "
             "matrix of labels that are 0 or 1, (n, n_labels)."
         )
-    return TARGET_TYPES[kind](shape)
+    return MultiLabel(*shape)

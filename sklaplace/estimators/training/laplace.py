@@ -49,6 +49,7 @@ from sklaplace.estimators.options.laplace import (
 )
 from sklaplace.estimators.predicting.output_model import check_covariances
 from sklaplace.estimators.targets.base import brings_targets
+from sklaplace.estimators.training.prior_callback import given_callbacks
 from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks import split
 from sklaplace.networks.data import TrainingData, spread_rows
@@ -188,9 +189,9 @@ class LaplaceTrainer(Trainer):
         if self.estimator is None:
             return replace(self, is_part=True)
         net = clone(self.estimator).set_params(verbose=0)
-        if callbacks := _callbacks(net):  # bars are shown whatever verbose is
-            kept = [c for c in callbacks if _kind(c) is not ProgressBar]
-            net.set_params(callbacks=kept)
+        if kinds := _kinds(net):  # bars are shown whatever verbose is
+            entries = zip(net.callbacks, kinds, strict=True)
+            net.set_params(callbacks=[e for e, kind in entries if kind != ProgressBar])
         if net.train_split:
             net.set_params(train_split=predefined_split(held_out.dataset(net)))
         return replace(self, estimator=net, brings_encoded=True, is_part=True)
@@ -340,16 +341,9 @@ def _has_others(net: NeuralNet, trained: TrainedNetwork) -> bool:
 
 def _is_silent(net: NeuralNet) -> bool:
     """Whether all callbacks of a net, if any, are known to write nothing."""
-    return all(_kind(callback) in SILENT for callback in _callbacks(net))
+    return SILENT.issuperset(_kinds(net))
 
 
-def _callbacks(net: NeuralNet) -> list[Any]:
-    """Return the callbacks that a net was given, which may be named."""
-    given = getattr(net, "callbacks", None)
-    return list(given) if isinstance(given, (list, tuple)) else []
-
-
-def _kind(callback: Any) -> type:
-    """Return the class of a callback, which may be named."""
-    found = callback[1] if isinstance(callback, tuple) else callback
-    return found if isinstance(found, type) else type(found)
+def _kinds(net: NeuralNet) -> list[type]:
+    """Return the classes of the callbacks that a net was given."""
+    return [c if isinstance(c, type) else type(c) for c in given_callbacks(net)]

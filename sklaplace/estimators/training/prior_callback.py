@@ -136,6 +136,13 @@ class PriorCallback(Callback, ABC):
         """Return the factor of the loss in the negative log-posterior, ()."""
 
 
+def given_callbacks(net: NeuralNet) -> list[Callback | type[Callback]]:
+    """Return the callbacks that a net was given, without their names."""
+    given = getattr(net, "callbacks", None)
+    entries = given if isinstance(given, list | tuple) else []
+    return [entry[1] if isinstance(entry, tuple) else entry for entry in entries]
+
+
 # ----------------------------------------------------------------------- gradients
 def criterion_scale(
     net: NeuralNet, spec: NetworkSpec, y: Tensor, n_rows: int

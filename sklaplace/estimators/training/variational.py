@@ -10,7 +10,7 @@ from skorch.callbacks import ParamMapper
 
 from sklaplace.estimators.options.given_net import inner_net
 from sklaplace.estimators.predicting.output_model import require_draws
-from sklaplace.estimators.training.prior_callback import PriorCallback
+from sklaplace.estimators.training.prior_callback import PriorCallback, given_callbacks
 from sklaplace.estimators.training.trainer import Trainer
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.default import is_penalised, without_penalty
@@ -119,9 +119,7 @@ def _check_net(net: NeuralNet, *, has_likelihood: bool) -> None:
             "The net has max_epochs=0, so that no distribution would be learned. "
             "Choose 1 or more; distributions need more epochs than weights."
         )
-    callbacks = getattr(net, "callbacks", None)
-    for entry in [] if isinstance(callbacks, str) else callbacks or []:
-        callback = entry[1] if isinstance(entry, tuple) else entry
+    for callback in given_callbacks(net):
         if isinstance(callback, PriorCallback | ParamMapper):
             raise ValueError(
                 f"The callback {type(callback).__name__} is about parameters of the "
