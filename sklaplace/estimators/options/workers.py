@@ -20,8 +20,6 @@ from sklaplace.curvature.accumulation import CurvatureSums, OrderedMap, total
 from sklaplace.networks.data import TrainingData
 from sklaplace.networks.trained import TrainedNetwork
 
-# Types of the values that a message shows.
-_SHOWN = int, float, bool, str, type(None)
 # Parameters that each process may have of its own.
 _OWN = "n_jobs", "distributed", "likelihood", "prior"
 
@@ -182,15 +180,15 @@ class Group:
         """
         if self.size == 1:
             return
-        own = {k: _shown(v) for k, v in values.items() if k not in _OWN}
-        first, *others = found = self.gather(own)
+        compared = {k: v for k, v in values.items() if k not in _OWN}
+        own = {k: joblib.hash(mapped(_bytes, v)) for k, v in compared.items()}
+        first, *others = self.gather(own)
         differing = [k for k in own if any(v[k] != first[k] for v in others)]
         if differing:
-            shown = [[one[name] for name in differing] for one in found]
             raise ValueError(
                 "The processes of torch.distributed have different "
-                f"{', '.join(differing)}: {shown}, by rank. With distributed=True each "
-                "has to be given the same."
+                f"{', '.join(differing)}. With distributed=True each has to be given "
+                "the same."
             )
 
     def agree_on_network(self, network: TrainedNetwork) -> None:
@@ -232,13 +230,6 @@ def data_to_agree_on(data: TrainingData) -> dict[str, Any]:
 def _to_own_device(storage: Any, location: str) -> Any:
     """Return numbers from another process, of its CPU or its GPU, on those here."""
     return storage if location == "cpu" else storage.cuda()
-
-
-def _shown(value: Any) -> Any:
-    """Return a value as a message shows it: itself, or the first digits of a hash."""
-    if isinstance(value, _SHOWN):
-        return value
-    return str(joblib.hash(mapped(_bytes, value)))[:8]
 
 
 def _bytes(value: Any) -> Any:
